@@ -1,0 +1,121 @@
+"""The one row that every part of rmetric reads or writes.
+
+The simulator, the log readers and the live monitor all yield `Record`; the
+metric, the detectors and the reports take it. `Run` is a run's records with
+what is known about how it went.
+
+Three things are told apart everywhere: a value that was *not logged* (None), a
+value that was logged and *is not a number* (nan), and one that was logged as
+*infinite* (inf).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(slots=True)
+class HardwareEvent:
+    """One thing the hardware or the network reported.
+
+    Attributes:
+        time: seconds since the run began.
+        kind: what was reported, e.g. ``ecc_corrected``, ``link_retry``.
+        worker: index of the data-parallel worker, or None where unknown.
+    """
+
+    time: float
+    kind: str
+    worker: int | None = None
+
+
+@dataclass(slots=True)
+class Record:
+    """What one training step (or one evaluation) reported.
+
+    Attributes:
+        step: optimiser step, counted from 1.
+        time: seconds since the run began.
+        training_loss: nats per token on this step's batch.
+        validation_loss: nats per token on held-out data, where evaluated.
+        gradient_norm: L2 norm of the averaged gradient, before clipping.
+        worker_gradient_norms: that norm for each data-parallel worker's own
+            gradient, before averaging, shape (workers,).
+        learning_rate: as scheduled for this step.
+        update_norm: L2 norm of the change the optimiser made to the weights.
+        parameter_norm: L2 norm of the weights.
+        events: hardware events since the previous record; None where the run
+            does not log any, an empty tuple where it does and there were none.
+        failure_rate, gradient_variance, loss_drift: the three signals as
+            somebody else's log states them (events per hour, squared norm
+            units, nats), for logs that lack what they are computed from.
+    """
+
+    step: int
+    time: float | None = None
+    training_loss: float | None = None
+    validation_loss: float | None = None
+    gradient_norm: float | None = None
+    worker_gradient_norms: tuple[float, ...] | None = None
+    learning_rate: float | None = None
+    update_norm: float | None = None
+    parameter_norm: float | None = None
+    events: tuple[HardwareEvent, ...] | None = None
+    failure_rate: float | None = None
+    gradient_variance: float | None = None
+    loss_drift: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Truth:
+    """What really happened in a run, where that is known.
+
+    Attributes:
+        fault: name of the injected fault or benign change, ``NONE`` for none.
+        severity: in the fault's own unit; None for none.
+        benign: a change that looks like trouble and is not.
+        applicable: False where the fault has nothing to act on.
+        onset_step: first step under the fault.
+        duration_steps: how many steps the fault acts.
+        outcome: ``healthy``, ``absorbed``, ``not_applicable`` or ``failed``.
+        failure_kind: ``non_finite``, ``diverged``, ``degraded`` or
+            ``lost_worker`` (or the log's own words); None where it did not fail.
+        failure_step: first step at which the failure holds.
+    """
+
+    fault: str = "NONE"
+    severity: float | None = None
+    benign: bool = False
+    applicable: bool = True
+    onset_step: int | None = None
+    duration_steps: int | None = None
+    outcome: str = "healthy"
+    failure_kind: str | None = None
+    failure_step: int | None = None
+
+    @property
+    def failed(self) -> bool:
+        return self.outcome == "failed"
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """One training run: an id, its records, and what is known about it.
+
+    Attributes:
+        id: unique among the runs analysed together.
+        records: in the order of the log.
+        config: the log's own description of the run; empty where it has none.
+        truth: None where nobody recorded how the run went.
+        notes: what a reader guessed or had to leave out, in sentences.
+        source: the file that the run was read from.
+    """
+
+    id: str
+    records: list[Record]
+    config: dict[str, Any] = field(default_factory=dict)
+    truth: Truth | None = None
+    notes: list[str] = field(default_factory=list)
+    source: Path | None = None
