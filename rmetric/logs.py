@@ -204,13 +204,14 @@ def write_atomically(path: Path, lines: Iterable[bytes]) -> None:
     killed process leaves behind never carries the final name.
     """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    part = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
             file.writelines(lines)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
+        part.chmod(0o644)
+        part.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         raise
 
 
