@@ -153,18 +153,33 @@ def truth_to_json(truth: Truth) -> dict[str, Any]:
     return {name: getattr(truth, name) for name in Truth.__slots__}
 
 
+def start_line(run_config: dict[str, Any], run_id: str, config: RMetricConfig, mode: str) -> bytes:
+    """The first line of a log, which follows from what was asked for alone."""
+    config_of_run = run_config | {
+        "experiment_id": run_id,
+        "METRIC_MODE": mode,
+        "alert_thresholds": {"r_metric": config.threshold},
+    }
+    return encode_line(
+        {"event": "EXPERIMENT_START", "format_version": FORMAT_VERSION, "config": config_of_run}
+    )
+
+
+def log_path(folder: Path, run_id: str) -> Path:
+    """Where a run's log goes. Raises ValueError for an id that is no plain file name."""
+    if not run_id or run_id.startswith(".") or set(run_id) & set('/\\:\0'):
+        raise ValueError(
+            f"experiment id {run_id!r} cannot name a file: it must not be empty, "
+            "begin with a dot or hold / \\ or :"
+        )
+    return folder / f"{run_id}.jsonl"
+
+
 def run_lines(run: Run, metric_config: RMetricConfig, mode: str = "FULL_METRIC") -> Iterator[bytes]:
     """A finished run as the lines of its log, the metric computed on the way."""
     truth = run.truth or Truth()
     metric = RMetric(metric_config.with_mode(mode))
-    config = run.config | {
-        "experiment_id": run.id,
-        "METRIC_MODE": mode,
-        "alert_thresholds": {"r_metric": metric_config.threshold},
-    }
-    yield encode_line(
-        {"event": "EXPERIMENT_START", "format_version": FORMAT_VERSION, "config": config}
-    )
+    yield start_line(run.config, run.id, metric_config, mode)
     onset = truth.onset_step
     for record in run.records:
         if onset is not None and record.step >= onset:

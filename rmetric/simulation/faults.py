@@ -1,0 +1,315 @@
+"""What can be done to a simulated run: faults, and benign changes that look like them.
+
+A fault turns a mechanism and nothing else; whether, when and how the run fails
+follows from the dynamics. To add one, write a function that turns the knobs for
+one run and one step, and register it: see CONTRIBUTING.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from rmetric.simulation.architectures import Architecture
+from rmetric.simulation.dynamics import (
+    CONSTANTS,
+    EXPERTS,
+    NUM_EXPERTS,
+    Knobs,
+    State,
+    start_distance,
+)
+from rmetric.simulation.exact import log, power
+
+
+@dataclass
+class Turn:
+    """One run at one step under its fault.
+
+    Attributes:
+        knobs, state: of the whole batch; only `row` is this run's.
+        row: the run's row.
+        age: steps since the onset, 0 at the onset.
+        severity: in the fault's unit.
+        duration: steps that the fault acts.
+        rng: the run's own generator for its fault, untouched by anything else.
+        num_workers: data-parallel workers.
+    """
+
+    knobs: Knobs
+    state: State
+    row: int
+    age: int
+    severity: float
+    duration: int
+    rng: np.random.Generator
+    num_workers: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A fault or a benign change.
+
+    Attributes:
+        name: as in the logs.
+        unit: of the severity.
+        severities: mild, middling, severe; the published ones where there are any.
+        stress_severities: those of the stress study, where they differ.
+        duration_steps: how long it acts by default; 0 for the rest of the run.
+        summary: what it does, in one sentence.
+        act: turns the knobs at each step that it acts; None where it only
+            strikes the hardware.
+        benign: a change that a healthy run goes through.
+        applies_to: whether an architecture has what the fault acts on.
+        hardware: the process of `simulation.hardware` that it starts, or None.
+    """
+
+    name: str
+    unit: str
+    severities: tuple[float, ...]
+    duration_steps: int
+    summary: str
+    stress_severities: tuple[float, ...] = ()
+    act: Callable[[Turn], None] | None = None
+    benign: bool = False
+    applies_to: Callable[[Architecture], bool] = lambda architecture: True
+    hardware: str | None = None
+
+
+FAULTS: dict[str, Fault] = {}
+
+
+def fault(name: str) -> Fault:
+    """The fault or benign change called `name`; ValueError names the known ones."""
+    if name not in FAULTS:
+        raise ValueError(f"unknown fault {name!r}: known are {', '.join(FAULTS)}")
+    return FAULTS[name]
+
+
+def register(new: Fault) -> None:
+    """Make a fault known by its name."""
+    if new.name in FAULTS:
+        raise ValueError(f"fault {new.name!r} is registered already")
+    FAULTS[new.name] = new
+
+
+def has_experts(architecture: Architecture) -> bool:
+    return architecture.num_experts > 0
+
+
+def shares_keys(architecture: Architecture) -> bool:
+    return architecture.grouped_query_attention
+
+
+def lose_experts(turn: Turn) -> None:
+    """Reset experts to fresh weights, once; the router still sends them tokens."""
+    if turn.age == 0:
+        lost = turn.rng.permutation(NUM_EXPERTS)[: round(turn.severity)]
+        blocks = EXPERTS.start + lost
+        fresh = start_distance()[blocks]
+        turn.state.distance_RBM[turn.row, blocks] = fresh * (
+            1.0 + CONSTANTS.start_spread * turn.rng.standard_normal(fresh.shape)
+        )
+
+
+def bias_router(turn: Turn) -> None:
+    """Push one expert's router logit up."""
+    favourite = (
+        turn.rng.integers(NUM_EXPERTS) if turn.age == 0 else turn.state.favourite_R[turn.row]
+    )
+    turn.state.favourite_R[turn.row] = favourite
+    turn.knobs.router_bias_RE[turn.row, favourite] += turn.severity
+
+
+def explode_gradient(turn: Turn) -> None:
+    """One worker's backward pass gains a constant factor every step, and compounds."""
+    gains = turn.knobs.gains(turn.num_workers)
+    # Held below where its square leaves float64; float32 ends long before.
+    gains[turn.row, 0] *= min(power(turn.severity, turn.age + 1), 1e150)
+
+
+def spike_learning_rate(turn: Turn) -> None:
+    turn.knobs.learning_rate_R[turn.row] *= turn.severity
+
+
+def corrupt_data(turn: Turn) -> None:
+    """A share of every batch pulls towards weights that have learnt something else."""
+    if turn.age == 0:
+        fresh = start_distance()
+        turn.state.lure_RBM[turn.row] = fresh * turn.rng.standard_normal(fresh.shape)
+    turn.knobs.corruption_R[turn.row] = turn.severity
+
+
+def mismatch_heads(turn: Turn) -> None:
+    """Heads read the wrong group's keys at the wrong scale: attention logits grow."""
+    turn.knobs.attention_gain_R[turn.row] *= turn.severity
+
+
+def scale_norm(turn: Turn) -> None:
+    """RMSNorm divides by too little: its output is `severity` times too large."""
+    turn.knobs.log_norm_gain_R[turn.row] += float(log(np.array(turn.severity)))
+
+
+def shift_domain(turn: Turn) -> None:
+    """Harder text from elsewhere: another loss at once, a slightly other optimum."""
+    if turn.age == 0:
+        fresh = start_distance()
+        turn.state.lure_RBM[turn.row] = fresh * turn.rng.standard_normal(fresh.shape)
+    turn.knobs.training_offset_R[turn.row] += turn.severity
+    turn.knobs.corruption_R[turn.row] = 0.1 * turn.severity
+
+
+def rewarm(turn: Turn) -> None:
+    """The schedule restarts: up from 0 to `severity` times the rate over a fifth of it."""
+    ramp = max(turn.duration // 5, 1)
+    turn.knobs.learning_rate_R[turn.row] *= turn.severity * min((turn.age + 1) / ramp, 1.0)
+
+
+def bad_batch(turn: Turn) -> None:
+    """One batch of rubbish: a high loss, and a gradient towards nowhere."""
+    corrupt_data(turn)
+    turn.knobs.corruption_R[turn.row] = 1.0
+    turn.knobs.training_offset_R[turn.row] += turn.severity
+
+
+def noisy_evaluation(turn: Turn) -> None:
+    turn.knobs.validation_noise_R[turn.row] *= turn.severity
+
+
+def change_batch_size(turn: Turn) -> None:
+    turn.knobs.batch_size_R[turn.row] *= turn.severity
+
+
+for entry in (
+    Fault(
+        name="NONE",
+        unit="none",
+        severities=(0.0,),
+        duration_steps=0,
+        summary="Nothing is injected.",
+    ),
+    Fault(
+        name="EXPERT_FAILURE",
+        unit="experts reset to fresh weights",
+        severities=(1, 2, 4),
+        duration_steps=1,
+        summary="Experts lose what they have learnt; the router does not know.",
+        act=lose_experts,
+        applies_to=has_experts,
+    ),
+    Fault(
+        name="ROUTER_IMBALANCE",
+        unit="bias on one expert's router logit",
+        severities=(2, 4, 8),
+        duration_steps=500,
+        summary="The router sends most tokens to one expert.",
+        act=bias_router,
+        applies_to=has_experts,
+    ),
+    Fault(
+        name="GRADIENT_EXPLOSION",
+        unit="growth of one worker's gradient per step",
+        severities=(1.1, 1.3, 2.0),
+        duration_steps=500,
+        summary="One worker's gradient compounds until it leaves the range of float32.",
+        act=explode_gradient,
+    ),
+    Fault(
+        name="LR_SPIKE",
+        unit="multiple of the scheduled learning rate",
+        severities=(5, 15, 25),
+        duration_steps=200,
+        summary="The learning rate is multiplied.",
+        act=spike_learning_rate,
+    ),
+    Fault(
+        name="NODE_FAILURE",
+        unit="failures per hour of the sick node",
+        severities=(0.2, 1, 5),
+        duration_steps=1000,
+        summary="A node turns unreliable; when it is lost, the synchronous job stops.",
+        hardware="sick_node",
+    ),
+    Fault(
+        name="NETWORK_DEGRADATION",
+        unit="delay of one link, milliseconds",
+        severities=(50, 150, 250),
+        duration_steps=1000,
+        summary="A link stalls; a stall longer than the collective's time-out ends the job.",
+        hardware="slow_link",
+    ),
+    Fault(
+        name="DATA_CORRUPTION",
+        unit="share of every batch that is corrupt",
+        severities=(0.02, 0.05, 0.10),
+        stress_severities=(0.1, 0.3, 0.6),
+        duration_steps=500,
+        summary="Part of the data teaches something else.",
+        act=corrupt_data,
+    ),
+    Fault(
+        name="GQA_MISMATCH",
+        unit="multiple of the attention logits",
+        severities=(2, 4, 8),
+        duration_steps=500,
+        summary="Query heads use the wrong group's keys and values.",
+        act=mismatch_heads,
+        applies_to=shares_keys,
+    ),
+    Fault(
+        name="RMS_NORM_ERROR",
+        unit="multiple of the normalised output",
+        severities=(1.2, 1.5, 3.0),
+        duration_steps=500,
+        summary="RMSNorm's scale is wrong.",
+        act=scale_norm,
+    ),
+    Fault(
+        name="DOMAIN_SHIFT",
+        unit="nats that the new data are harder",
+        severities=(0.1, 0.2, 0.4),
+        duration_steps=500,
+        summary="The data mixture moves to another domain.",
+        act=shift_domain,
+        benign=True,
+    ),
+    Fault(
+        name="RATE_REWARMUP",
+        unit="multiple of the scheduled learning rate after the ramp",
+        severities=(1.0, 1.5, 2.0),
+        duration_steps=300,
+        summary="The learning rate is warmed up anew.",
+        act=rewarm,
+        benign=True,
+    ),
+    Fault(
+        name="BAD_BATCH",
+        unit="nats that the batch is worse",
+        severities=(1.0, 2.0, 4.0),
+        duration_steps=1,
+        summary="One batch of rubbish.",
+        act=bad_batch,
+        benign=True,
+    ),
+    Fault(
+        name="NOISY_EVALUATION",
+        unit="multiple of the evaluation noise",
+        severities=(3, 6, 12),
+        duration_steps=500,
+        summary="Evaluation on a smaller sample.",
+        act=noisy_evaluation,
+        benign=True,
+    ),
+    Fault(
+        name="BATCH_SIZE_CHANGE",
+        unit="multiple of the batch size",
+        severities=(0.5, 2, 4),
+        duration_steps=0,
+        summary="More or fewer tokens a step.",
+        act=change_batch_size,
+        benign=True,
+    ),
+):
+    register(entry)

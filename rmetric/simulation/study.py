@@ -1,0 +1,194 @@
+"""The studies: which runs, and how they get into their folders.
+
+`paper_specs` is the published matrix, `stress_specs` ours. `run_study` writes
+what is missing and leaves alone what is whole, so a study that was stopped at any
+moment ends, when it is started again, with the bytes of one that was not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import joblib
+import numpy as np
+
+from rmetric.logs import log_path, run_lines, start_line, write_atomically
+from rmetric.metric import MODES, RMetricConfig
+from rmetric.simulation.architectures import ARCHITECTURES
+from rmetric.simulation.engine import RunSpec, config_of, simulate
+from rmetric.simulation.faults import FAULTS
+
+BATCH = 30  # runs stepped together; changes no number
+
+PAPER_FAULTS = ("EXPERT_FAILURE", "ROUTER_IMBALANCE", "GRADIENT_EXPLOSION", "LR_SPIKE", "NONE")
+PAPER_REPETITIONS = 12
+STRESS_REPETITIONS = 5
+STRESS_CONTROLS = 30  # runs without a fault, per architecture
+
+
+def paper_specs(seed: int = 0) -> list[RunSpec]:
+    """The published matrix: 3 architectures x 5 faults x 12 repetitions.
+
+    The repetitions go through the fault's severities in turn.
+    """
+    return [
+        RunSpec(
+            experiment_id=f"{architecture}_{name}_r{repetition:02d}",
+            architecture=architecture,
+            fault=name,
+            severity=FAULTS[name].severities[repetition % len(FAULTS[name].severities)],
+            seed=seed,
+            recipe="paper",
+            repetition=repetition,
+        )
+        for architecture in ARCHITECTURES
+        for name in PAPER_FAULTS
+        for repetition in range(PAPER_REPETITIONS)
+    ]
+
+
+def stress_specs(seed: int = 0) -> list[RunSpec]:
+    """Our own 720 runs: every fault and benign change, several severities, random onsets."""
+    specs = []
+    for architecture in ARCHITECTURES:
+        for name, kind in FAULTS.items():
+            repetitions = STRESS_CONTROLS if name == "NONE" else STRESS_REPETITIONS
+            for severity in kind.stress_severities or kind.severities:
+                for repetition in range(repetitions):
+                    run_id = f"{architecture}_{name}_s{severity:g}_r{repetition:02d}"
+                    specs.append(
+                        RunSpec(
+                            experiment_id=run_id,
+                            architecture=architecture,
+                            fault=name,
+                            severity=severity,
+                            onset_step=_random_onset(seed, run_id),
+                            seed=seed,
+                            total_steps=2000,
+                            evaluate_every=10,
+                            recipe="stress",
+                            repetition=repetition,
+                        )
+                    )
+    return specs
+
+
+def _random_onset(seed: int, run_id: str) -> int:
+    rng = np.random.default_rng([seed, *run_id.encode(), 1])
+    return int(rng.integers(600, 1401))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A study by name: its runs, and the modes of the metric that it logs."""
+
+    specs: Callable[[int], list[RunSpec]]
+    modes: tuple[str, ...]
+
+
+RECIPES = {
+    "paper": Recipe(specs=paper_specs, modes=tuple(MODES)),
+    "stress": Recipe(specs=stress_specs, modes=("FULL_METRIC",)),
+}
+
+
+class StudyError(RuntimeError):
+    """A folder that this study cannot go on in; says which file and why."""
+
+
+def mode_folder(out: Path, mode: str) -> Path:
+    return out / f"logs_{mode}"
+
+
+def missing_runs(
+    specs: Iterable[RunSpec], modes: Sequence[str], out: Path, config: RMetricConfig
+) -> list[RunSpec]:
+    """The runs that lack a whole log in any mode.
+
+    Raises StudyError where a log of the same name is another run's.
+    """
+    return [
+        spec
+        for spec in specs
+        if not all(
+            _is_whole(log_path(mode_folder(out, mode), spec.experiment_id), spec, mode, config)
+            for mode in modes
+        )
+    ]
+
+
+def _is_whole(path: Path, spec: RunSpec, mode: str, config: RMetricConfig) -> bool:
+    if not path.exists():
+        return False
+    content = path.read_bytes()
+    last = content.rstrip(b"\n").rpartition(b"\n")[2]
+    if not (content.endswith(b"}\n") and b'"event":"EXPERIMENT_' in last):
+        return False
+    if not content.startswith(start_line(config_of(spec), spec.experiment_id, config, mode)):
+        raise StudyError(
+            f"{path} is the log of another run (another seed, recipe or version): "
+            "choose another --out, or remove it"
+        )
+    return True
+
+
+def clear_parts(out: Path, modes: Sequence[str]) -> None:
+    """Remove the unfinished files of a study that was killed."""
+    for mode in modes:
+        for part in mode_folder(out, mode).glob(".*.part"):
+            part.unlink(missing_ok=True)
+
+
+def simulate_logs(
+    specs: Sequence[RunSpec], modes: Sequence[str], config: RMetricConfig
+) -> list[tuple[str, str, bytes]]:
+    """Simulate runs together; (mode, run id, log) for each mode of each."""
+    return [
+        (mode, run.id, b"".join(run_lines(run, config, mode)))
+        for run in simulate(specs)
+        for mode in modes
+    ]
+
+
+def run_study(
+    specs: Sequence[RunSpec],
+    modes: Sequence[str],
+    out: Path,
+    *,
+    num_processes: int = -1,
+    backend: AbstractContextManager | None = None,
+    config: RMetricConfig | None = None,
+) -> Iterator[int]:
+    """Write the logs of these runs; yields the number of runs finished each time.
+
+    Args:
+        specs: the runs still to do; see `missing_runs`.
+        modes: of the metric; one log each, in `logs_<MODE>/` below `out`.
+        num_processes: as joblib's n_jobs; -1 for one a core.
+        backend: a joblib.parallel_config to run under; None for local processes.
+    """
+    config = config or RMetricConfig.simulation()
+    for mode in modes:
+        mode_folder(out, mode).mkdir(parents=True, exist_ok=True)
+    with backend or nullcontext():
+        parallel = joblib.Parallel(n_jobs=num_processes, return_as="generator_unordered")
+        tasks = (joblib.delayed(simulate_logs)(batch, modes, config) for batch in batches(specs))
+        for logs in parallel(tasks):
+            for mode, run_id, log in logs:
+                write_atomically(log_path(mode_folder(out, mode), run_id), [log])
+            yield len(logs) // len(modes)
+
+
+def batches(specs: Sequence[RunSpec]) -> Iterator[list[RunSpec]]:
+    """Runs of one shape, at most `BATCH` together."""
+    by_shape: dict[tuple[int, int, int], list[RunSpec]] = {}
+    for spec in specs:
+        shape = (spec.num_workers, spec.total_steps, spec.evaluate_every)
+        by_shape.setdefault(shape, []).append(spec)
+    for alike in by_shape.values():
+        number = -(-len(alike) // BATCH)
+        # Dealt in turn, so that disturbed runs, which cost twice, spread over the batches.
+        yield from (alike[i::number] for i in range(number))

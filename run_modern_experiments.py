@@ -1,0 +1,114 @@
+"""Step 1: run the study. 720 logs in logs_<MODE>/, from which all else is computed.
+
+    python run_modern_experiments.py                        the published matrix, here
+    python run_modern_experiments.py --recipe stress --out stress_study
+
+`paper` is the published matrix: 3 architectures x 5 faults x 12 repetitions, each
+logged in the metric's 4 modes. `stress` is ours: every fault and benign change at
+three severities with random onsets, 720 runs, an evaluation every 10 steps.
+
+Stop it whenever you like: started again, it finishes what is missing and ends
+with the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from tqdm import tqdm
+
+from rmetric.metric import RMetricConfig
+from rmetric.simulation.study import (
+    RECIPES,
+    StudyError,
+    clear_parts,
+    missing_runs,
+    mode_folder,
+    run_study,
+)
+
+
+def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("."), metavar="DIR",
+        help="the logs go to DIR/logs_<MODE>/ (default: here)",
+    )  # fmt: skip
+    parser.add_argument("--recipe", choices=list(RECIPES), default="paper", help="which study")
+    parser.add_argument("--seed", type=int, default=0, help="of the whole study (default: 0)")
+    parser.add_argument(
+        "--limit", type=int, metavar="N", help="only the first N runs of the recipe, to try it"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=os.cpu_count() or 1, metavar="N",
+        help="processes (default: one a core); the result does not depend on it",
+    )  # fmt: skip
+    parser.add_argument(
+        "--backend", choices=["local", "dask"], default="local",
+        help="where the runs are simulated: on this machine, or on a Dask cluster",
+    )  # fmt: skip
+    parser.add_argument(
+        "--scheduler", metavar="ADDRESS", help="of the Dask cluster, as tcp://host:8786"
+    )
+    arguments = parser.parse_args(argv)
+    if arguments.workers < 1:
+        parser.error(f"--workers is {arguments.workers}: at least 1 is needed")
+    if arguments.seed < 0:
+        parser.error(f"--seed is {arguments.seed}: it must be at least 0")
+    if arguments.limit is not None and arguments.limit < 1:
+        parser.error(f"--limit is {arguments.limit}: at least 1 is needed")
+    if (arguments.backend == "dask") != (arguments.scheduler is not None):
+        parser.error("--backend dask and --scheduler ADDRESS go together")
+    return arguments
+
+
+def dask_backend(address: str):
+    """joblib on a Dask cluster that runs already."""
+    try:
+        from dask.distributed import Client
+    except ImportError:
+        sys.exit("--backend dask needs Dask: pip install 'rmetric[cluster]'")
+    import joblib
+
+    try:
+        client = Client(address, timeout=10)
+    except (OSError, ValueError) as error:
+        sys.exit(f"no Dask scheduler answers at {address}: {error}")
+    return joblib.parallel_config(backend="dask", client=client)
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = parse_arguments(argv)
+    recipe = RECIPES[arguments.recipe]
+    specs = recipe.specs(arguments.seed)[: arguments.limit]
+    out, modes, config = arguments.out, recipe.modes, RMetricConfig.simulation()
+    try:
+        clear_parts(out, modes)
+        missing = missing_runs(specs, modes, out, config)
+        done = len(specs) - len(missing)
+        backend = dask_backend(arguments.scheduler) if arguments.backend == "dask" else None
+        processes = None if backend else arguments.workers
+        with tqdm(total=len(specs), initial=done, unit="run", desc=arguments.recipe) as bar:
+            finished = run_study(
+                missing, modes, out, num_processes=processes, backend=backend, config=config
+            )
+            for number in finished:
+                bar.update(number)
+    except KeyboardInterrupt:
+        print("stopped; start the same command again to finish what is missing", file=sys.stderr)
+        return 130
+    except (OSError, StudyError) as error:
+        print(f"{error}\nwhat is finished is kept; start again to go on", file=sys.stderr)
+        return 1
+    folders = ", ".join(str(mode_folder(out, mode)) for mode in modes)
+    print(f"{len(specs)} runs, {len(specs) * len(modes)} logs in {folders} ({done} were there)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
