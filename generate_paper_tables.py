@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""The tables of the study, computed from its logs and nothing else.
+
+Reads DIR/logs_<MODE>/*.jsonl and writes to OUT, each as .csv, .md and .tex:
+
+  table1_approaches  existing approaches: what kind, what scope, what lead time
+  table2_scenarios   the scenario matrix and what became of its runs
+  table3_detectors   R-Metric, ablations, baselines and anchors, every protocol
+  table4_faults      R-Metric by fault type
+  table5_claims      the paper's claims beside what the logs show
+  table6_transfer    weights fitted on one architecture, used on another
+
+and provenance.json: command, digest of the logs, seeds, versions, commit.
+The .tex files need the packages booktabs and graphicx.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rmetric.evaluation import Study, StudyError, read_study
+from rmetric.evaluation.analysis import Analysis
+from rmetric.logs import write_atomically
+from rmetric.reporting.provenance import provenance
+from rmetric.reporting.renderers import RENDERERS, to_text
+from rmetric.reporting.table import Table
+from rmetric.reporting.tables import FEW_RUNS, build_tables
+
+#: Tables for the terminal: the comparison, the faults and the claims.
+PRINTED = ("table3_detectors", "table4_faults", "table5_claims")
+#: For fitting the forests, the only part that takes seconds.
+NUM_PROCESSES = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0: all well; 1: some logs could not be used or contradict themselves; 2: no tables."""
+    options = parser().parse_args(arguments)
+    try:
+        study = read_study(options.logs)
+    except StudyError as error:
+        return fail(str(error))
+    print(f"{study.num_logs} logs of {len(study.reference)} runs read from {options.logs}")
+    analysis = Analysis.of(study, num_processes=NUM_PROCESSES)
+    tables = build_tables(analysis)
+    command = ["python", "generate_paper_tables.py", "--logs", options.logs, "--out", options.out]
+    try:
+        write(options.out, tables, provenance(shlex.join(map(str, command)), study))
+    except OSError as error:
+        return fail(f"cannot write to {options.out}: {error.strerror}")
+    for table in tables:
+        if table.name in PRINTED:
+            print(f"\n{to_text(table)}")
+    print(f"{len(tables)} tables as .csv, .md and .tex, and provenance.json: {options.out}")
+    return report(study, analysis.disagreements)
+
+
+def parser() -> argparse.ArgumentParser:
+    out = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    out.add_argument(
+        "--logs",
+        type=Path,
+        default=Path(),
+        metavar="DIR",
+        help="the folder that holds the logs_<MODE>/ folders (default: here)",
+    )
+    out.add_argument(
+        "--out",
+        type=Path,
+        default=Path("results/tables"),
+        metavar="OUT",
+        help="where the tables go (default: results/tables)",
+    )
+    return out
+
+
+def write(folder: Path, tables: Sequence[Table], sources: dict) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for table in tables:
+        for suffix, render in RENDERERS.items():
+            write_atomically(folder / f"{table.name}.{suffix}", [render(table).encode()])
+    write_atomically(folder / "provenance.json", [json.dumps(sources, indent=2).encode(), b"\n"])
+
+
+def report(study: Study, disagreements: Sequence[str]) -> int:
+    """Say on stderr what a reader must know of the logs."""
+    for mode in study.missing:
+        say(f"no logs in {study.folder / f'logs_{mode}'}: its rows are left out")
+    if len(study.reference) < FEW_RUNS:
+        say(f"only {len(study.reference)} runs: the intervals are wide")
+    for skipped in study.skipped:
+        say(f"skipped {skipped}")
+    for disagreement in disagreements:
+        say(f"the log contradicts its own records, which were believed: {disagreement}")
+    return 1 if study.skipped or disagreements else 0
+
+
+def fail(problem: str) -> int:
+    print(f"error: {problem}", file=sys.stderr)
+    return 2
+
+
+def say(warning: str) -> None:
+    print(f"warning: {warning}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

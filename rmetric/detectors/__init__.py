@@ -1,0 +1,23 @@
+"""Detectors, one a file, one contract: `update(record)`, then `.score` and `.alarm`."""
+
+from rmetric.detectors.anchors import Always, Never, Random
+from rmetric.detectors.contract import Detector, PeekingDetector
+from rmetric.detectors.gradient_norm import GradientNorm
+from rmetric.detectors.isolation_forest import PeekingIsolationForest
+from rmetric.detectors.loss_rise import LossRise
+from rmetric.detectors.loss_z_score import LossZScore
+from rmetric.detectors.registry import DETECTORS, Entry
+
+__all__ = [
+    "DETECTORS",
+    "Always",
+    "Detector",
+    "Entry",
+    "GradientNorm",
+    "LossRise",
+    "LossZScore",
+    "Never",
+    "PeekingDetector",
+    "PeekingIsolationForest",
+    "Random",
+]

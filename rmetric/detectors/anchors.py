@@ -1,0 +1,69 @@
+"""Detectors that know nothing: what any detector worth having must beat."""
+
+from __future__ import annotations
+
+from math import nan
+
+import numpy as np
+
+from rmetric.records import Record
+
+
+class Always:
+    """Alarmed at every record: full recall, and every run is a false alarm.
+
+    >>> Always().update(Record(step=1)).alarm
+    True
+    """
+
+    score = 1.0
+    alarm = True
+
+    def update(self, record: Record) -> Always:
+        return self
+
+
+class Never:
+    """Never alarmed: no false alarm, no recall.
+
+    >>> Never().update(Record(step=1)).alarm
+    False
+    """
+
+    score = 0.0
+    alarm = False
+
+    def update(self, record: Record) -> Never:
+        return self
+
+
+class Random:
+    """Alarmed at each record with the same small probability, whatever it holds.
+
+        score = u, uniform on [0, 1),    alarm where u > 1 - `probability`
+
+    Args:
+        generator: where the chance comes from; one of its own for each run.
+        probability: of an alarm at one record, from 0 to 1 (ours: 0.02, about
+            one alarm in a run of 50 evaluations).
+
+    >>> Random(np.random.default_rng(0), probability=1.0).update(Record(step=1)).alarm
+    True
+    """
+
+    __slots__ = ("_generator", "probability", "score")
+
+    def __init__(self, generator: np.random.Generator, probability: float = 0.02) -> None:
+        if not 0 <= probability <= 1:
+            raise ValueError(f"probability is {probability}: it must be from 0 to 1")
+        self.probability = probability
+        self.score = nan
+        self._generator = generator
+
+    @property
+    def alarm(self) -> bool:
+        return self.score > 1 - self.probability
+
+    def update(self, record: Record) -> Random:
+        self.score = self._generator.random()
+        return self

@@ -1,0 +1,169 @@
+"""The logs of a study, read once: logs_<MODE>/*.jsonl under one folder."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import isclose
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rmetric.evaluation.traces import Trace
+from rmetric.logs import LogError, decode_number, parse_line, read_lines
+from rmetric.metric import MODES
+from rmetric.records import Run
+
+REFERENCE = "FULL_METRIC"
+
+
+class StudyError(ValueError):
+    """A folder that cannot be analysed as a study."""
+
+
+class Stated(NamedTuple):
+    """What a log itself says of the metric at one record; None where it says nothing."""
+
+    score: float | None
+    alarm: bool | None
+
+
+@dataclass(kw_only=True)
+class Study:
+    """The runs of a study, mode by mode.
+
+    Attributes:
+        folder: where the logs_<MODE>/ folders lie.
+        runs: the runs of each mode that is there, in the order of their file names.
+        stated: for each run of each mode, what its log says of the metric.
+        missing: modes whose folder is missing or empty.
+        skipped: logs that cannot be used, each with the reason.
+        digest: sha256 over the names and the bytes of the logs used.
+    """
+
+    folder: Path
+    runs: dict[str, list[Run]] = field(default_factory=dict)
+    stated: dict[str, list[list[Stated]]] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    digest: str = ""
+
+    @property
+    def reference(self) -> list[Run]:
+        """The runs of the full metric, which every comparison is made against."""
+        return self.runs[REFERENCE]
+
+    @property
+    def num_logs(self) -> int:
+        return sum(len(runs) for runs in self.runs.values())
+
+    def paired(self, mode: str) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Where the runs that the reference and `mode` share (same id) are, in each of the two."""
+        there = {run.id: i for i, run in enumerate(self.runs[mode])}
+        ours = [i for i, run in enumerate(self.reference) if run.id in there]
+        theirs = [there[self.reference[i].id] for i in ours]
+        return np.array(ours, dtype=np.intp), np.array(theirs, dtype=np.intp)
+
+
+def read_study(folder: Path) -> Study:
+    """Read every log of a study.
+
+    A log that is cut off, has no end, or cannot be read is skipped and named
+    in `skipped`. Raises StudyError where there is no usable log of the full
+    metric, or where two logs of one mode carry the same run id.
+    """
+    study = Study(folder=folder)
+    digest = hashlib.sha256()
+    for mode in MODES:
+        paths = sorted((folder / f"logs_{mode}").glob("*.jsonl"))
+        runs: list[Run] = []
+        stated: list[list[Stated]] = []
+        for path in paths:
+            try:
+                content = path.read_bytes()
+                run, said = _usable(path, content)
+            except (OSError, LogError) as error:
+                study.skipped.append(str(error))
+                continue
+            runs.append(run)
+            stated.append(said)
+            digest.update(f"{mode}/{path.name}\0".encode())
+            digest.update(hashlib.sha256(content).digest())
+        if runs:
+            _check_ids(runs)
+            study.runs[mode], study.stated[mode] = runs, stated
+        else:
+            study.missing.append(mode)
+    if REFERENCE not in study.runs:
+        why = f"; {len(study.skipped)} could not be used" if study.skipped else ""
+        raise StudyError(
+            f"{folder}: no usable log in logs_{REFERENCE}/*.jsonl{why}. "
+            "Write some with run_modern_experiments.py, or point --logs at the folder "
+            "that holds the logs_<MODE>/ folders"
+        )
+    study.digest = digest.hexdigest()
+    return study
+
+
+def _usable(path: Path, content: bytes) -> tuple[Run, list[Stated]]:
+    run = read_lines(path, io.BytesIO(content))
+    truth = run.truth
+    if truth is None:
+        raise LogError(path, None, "; ".join(run.notes))
+    if not run.records:
+        raise LogError(path, None, "it holds no METRICS line")
+    if truth.failed and truth.failure_step is None:
+        raise LogError(path, None, "it failed, and does not say at which step")
+    return run, stated_metric(content)
+
+
+def stated_metric(content: bytes) -> list[Stated]:
+    """What the METRICS lines of a log that can be read say of the metric."""
+    stated = []
+    for line in io.BytesIO(content):
+        if not line.strip():
+            continue
+        entry = parse_line(line)
+        if entry.get("event") == "METRICS":
+            alerts = entry.get("alerts")
+            alarm = alerts.get("r_metric") if isinstance(alerts, dict) else None
+            stated.append(Stated(decode_number(entry.get("r_metric")), alarm))
+    return stated
+
+
+def disagreements(
+    runs: Sequence[Run], stated: Sequence[list[Stated]], traces: Sequence[Trace]
+) -> list[str]:
+    """Logs whose own R, or alert, is not what the metric gives for their records."""
+    found = []
+    for run, said, trace in zip(runs, stated, traces, strict=True):
+        for step, theirs, ours, alarm in zip(
+            trace.steps, said, trace.scores, trace.alarms, strict=True
+        ):
+            if theirs.score is not None and not isclose(theirs.score, ours, abs_tol=1e-9):
+                difference = f"r_metric is {theirs.score:.6g}, recomputed {ours:.6g}"
+            elif theirs.alarm is not None and theirs.alarm != alarm:
+                difference = f"the alert is {theirs.alarm}, recomputed {bool(alarm)}"
+            else:
+                continue
+            found.append(f"{_name(run)}, step {step}: {difference}")
+            break
+    return found
+
+
+def _check_ids(runs: Sequence[Run]) -> None:
+    first: dict[str, Run] = {}
+    for run in runs:
+        other = first.setdefault(run.id, run)
+        if other is not run:
+            raise StudyError(
+                f"two logs carry the run id {run.id!r}: {_name(other)} and {_name(run)}"
+            )
+
+
+def _name(run: Run) -> str:
+    return str(run.source or run.id)

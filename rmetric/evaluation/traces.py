@@ -1,0 +1,81 @@
+"""What a detector said of a run, kept once; every number is derived from it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from joblib import Parallel, delayed
+from numpy.typing import NDArray
+
+from rmetric.detectors import DETECTORS
+from rmetric.records import Run
+
+SEED = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """One detector on one run, shape (T,) with a row for each record.
+
+    Attributes:
+        detector: its name in `DETECTORS`.
+        run_id: the run.
+        steps: of the records.
+        scores: after each record; nan where there was nothing to judge by.
+        alarms: whether the detector was alarmed after each record.
+    """
+
+    detector: str
+    run_id: str
+    steps: NDArray[np.int64]
+    scores: NDArray[np.float64]
+    alarms: NDArray[np.bool_]
+
+    @property
+    def alert_steps(self) -> NDArray[np.int64]:
+        """Every step with an alert."""
+        return self.steps[self.alarms]
+
+    @property
+    def first_alert(self) -> int | None:
+        """The step of the first alert; None where there was none."""
+        return int(self.steps[self.alarms.argmax()]) if self.alarms.any() else None
+
+
+def trace(name: str, run: Run, seed: int = SEED) -> Trace:
+    """Show `run` to a fresh detector; its chance depends on seed, name and run id alone."""
+    entry = DETECTORS[name]
+    detector = entry.make(generator_for(seed, name, run.id))
+    if entry.sees_future:
+        detector.fit(run)  # type: ignore[attr-defined]
+    scores, alarms = [], []
+    for record in run.records:
+        detector.update(record)
+        scores.append(detector.score)
+        alarms.append(detector.alarm)
+    return Trace(
+        detector=name,
+        run_id=run.id,
+        steps=np.array([record.step for record in run.records], dtype=np.int64),
+        scores=np.array(scores, dtype=float),
+        alarms=np.array(alarms, dtype=bool),
+    )
+
+
+def trace_all(
+    name: str, runs: Sequence[Run], *, seed: int = SEED, num_processes: int = 1
+) -> list[Trace]:
+    """`trace` for each run, in their order; the same whatever the number of processes."""
+    # Only a forest costs more than sending a run to another process does.
+    if num_processes == 1 or not DETECTORS[name].sees_future:
+        return [trace(name, run, seed) for run in runs]
+    return list(Parallel(n_jobs=num_processes)(delayed(trace)(name, run, seed) for run in runs))
+
+
+def generator_for(seed: int, *names: str) -> np.random.Generator:
+    """A Generator of its own for what `names` name."""
+    digest = hashlib.sha256("\0".join(names).encode()).digest()
+    return np.random.default_rng([seed, *np.frombuffer(digest, dtype="<u4").tolist()])

@@ -1,0 +1,56 @@
+"""Where numbers come from: enough to make them again, byte for byte."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import rmetric
+from rmetric.evaluation import Study, intervals, traces
+
+PACKAGES = ("numpy", "scipy", "scikit-learn", "joblib")
+
+
+def provenance(command: str, study: Study) -> dict[str, Any]:
+    """What a reader needs besides the tables; no times, so that a rerun writes the same."""
+    runs = [run for of_mode in study.runs.values() for run in of_mode]
+    seeds = {run.config["seed"] for run in runs if "seed" in run.config}
+    return {
+        "command": command,
+        "logs": {
+            "sha256": study.digest,
+            "num_logs": {mode: len(of_mode) for mode, of_mode in study.runs.items()},
+            "missing": study.missing,
+            "skipped": study.skipped,
+        },
+        "seeds": {
+            "study": sorted(seeds),
+            "detectors": traces.SEED,
+            "bootstrap": intervals.SEED,
+        },
+        "bootstrap_resamples": intervals.NUM_RESAMPLES,
+        "versions": {
+            "rmetric": rmetric.__version__,
+            "python": platform.python_version(),
+            **{name: version(name) for name in PACKAGES},
+        },
+        "commit": commit(),
+    }
+
+
+def commit() -> str | None:
+    """The commit of the checkout that this code runs from; None where there is none."""
+    try:
+        answer = subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return answer.stdout.strip()

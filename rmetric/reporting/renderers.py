@@ -1,0 +1,154 @@
+"""The forms of a table: csv for machines; Markdown, LaTeX and plain text for people."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
+from textwrap import wrap
+
+from rmetric.evaluation import Estimate
+from rmetric.reporting.table import Cell, Table
+
+#: Characters a line of a wide cell may take on a terminal.
+WRAP_AT = 38
+
+
+def to_csv(table: Table) -> str:
+    """Numbers to six digits; an interval takes two columns more."""
+    with_interval = [
+        any(isinstance(row[i], Estimate) for row in table.rows) for i in range(len(table.columns))
+    ]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    header: list[str] = []
+    for column, wide in zip(table.columns, with_interval, strict=True):
+        bounds = [f"{column.label} low", f"{column.label} high"] if wide else []
+        header += [column.label, *bounds]
+    writer.writerow(header)
+    for row in table.rows:
+        line: list[str] = []
+        for cell, wide in zip(row, with_interval, strict=True):
+            parts = cell if isinstance(cell, Estimate) else (cell, None, None)
+            line += [_plain(part) for part in (parts if wide else parts[:1])]
+        writer.writerow(line)
+    return out.getvalue()
+
+
+def to_markdown(table: Table) -> str:
+    """A GitHub table under its title, with the notes as a list."""
+    lines = [f"### {table.title}", ""]
+    lines.append(_bar(column.label for column in table.columns))
+    lines.append(_bar("---" if table.is_text(i) else "---:" for i in range(len(table.columns))))
+    lines += [_bar(cells) for cells in table.shown()]
+    lines += ["", *(f"- {note}" for note in table.notes)] if table.notes else []
+    return "\n".join(lines) + "\n"
+
+
+def to_tex(table: Table) -> str:
+    """A floating table for \\input; needs booktabs and graphicx, and shrinks only if too wide."""
+    kinds = [
+        r"p{4.2cm}" if column.wide else "l" if table.is_text(i) else "r"
+        for i, column in enumerate(table.columns)
+    ]
+    body = []
+    for index, cells in enumerate(table.shown()):
+        if table.starts_group(index):
+            body.append(r"\midrule")
+        body.append(_tex_row(cells))
+    lines = [
+        r"% \usepackage{booktabs,graphicx}",
+        r"\begin{table*}[tp]",
+        r"\centering\footnotesize",
+        rf"\caption{{{escape_tex(table.title)}}}",
+        rf"\label{{tab:{table.name}}}",
+        r"\sbox8{%",
+        rf"\begin{{tabular}}{{{''.join(kinds)}}}",
+        r"\toprule",
+        _tex_row([column.label for column in table.columns]),
+        r"\midrule",
+        *body,
+        r"\bottomrule",
+        r"\end{tabular}}",
+        r"\ifdim\wd8>\textwidth\resizebox{\textwidth}{!}{\usebox8}\else\usebox8\fi",
+        r"\par\smallskip",
+        r"\begin{minipage}{\textwidth}\raggedright\scriptsize",
+        *(rf"{escape_tex(note)}\par" for note in table.notes),
+        r"\end{minipage}",
+        r"\end{table*}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def to_text(table: Table) -> str:
+    """Aligned columns for a terminal, long cells wrapped, notes below."""
+    labels = [column.label for column in table.columns]
+    widths = [len(label) for label in labels]
+    wrapped = [_wrapped(table, cells) for cells in table.shown()]
+    for lines_of_row in wrapped:
+        for cells in lines_of_row:
+            widths = [max(width, len(cell)) for width, cell in zip(widths, cells, strict=True)]
+    lines = [table.title, "", _aligned(table, labels, widths)]
+    lines.append("  ".join("-" * width for width in widths))
+    for index, lines_of_row in enumerate(wrapped):
+        lines += [""] * table.starts_group(index)
+        lines += [_aligned(table, cells, widths) for cells in lines_of_row]
+    lines += [""] * bool(table.notes)
+    for note in table.notes:
+        lines += wrap(note, 100, initial_indent="* ", subsequent_indent="  ")
+    return "\n".join(lines) + "\n"
+
+
+def _wrapped(table: Table, cells: list[str]) -> list[tuple[str, ...]]:
+    """One row as the lines that it takes."""
+    parts = [
+        wrap(cell, WRAP_AT) if column.wide else [cell]
+        for cell, column in zip(cells, table.columns, strict=True)
+    ]
+    return list(zip_longest(*parts, fillvalue=""))
+
+
+def _aligned(table: Table, cells: Sequence[str], widths: list[int]) -> str:
+    aligned = [
+        cell.ljust(width) if table.is_text(i) else cell.rjust(width)
+        for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ]
+    return "  ".join(aligned).rstrip()
+
+
+#: Beyond ASCII, what our own words use; longest first.
+_TEX = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "&": r"\&", "%": r"\%", "$": r"\$",
+    "#": r"\#", "_": r"\_", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "<": r"$<$", ">": r"$>$", "|": r"$|$", "λ": r"$\lambda$", "σ": r"$\sigma$", "Δ": r"$\Delta$",
+    "²": r"$^2$", "≤": r"$\leq$", "≥": r"$\geq$", "×": r"$\times$", "−": "$-$", "–": "--",
+}  # fmt: skip
+
+
+def escape_tex(text: str) -> str:
+    """Text as LaTeX sets it, whatever characters a log brought along."""
+    return "".join(_TEX.get(character, character) for character in text)
+
+
+def _tex_row(cells: Sequence[str]) -> str:
+    # Braces keep a cell that begins with [ from being read as an option of the row before.
+    return " & ".join(f"{{{escape_tex(cell)}}}" for cell in cells) + r" \\"
+
+
+def _bar(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _plain(cell: Cell) -> str:
+    if cell is None:
+        return ""
+    return f"{cell:.6g}" if isinstance(cell, float) else str(cell)
+
+
+#: File suffix -> its renderer.
+RENDERERS: dict[str, Callable[[Table], str]] = {
+    "csv": to_csv,
+    "md": to_markdown,
+    "tex": to_tex,
+}

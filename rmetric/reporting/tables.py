@@ -1,0 +1,269 @@
+"""The tables of the study, each from what the detectors said of its runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from rmetric.detectors import DETECTORS
+from rmetric.evaluation import PROTOCOLS, Estimate, Scores, mean_loss, score, transfers
+from rmetric.evaluation.analysis import REFERENCE_DETECTOR, Analysis
+from rmetric.evaluation.transfer import architecture
+from rmetric.metric import PAPER_WEIGHTS, Components
+from rmetric.records import Run
+from rmetric.reporting import claims
+from rmetric.reporting.table import Cell, Column, Table, show
+
+#: Fewer runs than this say little; the study has 180.
+FEW_RUNS = 100
+
+LEAD = Column(label="Lead (steps)", digits=0)
+COUNTS = tuple(Column(label=label) for label in ("n", "Failing", "TP", "FP", "FN"))
+RATIOS = tuple(Column(label=label) for label in ("Precision", "Recall", "F1"))
+INTERVALS = (
+    "Brackets: 95 % interval, bootstrap over runs, 2000 resamples. – : undefined, nothing to "
+    "divide by. F1 = 2 TP / (2 TP + FP + FN), so 0 for a detector silent while runs fail."
+)
+
+
+def build_tables(analysis: Analysis) -> list[Table]:
+    """All of them, in the order of their numbers."""
+    return [
+        approaches(analysis),
+        scenarios(analysis),
+        detectors(analysis),
+        faults(analysis),
+        claims.claims(analysis),
+        weights(analysis),
+    ]
+
+
+def approaches(analysis: Analysis) -> Table:
+    """Table 1: what there is, and how early it speaks."""
+    measured = {
+        "loss_rise": ("heuristic", "validation loss"),
+        "loss_z_score": ("heuristic", "validation loss"),
+        "gradient_norm": ("heuristic", "gradient norm"),
+        "isolation_forest": ("outlier detection, afterwards", "validation loss of the whole run"),
+        REFERENCE_DETECTOR: ("score, online", "hardware events, workers' gradients, loss"),
+    }
+    rows: list[tuple[Cell, ...]] = [
+        ("Periodic checkpoints", "reaction to a failure", "everything", *[None] * 4, None,
+         "qualitative: acts after the failure, no lead by construction")
+    ]  # fmt: skip
+    for name, (kind, scope) in measured.items():
+        then, now = (analysis.scores(name, protocol) for protocol in ("published", "causal"))
+        paper = f"{claims.PAPER_LEAD_STEPS} steps" if name == REFERENCE_DETECTOR else None
+        basis = "lead and recall measured on these logs"
+        title = DETECTORS[name].title
+        rows.append(
+            (title, kind, scope, then.lead_steps, now.recall, now.lead_steps, now.lead_minutes,
+             paper, basis)
+        )  # fmt: skip
+    return Table(
+        name="table1_approaches",
+        title="Table 1. Existing approaches: what kind, what scope, what lead time",
+        columns=(
+            Column(label="Approach"),
+            Column(label="Kind (qualitative)"),
+            Column(label="Scope (qualitative)"),
+            Column(label="Lead, published rule (steps)", digits=0),
+            Column(label="Recall, causal rule"),
+            Column(label="Lead, causal rule (steps)", digits=0),
+            Column(label="Lead, causal rule (min)", digits=1),
+            Column(label="Paper: lead"),
+            Column(label="Basis", wide=True),
+        ),
+        rows=rows,
+        notes=[
+            "Lead: mean over the hits, failure minus first alert. The published rule also counts "
+            "alerts from before the fault, whose lead warns of nothing.",
+            INTERVALS,
+            *_few(analysis.study.reference),
+        ],
+    )
+
+
+def scenarios(analysis: Analysis) -> Table:
+    """Table 2: the matrix of the study and what became of it."""
+    runs = analysis.study.reference
+    cells: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        cells.setdefault((architecture(run), _fault(run)), []).append(run)
+    rows = [(*names, *_scenario(cells[names])) for names in sorted(cells)]
+    return Table(
+        name="table2_scenarios",
+        title="Table 2. The scenario matrix and what became of its runs",
+        columns=(
+            Column(label="Architecture"),
+            Column(label="Fault"),
+            Column(label="Severities"),
+            *(Column(label=label) for label in ("n", "Applicable", "Healthy", "Absorbed")),
+            Column(label="Not applicable"),
+            Column(label="Failed"),
+            Column(label="Failure kinds"),
+            *(Column(label=f"Onset to failure, {q} % (steps)", digits=0) for q in (10, 50, 90)),
+        ),
+        rows=[*rows, ("All", "", *_scenario(runs))],
+        notes=[
+            "Runs of the full metric; the other modes share their trajectories. Not applicable: "
+            "the fault has nothing to act on, such as an expert fault on a dense architecture.",
+            *_few(runs),
+        ],
+        grouped=True,
+    )
+
+
+def detectors(analysis: Analysis) -> Table:
+    """Table 3: every detector under every protocol."""
+    rows: list[tuple[Cell, ...]] = []
+    for protocol, about in PROTOCOLS.items():
+        for name in analysis.traces:
+            scores = analysis.scores(name, protocol)
+            is_reference = name == REFERENCE_DETECTOR
+            difference = None if is_reference else analysis.f1_difference(name, protocol)
+            paper = claims.PAPER_F1 if is_reference and protocol == "published" else None
+            title = DETECTORS[name].title
+            rows.append(
+                (about.title, title, *_counts(scores), *_ratios(scores), difference,
+                 scores.lead_steps, scores.lead_minutes, paper)
+            )  # fmt: skip
+    return Table(
+        name="table3_detectors",
+        title="Table 3. R-Metric, its ablations, baselines and anchors under each protocol",
+        columns=(
+            Column(label="Protocol"),
+            Column(label="Detector"),
+            *COUNTS,
+            *RATIOS,
+            Column(label="F1 minus R-Metric's"),
+            LEAD,
+            Column(label="Lead (min)", digits=1),
+            Column(label="Paper: F1", digits=3),
+        ),
+        rows=rows,
+        notes=[
+            *(f"{about.title}: {about.question}" for about in PROTOCOLS.values()),
+            INTERVALS + " Differences are paired: the same resamples of the same runs.",
+            claims.in_plain_words(analysis),
+            *_missing(analysis),
+            *_few(analysis.study.reference),
+        ],
+        grouped=True,
+    )
+
+
+def faults(analysis: Analysis) -> Table:
+    """Table 4: R-Metric by fault type, both protocols."""
+    names = np.array([_fault(run) for run in analysis.study.reference])
+    rows: list[tuple[Cell, ...]] = []
+    for protocol in ("published", "causal"):
+        outcomes = analysis.outcomes(REFERENCE_DETECTOR, protocol)
+        for name in sorted(set(names.tolist())):
+            scores = score(outcomes.select(names == name))
+            title = PROTOCOLS[protocol].title
+            rows.append((title, name, *_counts(scores), *_ratios(scores), scores.lead_steps))
+    return Table(
+        name="table4_faults",
+        title="Table 4. R-Metric by fault type under both protocols",
+        columns=(Column(label="Protocol"), Column(label="Fault"), *COUNTS, *RATIOS, LEAD),
+        rows=rows,
+        notes=[INTERVALS, *_few(analysis.study.reference)],
+        grouped=True,
+    )
+
+
+def weights(analysis: Analysis) -> Table:
+    """Table 6: weights fitted on one architecture and used on another."""
+    rows: list[tuple[Cell, ...]] = []
+    for protocol, grid in analysis.weight_grids.items():
+        title = PROTOCOLS[protocol].title
+        for moved in transfers(grid):
+            rows.append(
+                (title, moved.fitted_on, _weights(moved.weights), moved.tested_on, moved.num_runs,
+                 moved.own_f1, moved.paper_f1, moved.moved_f1, moved.loss_percent,
+                 claims.PAPER_TRANSFER)
+            )  # fmt: skip
+        rows.append(
+            (title, "mean over the pairs", "", "", len(grid.architectures), *[None] * 3,
+             mean_loss(grid), claims.PAPER_TRANSFER)
+        )  # fmt: skip
+    return Table(
+        name="table6_transfer",
+        title="Table 6. Weights fitted on one architecture, used on another",
+        columns=(
+            Column(label="Protocol"),
+            Column(label="Fitted on"),
+            Column(label="λ, σ², ΔL"),
+            Column(label="Tested on"),
+            Column(label="n"),
+            Column(label="F1, weights fitted there"),
+            Column(label="F1, paper's weights"),
+            Column(label="F1, weights moved"),
+            Column(label="Loss (%)", digits=1),
+            Column(label="Paper: loss"),
+        ),
+        rows=rows,
+        notes=[
+            "Fitted: the weights of highest F1 on a grid from 0 to 1 in steps of 0.05, threshold "
+            f"0.57; ties go to the nearest to the paper's {_weights(PAPER_WEIGHTS)}. Loss: "
+            "1 - moved F1 / F1 of the weights fitted there, which were chosen on the very runs "
+            "they are judged on, so it overstates what is lost by moving.",
+            INTERVALS + " The weights are not fitted again in each resample.",
+            *_few(analysis.study.reference),
+        ],
+        grouped=True,
+    )
+
+
+def _counts(scores: Scores) -> tuple[Cell, ...]:
+    return (
+        scores.num_runs,
+        scores.num_failed,
+        scores.hits,
+        scores.false_alarms,
+        scores.misses,
+    )
+
+
+def _ratios(scores: Scores) -> tuple[Estimate, ...]:
+    return scores.precision, scores.recall, scores.f1
+
+
+def _scenario(runs: Sequence[Run]) -> tuple[Cell, ...]:
+    truths = [run.truth for run in runs if run.truth is not None]
+    outcomes = Counter(truth.outcome for truth in truths)
+    kinds = Counter(str(truth.failure_kind) for truth in truths if truth.failed)
+    return (
+        _listed(sorted({truth.severity for truth in truths if truth.severity is not None})),
+        len(runs),
+        sum(truth.applicable for truth in truths),
+        *(outcomes[name] for name in ("healthy", "absorbed", "not_applicable", "failed")),
+        ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items())),
+        *claims.onset_to_failure(runs, (10, 50, 90)),
+    )
+
+
+def _fault(run: Run) -> str:
+    return run.truth.fault if run.truth is not None else "unknown"
+
+
+def _listed(values: Iterable[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
+
+
+def _weights(weights: Components) -> str:
+    return ", ".join(show(float(weight)) for weight in weights)
+
+
+def _missing(analysis: Analysis) -> list[str]:
+    modes = analysis.study.missing
+    return [f"No logs of {', '.join(modes)}: no row for what is read from them."] if modes else []
+
+
+def _few(runs: Sequence[Run]) -> list[str]:
+    if len(runs) >= FEW_RUNS:
+        return []
+    return [f"n = {len(runs)} is small: the intervals are wide, and the study has 180 runs."]
