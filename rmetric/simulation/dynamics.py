@@ -40,6 +40,7 @@ class Constants:
     top_curvature: float = 24.0  # H0 of h_k = H0 / k^3
     start_quadratic: float = 24.0  # q at the start
     start_spread: float = 0.08  # relative, of the start distances
+    rate_spread: float = 0.5  # runs differ in their peak rate by up to this share
     saturation: float = 2.0  # A of A ln(1 + q / A), nats
     gain_stiffness: float = 20.0  # B of the norm-gain term
     balance: float = 0.08  # weight of the router's balance term
@@ -112,7 +113,6 @@ class State:
     small_momentum_RS: Floats  # of the gain and the router together
     small_second_moment_RS: Floats
     lure_RBM: Floats  # where corrupt data pull to
-    favourite_R: NDArray[np.intp]  # expert that a biased router prefers
 
     def take(self, rows: Sequence[int] | NDArray[np.intp]) -> State:
         """A copy that holds these rows, in this order."""
@@ -182,7 +182,7 @@ class Dynamics:
     Args:
         architectures: of each run.
         num_workers: data-parallel workers, the same for all.
-        relative_learning_rate: shape (R, T), from each run's schedule.
+        relative_learning_rate: to the architecture's peak, shape (R, T).
     """
 
     def __init__(
@@ -220,7 +220,6 @@ class Dynamics:
             small_momentum_RS=np.zeros((num_runs, 1 + NUM_EXPERTS)),
             small_second_moment_RS=np.zeros((num_runs, 1 + NUM_EXPERTS)),
             lure_RBM=np.zeros_like(distance),
-            favourite_R=np.zeros(num_runs, dtype=np.intp),
         )
 
     def take(self, rows: NDArray[np.intp]) -> None:
@@ -383,9 +382,17 @@ class Noise:
         """Standard normals that one run draws a step."""
         return num_workers * (NUM_BLOCKS * MODES_PER_BLOCK + 1) + NUM_EXPERTS + 3
 
+    @staticmethod
+    def spread_batches(draws: Floats) -> None:
+        """Turn the last column of many steps' draws into the scale of each batch's noise."""
+        draws[..., -1] = exp(CONSTANTS.batch_spread * draws[..., -1])
+
     @classmethod
     def split(cls, draws: Floats, num_workers: int) -> Noise:
-        """Name the parts of standard normal `draws`, shape (R, width)."""
+        """Name the parts of standard normal draws, shape (R, width).
+
+        The last column is no normal any more but what `spread_batches` made of it.
+        """
         gradients = num_workers * NUM_BLOCKS * MODES_PER_BLOCK
         rest = draws[:, gradients:]
         return cls(
@@ -394,5 +401,5 @@ class Noise:
             router_RE=rest[:, num_workers : num_workers + NUM_EXPERTS],
             training_R=rest[:, -3],
             validation_R=rest[:, -2],
-            batch_spread_R=exp(CONSTANTS.batch_spread * rest[:, -1]),
+            batch_spread_R=rest[:, -1],
         )

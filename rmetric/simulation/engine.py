@@ -8,8 +8,9 @@ fault never shifts the noise of the training it strikes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from rmetric.simulation.dynamics import (
 )
 from rmetric.simulation.faults import Fault, Turn, fault
 from rmetric.simulation.hardware import HardwareHistory, simulate_hardware
-from rmetric.simulation.outcome import degraded_at, diverged_at
+from rmetric.simulation.outcome import TRUTH_EVERY, degraded_at, diverged_at
 
 CHUNK = 25  # steps whose noise is drawn at a time; changes no number
 
@@ -135,6 +136,16 @@ def simulate(specs: Sequence[RunSpec]) -> list[Run]:
         return _Batch(specs).run()
 
 
+@dataclass
+class _ActingFault:
+    """What disturbs one run's training, from `begin` up to `end`."""
+
+    act: Callable[[Turn], None]
+    begin: int
+    end: int
+    turn: Turn
+
+
 class _Batch:
     """The runs of one call, and behind them the twins of those that a fault disturbs."""
 
@@ -150,15 +161,36 @@ class _Batch:
 
         kinds = [architecture(spec.architecture) for spec in specs]
         schedules = {a.name: Schedule(a.warmup_steps, self.steps).relative for a in kinds}
-        relative_RT = np.stack([schedules[a.name] for a in kinds])
+        spread = CONSTANTS.rate_spread
+        own = 1.0 + spread * np.array([rng.uniform(-1.0, 1.0) for rng in self.noise_rngs])
+        relative_RT = own[:, None] * np.stack([schedules[a.name] for a in kinds])
         self.dynamics = Dynamics(kinds, self.workers, relative_RT)
         draws = [rng.standard_normal((NUM_BLOCKS, MODES_PER_BLOCK)) for rng in self.noise_rngs]
         self.state: State = self.dynamics.start(np.stack(draws))
+        self.untouched = Knobs.neutral(self.num_runs)
         self.twins = [row for row, spec in enumerate(specs) if spec.acts]
+        self.faults = [self._fault(row) for row in self.twins]
         self.rows = np.arange(self.num_runs)
         self.records: list[list[Record]] = [[] for _ in specs]
         self.broken: list[int | None] = [None] * self.num_runs  # step, where not finite
-        self.truth_RT = np.full((self.num_runs + len(self.twins), self.steps), np.nan)
+        num_rows = self.num_runs + len(self.twins)
+        self.truth_RT = np.full((num_rows, self.steps // TRUTH_EVERY), np.nan)
+
+    def _fault(self, row: int) -> _ActingFault:
+        spec = self.specs[row]
+        assert spec.kind.act is not None
+        assert spec.severity is not None
+        turn = Turn(
+            knobs=self.untouched,
+            state=self.state,
+            row=row,
+            age=0,
+            severity=spec.severity,
+            duration=spec.end_step - spec.onset_step,
+            rng=self.fault_rngs[row],
+            num_workers=self.workers,
+        )
+        return _ActingFault(spec.kind.act, spec.onset_step, spec.end_step, turn)
 
     def run(self) -> list[Run]:
         split_step = min((s.onset_step for s in self.specs if s.acts), default=None)
@@ -168,6 +200,7 @@ class _Batch:
             draws = np.empty((length, self.num_runs, width))
             for row, rng in enumerate(self.noise_rngs):
                 draws[:, row] = rng.standard_normal((length, width))
+            Noise.spread_batches(draws)
             for offset in range(length):
                 step = begin + offset + 1
                 if step == split_step:
@@ -190,7 +223,8 @@ class _Batch:
         # The evaluation comes before the update: it sees the weights that the step starts from.
         ahead = self.dynamics.forward(self.state, knobs)
         shown = self.dynamics.step(self.state, knobs, ahead, noise, step - 1)
-        self.truth_RT[: len(self.rows), step - 1] = ahead.loss_R
+        if step % TRUTH_EVERY == 0:
+            self.truth_RT[: len(self.rows), step // TRUTH_EVERY - 1] = ahead.loss_R
         finite = np.isfinite(shown.gradient_norm_R[: self.num_runs])
         finite &= np.isfinite(ahead.loss_R[: self.num_runs])
         if not finite.all():
@@ -202,23 +236,17 @@ class _Batch:
             self._record(step, shown, ahead.loss_R + scale * noise.validation_R)
 
     def _knobs(self, step: int) -> Knobs:
+        """The knobs as the faults that act at this step turn them."""
+        if len(self.untouched.learning_rate_R) != len(self.rows):
+            self.untouched = Knobs.neutral(len(self.rows))
+        acting = [f for f in self.faults if f.begin <= step < f.end]
+        if not acting:
+            return self.untouched
         knobs = Knobs.neutral(len(self.rows))
-        for row, spec in enumerate(self.specs):
-            if spec.acts and spec.onset_step <= step < spec.end_step:
-                act = spec.kind.act
-                assert act is not None and spec.severity is not None
-                act(
-                    Turn(
-                        knobs=knobs,
-                        state=self.state,
-                        row=row,
-                        age=step - spec.onset_step,
-                        severity=spec.severity,
-                        duration=spec.end_step - spec.onset_step,
-                        rng=self.fault_rngs[row],
-                        num_workers=self.workers,
-                    )
-                )
+        for disturbance in acting:
+            turn = disturbance.turn
+            turn.knobs, turn.state, turn.age = knobs, self.state, step - disturbance.begin
+            disturbance.act(turn)
         return knobs
 
     def _record(self, step: int, shown: Step, validation_R: Floats) -> None:
@@ -281,15 +309,15 @@ class _Batch:
         loss_T = self.truth_RT[row]
         at = diverged_at(loss_T)
         if at is not None:
-            return "diverged", at + 1
+            return "diverged", (at + 1) * TRUTH_EVERY
         if row in self.twins:
             at = degraded_at(loss_T, self.truth_RT[self.num_runs + self.twins.index(row)])
             if at is not None:
-                return "degraded", at + 1
+                return "degraded", (at + 1) * TRUTH_EVERY
         return None
 
 
-def config_of(spec: RunSpec) -> dict:
+def config_of(spec: RunSpec) -> dict[str, Any]:
     """The spec under the names of the log; see docs/log_format.md."""
     kind = spec.kind
     injected = spec.fault != "NONE"
@@ -318,7 +346,8 @@ def config_of(spec: RunSpec) -> dict:
 
 
 def _hardware(spec: RunSpec, rng: np.random.Generator) -> HardwareHistory:
-    assert spec.severity is not None and spec.duration_steps is not None
+    assert spec.severity is not None
+    assert spec.duration_steps is not None
     return simulate_hardware(
         rng,
         num_workers=spec.num_workers,

@@ -8,7 +8,8 @@ one run and one step, and register it: see CONTRIBUTING.md.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from rmetric.simulation.dynamics import (
     State,
     start_distance,
 )
-from rmetric.simulation.exact import log, power
+from rmetric.simulation.exact import log
 
 
 @dataclass
@@ -36,6 +37,7 @@ class Turn:
         duration: steps that the fault acts.
         rng: the run's own generator for its fault, untouched by anything else.
         num_workers: data-parallel workers.
+        memory: what the fault wants to keep from step to step.
     """
 
     knobs: Knobs
@@ -46,6 +48,7 @@ class Turn:
     duration: int
     rng: np.random.Generator
     num_workers: int
+    memory: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,18 +119,23 @@ def lose_experts(turn: Turn) -> None:
 
 def bias_router(turn: Turn) -> None:
     """Push one expert's router logit up."""
-    favourite = (
-        turn.rng.integers(NUM_EXPERTS) if turn.age == 0 else turn.state.favourite_R[turn.row]
-    )
-    turn.state.favourite_R[turn.row] = favourite
-    turn.knobs.router_bias_RE[turn.row, favourite] += turn.severity
+    if turn.age == 0:
+        turn.memory["expert"] = turn.rng.integers(NUM_EXPERTS)
+    turn.knobs.router_bias_RE[turn.row, turn.memory["expert"]] += turn.severity
 
 
 def explode_gradient(turn: Turn) -> None:
-    """One worker's backward pass gains a constant factor every step, and compounds."""
-    gains = turn.knobs.gains(turn.num_workers)
-    # Held below where its square leaves float64; float32 ends long before.
-    gains[turn.row, 0] *= min(power(turn.severity, turn.age + 1), 1e150)
+    """One worker's backward pass gains a factor, and the factors compound.
+
+    Whether the Jacobians of a step expand is a coin's toss; where they do, they
+    do by the square of the severity, which is thus the mean growth a step.
+    """
+    gain = turn.memory.get("gain", 1.0)
+    if turn.rng.random() < 0.5:
+        # Held below where its square leaves float64; float32 ends long before.
+        gain = min(gain * turn.severity * turn.severity, 1e150)
+    turn.memory["gain"] = gain
+    turn.knobs.gains(turn.num_workers)[turn.row, 0] *= gain
 
 
 def spike_learning_rate(turn: Turn) -> None:

@@ -1,8 +1,8 @@
 """How a simulated run went, decided by fact.
 
-The loss is judged at every step and without evaluation noise, whatever the
-log's own cadence, so that two logs of one run agree. The definitions are those
-used on real runs (docs/simulator.md, "What counts as a failure").
+The loss is judged every `TRUTH_EVERY` steps without evaluation noise, whatever
+the log's own cadence, so that two logs of one run agree. The definitions are
+those used on real runs (docs/simulator.md, "What counts as a failure").
 """
 
 from __future__ import annotations
@@ -12,23 +12,32 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
+TRUTH_EVERY = 10
 DIVERGED_RATIO = 1.2  # median of three losses over the best so far, to the end
 DEGRADED_NATS = 0.10  # above the twin, at the end
 
 
 def diverged_at(loss_T: Floats) -> int | None:
     """Index from which the median of three stays 20 % above the best so far, to the end."""
-    if len(loss_T) < 3:
-        return None
-    before = np.concatenate([loss_T[:1], loss_T[:1], loss_T])
-    median = np.median(np.stack([before[:-2], before[1:-1], before[2:]]), axis=0)
     best = np.minimum.accumulate(loss_T)
-    return _since(median > DIVERGED_RATIO * best)
+    return _since(median_of_three(loss_T) > DIVERGED_RATIO * best)
 
 
 def degraded_at(loss_T: Floats, twin_T: Floats) -> int | None:
-    """Index from which the loss stays more than 0.10 nat above the twin's, to the end."""
-    return _since(loss_T - twin_T > DEGRADED_NATS)
+    """Index from which the median of three gaps to the twin stays above 0.10 nat, to the end.
+
+    That is when the damage is done. Booking it to the end of the run instead
+    would give every late alert a long lead.
+    """
+    return _since(median_of_three(loss_T - twin_T) > DEGRADED_NATS)
+
+
+def median_of_three(x_T: Floats) -> Floats:
+    """Median of each value and the two before it; the first stands in for what is missing."""
+    if len(x_T) == 0:
+        return x_T
+    padded = np.concatenate([x_T[:1], x_T[:1], x_T])
+    return np.median(np.stack([padded[:-2], padded[1:-1], padded[2:]]), axis=0)
 
 
 def _since(holds: NDArray[np.bool_]) -> int | None:
