@@ -9,36 +9,56 @@ describes every field. A line is strict JSON: nan and ±inf are the strings
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
-from math import inf, isfinite, nan
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import orjson
-
+from rmetric.log_entries import (
+    SIGNAL_KEYS,
+    metric_to_json,
+    record_from_json,
+    record_to_json,
+    truth_from_json,
+    truth_to_json,
+)
 from rmetric.metric import RMetric, RMetricConfig
-from rmetric.records import HardwareEvent, Record, Run, Truth
+from rmetric.records import Record, Run, Truth
+from rmetric.strict_json import (
+    decode_number,
+    encode,
+    encode_line,
+    encode_number,
+    field,
+    mapping,
+    parse_line,
+    text,
+    whole_number,
+)
+
+__all__ = [
+    "FORMAT_VERSION",
+    "LogError",
+    "decode_number",
+    "encode_line",
+    "encode_number",
+    "log_path",
+    "metric_to_json",
+    "metrics_line",
+    "parse_line",
+    "read_lines",
+    "read_log",
+    "record_from_json",
+    "record_to_json",
+    "run_lines",
+    "start_line",
+    "truth_to_json",
+    "write_atomically",
+]
 
 FORMAT_VERSION = 1
-
-#: Field of `Record` -> its name in a METRICS line.
-RECORD_KEYS = {
-    "time": "time_seconds",
-    "training_loss": "training_loss",
-    "validation_loss": "validation_loss",
-    "gradient_norm": "gradient_norm",
-    "worker_gradient_norms": "worker_gradient_norms",
-    "learning_rate": "learning_rate",
-    "update_norm": "update_norm",
-    "parameter_norm": "parameter_norm",
-    "failure_rate": "lambda",
-    "gradient_variance": "sigma_sq",
-    "loss_drift": "delta_l",
-}
-_NON_FINITE = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}
 
 
 class LogError(ValueError):
@@ -50,124 +70,26 @@ class LogError(ValueError):
         super().__init__(f"{where}: {problem}")
 
 
-def encode_number(value: float) -> float | str:
-    """A float as strict JSON can hold it."""
-    if isfinite(value):
-        return value
-    return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
-
-
-def decode_number(value: Any) -> float | None:
-    """The float that a log holds; None for not logged. Raises ValueError for others."""
-    if value is None:
-        return None
-    if isinstance(value, str) and value in _NON_FINITE:
-        return _NON_FINITE[value]
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    raise ValueError(f"found {value!r}; a number, null, 'NaN' or '±Infinity' is accepted")
-
-
-def encode_line(entry: dict[str, Any]) -> bytes:
-    """One line of a log, with its line end."""
-    return orjson.dumps(entry, option=orjson.OPT_APPEND_NEWLINE)
-
-
-def record_to_json(record: Record) -> dict[str, Any]:
-    """What `record` measured, under the names of the log; absent where not logged."""
-    entry: dict[str, Any] = {"step": record.step, "event": "METRICS"}
-    for name, key in RECORD_KEYS.items():
-        value = getattr(record, name)
-        if value is None:
-            continue
-        if name == "worker_gradient_norms":
-            entry[key] = [encode_number(norm) for norm in value]
-        else:
-            entry[key] = encode_number(value)
-    if record.events is not None:
-        entry["hardware_events"] = [
-            {"time_seconds": e.time, "kind": e.kind, "worker": e.worker} for e in record.events
-        ]
-    return entry
-
-
-def metric_to_json(metric: RMetric) -> dict[str, Any]:
-    """What the metric makes of the record that it has just taken."""
-    raw, scaled = metric.raw, metric.normalised
-    entry: dict[str, Any] = {}
-    # A signal that is not yet defined is left out: nan would say that it was observed.
-    for key, value in zip(("lambda", "sigma_sq", "delta_l"), raw, strict=True):
-        if value == value:
-            entry[key] = encode_number(value)
-    if metric.variance_source is not None:
-        entry["sigma_sq_source"] = metric.variance_source
-    entry |= {
-        "lambda_norm": scaled.failure_rate,
-        "sigma_sq_norm": scaled.gradient_variance,
-        "delta_l_norm": scaled.loss_drift,
-        "r_metric": metric.score,
-        "alerts": {"r_metric": metric.alarm},
-    }
-    return entry
-
-
-def record_from_json(entry: dict[str, Any]) -> Record:
-    """The record in a METRICS line. Raises ValueError naming the field that is wrong."""
-    step = entry.get("step")
-    if isinstance(step, bool) or not isinstance(step, int):
-        raise ValueError(f"'step' is {step!r}: a whole number is accepted")
-    fields: dict[str, Any] = {}
-    for name, key in RECORD_KEYS.items():
-        value = entry.get(key)
-        if value is None:
-            continue
-        try:
-            if name == "worker_gradient_norms":
-                fields[name] = tuple(_norm(norm) for norm in value)
-            else:
-                fields[name] = decode_number(value)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{key!r}: {error}") from None
-    events = entry.get("hardware_events")
-    if events is not None:
-        try:
-            fields["events"] = tuple(
-                HardwareEvent(float(e["time_seconds"]), str(e["kind"]), e.get("worker"))
-                for e in events
-            )
-        except (AttributeError, KeyError, TypeError, ValueError):
-            raise ValueError(
-                "'hardware_events' must be a list of objects with time_seconds and kind"
-            ) from None
-    return Record(step=step, **fields)
-
-
-def _norm(value: Any) -> float:
-    norm = decode_number(value)
-    if norm is None:
-        raise ValueError("null among the norms; every worker's norm is needed")
-    return norm
-
-
-def truth_to_json(truth: Truth) -> dict[str, Any]:
-    return {name: getattr(truth, name) for name in Truth.__slots__}
-
-
 def start_line(run_config: dict[str, Any], run_id: str, config: RMetricConfig, mode: str) -> bytes:
     """The first line of a log, which follows from what was asked for alone."""
     config_of_run = run_config | {
         "experiment_id": run_id,
         "METRIC_MODE": mode,
+        "metric_settings": asdict(config.with_mode(mode)),
         "alert_thresholds": {"r_metric": config.threshold},
     }
     return encode_line(
-        {"event": "EXPERIMENT_START", "format_version": FORMAT_VERSION, "config": config_of_run}
+        {
+            "event": "EXPERIMENT_START",
+            "format_version": FORMAT_VERSION,
+            "config": encode(config_of_run),
+        }
     )
 
 
 def log_path(folder: Path, run_id: str) -> Path:
     """Where a run's log goes. Raises ValueError for an id that is no plain file name."""
-    if not run_id or run_id.startswith(".") or set(run_id) & set('/\\:\0'):
+    if not run_id or run_id.startswith(".") or set(run_id) & set("/\\:\0"):
         raise ValueError(
             f"experiment id {run_id!r} cannot name a file: it must not be empty, "
             "begin with a dot or hold / \\ or :"
@@ -175,19 +97,51 @@ def log_path(folder: Path, run_id: str) -> Path:
     return folder / f"{run_id}.jsonl"
 
 
+def metrics_line(record: Record, metric: RMetric) -> bytes:
+    """The METRICS line of `record`, which `metric` takes on the way."""
+    measured = record_to_json(record)
+    for key in SIGNAL_KEYS.values():
+        measured.pop(key, None)  # the metric says what it used
+    return encode_line(measured | metric_to_json(metric.update(record)))
+
+
 def run_lines(run: Run, metric_config: RMetricConfig, mode: str = "FULL_METRIC") -> Iterator[bytes]:
-    """A finished run as the lines of its log, the metric computed on the way."""
-    truth = run.truth or Truth()
+    """A finished run as the lines of its log, the metric computed on the way.
+
+    A run whose truth is not known gets no final line: nothing is claimed.
+    """
     metric = RMetric(metric_config.with_mode(mode))
+    fault_lines = _fault_lines(run.truth)
     yield start_line(run.config, run.id, metric_config, mode)
-    onset = truth.onset_step
     for record in run.records:
-        if onset is not None and record.step >= onset:
-            yield _fault_line(truth)
-            onset = None
-        yield encode_line(record_to_json(record) | metric_to_json(metric.update(record)))
-    if onset is not None:
-        yield _fault_line(truth)
+        if run.truth and run.truth.onset_step is not None and record.step >= run.truth.onset_step:
+            yield from fault_lines
+        yield metrics_line(record, metric)
+    yield from fault_lines
+    if run.truth is not None:
+        yield _final_line(run.truth, run.records)
+
+
+def _fault_lines(truth: Truth | None) -> Iterator[bytes]:
+    """The FAULT_INJECTED line, once; none where nothing was injected before the end."""
+    if truth is None or truth.onset_step is None:
+        return
+    if truth.failure_step is not None and truth.failure_step < truth.onset_step:
+        return
+    severity = "" if truth.severity is None else f", severity {truth.severity:g}"
+    duration = "" if truth.duration_steps is None else f", {truth.duration_steps} steps"
+    what = "benign change" if truth.benign else "fault"
+    acts = "" if truth.applicable else "; not applicable to this architecture, nothing changes"
+    yield encode_line(
+        {
+            "step": truth.onset_step,
+            "event": "FAULT_INJECTED",
+            "details": f"{what} {truth.fault}{severity}{duration}{acts}",
+        }
+    )
+
+
+def _final_line(truth: Truth, records: list[Record]) -> bytes:
     if truth.failed:
         last = {
             "step": truth.failure_step,
@@ -195,21 +149,8 @@ def run_lines(run: Run, metric_config: RMetricConfig, mode: str = "FULL_METRIC")
             "reason": truth.failure_kind,
         }
     else:
-        last = {"step": run.records[-1].step, "event": "EXPERIMENT_SUCCESS"}
-    yield encode_line(last | {"ground_truth": truth_to_json(truth)})
-
-
-def _fault_line(truth: Truth) -> bytes:
-    severity = "" if truth.severity is None else f", severity {truth.severity:g}"
-    what = "benign change" if truth.benign else "fault"
-    acts = "" if truth.applicable else "; not applicable to this architecture, nothing changes"
-    return encode_line(
-        {
-            "step": truth.onset_step,
-            "event": "FAULT_INJECTED",
-            "details": f"{what} {truth.fault}{severity}, {truth.duration_steps} steps{acts}",
-        }
-    )
+        last = {"step": records[-1].step if records else None, "event": "EXPERIMENT_SUCCESS"}
+    return encode_line(last | {"ground_truth": truth_to_json(truth)})
 
 
 def write_atomically(path: Path, lines: Iterable[bytes]) -> None:
@@ -230,14 +171,6 @@ def write_atomically(path: Path, lines: Iterable[bytes]) -> None:
         raise
 
 
-def parse_line(line: bytes) -> Any:
-    """One line as JSON; bare NaN and Infinity, which many loggers write, are accepted."""
-    try:
-        return orjson.loads(line)
-    except orjson.JSONDecodeError:
-        return json.loads(line.decode("utf-8", "strict"))
-
-
 def read_lines(path: Path, lines: Iterable[bytes]) -> Run:
     """The run in the lines of one log in our form or the authors'.
 
@@ -246,55 +179,61 @@ def read_lines(path: Path, lines: Iterable[bytes]) -> Run:
     LogError for anything else that cannot be read.
     """
     run = Run(id=path.name.split(".jsonl")[0], records=[], source=path)
-    truth: Truth | None = None
-    ended = False
-    for number, line in enumerate(lines, start=1):
+    begun = ended = False
+    for number_of_line, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             entry = parse_line(line)
-        except ValueError:
-            if not line.endswith(b"\n"):
-                run.notes.append(f"line {number} is cut off and was left out")
+        except ValueError as error:
+            if begun and not line.endswith(b"\n"):
+                run.notes.append(f"line {number_of_line} is cut off and was left out")
                 break
-            raise LogError(path, number, f"not JSON: {_shown(line)}") from None
-        if not isinstance(entry, dict):
-            raise LogError(path, number, f"a JSON object is accepted, found {_shown(line)}")
-        event = entry.get("event")
-        if event == "EXPERIMENT_START":
-            run.config = entry.get("config") or {}
-            run.id = str(run.config.get("experiment_id") or run.id)
-        elif event == "METRICS":
-            try:
-                run.records.append(record_from_json(entry))
-            except ValueError as error:
-                raise LogError(path, number, str(error)) from None
-        elif event == "FAULT_INJECTED":
-            truth = truth or _declared_truth(run.config)
-            truth.onset_step = entry.get("step", truth.onset_step)
-        elif event in ("EXPERIMENT_SUCCESS", "EXPERIMENT_FAILURE"):
-            truth = _final_truth(entry, truth or _declared_truth(run.config))
-            ended = True
-    run.truth = truth if ended else None
+            raise LogError(path, number_of_line, str(error)) from None
+        try:
+            ended = _take(run, mapping(entry)) or ended
+        except ValueError as error:
+            raise LogError(path, number_of_line, str(error)) from None
+        begun = True
     if not ended:
+        run.truth = None
         run.notes.append("the log has no final line: how the run ended is unknown")
     return run
 
 
+def _take(run: Run, entry: dict[str, Any]) -> bool:
+    """Add one line to `run`, whose truth is what is known so far; whether it is the last."""
+    event = entry.get("event")
+    if event == "EXPERIMENT_START":
+        run.config = field(entry, "config", mapping) or {}
+        run.id = str(run.config.get("experiment_id") or run.id)
+        run.truth = _declared_truth(run.config)
+    elif event == "METRICS":
+        run.records.append(record_from_json(entry))
+    elif event == "FAULT_INJECTED":
+        run.truth = run.truth or Truth()
+        run.truth.onset_step = field(entry, "step", whole_number) or run.truth.onset_step
+    elif event in ("EXPERIMENT_SUCCESS", "EXPERIMENT_FAILURE"):
+        run.truth = _final_truth(entry, run.truth or Truth())
+        return True
+    return False
+
+
 def _declared_truth(config: dict[str, Any]) -> Truth:
-    fault = config.get("fault_injection") or {}
-    name = str(fault.get("type") or "NONE")
-    return Truth(fault=name, onset_step=None if name == "NONE" else fault.get("trigger_step"))
+    fault = field(config, "fault_injection", mapping) or {}
+    name = field(fault, "type", text) or "NONE"
+    onset = None if name == "NONE" else field(fault, "trigger_step", whole_number)
+    return Truth(fault=name, onset_step=onset)
 
 
 def _final_truth(entry: dict[str, Any], declared: Truth) -> Truth:
-    stated = entry.get("ground_truth")
-    if isinstance(stated, dict):
-        return Truth(**{name: stated[name] for name in Truth.__slots__ if name in stated})
+    stated = field(entry, "ground_truth", mapping)
+    if stated is not None:
+        return truth_from_json(stated)
     if entry["event"] == "EXPERIMENT_FAILURE":
         declared.outcome = "failed"
-        declared.failure_kind = str(entry.get("reason", "not stated"))
-        declared.failure_step = entry.get("step")
+        declared.failure_kind = field(entry, "reason", text) or "not stated"
+        declared.failure_step = field(entry, "step", whole_number)
     elif declared.fault != "NONE":
         declared.outcome = "absorbed"
     return declared
@@ -304,8 +243,3 @@ def read_log(path: Path) -> Run:
     """The run in one of our own logs; see `read_lines`."""
     with open(path, "rb") as file:
         return read_lines(path, file)
-
-
-def _shown(line: bytes) -> str:
-    text = line.decode("utf-8", "replace").strip()
-    return repr(text if len(text) <= 60 else text[:57] + "...")

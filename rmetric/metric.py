@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import isfinite, nan
+from numbers import Real
 from typing import Any, NamedTuple
 
 from rmetric.normalisers import SlidingMinMax
@@ -31,7 +32,22 @@ class Components(NamedTuple):
     loss_drift: float
 
 
+class Sources(NamedTuple):
+    """What each signal was taken from at one record; None where it said nothing.
+
+    ``events``; ``workers`` (the workers' norms) or ``trailing`` (one norm, over
+    time); ``validation_loss`` or ``training_loss``; ``logged`` for a signal that
+    somebody else's log states.
+    """
+
+    failure_rate: str | None = None
+    gradient_variance: str | None = None
+    loss_drift: str | None = None
+
+
 PAPER_WEIGHTS = Components(failure_rate=0.10, gradient_variance=0.45, loss_drift=0.70)
+
+WINDOWS_AT_LEAST = {"component_window": 2, "event_window": 1, "loss_window": 1, "norm_window": 2}
 
 #: The ablations of the paper: one signal alone counts, with weight 1.
 MODES: dict[str, Components] = {
@@ -68,26 +84,30 @@ class RMetricConfig:
     loss: str = "validation_loss"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "weights", Components(*self.weights))
-        for name, weight in self.weights._asdict().items():
-            if not (isfinite(weight) and weight >= 0):
-                raise ValueError(f"weight of {name} is {weight}: it must be finite and at least 0")
-        if not any(self.weights):
-            raise ValueError("all three weights are 0: at least one must be above 0")
-        if not isfinite(self.threshold):
-            raise ValueError(f"threshold is {self.threshold}: it must be finite")
-        for name, least in (
-            ("component_window", 2),
-            ("event_window", 1),
-            ("loss_window", 1),
-            ("norm_window", 2),
-        ):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least {least}")
+        self._check_weights()
+        if not _is_finite(self.threshold):
+            raise ValueError(f"threshold is {self.threshold!r}: it must be a finite number")
+        for name, least in WINDOWS_AT_LEAST.items():
+            window = getattr(self, name)
+            if not isinstance(window, int) or window < least:
+                raise ValueError(f"{name} is {window!r}: it must be an int of at least {least}")
         if self.loss not in ("validation_loss", "training_loss"):
             raise ValueError(
                 f"loss is {self.loss!r}: it must be 'validation_loss' or 'training_loss'"
             )
+
+    def _check_weights(self) -> None:
+        try:
+            object.__setattr__(self, "weights", Components(*self.weights))
+        except TypeError:
+            raise ValueError(
+                f"weights are {self.weights!r}: three are needed, of λ, σ² and ΔL"
+            ) from None
+        for name, weight in self.weights._asdict().items():
+            if not _is_finite(weight) or weight < 0:
+                raise ValueError(f"weight of {name} is {weight!r}: it must be finite, at least 0")
+        if not any(self.weights):
+            raise ValueError("all three weights are 0: at least one must be above 0")
 
     @classmethod
     def simulation(cls, **changes: Any) -> RMetricConfig:
@@ -103,10 +123,14 @@ class RMetricConfig:
         return cls(**(settings | changes))
 
     def with_mode(self, mode: str) -> RMetricConfig:
-        """The same settings with the weights of one of `MODES`."""
+        """The same settings with one signal alone; FULL_METRIC keeps the weights as set."""
         if mode not in MODES:
             raise ValueError(f"unknown mode {mode!r}: known are {', '.join(MODES)}")
-        return replace(self, weights=MODES[mode])
+        return self if mode == "FULL_METRIC" else replace(self, weights=MODES[mode])
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, Real) and isfinite(value)
 
 
 PRESETS = {"simulation": RMetricConfig.simulation, "case_study": RMetricConfig.case_study}
@@ -125,8 +149,9 @@ class RMetric:
         raw: λ (events per hour), σ² (squared norm units), ΔL (nats); nan where
             not yet defined, inf where what was seen is beyond all bounds.
         normalised: the same, each from 0 to 1.
-        variance_source: what σ² was computed from, ``workers``, ``trailing``
-            (one norm, over time), ``logged`` or None.
+        sources: what each signal was taken from at this record; see `Sources`.
+        variance_source: what the present σ² was taken from, also where this
+            record said nothing of it; None before the first.
 
     >>> metric = RMetric()
     >>> for step, loss in enumerate([3.0, 2.5, 2.4, 2.9], start=1):
@@ -143,6 +168,7 @@ class RMetric:
         self.score = 0.0
         self.alarm = False
         self.variance_source: str | None = None
+        self._sources: tuple[str | None, str | None, str | None] = None, None, None
         self._raw = [nan, nan, nan]
         self._normalised = [0.0, 0.0, 0.0]
         self._failure_rate = FailureRate(config.event_window)
@@ -161,49 +187,56 @@ class RMetric:
     def normalised(self) -> Components:
         return Components(*self._normalised)
 
+    @property
+    def sources(self) -> Sources:
+        return Sources(*self._sources)
+
     def update(self, record: Record) -> RMetric:
         """Take the next record; records must come in the order of their steps."""
+        # One long function on purpose: a call for each signal would cost a tenth more.
         raw, normalised = self._raw, self._normalised
         scale_rate, scale_variance, scale_drift = self._scales
+        rate_from = variance_from = drift_from = None
 
-        events = record.events
+        events, rate = record.events, record.failure_rate
         if events is not None and record.time is not None:
             times = [event.time for event in events] if events else ()
-            rate = self._failure_rate.update(record.time, times)
+            rate, rate_from = self._failure_rate.update(record.time, times), "events"
+        elif rate is not None:
+            rate_from = "logged"
+        if rate is not None:
             raw[0] = rate
             normalised[0] = scale_rate.update(rate)
-        elif record.failure_rate is not None:
-            raw[0] = record.failure_rate
-            normalised[0] = scale_rate.update(record.failure_rate)
 
-        variance = None
-        if record.worker_gradient_norms is not None:
-            variance = population_variance(record.worker_gradient_norms)
-            self.variance_source = "workers"
-        elif record.gradient_variance is not None:
-            variance = record.gradient_variance
-            self.variance_source = "logged"
+        norms, variance = record.worker_gradient_norms, record.gradient_variance
+        if norms is not None:
+            variance, variance_from = population_variance(norms), "workers"
+        elif variance is not None:
+            variance_from = "logged"
         elif record.gradient_norm is not None:
             variance = self._trailing_variance.update(record.gradient_norm)
-            self.variance_source = "trailing"
+            variance_from = "trailing"
         if variance is not None:
             raw[1] = variance
             normalised[1] = scale_variance.update(variance)
+            self.variance_source = variance_from
 
         loss = record.training_loss if self._on_training_loss else record.validation_loss
+        drift = record.loss_drift
         if loss is not None:
-            drift = self._loss_drift.update(loss)
+            drift, drift_from = self._loss_drift.update(loss), self.config.loss
+        elif drift is not None:
+            drift_from = "logged"
+        if drift is not None:
             raw[2] = drift
             normalised[2] = scale_drift.update(drift)
-        elif record.loss_drift is not None:
-            raw[2] = record.loss_drift
-            normalised[2] = scale_drift.update(record.loss_drift)
 
         of_rate, of_variance, of_drift = self._weights
         self.score = score = (
             of_rate * normalised[0] + of_variance * normalised[1] + of_drift * normalised[2]
         )
         self.alarm = score > self._threshold
+        self._sources = rate_from, variance_from, drift_from
         return self
 
     def update_all(self, records: Iterable[Record]) -> RMetric:

@@ -13,13 +13,15 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.ndimage import maximum_filter1d, minimum_filter1d
 
 from rmetric.metric import RMetricConfig
 from rmetric.records import Record
 from rmetric.signals.failure_rate import SECONDS_PER_HOUR
 
 Floats = NDArray[np.float64]
+
+#: Rows worked on at once where several passes are made over them.
+CACHED_ROWS = 32_768
 
 
 @dataclass(kw_only=True)
@@ -123,26 +125,25 @@ def score_records(records: Sequence[Record], config: RMetricConfig | None = None
     return score_columns(Columns.from_records(records, config), config)
 
 
+@np.errstate(all="ignore")  # what nan and inf give is defined at every stage
 def score_columns(columns: Columns, config: RMetricConfig | None = None) -> Scores:
     """R at every row of `columns`."""
     config = config or RMetricConfig()
-    raw = np.full((3, columns.num_rows), np.nan)
-    normalised = np.zeros((3, columns.num_rows))
-    for i, signal in enumerate(
-        (failure_rate(columns, config), variance(columns, config), loss_drift(columns, config))
-    ):
+    raw_3N, normalised_3N = np.empty((2, 3, columns.num_rows))
+    for i, signal_of in enumerate((failure_rate, variance, loss_drift)):
+        signal = signal_of(columns, config)
         if signal is None:
-            continue
-        scaled = sliding_min_max(signal.values, config.component_window)
-        if signal.rows is None:
-            raw[i], normalised[i] = signal.values, scaled
-        elif len(signal.rows):
-            first = signal.rows[0]
-            latest = np.searchsorted(signal.rows, np.arange(first, columns.num_rows), "right") - 1
-            raw[i, first:], normalised[i, first:] = signal.values[latest], scaled[latest]
-    weights = config.weights
-    score = weights[0] * normalised[0] + weights[1] * normalised[1] + weights[2] * normalised[2]
-    return Scores(raw=raw.T, normalised=normalised.T, score=score, alarm=score > config.threshold)
+            raw_3N[i], normalised_3N[i] = np.nan, 0.0
+        else:
+            scaled = sliding_min_max(signal.values, config.component_window)
+            _hold(signal.values, signal.rows, before=np.nan, out=raw_3N[i])
+            _hold(scaled, signal.rows, before=0.0, out=normalised_3N[i])
+    score = config.weights[0] * normalised_3N[0]
+    score += config.weights[1] * normalised_3N[1]
+    score += config.weights[2] * normalised_3N[2]
+    return Scores(
+        raw=raw_3N.T, normalised=normalised_3N.T, score=score, alarm=score > config.threshold
+    )
 
 
 def failure_rate(columns: Columns, config: RMetricConfig) -> Observed | None:
@@ -152,10 +153,8 @@ def failure_rate(columns: Columns, config: RMetricConfig) -> Observed | None:
     starts = np.concatenate([[0.0], columns.event_times])
     counts = columns.event_counts
     elapsed = columns.time.values - starts[np.maximum(counts - config.event_window, 0)]
-    number = np.minimum(counts, config.event_window)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        rate = np.where(elapsed > 0, number * SECONDS_PER_HOUR / elapsed, np.nan)
-    return Observed(values=rate, rows=columns.time.rows)
+    rate = np.minimum(counts, config.event_window) * SECONDS_PER_HOUR / elapsed
+    return Observed(values=np.where(elapsed > 0, rate, np.nan), rows=columns.time.rows)
 
 
 def variance(columns: Columns, config: RMetricConfig) -> Observed | None:
@@ -166,67 +165,47 @@ def variance(columns: Columns, config: RMetricConfig) -> Observed | None:
     if columns.gradient_variance is not None or columns.gradient_norm is None:
         return columns.gradient_variance
     norms = columns.gradient_norm
-    out = np.full(len(norms.values), np.inf)
-    finite = np.isfinite(norms.values)
-    out[finite] = trailing_variances(norms.values[finite], config.norm_window)
-    return Observed(values=out, rows=norms.rows)
+    return Observed(values=trailing_variances(norms.values, config.norm_window), rows=norms.rows)
 
 
 def loss_drift(columns: Columns, config: RMetricConfig) -> Observed | None:
     """ΔL, nats; see `signals.LossDrift`."""
     if columns.loss is None:
         return columns.loss_drift
-    losses = columns.loss.values
-    out = np.full(len(losses), np.inf)
-    finite = np.isfinite(losses)
-    out[finite] = losses[finite] - means_before(losses[finite], config.loss_window)
+    drifts = drifts_above_past(columns.loss.values, config.loss_window)
     if config.absolute_loss_drift:
-        out = np.abs(out)
-    return Observed(values=out, rows=columns.loss.rows)
-
-
-def sliding_min_max(x_N: Floats, window: int) -> Floats:
-    """Each value between the extremes of its last `window` finite values."""
-    out = (x_N == np.inf).astype(float)
-    finite = np.isfinite(x_N)
-    x = x_N[finite]
-    if len(x) == 0:
-        return out
-    # The filter centres its window; the origin moves it back to end at each value.
-    size, origin = min(window, len(x)), (min(window, len(x)) - 1) // 2
-    low = minimum_filter1d(x, size, mode="constant", cval=np.inf, origin=origin)
-    high = maximum_filter1d(x, size, mode="constant", cval=-np.inf, origin=origin)
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        span = high - low
-        scaled = np.where(span > 0, (x - low) / span, 0.0)
-        huge = np.isinf(span)
-        scaled[huge] = ((x / 2 - low / 2) / (high / 2 - low / 2))[huge]
-    out[finite] = scaled
-    return out
+        np.abs(drifts, out=drifts)
+    return Observed(values=drifts, rows=columns.loss.rows)
 
 
 def population_variances(norms_NW: Floats) -> Floats:
     """`signals.gradient_variance.population_variance` of each row."""
-    count = norms_NW.shape[1]
-    with np.errstate(over="ignore", invalid="ignore"):
-        differences_WN = np.ascontiguousarray(norms_NW.T)
-        differences_WN = differences_WN - differences_WN[0]
-        total = np.zeros(len(norms_NW))
-        squares = np.zeros(len(norms_NW))
-        for difference in differences_WN:
+    num_rows, num_workers = norms_NW.shape
+    if num_workers < 2:
+        return np.where(np.isfinite(norms_NW).all(axis=1), np.nan, np.inf)
+    out = np.empty(num_rows)
+    for first in range(0, num_rows, CACHED_ROWS):
+        rows = slice(first, first + CACHED_ROWS)
+        norms_WN = norms_NW[rows].T
+        total, squares = np.zeros((2, norms_WN.shape[1]))
+        for norms_N in norms_WN[1:]:
+            difference = norms_N - norms_WN[0]
             total += difference
             squares += difference * difference
-        out = (squares - total * total / count) / count
-    finite = out < np.inf
-    if count < 2:
-        return np.where(finite, np.nan, np.inf)
-    return np.where(finite, np.maximum(out, 0.0), np.inf)
+        out[rows] = (squares - total * (total / num_workers)) / num_workers
+    out[~(out < np.inf)] = np.inf
+    return np.maximum(out, 0.0, out=out)
 
 
 def trailing_variances(norms_N: Floats, window: int) -> Floats:
-    """Variance over the last `window` norms, all finite; nan at the first."""
-    out = np.full(len(norms_N), np.nan)
-    for row in range(1, min(window - 1, len(norms_N))):
+    """`signals.TrailingGradientVariance` at each norm."""
+    finite = np.isfinite(norms_N)
+    if not finite.all():
+        out = np.full(len(norms_N), np.inf)
+        out[finite] = trailing_variances(norms_N[finite], window)
+        return out
+    out = np.empty(len(norms_N))
+    for row in range(min(window - 1, len(norms_N))):
         out[row] = population_variances(norms_N[None, : row + 1])[0]
     if len(norms_N) >= window:
         views = np.lib.stride_tricks.sliding_window_view(norms_N, window)
@@ -234,29 +213,71 @@ def trailing_variances(norms_N: Floats, window: int) -> Floats:
     return out
 
 
-def means_before(losses_N: Floats, window: int) -> Floats:
-    """Mean of the up to `window` losses before each; nan for the first.
+def drifts_above_past(losses_N: Floats, window: int) -> Floats:
+    """`signals.LossDrift` at each loss; the additions are the same, in the same order."""
+    finite = np.isfinite(losses_N)
+    if not finite.all():
+        out = np.full(len(losses_N), np.inf)
+        out[finite] = drifts_above_past(losses_N[finite], window)
+        return out
+    blocks = _blocks(losses_N, window)
+    past = np.zeros_like(blocks)
+    np.cumsum(blocks[:, :-1], axis=1, out=past[:, 1:])
+    past[1:] += np.cumsum(blocks[:-1, ::-1], axis=1)[:, ::-1]
+    past = past.ravel()[: len(losses_N)]
+    past[:1] = np.nan
+    past[1:window] /= np.arange(1, len(past[:window]))
+    past[window:] /= window
+    return np.subtract(losses_N, past, out=past)
 
-    The additions are those of `signals.LossDrift`, in the same order.
+
+def sliding_min_max(x_N: Floats, window: int) -> Floats:
+    """`normalisers.SlidingMinMax` of each value."""
+    finite = np.isfinite(x_N)
+    if not finite.all():
+        out = (x_N == np.inf).astype(float)
+        out[finite] = sliding_min_max(x_N[finite], window)
+        return out
+    low = sliding_extremes(np.minimum, x_N, window)
+    high = sliding_extremes(np.maximum, x_N, window)
+    span = high - low
+    huge = np.flatnonzero(span == np.inf)
+    span[span == 0.0] = 1.0  # where x - low is 0 too
+    out = x_N - low
+    out /= span
+    out[huge] = (x_N[huge] / 2 - low[huge] / 2) / (high[huge] / 2 - low[huge] / 2)
+    return out
+
+
+def sliding_extremes(extreme: np.ufunc, x_N: Floats, window: int) -> Floats:
+    """The `extreme` (np.minimum or np.maximum) of the last `window` values at each.
+
+    That is the extreme of two: the head of the value's own block, up to it, and
+    the tail of the block before (van Herk 1992; Gil and Werman 1993).
     """
-    num_rows = len(losses_N)
-    if num_rows == 0:
-        return np.empty(0)
-    num_blocks = -(-num_rows // window)
-    blocks = np.zeros((num_blocks, window))
-    blocks.ravel()[:num_rows] = losses_N
-    heads = np.cumsum(blocks, axis=1)
-    tails = np.cumsum(blocks[:, ::-1], axis=1)
-    # The past of row j in block b: j losses of b and the last window - j of b - 1.
-    row = np.arange(num_rows) - 1
-    block, filled = row // window, row % window + 1
-    sums = heads[block, filled - 1]
-    rest = window - filled
-    shared = (block > 0) & (rest > 0)
-    sums[shared] += tails[block[shared] - 1, rest[shared] - 1]
-    counts = np.where(block > 0, window, filled).astype(float)
-    sums[0] = np.nan
-    return sums / counts
+    blocks = _blocks(x_N, window)
+    out = extreme.accumulate(blocks, axis=1)
+    tails = extreme.accumulate(blocks[:-1, :0:-1], axis=1)[:, ::-1]
+    extreme(out[1:, :-1], tails, out=out[1:, :-1])
+    return out.ravel()[: len(x_N)]
+
+
+def _blocks(x_N: Floats, window: int) -> Floats:
+    """`x_N` cut into rows of `window` values, the last filled up with zeros."""
+    window = max(1, min(window, len(x_N)))
+    blocks = np.zeros((-(-len(x_N) // window), window))
+    blocks.ravel()[: len(x_N)] = x_N
+    return blocks
+
+
+def _hold(values: Floats, rows: NDArray[np.intp] | None, before: float, out: Floats) -> None:
+    """Spread values over all rows: each holds until the next, `before` until the first."""
+    if rows is None:
+        out[:] = values
+    else:
+        first = rows[0] if len(rows) else len(out)
+        out[:first] = before
+        out[first:] = np.repeat(values, np.diff(rows, append=len(out)))
 
 
 def _column(records: Sequence[Record], name: str) -> Observed | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from math import inf
+from math import inf, isfinite, nan
 
 
 class SlidingMinMax:
@@ -39,7 +39,8 @@ class SlidingMinMax:
             raise ValueError(f"window is {window}: it must be at least 1 value")
         self.window = window
         self.value = 0.0
-        self._recent: deque[float] = deque()
+        # Filled with nan, which equals nothing: until the window is full nothing leaves.
+        self._recent = deque([nan] * window, maxlen=window)
         # The values that are, or can still become, the minimum (rising) and the
         # maximum (falling); equal ones are kept, each leaves with its own.
         self._lows: deque[float] = deque()
@@ -47,10 +48,11 @@ class SlidingMinMax:
 
     def update(self, x: float) -> float:
         """Take one value; return it normalised to [0, 1]."""
-        if not -inf < x < inf:
+        if not isfinite(x):
             self.value = 1.0 if x == inf else 0.0
             return self.value
         recent, lows, highs = self._recent, self._lows, self._highs
+        leaving = recent[0]
         recent.append(x)
         while lows and lows[-1] > x:
             lows.pop()
@@ -58,21 +60,20 @@ class SlidingMinMax:
         while highs and highs[-1] < x:
             highs.pop()
         highs.append(x)
-        if len(recent) > self.window:
-            leaving = recent.popleft()
-            if lows[0] == leaving:
-                lows.popleft()
-            if highs[0] == leaving:
-                highs.popleft()
-
-        low = lows[0]
-        span = highs[0] - low
-        if 0 < span < inf:
-            value = (x - low) / span
-        elif span == 0:
+        low, high = lows[0], highs[0]
+        if low == leaving:
+            lows.popleft()
+            low = lows[0]
+        if high == leaving:
+            highs.popleft()
+            high = highs[0]
+        span = high - low
+        if span == 0.0:
             value = 0.0
+        elif span < inf:
+            value = (x - low) / span
         else:
             # The span of huge finite values overflows: halve it.
-            value = (x / 2 - low / 2) / (highs[0] / 2 - low / 2)
+            value = (x / 2 - low / 2) / (high / 2 - low / 2)
         self.value = value
         return value

@@ -48,7 +48,7 @@ class FailureRate:
         times = self._times
         times.extend(event_times)
         elapsed = time - times[0]
-        if elapsed > 0:
+        if elapsed > 0.0:
             self.value = (len(times) - 1) * SECONDS_PER_HOUR / elapsed
         else:
             self.value = nan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from math import inf, nan
+from math import inf, isfinite, nan
 
 
 class GradientVariance:
@@ -56,7 +56,7 @@ class TrailingGradientVariance:
 
     def update(self, norm: float) -> float:
         """Take the norm of one step; return the variance over the window."""
-        if not -inf < norm < inf:
+        if not isfinite(norm):
             # Kept out of the window, or one overflow would blind the next `window` steps.
             self.value = inf
         else:
@@ -81,7 +81,7 @@ def population_variance(norms: Sequence[float]) -> float:
         difference = norm - first
         total += difference
         squares += difference * difference
-    variance = (squares - total * total / count) / count
+    variance = (squares - total * (total / count)) / count
     if variance < inf:
         return (variance if variance > 0.0 else 0.0) if count > 1 else nan
     return inf

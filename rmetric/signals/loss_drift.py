@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf, nan
+from math import inf, isfinite, nan
 
 
 class LossDrift:
@@ -16,7 +16,9 @@ class LossDrift:
     negative, so a rise back to the mean of the past goes unseen.
 
     Amortised O(1): the mean is held as sums of whole blocks of `window` losses,
-    never by subtracting what leaves, so no rounding error builds up.
+    never by subtracting what leaves, so no rounding error builds up. (Where
+    finite losses are so huge that their sum overflows, ΔL is ±inf or nan until
+    they have left.)
 
     Args:
         window: number of earlier evaluations, at least 1 (paper: 100).
@@ -29,7 +31,7 @@ class LossDrift:
     Source: Fatima 2025, section 3 (ΔL against the moving average).
     """
 
-    __slots__ = ("_absolute", "_current", "_sum", "_tail_sums", "value", "window")
+    __slots__ = ("_absolute", "_block", "_count", "_sum", "_tail_sums", "value", "window")
 
     def __init__(self, window: int = 100, *, absolute: bool = False) -> None:
         if window < 1:
@@ -37,39 +39,36 @@ class LossDrift:
         self.window = window
         self.value = nan
         self._absolute = absolute
-        self._current: list[float] = []  # losses of the block being filled
+        self._count = 0  # losses that the mean is taken over
+        self._block: list[float] = []  # losses of the block being filled
         self._sum = 0.0  # their sum
-        self._tail_sums: list[float] = []  # sums of the previous block's ends, shortest first
+        self._tail_sums = [0.0] * window  # sums of the previous block from each place to its end
 
     def update(self, loss: float) -> float:
         """Take the loss of one evaluation; return ΔL against those before it."""
-        if not -inf < loss < inf:
+        if not isfinite(loss):
             self.value = inf
             return inf
-        current = self._current
-        filled = len(current)
-        # The past is the current block and as much of the end of the previous one
-        # as fits in the window.
-        if self._tail_sums:
-            rest = self.window - filled
-            past = self._sum + self._tail_sums[rest - 1] if rest else self._sum
-            value = loss - past / self.window
-        else:
-            value = loss - self._sum / filled if filled else nan
-        self.value = abs(value) if self._absolute else value
-        if filled == self.window:
-            self._tail_sums = tail_sums(current)
-            current.clear()
-            self._sum = 0.0
-        current.append(loss)
+        block, count = self._block, self._count
+        # The past is this block and, of the previous one, the end that fits in the window.
+        past = self._sum + self._tail_sums[len(block)]
+        value = loss - past / count if count else nan
+        self.value = value = abs(value) if self._absolute else value
+        if count < self.window:
+            self._count = count + 1
         self._sum += loss
-        return self.value
+        block.append(loss)
+        if len(block) == self.window:
+            self._tail_sums = tail_sums(block)
+            self._sum = 0.0
+            block.clear()
+        return value
 
 
 def tail_sums(block: list[float]) -> list[float]:
-    """Sums of the last 1, 2, ... values of `block`."""
-    sums, total = [], 0.0
-    for value in reversed(block):
-        total += value
-        sums.append(total)
+    """Sums of `block` from each of its places to its end, added from the end."""
+    sums, total = [0.0] * len(block), 0.0
+    for place in range(len(block) - 1, -1, -1):
+        total += block[place]
+        sums[place] = total
     return sums

@@ -1,0 +1,136 @@
+"""How one line of a log says what `records` and `metric` hold, and back.
+
+docs/log_format.md describes every field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rmetric.metric import RMetric
+from rmetric.records import HardwareEvent, Record, Truth
+from rmetric.strict_json import (
+    encode,
+    encode_number,
+    field,
+    flag,
+    items,
+    mapping,
+    number,
+    shown,
+    text,
+    whole_number,
+)
+
+#: Fields of `Record` that hold one number -> their names in a METRICS line.
+NUMBER_KEYS = {
+    "time": "time_seconds",
+    "training_loss": "training_loss",
+    "validation_loss": "validation_loss",
+    "gradient_norm": "gradient_norm",
+    "learning_rate": "learning_rate",
+    "update_norm": "update_norm",
+    "parameter_norm": "parameter_norm",
+}
+#: The three signals, in the order of `metric.Components`, likewise.
+SIGNAL_KEYS = {
+    "failure_rate": "lambda",
+    "gradient_variance": "sigma_sq",
+    "loss_drift": "delta_l",
+}
+OUTCOMES = ("healthy", "absorbed", "not_applicable", "failed")
+TRUTH_READERS: dict[str, Callable[[Any], Any]] = {
+    "fault": text,
+    "severity": number,
+    "benign": flag,
+    "applicable": flag,
+    "onset_step": whole_number,
+    "duration_steps": whole_number,
+    "outcome": text,
+    "failure_kind": text,
+    "failure_step": whole_number,
+}
+
+
+def record_to_json(record: Record) -> dict[str, Any]:
+    """What `record` measured, under the names of the log; absent where not logged."""
+    entry: dict[str, Any] = {"step": record.step, "event": "METRICS"}
+    for name, key in (NUMBER_KEYS | SIGNAL_KEYS).items():
+        value = getattr(record, name)
+        if value is not None:
+            entry[key] = encode_number(value)
+    if record.worker_gradient_norms is not None:
+        entry["worker_gradient_norms"] = [encode_number(g) for g in record.worker_gradient_norms]
+    if record.events is not None:
+        entry["hardware_events"] = [
+            {"time_seconds": encode_number(e.time), "kind": e.kind, "worker": e.worker}
+            for e in record.events
+        ]
+    return entry
+
+
+def metric_to_json(metric: RMetric) -> dict[str, Any]:
+    """What the metric makes of the record that it has just taken.
+
+    A signal that this record says nothing of is left out with its source, or a
+    replay would take it for one more value. One that has a source but is not
+    yet defined is left out too: nan would say that it was observed.
+    """
+    entry: dict[str, Any] = {}
+    for key, value, source in zip(SIGNAL_KEYS.values(), metric.raw, metric.sources, strict=True):
+        if source is not None:
+            if value == value or source == "logged":
+                entry[key] = encode_number(value)
+            entry[f"{key}_source"] = source
+    for key, value in zip(SIGNAL_KEYS.values(), metric.normalised, strict=True):
+        entry[f"{key}_norm"] = encode_number(value)
+    entry["r_metric"] = encode_number(metric.score)
+    entry["alerts"] = {"r_metric": bool(metric.alarm)}
+    return entry
+
+
+def record_from_json(entry: dict[str, Any]) -> Record:
+    """The record in a METRICS line. Raises ValueError naming the field that is wrong."""
+    step = field(entry, "step", whole_number)
+    if step is None:
+        raise ValueError("'step' is missing")
+    fields: dict[str, Any] = {name: field(entry, key, number) for name, key in NUMBER_KEYS.items()}
+    for name, key in SIGNAL_KEYS.items():
+        # A signal that was computed from the rest of the line is no statement of its own.
+        if entry.get(f"{key}_source", "logged") == "logged":
+            fields[name] = field(entry, key, number)
+    return Record(
+        step=step,
+        worker_gradient_norms=field(entry, "worker_gradient_norms", _norms),
+        events=field(entry, "hardware_events", _events),
+        **fields,
+    )
+
+
+def _norms(value: Any) -> tuple[float, ...]:
+    return tuple(number(norm) for norm in items(value))
+
+
+def _events(value: Any) -> tuple[HardwareEvent, ...]:
+    return tuple(_event(mapping(event)) for event in items(value))
+
+
+def _event(entry: dict[str, Any]) -> HardwareEvent:
+    time, kind = field(entry, "time_seconds", number), field(entry, "kind", text)
+    if time is None or kind is None:
+        raise ValueError(f"found {shown(entry)}; an event has time_seconds and kind")
+    return HardwareEvent(time, kind, field(entry, "worker", whole_number))
+
+
+def truth_to_json(truth: Truth) -> dict[str, Any]:
+    return {name: encode(getattr(truth, name)) for name in Truth.__slots__}
+
+
+def truth_from_json(stated: dict[str, Any]) -> Truth:
+    """The truth in a final line. Raises ValueError naming the field that is wrong."""
+    fields: dict[str, Any] = {n: field(stated, n, read) for n, read in TRUTH_READERS.items()}
+    truth = Truth(**{name: value for name, value in fields.items() if value is not None})
+    if truth.outcome not in OUTCOMES:
+        raise ValueError(f"'outcome': found {truth.outcome!r}; known are {', '.join(OUTCOMES)}")
+    return truth

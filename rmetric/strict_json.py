@@ -1,0 +1,126 @@
+"""Values as strict JSON holds them, and what is accepted when they are read back.
+
+JSON knows no nan and no infinity: they are the strings "NaN", "Infinity" and
+"-Infinity". A value that was not logged is absent; null reads the same.
+
+A reader takes one value and raises ValueError saying what was found and what is
+accepted; `field` adds the key.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from math import inf, isfinite, nan
+from typing import Any, TypeVar
+
+import orjson
+
+T = TypeVar("T")
+
+_NON_FINITE = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}
+
+
+def encode_number(value: float) -> float | str:
+    """A float as strict JSON can hold it."""
+    if isfinite(value):
+        return float(value)
+    return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+
+
+def encode(value: Any) -> Any:
+    """`value` with every float in it, however deep, as strict JSON can hold it."""
+    if isinstance(value, float):
+        return encode_number(value)
+    if isinstance(value, dict):
+        return {key: encode(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [encode(inner) for inner in value]
+    return value
+
+
+def encode_line(entry: dict[str, Any]) -> bytes:
+    """One line of a log, with its line end."""
+    return orjson.dumps(entry, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def parse_line(line: bytes) -> Any:
+    """One line as JSON; bare NaN and Infinity, which many loggers write, are accepted."""
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError:
+        pass
+    try:
+        return json.loads(line.decode("utf-8-sig"))
+    except (ValueError, RecursionError):
+        raise ValueError(f"not JSON: {shown(line)}") from None
+
+
+def field(entry: dict[str, Any], key: str, read: Callable[[Any], T]) -> T | None:
+    """What `read` makes of ``entry[key]``; None where it is absent or null."""
+    value = entry.get(key)
+    if value is None:
+        return None
+    try:
+        return read(value)
+    except ValueError as error:
+        raise ValueError(f"{key!r}: {error}") from None
+
+
+def decode_number(value: Any) -> float | None:
+    """The float that a log holds; None for not logged."""
+    return None if value is None else number(value)
+
+
+def number(value: Any) -> float:
+    if isinstance(value, str) and value in _NON_FINITE:
+        return _NON_FINITE[value]
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            pass
+    raise _found(value, "a number, null, 'NaN' or '±Infinity'")
+
+
+def whole_number(value: Any) -> int:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise _found(value, "a whole number")
+
+
+def text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    raise _found(value, "a string")
+
+
+def flag(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise _found(value, "true or false")
+
+
+def items(value: Any) -> list[Any]:
+    if isinstance(value, list):
+        return value
+    raise _found(value, "a list")
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return value
+    raise _found(value, "a JSON object")
+
+
+def shown(value: Any) -> str:
+    """`value` for a message, cut to a length that a line can hold."""
+    words = value.decode("utf-8", "replace").strip() if isinstance(value, bytes) else value
+    whole = repr(words)
+    return whole if len(whole) <= 60 else f"{whole[:57]}..."
+
+
+def _found(value: Any, accepted: str) -> ValueError:
+    return ValueError(f"found {shown(value)}; {accepted} is accepted")
