@@ -72,7 +72,7 @@ class Knobs:
     attention_gain_R: Floats  # multiplies the attention logits
     log_norm_gain_R: Floats  # added to the log-gain of the normalisation layers
     router_bias_RE: Floats  # added to the router's logits
-    worker_gain_RW: Floats | None  # multiplies one worker's gradient; None: all 1
+    sick_gain_R: Floats  # multiplies the first worker's gradient
     corruption_R: Floats  # share of the batch that pulls elsewhere
     batch_size_R: Floats  # multiplies the tokens a step
     training_offset_R: Floats  # nats added by harder data
@@ -86,18 +86,12 @@ class Knobs:
             attention_gain_R=one.copy(),
             log_norm_gain_R=np.zeros(num_runs),
             router_bias_RE=np.zeros((num_runs, NUM_EXPERTS)),
-            worker_gain_RW=None,
+            sick_gain_R=one.copy(),
             corruption_R=np.zeros(num_runs),
             batch_size_R=one.copy(),
             training_offset_R=np.zeros(num_runs),
             validation_noise_R=one.copy(),
         )
-
-    def gains(self, num_workers: int) -> Floats:
-        """The workers' gradient gains, shape (R, W), made when first asked for."""
-        if self.worker_gain_RW is None:
-            self.worker_gain_RW = np.ones((len(self.learning_rate_R), num_workers))
-        return self.worker_gain_RW
 
 
 @dataclass
@@ -133,13 +127,24 @@ class Forward:
 
 
 @dataclass
+class Gradient:
+    """What the workers' gradients of one step are made of; K = B M directions."""
+
+    signal_RK: Floats  # what every worker sees
+    scale_RK: Floats  # of a worker's own noise
+    ambient_R: Floats  # squared norm of a worker's noise in the flat directions
+    sick_gain_R: Floats
+    noise: Noise
+
+
+@dataclass
 class Step:
     """What one step showed; one row a run."""
 
     training_loss_R: Floats
-    worker_norms_RW: Floats
     gradient_norm_R: Floats
     update_norm_R: Floats
+    gradient: Gradient
 
 
 def mode_numbers() -> Floats:
@@ -258,7 +263,7 @@ class Dynamics:
     def step(self, state: State, knobs: Knobs, ahead: Forward, noise: Noise, index: int) -> Step:
         """One optimiser step, in place; `index` counts from 0."""
         c = CONSTANTS
-        gradient, worker_norms, gradient_norm = self._gradient(state, knobs, ahead, noise)
+        gradient, gradient_norm, parts = self._gradient(state, knobs, ahead, noise)
         clip = np.minimum(1.0, c.clip_norm / gradient_norm)
         gradient *= clip[:, None, None]
 
@@ -288,37 +293,64 @@ class Dynamics:
 
         batch_noise = self.training_noise / np.sqrt(knobs.batch_size_R)
         training_loss = ahead.loss_R + knobs.training_offset_R + batch_noise * noise.training_R
-        return Step(training_loss, worker_norms, gradient_norm, update_norm)
+        return Step(training_loss, gradient_norm, update_norm, parts)
 
     def _gradient(
         self, state: State, knobs: Knobs, ahead: Forward, noise: Noise
-    ) -> tuple[Floats, Floats, Floats]:
-        """Mean gradient (R, B, M), each worker's norm (R, W), the mean's norm (R,)."""
+    ) -> tuple[Floats, Floats, Gradient]:
+        """Mean gradient (R, B, M), its norm (R,), and what the workers' are made of."""
         c = CONSTANTS
-        workers = self.num_workers
+        others = self.num_workers - 1
         # Corrupt data ask for another optimum.
         target = state.distance_RBM - knobs.corruption_R[:, None, None] * state.lure_RBM
-        signal = ahead.slope_R[:, None, None] * ahead.curvature_RBM * target
+        signal = (ahead.slope_R[:, None, None] * ahead.curvature_RBM * target).reshape(
+            len(target), -1
+        )
         spread = noise.batch_spread_R / np.sqrt(knobs.batch_size_R)
-        scale = np.sqrt(self.noise_variance * ahead.curvature_RBM) * spread[:, None, None]
-        own = scale.reshape(len(scale), 1, -1) * noise.workers_RWK
-        own += signal.reshape(len(scale), 1, -1)
-        ambient = np.maximum(1.0 + c.ambient_spread * noise.ambient_RW, 0.0)
-        ambient *= c.ambient_norm_squared / knobs.batch_size_R[:, None]
-        if knobs.worker_gain_RW is not None:
-            own *= knobs.worker_gain_RW[:, :, None]
-            ambient *= knobs.worker_gain_RW * knobs.worker_gain_RW
-        mean = add(own, axis=1) / workers
-        own *= own
-        norms = np.sqrt(add(own, axis=2) + ambient)
-        norm = np.sqrt(add(mean * mean, axis=1) + add(ambient, axis=1) / (workers * workers))
+        curvature = ahead.curvature_RBM.reshape(signal.shape)
+        scale = np.sqrt(self.noise_variance * curvature) * spread[:, None]
+        ambient = c.ambient_norm_squared / knobs.batch_size_R
+        sick = knobs.sick_gain_R
+
+        # Only the sum over the healthy workers moves the weights, so only that is drawn.
+        mean = scale * (sick[:, None] * noise.sick_RK + np.sqrt(others) * noise.others_RK)
+        mean += (sick + others)[:, None] * signal
+        mean /= self.num_workers
+        flat = (sick * sick) * (1.0 + c.ambient_spread * noise.ambient_sick_R)
+        flat += others + c.ambient_spread * np.sqrt(others) * noise.ambient_others_R
+        flat *= ambient / (self.num_workers * self.num_workers)
+        norm = np.sqrt(add(mean * mean, axis=1) + flat)
         # An infinite worker makes the average infinite, and clipping turns that into nan.
-        overflow = ~(maximum(norms, axis=1) <= FLOAT32_MAX)
+        overflow = ~(norm * self.num_workers <= FLOAT32_MAX)
         if overflow.any():
-            norms[norms > FLOAT32_MAX] = np.inf
             norm[overflow] = np.inf
             mean[overflow] = np.nan
-        return mean.reshape(signal.shape), norms, norm
+        parts = Gradient(signal, scale, ambient, sick, noise)
+        return mean.reshape(target.shape), norm, parts
+
+    def worker_norms(self, gradient: Gradient, draws_RWK: Floats, ambient_RW: Floats) -> Floats:
+        """The norm of each worker's own gradient, shape (R, W), of the first R runs.
+
+        The healthy workers' noise is drawn given its sum, which has moved the
+        weights already: standard normal `draws_RWK` (W - 1 of them) less their mean,
+        plus each worker's part of the sum. `ambient_RW` likewise.
+        """
+        c = CONSTANTS
+        runs, others = draws_RWK.shape[:2]
+        noise = gradient.noise
+        shared = noise.others_RK[:runs] / np.sqrt(others)
+        draws_RWK += (shared - add(draws_RWK, axis=1) / others)[:, None]
+        all_RWK = np.concatenate([noise.sick_RK[:runs, None], draws_RWK], axis=1)
+        all_RWK *= gradient.scale_RK[:runs, None]
+        all_RWK += gradient.signal_RK[:runs, None]
+        shared = noise.ambient_others_R[:runs] / np.sqrt(others)
+        ambient_RW += (shared - add(ambient_RW, axis=1) / others)[:, None]
+        ambient = np.concatenate([noise.ambient_sick_R[:runs, None], ambient_RW], axis=1)
+        ambient = gradient.ambient_R[:runs, None] * (1.0 + c.ambient_spread * ambient)
+        norms = np.sqrt(add(all_RWK * all_RWK, axis=2) + ambient)
+        norms[:, 0] *= gradient.sick_gain_R[:runs]
+        norms[norms > FLOAT32_MAX] = np.inf
+        return norms
 
     def _step_gain_and_router(
         self,
@@ -370,17 +402,17 @@ def saturate(q_R: Floats, excess_R: Floats, worst_R: Floats) -> tuple[Floats, Fl
 class Noise:
     """The random numbers of one step, one row a run; K = B M directions."""
 
-    workers_RWK: Floats
-    ambient_RW: Floats
+    sick_RK: Floats  # of the worker that a fault can strike
+    others_RK: Floats  # of all others together, scaled to unit variance
     router_RE: Floats
+    ambient_sick_R: Floats
+    ambient_others_R: Floats
     training_R: Floats
     validation_R: Floats
     batch_spread_R: Floats
 
-    @staticmethod
-    def width(num_workers: int) -> int:
-        """Standard normals that one run draws a step."""
-        return num_workers * (NUM_BLOCKS * MODES_PER_BLOCK + 1) + NUM_EXPERTS + 3
+    #: Standard normals that one run draws a step.
+    WIDTH = 2 * NUM_BLOCKS * MODES_PER_BLOCK + NUM_EXPERTS + 5
 
     @staticmethod
     def spread_batches(draws: Floats) -> None:
@@ -388,18 +420,15 @@ class Noise:
         draws[..., -1] = exp(CONSTANTS.batch_spread * draws[..., -1])
 
     @classmethod
-    def split(cls, draws: Floats, num_workers: int) -> Noise:
-        """Name the parts of standard normal draws, shape (R, width).
+    def split(cls, draws: Floats) -> Noise:
+        """Name the parts of standard normal draws, shape (R, WIDTH).
 
         The last column is no normal any more but what `spread_batches` made of it.
         """
-        gradients = num_workers * NUM_BLOCKS * MODES_PER_BLOCK
-        rest = draws[:, gradients:]
+        modes = NUM_BLOCKS * MODES_PER_BLOCK
         return cls(
-            workers_RWK=draws[:, :gradients].reshape(len(draws), num_workers, -1),
-            ambient_RW=rest[:, :num_workers],
-            router_RE=rest[:, num_workers : num_workers + NUM_EXPERTS],
-            training_R=rest[:, -3],
-            validation_R=rest[:, -2],
-            batch_spread_R=rest[:, -1],
+            draws[:, :modes],
+            draws[:, modes : 2 * modes],
+            draws[:, 2 * modes : 2 * modes + NUM_EXPERTS],
+            *draws[:, -5:].T,
         )

@@ -1,9 +1,10 @@
 """Step many runs at once, each beside its twin without the fault.
 
 A run is fixed by its spec alone. Its random numbers come from generators spawned
-from (seed, run id), one for the training, one for the fault, one for the
-hardware, so that neither the batch nor the number of processes can matter and a
-fault never shifts the noise of the training it strikes.
+from (seed, run id), one each for the training, the fault, the hardware and the
+workers' own shares, so that neither the batch, the number of processes nor the
+cadence of the log can matter, and a fault never shifts the noise of the training
+that it strikes.
 """
 
 from __future__ import annotations
@@ -117,9 +118,9 @@ class RunSpec:
         return self.onset_step + self.duration_steps
 
     def generators(self) -> list[np.random.Generator]:
-        """Of the training, the fault and the hardware."""
+        """Of the training, the fault, the hardware, and the workers' own shares."""
         root = np.random.SeedSequence([self.seed, *self.experiment_id.encode()])
-        return [np.random.Generator(np.random.SFC64(s)) for s in root.spawn(3)]
+        return [np.random.Generator(np.random.SFC64(s)) for s in root.spawn(4)]
 
 
 def simulate(specs: Sequence[RunSpec]) -> list[Run]:
@@ -157,6 +158,7 @@ class _Batch:
         rngs = [spec.generators() for spec in specs]
         self.noise_rngs = [rng[0] for rng in rngs]
         self.fault_rngs = [rng[1] for rng in rngs]
+        self.share_rngs = [rng[3] for rng in rngs]
         self.hardware = [_hardware(spec, rng[2]) for spec, rng in zip(specs, rngs, strict=True)]
 
         kinds = [architecture(spec.architecture) for spec in specs]
@@ -188,18 +190,16 @@ class _Batch:
             severity=spec.severity,
             duration=spec.end_step - spec.onset_step,
             rng=self.fault_rngs[row],
-            num_workers=self.workers,
         )
         return _ActingFault(spec.kind.act, spec.onset_step, spec.end_step, turn)
 
     def run(self) -> list[Run]:
         split_step = min((s.onset_step for s in self.specs if s.acts), default=None)
-        width = Noise.width(self.workers)
         for begin in range(0, self.steps, CHUNK):
             length = min(CHUNK, self.steps - begin)
-            draws = np.empty((length, self.num_runs, width))
+            draws = np.empty((length, self.num_runs, Noise.WIDTH))
             for row, rng in enumerate(self.noise_rngs):
-                draws[:, row] = rng.standard_normal((length, width))
+                draws[:, row] = rng.standard_normal((length, Noise.WIDTH))
             Noise.spread_batches(draws)
             for offset in range(length):
                 step = begin + offset + 1
@@ -208,7 +208,7 @@ class _Batch:
                 noise = (
                     draws[offset] if len(self.rows) == self.num_runs else draws[offset][self.rows]
                 )
-                self._step(step, Noise.split(noise, self.workers))
+                self._step(step, Noise.split(noise))
         return [self._finish(row) for row in range(self.num_runs)]
 
     def _split_twins(self) -> None:
@@ -249,8 +249,18 @@ class _Batch:
             disturbance.act(turn)
         return knobs
 
+    def _worker_norms(self, shown: Step) -> Floats:
+        """Each worker's gradient norm; drawn only here, where somebody looks."""
+        others, modes = self.workers - 1, NUM_BLOCKS * MODES_PER_BLOCK
+        draws = [rng.standard_normal((others, modes + 1)) for rng in self.share_rngs]
+        draws_RWK = np.stack(draws)
+        return self.dynamics.worker_norms(
+            shown.gradient, draws_RWK[:, :, :modes], draws_RWK[:, :, modes]
+        )
+
     def _record(self, step: int, shown: Step, validation_R: Floats) -> None:
         """One record of every run that is still going."""
+        norms_RW = self._worker_norms(shown)
         weights = CONSTANTS.start_norm * np.sqrt(self.state.norm_squared_R)
         rate = self.dynamics.peak_R * self.dynamics.relative_RT[:, step - 1]
         for row, hardware in enumerate(self.hardware):
@@ -258,7 +268,6 @@ class _Batch:
             if (broken is not None and step > broken) or (lost is not None and step >= lost):
                 continue
             time = float(hardware.end_seconds[step - 1])
-            norms = shown.worker_norms_RW[row]
             self.records[row].append(
                 Record(
                     step=step,
@@ -266,7 +275,7 @@ class _Batch:
                     training_loss=_rounded(shown.training_loss_R[row]),
                     validation_loss=_rounded(validation_R[row]),
                     gradient_norm=_rounded(shown.gradient_norm_R[row]),
-                    worker_gradient_norms=tuple(_rounded(norm) for norm in norms),
+                    worker_gradient_norms=tuple(_rounded(norm) for norm in norms_RW[row]),
                     learning_rate=_rounded(rate[row]),
                     update_norm=_rounded(shown.update_norm_R[row]),
                     parameter_norm=_rounded(weights[row]),

@@ -36,7 +36,6 @@ class Turn:
         severity: in the fault's unit.
         duration: steps that the fault acts.
         rng: the run's own generator for its fault, untouched by anything else.
-        num_workers: data-parallel workers.
         memory: what the fault wants to keep from step to step.
     """
 
@@ -47,7 +46,6 @@ class Turn:
     severity: float
     duration: int
     rng: np.random.Generator
-    num_workers: int
     memory: dict[str, Any] = field(default_factory=dict)
 
 
@@ -135,7 +133,7 @@ def explode_gradient(turn: Turn) -> None:
         # Held below where its square leaves float64; float32 ends long before.
         gain = min(gain * turn.severity * turn.severity, 1e150)
     turn.memory["gain"] = gain
-    turn.knobs.gains(turn.num_workers)[turn.row, 0] *= gain
+    turn.knobs.sick_gain_R[turn.row] *= gain
 
 
 def spike_learning_rate(turn: Turn) -> None:

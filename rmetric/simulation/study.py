@@ -21,7 +21,7 @@ from rmetric.simulation.architectures import ARCHITECTURES
 from rmetric.simulation.engine import RunSpec, config_of, simulate
 from rmetric.simulation.faults import FAULTS
 
-BATCH = 30  # runs stepped together; changes no number
+BATCH = 48  # runs stepped together; changes no number
 
 PAPER_FAULTS = ("EXPERT_FAILURE", "ROUTER_IMBALANCE", "GRADIENT_EXPLOSION", "LR_SPIKE", "NONE")
 PAPER_REPETITIONS = 12
