@@ -1,0 +1,193 @@
+"""Which column of somebody else's log is the step, the loss, the gradient norm.
+
+Names are compared in lower case with every separator as ``_``, so ``train/loss``,
+``Train Loss`` and ``trainLoss`` are one. For each target the first name of its
+list that the log holds is taken; where none is there, a column whose words fit,
+if it is the only one. What was taken, and what could have been, is said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+_EVALUATION_WORDS = {"val", "valid", "validation", "eval", "evaluation", "dev", "holdout"}
+_OTHER_WORDS = {"test", "aux", "auxiliary", "z", "balance", "balancing", "router", "kl", "reg"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A thing that replay looks for.
+
+    Attributes:
+        field: of `Record`; None for what is not measured (the run's name).
+        names: accepted column names, the most telling first.
+        words: a column of other name fits if it has all of these words ...
+        one_of: ... and one of these, where there are any ...
+        none_of: ... and none of these.
+    """
+
+    field: str | None
+    names: tuple[str, ...]
+    words: frozenset[str] = frozenset()
+    one_of: frozenset[str] = frozenset()
+    none_of: frozenset[str] = frozenset()
+
+    def fits(self, words: set[str]) -> bool:
+        return (
+            bool(self.words)
+            and self.words <= words
+            and (not self.one_of or bool(self.one_of & words))
+            and not self.none_of & words
+        )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+#: What ``--map TARGET=COLUMN`` accepts on its left.
+TARGETS: dict[str, Target] = {
+    "step": Target(
+        field="step",
+        names=_names(
+            "step global_step train_step train_global_step training_step trainer_global_step"
+            " iteration iteration_step train_iteration iter num_updates update batch _step epoch"
+        ),
+    ),
+    "loss": Target(
+        field="training_loss",
+        names=_names(
+            "loss train_loss training_loss loss_train train_loss_step train_batch_loss batch_loss"
+            " reduced_train_loss lm_loss train_lm_loss loss_train_total train_cross_entropy_loss"
+            " train_ce_loss ce_loss cross_entropy loss_metrics_global_avg_loss train_loss_epoch"
+        ),
+        words=frozenset({"loss"}),
+        none_of=frozenset(_EVALUATION_WORDS | _OTHER_WORDS),
+    ),
+    "eval_loss": Target(
+        field="validation_loss",
+        names=_names(
+            "validation_loss val_loss eval_loss valid_loss dev_loss loss_validation loss_val"
+            " loss_eval loss_valid lm_loss_validation val_loss_epoch"
+        ),
+        words=frozenset({"loss"}),
+        one_of=frozenset(_EVALUATION_WORDS),
+        none_of=frozenset(_OTHER_WORDS),
+    ),
+    "grad_norm": Target(
+        field="gradient_norm",
+        names=_names(
+            "grad_norm gradient_norm train_grad_norm train_gradient_norm global_grad_norm"
+            " total_grad_norm grad_norm_total grad_norm_global optim_total_grad_norm gnorm"
+            " train_gnorm l2_norm_grad_global"
+        ),
+    ),
+    "learning_rate": Target(
+        field="learning_rate",
+        names=_names("learning_rate lr train_learning_rate train_lr lr_0 train_lr_0"),
+    ),
+    "update_norm": Target(field="update_norm", names=_names("update_norm train_update_norm")),
+    "parameter_norm": Target(
+        field="parameter_norm", names=_names("parameter_norm param_norm weight_norm params_norm")
+    ),
+    "time": Target(
+        field="time",
+        names=_names(
+            "time_seconds elapsed_seconds elapsed wallclock wall_clock_time _runtime runtime"
+            " total_time_seconds train_total_time_seconds"
+        ),
+    ),
+    "run": Target(field=None, names=_names("run_id run_name run experiment_id experiment_name")),
+}
+
+#: Beside the step column: read where that is blank (an evaluation's own counter).
+_EVALUATION_STEPS = _names("val_step eval_step validation_step")
+_LOSSES = ("loss", "eval_loss")
+
+
+@dataclass(kw_only=True)
+class Columns:
+    """The columns taken from one log.
+
+    Attributes:
+        by_target: target -> column.
+        other_steps: columns read where the step is blank.
+        notes: what was guessed, in sentences.
+    """
+
+    by_target: dict[str, str]
+    other_steps: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def has_loss(self) -> bool:
+        return any(target in self.by_target for target in _LOSSES)
+
+
+def plain_name(column: str) -> str:
+    """A column's name in lower case, its separators as ``_``.
+
+    >>> plain_name("train/gradNorm")
+    'train_grad_norm'
+    """
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", column.strip())
+    return re.sub(r"[^a-z0-9]+", "_", spaced.lower()).rstrip("_")
+
+
+def choose_columns(names: Sequence[str], mapping: Mapping[str, str]) -> Columns:
+    """The columns to read among `names`; `mapping` (target -> column) goes first.
+
+    Raises ValueError for a mapped column that is not there.
+    """
+    for target, column in mapping.items():
+        if column not in names:
+            raise ValueError(f"--map {target}={column}: no such column; {listed(names)}")
+    columns = Columns(by_target=dict(mapping))
+    taken = set(mapping.values())
+    for name in TARGETS:
+        if name not in columns.by_target:
+            free = [column for column in names if column not in taken]
+            guess = _guess(name, free, columns.notes)
+            if guess is not None:
+                columns.by_target[name] = guess
+                taken.add(guess)
+    columns.other_steps = [
+        n for n in names if plain_name(n) in _EVALUATION_STEPS and n not in taken
+    ]
+    guessed = [f"{c!r} as {t}" for t, c in columns.by_target.items() if t not in mapping]
+    if guessed:
+        columns.notes.insert(0, f"columns guessed by name: {', '.join(guessed)}")
+    if plain_name(columns.by_target.get("step", "")) == "_step":
+        columns.notes.append("'_step' counts calls of the logger and may not be the training step")
+    return columns
+
+
+def _guess(name: str, free: Sequence[str], notes: list[str]) -> str | None:
+    target = TARGETS[name]
+    by_plain_name: dict[str, str] = {}
+    for column in free:
+        by_plain_name.setdefault(plain_name(column), column)
+    known = [by_plain_name[n] for n in target.names if n in by_plain_name]
+    if known:
+        # A second counter or clock is no doubt worth a sentence; a second loss is.
+        if len(known) > 1 and name in (*_LOSSES, "grad_norm"):
+            notes.append(f"{_shown(known[1:])} could be {name} too: --map {name}=... says so")
+        return known[0]
+    fitting = [c for c in free if target.fits(set(plain_name(c).split("_")))]
+    if len(fitting) > 1:
+        notes.append(
+            f"{_shown(fitting)} could each be {name}: none was taken, --map {name}=... says which"
+        )
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def listed(names: Collection[str]) -> str:
+    """The columns of a file, for a message."""
+    return f"the columns are {_shown(list(names))}"
+
+
+def _shown(names: Sequence[str], most: int = 12) -> str:
+    shown = ", ".join(repr(name) for name in names[:most])
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,229 @@
+"""Replay many logs: per run scores, plot and summary, and an index of them all."""
+
+from __future__ import annotations
+
+import csv
+import json
+import platform
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import rmetric
+from rmetric.logs import LogError
+from rmetric.metric import Components
+from rmetric.replay import ReadLog, UnknownFormat, read_log
+from rmetric.replay.analysis import Analysis, analyse
+
+INDEX_NAMES = ("index.csv", "index.md")
+INDEX_COLUMNS = (
+    "folder", "id", "source", "format", "outcome", "onset_step", "failure_step", "num_records",
+    "first_alert_step", "num_alerts", "lead_steps", "causal_lead_steps", "max_r", "loss_used",
+    "variance_source", "problem",
+)  # fmt: skip
+_LONGEST_NAME = 100
+
+
+@dataclass(kw_only=True)
+class Replayed:
+    """What became of the logs.
+
+    Attributes:
+        rows: one of the index for each run, and for each file that failed.
+        failed: files that were to be read and could not be.
+        passed_over: files of a folder that are no logs.
+        num_plots: runs that were drawn.
+    """
+
+    rows: list[dict[str, Any]]
+    failed: list[str]
+    passed_over: list[Path]
+    num_plots: int = 0
+
+    @property
+    def num_runs(self) -> int:
+        return sum(not row["problem"] for row in self.rows)
+
+
+def replay_logs(
+    paths: Iterable[Path],
+    out: Path,
+    *,
+    preset: str | None = None,
+    mapping: Mapping[str, str] | None = None,
+    most_plots: int | None = None,
+    named: Callable[[Path], bool] = lambda path: True,
+) -> Replayed:
+    """Read each log, score its runs and write what came out below `out`.
+
+    A file that cannot be read is in the index with the reason, and the others
+    go on. Raises OSError where `out` cannot be written.
+
+    Args:
+        most_plots: runs to draw, the first ones; None for all.
+        named: whether a file was asked for by name; one that was not and is in
+            no known format is passed over.
+    """
+    result = Replayed(rows=[], failed=[], passed_over=[])
+    folders = _Folders(out)
+    out.mkdir(parents=True, exist_ok=True)
+    for path in paths:
+        try:
+            log = read_log(path, mapping)
+        except LogError as error:
+            if isinstance(error, UnknownFormat) and not named(path):
+                result.passed_over.append(path)
+            else:
+                result.failed.append(str(error))
+                result.rows.append(_index_row({"source": str(path), "problem": str(error)}))
+            continue
+        for analysis in (analyse(run, preset) for run in log.runs):
+            folder = folders.make(analysis)
+            draw = most_plots is None or result.num_plots < most_plots
+            result.rows.append(write_run(analysis, log, folder, draw=draw))
+            result.num_plots += draw
+    write_index(result.rows, out)
+    return result
+
+
+def write_run(analysis: Analysis, log: ReadLog, folder: Path, *, draw: bool) -> dict[str, Any]:
+    """Write one run's files into `folder`; return its row of the index."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_scores(analysis, folder / "scores.csv")
+    report = summary(analysis, log.format)
+    text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False)
+    (folder / "summary.json").write_text(text + "\n", encoding="utf-8")
+    if draw:
+        _draw(analysis, folder / "case_study")
+    return _index_row(report | {"folder": folder.name})
+
+
+def summary(analysis: Analysis, format: str) -> dict[str, Any]:
+    """What there is to know about a replayed run, as strict JSON holds it."""
+    run, truth = analysis.run, analysis.run.truth
+    alerts = analysis.alert_steps
+    scores = [score.score for score in analysis.scores]
+    return {
+        "id": run.id,
+        "source": str(run.source),
+        "format": format,
+        "settings": analysis.settings.name,
+        "mode": analysis.settings.mode,
+        "config": asdict(analysis.config) | {"weights": analysis.config.weights._asdict()},
+        "num_records": len(run.records),
+        "first_step": run.records[0].step,
+        "last_step": run.records[-1].step,
+        "loss_used": analysis.config.loss,
+        "variance_source": analysis.variance_source,
+        "max_r": max(scores),
+        "max_r_step": analysis.scores[scores.index(max(scores))].step,
+        "first_alert_step": alerts[0] if alerts else None,
+        "num_alerts": len(alerts),
+        "num_records_in_alert": sum(score.alarm for score in analysis.scores),
+        "fault": truth.fault if truth else None,
+        "onset_step": truth.onset_step if truth else None,
+        "outcome": truth.outcome if truth else None,
+        "failure_kind": truth.failure_kind if truth else None,
+        "failure_step": truth.failure_step if truth else None,
+        "lead_steps": analysis.lead_steps,
+        "causal_lead_steps": analysis.causal_lead_steps,
+        "notes": run.notes + analysis.notes,
+        "versions": {
+            "rmetric": rmetric.__version__,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+        },
+    }
+
+
+def write_scores(analysis: Analysis, path: Path) -> None:
+    """One line a record: the three signals, raw and normalised, R and the alert.
+
+    A signal that is not yet defined is blank; an infinite one is ``inf``.
+    """
+    names = Components._fields
+    header = ["step", *names, *(f"{name}_normalised" for name in names), "r_metric", "alert"]
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(header)
+        for score in analysis.scores:
+            raw = ["" if value != value else repr(value) for value in score.raw]
+            writer.writerow(
+                [
+                    score.step,
+                    *raw,
+                    *map(repr, score.normalised),
+                    repr(score.score),
+                    int(score.alarm),
+                ]
+            )
+
+
+def write_index(rows: Sequence[Mapping[str, Any]], out: Path) -> None:
+    """The table of all runs and of the files that failed, as CSV and Markdown."""
+    with open(out / INDEX_NAMES[0], "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, INDEX_COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    lines = ["| " + " | ".join(INDEX_COLUMNS) + " |", "|" + " --- |" * len(INDEX_COLUMNS)]
+    lines += ["| " + " | ".join(_markdown(row[c]) for c in INDEX_COLUMNS) + " |" for row in rows]
+    (out / INDEX_NAMES[1]).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+class _Folders:
+    """A folder below `out` for each run: never outside of it, never the same twice."""
+
+    def __init__(self, out: Path) -> None:
+        self._out = out
+        self._taken = set(INDEX_NAMES)
+        self._ids: set[str] = set()
+
+    def make(self, analysis: Analysis) -> Path:
+        """The folder for this run; what is odd about its name goes into its notes."""
+        id = analysis.run.id
+        plain = name = safe_name(id)
+        number = 1
+        # Some file systems take Run and run for one name.
+        while name.casefold() in self._taken:
+            number += 1
+            name = f"{plain}-{number}"
+        self._taken.add(name.casefold())
+        if id in self._ids:
+            analysis.notes.append(f"an earlier log has the same run id: this one is in {name}")
+        elif name != id:
+            analysis.notes.append(f"the run id is no safe folder name: the run is in {name}")
+        self._ids.add(id)
+        return self._out / name
+
+
+def safe_name(id: str) -> str:
+    """`id` as the name of a folder that cannot lead out of its parent.
+
+    >>> safe_name("../../etc/passwd"), safe_name("llama 3/lr=1e-3")
+    ('etc_passwd', 'llama_3_lr=1e-3')
+    """
+    name = re.sub(r"[^\w.=+-]+", "_", id, flags=re.ASCII).strip("._-")
+    return name[:_LONGEST_NAME].rstrip("._-") or "run"
+
+
+def _draw(analysis: Analysis, stem: Path) -> None:
+    # Imported here, as it takes a second that a replay without plots need not spend.
+    from rmetric.reporting.run_plot import plot_run
+    from rmetric.reporting.style import save, style
+
+    with style():
+        save(plot_run(analysis), stem)
+
+
+def _index_row(report: Mapping[str, Any]) -> dict[str, Any]:
+    row = {name: report.get(name) for name in INDEX_COLUMNS}
+    return {name: "" if value is None else value for name, value in row.items()}
+
+
+def _markdown(value: Any) -> str:
+    text = f"{value:.3f}" if isinstance(value, float) else str(value)
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,162 @@
+"""The case-study plot of one run: its losses, the three components, and R."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite, isinf, isnan, nan
+from statistics import median
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from rmetric.replay.analysis import Analysis, alarm_spans
+from rmetric.reporting.style import COLUMN_WIDTH, MEANING
+
+_SIGNALS = {"gradient_variance": "n(σ²)", "failure_rate": "n(λ)", "loss_drift": "n(ΔL)"}
+_SOURCES = {"trailing": ", one norm over time", "logged": ", as logged", "workers": ""}
+_HEIGHT = 4.3  # inches
+_LEGEND_LETTERS = 42  # that fit beside each other in one line
+_FEW = 60  # points up to which each is marked
+_WIDE = 20.0  # highest loss over the median, above which the axis is logarithmic
+
+
+def plot_run(analysis: Analysis) -> Figure:
+    """Three panels on one step axis; draw it inside `style()`.
+
+    Values that are nan or infinite are marked at the upper edge, at their step.
+    """
+    figure = Figure(figsize=(COLUMN_WIDTH, _HEIGHT))
+    panels = figure.subplots(3, sharex=True, height_ratios=[3, 2.2, 2.4])
+    rows = []
+    for axes, plot in zip(panels, (_plot_losses, _plot_components, _plot_score), strict=True):
+        plot(axes, analysis)
+        _mark_truth(axes, analysis, named=axes is panels[0])
+        rows.append(_name_above(axes))
+    panels[-1].set_xlabel("step")
+    panels[-1].xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    first, last = analysis.scores[0].step, max(score.step for score in analysis.scores)
+    edge = 0.02 * (last - first) or 1.0
+    panels[-1].set_xlim(first - edge, last + edge)
+    top = _HEIGHT - 0.25 - 0.145 * rows[0]
+    figure.subplots_adjust(left=0.19, right=0.975, bottom=0.085, top=top / _HEIGHT, hspace=0.36)
+    figure.suptitle(_title(analysis.run.id), y=1 - 0.03 / _HEIGHT, va="top")
+    figure.align_ylabels()
+    return figure
+
+
+def _name_above(axes: Axes) -> int:
+    """A legend above the panel, where it hides nothing; returns its number of rows."""
+    labels = axes.get_legend_handles_labels()[1]
+    if not labels:
+        return 0
+    num_columns = 3 if sum(map(len, labels)) <= _LEGEND_LETTERS and len(labels) <= 3 else 2
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=num_columns)
+    return -(-len(labels) // num_columns)
+
+
+def _plot_losses(axes: Axes, analysis: Analysis) -> None:
+    shown: list[float] = []
+    for name, label in (("training_loss", "training"), ("validation_loss", "validation")):
+        points = [
+            (record.step, value)
+            for record in analysis.run.records
+            if (value := getattr(record, name)) is not None
+        ]
+        if points:
+            shown += [value for _, value in points if isfinite(value)]
+            _line(axes, points, MEANING[name], label)
+    if shown and min(shown) > 0 and max(shown) > _WIDE * median(shown):
+        axes.set_yscale("log")
+    else:
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    if not shown:
+        axes.set_yticks([])
+    axes.set_ylabel("loss")
+
+
+def _plot_components(axes: Axes, analysis: Analysis) -> None:
+    for name, label in _SIGNALS.items():
+        defined = any(not isnan(getattr(score.raw, name)) for score in analysis.scores)
+        if defined and getattr(analysis.config.weights, name) > 0:
+            if name == "gradient_variance":
+                label += _SOURCES.get(analysis.variance_source or "", ", several sources")
+            values = [getattr(score.normalised, name) for score in analysis.scores]
+            _staircase(axes, analysis, values, MEANING[name], label)
+    axes.set_ylim(-0.06, 1.06)
+    axes.set_yticks([0, 0.5, 1])
+    axes.set_ylabel("component")
+
+
+def _plot_score(axes: Axes, analysis: Analysis) -> None:
+    threshold = analysis.config.threshold
+    top = max(1.06 * sum(analysis.config.weights), 1.2 * threshold)
+    spans = [(first, last - first) for first, last in alarm_spans(analysis.scores)]
+    axes.broken_barh(spans, (-0.06, top + 0.06), color=MEANING["alert"], alpha=0.2, linewidth=0)
+    values = [score.score for score in analysis.scores]
+    _staircase(axes, analysis, values, MEANING["score"], "R")
+    axes.axhline(
+        threshold, color=MEANING["alert"], linestyle="--", linewidth=0.8,
+        label=f"threshold {threshold:g}",
+    )  # fmt: skip
+    steps = analysis.alert_steps
+    axes.plot(
+        steps[:1], [top] * len(steps[:1]), "v", color=MEANING["alert"], clip_on=False,
+        label=f"first alert, step {steps[0]}" if steps else "no alert", markersize=4.5,
+    )  # fmt: skip
+    axes.set_ylim(-0.06, top)
+    axes.set_ylabel("R")
+
+
+def _staircase(
+    axes: Axes, analysis: Analysis, values: Sequence[float], colour: str, label: str
+) -> None:
+    """A value that holds until the next record."""
+    points = [(score.step, value) for score, value in zip(analysis.scores, values, strict=True)]
+    width = 1.0 if len(points) <= 500 else 0.6
+    axes.plot(*_broken(points), color=colour, label=label, drawstyle="steps-post", linewidth=width)
+
+
+def _line(axes: Axes, points: Sequence[tuple[int, float]], colour: str, label: str) -> None:
+    """The finite values as a line; the others as marks at the upper edge."""
+    marker = "." if len(points) <= _FEW else None
+    axes.plot(*_broken(points), color=colour, label=label, marker=marker)
+    for mark, kind, strange in (("x", "nan", isnan), ("^", "infinite", isinf)):
+        steps = [step for step, value in points if strange(value)]
+        if steps:
+            axes.plot(
+                steps, [0.95] * len(steps), mark, color=colour, label=f"{label} {kind}",
+                transform=axes.get_xaxis_transform(), clip_on=False,
+            )  # fmt: skip
+
+
+def _broken(points: Sequence[tuple[int, float]]) -> tuple[list[float], list[float]]:
+    """Coordinates with gaps where a value is not finite and where the steps fall back."""
+    xs: list[float] = []
+    ys: list[float] = []
+    for step, value in points:
+        if xs and step < xs[-1]:
+            xs.append(nan)
+            ys.append(nan)
+        xs.append(step)
+        ys.append(value if isfinite(value) else nan)
+    return xs, ys
+
+
+def _mark_truth(axes: Axes, analysis: Analysis, *, named: bool) -> None:
+    truth = analysis.run.truth
+    if truth is None:
+        return
+    marks = [(truth.onset_step, ":", MEANING["onset"], f"onset: {truth.fault}")]
+    if truth.failed:
+        failure = f"failure: {truth.failure_kind}"
+        marks.append((truth.failure_step, "-", MEANING["failure"], failure))
+    for step, line, colour, name in marks:
+        if step is not None:
+            label = name if named else None
+            axes.axvline(step, color=colour, linestyle=line, linewidth=0.9, label=label)
+
+
+def _title(id: str, longest: int = 44) -> str:
+    short = id if len(id) <= longest else f"{id[: longest // 2]}…{id[-longest // 2 + 1 :]}"
+    return short.replace("$", r"\$")  # a dollar sign would start a formula

@@ -1,0 +1,97 @@
+"""How every figure of the project looks: one palette, one width, one way to save.
+
+Colours are those of Okabe and Ito, told apart by readers with any common colour
+blindness (Okabe and Ito, "Color universal design", 2008). Sizes are for a
+figure set at the width of a column of a two-column page, without scaling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from cycler import cycler
+from matplotlib.figure import Figure
+
+BLACK = "#000000"
+GREY = "#7f7f7f"
+ORANGE = "#E69F00"
+SKY = "#56B4E9"
+GREEN = "#009E73"
+YELLOW = "#F0E442"
+BLUE = "#0072B2"
+VERMILION = "#D55E00"
+PURPLE = "#CC79A7"
+
+#: Series of no particular meaning, in this order; yellow is too pale for a line.
+CYCLE = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK)
+
+#: Things that come back in many figures, always in the same colour.
+MEANING = {
+    "failure_rate": ORANGE,
+    "gradient_variance": GREEN,
+    "loss_drift": BLUE,
+    "score": BLACK,
+    "alert": VERMILION,
+    "onset": PURPLE,
+    "failure": BLACK,
+    "training_loss": SKY,
+    "validation_loss": BLUE,
+}
+
+#: Inches: one column, and both with the gap between them.
+COLUMN_WIDTH = 3.35
+TEXT_WIDTH = 6.95
+
+_PARAMETERS: Any = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so figures are alike everywhere
+    "mathtext.fontset": "dejavusans",
+    "font.size": 7.5,
+    "axes.titlesize": 8,
+    "axes.labelsize": 7.5,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 6.5,
+    "figure.titlesize": 8,
+    "axes.prop_cycle": cycler(color=CYCLE),
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e3e3e3",
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.0,
+    "lines.markersize": 3,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "legend.frameon": False,
+    "legend.handlelength": 1.6,
+    "legend.columnspacing": 1.0,
+    "legend.borderaxespad": 0.2,
+    "figure.dpi": 150,
+    "savefig.dpi": 300,
+    "pdf.fonttype": 42,  # text stays text, as publishers ask
+    "path.simplify": True,
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Inside, figures made and saved look like the project's; outside, nothing changes."""
+    with matplotlib.rc_context(_PARAMETERS):
+        yield
+
+
+def save(figure: Figure, stem: Path) -> list[Path]:
+    """Write `stem`.pdf and `stem`.png; the same figure gives the same bytes."""
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("pdf", "png")]
+    # A date or a version in the file would make every run's output differ.
+    figure.savefig(paths[0], metadata={"CreationDate": None, "Creator": None, "Producer": None})
+    figure.savefig(paths[1], metadata={"Software": None})
+    return paths
