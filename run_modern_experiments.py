@@ -36,7 +36,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("."), metavar="DIR",
+        "--out", type=Path, default=Path(), metavar="DIR",
         help="the logs go to DIR/logs_<MODE>/ (default: here)",
     )  # fmt: skip
     parser.add_argument("--recipe", choices=list(RECIPES), default="paper", help="which study")
