@@ -66,7 +66,7 @@ class Columns:
         """Columns of `records`.
 
         Each signal comes from one source for the whole log. Raises ValueError
-        for a log that changes its sources on the way; stream that one.
+        for a log that changes its sources, or its workers, on the way; stream that one.
         """
         columns = cls(num_rows=len(records))
         timed = [i for i, r in enumerate(records) if r.events is not None and r.time is not None]
@@ -221,14 +221,18 @@ def drifts_above_past(losses_N: Floats, window: int) -> Floats:
         out[finite] = drifts_above_past(losses_N[finite], window)
         return out
     blocks = _blocks(losses_N, window)
-    past = np.zeros_like(blocks)
-    np.cumsum(blocks[:, :-1], axis=1, out=past[:, 1:])
-    past[1:] += np.cumsum(blocks[:-1, ::-1], axis=1)[:, ::-1]
-    past = past.ravel()[: len(losses_N)]
+    origins = np.concatenate([losses_N[:1], blocks[:-1, -1]])[:, None]
+    tails = np.cumsum((blocks[:-1] - origins[1:])[:, ::-1], axis=1)[:, ::-1]
+    blocks -= origins
+    sums = np.zeros_like(blocks)
+    np.cumsum(blocks[:, :-1], axis=1, out=sums[:, 1:])
+    sums[1:] += tails
+    out, past = blocks.ravel()[: len(losses_N)], sums.ravel()[: len(losses_N)]
     past[:1] = np.nan
     past[1:window] /= np.arange(1, len(past[:window]))
     past[window:] /= window
-    return np.subtract(losses_N, past, out=past)
+    out -= past
+    return out
 
 
 def sliding_min_max(x_N: Floats, window: int) -> Floats:
@@ -283,6 +287,8 @@ def _hold(values: Floats, rows: NDArray[np.intp] | None, before: float, out: Flo
 def _column(records: Sequence[Record], name: str) -> Observed | None:
     values = [getattr(record, name) for record in records]
     rows = [i for i, value in enumerate(values) if value is not None]
+    if name == "worker_gradient_norms" and len({len(values[i]) for i in rows}) > 1:
+        raise ValueError("the number of workers changes: stream the log through RMetric instead")
     return _observed([values[i] for i in rows], rows, len(records)) if rows else None
 
 

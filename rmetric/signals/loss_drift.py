@@ -15,10 +15,11 @@ class LossDrift:
     what comes after. Its weakness: while the loss still falls fast ΔL is
     negative, so a rise back to the mean of the past goes unseen.
 
-    Amortised O(1): the mean is held as sums of whole blocks of `window` losses,
-    never by subtracting what leaves, so no rounding error builds up. (Where
-    finite losses are so huge that their sum overflows, ΔL is ±inf or nan until
-    they have left.)
+    Amortised O(1): the mean is held as sums over blocks of `window` losses, never
+    by subtracting what leaves, so no rounding error builds up. They are sums of
+    differences to a loss in the window: where the loss stands still ΔL is exactly
+    0, and a scale has no noise to enlarge. (Where finite losses are so huge that
+    a sum overflows, ΔL is ±inf or nan until they have left.)
 
     Args:
         window: number of earlier evaluations, at least 1 (paper: 100).
@@ -31,7 +32,16 @@ class LossDrift:
     Source: Fatima 2025, section 3 (ΔL against the moving average).
     """
 
-    __slots__ = ("_absolute", "_block", "_count", "_sum", "_tail_sums", "value", "window")
+    __slots__ = (
+        "_absolute",
+        "_block",
+        "_count",
+        "_origin",
+        "_sum",
+        "_tail_sums",
+        "value",
+        "window",
+    )
 
     def __init__(self, window: int = 100, *, absolute: bool = False) -> None:
         if window < 1:
@@ -40,9 +50,10 @@ class LossDrift:
         self.value = nan
         self._absolute = absolute
         self._count = 0  # losses that the mean is taken over
+        self._origin = nan  # the last loss of the previous block; at first the first loss
         self._block: list[float] = []  # losses of the block being filled
-        self._sum = 0.0  # their sum
-        self._tail_sums = [0.0] * window  # sums of the previous block from each place to its end
+        self._sum = 0.0  # of their differences to the origin
+        self._tail_sums = [0.0] * window  # the same of the previous block, from each place on
 
     def update(self, loss: float) -> float:
         """Take the loss of one evaluation; return ΔL against those before it."""
@@ -50,15 +61,19 @@ class LossDrift:
             self.value = inf
             return inf
         block, count = self._block, self._count
-        # The past is this block and, of the previous one, the end that fits in the window.
-        past = self._sum + self._tail_sums[len(block)]
-        value = loss - past / count if count else nan
-        self.value = value = abs(value) if self._absolute else value
+        if count:
+            difference = loss - self._origin
+            # The past is this block and, of the previous one, the end that fits in the window.
+            value = difference - (self._sum + self._tail_sums[len(block)]) / count
+            self.value = value = abs(value) if self._absolute else value
+        else:
+            self._origin, difference, value = loss, 0.0, nan
         if count < self.window:
             self._count = count + 1
-        self._sum += loss
+        self._sum += difference
         block.append(loss)
         if len(block) == self.window:
+            self._origin = loss
             self._tail_sums = tail_sums(block)
             self._sum = 0.0
             block.clear()
@@ -66,9 +81,9 @@ class LossDrift:
 
 
 def tail_sums(block: list[float]) -> list[float]:
-    """Sums of `block` from each of its places to its end, added from the end."""
+    """Sums of the differences to the last of `block`, from each place to the end."""
     sums, total = [0.0] * len(block), 0.0
     for place in range(len(block) - 1, -1, -1):
-        total += block[place]
+        total += block[place] - block[-1]
         sums[place] = total
     return sums
