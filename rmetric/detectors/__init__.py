@@ -2,6 +2,7 @@
 
 from rmetric.detectors.anchors import Always, Never, Random
 from rmetric.detectors.contract import Detector, PeekingDetector
+from rmetric.detectors.first_loss_r_metric import FirstLossRMetric
 from rmetric.detectors.gradient_norm import GradientNorm
 from rmetric.detectors.isolation_forest import PeekingIsolationForest
 from rmetric.detectors.loss_rise import LossRise
@@ -13,6 +14,7 @@ __all__ = [
     "Always",
     "Detector",
     "Entry",
+    "FirstLossRMetric",
     "GradientNorm",
     "LossRise",
     "LossZScore",

@@ -9,6 +9,7 @@ import numpy as np
 
 from rmetric.detectors.anchors import Always, Never, Random
 from rmetric.detectors.contract import Detector
+from rmetric.detectors.first_loss_r_metric import FirstLossRMetric
 from rmetric.detectors.gradient_norm import GradientNorm
 from rmetric.detectors.isolation_forest import PeekingIsolationForest
 from rmetric.detectors.loss_rise import LossRise
@@ -22,7 +23,7 @@ class Entry:
 
     Attributes:
         title: as tables and figures print it.
-        kind: ``metric``, ``ablation``, ``baseline`` or ``anchor``.
+        kind: ``metric``, ``ablation``, ``variant``, ``baseline`` or ``anchor``.
         make: a fresh detector; the Generator is for those that draw.
         mode: the study's logs_<mode>/ that holds its runs.
         sees_future: needs `fit(run)` first; see `PeekingDetector`.
@@ -48,8 +49,13 @@ DETECTORS: dict[str, Entry] = {
     "r_metric_lambda": _ablation("λ", "LAMBDA_ONLY"),
     "r_metric_sigma": _ablation("σ²", "SIGMA_ONLY"),
     "r_metric_delta_l": _ablation("ΔL", "DELTA_L_ONLY"),
+    "r_metric_first_loss": Entry(
+        title="R-Metric, ΔL from first loss",
+        kind="variant",
+        make=lambda generator: FirstLossRMetric(),
+    ),
     "isolation_forest": Entry(
-        title="Isolation Forest (sees the future)",
+        title="Isolation Forest (peeks)",
         kind="baseline",
         make=lambda generator: PeekingIsolationForest(),
         sees_future=True,

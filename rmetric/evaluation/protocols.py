@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from rmetric.evaluation.traces import Trace
 from rmetric.records import Run
+from rmetric.strict_json import field, number
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -223,8 +224,9 @@ def _first(steps_T: NDArray[np.int64], alarms_TX: Bools) -> Floats:
 
 
 def seconds_per_step(run: Run) -> float:
-    """What a step of the run costs, from its configuration (the published 5 s)."""
-    return float(run.config.get("seconds_per_step", SECONDS_PER_STEP))
+    """What a step of the run costs, from its configuration, or the published 5 s."""
+    stated = field(run.config, "seconds_per_step", number)
+    return SECONDS_PER_STEP if stated is None else stated
 
 
 def _steps(steps: Sequence[int | None], unknown: float) -> Floats:

@@ -8,15 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isclose
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rmetric.evaluation.protocols import seconds_per_step
 from rmetric.evaluation.traces import Trace
-from rmetric.logs import LogError, decode_number, parse_line, read_lines
+from rmetric.logs import LogError, read_lines
 from rmetric.metric import MODES
 from rmetric.records import Run
+from rmetric.strict_json import field as field_of
+from rmetric.strict_json import flag, mapping, number, parse_line
 
 REFERENCE = "FULL_METRIC"
 
@@ -118,21 +121,22 @@ def _usable(path: Path, content: bytes) -> tuple[Run, list[Stated]]:
         raise LogError(path, None, "it holds no METRICS line")
     if truth.failed and truth.failure_step is None:
         raise LogError(path, None, "it failed, and does not say at which step")
-    return run, stated_metric(content)
+    try:
+        seconds_per_step(run)
+        return run, stated_metric(content)
+    except ValueError as error:
+        raise LogError(path, None, str(error)) from None
 
 
 def stated_metric(content: bytes) -> list[Stated]:
-    """What the METRICS lines of a log that can be read say of the metric."""
-    stated = []
-    for line in io.BytesIO(content):
-        if not line.strip():
-            continue
-        entry = parse_line(line)
-        if entry.get("event") == "METRICS":
-            alerts = entry.get("alerts")
-            alarm = alerts.get("r_metric") if isinstance(alerts, dict) else None
-            stated.append(Stated(decode_number(entry.get("r_metric")), alarm))
-    return stated
+    """What the METRICS lines of a log say of the metric. Raises ValueError for nonsense."""
+    entries = (parse_line(line) for line in io.BytesIO(content) if line.strip())
+    return [_stated(entry) for entry in entries if entry.get("event") == "METRICS"]
+
+
+def _stated(entry: dict[str, Any]) -> Stated:
+    alerts = field_of(entry, "alerts", mapping) or {}
+    return Stated(field_of(entry, "r_metric", number), field_of(alerts, "r_metric", flag))
 
 
 def disagreements(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterable, Sequence
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from textwrap import wrap
 
 from rmetric.evaluation import Estimate
 from rmetric.reporting.table import Cell, Table
 
 #: Characters a line of a wide cell may take on a terminal.
-WRAP_AT = 38
+WRAP_AT = 30
 
 
 def to_csv(table: Table) -> str:
@@ -38,7 +38,7 @@ def to_csv(table: Table) -> str:
 
 def to_markdown(table: Table) -> str:
     """A GitHub table under its title, with the notes as a list."""
-    lines = [f"### {table.title}", ""]
+    lines = [f"### {table.heading}", ""]
     lines.append(_bar(column.label for column in table.columns))
     lines.append(_bar("---" if table.is_text(i) else "---:" for i in range(len(table.columns))))
     lines += [_bar(cells) for cells in table.shown()]
@@ -54,7 +54,7 @@ def to_tex(table: Table) -> str:
     ]
     body = []
     for index, cells in enumerate(table.shown()):
-        if table.starts_group(index):
+        if index and table.starts_group(index):
             body.append(r"\midrule")
         body.append(_tex_row(cells))
     lines = [
@@ -82,39 +82,41 @@ def to_tex(table: Table) -> str:
 
 
 def to_text(table: Table) -> str:
-    """Aligned columns for a terminal, long cells wrapped, notes below."""
-    labels = [column.label for column in table.columns]
-    widths = [len(label) for label in labels]
-    wrapped = [_wrapped(table, cells) for cells in table.shown()]
-    for lines_of_row in wrapped:
-        for cells in lines_of_row:
-            widths = [max(width, len(cell)) for width, cell in zip(widths, cells, strict=True)]
-    lines = [table.title, "", _aligned(table, labels, widths)]
-    lines.append("  ".join("-" * width for width in widths))
-    for index, lines_of_row in enumerate(wrapped):
-        lines += [""] * table.starts_group(index)
-        lines += [_aligned(table, cells, widths) for cells in lines_of_row]
-    lines += [""] * bool(table.notes)
+    """Aligned columns for a terminal, long cells wrapped, notes below.
+
+    The first cell of a grouped table becomes a heading over its group.
+    """
+    skip = int(table.grouped)
+    header = tuple(column.label for column in table.columns[skip:])
+    rows = [_wrapped(table, cells)[skip:] for cells in table.shown()]
+    blocks = [list(zip_longest(*cells, fillvalue="")) for cells in rows]
+    widths = [max(map(len, cells)) for cells in zip(header, *chain(*blocks), strict=True)]
+    on_the_left = [table.is_text(i) for i in range(skip, len(table.columns))]
+
+    def aligned(cells: Iterable[str]) -> str:
+        padded = (
+            cell.ljust(width) if left else cell.rjust(width)
+            for cell, width, left in zip(cells, widths, on_the_left, strict=True)
+        )
+        return "  ".join(padded).rstrip()
+
+    lines = [table.heading, "", aligned(header), aligned("-" * width for width in widths)]
+    for index, block in enumerate(blocks):
+        if table.starts_group(index):
+            lines += ["", f"{table.columns[0].label}: {table.rows[index][0]}"]
+        lines += map(aligned, block)
+    lines.append("")
     for note in table.notes:
         lines += wrap(note, 100, initial_indent="* ", subsequent_indent="  ")
     return "\n".join(lines) + "\n"
 
 
-def _wrapped(table: Table, cells: list[str]) -> list[tuple[str, ...]]:
-    """One row as the lines that it takes."""
-    parts = [
-        wrap(cell, WRAP_AT) if column.wide else [cell]
+def _wrapped(table: Table, cells: Sequence[str]) -> list[list[str]]:
+    """The lines of each cell."""
+    return [
+        wrap(cell, WRAP_AT) or [""] if column.wide else [cell]
         for cell, column in zip(cells, table.columns, strict=True)
     ]
-    return list(zip_longest(*parts, fillvalue=""))
-
-
-def _aligned(table: Table, cells: Sequence[str], widths: list[int]) -> str:
-    aligned = [
-        cell.ljust(width) if table.is_text(i) else cell.rjust(width)
-        for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    ]
-    return "  ".join(aligned).rstrip()
 
 
 #: Beyond ASCII, what our own words use; longest first.

@@ -34,18 +34,24 @@ class Table:
 
     Attributes:
         name: of its files.
-        title: one line.
+        number: as people refer to it.
+        title: one line, without the number.
         columns, rows: every row as long as `columns`.
         notes: in sentences, printed below.
         grouped: rows of equal first cell belong together; a rule parts the groups.
     """
 
     name: str
+    number: int
     title: str
     columns: tuple[Column, ...]
     rows: list[tuple[Cell, ...]]
     notes: list[str] = field(default_factory=list)
     grouped: bool = False
+
+    @property
+    def heading(self) -> str:
+        return f"Table {self.number}. {self.title}"
 
     def shown(self) -> list[list[str]]:
         """The cells as people read them."""
@@ -59,7 +65,7 @@ class Table:
         return any(isinstance(row[index], str) for row in self.rows)
 
     def starts_group(self, index: int) -> bool:
-        return self.grouped and index > 0 and self.rows[index][0] != self.rows[index - 1][0]
+        return self.grouped and (index == 0 or self.rows[index][0] != self.rows[index - 1][0])
 
 
 def show(cell: Cell, digits: int = 2) -> str:

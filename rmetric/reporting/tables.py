@@ -10,6 +10,7 @@ import numpy as np
 from rmetric.detectors import DETECTORS
 from rmetric.evaluation import PROTOCOLS, Estimate, Scores, mean_loss, score, transfers
 from rmetric.evaluation.analysis import REFERENCE_DETECTOR, Analysis
+from rmetric.evaluation.intervals import NUM_RESAMPLES
 from rmetric.evaluation.transfer import architecture
 from rmetric.metric import PAPER_WEIGHTS, Components
 from rmetric.records import Run
@@ -20,11 +21,16 @@ from rmetric.reporting.table import Cell, Column, Table, show
 FEW_RUNS = 100
 
 LEAD = Column(label="Lead (steps)", digits=0)
-COUNTS = tuple(Column(label=label) for label in ("n", "Failing", "TP", "FP", "FN"))
+COUNTS = tuple(Column(label=label) for label in ("n", "Failed", "TP", "FP", "FN"))
 RATIOS = tuple(Column(label=label) for label in ("Precision", "Recall", "F1"))
 INTERVALS = (
-    "Brackets: 95 % interval, bootstrap over runs, 2000 resamples. – : undefined, nothing to "
-    "divide by. F1 = 2 TP / (2 TP + FP + FN), so 0 for a detector silent while runs fail."
+    f"Brackets: 95 % interval, bootstrap over runs, {NUM_RESAMPLES} resamples; where all runs are "
+    "alike it has no width, which is no certainty. –: undefined, nothing to divide by. "
+    "F1 = 2 TP / (2 TP + FP + FN), so 0 for a detector silent while runs fail."
+)
+LEADS = (
+    "Lead: failure minus first alert, mean over the hits. The published rule counts alerts from "
+    "before the fault, and alerts after the failure with a lead below 0."
 )
 
 
@@ -64,7 +70,8 @@ def approaches(analysis: Analysis) -> Table:
         )  # fmt: skip
     return Table(
         name="table1_approaches",
-        title="Table 1. Existing approaches: what kind, what scope, what lead time",
+        number=1,
+        title="Existing approaches: what kind, what scope, what lead time",
         columns=(
             Column(label="Approach"),
             Column(label="Kind (qualitative)"),
@@ -78,8 +85,7 @@ def approaches(analysis: Analysis) -> Table:
         ),
         rows=rows,
         notes=[
-            "Lead: mean over the hits, failure minus first alert. The published rule also counts "
-            "alerts from before the fault, whose lead warns of nothing.",
+            LEADS,
             INTERVALS,
             *_few(analysis.study.reference),
         ],
@@ -95,7 +101,8 @@ def scenarios(analysis: Analysis) -> Table:
     rows = [(*names, *_scenario(cells[names])) for names in sorted(cells)]
     return Table(
         name="table2_scenarios",
-        title="Table 2. The scenario matrix and what became of its runs",
+        number=2,
+        title="The scenario matrix and what became of its runs",
         columns=(
             Column(label="Architecture"),
             Column(label="Fault"),
@@ -106,7 +113,7 @@ def scenarios(analysis: Analysis) -> Table:
             Column(label="Failure kinds"),
             *(Column(label=f"Onset to failure, {q} % (steps)", digits=0) for q in (10, 50, 90)),
         ),
-        rows=[*rows, ("All", "", *_scenario(runs))],
+        rows=[*rows, ("All", "", None, *_scenario(runs)[1:])],
         notes=[
             "Runs of the full metric; the other modes share their trajectories. Not applicable: "
             "the fault has nothing to act on, such as an expert fault on a dense architecture.",
@@ -128,17 +135,18 @@ def detectors(analysis: Analysis) -> Table:
             title = DETECTORS[name].title
             rows.append(
                 (about.title, title, *_counts(scores), *_ratios(scores), difference,
-                 scores.lead_steps, scores.lead_minutes, paper)
+                 scores.lead_steps, scores.lead_minutes.point, paper)
             )  # fmt: skip
     return Table(
         name="table3_detectors",
-        title="Table 3. R-Metric, its ablations, baselines and anchors under each protocol",
+        number=3,
+        title="R-Metric, its ablations, baselines and anchors under each protocol",
         columns=(
             Column(label="Protocol"),
             Column(label="Detector"),
             *COUNTS,
             *RATIOS,
-            Column(label="F1 minus R-Metric's"),
+            Column(label="ΔF1"),
             LEAD,
             Column(label="Lead (min)", digits=1),
             Column(label="Paper: F1", digits=3),
@@ -146,7 +154,9 @@ def detectors(analysis: Analysis) -> Table:
         rows=rows,
         notes=[
             *(f"{about.title}: {about.question}" for about in PROTOCOLS.values()),
-            INTERVALS + " Differences are paired: the same resamples of the same runs.",
+            INTERVALS,
+            "ΔF1: F1 minus R-Metric's, paired: the same resamples of the same runs.",
+            LEADS,
             claims.in_plain_words(analysis),
             *_missing(analysis),
             *_few(analysis.study.reference),
@@ -156,21 +166,21 @@ def detectors(analysis: Analysis) -> Table:
 
 
 def faults(analysis: Analysis) -> Table:
-    """Table 4: R-Metric by fault type, both protocols."""
+    """Table 4: R-Metric by fault type."""
     names = np.array([_fault(run) for run in analysis.study.reference])
     rows: list[tuple[Cell, ...]] = []
-    for protocol in ("published", "causal"):
+    for protocol, about in PROTOCOLS.items():
         outcomes = analysis.outcomes(REFERENCE_DETECTOR, protocol)
         for name in sorted(set(names.tolist())):
             scores = score(outcomes.select(names == name))
-            title = PROTOCOLS[protocol].title
-            rows.append((title, name, *_counts(scores), *_ratios(scores), scores.lead_steps))
+            rows.append((about.title, name, *_counts(scores), *_ratios(scores), scores.lead_steps))
     return Table(
         name="table4_faults",
-        title="Table 4. R-Metric by fault type under both protocols",
+        number=4,
+        title="R-Metric by fault type under each protocol",
         columns=(Column(label="Protocol"), Column(label="Fault"), *COUNTS, *RATIOS, LEAD),
         rows=rows,
-        notes=[INTERVALS, *_few(analysis.study.reference)],
+        notes=[INTERVALS, LEADS, *_few(analysis.study.reference)],
         grouped=True,
     )
 
@@ -192,7 +202,8 @@ def weights(analysis: Analysis) -> Table:
         )  # fmt: skip
     return Table(
         name="table6_transfer",
-        title="Table 6. Weights fitted on one architecture, used on another",
+        number=6,
+        title="Weights fitted on one architecture, used on another",
         columns=(
             Column(label="Protocol"),
             Column(label="Fitted on"),
