@@ -84,7 +84,8 @@ def main(arguments: list[str] | None = None) -> int:
         paths = [p for p in find_logs(options.paths) if options.out not in p.parents]
         check_writable(options.out)
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+        hint = "; run_modern_experiments.py writes it" if options.paths == [DEFAULT_LOGS] else ""
+        print(f"error: {error}{hint}", file=sys.stderr)
         return 2
     folders = [Path(given) for given in options.paths if Path(given).is_dir()]
     try:

@@ -8,21 +8,23 @@ import platform
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import isnan
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import rmetric
+from rmetric.evaluation import PROTOCOLS, Trace, judge
 from rmetric.logs import LogError
 from rmetric.metric import Components
 from rmetric.replay import ReadLog, UnknownFormat, read_log
-from rmetric.replay.analysis import Analysis, analyse
+from rmetric.replay.scored_run import ScoredRun, score_run
 
 INDEX_NAMES = ("index.csv", "index.md")
 INDEX_COLUMNS = (
     "folder", "id", "source", "format", "outcome", "onset_step", "failure_step", "num_records",
-    "first_alert_step", "num_alerts", "lead_steps", "causal_lead_steps", "max_r", "loss_used",
+    "first_alert_step", "num_alerts", "lead_published", "lead_causal", "max_r", "loss_used",
     "variance_source", "problem",
 )  # fmt: skip
 _LONGEST_NAME = 100
@@ -81,57 +83,56 @@ def replay_logs(
                 result.failed.append(str(error))
                 result.rows.append(_index_row({"source": str(path), "problem": str(error)}))
             continue
-        for analysis in (analyse(run, preset) for run in log.runs):
-            folder = folders.make(analysis)
+        for scored in (score_run(run, preset) for run in log.runs):
+            folder = folders.make(scored)
             draw = most_plots is None or result.num_plots < most_plots
-            result.rows.append(write_run(analysis, log, folder, draw=draw))
+            result.rows.append(write_run(scored, log, folder, draw=draw))
             result.num_plots += draw
     write_index(result.rows, out)
     return result
 
 
-def write_run(analysis: Analysis, log: ReadLog, folder: Path, *, draw: bool) -> dict[str, Any]:
+def write_run(scored: ScoredRun, log: ReadLog, folder: Path, *, draw: bool) -> dict[str, Any]:
     """Write one run's files into `folder`; return its row of the index."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_scores(analysis, folder / "scores.csv")
-    report = summary(analysis, log.format)
+    write_scores(scored, folder / "scores.csv")
+    report = summary(scored, log.format)
     text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False)
     (folder / "summary.json").write_text(text + "\n", encoding="utf-8")
     if draw:
-        _draw(analysis, folder / "case_study")
+        _draw(scored, folder / "case_study")
     return _index_row(report | {"folder": folder.name})
 
 
-def summary(analysis: Analysis, format: str) -> dict[str, Any]:
+def summary(scored: ScoredRun, format: str) -> dict[str, Any]:
     """What there is to know about a replayed run, as strict JSON holds it."""
-    run, truth = analysis.run, analysis.run.truth
-    alerts = analysis.alert_steps
-    scores = [score.score for score in analysis.scores]
+    run, truth = scored.run, scored.run.truth
+    alerts = scored.alert_steps
+    scores = [score.score for score in scored.scores]
     return {
         "id": run.id,
         "source": str(run.source),
         "format": format,
-        "settings": analysis.settings.name,
-        "mode": analysis.settings.mode,
-        "config": asdict(analysis.config) | {"weights": analysis.config.weights._asdict()},
+        "settings": scored.settings.name,
+        "mode": scored.settings.mode,
+        "config": asdict(scored.config) | {"weights": scored.config.weights._asdict()},
         "num_records": len(run.records),
         "first_step": run.records[0].step,
         "last_step": run.records[-1].step,
-        "loss_used": analysis.config.loss,
-        "variance_source": analysis.variance_source,
+        "loss_used": scored.config.loss,
+        "variance_source": scored.variance_source,
         "max_r": max(scores),
-        "max_r_step": analysis.scores[scores.index(max(scores))].step,
+        "max_r_step": scored.scores[scores.index(max(scores))].step,
         "first_alert_step": alerts[0] if alerts else None,
         "num_alerts": len(alerts),
-        "num_records_in_alert": sum(score.alarm for score in analysis.scores),
+        "num_records_in_alert": sum(score.alarm for score in scored.scores),
         "fault": truth.fault if truth else None,
         "onset_step": truth.onset_step if truth else None,
         "outcome": truth.outcome if truth else None,
         "failure_kind": truth.failure_kind if truth else None,
         "failure_step": truth.failure_step if truth else None,
-        "lead_steps": analysis.lead_steps,
-        "causal_lead_steps": analysis.causal_lead_steps,
-        "notes": run.notes + analysis.notes,
+        "verdicts": verdicts(scored),
+        "notes": run.notes + scored.notes,
         "versions": {
             "rmetric": rmetric.__version__,
             "python": platform.python_version(),
@@ -140,7 +141,30 @@ def summary(analysis: Analysis, format: str) -> dict[str, Any]:
     }
 
 
-def write_scores(analysis: Analysis, path: Path) -> None:
+def verdicts(scored: ScoredRun) -> dict[str, Any] | None:
+    """Hit, false alarm and lead under each protocol; None where the truth is not known."""
+    if scored.run.truth is None:
+        return None
+    trace = Trace(
+        detector="r_metric",
+        run_id=scored.run.id,
+        steps=np.array([score.step for score in scored.scores], dtype=np.int64),
+        scores=np.array([score.score for score in scored.scores], dtype=float),
+        alarms=np.array([score.alarm for score in scored.scores], dtype=bool),
+    )
+    found = {}
+    for protocol in PROTOCOLS:
+        outcome = judge([scored.run], [trace], protocol)
+        lead = float(outcome.lead_steps[0])
+        found[protocol] = {
+            "hit": bool(outcome.hit[0]),
+            "false_alarm": bool(outcome.false_alarm[0]),
+            "lead_steps": None if isnan(lead) else int(lead),
+        }
+    return found
+
+
+def write_scores(scored: ScoredRun, path: Path) -> None:
     """One line a record: the three signals, raw and normalised, R and the alert.
 
     A signal that is not yet defined is blank; an infinite one is ``inf``.
@@ -150,7 +174,7 @@ def write_scores(analysis: Analysis, path: Path) -> None:
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)
-        for score in analysis.scores:
+        for score in scored.scores:
             raw = ["" if value != value else repr(value) for value in score.raw]
             writer.writerow(
                 [
@@ -182,9 +206,9 @@ class _Folders:
         self._taken = set(INDEX_NAMES)
         self._ids: set[str] = set()
 
-    def make(self, analysis: Analysis) -> Path:
+    def make(self, scored: ScoredRun) -> Path:
         """The folder for this run; what is odd about its name goes into its notes."""
-        id = analysis.run.id
+        id = scored.run.id
         plain = name = safe_name(id)
         number = 1
         # Some file systems take Run and run for one name.
@@ -193,9 +217,9 @@ class _Folders:
             name = f"{plain}-{number}"
         self._taken.add(name.casefold())
         if id in self._ids:
-            analysis.notes.append(f"an earlier log has the same run id: this one is in {name}")
+            scored.notes.append(f"an earlier log has the same run id: this one is in {name}")
         elif name != id:
-            analysis.notes.append(f"the run id is no safe folder name: the run is in {name}")
+            scored.notes.append(f"the run id is no safe folder name: the run is in {name}")
         self._ids.add(id)
         return self._out / name
 
@@ -210,17 +234,20 @@ def safe_name(id: str) -> str:
     return name[:_LONGEST_NAME].rstrip("._-") or "run"
 
 
-def _draw(analysis: Analysis, stem: Path) -> None:
+def _draw(scored: ScoredRun, stem: Path) -> None:
     # Imported here, as it takes a second that a replay without plots need not spend.
     from rmetric.reporting.run_plot import plot_run
     from rmetric.reporting.style import save, style
 
     with style():
-        save(plot_run(analysis), stem)
+        save(plot_run(scored), stem)
 
 
 def _index_row(report: Mapping[str, Any]) -> dict[str, Any]:
     row = {name: report.get(name) for name in INDEX_COLUMNS}
+    for protocol, verdict in (report.get("verdicts") or {}).items():
+        if f"lead_{protocol}" in row:
+            row[f"lead_{protocol}"] = verdict["lead_steps"]
     return {name: "" if value is None else value for name, value in row.items()}
 
 

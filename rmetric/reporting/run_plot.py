@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rmetric.replay.analysis import Analysis, alarm_spans
+from rmetric.replay.scored_run import ScoredRun, alarm_spans
 from rmetric.reporting.style import COLUMN_WIDTH, MEANING
 
 _SIGNALS = {"gradient_variance": "n(σ²)", "failure_rate": "n(λ)", "loss_drift": "n(ΔL)"}
@@ -21,7 +21,7 @@ _FEW = 60  # points up to which each is marked
 _WIDE = 20.0  # highest loss over the median, above which the axis is logarithmic
 
 
-def plot_run(analysis: Analysis) -> Figure:
+def plot_run(scored: ScoredRun) -> Figure:
     """Three panels on one step axis; draw it inside `style()`.
 
     Values that are nan or infinite are marked at the upper edge, at their step.
@@ -30,17 +30,17 @@ def plot_run(analysis: Analysis) -> Figure:
     panels = figure.subplots(3, sharex=True, height_ratios=[3, 2.2, 2.4])
     rows = []
     for axes, plot in zip(panels, (_plot_losses, _plot_components, _plot_score), strict=True):
-        plot(axes, analysis)
-        _mark_truth(axes, analysis, named=axes is panels[0])
+        plot(axes, scored)
+        _mark_truth(axes, scored, named=axes is panels[0])
         rows.append(_name_above(axes))
     panels[-1].set_xlabel("step")
     panels[-1].xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    first, last = analysis.scores[0].step, max(score.step for score in analysis.scores)
+    first, last = scored.scores[0].step, max(score.step for score in scored.scores)
     edge = 0.02 * (last - first) or 1.0
     panels[-1].set_xlim(first - edge, last + edge)
     top = _HEIGHT - 0.25 - 0.145 * rows[0]
     figure.subplots_adjust(left=0.19, right=0.975, bottom=0.085, top=top / _HEIGHT, hspace=0.36)
-    figure.suptitle(_title(analysis.run.id), y=1 - 0.03 / _HEIGHT, va="top")
+    figure.suptitle(_title(scored.run.id), y=1 - 0.03 / _HEIGHT, va="top")
     figure.align_ylabels()
     return figure
 
@@ -55,12 +55,12 @@ def _name_above(axes: Axes) -> int:
     return -(-len(labels) // num_columns)
 
 
-def _plot_losses(axes: Axes, analysis: Analysis) -> None:
+def _plot_losses(axes: Axes, scored: ScoredRun) -> None:
     shown: list[float] = []
     for name, label in (("training_loss", "training"), ("validation_loss", "validation")):
         points = [
             (record.step, value)
-            for record in analysis.run.records
+            for record in scored.run.records
             if (value := getattr(record, name)) is not None
         ]
         if points:
@@ -75,31 +75,31 @@ def _plot_losses(axes: Axes, analysis: Analysis) -> None:
     axes.set_ylabel("loss")
 
 
-def _plot_components(axes: Axes, analysis: Analysis) -> None:
+def _plot_components(axes: Axes, scored: ScoredRun) -> None:
     for name, label in _SIGNALS.items():
-        defined = any(not isnan(getattr(score.raw, name)) for score in analysis.scores)
-        if defined and getattr(analysis.config.weights, name) > 0:
+        defined = any(not isnan(getattr(score.raw, name)) for score in scored.scores)
+        if defined and getattr(scored.config.weights, name) > 0:
             if name == "gradient_variance":
-                label += _SOURCES.get(analysis.variance_source or "", ", several sources")
-            values = [getattr(score.normalised, name) for score in analysis.scores]
-            _staircase(axes, analysis, values, MEANING[name], label)
+                label += _SOURCES.get(scored.variance_source or "", ", several sources")
+            values = [getattr(score.normalised, name) for score in scored.scores]
+            _staircase(axes, scored, values, MEANING[name], label)
     axes.set_ylim(-0.06, 1.06)
     axes.set_yticks([0, 0.5, 1])
     axes.set_ylabel("component")
 
 
-def _plot_score(axes: Axes, analysis: Analysis) -> None:
-    threshold = analysis.config.threshold
-    top = max(1.06 * sum(analysis.config.weights), 1.2 * threshold)
-    spans = [(first, last - first) for first, last in alarm_spans(analysis.scores)]
+def _plot_score(axes: Axes, scored: ScoredRun) -> None:
+    threshold = scored.config.threshold
+    top = max(1.06 * sum(scored.config.weights), 1.2 * threshold)
+    spans = [(first, last - first) for first, last in alarm_spans(scored.scores)]
     axes.broken_barh(spans, (-0.06, top + 0.06), color=MEANING["alert"], alpha=0.2, linewidth=0)
-    values = [score.score for score in analysis.scores]
-    _staircase(axes, analysis, values, MEANING["score"], "R")
+    values = [score.score for score in scored.scores]
+    _staircase(axes, scored, values, MEANING["score"], "R")
     axes.axhline(
         threshold, color=MEANING["alert"], linestyle="--", linewidth=0.8,
         label=f"threshold {threshold:g}",
     )  # fmt: skip
-    steps = analysis.alert_steps
+    steps = scored.alert_steps
     axes.plot(
         steps[:1], [top] * len(steps[:1]), "v", color=MEANING["alert"], clip_on=False,
         label=f"first alert, step {steps[0]}" if steps else "no alert", markersize=4.5,
@@ -109,10 +109,10 @@ def _plot_score(axes: Axes, analysis: Analysis) -> None:
 
 
 def _staircase(
-    axes: Axes, analysis: Analysis, values: Sequence[float], colour: str, label: str
+    axes: Axes, scored: ScoredRun, values: Sequence[float], colour: str, label: str
 ) -> None:
     """A value that holds until the next record."""
-    points = [(score.step, value) for score, value in zip(analysis.scores, values, strict=True)]
+    points = [(score.step, value) for score, value in zip(scored.scores, values, strict=True)]
     width = 1.0 if len(points) <= 500 else 0.6
     axes.plot(*_broken(points), color=colour, label=label, drawstyle="steps-post", linewidth=width)
 
@@ -143,8 +143,8 @@ def _broken(points: Sequence[tuple[int, float]]) -> tuple[list[float], list[floa
     return xs, ys
 
 
-def _mark_truth(axes: Axes, analysis: Analysis, *, named: bool) -> None:
-    truth = analysis.run.truth
+def _mark_truth(axes: Axes, scored: ScoredRun, *, named: bool) -> None:
+    truth = scored.run.truth
     if truth is None:
         return
     marks = [(truth.onset_step, ":", MEANING["onset"], f"onset: {truth.fault}")]

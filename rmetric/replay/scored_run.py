@@ -29,7 +29,7 @@ class Score(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class Analysis:
+class ScoredRun:
     """A run with the metric at each of its records.
 
     Attributes:
@@ -55,31 +55,8 @@ class Analysis:
         before = [False, *(score.alarm for score in self.scores)]
         return [s.step for s, was in zip(self.scores, before, strict=False) if s.alarm and not was]
 
-    @property
-    def lead_steps(self) -> int | None:
-        """Failure minus first alert at any step, as published; None without either."""
-        return self._lead(first_step=None)
 
-    @property
-    def causal_lead_steps(self) -> int | None:
-        """The same, of the first alert that stands after the onset and before the failure."""
-        truth = self.run.truth
-        if truth is None or truth.onset_step is None:
-            return None
-        return self._lead(first_step=truth.onset_step)
-
-    def _lead(self, first_step: int | None) -> int | None:
-        truth = self.run.truth
-        if truth is None or not truth.failed or truth.failure_step is None:
-            return None
-        for score in self.scores:
-            if score.alarm and (first_step is None or score.step >= first_step):
-                lead = truth.failure_step - score.step
-                return lead if lead > 0 else None
-        return None
-
-
-def analyse(run: Run, preset: str | None = None) -> Analysis:
+def score_run(run: Run, preset: str | None = None) -> ScoredRun:
     """Stream `run` through the metric; see `settings_of` for what `preset` does."""
     notes: list[str] = []
     settings = settings_of(run, preset)
@@ -90,14 +67,14 @@ def analyse(run: Run, preset: str | None = None) -> Analysis:
         metric.update(record)
         sources.add(metric.variance_source)
         scores.append(Score(record.step, metric.raw, metric.normalised, metric.score, metric.alarm))
-    analysis = Analysis(
+    scored = ScoredRun(
         run=run,
         settings=settings,
         scores=scores,
         variance_source=" and ".join(sorted(s for s in sources if s)) or None,
     )
-    analysis.notes = notes + _notes_on_signals(analysis) + _notes_on_threshold(analysis)
-    return analysis
+    scored.notes = notes + _notes_on_signals(scored) + _notes_on_threshold(scored)
+    return scored
 
 
 def _loss_of(run: Run, preferred: str, notes: list[str]) -> str:
@@ -112,11 +89,11 @@ def _loss_of(run: Run, preferred: str, notes: list[str]) -> str:
     return "training_loss"
 
 
-def _notes_on_signals(analysis: Analysis) -> list[str]:
+def _notes_on_signals(scored: ScoredRun) -> list[str]:
     notes = []
-    if analysis.variance_source is not None:
-        window = analysis.config.norm_window
-        for source in analysis.variance_source.split(" and "):
+    if scored.variance_source is not None:
+        window = scored.config.norm_window
+        for source in scored.variance_source.split(" and "):
             notes.append(f"σ² is {_SOURCES[source].format(window=window)}")
     missing = {
         "λ": ("failure_rate", "no hardware events with their times in the log"),
@@ -125,21 +102,21 @@ def _notes_on_signals(analysis: Analysis) -> list[str]:
     }
     reach = 0.0
     for symbol, (name, reason) in missing.items():
-        if all(getattr(score.raw, name) != getattr(score.raw, name) for score in analysis.scores):
+        if all(getattr(score.raw, name) != getattr(score.raw, name) for score in scored.scores):
             notes.append(f"{symbol} is undefined, it adds nothing to R: {reason}")
         else:
-            reach += getattr(analysis.config.weights, name)
-    if reach <= analysis.config.threshold:
-        notes.append(f"R can reach {reach:g} here and never passes {analysis.config.threshold:g}")
+            reach += getattr(scored.config.weights, name)
+    if reach <= scored.config.threshold:
+        notes.append(f"R can reach {reach:g} here and never passes {scored.config.threshold:g}")
     return notes
 
 
-def _notes_on_threshold(analysis: Analysis) -> list[str]:
-    stated = analysis.run.config.get("alert_thresholds")
+def _notes_on_threshold(scored: ScoredRun) -> list[str]:
+    stated = scored.run.config.get("alert_thresholds")
     own = stated.get("r_metric") if isinstance(stated, dict) else None
-    if own is None or own == analysis.config.threshold:
+    if own is None or own == scored.config.threshold:
         return []
-    return [f"the log's own threshold is {own}; {analysis.config.threshold:g} was used"]
+    return [f"the log's own threshold is {own}; {scored.config.threshold:g} was used"]
 
 
 def alarm_spans(scores: list[Score]) -> list[tuple[int, int]]:
