@@ -74,8 +74,11 @@ class RunSpec:
             object.__setattr__(self, "severity", kind.severities[len(kind.severities) // 2])
         severity = self.severity
         assert severity is not None
-        if not 0 <= severity < np.inf:
-            raise ValueError(f"severity is {severity}: it must be finite and at least 0")
+        if not (kind.lowest <= severity <= kind.highest and severity < np.inf):
+            raise ValueError(
+                f"severity of {self.fault} is {severity}: it must be a number from "
+                f"{kind.lowest:g} to {kind.highest:g} ({kind.unit})"
+            )
         object.__setattr__(self, "severity", float(severity))
         for name, least in (
             ("total_steps", 1),

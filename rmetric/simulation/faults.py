@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,7 @@ class Fault:
         summary: what it does, in one sentence.
         act: turns the knobs at each step that it acts; None where it only
             strikes the hardware.
+        lowest, highest: severities that mean anything.
         benign: a change that a healthy run goes through.
         applies_to: whether an architecture has what the fault acts on.
         hardware: the process of `simulation.hardware` that it starts, or None.
@@ -74,6 +76,8 @@ class Fault:
     summary: str
     stress_severities: tuple[float, ...] = ()
     act: Callable[[Turn], None] | None = None
+    lowest: float = 0.0
+    highest: float = inf
     benign: bool = False
     applies_to: Callable[[Architecture], bool] = lambda architecture: True
     hardware: str | None = None
@@ -201,6 +205,8 @@ for entry in (
         unit="experts reset to fresh weights",
         severities=(1, 2, 4),
         duration_steps=1,
+        lowest=1,
+        highest=NUM_EXPERTS,
         summary="Experts lose what they have learnt; the router does not know.",
         act=lose_experts,
         applies_to=has_experts,
@@ -252,6 +258,7 @@ for entry in (
         severities=(0.02, 0.05, 0.10),
         stress_severities=(0.1, 0.3, 0.6),
         duration_steps=500,
+        highest=1,
         summary="Part of the data teaches something else.",
         act=corrupt_data,
     ),
@@ -260,6 +267,7 @@ for entry in (
         unit="multiple of the attention logits",
         severities=(2, 4, 8),
         duration_steps=500,
+        lowest=0.01,
         summary="Query heads use the wrong group's keys and values.",
         act=mismatch_heads,
         applies_to=shares_keys,
@@ -269,6 +277,7 @@ for entry in (
         unit="multiple of the normalised output",
         severities=(1.2, 1.5, 3.0),
         duration_steps=500,
+        lowest=0.01,
         summary="RMSNorm's scale is wrong.",
         act=scale_norm,
     ),
@@ -313,6 +322,7 @@ for entry in (
         unit="multiple of the batch size",
         severities=(0.5, 2, 4),
         duration_steps=0,
+        lowest=0.01,
         summary="More or fewer tokens a step.",
         act=change_batch_size,
         benign=True,
