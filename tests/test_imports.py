@@ -1,0 +1,19 @@
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "matplotlib", "pandas", "sklearn", "seaborn")
+
+
+def modules_loaded_by(statement):
+    code = f"{statement}\nimport sys\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("module", ["rmetric", "rmetric.logs", "rmetric.whole_log"])
+def test_the_core_loads_nothing_heavy(module):
+    loaded = modules_loaded_by(f"import {module}")
+    assert module in loaded
+    assert loaded.isdisjoint(HEAVY)
