@@ -1,0 +1,234 @@
+"""The study: its matrix, its folders, and that no way of stopping it changes a byte."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import joblib
+import pytest
+
+import run_modern_experiments
+import simulator
+from rmetric.logs import read_log, run_lines
+from rmetric.metric import MODES, RMetricConfig
+from rmetric.simulation import ARCHITECTURES, FAULTS, simulate, study
+from tests import small_study
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIG = RMetricConfig.simulation()
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory) -> dict[str, bytes]:
+    out = tmp_path_factory.mktemp("whole")
+    small_study.run(out, num_processes=1)
+    return small_study.contents(out)
+
+
+def start_small_study(out: Path, number: int = 12) -> subprocess.Popen:
+    command = [sys.executable, "-m", "tests.small_study", str(out), str(number)]
+    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, start_new_session=True)
+
+
+def wait_for_logs(out: Path, process: subprocess.Popen, number: int) -> None:
+    deadline = time.monotonic() + 60
+    while len(list(out.rglob("*.jsonl"))) < number:
+        assert process.poll() is None, process.stderr.read().decode()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_the_paper_recipe_is_the_published_matrix():
+    specs = study.paper_specs()
+    assert len(specs) * len(study.RECIPES["paper"].modes) == 720
+    assert len({spec.experiment_id for spec in specs}) == 180
+    cells = Counter((spec.architecture, spec.fault) for spec in specs)
+    assert set(cells) == {(a, f) for a in ARCHITECTURES for f in study.PAPER_FAULTS}
+    assert set(cells.values()) == {12}
+    assert {(s.num_workers, s.total_steps, s.evaluate_every, s.onset_step) for s in specs} == {
+        (8, 5000, 100, 2500)
+    }
+
+
+def test_the_stress_recipe_has_every_fault_at_every_severity_and_random_onsets():
+    specs = study.stress_specs()
+    assert len({spec.experiment_id for spec in specs}) == len(specs) == 720
+    for name, kind in FAULTS.items():
+        severities = {spec.severity for spec in specs if spec.fault == name}
+        assert severities == set(kind.stress_severities or kind.severities)
+    onsets = [spec.onset_step for spec in specs]
+    assert len(set(onsets)) > 300
+    assert 600 <= min(onsets) <= max(onsets) <= 1400
+    assert onsets != [spec.onset_step for spec in study.stress_specs(seed=1)]
+
+
+def test_the_modes_of_a_run_share_its_trajectory(uninterrupted):
+    for name, full in uninterrupted.items():
+        if not name.startswith("logs_FULL_METRIC"):
+            continue
+        other = uninterrupted[name.replace("FULL_METRIC", "SIGMA_ONLY")]
+        assert other != full
+        for ours, theirs in zip(full.splitlines()[1:], other.splitlines()[1:], strict=True):
+            assert ours.split(b',"r_metric"')[0] == theirs.split(b',"r_metric"')[0]
+
+
+def test_the_number_of_processes_changes_no_byte(uninterrupted, tmp_path):
+    small_study.run(tmp_path, num_processes=2)
+    assert small_study.contents(tmp_path) == uninterrupted
+
+
+def test_a_dask_cluster_changes_no_byte(uninterrupted, tmp_path):
+    distributed = pytest.importorskip("dask.distributed")
+    cluster = distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
+    )
+    with cluster, distributed.Client(cluster) as client:
+        backend = joblib.parallel_config(backend="dask", client=client)
+        small_study.run(tmp_path, num_processes=-1, backend=backend)
+        assert len(client.scheduler_info()["workers"]) == 2
+    assert small_study.contents(tmp_path) == uninterrupted
+
+
+def test_killed_at_any_moment_and_started_again_it_ends_with_the_same_bytes(
+    uninterrupted, tmp_path
+):
+    for seen in (1, 7, 15):
+        process = start_small_study(tmp_path)
+        wait_for_logs(tmp_path, process, seen)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for name, log in small_study.contents(tmp_path).items():
+            assert log == uninterrupted[name]  # no half log under a final name
+    assert len(small_study.contents(tmp_path)) < len(uninterrupted)
+    small_study.run(tmp_path, num_processes=1)
+    assert small_study.contents(tmp_path) == uninterrupted
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_write_that_fails_keeps_what_is_finished(uninterrupted, tmp_path, capsys, monkeypatch):
+    """The limit on file size stands in for a full disk: writing really fails."""
+    sizes = [len(log) for log in uninterrupted.values()]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    recipe = study.Recipe(specs=lambda seed: small_study.specs(), modes=small_study.MODES)
+    monkeypatch.setitem(study.RECIPES, "paper", recipe)
+    monkeypatch.setattr(study, "BATCH", 2)
+    argv = ["--out", str(tmp_path), "--workers", "1"]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (sorted(sizes)[-3], hard))
+    try:
+        assert run_modern_experiments.main(argv) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "File too large" in capsys.readouterr().err
+    kept = small_study.contents(tmp_path)
+    assert all(log == uninterrupted[name] for name, log in kept.items())
+    assert not list(tmp_path.rglob("*.part"))
+    assert run_modern_experiments.main(argv) == 0
+    assert small_study.contents(tmp_path) == uninterrupted
+
+
+def test_interrupted_it_says_how_to_go_on_and_exits_130(tmp_path):
+    command = [sys.executable, "run_modern_experiments.py", "--out", str(tmp_path)]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    errors = b""
+    while b"run" not in errors:  # the progress bar stands: the study is under way
+        errors += process.stderr.read(1)
+    process.send_signal(signal.SIGINT)
+    errors += process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert b"start the same command again" in errors
+    assert b"Traceback" not in errors
+
+
+def test_a_damaged_log_is_made_again_and_a_strangers_is_refused(uninterrupted, tmp_path):
+    small_study.run(tmp_path, num_processes=1)
+    cut = tmp_path / "logs_FULL_METRIC" / "small_03.jsonl"
+    cut.write_bytes(cut.read_bytes()[:-40])
+    small_study.run(tmp_path, num_processes=1)
+    assert small_study.contents(tmp_path) == uninterrupted
+    cut.write_bytes(cut.read_bytes().replace(b'"seed":0', b'"seed":1'))
+    with pytest.raises(study.StudyError, match=r"small_03\.jsonl is the log of another run"):
+        small_study.run(tmp_path, num_processes=1)
+
+
+def test_the_sample_in_the_repository_is_what_the_study_writes():
+    sample = sorted((ROOT / "logs_FULL_METRIC").glob("*_r00.jsonl"))
+    specs = [spec for spec in study.paper_specs() if spec.repetition == 0]
+    assert [path.stem for path in sample] == sorted(spec.experiment_id for spec in specs)
+    for run in simulate(specs):
+        path = ROOT / "logs_FULL_METRIC" / f"{run.id}.jsonl"
+        assert path.read_bytes() == b"".join(run_lines(run, CONFIG)), path
+
+
+def test_the_script_runs_for_real_and_says_what_it_left(tmp_path, capsys):
+    argv = ["--out", str(tmp_path), "--limit", "2", "--workers", "1"]
+    assert run_modern_experiments.main(argv) == 0
+    assert "2 runs, 8 logs" in capsys.readouterr().out
+    assert {p.name for p in tmp_path.iterdir()} == {f"logs_{mode}" for mode in MODES}
+    assert run_modern_experiments.main(argv) == 0
+    assert "(2 were there)" in capsys.readouterr().out
+    assert run_modern_experiments.main([*argv, "--seed", "5"]) == 1
+    assert "another run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["--workers", "0"], ["--seed", "-1"], ["--recipe", "soup"], ["--backend", "dask"],
+     ["--limit", "0"]],
+)  # fmt: skip
+def test_bad_arguments_exit_with_2(argv):
+    with pytest.raises(SystemExit) as exit_:
+        run_modern_experiments.main(argv)
+    assert exit_.value.code == 2
+
+
+def test_an_out_that_cannot_be_written_is_named(tmp_path, capsys):
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    assert run_modern_experiments.main(["--out", str(blocked), "--limit", "1"]) == 1
+    assert str(blocked) in capsys.readouterr().err
+    assert simulator.main(["--out", str(blocked / "below"), "--steps", "20"]) == 1
+    assert str(blocked) in capsys.readouterr().err
+
+
+def test_simulator_writes_one_log_and_says_what_happened(tmp_path, capsys):
+    argv = ["--architecture", "Llama-3-8B", "--fault", "LR_SPIKE", "--severity", "25"]
+    argv += ["--seed", "7", "--steps", "1000", "--out", str(tmp_path)]
+    assert simulator.main(argv) == 0
+    shown = capsys.readouterr().out
+    [path] = tmp_path.iterdir()
+    truth = read_log(path).truth
+    assert truth.failed
+    assert f"at step {truth.failure_step}" in shown
+    assert str(path) in shown
+    before = path.read_bytes()
+    assert simulator.main(argv) == 0
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--architecture", "BERT"], "known are Llama-3-8B, Mistral-7B, GPT-4-MoE"),
+        (["--fault", "FIRE"], "known are NONE, EXPERT_FAILURE"),
+        (["--severity", "-2"], "severity of LR_SPIKE is -2.0"),
+        (["--severity", "nan"], "severity of LR_SPIKE is nan"),
+        (["--onset", "6000"], "from 1 to total_steps (5000)"),
+        (["--id", "../../escape"], "cannot name a file"),
+        (["--id", ""], "cannot name a file"),
+    ],
+)
+def test_simulator_refuses_what_cannot_be(argv, message, tmp_path, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        simulator.main([*argv, "--out", str(tmp_path)])
+    assert exit_.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
