@@ -20,7 +20,7 @@ from rmetric.replay.rows import UnknownFormat
 from rmetric.replay.source import head_of, read_bytes
 
 #: The first that matches reads the file: the more particular come first.
-READERS = (experiment_log, hugging_face, algoperf, list_table, json_lines, table)
+READERS = (experiment_log, hugging_face, json_lines, algoperf, list_table, table)
 
 __all__ = [
     "READERS",

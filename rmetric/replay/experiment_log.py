@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from rmetric.logs import LogError, decode_number, parse_line, read_lines
 from rmetric.metric import RMetric
@@ -87,10 +89,16 @@ def _noting_scores(lines: Iterable[bytes], scores: list[float | None]) -> Iterat
     """Pass the lines on and keep what each METRICS line states as its R."""
     for line in lines:
         if b'"METRICS"' in line:
-            try:
+            # The reader of the lines says what is wrong with one, and stops there.
+            with suppress(ValueError, AttributeError):
                 entry = parse_line(line)
                 if entry.get("event") == "METRICS":
-                    scores.append(decode_number(entry.get("r_metric")))
-            except (AttributeError, ValueError):
-                scores.append(None)  # the reader of the lines says what is wrong
+                    scores.append(_score(entry.get("r_metric")))
         yield line
+
+
+def _score(stated: Any) -> float | None:
+    try:
+        return decode_number(stated)
+    except ValueError:
+        return None

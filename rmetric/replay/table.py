@@ -31,7 +31,7 @@ def matches(head: str) -> bool:
     names = header_of(head)
     below = head.lstrip("\r\n").split("\n", 2)[1:2]
     # Prose has commas too; below a header at least one cell is a number.
-    cells = _cells(below[0]) if below else ["0"]
+    cells = _cells(below[0]) if below and below[0].strip() else ["0"]
     return (
         len(names) > 1
         and all(names)

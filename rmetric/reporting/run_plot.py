@@ -35,14 +35,22 @@ def plot_run(scored: ScoredRun) -> Figure:
         rows.append(_name_above(axes))
     panels[-1].set_xlabel("step")
     panels[-1].xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    first, last = scored.scores[0].step, max(score.step for score in scored.scores)
-    edge = 0.02 * (last - first) or 1.0
-    panels[-1].set_xlim(first - edge, last + edge)
+    panels[-1].set_xlim(*_step_range(scored))
     top = _HEIGHT - 0.25 - 0.145 * rows[0]
-    figure.subplots_adjust(left=0.19, right=0.975, bottom=0.085, top=top / _HEIGHT, hspace=0.36)
+    figure.subplots_adjust(left=0.19, right=0.96, bottom=0.085, top=top / _HEIGHT, hspace=0.36)
     figure.suptitle(_title(scored.run.id), y=1 - 0.03 / _HEIGHT, va="top")
     figure.align_ylabels()
     return figure
+
+
+def _step_range(scored: ScoredRun) -> tuple[float, float]:
+    """All records, and the failure, which comes after the last where that was its cause."""
+    steps = [score.step for score in scored.scores]
+    truth = scored.run.truth
+    if truth is not None:
+        steps += [step for step in (truth.onset_step, truth.failure_step) if step is not None]
+    edge = 0.02 * (max(steps) - min(steps)) or 1.0
+    return min(steps) - edge, max(steps) + edge
 
 
 def _name_above(axes: Axes) -> int:
@@ -119,8 +127,12 @@ def _staircase(
 
 def _line(axes: Axes, points: Sequence[tuple[int, float]], colour: str, label: str) -> None:
     """The finite values as a line; the others as marks at the upper edge."""
-    marker = "." if len(points) <= _FEW else None
-    axes.plot(*_broken(points), color=colour, label=label, marker=marker)
+    few = len(points) <= _FEW
+    # A sparse training loss mostly hides under the validation loss: it is drawn broader.
+    width = 2.2 if few and label == "training" else 1.0
+    axes.plot(
+        *_broken(points), color=colour, label=label, marker="." if few else None, linewidth=width
+    )
     for mark, kind, strange in (("x", "nan", isnan), ("^", "infinite", isinf)):
         steps = [step for step, value in points if strange(value)]
         if steps:

@@ -1,0 +1,503 @@
+"""Every reader of replay on small made-up logs, whole and damaged."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from math import inf, isnan, nan
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmetric import HardwareEvent, Record, RMetricConfig, Run, Truth
+from rmetric.logs import LogError, run_lines
+from rmetric.replay import READERS, UnknownFormat, find_logs, read_log, read_runs
+from rmetric.replay.columns import TARGETS, choose_columns, plain_name
+
+HISTORY = [
+    {"epoch": 0.1, "step": 10, "loss": 3.0, "grad_norm": 1.5, "learning_rate": 1e-4},
+    {"epoch": 0.2, "step": 20, "loss": 2.5, "grad_norm": nan, "learning_rate": 2e-4},
+    {"epoch": 0.2, "step": 20, "eval_loss": 2.6, "eval_runtime": 3.5},
+    {"epoch": 0.3, "step": 30, "loss": nan, "grad_norm": 2.0, "learning_rate": 2e-4},
+    {"epoch": 0.3, "step": 30, "train_loss": 2.7, "train_runtime": 60.0, "total_flos": 1e9},
+]
+ALGOPERF = """global_step,grad_norm,loss,train/loss,validation/ctc_loss,validation/wer,score,\
+accumulated_submission_time
+0,46.9,32.5,,,,,
+1,,,31.6,30.4,0.9,59.9,59.9
+1,52.2,32.4,,,,,
+100,,,,,,,
+200,,,,,0.9,99.0,99.0
+201,,,,,,101.0,
+"""
+
+
+def write(folder: Path, name: str, text: str | bytes) -> Path:
+    path = folder / name
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def read(folder: Path, text: str | bytes, name: str = "log", **mapping: str) -> list[Run]:
+    return read_runs(write(folder, name, text), mapping=mapping)
+
+
+def only(runs: list[Run]) -> Run:
+    assert len(runs) == 1
+    return runs[0]
+
+
+def rows(run: Run) -> list[tuple]:
+    """Step, both losses and the norm, with nan as text, which equals itself."""
+
+    def shown(value: float | None) -> float | str | None:
+        return "nan" if value is not None and isnan(value) else value
+
+    return [
+        (r.step, *map(shown, (r.training_loss, r.validation_loss, r.gradient_norm)))
+        for r in run.records
+    ]
+
+
+def said(run: Run, words: str) -> bool:
+    return any(words in note for note in run.notes)
+
+
+def own_run(id: str = "run") -> Run:
+    records = [
+        Record(
+            step=step,
+            time=5.0 * step,
+            training_loss=4.0 - 0.1 * step,
+            validation_loss=4.0 - 0.1 * step if step % 5 == 0 else None,
+            worker_gradient_norms=(1.0, 1.0 + 0.1 * step),
+            events=(HardwareEvent(5.0 * step, "ecc_corrected", 0),) if step == 7 else (),
+        )
+        for step in range(1, 21)
+    ]
+    truth = Truth(fault="LR_SPIKE", onset_step=12, outcome="failed", failure_kind="diverged")
+    truth.failure_step = 19
+    return Run(id=id, records=records, truth=truth)
+
+
+def own_log(id: str = "run") -> bytes:
+    return b"".join(run_lines(own_run(id), RMetricConfig()))
+
+
+# The format is seen from the content
+
+
+def test_a_format_is_recognised_by_content_whatever_the_name(tmp_path):
+    contents = {
+        "experiment log (JSONL)": own_log().decode(),
+        "Hugging Face trainer_state.json": json.dumps({"epoch": 1, "log_history": HISTORY}),
+        "AlgoPerf measurements.csv": ALGOPERF,
+        "CSV with one run a row and lists in its cells": 'seed,train_loss\n1,"[3, 2]"\n',
+        "JSONL (one object a line)": '{"step": 1, "loss": 3.0}\n',
+        "CSV with a header line": "step,loss\n1,3.0\n",
+    }
+    assert set(contents) == {reader.NAME for reader in READERS}
+    for name, text in contents.items():
+        assert read_log(write(tmp_path, "misleading.png", text)).format == name
+
+
+def test_gzip_and_a_byte_order_mark_change_nothing(tmp_path):
+    text = b"step,loss\n1,3.0\n2,2.5\n"
+    plain = only(read(tmp_path, text, "a.csv"))
+    for data in (gzip.compress(text), b"\xef\xbb\xbf" + text, text.replace(b"\n", b"\r\n")):
+        assert only(read(tmp_path, data, "a.csv")).records == plain.records
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"", "empty"),
+        (b"\n \n", "empty"),
+        (b"\x89PNG\0\0\0", "binary"),
+        (gzip.compress(b"step,loss\n1,2\n")[:-9], "cut off"),
+        (b"step,loss\n1,\xff\xfe\n", "line 2"),
+    ],
+)
+def test_what_cannot_be_a_log_is_one_error_naming_the_file(tmp_path, data, problem):
+    with pytest.raises(LogError, match=problem) as caught:
+        read(tmp_path, data, "bad.csv")
+    assert str(tmp_path / "bad.csv") in str(caught.value)
+
+
+def test_an_unknown_format_names_the_known_ones_the_line_and_the_remedy(tmp_path):
+    with pytest.raises(UnknownFormat) as caught:
+        read(tmp_path, "iter 0: loss 3.1, time 20ms\niter 1: loss 3.0, time 20ms\n")
+    message = str(caught.value)
+    assert "iter 0: loss 3.1" in message
+    assert "--map loss=" in message
+    for reader in READERS:
+        assert reader.NAME in message
+
+
+# Our own logs
+
+
+def test_an_own_log_keeps_its_truth_and_replays_to_the_r_that_it_states(tmp_path):
+    run = only(read(tmp_path, own_log("a/b")))
+    assert run.id == "a/b"
+    assert run.truth == own_run().truth
+    assert said(run, "equals the logged r_metric at all 20 records")
+
+
+def test_a_changed_r_in_an_own_log_is_said_with_its_step(tmp_path):
+    lines = own_log().splitlines()
+    entry = json.loads(lines[15])
+    entry["r_metric"] += 0.25
+    lines[15] = json.dumps(entry).encode()
+    run = only(read(tmp_path, b"\n".join(lines) + b"\n"))
+    assert said(run, f"differs from the logged r_metric at 1 of 20 records, first at step "
+                f"{entry['step']}")  # fmt: skip
+
+
+def test_logs_in_the_authors_shape_may_lack_keys(tmp_path):
+    entries = [
+        {"event": "EXPERIMENT_START", "config": {"experiment_id": "theirs"}},
+        *({"step": s, "event": "METRICS", "validation_loss": 3.0 - s / 9} for s in range(1, 6)),
+        {"step": 6, "event": "METRICS", "validation_loss": nan, "lambda": 0.5, "sigma_sq": None},
+        {"step": 7, "event": "METRICS", "lambda": 0.5, "delta_l": 0.1, "r_metric": 0.3},
+        {"step": 8, "event": "EXPERIMENT_FAILURE", "reason": "loss is nan"},
+    ]
+    run = only(read(tmp_path, "\n".join(map(json.dumps, entries))))
+    assert [r.step for r in run.records] == list(range(1, 8))
+    assert isnan(run.records[5].validation_loss)
+    assert run.records[6].loss_drift is None, "a repeated ΔL is no observation"
+    assert said(run, "loss_drift is stated on 1 lines without validation_loss")
+    assert (run.truth.failure_kind, run.truth.failure_step) == ("loss is nan", 8)
+
+
+def test_an_own_log_that_is_cut_keeps_what_is_whole_and_claims_no_outcome(tmp_path):
+    run = only(read(tmp_path, own_log()[:-400]))
+    assert run.truth is None
+    assert said(run, "cut off")
+    assert 0 < len(run.records) < 21
+
+
+def test_an_own_log_with_a_broken_line_names_it(tmp_path):
+    lines = own_log().splitlines(keepends=True)
+    lines[3] = b"Traceback (most recent call last):\n"
+    with pytest.raises(LogError, match="line 4"):
+        read(tmp_path, b"".join(lines))
+
+
+def test_an_own_log_without_metrics_is_an_error(tmp_path):
+    with pytest.raises(LogError, match="no METRICS line"):
+        read(tmp_path, own_log().splitlines(keepends=True)[0])
+
+
+# Hugging Face
+
+
+def test_hugging_face_merges_an_evaluation_into_its_step_and_reads_bare_nan(tmp_path):
+    state = json.dumps({"global_step": 30, "log_history": HISTORY}, indent=2)
+    assert "NaN" in state
+    run = only(read(tmp_path, state))
+    assert rows(run) == [(10, 3.0, None, 1.5), (20, 2.5, 2.6, "nan"), (30, "nan", None, 2.0)]
+    assert run.records[0].learning_rate == 1e-4
+
+
+def test_the_closing_mean_of_hugging_face_is_no_step(tmp_path):
+    run = only(read(tmp_path, json.dumps({"log_history": HISTORY[-2:]})))
+    assert rows(run) == [(30, "nan", None, 2.0)]
+
+
+def test_a_checkpoint_is_named_by_its_folders(tmp_path):
+    folder = tmp_path / "my-model" / "checkpoint-500"
+    folder.mkdir(parents=True)
+    run = only(read(folder, json.dumps({"log_history": HISTORY}), "trainer_state.json"))
+    assert run.id == "my-model__checkpoint-500__trainer_state"
+
+
+@pytest.mark.parametrize(
+    ("history", "problem"),
+    [
+        ("[]", "'log_history' is empty"),
+        ("[1, 2]", "list of objects"),
+        ('[{"step": 1, "loss": 2.0}', "no whole JSON"),
+        ('[{"step": 1, "loss": "high"}]', "'loss' is 'high'"),
+        ('[{"step": 1.5, "loss": 2.0}]', "whole step"),
+        ('[{"step": 1, "epoch": 0.1}]', "no column is known to be a loss"),
+    ],
+)
+def test_a_damaged_trainer_state_is_one_error(tmp_path, history, problem):
+    end = "" if problem == "no whole JSON" else "}"
+    with pytest.raises(LogError, match=problem.replace("[", r"\[")):
+        read(tmp_path, f'{{"log_history": {history}{end}')
+
+
+# AlgoPerf
+
+
+def test_algoperf_writes_nan_as_a_blank_and_its_closing_line_is_no_evaluation(tmp_path):
+    run = only(read(tmp_path, ALGOPERF))
+    assert rows(run) == [
+        (0, 32.5, None, 46.9),
+        (1, 32.4, 30.4, 52.2),
+        (100, "nan", None, "nan"),
+        (200, None, "nan", None),
+    ]
+    assert said(run, "3 blank losses and norms were read as nan")
+
+
+# Any CSV and JSONL
+
+
+def test_nan_infinite_blank_and_not_logged_are_told_apart(tmp_path):
+    text = "step,loss,val_loss,grad_norm\n1,nan,,inf\n2,,2.5,-Infinity\n3,None,null,0.5\n"
+    assert rows(only(read(tmp_path, text))) == [
+        (1, "nan", None, inf),
+        (2, None, 2.5, -inf),
+        (3, None, None, 0.5),
+    ]
+    lines = ['{"step":1,"loss":NaN}', '{"step":2,"loss":"Infinity"}', '{"step":3,"val_loss":1}']
+    assert rows(only(read(tmp_path, "\n".join(lines)))) == [
+        (1, "nan", None, None),
+        (2, inf, None, None),
+        (3, None, 1.0, None),
+    ]
+
+
+def test_rows_without_a_measurement_are_left_out_and_counted(tmp_path):
+    run = only(read(tmp_path, "step,loss,lr\n1,3.0,1e-3\n2,,1e-3\n3,2.0,1e-3\n"))
+    assert [r.step for r in run.records] == [1, 3]
+    assert said(run, "1 of 3 rows hold a step and no loss")
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_the_delimiter_is_seen_from_the_header(tmp_path, delimiter):
+    text = "step,train/loss\n1,3.0\n2,2.5\n".replace(",", delimiter)
+    assert rows(only(read(tmp_path, text))) == [(1, 3.0, None, None), (2, 2.5, None, None)]
+
+
+def test_nested_objects_and_other_spellings_are_found(tmp_path):
+    text = '{"globalStep": 5, "train": {"loss": 2.0, "gradNorm": 1.0}, "eval": {"loss": 2.5}}\n'
+    assert rows(only(read(tmp_path, text))) == [(5, 2.0, 2.5, 1.0)]
+
+
+def test_what_was_guessed_is_said_and_a_map_needs_no_guess(tmp_path):
+    text = "iter,lm loss,aux_loss,ppl\n1,3.0,0.1,20\n"
+    guessed = only(read(tmp_path, text))
+    assert said(guessed, "'lm loss' as loss")
+    mapped = only(read(tmp_path, text, step="iter", loss="aux_loss"))
+    assert rows(mapped) == [(1, 0.1, None, None)]
+    assert not said(mapped, "guessed")
+
+
+def test_of_two_columns_that_fit_equally_none_is_taken(tmp_path):
+    text = "step,policy_loss,value_loss,eval_loss\n1,3.0,0.1,2.0\n"
+    run = only(read(tmp_path, text))
+    assert rows(run) == [(1, None, 2.0, None)]
+    assert said(run, "'policy_loss', 'value_loss' could each be loss")
+
+
+def test_a_second_column_that_could_be_the_loss_is_said(tmp_path):
+    run = only(read(tmp_path, "step,train/loss,loss\n1,9.0,3.0\n"))
+    assert rows(run) == [(1, 3.0, None, None)]
+    assert said(run, "'train/loss' could be loss too")
+
+
+def test_a_column_named_twice_counts_where_it_comes_first(tmp_path):
+    run = only(read(tmp_path, "step,loss,loss\n1,3.0,9.0\n"))
+    assert rows(run) == [(1, 3.0, None, None)]
+    assert said(run, "named twice")
+
+
+def test_a_table_without_a_known_loss_says_its_columns_and_the_remedy(tmp_path):
+    with pytest.raises(UnknownFormat, match=r"'ppl'.*--map loss=COLUMN"):
+        read(tmp_path, "step,ppl\n1,20\n")
+    assert rows(only(read(tmp_path, "step,ppl\n1,20\n", loss="ppl"))) == [(1, 20.0, None, None)]
+
+
+def test_a_mapped_column_that_is_not_there_is_an_error_with_those_that_are(tmp_path):
+    with pytest.raises(LogError, match=r"--map loss=xent: no such column; .*'step', 'loss'"):
+        read(tmp_path, "step,loss\n1,2\n", loss="xent")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("step,loss\n1,3.0\n2,three\n", "line 3: 'loss' is 'three'"),
+        ("step,loss\n1,3.0\nx,2.0\n", "line 3: 'step' is 'x'"),
+        ("step,loss\n1,3.0\n1.5,2.0\n", "line 3: 'step' is '1.5': a whole step"),
+        ("step,loss\nnan,3.0\n", "whole step"),
+        ("step,loss,lr\n1,3.0\n2,2.0,0.1\n", "line 2: 2 cells, the header has 3"),
+        ("step,loss\n1,3.0,7\n", "line 2: 3 cells, the header has 2"),
+        ("step,loss\n", "no row holds a measurement"),
+        ("step,loss\n1,\n2,\n", "no row holds a measurement"),
+        ('{"step": 1, "loss": 3}\nepoch done\n{"step": 2, "loss": 2}\n', "line 2: not JSON"),
+        ('{"step": 1, "loss": 3}\n[1, 2]\n', "line 2: a JSON object"),
+        ('{"step": 1, "loss": true}\n', "line 1: 'loss' is True"),
+        ('{"step": 1, "loss": [1, 2]}\n', "line 1: 'loss' is"),
+    ],
+)
+def test_a_damaged_table_is_one_error_naming_the_line(tmp_path, text, problem):
+    with pytest.raises(LogError) as caught:
+        read(tmp_path, text)
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["step,loss\n1,3.0\n2,2.5\n3", '{"step":1,"loss":3.0}\n{"step":2,"loss":2.5}\n{"st']
+)
+def test_a_last_line_that_is_cut_is_left_out_and_said(tmp_path, text):
+    run = only(read(tmp_path, text))
+    assert rows(run) == [(1, 3.0, None, None), (2, 2.5, None, None)]
+    assert said(run, "is cut off and was left out")
+
+
+def test_one_file_may_hold_several_runs_by_name(tmp_path):
+    text = "run_id,step,loss\na,1,3.0\nb,1,4.0\na,2,2.0\nb,2,3.5\n"
+    a, b = read(tmp_path, text, "sweep.csv")
+    assert (a.id, rows(a)) == ("sweep__a", [(1, 3.0, None, None), (2, 2.0, None, None)])
+    assert (b.id, rows(b)) == ("sweep__b", [(1, 4.0, None, None), (2, 3.5, None, None)])
+
+
+def test_sparse_rows_take_the_evaluation_s_own_step(tmp_path):
+    text = (
+        "_step,train/step,train/loss,val/step,val/loss,run_id\n"
+        "0,160,7.6,,,a\n1,,,,,a\n2,320,7.2,,,a\n3,,,320,7.3,a\n"
+    )
+    run = only(read(tmp_path, text))
+    assert rows(run) == [(160, 7.6, None, None), (320, 7.2, 7.3, None)]
+
+
+def test_the_counter_of_a_logger_is_said_to_be_one(tmp_path):
+    assert said(only(read(tmp_path, "_step,loss\n0,7.6\n")), "'_step' counts calls of the logger")
+
+
+def test_without_a_step_rows_are_counted_and_that_is_said(tmp_path):
+    run = only(read(tmp_path, "loss,lr\n3.0,1\n2.5,1\n"))
+    assert [r.step for r in run.records] == [0, 1]
+    assert said(run, "rows are counted from 0")
+
+
+def test_steps_that_start_again_are_another_run(tmp_path):
+    steps = [0, 10, 20, 30, 10, 20, 30]
+    text = "step,loss\n" + "".join(f"{s},{9 - s / 10}\n" for s in steps)
+    first, second = read(tmp_path, text, "twice.csv")
+    assert [r.step for r in first.records] == [0, 10, 20, 30]
+    assert [r.step for r in second.records] == [10, 20, 30]
+    assert (first.id, second.id) == ("twice__part1", "twice__part2")
+    assert said(first, "the steps start again")
+
+
+def test_a_resumed_run_stays_one(tmp_path):
+    steps = [0, 10, 20, 30, 40, 30, 40, 50]
+    run = only(read(tmp_path, "step,loss\n" + "".join(f"{s},3\n" for s in steps)))
+    assert [r.step for r in run.records] == steps
+    assert said(run, "the step falls back 1 times")
+
+
+# One run a row
+
+
+def test_lists_in_cells_are_placed_by_what_they_count(tmp_path):
+    text = (
+        "seed,train_loss,val_loss,tokens_train,tokens_val\n"
+        '7,"[4.0, 3.5, nan, 3.0]","[3.6, 3.1]","[10, 20, 30, 40]","[25, 45]"\n'
+        '8,"[4.1, 3.6]","[3.7]","[10, 20]","[20]"\n'
+    )
+    first, second = read(tmp_path, text, "runs.csv")
+    assert rows(first) == [
+        (0, 4.0, None, None),
+        (1, 3.5, 3.6, None),
+        (2, "nan", None, None),
+        (3, 3.0, 3.1, None),
+    ]
+    assert rows(second) == [(0, 4.1, None, None), (1, 3.6, 3.7, None)]
+    assert (first.id, second.id) == ("runs__row0", "runs__row1")
+    assert said(first, "placed along 'train_loss' by 'tokens_val'")
+
+
+def test_lists_of_other_length_and_no_clock_are_spread_and_that_is_said(tmp_path):
+    text = 'seed,train_loss,grad_norm\n1,"[4, 3, 2, 1]","[9, 8]"\n'
+    run = only(read(tmp_path, text))
+    assert [r.gradient_norm for r in run.records] == [None, 9.0, None, 8.0]
+    assert said(run, "spread evenly")
+
+
+def test_a_broken_list_names_its_line(tmp_path):
+    with pytest.raises(LogError, match="line 2: 'train_loss' is no list"):
+        read(tmp_path, 'seed,train_loss\n1,"[4, 3"\n')
+
+
+# Laws
+
+values = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True, width=64))
+tables = st.lists(
+    st.tuples(values, values, values).filter(lambda row: any(v is not None for v in row)),
+    min_size=1,
+    max_size=20,
+).filter(lambda table: any(row[0] is not None or row[1] is not None for row in table))
+FIELDS = ("loss", "eval_loss", "grad_norm")
+
+
+@given(tables)
+def test_the_same_run_reads_the_same_from_every_format(tmp_path_factory, table):
+    folder = tmp_path_factory.mktemp("formats")
+    entries = [
+        {"step": step} | {n: v for n, v in zip(FIELDS, row, strict=True) if v is not None}
+        for step, row in enumerate(table, start=1)
+    ]
+    sheet = io.StringIO()
+    writer = csv.DictWriter(sheet, ("step", *FIELDS))
+    writer.writeheader()
+    writer.writerows(entries)
+    expected = [
+        (step, *("nan" if v is not None and isnan(v) else v for v in (row[0], row[1], row[2])))
+        for step, row in enumerate(table, start=1)
+    ]
+    for text in (
+        sheet.getvalue(),
+        "\n".join(map(json.dumps, entries)),
+        json.dumps({"log_history": entries}),
+    ):
+        mapping = {n: n for n in FIELDS if any(n in entry for entry in entries)}
+        assert rows(only(read(folder, text, **mapping))) == expected
+
+
+@given(st.permutations(["step", "loss", "eval_loss", "grad_norm", "lr"]))
+def test_the_order_of_columns_does_not_matter(names):
+    columns = choose_columns(names, {}).by_target
+    assert {columns[target] for target in ("step", "loss", "eval_loss", "grad_norm")} == {
+        "step", "loss", "eval_loss", "grad_norm",
+    }  # fmt: skip
+
+
+def test_accepted_names_are_written_as_they_are_compared():
+    for target in TARGETS.values():
+        for name in target.names:
+            assert plain_name(name) == name
+
+
+# Finding files
+
+
+def test_folders_are_searched_and_hidden_and_unfinished_files_are_not(tmp_path):
+    for name in ("b.csv", "deep/a.jsonl", ".hidden/x.csv", ".x.csv", "y.jsonl.part"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write(tmp_path, name, "step,loss\n1,2\n")
+    names = [path.relative_to(tmp_path).as_posix() for path in find_logs([tmp_path])]
+    assert names == ["b.csv", "deep/a.jsonl"]
+
+
+def test_globs_are_expanded_and_no_file_comes_twice(tmp_path):
+    a, b = (write(tmp_path, name, "x") for name in ("a.csv", "b.csv"))
+    write(tmp_path, "c.txt", "x")
+    assert find_logs([a, f"{tmp_path}/*.csv"]) == [a, b]
+    assert find_logs([f"{tmp_path}/**/*.csv"]) == [a, b]
+
+
+@pytest.mark.parametrize("name", ["absent", "empty", "*.nothing"])
+def test_a_path_that_stands_for_nothing_is_an_error(tmp_path, name):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="no "):
+        find_logs([tmp_path / name])
