@@ -1,0 +1,108 @@
+"""Set up and run everything, with nothing but Python: `python3 tasks.py reproduce`.
+
+    reproduce   environment, the 720 runs, tables, figures, a replay
+    test        environment, then the tests
+    check       environment, then linter and type checker
+    setup       only the environment, in .venv
+
+`make reproduce` and `make test` do the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+ENVIRONMENT = ROOT / ".venv"
+PYTHON = ENVIRONMENT / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+STEPS = {
+    "the study: 720 simulated runs": ["run_modern_experiments.py"],
+    "the tables": ["generate_paper_tables.py"],
+    "the figures": ["generate_all_figures.py"],
+    "a replay of the sample logs": [
+        "replay_and_analyze_logs.py",
+        *(f"logs_FULL_METRIC/{name}_r00.jsonl" for name in ("Llama-3-8B_LR_SPIKE", "GPT-4-MoE_NONE")),
+    ],
+}  # fmt: skip
+RESULTS = {
+    "logs": "logs_FULL_METRIC/ and beside it one folder an ablation",
+    "tables": "results/tables/ (start with table3_detectors.md and table5_claims.md)",
+    "figures": "results/figures/",
+    "replay": "results/replay/",
+}
+
+
+def set_up(extra: str | None = None) -> None:
+    """Make .venv and install what this needs, unless that was done already."""
+    if sys.version_info < (3, 10):
+        sys.exit(f"Python 3.10 or newer is needed; this is {sys.version.split()[0]}")
+    if not PYTHON.exists():
+        print(f"making the environment {ENVIRONMENT}", flush=True)
+        made = subprocess.run([sys.executable, "-m", "venv", str(ENVIRONMENT)], check=False)
+        if made.returncode != 0:
+            sys.exit("could not make it; on Debian and Ubuntu: apt-get install python3-venv")
+    target = f".[{extra}]" if extra else "."
+    stamp = ENVIRONMENT / f".installed-{extra or 'core'}"
+    wanted = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
+    if stamp.exists() and stamp.read_text() == wanted:
+        return
+    print("installing what it needs (a minute or two)", flush=True)
+    run([str(PYTHON), "-m", "pip", "install", "--quiet", "--editable", target])
+    stamp.write_text(wanted)
+
+
+def run(command: list[str]) -> None:
+    """Run a command in the repository's root; end with its exit status if it fails."""
+    status = subprocess.run(command, cwd=ROOT, check=False).returncode
+    if status != 0:
+        print(f"failed with exit status {status}: {' '.join(command)}", file=sys.stderr)
+        sys.exit(status)
+
+
+def reproduce() -> None:
+    set_up()
+    for number, (title, command) in enumerate(STEPS.items(), start=1):
+        began = time.monotonic()
+        print(f"\n== {number}/{len(STEPS)} {title}", flush=True)
+        run([str(PYTHON), *command])
+        print(f"-- {time.monotonic() - began:.1f} s", flush=True)
+    print("\nDone. What was made:")
+    for what, where in RESULTS.items():
+        print(f"  {what:8} {where}")
+
+
+def test() -> None:
+    set_up("dev")
+    run([str(PYTHON), "-m", "pytest", *sys.argv[2:]])
+
+
+def check() -> None:
+    set_up("dev")
+    run([str(PYTHON), "-m", "ruff", "check", "."])
+    run([str(PYTHON), "-m", "ruff", "format", "--check", "."])
+    run([str(PYTHON), "-m", "mypy"])
+
+
+TASKS = {"reproduce": reproduce, "test": test, "check": check, "setup": lambda: set_up("dev")}
+
+
+def main() -> int:
+    if len(sys.argv) < 2 or sys.argv[1] not in TASKS:
+        print(__doc__)
+        return 0 if sys.argv[1:] in ([], ["-h"], ["--help"]) else 2
+    try:
+        TASKS[sys.argv[1]]()
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on where it was", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
