@@ -44,6 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         study = read_study(options.logs)
     except StudyError as error:
         return fail(str(error))
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return fail(f"cannot write to {options.out}: {error.strerror}")
     print(f"{study.num_logs} logs of {len(study.reference)} runs read from {options.logs}")
     analysis = Analysis.of(study, num_processes=NUM_PROCESSES)
     tables = build_tables(analysis)
@@ -81,7 +85,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def write(folder: Path, tables: Sequence[Table], sources: dict) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     for table in tables:
         for suffix, render in RENDERERS.items():
             write_atomically(folder / f"{table.name}.{suffix}", [render(table).encode()])

@@ -6,7 +6,7 @@ from math import isfinite, nan
 
 from rmetric.records import Record, Run
 
-#: Stands in for a loss that is nan or infinite; a tree cannot split at infinity.
+#: Nats; a tree cannot split at infinity.
 VERY_LARGE_LOSS = 1e6
 
 
@@ -20,11 +20,12 @@ class PeekingIsolationForest:
     while the run was going on. It is here because the paper compares against
     it, with contamination 'auto' (the 0.5) and random_state 42.
 
-    Its other weakness: in any falling loss the first values are the outliers,
-    so it alarms at the very start of nearly every run, failing or not.
+    Its other weaknesses: in any falling loss the first values are the outliers,
+    so it alarms at the very start of nearly every run, failing or not; and where
+    all losses are the same, rounding alone decides.
 
-    nan for a run with fewer than two losses. Losses that are nan or infinite
-    count as 10⁶ nats.
+    nan for a run with fewer than two losses. A loss counts as 10⁶ nats at most,
+    and so does one that is nan or -inf.
 
     >>> losses = [2.0, 2.1, 2.0, 2.1, 9.0]
     >>> run = Run(id="r", records=[Record(step=i, validation_loss=x) for i, x in enumerate(losses)])
@@ -71,4 +72,6 @@ class PeekingIsolationForest:
 
 
 def _finite(loss: float) -> float:
-    return loss if isfinite(loss) else VERY_LARGE_LOSS
+    if not isfinite(loss):
+        return VERY_LARGE_LOSS
+    return min(max(loss, -VERY_LARGE_LOSS), VERY_LARGE_LOSS)

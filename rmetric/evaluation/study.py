@@ -82,34 +82,36 @@ def read_study(folder: Path) -> Study:
     study = Study(folder=folder)
     digest = hashlib.sha256()
     for mode in MODES:
-        paths = sorted((folder / f"logs_{mode}").glob("*.jsonl"))
-        runs: list[Run] = []
-        stated: list[list[Stated]] = []
-        for path in paths:
-            try:
-                content = path.read_bytes()
-                run, said = _usable(path, content)
-            except (OSError, LogError) as error:
-                study.skipped.append(str(error))
-                continue
-            runs.append(run)
-            stated.append(said)
-            digest.update(f"{mode}/{path.name}\0".encode())
-            digest.update(hashlib.sha256(content).digest())
-        if runs:
-            _check_ids(runs)
-            study.runs[mode], study.stated[mode] = runs, stated
-        else:
-            study.missing.append(mode)
+        _read_mode(study, mode, digest)
     if REFERENCE not in study.runs:
-        why = f"; {len(study.skipped)} could not be used" if study.skipped else ""
+        skipped = "".join(f"; skipped {problem}" for problem in study.skipped[:1])
         raise StudyError(
-            f"{folder}: no usable log in logs_{REFERENCE}/*.jsonl{why}. "
-            "Write some with run_modern_experiments.py, or point --logs at the folder "
-            "that holds the logs_<MODE>/ folders"
+            f"{folder}: no usable log in logs_{REFERENCE}/*.jsonl{skipped}. Accepted is the "
+            "folder that run_modern_experiments.py wrote its logs_<MODE>/ to"
         )
     study.digest = digest.hexdigest()
     return study
+
+
+def _read_mode(study: Study, mode: str, digest: hashlib._Hash) -> None:
+    runs: list[Run] = []
+    stated: list[list[Stated]] = []
+    for path in sorted((study.folder / f"logs_{mode}").glob("*.jsonl")):
+        try:
+            content = path.read_bytes()
+            run, said = _usable(path, content)
+        except (OSError, LogError) as error:
+            study.skipped.append(str(error))
+            continue
+        runs.append(run)
+        stated.append(said)
+        digest.update(f"{mode}/{path.name}\0".encode())
+        digest.update(hashlib.sha256(content).digest())
+    if runs:
+        _check_ids(runs)
+        study.runs[mode], study.stated[mode] = runs, stated
+    else:
+        study.missing.append(mode)
 
 
 def _usable(path: Path, content: bytes) -> tuple[Run, list[Stated]]:
@@ -117,8 +119,6 @@ def _usable(path: Path, content: bytes) -> tuple[Run, list[Stated]]:
     truth = run.truth
     if truth is None:
         raise LogError(path, None, "; ".join(run.notes))
-    if not run.records:
-        raise LogError(path, None, "it holds no METRICS line")
     if truth.failed and truth.failure_step is None:
         raise LogError(path, None, "it failed, and does not say at which step")
     try:

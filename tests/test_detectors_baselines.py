@@ -1,0 +1,148 @@
+"""Each baseline against another way to compute it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf, nan
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.ensemble import IsolationForest
+
+from rmetric import RMetric
+from rmetric.detectors import (
+    FirstLossRMetric,
+    GradientNorm,
+    LossRise,
+    LossZScore,
+    Never,
+    PeekingIsolationForest,
+    Random,
+)
+from rmetric.records import Record, Run
+
+LOSSES = st.lists(st.floats(-50, 50).map(lambda x: round(x, 2)), max_size=40)
+
+
+def records_of(values: list[float]) -> list[Record]:
+    return [
+        Record(step=i, validation_loss=x, gradient_norm=x) for i, x in enumerate(values, start=1)
+    ]
+
+
+@given(LOSSES)
+def test_two_rises_are_three_losses_in_rising_order(values):
+    rise = LossRise()
+    for i, record in enumerate(records_of(values)):
+        alarm = rise.update(record).alarm
+        assert alarm == (i >= 2 and values[i - 2] < values[i - 1] < values[i])
+
+
+def test_losses_beyond_all_bounds_rise():
+    rise = LossRise()
+    alarms = [rise.update(record).alarm for record in records_of([2.0, nan, inf, 2.1, 2.0])]
+    assert alarms == [False, False, True, True, False]
+
+
+@given(LOSSES)
+def test_the_z_score_is_that_of_numpy(values):
+    z = LossZScore(window=8, least=3)
+    for i, record in enumerate(records_of(values)):
+        score = z.update(record).score
+        past = np.array(values[max(0, i - 8) : i])
+        if len(past) < 3:
+            assert np.isnan(score)
+        elif np.ptp(past) == 0:
+            assert score == (0 if values[i] == past[0] else inf)
+        else:
+            assert score == pytest.approx(abs(values[i] - past.mean()) / past.std(), rel=1e-6)
+
+
+def test_a_fall_is_as_far_from_the_mean_as_a_rise():
+    up, down = LossZScore(), LossZScore()
+    for step, noise in enumerate([0.1, -0.1, 0.1, -0.1, 0.1, -0.1, 4.0]):
+        up.update(Record(step=step, validation_loss=noise))
+        down.update(Record(step=step, validation_loss=-noise))
+    assert up.score == down.score
+    assert up.alarm
+
+
+@given(LOSSES)
+def test_the_gradient_norm_is_measured_against_the_median_before_it(values):
+    norms = [abs(x) + 0.01 for x in values]
+    detector = GradientNorm(window=7, least=2)
+    for i, record in enumerate(records_of(norms)):
+        score = detector.update(record).score
+        past = norms[max(0, i - 7) : i]
+        if len(past) < 2:
+            assert np.isnan(score)
+        else:
+            assert score == pytest.approx(norms[i] / np.median(past))
+
+
+def test_one_overflow_does_not_raise_the_usual_norm():
+    detector = GradientNorm()
+    for record in records_of([1.0] * 6 + [inf, nan, 3.5]):
+        detector.update(record)
+    assert detector.score == 3.5
+
+
+def test_the_forest_alarms_where_sklearn_says_outlier():
+    rng = np.random.default_rng(4)
+    values = [*(2 + rng.normal(size=40) / 10).tolist(), 2.9, 6.0]
+    run = Run(id="r", records=records_of(values))
+    detector = PeekingIsolationForest().fit(run)
+    column = [[value] for value in values]
+    says = IsolationForest(contamination="auto", random_state=42).fit_predict(column)
+    alarms = [detector.update(record).alarm for record in run.records]
+    assert alarms == (says == -1).tolist()
+    assert alarms[-1]
+
+
+def test_a_forest_that_has_seen_nothing_refuses():
+    with pytest.raises(RuntimeError, match=r"fit\(run\)"):
+        PeekingIsolationForest().update(Record(step=1, validation_loss=2.0))
+
+
+@given(LOSSES)
+def test_the_first_loss_stands_in_for_the_moving_average(values):
+    ours, metric = FirstLossRMetric(), RMetric()
+    for record in records_of(values):
+        drift = record.validation_loss - values[0]
+        metric.update(replace(record, validation_loss=None, loss_drift=drift))
+        assert ours.update(record).score == metric.score
+
+
+def test_a_falling_loss_is_at_the_bottom_of_its_window_only_for_the_first_loss():
+    values = [2 + 8 / step for step in range(1, 40)]
+    published, average = FirstLossRMetric(), RMetric()
+    for step, loss in enumerate(values):
+        record = Record(step=step, validation_loss=loss)
+        assert published.update(record).score == 0
+        average.update(record)
+    assert average.alarm
+
+
+def test_chance_alarms_about_as_often_as_it_says():
+    detector = Random(np.random.default_rng(0), probability=0.2)
+    alarms = [detector.update(Record(step=i)).alarm for i in range(5000)]
+    assert 0.18 < np.mean(alarms) < 0.22
+    assert not Never().update(Record(step=1)).alarm
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LossRise(times=0), "times is 0"),
+        (lambda: LossZScore(window=3, least=5), "least is 5"),
+        (lambda: LossZScore(threshold=nan), "threshold is nan"),
+        (lambda: GradientNorm(factor=1.0), "factor is 1.0"),
+        (lambda: GradientNorm(window=4, least=5), "least is 5"),
+        (lambda: Random(np.random.default_rng(0), probability=1.5), "probability is 1.5"),
+    ],
+)
+def test_settings_out_of_range_are_refused_by_name(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,132 @@
+"""What every registered detector promises, whatever it is."""
+
+from __future__ import annotations
+
+from math import inf, nan
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmetric.detectors import DETECTORS
+from rmetric.evaluation import trace
+from rmetric.records import Record, Run
+from tests.streams import WILD, streams
+
+EVERY = pytest.mark.parametrize("name", DETECTORS)
+CAUSAL = pytest.mark.parametrize("name", [n for n, e in DETECTORS.items() if not e.sees_future])
+WATCHING = pytest.mark.parametrize("name", [n for n, e in DETECTORS.items() if e.kind != "anchor"])
+#: Fitting a forest costs a fifth of a second.
+FEW = settings(max_examples=6, deadline=None)
+
+
+def run_of(records: list[Record]) -> Run:
+    return Run(id="a run", records=records)
+
+
+def losses(values: list[float]) -> Run:
+    return run_of(
+        [
+            Record(step=i, time=5.0 * i, validation_loss=x, gradient_norm=x, events=(),
+                   worker_gradient_norms=(x, x))
+            for i, x in enumerate(values, start=1)
+        ]
+    )  # fmt: skip
+
+
+def same(ours, theirs) -> bool:
+    return np.array_equal(ours.scores, theirs.scores, equal_nan=True) and np.array_equal(
+        ours.alarms, theirs.alarms
+    )
+
+
+@EVERY
+@FEW
+@given(records=streams(WILD, mixed=True))
+def test_the_same_seed_gives_the_same_scores(name, records):
+    assert same(trace(name, run_of(records), seed=3), trace(name, run_of(records), seed=3))
+
+
+@CAUSAL
+@settings(max_examples=25, deadline=None)
+@given(records=streams(WILD, mixed=True), data=st.data())
+def test_no_detector_looks_ahead_unless_it_says_so(name, records, data):
+    length = data.draw(st.integers(0, len(records)))
+    whole, prefix = trace(name, run_of(records)), trace(name, run_of(records[:length]))
+    assert np.array_equal(whole.scores[:length], prefix.scores, equal_nan=True)
+    assert np.array_equal(whole.alarms[:length], prefix.alarms)
+
+
+def test_the_one_that_says_so_does_look_ahead():
+    quiet, loud = losses([2.0, 2.1, 2.0, 2.2]), losses([2.0, 2.1, 2.0, 2.2, 900.0, 901.0])
+    before, after = trace("isolation_forest", quiet), trace("isolation_forest", loud)
+    assert not np.array_equal(before.scores, after.scores[:4])
+
+
+# Inside scikit-learn's forest, rounding decides over a constant run; see its docstring.
+@pytest.mark.parametrize(
+    "name", [n for n, e in DETECTORS.items() if e.kind != "anchor" and not e.sees_future]
+)
+def test_a_constant_run_never_alarms(name):
+    assert not trace(name, losses([2.5] * 40)).alarms.any()
+
+
+@WATCHING
+@pytest.mark.parametrize("bad", [nan, inf, -inf])
+def test_a_run_of_nothing_finite_is_scored_without_a_fuss(name, bad):
+    assert len(trace(name, losses([bad] * 8)).scores) == 8
+
+
+@pytest.mark.parametrize("bad", [nan, inf, -inf])
+@pytest.mark.parametrize(
+    "name", ["r_metric", "r_metric_delta_l", "r_metric_first_loss", "loss_z_score", "gradient_norm"]
+)
+def test_a_loss_that_stops_being_finite_is_an_alarm(name, bad):
+    seen = trace(name, losses([3.0 - 0.01 * i for i in range(10)] + [bad]))
+    assert seen.alarms[-1]
+
+
+@EVERY
+def test_an_empty_run_has_no_alert(name):
+    seen = trace(name, run_of([]))
+    assert seen.first_alert is None
+    assert len(seen.alert_steps) == 0
+
+
+@WATCHING
+@FEW
+@given(records=streams(WILD, mixed=True))
+def test_a_record_with_nothing_logged_leaves_a_detector_as_it_was(name, records):
+    silent = [
+        record
+        for r in records
+        for record in (r, Record(step=r.step))  # every record, then nothing at the same step
+    ]
+    assert same(trace(name, run_of(records)), _every_other(trace(name, run_of(silent))))
+
+
+@EVERY
+def test_no_detector_touches_the_global_random_state(name):
+    np.random.seed(5)  # noqa: NPY002
+    expected = np.random.random()  # noqa: NPY002
+    np.random.seed(5)  # noqa: NPY002
+    trace(name, losses([2.0, 1.9, 1.8, 1.9]))
+    assert np.random.random() == expected  # noqa: NPY002
+
+
+def test_each_run_has_its_own_chance():
+    records = losses([2.0] * 30).records
+    first, second = (trace("random", Run(id=name, records=records)) for name in ("a", "b"))
+    assert not same(first, second)
+
+
+def _every_other(seen):
+    assert np.array_equal(seen.scores[::2], seen.scores[1::2], equal_nan=True)
+    return type(seen)(
+        detector=seen.detector,
+        run_id=seen.run_id,
+        steps=seen.steps[::2],
+        scores=seen.scores[::2],
+        alarms=seen.alarms[::2],
+    )
