@@ -1,0 +1,1 @@
+"""What people read: tables and figures, computed from logs and nothing else."""
