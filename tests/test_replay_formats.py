@@ -10,7 +10,7 @@ from math import inf, isnan, nan
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmetric import HardwareEvent, Record, RMetricConfig, Run, Truth
@@ -205,8 +205,8 @@ def test_hugging_face_merges_an_evaluation_into_its_step_and_reads_bare_nan(tmp_
 
 
 def test_the_closing_mean_of_hugging_face_is_no_step(tmp_path):
-    run = only(read(tmp_path, json.dumps({"log_history": HISTORY[-2:]})))
-    assert rows(run) == [(30, "nan", None, 2.0)]
+    with pytest.raises(LogError, match="empty: nothing was logged"):
+        read(tmp_path, json.dumps({"log_history": HISTORY[-1:]}))
 
 
 def test_a_checkpoint_is_named_by_its_folders(tmp_path):
@@ -275,6 +275,10 @@ def test_rows_without_a_measurement_are_left_out_and_counted(tmp_path):
 def test_the_delimiter_is_seen_from_the_header(tmp_path, delimiter):
     text = "step,train/loss\n1,3.0\n2,2.5\n".replace(",", delimiter)
     assert rows(only(read(tmp_path, text))) == [(1, 3.0, None, None), (2, 2.5, None, None)]
+
+
+def test_a_first_column_without_a_name_is_an_index(tmp_path):
+    assert rows(only(read(tmp_path, ",step,loss\n0,5,3.0\n"))) == [(5, 3.0, None, None)]
 
 
 def test_nested_objects_and_other_spellings_are_found(tmp_path):
@@ -369,6 +373,21 @@ def test_sparse_rows_take_the_evaluation_s_own_step(tmp_path):
     assert rows(run) == [(160, 7.6, None, None), (320, 7.2, 7.3, None)]
 
 
+def test_rows_of_one_step_are_one_record_though_both_know_the_time(tmp_path):
+    lines = [
+        '{"step": 5, "wallclock": 1.5, "loss": 2}',
+        '{"step": 5, "wallclock": 2, "val_loss": 3}',
+    ]
+    (record,) = only(read(tmp_path, "\n".join(lines))).records
+    assert record == Record(step=5, time=2.0, training_loss=2.0, validation_loss=3.0)
+
+
+def test_a_value_that_comes_twice_for_a_step_is_kept_twice_and_said(tmp_path):
+    run = only(read(tmp_path, "step,loss\n1,3.0\n1,2.0\n"))
+    assert rows(run) == [(1, 3.0, None, None), (1, 2.0, None, None)]
+    assert said(run, "1 records have the step of the record before")
+
+
 def test_the_counter_of_a_logger_is_said_to_be_one(tmp_path):
     assert said(only(read(tmp_path, "_step,loss\n0,7.6\n")), "'_step' counts calls of the logger")
 
@@ -440,6 +459,7 @@ tables = st.lists(
 FIELDS = ("loss", "eval_loss", "grad_norm")
 
 
+@settings(deadline=None)
 @given(tables)
 def test_the_same_run_reads_the_same_from_every_format(tmp_path_factory, table):
     folder = tmp_path_factory.mktemp("formats")

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmetric import Record, RMetric, RMetricConfig, Run, Truth
@@ -136,6 +136,18 @@ def test_an_ablation_log_is_replayed_in_its_own_mode(replay, tmp_path):
     found = summary(out, "run")
     assert (found["settings"], found["config"]["component_window"]) == ("case_study", 100)
     assert found["mode"] == "DELTA_L_ONLY"
+    assert found["config"]["weights"]["gradient_variance"] == 0.0
+
+
+def test_one_evaluation_has_no_past_so_the_training_loss_is_followed(replay, tmp_path):
+    (tmp_path / "a.csv").write_text("step,loss,val_loss\n1,3,\n2,2,\n3,4,4\n")
+    (tmp_path / "b.csv").write_text("step,loss,val_loss\n1,3,\n2,2,2\n3,4,4\n")
+    _, out = replay("a.csv", "b.csv")
+    assert [summary(out, name)["loss_used"] for name in "ab"] == [
+        "training_loss",
+        "validation_loss",
+    ]
+    assert any("one evaluation only" in note for note in summary(out, "a")["notes"])
 
 
 def test_the_same_log_gives_the_same_bytes(replay, tmp_path):
@@ -199,6 +211,7 @@ def test_every_kind_of_run_can_be_drawn(kind):
     assert score.get_xlim()[1] > 99, "the failure is in the picture"
 
 
+@settings(deadline=None)
 @given(st.lists(st.booleans(), min_size=1))
 def test_shaded_spans_are_the_records_in_alarm(alarms):
     scored = score_run(Run(id="x", records=[Record(step=s) for s in range(len(alarms))]))

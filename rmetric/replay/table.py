@@ -53,7 +53,9 @@ def runs_from_table(path: Path, table: Table, mapping: Mapping[str, str]) -> lis
 
 def header_of(head: str) -> list[str]:
     """The column names in the first line of a file."""
-    return [name.strip() for name in _cells(head.lstrip("\r\n").split("\n", 1)[0])]
+    names = [name.strip() for name in _cells(head.lstrip("\r\n").split("\n", 1)[0])]
+    # Saved data frames carry their row numbers in a first column without a name.
+    return ["(index)", *names[1:]] if len(names) > 1 and not names[0] else names
 
 
 def read_table(path: Path, data: bytes) -> Table:
