@@ -81,7 +81,8 @@ def parse_plots(text: str) -> int | None:
 def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
     try:
-        paths = [p for p in find_logs(options.paths) if options.out not in p.parents]
+        found, out = find_logs(options.paths), options.out.resolve()
+        paths = [path for path in found if out not in path.resolve().parents]
         check_writable(options.out)
     except ValueError as error:
         hint = "; run_modern_experiments.py writes it" if options.paths == [DEFAULT_LOGS] else ""

@@ -273,6 +273,14 @@ def test_other_files_in_a_folder_are_passed_over_and_named(replay, tmp_path, cap
     assert replay("logs/README.md")[0] == 1, "named, it is a failure"
 
 
+def test_earlier_results_are_not_taken_for_logs(replay, tmp_path):
+    (tmp_path / "a.csv").write_text(GOOD)
+    for folder in (".", tmp_path):
+        code, out = replay(folder)
+        assert code == 0
+        assert [row["id"] for row in index(out)] == ["a"]
+
+
 def test_a_folder_without_any_log_is_a_failure(replay, tmp_path, capsys):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "README.md").write_text("# my runs\n")
