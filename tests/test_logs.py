@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from streams import CONFIGS, ODDITIES, TAME, WILD, streams
 
 from rmetric import HardwareEvent, Record, RMetric, RMetricConfig, Run, Truth
 from rmetric.log_entries import OUTCOMES
@@ -22,6 +21,7 @@ from rmetric.logs import (
     write_atomically,
 )
 from rmetric.metric import MODES
+from tests.streams import CONFIGS, ODDITIES, TAME, WILD, streams
 
 STEPS = st.integers(1, 5000)
 TRUTHS = st.builds(

@@ -5,11 +5,11 @@ from math import inf, isfinite, nan
 import numpy as np
 import pytest
 from hypothesis import given
-from plain_metric import PlainMetric
-from streams import CONFIGS, TAME_CONFIGS, WILD, streams
 
 from rmetric import HardwareEvent, Record, RMetric, RMetricConfig
 from rmetric.metric import MODES, PAPER_WEIGHTS, PRESETS, Components
+from tests.plain_metric import PlainMetric
+from tests.streams import CONFIGS, TAME_CONFIGS, WILD, streams
 
 
 def losses(*values, **fields):

@@ -3,9 +3,9 @@ from math import inf, isfinite, nan
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_metric import min_max
 
 from rmetric.normalisers import SlidingMinMax
+from tests.plain_metric import min_max
 
 WINDOWS = st.integers(1, 8)
 ANY = st.floats() | st.integers(-5, 5).map(float)

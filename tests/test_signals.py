@@ -4,9 +4,9 @@ from math import inf, isnan, nan
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from plain_metric import population_variance as exact_variance
 
 from rmetric.signals import FailureRate, GradientVariance, LossDrift, TrailingGradientVariance
+from tests.plain_metric import population_variance as exact_variance
 
 FINITE = st.floats(-1e6, 1e6)
 NO_NUMBER = st.sampled_from([nan, inf, -inf])

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from streams import CONFIGS, TAME, WILD, streams
 
 from rmetric import HardwareEvent, Record, RMetric, RMetricConfig
 from rmetric.whole_log import Columns, Observed, score_columns, score_records, sliding_min_max
+from tests.streams import CONFIGS, TAME, WILD, streams
 
 
 def assert_equal_at_every_prefix(records, config):
