@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from rmetric.detectors import DETECTORS
-from rmetric.evaluation import Study, StudyError, evaluate, read_study, trace_all
+from rmetric.evaluation import (
+    Study,
+    StudyError,
+    evaluate,
+    f1_difference,
+    judge,
+    read_study,
+    trace_all,
+)
 from rmetric.evaluation.analysis import Analysis
 from tests.synthetic_study import make_runs, write_study
 
@@ -26,11 +34,15 @@ def log(folder: Path, mode: str = "FULL_METRIC") -> Path:
     return folder / f"logs_{mode}" / NAME
 
 
-def disagreements(study: Study) -> list[str]:
-    """Of the metric alone: nobody states what a forest says, and forests are slow."""
+def metric_alone(study: Study) -> Analysis:
+    """Without the others: the logs state nothing of them, and forests are slow."""
     stating = [name for name, e in DETECTORS.items() if e.kind in ("metric", "ablation")]
     traces = {name: trace_all(name, study.runs[DETECTORS[name].mode]) for name in stating}
-    return Analysis(study=study, traces=traces).disagreements
+    return Analysis(study=study, traces=traces)
+
+
+def disagreements(study: Study) -> list[str]:
+    return metric_alone(study).disagreements
 
 
 def rewrite(path: Path, change) -> None:
@@ -50,6 +62,17 @@ def test_the_records_and_the_truth_come_back_whole(folder):
     for run in read_study(folder).reference:
         assert run.records == written[run.id].records
         assert run.truth == written[run.id].truth
+
+
+def test_a_difference_is_taken_on_the_shared_runs(folder):
+    min((folder / "logs_SIGMA_ONLY").iterdir()).unlink()
+    study = read_study(folder)
+    shared = [run for run in study.reference if run.id in {r.id for r in study.runs["SIGMA_ONLY"]}]
+    names = ("r_metric_sigma", "r_metric")
+    alone = f1_difference(*(judge(shared, trace_all(n, shared), "causal_unlatched") for n in names))
+    found = metric_alone(study).f1_difference("r_metric_sigma", "causal_unlatched")
+    assert found == alone
+    assert found.point != 0
 
 
 def test_the_digest_speaks_of_names_and_bytes_and_not_of_the_folder(folder, tmp_path_factory):
@@ -79,7 +102,7 @@ def test_a_detector_whose_mode_is_not_there_is_left_out(tmp_path):
 
 
 def test_a_mode_that_lacks_a_run_is_compared_on_those_it_shares(folder):
-    log(folder, "SIGMA_ONLY").unlink()
+    min((folder / "logs_SIGMA_ONLY").iterdir()).unlink()
     study = read_study(folder)
     ours, theirs = study.paired("SIGMA_ONLY")
     assert len(ours) == 14
