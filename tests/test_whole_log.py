@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from rmetric import HardwareEvent, Record, RMetric, RMetricConfig
+from rmetric import HardwareEvent, Record, RMetric, RMetricConfig, whole_log
 from rmetric.whole_log import Columns, Observed, score_columns, score_records, sliding_min_max
 from tests.streams import CONFIGS, TAME, WILD, streams
 
@@ -63,6 +63,14 @@ def test_columns_can_be_given_without_records():
     np.testing.assert_array_equal(scores.normalised[:, 2], [0.0, 0.0, 0.0, 1.0])
     np.testing.assert_allclose(scores.score, [0.0, 0.0, 0.0, 0.70])
     np.testing.assert_array_equal(scores.alarm, [False, False, False, True])
+
+
+def test_how_many_rows_are_worked_on_at_once_does_not_matter(monkeypatch):
+    norms = Observed(values=np.random.default_rng(1).gamma(2.0, size=(100, 4)))
+    columns = Columns(num_rows=100, worker_gradient_norms=norms)
+    at_once = score_columns(columns)
+    monkeypatch.setattr(whole_log, "CACHED_ROWS", 7)
+    np.testing.assert_array_equal(score_columns(columns).raw, at_once.raw)
 
 
 def test_an_empty_log_has_no_scores():
