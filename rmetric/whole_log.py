@@ -1,7 +1,7 @@
 """The R-Metric of a whole log at once, in NumPy.
 
-The same numbers as `rmetric.metric.RMetric` at every row, bit for bit, about
-fifteen times as fast: for replaying long logs and for sweeping settings.
+The same numbers as `rmetric.metric.RMetric` at every row, bit for bit, more than
+ten times as fast: for replaying long logs and for sweeping settings.
 
 Shape suffixes: N rows of the log, W workers, E events.
 """

@@ -1,6 +1,8 @@
+import doctest
 import pickle
 import re
 from math import inf, isfinite, nan
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -237,3 +239,9 @@ def test_update_all_is_update_for_each():
         one_by_one.raw,
         one_by_one.alarm,
     )
+
+
+def test_the_example_on_the_page_gives_what_it_shows():
+    page = Path(__file__).resolve().parents[1] / "docs" / "metric.md"
+    tried = doctest.testfile(str(page), module_relative=False)
+    assert (tried.failed, tried.attempted) == (0, 3)
