@@ -38,7 +38,7 @@ class Constants:
     """What the model types share; sources and fits in docs/simulator.md."""
 
     top_curvature: float = 24.0  # H0 of h_k = H0 / k^3
-    start_quadratic: float = 24.0  # q at the start
+    start_quadratic: float = 28.0  # q at the start
     start_spread: float = 0.08  # relative, of the start distances
     rate_spread: float = 0.5  # runs differ in their peak rate by up to this share
     saturation: float = 2.0  # A of A ln(1 + q / A), nats
@@ -46,8 +46,8 @@ class Constants:
     balance: float = 0.08  # weight of the router's balance term
     stride: float = 0.15  # distance moved a step by a unit update at the peak rate
     start_norm: float = 3.5  # weight norm at the start, in units of the stride
-    noise_norm_squared: float = 2.0  # of one worker's gradient, in the curved directions
-    ambient_norm_squared: float = 3.2  # and in the flat ones
+    noise_norm_squared: float = 0.5  # of one worker's gradient, in the curved directions
+    ambient_norm_squared: float = 4.7  # and in the flat ones
     ambient_spread: float = 0.15  # relative, from batch to batch
     batch_spread: float = 0.08  # log-scale spread of the noise from batch to batch
     router_rate: float = 0.01  # router and gain move this much by a unit update
