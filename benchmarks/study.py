@@ -1,0 +1,87 @@
+"""How long the paper study takes, its peak memory, and how both grow with ten times the runs.
+
+    python benchmarks/study.py [--processes N]
+
+Each size runs in a process of its own, logs included, into a temporary folder.
+Memory is the sum over the process and its workers of what is resident and not
+shared, sampled ten times a second. Goals: 20 s, 1 GB, and at most 10.5 times as long
+for ten times the runs at the same memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.report import write_report
+from rmetric.simulation.study import RECIPES, paper_specs, run_study
+
+FACTOR = 10
+
+
+def run(out: Path, factor: int, processes: int) -> None:
+    """The paper study, `factor` times over under other ids."""
+    specs = [
+        replace(spec, experiment_id=f"{spec.experiment_id}_x{copy}")
+        for copy in range(factor)
+        for spec in paper_specs()
+    ]
+    for _ in run_study(specs, RECIPES["paper"].modes, out, num_processes=processes):
+        pass
+
+
+def measure(factor: int, processes: int) -> dict[str, float]:
+    """Wall seconds and peak memory of one size, in a fresh process."""
+    with tempfile.TemporaryDirectory() as out:
+        command = [sys.executable, __file__, "--child", out, str(factor), str(processes)]
+        began = time.perf_counter()
+        process = subprocess.Popen(command)
+        peak = 0
+        while process.poll() is None:
+            peak = max(peak, resident(process.pid))
+            time.sleep(0.1)
+        seconds = time.perf_counter() - began
+        if process.returncode:
+            sys.exit(f"the study failed with exit status {process.returncode}")
+        logs = sum(1 for _ in Path(out).rglob("*.jsonl"))
+    return {"logs": logs, "wall_s": round(seconds, 2), "peak_memory_mb": round(peak / 1e6, 1)}
+
+
+def resident(pid: int) -> int:
+    """Bytes of a process and all below it, shared pages counted once."""
+    total = 0
+    try:
+        parent = psutil.Process(pid)
+        for process in [parent, *parent.children(recursive=True)]:
+            total += process.memory_full_info().pss
+    except psutil.Error:
+        pass  # it ended meanwhile
+    return total
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["--child"]:
+        run(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+        return 0
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--processes", type=int, default=-1, help="default: one a core")
+    processes = parser.parse_args().processes
+    once, often = measure(1, processes), measure(FACTOR, processes)
+    ratio = often["wall_s"] / once["wall_s"]
+    print(f"once: {once}\n{FACTOR} times: {often}\nwall ratio: {ratio:.2f}")
+    write_report(
+        "study", {"once": once, "ten_times": often, "wall_ratio": round(ratio, 2)}
+    )  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
