@@ -6,7 +6,7 @@ own gradient noise, AdamW with clipping, weights whose norm grows and sharpens
 the attention blocks, experts behind a router that learns. A fault turns one of
 the knobs; what follows, follows.
 
-Shape suffixes: R runs, W workers, B blocks, M modes of a block, E experts.
+Shape suffixes are those of `simulation.state`.
 Every operation treats the runs apart and is exact IEEE arithmetic in a fixed
 order, so a run's bytes depend on neither its batch nor the machine.
 """
@@ -14,171 +14,29 @@ order, so a run's bytes depend on neither its batch nor the machine.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rmetric.simulation.architectures import Architecture
-from rmetric.simulation.exact import exp, half_cosine, log
+from rmetric.simulation.exact import exp, log
+from rmetric.simulation.spectrum import (
+    ATTENTION,
+    CONSTANTS,
+    EXPERTS,
+    MODES_PER_BLOCK,
+    NUM_BLOCKS,
+    NUM_EXPERTS,
+    NUM_MODES,
+    Floats,
+    curvatures,
+    start_distance,
+)
+from rmetric.simulation.state import Forward, Gradient, Knobs, Noise, State, Step
 
-Floats = NDArray[np.float64]
-
-NUM_BLOCKS, MODES_PER_BLOCK = 8, 8
-ATTENTION = slice(0, 2)  # blocks whose curvature follows the weight norm
-EXPERTS = slice(4, 8)  # blocks behind the router, in a mixture of experts
-NUM_EXPERTS = 4
 FLOAT32_MAX = 3.4028234663852886e38
 
 add, maximum = np.add.reduce, np.maximum.reduce
-
-
-@dataclass(frozen=True, kw_only=True)
-class Constants:
-    """What the model types share; sources and fits in docs/simulator.md."""
-
-    top_curvature: float = 24.0  # H0 of h_k = H0 / k^3
-    start_quadratic: float = 28.0  # q at the start
-    start_spread: float = 0.08  # relative, of the start distances
-    rate_spread: float = 0.5  # runs differ in their peak rate by up to this share
-    saturation: float = 2.0  # A of A ln(1 + q / A), nats
-    gain_stiffness: float = 20.0  # B of the norm-gain term
-    balance: float = 0.08  # weight of the router's balance term
-    stride: float = 0.15  # distance moved a step by a unit update at the peak rate
-    start_norm: float = 3.5  # weight norm at the start, in units of the stride
-    noise_norm_squared: float = 0.5  # of one worker's gradient, in the curved directions
-    ambient_norm_squared: float = 4.7  # and in the flat ones
-    ambient_spread: float = 0.15  # relative, from batch to batch
-    batch_spread: float = 0.08  # log-scale spread of the noise from batch to batch
-    router_rate: float = 0.01  # router and gain move this much by a unit update
-    gain_rate: float = 0.003
-    router_noise: float = 0.05
-    training_loss_noise: float = 0.012  # nats, of the mean over the workers' batches of 8
-    validation_loss_noise: float = 0.003  # nats
-    beta_1: float = 0.9
-    epsilon: float = 1e-8
-    clip_norm: float = 1.0
-    final_learning_rate: float = 0.1  # of the peak, at the end of the cosine
-
-
-CONSTANTS = Constants()
-
-
-@dataclass
-class Knobs:
-    """What a fault can turn, one row a run; `Knobs.neutral` is an undisturbed step."""
-
-    learning_rate_R: Floats  # multiplies the scheduled rate
-    attention_gain_R: Floats  # multiplies the attention logits
-    log_norm_gain_R: Floats  # added to the log-gain of the normalisation layers
-    router_bias_RE: Floats  # added to the router's logits
-    sick_gain_R: Floats  # multiplies the first worker's gradient
-    corruption_R: Floats  # share of the batch that pulls elsewhere
-    batch_size_R: Floats  # multiplies the tokens a step
-    training_offset_R: Floats  # nats added by harder data
-    validation_noise_R: Floats  # multiplies the evaluation noise
-
-    @classmethod
-    def neutral(cls, num_runs: int) -> Knobs:
-        one = np.ones(num_runs)
-        return cls(
-            learning_rate_R=one.copy(),
-            attention_gain_R=one.copy(),
-            log_norm_gain_R=np.zeros(num_runs),
-            router_bias_RE=np.zeros((num_runs, NUM_EXPERTS)),
-            sick_gain_R=one.copy(),
-            corruption_R=np.zeros(num_runs),
-            batch_size_R=one.copy(),
-            training_offset_R=np.zeros(num_runs),
-            validation_noise_R=one.copy(),
-        )
-
-
-@dataclass
-class State:
-    """Where the runs stand, one row a run."""
-
-    distance_RBM: Floats  # from the optimum
-    momentum_RBM: Floats
-    second_moment_RB: Floats
-    norm_squared_R: Floats  # of the weights, relative to the start
-    log_gain_R: Floats  # learned, of the normalisation layers
-    router_RE: Floats
-    small_momentum_RS: Floats  # of the gain and the router together
-    small_second_moment_RS: Floats
-    lure_RBM: Floats  # where corrupt data pull to
-
-    def take(self, rows: Sequence[int] | NDArray[np.intp]) -> State:
-        """A copy that holds these rows, in this order."""
-        return State(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
-
-
-@dataclass
-class Forward:
-    """The loss of the current weights, and what the gradient needs of it."""
-
-    loss_R: Floats  # expected, nats per token
-    slope_R: Floats  # d loss / d q
-    curvature_RBM: Floats
-    log_gain_R: Floats
-    quadratic_RB: Floats
-    share_RE: Floats  # of the tokens that each expert gets
-    log_load_RE: Floats  # log of that share over an even one
-
-
-@dataclass
-class Gradient:
-    """What the workers' gradients of one step are made of; K = B M directions."""
-
-    signal_RK: Floats  # what every worker sees
-    scale_RK: Floats  # of a worker's own noise
-    ambient_R: Floats  # squared norm of a worker's noise in the flat directions
-    sick_gain_R: Floats
-    noise: Noise
-
-
-@dataclass
-class Step:
-    """What one step showed; one row a run."""
-
-    training_loss_R: Floats
-    gradient_norm_R: Floats
-    update_norm_R: Floats
-    gradient: Gradient
-
-
-def mode_numbers() -> Floats:
-    """k = 1 ... B M, dealt to the blocks in turn, shape (B, M)."""
-    k = np.arange(1.0, NUM_BLOCKS * MODES_PER_BLOCK + 1)
-    return k.reshape(MODES_PER_BLOCK, NUM_BLOCKS).T.copy()
-
-
-def curvatures() -> Floats:
-    """h_k = H0 / k^3, dealt to the blocks in turn, shape (B, M)."""
-    k = mode_numbers()
-    return CONSTANTS.top_curvature / (k * k * k)
-
-
-def start_distance() -> Floats:
-    """Typical distance from the optimum before training, shape (B, M).
-
-    Its square grows as k^1.5, which with h_k makes the loss a power of the step.
-    """
-    k = mode_numbers()
-    profile = np.sqrt(k * np.sqrt(k))
-    energy = float(np.sum(0.5 * curvatures() * profile * profile))
-    return profile * np.sqrt(CONSTANTS.start_quadratic / energy)
-
-
-class Schedule:
-    """Learning rate relative to its peak: linear warm-up, cosine to a tenth."""
-
-    def __init__(self, warmup_steps: int, total_steps: int) -> None:
-        step = np.arange(1.0, total_steps + 1)
-        after = np.maximum(step - warmup_steps, 0.0) / max(total_steps - warmup_steps, 1)
-        least = CONSTANTS.final_learning_rate
-        cosine = least + (1.0 - least) * half_cosine(np.minimum(after, 1.0))
-        self.relative = np.where(step <= warmup_steps, step / max(warmup_steps, 1), cosine)
 
 
 class Dynamics:
@@ -275,7 +133,7 @@ class Dynamics:
         state.momentum_RBM *= c.beta_1
         state.momentum_RBM += (1.0 - c.beta_1) * gradient
         power = add(gradient * gradient, axis=2) / MODES_PER_BLOCK
-        ambient = c.ambient_norm_squared / self.num_workers / (NUM_BLOCKS * MODES_PER_BLOCK)
+        ambient = c.ambient_norm_squared / self.num_workers / NUM_MODES
         power += (ambient * clip * clip)[:, None]
         b2 = self.beta_2_R[:, None]
         state.second_moment_RB = b2 * state.second_moment_RB + (1.0 - b2) * power
@@ -396,39 +254,3 @@ def saturate(q_R: Floats, excess_R: Floats, worst_R: Floats) -> tuple[Floats, Fl
     bend = 1.0 + square * square
     root = np.sqrt(np.sqrt(bend))
     return excess_R / root, 1.0 / ((1.0 + q_R / CONSTANTS.saturation) * bend * root)
-
-
-@dataclass
-class Noise:
-    """The random numbers of one step, one row a run; K = B M directions."""
-
-    sick_RK: Floats  # of the worker that a fault can strike
-    others_RK: Floats  # of all others together, scaled to unit variance
-    router_RE: Floats
-    ambient_sick_R: Floats
-    ambient_others_R: Floats
-    training_R: Floats
-    validation_R: Floats
-    batch_spread_R: Floats
-
-    #: Standard normals that one run draws a step.
-    WIDTH = 2 * NUM_BLOCKS * MODES_PER_BLOCK + NUM_EXPERTS + 5
-
-    @staticmethod
-    def spread_batches(draws: Floats) -> None:
-        """Turn the last column of many steps' draws into the scale of each batch's noise."""
-        draws[..., -1] = exp(CONSTANTS.batch_spread * draws[..., -1])
-
-    @classmethod
-    def split(cls, draws: Floats) -> Noise:
-        """Name the parts of standard normal draws, shape (R, WIDTH).
-
-        The last column is no normal any more but what `spread_batches` made of it.
-        """
-        modes = NUM_BLOCKS * MODES_PER_BLOCK
-        return cls(
-            draws[:, :modes],
-            draws[:, modes : 2 * modes],
-            draws[:, 2 * modes : 2 * modes + NUM_EXPERTS],
-            *draws[:, -5:].T,
-        )

@@ -15,15 +15,9 @@ from typing import Any
 import numpy as np
 
 from rmetric.simulation.architectures import Architecture
-from rmetric.simulation.dynamics import (
-    CONSTANTS,
-    EXPERTS,
-    NUM_EXPERTS,
-    Knobs,
-    State,
-    start_distance,
-)
 from rmetric.simulation.exact import log
+from rmetric.simulation.spectrum import CONSTANTS, EXPERTS, NUM_EXPERTS, start_distance
+from rmetric.simulation.state import Knobs, State
 
 
 @dataclass

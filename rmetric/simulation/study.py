@@ -18,8 +18,9 @@ import numpy as np
 from rmetric.logs import log_path, run_lines, start_line, write_atomically
 from rmetric.metric import MODES, RMetricConfig
 from rmetric.simulation.architectures import ARCHITECTURES
-from rmetric.simulation.engine import RunSpec, config_of, simulate
+from rmetric.simulation.engine import simulate
 from rmetric.simulation.faults import FAULTS
+from rmetric.simulation.spec import RunSpec, config_of
 
 BATCH = 48  # runs stepped together; changes no number
 
