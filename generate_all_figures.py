@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""The figures of the study, computed from its logs and nothing else.
+
+Reads DIR/logs_<MODE>/*.jsonl and writes to OUT, each as .pdf and .png:
+
+  figure1_system           from a training run to an alert, and to the tables
+  figure2_failure_process  what a fault does, and how many runs went each way
+  figure3_example_runs     loss, signals, R, alerts and failure of one run of each kind
+  figure4_thresholds       precision, recall and F1 at every threshold, both protocols
+  figure5_lead_times       lead times against the time from fault to failure
+
+and provenance.json: command, captions, digest of the logs, seeds, versions, commit.
+The same logs give the same bytes. The logs of the full metric suffice: the
+ablations see the same runs. Graphviz, where it is installed, places the boxes of
+figures 1 and 2; without it they are placed more simply.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from rmetric.evaluation import Study, StudyError, read_study
+from rmetric.logs import write_atomically
+from rmetric.reporting.figures import build_figures, dot_version
+from rmetric.reporting.provenance import provenance
+from rmetric.reporting.style import save, style
+from rmetric.reporting.tables import FEW_RUNS
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0: all well; 1: some logs could not be used; 2: no figures."""
+    options = parser().parse_args(arguments)
+    try:
+        study = read_study(options.logs)
+    except StudyError as error:
+        return fail(str(error))
+    print(f"{study.num_logs} logs of {len(study.reference)} runs read from {options.logs}")
+    dot = dot_version()
+    try:
+        captions = write(options.out, study, with_dot=dot is not None)
+        command = ["python", "generate_all_figures.py", "--logs", options.logs]
+        sources = provenance(shlex.join(map(str, [*command, "--out", options.out])), study)
+        sources["versions"] |= {"matplotlib": version("matplotlib"), "graphviz": dot}
+        sources["captions"] = captions
+        content = json.dumps(sources, indent=2, ensure_ascii=False)
+        write_atomically(options.out / "provenance.json", [content.encode(), b"\n"])
+    except OSError as error:
+        return fail(f"cannot write to {options.out}: {error.strerror}")
+    print(f"{len(captions)} figures as .pdf and .png, and provenance.json: {options.out}")
+    return report(study, dot)
+
+
+def parser() -> argparse.ArgumentParser:
+    out = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    out.add_argument(
+        "--logs",
+        type=Path,
+        default=Path(),
+        metavar="DIR",
+        help="the folder that holds the logs_<MODE>/ folders (default: here)",
+    )
+    out.add_argument(
+        "--out",
+        type=Path,
+        default=Path("results/figures"),
+        metavar="OUT",
+        help="where the figures go (default: results/figures)",
+    )
+    return out
+
+
+def write(folder: Path, study: Study, *, with_dot: bool) -> dict[str, str]:
+    """Draw and save every figure; returns their captions."""
+    folder.mkdir(parents=True, exist_ok=True)
+    captions = {}
+    with style():
+        for name, caption, figure in build_figures(study, with_dot=with_dot):
+            save(figure, folder / name)
+            print(f"{name}: {caption}")
+            captions[name] = caption
+    return captions
+
+
+def report(study: Study, dot: str | None) -> int:
+    """Say on stderr what a reader must know."""
+    if dot is None:
+        say("no Graphviz: figures 1 and 2 are placed more simply (apt-get install graphviz)")
+    if len(study.reference) < FEW_RUNS:
+        failed = sum(run.truth is not None and run.truth.failed for run in study.reference)
+        say(f"only {len(study.reference)} runs, of which {failed} failed: the curves are coarse")
+    for skipped in study.skipped:
+        say(f"skipped {skipped}")
+    return 1 if study.skipped else 0
+
+
+def fail(problem: str) -> int:
+    print(f"error: {problem}", file=sys.stderr)
+    return 2
+
+
+def say(warning: str) -> None:
+    print(f"warning: {warning}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""Figure 1: from a training run to an alert, and from many runs to the tables."""
+
+from __future__ import annotations
+
+from rmetric.evaluation import Study
+from rmetric.metric import RMetricConfig
+from rmetric.reporting.figures.diagram import Diagram, Edge, Node
+from rmetric.reporting.style import BLACK, BLUE, GREEN, GREY, MEANING, SKY, VERMILION
+
+LIVE = "live_training"
+
+
+def system_diagram(study: Study) -> Diagram:
+    """What there is, and what is planned, dashed; the study's own size in the box of its logs."""
+    config = RMetricConfig.simulation()
+    of_rate, of_variance, of_drift = config.weights
+    nodes = {
+        "simulator": Node(text="Simulator:\nfaults turn\nmechanisms", colour=SKY),
+        "other_logs": Node(text="Other logs:\nHugging Face,\nCSV, JSONL", colour=SKY),
+        LIVE: Node(text="Live training\n(planned)", colour=GREY, dashed=True),
+        "records": Node(text=f"Records\n({len(study.reference)} runs\nhere)", colour=BLACK),
+        "failure_rate": Node(text="λ: hardware\nevents per hour", colour=MEANING["failure_rate"]),
+        "gradient_variance": Node(
+            text="σ²: variance of\nworkers' gradient\nnorms", colour=MEANING["gradient_variance"]
+        ),
+        "loss_drift": Node(
+            text="ΔL: validation\nloss above its\nrecent mean", colour=MEANING["loss_drift"]
+        ),
+        "baselines": Node(text="Baselines\nand anchors", colour=GREY),
+        "min_max": Node(
+            text=f"n: min-max\nof the last\n{config.component_window} values", colour=BLACK
+        ),
+        "score": Node(
+            text=f"R =\n{of_rate:.2f} n(λ) +\n{of_variance:.2f} n(σ²) +\n{of_drift:.2f} n(ΔL)",
+            colour=BLACK,
+        ),
+        "alert": Node(text=f"Alert:\nR > {config.threshold:g}", colour=VERMILION),
+        "evaluation": Node(text="Evaluation:\npublished and\ncausal protocol", colour=GREEN),
+        "replay": Node(text="Replay\nreport", colour=BLUE),
+        "results": Node(text="Tables,\nfigures", colour=BLUE),
+    }
+    signals = ("failure_rate", "gradient_variance", "loss_drift")
+    edges = [
+        Edge(tail="simulator", head="records"),
+        Edge(tail="other_logs", head="records"),
+        Edge(tail=LIVE, head="records", dashed=True),
+        *(Edge(tail="records", head=signal) for signal in signals),
+        *(Edge(tail=signal, head="min_max") for signal in signals),
+        Edge(tail="min_max", head="score"),
+        Edge(tail="score", head="alert"),
+        Edge(tail="alert", head="replay"),
+        Edge(tail="alert", head="evaluation"),
+        Edge(tail="records", head="baselines"),
+        Edge(tail="baselines", head="evaluation"),
+        Edge(tail="evaluation", head="results"),
+    ]
+    return Diagram(nodes=nodes, edges=edges)
