@@ -21,6 +21,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -45,7 +46,8 @@ class PlainMonitor:
         self.losses: deque[float] = deque(maxlen=100)
         self.windows: list[deque[float]] = [deque(maxlen=WINDOW) for _ in range(3)]
 
-    def update(self, record: Record) -> None:
+    def update(self, record: Any) -> None:
+        """Take a record in which every field is set."""
         self.event_times.extend(event.time for event in record.events)
         hours = (record.time - self.event_times[0]) / 3600
         norms = record.worker_gradient_norms
@@ -83,7 +85,7 @@ def make_records(number: int, rng: np.random.Generator) -> list[Record]:
 
 
 def make_columns(number: int, rng: np.random.Generator) -> Columns:
-    times = 5.0 * np.arange(1, number + 1)
+    times = np.linspace(5.0, 5.0 * number, number)
     event_times = np.sort(rng.uniform(0.0, times[-1], number // 20))
     return Columns(
         num_rows=number,
