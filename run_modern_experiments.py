@@ -58,8 +58,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     if arguments.workers < 1:
         parser.error(f"--workers is {arguments.workers}: at least 1 is needed")
-    if arguments.seed < 0:
-        parser.error(f"--seed is {arguments.seed}: it must be at least 0")
+    if not 0 <= arguments.seed < 2**63:
+        parser.error(f"--seed is {arguments.seed}: it must be at least 0 and below 2^63")
     if arguments.limit is not None and arguments.limit < 1:
         parser.error(f"--limit is {arguments.limit}: at least 1 is needed")
     if (arguments.backend == "dask") != (arguments.scheduler is not None):

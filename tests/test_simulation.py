@@ -289,6 +289,7 @@ def test_outcomes_are_what_their_definitions_say():
         (dict(duration_steps=-1), "duration_steps is -1"),
         (dict(num_workers=1), "num_workers is 1: it must be at least 2"),
         (dict(seed=-1), "seed is -1"),
+        (dict(seed=2**64), "it must be below"),
         (dict(total_steps=0), "total_steps is 0"),
     ],
 )

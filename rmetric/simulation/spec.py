@@ -63,6 +63,10 @@ class RunSpec:
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least {least}")
+        if self.seed >= 2**63:
+            raise ValueError(
+                f"seed is {self.seed}: it must be below 2^63, which is what a log holds"
+            )
         if not 0 < self.seconds_per_step < np.inf:
             raise ValueError(f"seconds_per_step is {self.seconds_per_step}: it must be above 0")
         if not 1 <= self.onset_step <= self.total_steps:
