@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -21,15 +22,16 @@ ROOT = Path(__file__).resolve().parent
 ENVIRONMENT = ROOT / ".venv"
 PYTHON = ENVIRONMENT / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
+EXAMPLES = ["Llama-3-8B_LR_SPIKE_r00", "GPT-4-MoE_NONE_r00"]
 STEPS = {
     "the study: 720 simulated runs": ["run_modern_experiments.py"],
     "the tables": ["generate_paper_tables.py"],
     "the figures": ["generate_all_figures.py"],
-    "a replay of the sample logs": [
+    "a replay of two logs": [
         "replay_and_analyze_logs.py",
-        *(f"logs_FULL_METRIC/{name}_r00.jsonl" for name in ("Llama-3-8B_LR_SPIKE", "GPT-4-MoE_NONE")),
+        *(f"logs_FULL_METRIC/{name}.jsonl" for name in EXAMPLES),
     ],
-}  # fmt: skip
+}
 RESULTS = {
     "logs": "logs_FULL_METRIC/ and beside it one folder an ablation",
     "tables": "results/tables/ (start with table3_detectors.md and table5_claims.md)",
@@ -40,12 +42,13 @@ RESULTS = {
 
 def set_up(extra: str | None = None) -> None:
     """Make .venv and install what this needs, unless that was done already."""
-    if sys.version_info < (3, 10):
+    if sys.version_info < (3, 10):  # noqa: UP036 (an older Python must be told so)
         sys.exit(f"Python 3.10 or newer is needed; this is {sys.version.split()[0]}")
     if not PYTHON.exists():
         print(f"making the environment {ENVIRONMENT}", flush=True)
         made = subprocess.run([sys.executable, "-m", "venv", str(ENVIRONMENT)], check=False)
         if made.returncode != 0:
+            shutil.rmtree(ENVIRONMENT, ignore_errors=True)
             sys.exit("could not make it; on Debian and Ubuntu: apt-get install python3-venv")
     target = f".[{extra}]" if extra else "."
     stamp = ENVIRONMENT / f".installed-{extra or 'core'}"
