@@ -9,7 +9,7 @@ from graphlib import TopologicalSorter
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from rmetric.reporting.style import GREY
+from rmetric.reporting.style import GREY, style
 
 FONT_SIZE = 7.0
 #: Inches between a text and the edge of its box.
@@ -87,8 +87,8 @@ class Diagram:
 @lru_cache(maxsize=256)
 def text_size(text: str, font_size: float = FONT_SIZE) -> tuple[float, float]:
     """Width and height of some lines as matplotlib sets them, inches."""
-    figure = Figure(dpi=300)
-    extent = figure.text(0, 0, text, fontsize=font_size).get_window_extent(
-        FigureCanvasAgg(figure).get_renderer()
-    )
+    with style():
+        figure = Figure(dpi=300)
+        lines = figure.text(0, 0, text, fontsize=font_size, parse_math=False)
+        extent = lines.get_window_extent(FigureCanvasAgg(figure).get_renderer())
     return extent.width / figure.dpi, extent.height / figure.dpi
