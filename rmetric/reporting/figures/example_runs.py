@@ -151,11 +151,13 @@ def _scored(run: Run) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray
 
 
 def _mark_alerts(axes: Axes, steps: NDArray[np.int64], alarms: NDArray[np.bool_]) -> None:
-    """Shade each step from an alert to the next record; a mark where the first is."""
-    spans = [(a, b - a) for a, b, on in zip(steps, steps[1:], alarms, strict=False) if on]
+    """Shade from each alert to the record that ends it; a mark where the first is."""
+    turns = np.flatnonzero(np.diff(alarms, prepend=False, append=False))
+    begins = steps[turns[::2]]
+    ends = np.append(steps, steps[-1])[turns[1::2]]
+    spans = list(zip(begins, ends - begins, strict=True))
     axes.broken_barh(spans, (-0.06, _TOP + 0.06), color=MEANING["alert"], alpha=0.22, linewidth=0)
-    if alarms.any():
-        axes.plot(steps[alarms.argmax()], _TOP, "v", color=MEANING["alert"], clip_on=False)
+    axes.plot(begins[:1], [_TOP] * len(begins[:1]), "v", color=MEANING["alert"], clip_on=False)
 
 
 def _mark_truth(axes: Axes, truth: Truth | None) -> None:
