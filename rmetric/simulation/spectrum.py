@@ -23,7 +23,7 @@ class Constants:
     """What the model types share; sources and fits in docs/simulator.md."""
 
     top_curvature: float = 24.0  # H0 of h_k = H0 / k^3
-    start_quadratic: float = 28.0  # q at the start
+    start_quadratic: float = 10.0  # q at the start
     start_spread: float = 0.08  # relative, of the start distances
     rate_spread: float = 0.5  # runs differ in their peak rate by up to this share
     saturation: float = 2.0  # A of A ln(1 + q / A), nats
@@ -64,12 +64,11 @@ def curvatures() -> Floats:
 def start_distance() -> Floats:
     """Typical distance from the optimum before training, shape (B, M).
 
-    Its square grows as k^1.5, which with h_k makes the loss a power of the step.
+    It grows as k, which with h_k makes the loss nearly a power of the step.
     """
     k = mode_numbers()
-    profile = np.sqrt(k * np.sqrt(k))
-    energy = float(np.sum(0.5 * curvatures() * profile * profile))
-    return profile * np.sqrt(CONSTANTS.start_quadratic / energy)
+    energy = float(np.sum(0.5 * curvatures() * k * k))
+    return k * np.sqrt(CONSTANTS.start_quadratic / energy)
 
 
 class Schedule:
