@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from rmetric import __version__
 from rmetric.simulation.architectures import architecture
 from rmetric.simulation.faults import Fault, fault
+from rmetric.simulation.spectrum import CONSTANTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,4 +132,5 @@ def config_of(spec: RunSpec) -> dict[str, Any]:
             else {},
         },
         "architecture": asdict(architecture(spec.architecture)),
+        "simulator": {"rmetric": __version__, "constants": asdict(CONSTANTS)},
     }

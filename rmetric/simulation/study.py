@@ -33,20 +33,21 @@ STRESS_CONTROLS = 30  # runs without a fault, per architecture
 def paper_specs(seed: int = 0) -> list[RunSpec]:
     """The published matrix: 3 architectures x 5 faults x 12 repetitions.
 
-    The repetitions go through the fault's severities in turn.
+    The repetitions go through the fault's severities in turn, the severest first.
     """
     return [
         RunSpec(
             experiment_id=f"{architecture}_{name}_r{repetition:02d}",
             architecture=architecture,
             fault=name,
-            severity=FAULTS[name].severities[repetition % len(FAULTS[name].severities)],
+            severity=severities[repetition % len(severities)],
             seed=seed,
             recipe="paper",
             repetition=repetition,
         )
         for architecture in ARCHITECTURES
         for name in PAPER_FAULTS
+        for severities in [FAULTS[name].severities[::-1]]
         for repetition in range(PAPER_REPETITIONS)
     ]
 
