@@ -33,6 +33,7 @@ from rmetric.strict_json import (
     encode_number,
     field,
     mapping,
+    number,
     parse_line,
     text,
     whole_number,
@@ -194,6 +195,8 @@ def read_lines(path: Path, lines: Iterable[bytes]) -> Run:
             ended = _take(run, mapping(entry)) or ended
         except ValueError as error:
             raise LogError(path, number_of_line, str(error)) from None
+        except RecursionError:
+            raise LogError(path, number_of_line, "nested too deeply to be read") from None
         begun = True
     if not ended:
         run.truth = None
@@ -206,6 +209,7 @@ def _take(run: Run, entry: dict[str, Any]) -> bool:
     event = entry.get("event")
     if event == "EXPERIMENT_START":
         run.config = field(entry, "config", mapping) or {}
+        field(run.config, "seconds_per_step", number)  # said here, where the line is known
         run.id = str(run.config.get("experiment_id") or run.id)
         run.truth = _declared_truth(run.config)
     elif event == "METRICS":

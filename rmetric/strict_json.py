@@ -85,10 +85,11 @@ def number(value: Any) -> float:
 
 def whole_number(value: Any) -> int:
     if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, int) and not isinstance(value, bool):
+        value = int(value)
+    # What is beyond 64 bits no array of steps can hold.
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63:
         return value
-    raise _found(value, "a whole number")
+    raise _found(value, "a whole number below 2^63")
 
 
 def text(value: Any) -> str:

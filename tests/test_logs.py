@@ -254,7 +254,7 @@ def metrics(**fields):
         (b"[1, 2]\n", "found [1, 2]; a JSON object is accepted"),
         (b"3\n", "found 3; a JSON object is accepted"),
         (metrics(), "'step' is missing"),
-        (metrics(step="100"), "'step': found '100'; a whole number is accepted"),
+        (metrics(step="100"), "'step': found '100'; a whole number below 2^63 is accepted"),
         (metrics(step=True), "'step': found True; a whole number"),
         (metrics(step=1.5), "'step': found 1.5; a whole number"),
         (metrics(step=1, training_loss="low"), "'training_loss': found 'low'; a number, null"),

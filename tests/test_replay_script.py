@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
 from math import inf, nan
@@ -16,8 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmetric import Record, RMetric, RMetricConfig, Run, Truth
+from rmetric.evaluation import Study
 from rmetric.logs import run_lines
 from rmetric.replay.scored_run import alarm_spans, score_run
+from rmetric.reporting.provenance import provenance
 from rmetric.reporting.replay_report import safe_name
 
 ROOT = Path(__file__).parents[1]
@@ -383,3 +386,129 @@ def test_a_mapped_column_that_a_file_lacks_fails_that_file_alone(replay, tmp_pat
     assert code == 1
     assert "no such column" in index(out)[1]["problem"]
     assert summary(out, "a")["num_records"] == 10
+
+
+# Logs that are damaged in ways that nobody would write by hand
+
+DEEP = "[" * 100_000 + "]" * 100_000
+LONG = "1" * 400
+
+
+def nested(depth: int) -> str:
+    return '{"a":' * depth + "1" + "}" * depth
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("step.jsonl", f'{{"step": {LONG}, "loss": 2.0}}\n', "line 1: 'step' is 1111"),
+        ("loss.jsonl", f'{{"step": 1, "loss": {LONG}}}\n', "line 1: 'loss' is 1111"),
+        ("step.csv", f"step,loss\n{LONG},2.0\n", "line 2: 'step' is '1111"),
+        ("wide.csv", f"step,loss\n1{'0' * 25},2.0\n", "whole step below 2^63"),
+        ("state.json", f'{{"log_history": [{{"step": {LONG}, "loss": 1}}]}}', "'step' is 1111"),
+        ("huge.json", f'{{"log_history": [{{"step": {LONG * 20}}}]}}', "thousands of digits"),
+        ("deep.json", f'{{"log_history": {DEEP}}}', "nested too deeply"),
+        ("deep.jsonl", f'{{"step": 1, "loss": 2.0}}\n{{"step": {DEEP}}}\n', "line 2: not JSON"),
+        ("objects.jsonl", f'{{"step": 1, "loss": {nested(1000)}}}\n', "nested too deeply"),
+        ("own.jsonl", f'{{"event": "METRICS", "step": {LONG}}}\n', "line 1: 'step': found 1111"),
+        ("own_deep.jsonl", f'{{"event": "METRICS", "step": {DEEP}}}\n', "line 1: not JSON"),
+        (
+            "fast.jsonl",
+            own_log("x").decode().replace('"config":{', '"config":{"seconds_per_step":"fast",'),
+            "line 1: 'seconds_per_step': found 'fast'; a number",
+        ),
+        ("id.jsonl", own_log("ID").decode().replace('"ID"', '"\\ud800"'), "cannot be replayed"),
+    ],
+)  # fmt: skip
+def test_a_log_damaged_on_purpose_fails_alone_in_one_line(
+    replay, tmp_path, capsys, name, content, problem
+):
+    (tmp_path / name).write_text(content)
+    (tmp_path / "good.csv").write_text(GOOD)
+    code, out = replay(name, "good.csv")
+    assert code == 1
+    bad, good = index(out)
+    assert problem in bad["problem"]
+    assert len(bad["problem"]) < 300
+    assert (good["id"], good["problem"]) == ("good", "")
+    assert [line for line in capsys.readouterr().err.splitlines() if name in line] == [
+        f"failed: {bad['problem']}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "note"),
+    [
+        ('"METRIC_MODE":"FULL_METRIC"', '"METRIC_MODE":["FULL_METRIC"]', "METRIC_MODE is ['FULL"),
+        ('"component_window":1000', '"component_window":100000000000', "10000000 was used"),
+        ('"loss_window":100', '"loss_window":1' + "0" * 400, "10000000 was used"),
+        ('"threshold":0.57', '"threshold":1' + "0" * 400, "metric_settings are not understood"),
+    ],
+)
+def test_settings_beyond_reason_are_not_taken_and_that_is_said_once(
+    replay, tmp_path, before, after, note
+):
+    text = own_log("run").decode()
+    assert before in text
+    (tmp_path / "run.jsonl").write_text(text.replace(before, after, 1))
+    code, out = replay("run.jsonl")
+    assert code == 0
+    assert [note in n for n in summary(out, "run")["notes"]].count(True) == 1
+    assert summary(out, "run")["first_alert_step"] == 15
+
+
+@pytest.mark.parametrize("error", [ValueError, OverflowError, MemoryError, RecursionError])
+def test_a_run_that_cannot_be_drawn_is_in_the_index_and_the_others_go_on(
+    replay, tmp_path, monkeypatch, error
+):
+    def draw(scored, stem):
+        if scored.run.id == "a":
+            raise error("too much\nof it")
+
+    monkeypatch.setattr("rmetric.reporting.replay_report._draw", draw)
+    for name in "ab":
+        (tmp_path / f"{name}.csv").write_text(GOOD)
+    code, out = replay("a.csv", "b.csv", plots="all")
+    assert code == 1
+    assert [row["problem"] for row in index(out)] == [
+        f"a.csv: cannot be replayed ({error.__name__}: too much of it)",
+        "",
+    ]
+
+
+def test_interrupted_the_replay_keeps_what_it_has_and_exits_130(
+    replay, tmp_path, monkeypatch, capsys
+):
+    def draw(scored, stem):
+        if scored.run.id == "b":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("rmetric.reporting.replay_report._draw", draw)
+    for name in "ab":
+        (tmp_path / f"{name}.csv").write_text(GOOD)
+    code, out = replay("a.csv", "b.csv", plots="all")
+    assert code == 130
+    assert [row["id"] for row in index(out)] == ["a"]
+    assert capsys.readouterr().err.splitlines()[-1].startswith("stopped; ")
+
+
+@pytest.mark.parametrize("name", ["generate_paper_tables.py", "generate_all_figures.py"])
+def test_interrupted_a_script_says_so_in_one_line_and_exits_130(tmp_path, name):
+    command = [sys.executable, "-u", name, "--logs", str(ROOT), "--out", str(tmp_path)]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    process.stdout.readline()  # the logs are read: it is under way
+    process.send_signal(signal.SIGINT)
+    errors = process.communicate(timeout=60)[1].decode()
+    assert process.returncode == 130, errors
+    assert errors.startswith("stopped; ")
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("seed", [[1, 2], "seven", 7, {"a": 1}])
+def test_a_seed_of_any_kind_has_its_place_in_the_provenance(seed):
+    runs = [Run(id=str(s), records=[], config={"seed": s}) for s in (3, seed)]
+    study = Study(folder=Path(), runs={"FULL_METRIC": runs}, missing=[], skipped=[], digest="")
+    stated = seed if isinstance(seed, int) else str(seed)
+    assert provenance("", study)["seeds"]["study"] == [3, stated]

@@ -71,8 +71,11 @@ def read_log(path: Path, mapping: Mapping[str, str] | None = None) -> ReadLog:
     data = read_bytes(path)
     head = head_of(data)
     for reader in READERS:
-        if reader.matches(head):
-            return ReadLog(reader.NAME, reader.read(path, data, mapping or {}))
+        try:
+            if reader.matches(head):
+                return ReadLog(reader.NAME, reader.read(path, data, mapping or {}))
+        except RecursionError:
+            raise LogError(path, None, "nested too deeply to be read") from None
     first = next(line for line in head.splitlines() if line.strip()).strip()
     known = ", ".join(reader.NAME for reader in READERS)
     raise UnknownFormat(

@@ -22,10 +22,13 @@ def matches(head: str) -> bool:
 
 
 def read(path: Path, data: bytes, mapping: Mapping[str, str]) -> list[Run]:
+    text = text_of(path, data)
     try:
-        history = json.loads(text_of(path, data))["log_history"]
+        history = json.loads(text)["log_history"]
     except json.JSONDecodeError as error:
         raise LogError(path, error.lineno, f"no whole JSON: {error.msg}") from None
+    except ValueError:
+        raise LogError(path, None, "a number has thousands of digits") from None
     except (KeyError, TypeError):
         raise LogError(path, None, "no 'log_history' at the top of the file") from None
     if not isinstance(history, list) or not all(isinstance(entry, dict) for entry in history):

@@ -13,6 +13,7 @@ from typing import Any
 from rmetric.logs import LogError
 from rmetric.records import Record, Run
 from rmetric.replay.columns import TARGETS, Columns, choose_columns, listed
+from rmetric.strict_json import shown
 
 _NOT_LOGGED = {"", "none", "null", "-", "n/a"}
 _VAGUE_NAME = re.compile(
@@ -140,9 +141,11 @@ def _value(path: Path, row: Row, column: str) -> float | None:
     cell = row.cells.get(column)
     try:
         return number(cell)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise LogError(
-            path, row.line, f"{column!r} is {cell!r}: a number, nan, inf or a blank is accepted"
+            path,
+            row.line,
+            f"{column!r} is {shown(cell)}: a number, nan, inf or a blank is accepted",
         ) from None
 
 
@@ -151,9 +154,10 @@ def _step(path: Path, row: Row, columns: Sequence[str]) -> int | None:
         value = _value(path, row, column)
         if value is None:
             continue
-        if not (isfinite(value) and value == int(value)):
+        if not (isfinite(value) and value == int(value) and abs(value) < 2**63):
+            found = shown(row.cells[column])
             raise LogError(
-                path, row.line, f"{column!r} is {row.cells[column]!r}: a whole step is accepted"
+                path, row.line, f"{column!r} is {found}: a whole step below 2^63 is accepted"
             )
         return int(value)
     return None

@@ -17,7 +17,8 @@ PACKAGES = ("numpy", "scipy", "scikit-learn", "joblib")
 def provenance(command: str, study: Study) -> dict[str, Any]:
     """What a reader needs besides the tables; no times, so that a rerun writes the same."""
     runs = [run for of_mode in study.runs.values() for run in of_mode]
-    seeds = {run.config["seed"] for run in runs if "seed" in run.config}
+    stated = [run.config["seed"] for run in runs if "seed" in run.config]
+    seeds = {seed if isinstance(seed, int) else str(seed) for seed in stated}
     return {
         "command": command,
         "logs": {
@@ -27,7 +28,7 @@ def provenance(command: str, study: Study) -> dict[str, Any]:
             "skipped": study.skipped,
         },
         "seeds": {
-            "study": sorted(seeds),
+            "study": sorted(seeds, key=lambda seed: (isinstance(seed, str), seed)),
             "detectors": traces.SEED,
             "bootstrap": intervals.SEED,
         },

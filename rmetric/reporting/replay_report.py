@@ -28,6 +28,8 @@ INDEX_COLUMNS = (
     "variance_source", "problem",
 )  # fmt: skip
 _LONGEST_NAME = 100
+#: What a log can still do to a replay after it was read: none of it is worth the other logs.
+_UNUSABLE = (ValueError, OverflowError, MemoryError, RecursionError)
 
 
 @dataclass(kw_only=True)
@@ -36,7 +38,7 @@ class Replayed:
 
     Attributes:
         rows: one of the index for each run, and for each file that failed.
-        failed: files that were to be read and could not be.
+        failed: why files could not be read, or runs in them not be replayed.
         passed_over: files of a folder that are no logs.
         num_plots: runs that were drawn.
     """
@@ -62,8 +64,9 @@ def replay_logs(
 ) -> Replayed:
     """Read each log, score its runs and write what came out below `out`.
 
-    A file that cannot be read is in the index with the reason, and the others
-    go on. Raises OSError where `out` cannot be written.
+    A file that cannot be read and a run that cannot be replayed are in the index
+    with the reason, and the others go on; an index is written even where it is
+    interrupted. Raises OSError where `out` cannot be written.
 
     Args:
         most_plots: runs to draw, the first ones; None for all.
@@ -73,23 +76,38 @@ def replay_logs(
     result = Replayed(rows=[], failed=[], passed_over=[])
     folders = _Folders(out)
     out.mkdir(parents=True, exist_ok=True)
-    for path in paths:
-        try:
-            log = read_log(path, mapping)
-        except LogError as error:
-            if isinstance(error, UnknownFormat) and not named(path):
-                result.passed_over.append(path)
-            else:
-                result.failed.append(str(error))
-                result.rows.append(_index_row({"source": str(path), "problem": str(error)}))
-            continue
-        for scored in (score_run(run, preset) for run in log.runs):
-            folder = folders.make(scored)
-            draw = most_plots is None or result.num_plots < most_plots
-            result.rows.append(write_run(scored, log, folder, draw=draw))
-            result.num_plots += draw
-    write_index(result.rows, out)
+    try:
+        for path in paths:
+            try:
+                log = read_log(path, mapping)
+            except _UNUSABLE as error:
+                if isinstance(error, UnknownFormat) and not named(path):
+                    result.passed_over.append(path)
+                else:
+                    _fail(result, path, error)
+                continue
+            for run in log.runs:
+                draw = most_plots is None or result.num_plots < most_plots
+                try:
+                    scored = score_run(run, preset)
+                    row = write_run(scored, log, folders.make(scored), draw=draw)
+                except _UNUSABLE as error:
+                    _fail(result, path, error, id=run.id, format=log.format)
+                    continue
+                result.rows.append(row)
+                result.num_plots += draw
+    finally:
+        write_index(result.rows, out)
     return result
+
+
+def _fail(result: Replayed, path: Path, error: Exception, **known: str) -> None:
+    problem = str(error)
+    if not isinstance(error, LogError):
+        problem = f"{path}: cannot be replayed ({type(error).__name__}: {problem})"
+    problem = " ".join(problem.split())
+    result.failed.append(problem)
+    result.rows.append(_index_row({"source": str(path), "problem": problem, **known}))
 
 
 def write_run(scored: ScoredRun, log: ReadLog, folder: Path, *, draw: bool) -> dict[str, Any]:
@@ -189,13 +207,15 @@ def write_scores(scored: ScoredRun, path: Path) -> None:
 
 def write_index(rows: Sequence[Mapping[str, Any]], out: Path) -> None:
     """The table of all runs and of the files that failed, as CSV and Markdown."""
-    with open(out / INDEX_NAMES[0], "w", newline="", encoding="utf-8") as file:
+    # A name that UTF-8 cannot hold may be why a run failed; the index holds it all the same.
+    utf8: dict[str, Any] = dict(encoding="utf-8", errors="backslashreplace")
+    with open(out / INDEX_NAMES[0], "w", newline="", **utf8) as file:
         writer = csv.DictWriter(file, INDEX_COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     lines = ["| " + " | ".join(INDEX_COLUMNS) + " |", "|" + " --- |" * len(INDEX_COLUMNS)]
     lines += ["| " + " | ".join(_markdown(row[c]) for c in INDEX_COLUMNS) + " |" for row in rows]
-    (out / INDEX_NAMES[1]).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (out / INDEX_NAMES[1]).write_text("\n".join(lines) + "\n", **utf8)
 
 
 class _Folders:
