@@ -114,4 +114,8 @@ def say(warning: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("stopped; tables already written stay", file=sys.stderr)
+        sys.exit(130)
