@@ -1,11 +1,11 @@
 """Step 1: run the study. 720 logs in logs_<MODE>/, from which all else is computed.
 
     python run_modern_experiments.py                        the published matrix, here
-    python run_modern_experiments.py --recipe stress --out stress_study
+    python run_modern_experiments.py --recipe stress        ours, in stress_study/
 
 `paper` is the published matrix: 3 architectures x 5 faults x 12 repetitions, each
 logged in the metric's 4 modes. `stress` is ours: every fault and benign change at
-three severities with random onsets, 720 runs, an evaluation every 10 steps.
+three severities with random onsets, an evaluation every 10 steps.
 
 Stop it whenever you like: started again, it finishes what is missing and ends
 with the same bytes.
@@ -36,8 +36,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--out", type=Path, default=Path(), metavar="DIR",
-        help="the logs go to DIR/logs_<MODE>/ (default: here)",
+        "--out", type=Path, metavar="DIR",
+        help="the logs go to DIR/logs_<MODE>/ (default: here; stress_study for stress)",
     )  # fmt: skip
     parser.add_argument("--recipe", choices=list(RECIPES), default="paper", help="which study")
     parser.add_argument("--seed", type=int, default=0, help="of the whole study (default: 0)")
@@ -50,7 +50,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument(
         "--backend", choices=["local", "dask"], default="local",
-        help="where the runs are simulated: on this machine, or on a Dask cluster",
+        help="where the runs are simulated: on this machine, or on a Dask cluster whose "
+        "workers have rmetric installed (--workers then does not count)",
     )  # fmt: skip
     parser.add_argument(
         "--scheduler", metavar="ADDRESS", help="of the Dask cluster, as tcp://host:8786"
@@ -86,7 +87,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     recipe = RECIPES[arguments.recipe]
     specs = recipe.specs(arguments.seed)[: arguments.limit]
-    out, modes, config = arguments.out, recipe.modes, RMetricConfig.simulation()
+    out = arguments.out or recipe.out
+    modes, config = recipe.modes, RMetricConfig.simulation()
     try:
         clear_parts(out, modes)
         missing = missing_runs(specs, modes, out, config)
@@ -102,7 +104,10 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped; start the same command again to finish what is missing", file=sys.stderr)
         return 130
-    except (OSError, StudyError) as error:
+    except StudyError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except OSError as error:
         print(f"{error}\nwhat is finished is kept; start again to go on", file=sys.stderr)
         return 1
     folders = ", ".join(str(mode_folder(out, mode)) for mode in modes)

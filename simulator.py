@@ -12,10 +12,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from rmetric.logs import log_path, run_lines, write_atomically
+from rmetric.logs import log_path, run_lines, start_line, write_atomically
 from rmetric.metric import MODES, RMetric, RMetricConfig
 from rmetric.records import Run
 from rmetric.simulation import ARCHITECTURES, FAULTS, RunSpec, simulate
+from rmetric.simulation.spec import config_of
 
 
 def parse_arguments(argv: list[str] | None = None) -> tuple[argparse.Namespace, RunSpec]:
@@ -62,7 +63,8 @@ def parse_arguments(argv: list[str] | None = None) -> tuple[argparse.Namespace, 
 
 def spec_of(arguments: argparse.Namespace) -> RunSpec:
     """The run that was asked for. Raises ValueError for what cannot be."""
-    name = f"{arguments.architecture}_{arguments.fault}_seed{arguments.seed}"
+    severity = "" if arguments.severity is None else f"_{arguments.severity:g}"
+    name = f"{arguments.architecture}_{arguments.fault}{severity}_seed{arguments.seed}"
     return RunSpec(
         experiment_id=name if arguments.id is None else arguments.id,
         architecture=arguments.architecture,
@@ -118,10 +120,15 @@ def describe(run: Run, spec: RunSpec, config: RMetricConfig) -> str:
 def main(argv: list[str] | None = None) -> int:
     arguments, spec = parse_arguments(argv)
     config = RMetricConfig.simulation()
-    [run] = simulate([spec])
+    path = log_path(arguments.out, spec.experiment_id)
     try:
         arguments.out.mkdir(parents=True, exist_ok=True)
-        path = log_path(arguments.out, run.id)
+        if path.exists():
+            first = start_line(config_of(spec), spec.experiment_id, config, arguments.mode)
+            if not path.read_bytes().startswith(first):
+                print(f"{path} is the log of another run: give this one an --id", file=sys.stderr)
+                return 1
+        [run] = simulate([spec])
         write_atomically(path, run_lines(run, config, arguments.mode))
     except OSError as error:
         print(f"cannot write to --out {arguments.out}: {error.strerror}", file=sys.stderr)
@@ -132,4 +139,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

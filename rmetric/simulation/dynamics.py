@@ -121,7 +121,7 @@ class Dynamics:
     def step(self, state: State, knobs: Knobs, ahead: Forward, noise: Noise, index: int) -> Step:
         """One optimiser step, in place; `index` counts from 0."""
         c = CONSTANTS
-        gradient, gradient_norm, parts = self._gradient(state, knobs, ahead, noise)
+        gradient, gradient_norm, flat_R, parts = self._gradient(state, knobs, ahead, noise)
         clip = np.minimum(1.0, c.clip_norm / gradient_norm)
         gradient *= clip[:, None, None]
 
@@ -133,8 +133,7 @@ class Dynamics:
         state.momentum_RBM *= c.beta_1
         state.momentum_RBM += (1.0 - c.beta_1) * gradient
         power = add(gradient * gradient, axis=2) / MODES_PER_BLOCK
-        ambient = c.ambient_norm_squared / self.num_workers / NUM_MODES
-        power += (ambient * clip * clip)[:, None]
+        power += (flat_R * clip * clip / NUM_MODES)[:, None]
         b2 = self.beta_2_R[:, None]
         state.second_moment_RB = b2 * state.second_moment_RB + (1.0 - b2) * power
         scale = np.sqrt(state.second_moment_RB / debias_2_R[:, None]) + c.epsilon
@@ -155,8 +154,10 @@ class Dynamics:
 
     def _gradient(
         self, state: State, knobs: Knobs, ahead: Forward, noise: Noise
-    ) -> tuple[Floats, Floats, Gradient]:
-        """Mean gradient (R, B, M), its norm (R,), and what the workers' are made of."""
+    ) -> tuple[Floats, Floats, Floats, Gradient]:
+        """Mean gradient (R, B, M), its norm (R,), the part of the norm squared that lies
+        in the flat directions (R,), and what the workers' gradients are made of.
+        """
         c = CONSTANTS
         others = self.num_workers - 1
         # Corrupt data ask for another optimum.
@@ -184,7 +185,7 @@ class Dynamics:
             norm[overflow] = np.inf
             mean[overflow] = np.nan
         parts = Gradient(signal, scale, ambient, sick, noise)
-        return mean.reshape(target.shape), norm, parts
+        return mean.reshape(target.shape), norm, flat, parts
 
     def worker_norms(self, gradient: Gradient, draws_RWK: Floats, ambient_RW: Floats) -> Floats:
         """The norm of each worker's own gradient, shape (R, W), of the first R runs.
@@ -206,7 +207,7 @@ class Dynamics:
         ambient = np.concatenate([noise.ambient_sick_R[:runs, None], ambient_RW], axis=1)
         ambient = gradient.ambient_R[:runs, None] * (1.0 + c.ambient_spread * ambient)
         norms = np.sqrt(add(all_RWK * all_RWK, axis=2) + ambient)
-        norms[:, 0] *= gradient.sick_gain_R[:runs]
+        norms[:, 0] *= np.abs(gradient.sick_gain_R[:runs])
         norms[norms > FLOAT32_MAX] = np.inf
         return norms
 

@@ -226,15 +226,23 @@ class _Batch:
             return "non_finite", broken
         if lost is not None:
             return "lost_worker", lost
+        return self._soft_failure(row)
+
+    def _soft_failure(self, row: int) -> tuple[str, int] | None:
+        """Diverged or degraded: the graver name, from the first step that either holds.
+
+        A run that hovers about the line of divergence was damaged long before it
+        crossed it for good.
+        """
         loss_T = self.truth_RT[row]
-        at = diverged_at(loss_T)
-        if at is not None:
-            return "diverged", (at + 1) * TRUTH_EVERY
+        found = {"diverged": diverged_at(loss_T)}
         if row in self.twins:
-            at = degraded_at(loss_T, self.truth_RT[self.num_runs + self.twins.index(row)])
-            if at is not None:
-                return "degraded", (at + 1) * TRUTH_EVERY
-        return None
+            twin_T = self.truth_RT[self.num_runs + self.twins.index(row)]
+            found["degraded"] = degraded_at(loss_T, twin_T)
+        since = {kind: at for kind, at in found.items() if at is not None}
+        if not since:
+            return None
+        return next(iter(since)), (min(since.values()) + 1) * TRUTH_EVERY
 
 
 def _hardware(spec: RunSpec, rng: np.random.Generator) -> HardwareHistory:

@@ -58,6 +58,7 @@ class Fault:
         act: turns the knobs at each step that it acts; None where it only
             strikes the hardware.
         lowest, highest: severities that mean anything.
+        whole: the severity is a count.
         benign: a change that a healthy run goes through.
         applies_to: whether an architecture has what the fault acts on.
         hardware: the process of `simulation.hardware` that it starts, or None.
@@ -72,6 +73,7 @@ class Fault:
     act: Callable[[Turn], None] | None = None
     lowest: float = 0.0
     highest: float = inf
+    whole: bool = False
     benign: bool = False
     applies_to: Callable[[Architecture], bool] = lambda architecture: True
     hardware: str | None = None
@@ -121,17 +123,8 @@ def bias_router(turn: Turn) -> None:
 
 
 def explode_gradient(turn: Turn) -> None:
-    """One worker's backward pass gains a factor, and the factors compound.
-
-    Whether the Jacobians of a step expand is a coin's toss; where they do, they
-    do by the square of the severity, which is thus the mean growth a step.
-    """
-    gain = turn.memory.get("gain", 1.0)
-    if turn.rng.random() < 0.5:
-        # Held below where its square leaves float64; float32 ends long before.
-        gain = min(gain * turn.severity * turn.severity, 1e150)
-    turn.memory["gain"] = gain
-    turn.knobs.sick_gain_R[turn.row] *= gain
+    """One worker's gradient comes back large and in the wrong direction."""
+    turn.knobs.sick_gain_R[turn.row] *= -turn.severity
 
 
 def spike_learning_rate(turn: Turn) -> None:
@@ -201,6 +194,7 @@ for entry in (
         duration_steps=1,
         lowest=1,
         highest=NUM_EXPERTS,
+        whole=True,
         summary="Experts lose what they have learnt; the router does not know.",
         act=lose_experts,
         applies_to=has_experts,
@@ -216,10 +210,10 @@ for entry in (
     ),
     Fault(
         name="GRADIENT_EXPLOSION",
-        unit="growth of one worker's gradient per step",
-        severities=(1.1, 1.3, 2.0),
+        unit="multiple of one worker's gradient, with the sign turned",
+        severities=(4, 8, 16),
         duration_steps=500,
-        summary="One worker's gradient compounds until it leaves the range of float32.",
+        summary="One worker's gradient comes back large and in the wrong direction.",
         act=explode_gradient,
     ),
     Fault(
@@ -269,8 +263,8 @@ for entry in (
     Fault(
         name="RMS_NORM_ERROR",
         unit="multiple of the normalised output",
-        severities=(1.2, 1.5, 3.0),
-        duration_steps=500,
+        severities=(1.5, 3.0, 6.0),
+        duration_steps=0,
         lowest=0.01,
         summary="RMSNorm's scale is wrong.",
         act=scale_norm,

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from rmetric import __version__
 from rmetric.simulation.architectures import architecture
 from rmetric.simulation.faults import Fault, fault
-from rmetric.simulation.spectrum import CONSTANTS
+from rmetric.simulation.spectrum import CONSTANTS, SIMULATOR_VERSION
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +50,13 @@ class RunSpec:
             object.__setattr__(self, "severity", kind.severities[len(kind.severities) // 2])
         severity = self.severity
         assert severity is not None
-        if not (kind.lowest <= severity <= kind.highest and severity < np.inf):
+        sort = "whole" if kind.whole else "finite"
+        fits = kind.lowest <= severity <= kind.highest and severity < np.inf
+        if not fits or (kind.whole and severity != int(severity)):
+            most = f" and at most {kind.highest:g}" if kind.highest < np.inf else ""
             raise ValueError(
-                f"severity of {self.fault} is {severity}: it must be a number from "
-                f"{kind.lowest:g} to {kind.highest:g} ({kind.unit})"
+                f"severity of {self.fault} is {severity}: it must be a {sort} number, at least "
+                f"{kind.lowest:g}{most} ({kind.unit})"
             )
         object.__setattr__(self, "severity", float(severity))
         for name, least in (
@@ -132,5 +134,5 @@ def config_of(spec: RunSpec) -> dict[str, Any]:
             else {},
         },
         "architecture": asdict(architecture(spec.architecture)),
-        "simulator": {"rmetric": __version__, "constants": asdict(CONSTANTS)},
+        "simulator": {"version": SIMULATOR_VERSION, "constants": asdict(CONSTANTS)},
     }

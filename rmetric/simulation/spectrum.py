@@ -11,6 +11,10 @@ from rmetric.simulation.exact import half_cosine
 
 Floats = NDArray[np.float64]
 
+#: Raised with every change that moves a number of any run: a study never goes on in the
+#: folder of another version.
+SIMULATOR_VERSION = 1
+
 NUM_BLOCKS, MODES_PER_BLOCK = 8, 8
 NUM_MODES = NUM_BLOCKS * MODES_PER_BLOCK
 ATTENTION = slice(0, 2)  # blocks whose curvature follows the weight norm

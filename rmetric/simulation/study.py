@@ -7,6 +7,7 @@ moment ends, when it is started again, with the bytes of one that was not.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from rmetric.simulation.architectures import ARCHITECTURES
 from rmetric.simulation.engine import simulate
 from rmetric.simulation.faults import FAULTS
 from rmetric.simulation.spec import RunSpec, config_of
+
+ABANDONED_SECONDS = 60  # a log is written in far less
 
 BATCH = 48  # runs stepped together; changes no number
 
@@ -85,15 +88,16 @@ def _random_onset(seed: int, run_id: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A study by name: its runs, and the modes of the metric that it logs."""
+    """A study by name: its runs, the modes of the metric that it logs, and where to."""
 
     specs: Callable[[int], list[RunSpec]]
     modes: tuple[str, ...]
+    out: Path
 
 
 RECIPES = {
-    "paper": Recipe(specs=paper_specs, modes=tuple(MODES)),
-    "stress": Recipe(specs=stress_specs, modes=("FULL_METRIC",)),
+    "paper": Recipe(specs=paper_specs, modes=tuple(MODES), out=Path()),
+    "stress": Recipe(specs=stress_specs, modes=("FULL_METRIC",), out=Path("stress_study")),
 }
 
 
@@ -138,10 +142,11 @@ def _is_whole(path: Path, spec: RunSpec, mode: str, config: RMetricConfig) -> bo
 
 
 def clear_parts(out: Path, modes: Sequence[str]) -> None:
-    """Remove the unfinished files of a study that was killed."""
+    """Remove the unfinished files of a study that was killed, not those of one that runs."""
     for mode in modes:
         for part in mode_folder(out, mode).glob(".*.part"):
-            part.unlink(missing_ok=True)
+            if time.time() - part.stat().st_mtime > ABANDONED_SECONDS:
+                part.unlink(missing_ok=True)
 
 
 def simulate_logs(
