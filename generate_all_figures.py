@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from rmetric.evaluation import Study, StudyError, read_study
+from rmetric.evaluation import Study, UnusableStudy, read_study
 from rmetric.logs import write_atomically
 from rmetric.reporting.figures import build_figures, dot_version
 from rmetric.reporting.provenance import provenance
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         study = read_study(options.logs)
-    except StudyError as error:
+    except UnusableStudy as error:
         return fail(str(error))
     print(f"{study.num_logs} logs of {len(study.reference)} runs read from {options.logs}")
     dot = dot_version()

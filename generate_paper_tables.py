@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rmetric.evaluation import Study, StudyError, read_study
+from rmetric.evaluation import Study, UnusableStudy, read_study
 from rmetric.evaluation.analysis import Analysis
 from rmetric.logs import write_atomically
 from rmetric.reporting.provenance import provenance
@@ -34,7 +35,7 @@ from rmetric.reporting.tables import FEW_RUNS, build_tables
 #: Tables for the terminal: the comparison, the faults and the claims.
 PRINTED = ("table3_detectors", "table4_faults", "table5_claims")
 #: For fitting the forests, the only part that takes seconds.
-NUM_PROCESSES = 2
+NUM_PROCESSES = os.cpu_count() or 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         study = read_study(options.logs)
-    except StudyError as error:
+    except UnusableStudy as error:
         return fail(str(error))
     try:
         options.out.mkdir(parents=True, exist_ok=True)

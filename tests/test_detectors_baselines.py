@@ -16,6 +16,7 @@ from rmetric.detectors import (
     FirstLossRMetric,
     GradientNorm,
     LossRise,
+    LossSlope,
     LossZScore,
     Never,
     PeekingIsolationForest,
@@ -44,6 +45,32 @@ def test_losses_beyond_all_bounds_rise():
     rise = LossRise()
     alarms = [rise.update(record).alarm for record in records_of([2.0, nan, inf, 2.1, 2.0])]
     assert alarms == [False, False, True, True, False]
+
+
+@given(LOSSES)
+def test_the_slope_and_its_error_are_those_of_numpy(values):
+    detector = LossSlope(window=6)
+    for i, record in enumerate(records_of(values)):
+        score = detector.update(record).score
+        last = np.array(values[max(0, i - 5) : i + 1])
+        if len(last) < 6:
+            assert np.isnan(score)
+        elif np.ptp(last) == 0:
+            assert score == 0
+        elif np.abs(np.diff(last, n=2)).max() > 1e-6:  # else a line, and rounding decides
+            (slope, _), covariance = np.polyfit(range(6), last, 1, cov=True)
+            assert score == pytest.approx(slope / np.sqrt(covariance[0, 0]), rel=1e-6, abs=1e-9)
+
+
+def test_a_slope_alarms_upwards_only_and_a_step_at_its_second_loss():
+    def alarms(values: list[float]) -> list[bool]:
+        slope = LossSlope()
+        return [slope.update(record).alarm for record in records_of(values)]
+
+    climb = [2.0, 2.1, 2.1, 2.3, 2.4]
+    assert alarms(climb) == [False] * 4 + [True]
+    assert not any(alarms([-x for x in climb]))
+    assert alarms([2.0] * 5 + [9.0] * 2) == [False] * 6 + [True]
 
 
 @given(LOSSES)
@@ -136,6 +163,8 @@ def test_chance_alarms_about_as_often_as_it_says():
     ("make", "message"),
     [
         (lambda: LossRise(times=0), "times is 0"),
+        (lambda: LossSlope(window=2), "window is 2"),
+        (lambda: LossSlope(errors=nan), "errors is nan"),
         (lambda: LossZScore(window=3, least=5), "least is 5"),
         (lambda: LossZScore(threshold=nan), "threshold is nan"),
         (lambda: GradientNorm(factor=1.0), "factor is 1.0"),

@@ -80,7 +80,15 @@ def test_a_run_of_nothing_finite_is_scored_without_a_fuss(name, bad):
 
 @pytest.mark.parametrize("bad", [nan, inf, -inf])
 @pytest.mark.parametrize(
-    "name", ["r_metric", "r_metric_delta_l", "r_metric_first_loss", "loss_z_score", "gradient_norm"]
+    "name",
+    [
+        "r_metric",
+        "r_metric_delta_l",
+        "r_metric_first_loss",
+        "loss_slope",
+        "loss_z_score",
+        "gradient_norm",
+    ],
 )
 def test_a_loss_that_stops_being_finite_is_an_alarm(name, bad):
     seen = trace(name, losses([3.0 - 0.01 * i for i in range(10)] + [bad]))

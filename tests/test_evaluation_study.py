@@ -11,7 +11,7 @@ import pytest
 from rmetric.detectors import DETECTORS
 from rmetric.evaluation import (
     Study,
-    StudyError,
+    UnusableStudy,
     evaluate,
     f1_difference,
     judge,
@@ -85,7 +85,7 @@ def test_the_digest_speaks_of_names_and_bytes_and_not_of_the_folder(folder, tmp_
 
 
 def test_a_folder_without_logs_says_what_is_accepted(tmp_path):
-    with pytest.raises(StudyError, match=r"no usable log in logs_FULL_METRIC/\*\.jsonl"):
+    with pytest.raises(UnusableStudy, match=r"no usable log in logs_FULL_METRIC/\*\.jsonl"):
         read_study(tmp_path)
 
 
@@ -161,7 +161,7 @@ def test_a_run_that_ended_before_its_first_evaluation_still_counts(folder):
 def test_two_logs_of_one_run_are_refused_naming_both(folder):
     copy = log(folder).with_name("again.jsonl")
     copy.write_bytes(log(folder).read_bytes())
-    with pytest.raises(StudyError, match=rf"{NAME[:-6]}.*{NAME} and .*again|again.*{NAME}"):
+    with pytest.raises(UnusableStudy, match=rf"{NAME[:-6]}.*{NAME} and .*again|again.*{NAME}"):
         read_study(folder)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from rmetric.evaluation import evaluate, judge, mean_loss, transfers, weight_grids
+from rmetric.evaluation import evaluate, judge, mean_loss, mean_overfit, transfers, weight_grids
 from rmetric.evaluation.scores import f1
 from rmetric.evaluation.traces import Trace
+from rmetric.evaluation.transfer import halves_of
 from rmetric.metric import PAPER_WEIGHTS, Components, RMetric, RMetricConfig
 from rmetric.records import Run
 from tests.synthetic_study import ARCHITECTURES, make_runs
@@ -15,7 +18,7 @@ from tests.synthetic_study import ARCHITECTURES, make_runs
 
 @pytest.fixture(scope="module")
 def runs() -> list[Run]:
-    return make_runs(num_repetitions=2)
+    return make_runs(num_repetitions=4)
 
 
 @pytest.fixture(scope="module")
@@ -70,25 +73,72 @@ def test_among_equals_the_nearest_to_the_papers_weights_are_taken(grids):
     assert ((chosen - np.array(PAPER_WEIGHTS)) ** 2).sum() == pytest.approx(distances.min())
 
 
-def test_every_architecture_is_tried_on_every_other(runs, grids):
-    moved = transfers(grids["causal"])
+def by_halves(runs, grid, fitted_on, tested_on, shift) -> list[tuple[Run, Trace]]:
+    """Every run of one architecture, judged by what was fitted on a half of the other."""
+    judged = []
+    for half in (0, 1):
+        fitted = np.array([
+            run.config["model_type"] == fitted_on and run.config["repetition"] % 2 == half
+            for run in runs
+        ])  # fmt: skip
+        there = [
+            run for run in runs
+            if run.config["model_type"] == tested_on
+            and run.config["repetition"] % 2 == (half + shift) % 2
+        ]  # fmt: skip
+        judged += zip(there, streamed(there, grid.weights(grid.fit(fitted))), strict=True)
+    return sorted(judged, key=lambda pair: runs.index(pair[0]))
+
+
+@pytest.mark.parametrize("protocol", ["published", "causal"])
+def test_own_and_moved_weights_are_judged_on_the_half_they_were_not_fitted_on(
+    runs, grids, protocol
+):
+    grid = grids[protocol]
+    moved = transfers(grid)
     assert {(m.fitted_on, m.tested_on) for m in moved} == {
         (a, b) for a in ARCHITECTURES for b in ARCHITECTURES if a != b
     }
     for one in moved:
-        there = [run for run in runs if run.config["model_type"] == one.tested_on]
-        expected = evaluate(there, streamed(there, one.weights), "causal")
-        assert one.num_runs == len(there)
-        assert one.moved_f1 == pytest.approx(expected.f1, nan_ok=True)
-        # Nothing does better there than what was fitted there.
-        assert one.own_f1.point >= one.moved_f1.point
-        loss = 100 * (1 - one.moved_f1.point / one.own_f1.point)
-        assert one.loss_percent.point == pytest.approx(loss)
+        cases = {"own": (one.tested_on, 1), "seen": (one.tested_on, 0), "moved": (one.fitted_on, 1)}
+        for name, (fitted_on, shift) in cases.items():
+            there, traces = zip(
+                *by_halves(runs, grid, fitted_on, one.tested_on, shift), strict=True
+            )
+            found = getattr(one, f"{name}_f1")
+            assert found == pytest.approx(evaluate(there, traces, protocol).f1, nan_ok=True)
+            assert one.num_runs == len(there)
+        overfit = 100 * (1 - one.own_f1.point / one.seen_f1.point)
+        assert one.overfit_percent.point == pytest.approx(overfit)
+        if one.own_f1.point == 0:
+            assert np.isnan(one.loss_percent.point)
+        else:
+            loss = 100 * (1 - one.moved_f1.point / one.own_f1.point)
+            assert one.loss_percent.point == pytest.approx(loss)
 
 
-def test_the_mean_loss_is_the_mean_of_the_losses(grids):
-    losses = [one.loss_percent.point for one in transfers(grids["causal"])]
-    assert mean_loss(grids["causal"]).point == pytest.approx(np.mean(losses))
+def test_the_mean_losses_are_those_of_the_mean_scores(grids):
+    moved = transfers(grids["causal"])
+    seen, own, there = (
+        np.mean([getattr(one, f"{name}_f1").point for one in moved])
+        for name in ("seen", "own", "moved")
+    )
+    assert mean_loss(grids["causal"]).point == pytest.approx(100 * (1 - there / own))
+    assert mean_overfit(grids["causal"]).point == pytest.approx(100 * (1 - own / seen))
+
+
+def test_runs_without_a_repetition_are_halved_by_their_order(runs):
+    alike = [replace(run, config={"model_type": run.config["model_type"]}) for run in runs[:5]]
+    assert halves_of(alike).tolist() == [0, 1, 0, 1, 0]
+    # Whatever the order, a stated repetition decides.
+    assert halves_of(runs[::-1]).tolist() == [r.config["repetition"] % 2 for r in runs[::-1]]
+
+
+def test_an_architecture_with_runs_in_one_half_has_nothing_to_be_judged_on(runs):
+    even = [run for run in runs if run.config["repetition"] % 2 == 0]
+    grid = weight_grids(even, ("causal",))["causal"]
+    assert transfers(grid) == []
+    assert np.isnan(mean_overfit(grid).point)
 
 
 def test_one_architecture_alone_has_nowhere_to_move(runs):

@@ -165,12 +165,38 @@ def test_every_tex_file_compiles_by_itself(analysis, tmp_path):
 
 def test_table_3_holds_every_detector_under_every_protocol(analysis):
     table = tables.detectors(analysis)
-    assert len(table.rows) == 3 * len(analysis.traces)
+    assert len(table.rows) == 3 * len(analysis.traces) + 2 * len(tables.CEILINGS)
     by_name = {(row[0], row[1]): row for row in table.rows}
     always, never = by_name["causal", "Always alarm"], by_name["causal", "Never alarm"]
     assert always[4:6] == (0, 15)
     assert never[4:6] == (0, 0)
     assert by_name["published", "Always alarm"][8].point == 1
+
+
+def test_no_detector_announces_more_than_the_ceiling(analysis):
+    rows = tables.detectors(analysis).rows
+    for protocol in ("causal", "causal, any alert"):
+        ceiling, later = (
+            next(row for row in rows if row[:2] == (protocol, title)) for title in tables.CEILINGS
+        )
+        assert ceiling[5] == 0
+        assert later[4] <= ceiling[4]
+        assert all(row[4] <= ceiling[4] for row in rows if row[0] == protocol)
+    by_fault = [row for row in tables.faults(analysis).rows if row[0] == "causal"]
+    assert sum(row[7] for row in by_fault) == later[4]
+
+
+@pytest.mark.parametrize(
+    ("measured", "expected"),
+    [
+        (Estimate(255.0, 240.0, 280.0), "agrees"),
+        (Estimate(216.0, 10.0, 510.0), "undecided"),
+        (Estimate(200.0, 100.0, 250.0), "differs"),
+        (Estimate(nan, nan, nan), "undefined"),
+    ],
+)
+def test_only_a_narrow_interval_can_agree_with_the_paper(measured, expected):
+    assert claims.verdict(255, measured) == expected
 
 
 def test_the_numbers_of_the_paper_stand_in_columns_that_say_so(analysis):

@@ -6,6 +6,7 @@ from rmetric.detectors.first_loss_r_metric import FirstLossRMetric
 from rmetric.detectors.gradient_norm import GradientNorm
 from rmetric.detectors.isolation_forest import PeekingIsolationForest
 from rmetric.detectors.loss_rise import LossRise
+from rmetric.detectors.loss_slope import LossSlope
 from rmetric.detectors.loss_z_score import LossZScore
 from rmetric.detectors.registry import DETECTORS, Entry
 
@@ -17,6 +18,7 @@ __all__ = [
     "FirstLossRMetric",
     "GradientNorm",
     "LossRise",
+    "LossSlope",
     "LossZScore",
     "Never",
     "PeekingDetector",

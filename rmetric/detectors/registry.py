@@ -13,6 +13,7 @@ from rmetric.detectors.first_loss_r_metric import FirstLossRMetric
 from rmetric.detectors.gradient_norm import GradientNorm
 from rmetric.detectors.isolation_forest import PeekingIsolationForest
 from rmetric.detectors.loss_rise import LossRise
+from rmetric.detectors.loss_slope import LossSlope
 from rmetric.detectors.loss_z_score import LossZScore
 from rmetric.metric import RMetric, RMetricConfig
 
@@ -62,6 +63,9 @@ DETECTORS: dict[str, Entry] = {
     ),
     "loss_rise": Entry(
         title="Validation loss rises twice", kind="baseline", make=lambda generator: LossRise()
+    ),
+    "loss_slope": Entry(
+        title="Validation loss slope", kind="baseline", make=lambda generator: LossSlope()
     ),
     "loss_z_score": Entry(
         title="Loss z-score", kind="baseline", make=lambda generator: LossZScore()

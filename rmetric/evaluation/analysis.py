@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rmetric.detectors import DETECTORS
+from rmetric.evaluation.ceiling import ceiling
 from rmetric.evaluation.intervals import Estimate
 from rmetric.evaluation.protocols import Fates, Outcomes, Windows, alerts_of, fates, judge
 from rmetric.evaluation.scores import Scores, f1_difference, score
@@ -61,6 +62,10 @@ class Analysis:
         """What became of the failing runs by the detector's first alert."""
         windows = Windows.of(self.runs(detector))
         return fates(windows, alerts_of(windows, self.traces[detector]))
+
+    def ceiling(self, protocol: str, *, after_onset: bool = False) -> Outcomes:
+        """What a detector that knows the truth gets on the reference runs."""
+        return ceiling(self.study.reference, protocol, after_onset=after_onset)
 
     @cached_property
     def weight_grids(self) -> dict[str, WeightGrid]:

@@ -24,7 +24,7 @@ from rmetric.strict_json import flag, mapping, number, parse_line
 REFERENCE = "FULL_METRIC"
 
 
-class StudyError(ValueError):
+class UnusableStudy(ValueError):
     """A folder that cannot be analysed as a study."""
 
 
@@ -76,7 +76,7 @@ def read_study(folder: Path) -> Study:
     """Read every log of a study.
 
     A log that is cut off, has no end, or cannot be read is skipped and named
-    in `skipped`. Raises StudyError where there is no usable log of the full
+    in `skipped`. Raises UnusableStudy where there is no usable log of the full
     metric, or where two logs of one mode carry the same run id.
     """
     study = Study(folder=folder)
@@ -85,7 +85,7 @@ def read_study(folder: Path) -> Study:
         _read_mode(study, mode, digest)
     if REFERENCE not in study.runs:
         skipped = "".join(f"; skipped {problem}" for problem in study.skipped[:1])
-        raise StudyError(
+        raise UnusableStudy(
             f"{folder}: no usable log in logs_{REFERENCE}/*.jsonl{skipped}. Accepted is the "
             "folder that run_modern_experiments.py wrote its logs_<MODE>/ to"
         )
@@ -164,7 +164,7 @@ def _check_ids(runs: Sequence[Run]) -> None:
     for run in runs:
         other = first.setdefault(run.id, run)
         if other is not run:
-            raise StudyError(
+            raise UnusableStudy(
                 f"two logs carry the run id {run.id!r}: {_name(other)} and {_name(run)}"
             )
 

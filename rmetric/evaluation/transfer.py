@@ -5,6 +5,7 @@ Shape suffixes: G weight vectors of the grid, R runs, T records.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from rmetric.evaluation.protocols import Outcomes, Windows, first_alerts, judge_
 from rmetric.evaluation.scores import f1, ratio
 from rmetric.metric import PAPER_WEIGHTS, Components, RMetric, RMetricConfig
 from rmetric.records import Run
+from rmetric.strict_json import field, whole_number
 
 #: Weights from 0 to 1 in steps of 1 / STEPS; the paper's three lie on this grid.
 STEPS = 20
@@ -25,23 +27,30 @@ STEPS = 20
 class Transfer:
     """Weights fitted on the runs of one architecture, judged on those of another.
 
+    Cross-fitted: each half of the runs is judged by weights fitted on the other
+    half, of the one architecture or of the other, and both halves are pooled.
+
     Attributes:
         fitted_on, tested_on: the architectures.
         num_runs: of the one tested on.
-        weights: as fitted.
-        own_f1: F1 there of the weights fitted there, on the runs they were fitted on.
+        weights: as fitted on either half.
+        seen_f1: F1 there of the weights fitted there, on the half they were fitted on.
+        own_f1: the same on the other half.
         paper_f1: F1 there of the paper's weights.
-        moved_f1: F1 there of the weights from elsewhere.
+        moved_f1: F1 there of the weights from elsewhere, on the other half.
+        overfit_percent: 100 (1 - own / seen), what fitting promised and did not keep.
         loss_percent: 100 (1 - moved / own), paired, over the runs tested on.
     """
 
     fitted_on: str
     tested_on: str
     num_runs: int
-    weights: Components
+    weights: tuple[Components, Components]
+    seen_f1: Estimate
     own_f1: Estimate
     paper_f1: Estimate
     moved_f1: Estimate
+    overfit_percent: Estimate
     loss_percent: Estimate
 
 
@@ -53,11 +62,13 @@ class WeightGrid:
         units: the weights in whole steps of the grid, shape (G, 3).
         outcomes: shape (G, R).
         architectures: shape (R,).
+        halves: which half of its architecture each run is in, 0 or 1, shape (R,).
     """
 
     units: NDArray[np.int64]
     outcomes: Outcomes
     architectures: NDArray[np.str_]
+    halves: NDArray[np.int64]
 
     def weights(self, index: int) -> Components:
         return Components(*(self.units[index] / STEPS).tolist())
@@ -78,8 +89,17 @@ class WeightGrid:
         # The grid is in rising order, so the first among equals is the smaller.
         return int(np.lexsort((distance, -scores))[0])
 
-    def verdicts(self, index: int, chosen_R: NDArray) -> Outcomes:
-        """What one weight vector makes of some runs, shape (R,)."""
+    def fit_halves(self) -> dict[str, NDArray[np.int64]]:
+        """The weights fitted on each half of each architecture that has both, shape (2,)."""
+        return {
+            name: np.array([self.fit(there & (self.halves == half)) for half in (0, 1)])
+            for name in np.unique(self.architectures).tolist()
+            for there in [self.architectures == name]
+            if len(set(self.halves[there].tolist())) == 2
+        }
+
+    def verdicts(self, index: int | NDArray[np.int64], chosen_R: NDArray) -> Outcomes:
+        """What one weight vector, or one for each, makes of some runs, shape (R,)."""
         whole = self.outcomes
         return Outcomes(
             failed=whole.failed[chosen_R],
@@ -106,11 +126,13 @@ def weight_grids(runs: Sequence[Run], protocols: Sequence[str]) -> dict[str, Wei
     steps = [np.array([record.step for record in run.records], dtype=np.int64) for run in runs]
     alerts = first_alerts(windows, steps, (alarms_TG(run) for run in runs))
     architectures = np.array([architecture(run) for run in runs])
+    halves = halves_of(runs)
     return {
         protocol: WeightGrid(
             units=units,
             outcomes=judge_alerts(windows, alerts, protocol),
             architectures=architectures,
+            halves=halves,
         )
         for protocol in protocols
     }
@@ -118,60 +140,90 @@ def weight_grids(runs: Sequence[Run], protocols: Sequence[str]) -> dict[str, Wei
 
 def transfers(grid: WeightGrid) -> list[Transfer]:
     """Each architecture's weights on each of the others."""
-    names = sorted(set(grid.architectures.tolist()))
-    fitted = {name: grid.fit(grid.architectures == name) for name in names}
+    fitted = grid.fit_halves()
     return [
         _transfer(grid, fitted, source, target)
-        for source in names
-        for target in names
+        for source in fitted
+        for target in fitted
         if source != target
     ]
 
 
-def _transfer(grid: WeightGrid, fitted: dict[str, int], source: str, target: str) -> Transfer:
+def _transfer(
+    grid: WeightGrid, fitted: dict[str, NDArray[np.int64]], source: str, target: str
+) -> Transfer:
     chosen = grid.architectures == target
-    own = grid.verdicts(fitted[target], chosen)
-    moved = grid.verdicts(fitted[source], chosen)
+    seen = _judged(grid, fitted[target], target, out_of_sample=False)
+    own, moved = (_judged(grid, fitted[name], target) for name in (target, source))
     of_paper = grid.verdicts(grid.index(PAPER_WEIGHTS), chosen)
     num_runs = int(chosen.sum())
+    first, second = fitted[source].tolist()
     return Transfer(
         fitted_on=source,
         tested_on=target,
         num_runs=num_runs,
-        weights=grid.weights(fitted[source]),
+        weights=(grid.weights(first), grid.weights(second)),
+        seen_f1=estimate(lambda counts: f1(seen, counts), num_runs),
         own_f1=estimate(lambda counts: f1(own, counts), num_runs),
         paper_f1=estimate(lambda counts: f1(of_paper, counts), num_runs),
         moved_f1=estimate(lambda counts: f1(moved, counts), num_runs),
+        overfit_percent=estimate(lambda counts: loss_percent(seen, own, counts), num_runs),
         loss_percent=estimate(lambda counts: loss_percent(own, moved, counts), num_runs),
     )
 
 
-def mean_loss(grid: WeightGrid) -> Estimate:
-    """The loss on transfer, averaged over the pairs of architectures; nan without a pair."""
-    masks = {name: grid.architectures == name for name in np.unique(grid.architectures).tolist()}
-    fitted = {name: grid.fit(mask) for name, mask in masks.items()}
-    verdicts = {
-        (source, target): grid.verdicts(fitted[source], masks[target])
-        for source in masks
-        for target in masks
-    }
+def _judged(
+    grid: WeightGrid, fitted: NDArray[np.int64], target: str, *, out_of_sample: bool = True
+) -> Outcomes:
+    """The runs of `target`, each judged by the weights fitted on the other half, or on its own."""
+    chosen = grid.architectures == target
+    halves = grid.halves[chosen]
+    return grid.verdicts(fitted[1 - halves if out_of_sample else halves], chosen)
 
-    def statistic(counts_BR: NDArray[np.float64]) -> NDArray[np.float64]:
-        losses = [
-            loss_percent(verdicts[target, target], moved, counts_BR[:, masks[target]])
-            for (source, target), moved in verdicts.items()
+
+def mean_loss(grid: WeightGrid) -> Estimate:
+    """The loss on transfer of the mean F1 over the pairs of architectures; nan without a pair."""
+    fitted = grid.fit_halves()
+    return _loss_of_mean(
+        grid,
+        [
+            (target, _judged(grid, own, target), _judged(grid, moved, target))
+            for target, own in fitted.items()
+            for source, moved in fitted.items()
             if source != target
-        ]
-        return np.mean(losses, axis=0) if losses else np.full(len(counts_BR), np.nan)
+        ],
+    )
+
+
+def mean_overfit(grid: WeightGrid) -> Estimate:
+    """The loss out of sample without any move, of the mean F1 over the architectures."""
+    fitted = grid.fit_halves()
+    return _loss_of_mean(
+        grid,
+        [
+            (name, _judged(grid, own, name, out_of_sample=False), _judged(grid, own, name))
+            for name, own in fitted.items()
+        ],
+    )
+
+
+def _loss_of_mean(grid: WeightGrid, pairs: list[tuple[str, Outcomes, Outcomes]]) -> Estimate:
+    # A mean of losses would be undefined as soon as one architecture's own F1 is 0.
+    def statistic(counts_BR: NDArray[np.float64]) -> NDArray[np.float64]:
+        better, worse = np.zeros((2, len(counts_BR)))
+        for name, before, after in pairs:
+            counts = counts_BR[:, grid.architectures == name]
+            better, worse = better + f1(before, counts), worse + f1(after, counts)
+        return 100 * (1 - ratio(worse, better))
 
     return estimate(statistic, len(grid.architectures))
 
 
 def loss_percent(
-    own: Outcomes, moved: Outcomes, counts: NDArray[np.float64]
+    better: Outcomes, worse: Outcomes, counts: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """100 (1 - moved / own) of F1; nan where even the own weights score 0."""
-    return 100 * (1 - ratio(f1(moved, counts), f1(own, counts)))
+    """100 (1 - worse / better) of F1; nan where even the better scores 0."""
+    return 100 * (1 - ratio(f1(worse, counts), f1(better, counts)))
 
 
 def normalised_signals(run: Run, config: RMetricConfig) -> NDArray[np.float64]:
@@ -184,3 +236,15 @@ def normalised_signals(run: Run, config: RMetricConfig) -> NDArray[np.float64]:
 def architecture(run: Run) -> str:
     """The run's architecture as its configuration names it."""
     return str(run.config.get("model_type", "unknown"))
+
+
+def halves_of(runs: Sequence[Run]) -> NDArray[np.int64]:
+    """By the parity of the run's repetition; of its place in its architecture where it has none."""
+    seen: Counter[str] = Counter()
+    halves = []
+    for run in runs:
+        name = architecture(run)
+        repetition = field(run.config, "repetition", whole_number)
+        halves.append((seen[name] if repetition is None else repetition) % 2)
+        seen[name] += 1
+    return np.array(halves, dtype=np.int64)
