@@ -50,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sources["captions"] = captions
         content = json.dumps(sources, indent=2, ensure_ascii=False)
         write_atomically(options.out / "provenance.json", [content.encode(), b"\n"])
+        write_atomically(options.out / "README.md", [gallery(captions).encode()])
     except OSError as error:
         return fail(f"cannot write to {options.out}: {error.strerror}")
     print(f"{len(captions)} figures as .pdf and .png, and provenance.json: {options.out}")
@@ -87,6 +88,12 @@ def write(folder: Path, study: Study, *, with_dot: bool) -> dict[str, str]:
             print(f"{name}: {caption}")
             captions[name] = caption
     return captions
+
+
+def gallery(captions: dict[str, str]) -> str:
+    """A page that shows the figures with their captions."""
+    entries = (f"![{name}]({name}.png)\n\n{caption}\n" for name, caption in captions.items())
+    return "# Figures\n\n" + "\n".join(entries)
 
 
 def report(study: Study, dot: str | None) -> int:

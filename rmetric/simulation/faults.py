@@ -123,8 +123,9 @@ def bias_router(turn: Turn) -> None:
 
 
 def explode_gradient(turn: Turn) -> None:
-    """One worker's gradient comes back large and in the wrong direction."""
-    turn.knobs.sick_gain_R[turn.row] *= -turn.severity
+    """One worker's gradient turns around and grows, step by step, up to the severity."""
+    grown = (turn.age + 1) / turn.duration
+    turn.knobs.sick_gain_R[turn.row] *= 1.0 - (1.0 + turn.severity) * grown
 
 
 def spike_learning_rate(turn: Turn) -> None:
@@ -210,10 +211,10 @@ for entry in (
     ),
     Fault(
         name="GRADIENT_EXPLOSION",
-        unit="multiple of one worker's gradient, with the sign turned",
-        severities=(4, 8, 16),
+        unit="multiple of one worker's gradient, its sign turned, at the end",
+        severities=(10, 30, 100),
         duration_steps=500,
-        summary="One worker's gradient comes back large and in the wrong direction.",
+        summary="One worker's gradient turns around and grows at every step.",
         act=explode_gradient,
     ),
     Fault(

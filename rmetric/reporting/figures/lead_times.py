@@ -109,8 +109,8 @@ def _plot_published(axes: Axes, found: Sequence[Failure]) -> None:
         _mark(axes, failure, failure.published, filled=True)
     before = sum(failure.published > failure.time_left for failure in found)
     axes.set_title(
-        f"(a) published rule: {_number(leads)} of {len(found)} announced,\n"
-        f"{before} by an alert before the fault{_mean(leads)}", loc="left", fontsize=7,
+        f"(a) R-Metric by the published rule: {_number(leads)} of {len(found)}\n"
+        f"announced, {before} before the fault{_mean(leads)}", loc="left", fontsize=7,
     )  # fmt: skip
 
 
@@ -121,8 +121,8 @@ def _plot_causal(axes: Axes, found: Sequence[Failure]) -> None:
         _mark(axes, failure, lead, filled=announced)
     first, some = ([getattr(f, name) for f in found] for name in ("causal", "any_alert"))
     axes.set_title(
-        f"(b) between fault and failure: the first alert in {_number(first)} of\n"
-        f"{len(found)} (filled), some alert in {_number(some)}{_mean(some)}",
+        f"(b) R-Metric between fault and failure: the first alert in {_number(first)}\n"
+        f"of {len(found)} (filled), some alert in {_number(some)} (hollow){_mean(some)}",
         loc="left", fontsize=7,
     )  # fmt: skip
 
@@ -153,7 +153,7 @@ def _meanings(found: Sequence[Failure]) -> list[Artist]:
             Line2D([], [], color=look.colour, marker=look.marker, linestyle="", label=look.title)
             for look in looks
         ),
-        Line2D([], [], color=GREY, linewidth=0.8, label="alert at the fault, as of always alarm"),
+        Line2D([], [], color=GREY, linewidth=0.8, label="an alert right at the fault"),
         Line2D(
             [], [], color=VERMILION, linestyle=":",
             label=f"mean lead in the paper: {PAPER_LEAD_STEPS}",

@@ -90,7 +90,7 @@ def threshold_curves(runs: Sequence[Run], traces: dict[str, list[Trace]]) -> Fig
 
 
 _MARGINS = {
-    "left": 0.065, "right": 0.985, "bottom": 0.085, "top": 0.84, "wspace": 0.27, "hspace": 0.45
+    "left": 0.065, "right": 0.985, "bottom": 0.085, "top": 0.84, "wspace": 0.36, "hspace": 0.45
 }  # fmt: skip
 
 
