@@ -53,7 +53,7 @@ RUNS = (
     ("Llama-3-8B", "LR_SPIKE", 3),
     ("Llama-3-8B", "LR_SPIKE", 60),
     ("Mistral-7B", "LR_SPIKE", 60),
-    ("Mistral-7B", "GRADIENT_EXPLOSION", 3),
+    ("Mistral-7B", "GRADIENT_EXPLOSION", 1e39),
     ("Llama-3-8B", "EXPERT_FAILURE", 4),
     ("GPT-4-MoE", "EXPERT_FAILURE", 4),
     ("Llama-3-8B", "NODE_FAILURE", 500),
@@ -133,8 +133,8 @@ def test_it_writes_every_figure_in_both_forms(drawn):
     assert drawn.code == 0, drawn.err
     files = {path.name for path in drawn.folder.iterdir()}
     assert files == {f"{n}.{kind}" for n in FIGURES for kind in ("pdf", "png")} | {
-        "provenance.json"
-    }
+        "provenance.json", "README.md",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FIGURES)
