@@ -436,6 +436,13 @@ def test_lists_in_cells_are_placed_by_what_they_count(tmp_path):
     assert said(first, "placed along 'train_loss' by 'tokens_val'")
 
 
+def test_a_list_with_holes_is_no_clock(tmp_path):
+    text = 'seed,train_loss,val_loss,tokens_train\n1,"[4, 3]","[3.5]","[10, null]"\n'
+    run = only(read(tmp_path, text))
+    assert [record.training_loss for record in run.records] == [4.0, 3.0]
+    assert said(run, "spread evenly")
+
+
 def test_lists_of_other_length_and_no_clock_are_spread_and_that_is_said(tmp_path):
     text = 'seed,train_loss,grad_norm\n1,"[4, 3, 2, 1]","[9, 8]"\n'
     run = only(read(tmp_path, text))

@@ -89,7 +89,9 @@ def _clocks(num: int, num_main: int, curves: Mapping[str, Sequence[Any]]) -> lis
         return {
             re.sub(r"_(train|training|val|validation|eval)$", "", plain_name(name)): name
             for name, curve in curves.items()
-            if len(curve) == length and all(a < b for a, b in pairwise(curve))
+            if len(curve) == length
+            and all(isinstance(value, (int, float)) for value in curve)
+            and all(a < b for a, b in pairwise(curve))
         }
 
     fine, coarse = rising(num_main), rising(num)
