@@ -17,7 +17,6 @@ figures 1 and 2; without it they are placed more simply.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shlex
 import sys
@@ -29,53 +28,34 @@ from rmetric.evaluation import Study, UnusableStudy, read_study
 from rmetric.logs import write_atomically
 from rmetric.reporting.figures import build_figures, dot_version
 from rmetric.reporting.provenance import provenance
+from rmetric.reporting.script import fail, folder_for, parser, say, say_what_was_read
 from rmetric.reporting.style import save, style
 from rmetric.reporting.tables import FEW_RUNS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0: all well; 1: some logs could not be used; 2: no figures."""
-    options = parser().parse_args(arguments)
+    options = parser(__doc__, "figures").parse_args(arguments)
     try:
         study = read_study(options.logs)
     except UnusableStudy as error:
         return fail(str(error))
+    out = options.out or folder_for(study, "figures")
     print(f"{study.num_logs} logs of {len(study.reference)} runs read from {options.logs}")
     dot = dot_version()
     try:
-        captions = write(options.out, study, with_dot=dot is not None)
+        captions = write(out, study, with_dot=dot is not None)
         command = ["python", "generate_all_figures.py", "--logs", options.logs]
-        sources = provenance(shlex.join(map(str, [*command, "--out", options.out])), study)
+        sources = provenance(shlex.join(map(str, [*command, "--out", out])), study)
         sources["versions"] |= {"matplotlib": version("matplotlib"), "graphviz": dot}
         sources["captions"] = captions
         content = json.dumps(sources, indent=2, ensure_ascii=False)
-        write_atomically(options.out / "provenance.json", [content.encode(), b"\n"])
-        write_atomically(options.out / "README.md", [gallery(captions).encode()])
+        write_atomically(out / "provenance.json", [content.encode(), b"\n"])
+        write_atomically(out / "README.md", [gallery(captions).encode()])
     except OSError as error:
-        return fail(f"cannot write to {options.out}: {error.strerror}")
-    print(f"{len(captions)} figures as .pdf and .png, and provenance.json: {options.out}")
+        return fail(f"cannot write to {out}: {error.strerror}")
+    print(f"{len(captions)} figures as .pdf and .png, and provenance.json: {out}")
     return report(study, dot)
-
-
-def parser() -> argparse.ArgumentParser:
-    out = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    out.add_argument(
-        "--logs",
-        type=Path,
-        default=Path(),
-        metavar="DIR",
-        help="the folder that holds the logs_<MODE>/ folders (default: here)",
-    )
-    out.add_argument(
-        "--out",
-        type=Path,
-        default=Path("results/figures"),
-        metavar="OUT",
-        help="where the figures go (default: results/figures)",
-    )
-    return out
 
 
 def write(folder: Path, study: Study, *, with_dot: bool) -> dict[str, str]:
@@ -103,18 +83,8 @@ def report(study: Study, dot: str | None) -> int:
     if len(study.reference) < FEW_RUNS:
         failed = sum(run.truth is not None and run.truth.failed for run in study.reference)
         say(f"only {len(study.reference)} runs, of which {failed} failed: the curves are coarse")
-    for skipped in study.skipped:
-        say(f"skipped {skipped}")
+    say_what_was_read(study)
     return 1 if study.skipped else 0
-
-
-def fail(problem: str) -> int:
-    print(f"error: {problem}", file=sys.stderr)
-    return 2
-
-
-def say(warning: str) -> None:
-    print(f"warning: {warning}", file=sys.stderr)
 
 
 if __name__ == "__main__":

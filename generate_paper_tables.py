@@ -16,7 +16,6 @@ The .tex files need the packages booktabs and graphicx.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shlex
@@ -29,6 +28,7 @@ from rmetric.evaluation.analysis import Analysis
 from rmetric.logs import write_atomically
 from rmetric.reporting.provenance import provenance
 from rmetric.reporting.renderers import RENDERERS, to_text
+from rmetric.reporting.script import fail, folder_for, parser, say, say_what_was_read
 from rmetric.reporting.table import Table
 from rmetric.reporting.tables import FEW_RUNS, build_tables
 
@@ -40,49 +40,29 @@ NUM_PROCESSES = os.cpu_count() or 1
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0: all well; 1: some logs could not be used or contradict themselves; 2: no tables."""
-    options = parser().parse_args(arguments)
+    options = parser(__doc__, "tables").parse_args(arguments)
     try:
         study = read_study(options.logs)
     except UnusableStudy as error:
         return fail(str(error))
+    out = options.out or folder_for(study, "tables")
     try:
-        options.out.mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        return fail(f"cannot write to {options.out}: {error.strerror}")
+        return fail(f"cannot write to {out}: {error.strerror}")
     print(f"{study.num_logs} logs of {len(study.reference)} runs read from {options.logs}")
     analysis = Analysis.of(study, num_processes=NUM_PROCESSES)
     tables = build_tables(analysis)
-    command = ["python", "generate_paper_tables.py", "--logs", options.logs, "--out", options.out]
+    command = ["python", "generate_paper_tables.py", "--logs", options.logs, "--out", out]
     try:
-        write(options.out, tables, provenance(shlex.join(map(str, command)), study))
+        write(out, tables, provenance(shlex.join(map(str, command)), study))
     except OSError as error:
-        return fail(f"cannot write to {options.out}: {error.strerror}")
+        return fail(f"cannot write to {out}: {error.strerror}")
     for table in tables:
         if table.name in PRINTED:
             print(f"\n{to_text(table)}")
-    print(f"{len(tables)} tables as .csv, .md and .tex, and provenance.json: {options.out}")
+    print(f"{len(tables)} tables as .csv, .md and .tex, and provenance.json: {out}")
     return report(study, analysis.disagreements)
-
-
-def parser() -> argparse.ArgumentParser:
-    out = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    out.add_argument(
-        "--logs",
-        type=Path,
-        default=Path(),
-        metavar="DIR",
-        help="the folder that holds the logs_<MODE>/ folders (default: here)",
-    )
-    out.add_argument(
-        "--out",
-        type=Path,
-        default=Path("results/tables"),
-        metavar="OUT",
-        help="where the tables go (default: results/tables)",
-    )
-    return out
 
 
 def write(folder: Path, tables: Sequence[Table], sources: dict) -> None:
@@ -98,20 +78,10 @@ def report(study: Study, disagreements: Sequence[str]) -> int:
         say(f"no logs in {study.folder / f'logs_{mode}'}: its rows are left out")
     if len(study.reference) < FEW_RUNS:
         say(f"only {len(study.reference)} runs: the intervals are wide")
-    for skipped in study.skipped:
-        say(f"skipped {skipped}")
+    say_what_was_read(study)
     for disagreement in disagreements:
         say(f"the log contradicts its own records, which were believed: {disagreement}")
     return 1 if study.skipped or disagreements else 0
-
-
-def fail(problem: str) -> int:
-    print(f"error: {problem}", file=sys.stderr)
-    return 2
-
-
-def say(warning: str) -> None:
-    print(f"warning: {warning}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,56 @@
+"""What the two analysis scripts share: their options, where results go, and how they speak."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from rmetric.evaluation import Study
+from rmetric.reporting.tables import FEW_RUNS
+
+
+def parser(description: str | None, what: str) -> argparse.ArgumentParser:
+    """The options of a script that makes the `what` of a study."""
+    out = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    out.add_argument(
+        "--logs",
+        type=Path,
+        default=Path(),
+        metavar="DIR",
+        help="the folder that holds the logs_<MODE>/ folders (default: here)",
+    )
+    out.add_argument(
+        "--out",
+        type=Path,
+        metavar="OUT",
+        help=f"where the {what} go (default: results/{what}, or results/sample/{what} where there "
+        "are too few runs to stand for the study)",
+    )
+    return out
+
+
+def folder_for(study: Study, what: str) -> Path:
+    """The default folder: a look at the sample must not replace the results of the study."""
+    few = len(study.reference) < FEW_RUNS
+    return Path("results", "sample", what) if few else Path("results", what)
+
+
+def say_what_was_read(study: Study) -> None:
+    """Warn of what a reader of the results must know of the logs."""
+    for skipped in study.skipped:
+        say(f"skipped {skipped}")
+    recipes = sorted({str(run.config.get("recipe")) for run in study.reference})
+    if len(recipes) > 1:
+        say(f"runs of several studies are pooled: recipes {', '.join(recipes)}")
+
+
+def fail(problem: str) -> int:
+    print(f"error: {problem}", file=sys.stderr)
+    return 2
+
+
+def say(warning: str) -> None:
+    print(f"warning: {warning}", file=sys.stderr)
