@@ -116,15 +116,13 @@ class _Batch:
                 step = begin + offset + 1
                 if step == split_step:
                     self._split_twins()
-                noise = (
-                    draws[offset] if len(self.rows) == self.num_runs else draws[offset][self.rows]
-                )
-                self._step(step, Noise.split(noise))
+                self._step(step, Noise.split(draws[offset][self.rows]))
         return [self._finish(row) for row in range(self.num_runs)]
 
     def _split_twins(self) -> None:
         """From the first onset on, a disturbed run's twin goes on beside it."""
         self.rows = np.concatenate([self.rows, np.array(self.twins, dtype=np.intp)])
+        self.untouched = Knobs.neutral(len(self.rows))
         self.state = self.state.take(self.rows)
         self.dynamics.take(self.rows)
         self.truth_RT[self.num_runs :] = self.truth_RT[self.twins]
@@ -148,8 +146,6 @@ class _Batch:
 
     def _knobs(self, step: int) -> Knobs:
         """The knobs as the faults that act at this step turn them."""
-        if len(self.untouched.learning_rate_R) != len(self.rows):
-            self.untouched = Knobs.neutral(len(self.rows))
         acting = [f for f in self.faults if f.begin <= step < f.end]
         if not acting:
             return self.untouched
@@ -162,11 +158,10 @@ class _Batch:
 
     def _worker_norms(self, shown: Step) -> Floats:
         """Each worker's gradient norm; drawn only here, where somebody looks."""
-        others, modes = self.workers - 1, NUM_MODES
-        draws = [rng.standard_normal((others, modes + 1)) for rng in self.share_rngs]
-        draws_RWK = np.stack(draws)
+        shape = self.workers - 1, NUM_MODES + 1
+        draws = np.stack([rng.standard_normal(shape) for rng in self.share_rngs])
         return self.dynamics.worker_norms(
-            shown.gradient, draws_RWK[:, :, :modes], draws_RWK[:, :, modes]
+            shown.gradient, draws[:, :, :NUM_MODES], draws[:, :, NUM_MODES]
         )
 
     def _record(self, step: int, shown: Step, validation_R: Floats) -> None:
