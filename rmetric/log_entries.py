@@ -32,7 +32,13 @@ NUMBER_KEYS = {
     "learning_rate": "learning_rate",
     "update_norm": "update_norm",
     "parameter_norm": "parameter_norm",
+    "activation_headroom": "activation_headroom",
+    "attention_logit_max": "attention_logit_max",
+    "router_load": "router_load",
+    "probe_loss": "probe_loss",
 }
+#: Fields that hold one number a worker; the names are the log's too.
+WORKER_KEYS = ("worker_gradient_norms", "worker_gradient_cosines")
 #: The three signals, in the order of `metric.Components`, likewise.
 SIGNAL_KEYS = {
     "failure_rate": "lambda",
@@ -60,8 +66,16 @@ def record_to_json(record: Record) -> dict[str, Any]:
         value = getattr(record, name)
         if value is not None:
             entry[key] = encode_number(value)
-    if record.worker_gradient_norms is not None:
-        entry["worker_gradient_norms"] = [encode_number(g) for g in record.worker_gradient_norms]
+    for key in WORKER_KEYS:
+        values = getattr(record, key)
+        if values is not None:
+            entry[key] = [encode_number(value) for value in values]
+    if record.non_finite_gradients is not None:
+        entry["non_finite_gradients"] = record.non_finite_gradients
+    if record.layer_gradient_norms is not None:
+        entry["layer_gradient_norms"] = encode(record.layer_gradient_norms)
+    if record.planned_events is not None:
+        entry["planned_events"] = list(record.planned_events)
     if record.events is not None:
         entry["hardware_events"] = [
             {"time_seconds": encode_number(e.time), "kind": e.kind, "worker": e.worker}
@@ -100,16 +114,28 @@ def record_from_json(entry: dict[str, Any]) -> Record:
         # A signal that was computed from the rest of the line is no statement of its own.
         if entry.get(f"{key}_source", "logged") == "logged":
             fields[name] = field(entry, key, number)
+    for key in WORKER_KEYS:
+        fields[key] = field(entry, key, _numbers)
     return Record(
         step=step,
-        worker_gradient_norms=field(entry, "worker_gradient_norms", _norms),
+        non_finite_gradients=field(entry, "non_finite_gradients", whole_number),
+        layer_gradient_norms=field(entry, "layer_gradient_norms", _numbers_by_name),
+        planned_events=field(entry, "planned_events", _words),
         events=field(entry, "hardware_events", _events),
         **fields,
     )
 
 
-def _norms(value: Any) -> tuple[float, ...]:
-    return tuple(number(norm) for norm in items(value))
+def _numbers(value: Any) -> tuple[float, ...]:
+    return tuple(number(inner) for inner in items(value))
+
+
+def _numbers_by_name(value: Any) -> dict[str, float]:
+    return {name: number(inner) for name, inner in mapping(value).items()}
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    return tuple(text(word) for word in items(value))
 
 
 def _events(value: Any) -> tuple[HardwareEvent, ...]:

@@ -48,6 +48,20 @@ class Record:
         parameter_norm: L2 norm of the weights.
         events: hardware events since the previous record; None where the run
             does not log any, an empty tuple where it does and there were none.
+        worker_gradient_cosines: cosine of each worker's own gradient to the
+            mean over all, shape (workers,).
+        non_finite_gradients: gradient entries that are nan or inf, before the
+            reduction, over all workers.
+        layer_gradient_norms: L2 norm of the averaged gradient by layer, before
+            clipping.
+        activation_headroom: powers of two between the largest activation and
+            the largest number that its type can hold.
+        attention_logit_max: largest attention logit, after scaling.
+        router_load: largest share of the tokens that an expert gets, in units
+            of the uniform share: 1 is balanced.
+        probe_loss: nats per token on a small batch that stays the same.
+        planned_events: changes that the user announced for this step, such as
+            ``learning_rate``, ``batch_size``, ``data_mixture``.
         failure_rate, gradient_variance, loss_drift: the three signals as
             somebody else's log states them (events per hour, squared norm
             units, nats), for logs that lack what they are computed from.
@@ -62,6 +76,14 @@ class Record:
     learning_rate: float | None = None
     update_norm: float | None = None
     parameter_norm: float | None = None
+    worker_gradient_cosines: tuple[float, ...] | None = None
+    non_finite_gradients: int | None = None
+    layer_gradient_norms: dict[str, float] | None = None
+    activation_headroom: float | None = None
+    attention_logit_max: float | None = None
+    router_load: float | None = None
+    probe_loss: float | None = None
+    planned_events: tuple[str, ...] | None = None
     events: tuple[HardwareEvent, ...] | None = None
     failure_rate: float | None = None
     gradient_variance: float | None = None

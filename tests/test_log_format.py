@@ -32,6 +32,14 @@ EVERYTHING = Run(
             learning_rate=1e-4,
             update_norm=0.1,
             parameter_norm=10.0,
+            worker_gradient_cosines=(0.9, -0.1),
+            non_finite_gradients=3,
+            layer_gradient_norms={"layers.0": 0.5},
+            activation_headroom=9.5,
+            attention_logit_max=12.0,
+            router_load=1.5,
+            probe_loss=3.1,
+            planned_events=("learning_rate",),
             events=(HardwareEvent(1.0, "xid_79", 0),),
         )
         for step in (1, 2)

@@ -44,6 +44,11 @@ def runs(draw):
     for record in records:
         for name in ("training_loss", "learning_rate", "update_norm", "parameter_norm"):
             setattr(record, name, draw(st.none() | st.floats() | ODDITIES))
+        record.worker_gradient_cosines = draw(st.none() | st.tuples(st.floats(), st.floats()))
+        record.non_finite_gradients = draw(st.none() | st.integers(0, 2**63 - 1))
+        record.layer_gradient_norms = draw(st.none() | st.dictionaries(st.text(), st.floats()))
+        record.attention_logit_max = draw(st.none() | st.floats())
+        record.planned_events = draw(st.none() | st.tuples(st.text()))
     config = {
         "model_type": "Mistral-7B",
         "clip": draw(st.floats()),
