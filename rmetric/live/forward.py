@@ -1,0 +1,201 @@
+"""What only a forward pass shows: activations, attention logits, the router.
+
+Hooks and interception exist while `measuring`, on the few steps that are looked
+at; the rest of the training runs as if this were not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import inf, log2
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+QUERIES_AT_ONCE = 256
+
+
+class ForwardProbes:
+    """Activation headroom, the largest attention logit and the router's load.
+
+    Activations are those that go into and out of every linear layer: the
+    products inside a gated MLP, where half precision overflows first, are among
+    them. Attention logits are computed anew from the queries and keys of the
+    first sequence of a batch, or read where the model computes them itself. A
+    router is a module that returns the experts it chose, as those of
+    transformers' mixtures of experts do.
+
+    A fused attention kernel that torch does not know (flash-attn) shows no
+    logits, and a compiled model shows nothing: what was not seen is absent.
+
+    Args:
+        model: on whose forward passes to look.
+
+    >>> model = nn.Linear(4, 2)
+    >>> probes = ForwardProbes(model)
+    >>> with probes.measuring():
+    ...     _ = model(torch.ones(1, 4))
+    >>> sorted(probes.read())
+    ['activation_headroom']
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._linear = [m for m in model.modules() if _is_linear(m)]
+        self._routers = _routers(model)
+        self._largest: dict[torch.dtype, Tensor] = {}
+        self._logits: list[Tensor] = []
+        self._loads: list[Tensor] = []
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Look at the forward passes inside; those of before are forgotten."""
+        self.start()
+        try:
+            yield
+        finally:
+            self.stop()
+
+    def start(self) -> None:
+        self._largest.clear()
+        self._logits.clear()
+        self._loads.clear()
+        self._handles = [m.register_forward_hook(self._see_activations) for m in self._linear]
+        self._handles += [
+            router.register_forward_hook(self._router_hook(experts))
+            for router, experts in self._routers
+        ]
+        self._watch = _AttentionWatch(self._logits.append)
+        self._watch.__enter__()
+
+    def stop(self) -> None:
+        self._watch.__exit__(None, None, None)
+        for handle in self._handles:
+            handle.remove()
+
+    def read(self) -> dict[str, float]:
+        """What was seen, on the host; a key is absent where the model has no such thing."""
+        seen: dict[str, float] = {}
+        if self._largest:
+            seen["activation_headroom"] = min(
+                _headroom(float(largest), dtype) for dtype, largest in self._largest.items()
+            )
+        if self._logits:
+            seen["attention_logit_max"] = float(torch.stack(self._logits).max())
+        if self._loads:
+            seen["router_load"] = float(torch.stack(self._loads).max())
+        return seen
+
+    @torch.no_grad()
+    def _see_activations(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        for value in (*inputs, output):
+            if isinstance(value, Tensor) and value.is_floating_point() and value.numel():
+                largest = value.detach().abs().amax().float()
+                known = self._largest.get(value.dtype)
+                self._largest[value.dtype] = (
+                    largest if known is None else torch.maximum(known, largest)
+                )
+
+    def _router_hook(self, num_experts: int) -> Callable[..., None]:
+        @torch.no_grad()
+        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            chosen = _chosen_experts(output)
+            if chosen is not None:
+                counts = torch.bincount(chosen.flatten(), minlength=num_experts).float()
+                self._loads.append(counts.max() * num_experts / chosen.numel())
+
+        return hook
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+
+
+def _routers(model: nn.Module) -> list[tuple[nn.Module, int]]:
+    found = []
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] in ("gate", "router"):
+            experts = getattr(module, "num_experts", None)
+            if experts is None and isinstance(module, nn.Linear):
+                experts = module.out_features
+            if isinstance(experts, int) and experts > 1:
+                found.append((module, experts))
+    return found
+
+
+def _chosen_experts(output: Any) -> Tensor | None:
+    """The indices among what a router returns: the one tensor of whole numbers."""
+    for value in output if isinstance(output, (tuple, list)) else ():
+        if isinstance(value, Tensor) and value.dtype in (torch.int64, torch.int32):
+            return value
+    return None
+
+
+def _headroom(largest: float, dtype: torch.dtype) -> float:
+    if largest == 0.0:
+        return inf
+    if not largest < inf:
+        return largest if largest != largest else -inf
+    return log2(torch.finfo(dtype).max) - log2(largest)
+
+
+class _AttentionWatch(TorchFunctionMode):
+    """Sees the attention that goes through torch's own functions."""
+
+    def __init__(self, see: Callable[[Tensor], None]) -> None:
+        super().__init__()
+        self._see = see
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            self._see(_largest_logit(*args, **kwargs))
+        elif func is F.softmax and args and args[0].ndim == 4:
+            self._see(args[0].detach()[:1].float().amax())
+        return func(*args, **kwargs)
+
+
+@torch.no_grad()
+def _largest_logit(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Of the first sequence, over the pairs that may attend to each other; a scalar.
+
+    Shapes: query (batch, heads, queries, size), key (batch, key heads, keys, size).
+    A block of queries at a time, so that the memory stays linear in their number.
+    """
+    query, key = query.detach()[:1].float(), key.detach()[:1].float()
+    if query.shape[-3] != key.shape[-3]:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    keys = torch.arange(key.shape[-2], device=query.device)
+    largest = query.new_full((), -inf)
+    for start in range(0, query.shape[-2], QUERIES_AT_ONCE):
+        block = slice(start, start + QUERIES_AT_ONCE)
+        logits = query[..., block, :] @ key.transpose(-1, -2) * factor
+        if attn_mask is not None:
+            mask = attn_mask[:1, ..., block, :] if attn_mask.shape[-2] > 1 else attn_mask[:1]
+            allowed = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+            logits = logits.masked_fill(~allowed, -inf)
+        if is_causal:
+            queries = torch.arange(start, start + logits.shape[-2], device=query.device)
+            logits = logits.masked_fill(keys > queries[:, None], -inf)
+        # amax keeps a nan, which is what the reader must hear of.
+        largest = torch.maximum(largest, logits.amax())
+    return largest

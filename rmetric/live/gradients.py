@@ -1,0 +1,87 @@
+"""Gradient norms in one fused pass, left on the device."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+LAYER = re.compile(r"^(.*?\.\d+)(?:\.|$)")
+
+
+def gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    """The gradients that there are: dense, real and local.
+
+    A sparse gradient stands for its coalesced values, a complex one for its
+    parts, a sharded one (DTensor) for the shard of this rank: the norm of what
+    comes back is that of the gradient, for a sharded one that of the shard.
+    """
+    return [_plain(p.grad.detach()) for p in parameters if p.grad is not None]
+
+
+def _plain(gradient: Tensor) -> Tensor:
+    if hasattr(gradient, "to_local"):
+        gradient = gradient.to_local()
+    if gradient.is_sparse:
+        gradient = gradient.coalesce().values()
+    return torch.view_as_real(gradient) if gradient.is_complex() else gradient
+
+
+@torch.no_grad()
+def tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
+    """L2 norm of each tensor, shape (tensors,), float32 or wider; reads nothing from the device.
+
+    One fused kernel a device and type, accumulated in float32 at least: the
+    squares of half-precision numbers overflow long before the numbers do.
+    """
+    if not tensors:
+        return torch.zeros(0)
+    where = tensors[0].device
+    norms: list[Tensor] = list(tensors)
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        groups.setdefault((tensor.device, tensor.dtype), []).append(index)
+    for (_, dtype), indices in groups.items():
+        members = [tensors[i] for i in indices]
+        if dtype.itemsize < 4:
+            measured = torch._foreach_norm(members, 2, dtype=torch.float32)
+        else:
+            measured = torch._foreach_norm(members, 2)
+        for index, norm in zip(indices, measured, strict=True):
+            norms[index] = norm.to(where)
+    return torch.stack(norms)
+
+
+def total_norm(norms: Tensor) -> Tensor:
+    """L2 norm of all tensors together from those of each, a scalar."""
+    return torch.linalg.vector_norm(norms)
+
+
+def layer_names(names: Iterable[str]) -> list[str]:
+    """The layer that each parameter is part of, by its name.
+
+    Up to the first number, which is where repeated blocks are counted; what
+    stands outside of them (embeddings, the head) goes by its first two words.
+
+    >>> layer_names(["model.layers.3.mlp.up_proj.weight", "model.embed_tokens.weight"])
+    ['model.layers.3', 'model.embed_tokens']
+    """
+    return [_layer(name) for name in names]
+
+
+def _layer(name: str) -> str:
+    block = LAYER.match(name)
+    if block:
+        return block.group(1)
+    path = name.split(".")
+    return ".".join(path[: min(2, max(1, len(path) - 1))])
+
+
+def norms_by_layer(names: Sequence[str], norms: Sequence[float]) -> dict[str, float]:
+    """Norm of each layer, from the norms of its tensors on the host."""
+    squares: dict[str, float] = {}
+    for name, norm in zip(names, norms, strict=True):
+        squares[name] = squares.get(name, 0.0) + norm * norm
+    return {name: square**0.5 for name, square in squares.items()}

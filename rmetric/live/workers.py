@@ -1,0 +1,112 @@
+"""Each worker's own gradient before it is averaged: norms, cosines, non-finite entries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rmetric.live.gradients import tensor_norms, total_norm
+
+SAMPLED = 2**16  # gradient entries that a cosine is taken over
+
+
+class WorkerStatistics(NamedTuple):
+    """One number a worker, each a tensor of shape (workers,).
+
+    Attributes:
+        norms: L2 norm of the worker's own gradient.
+        cosines: to the mean over all workers; nan where either is zero or not finite.
+        non_finite: entries that are nan or inf.
+    """
+
+    norms: Tensor
+    cosines: Tensor
+    non_finite: Tensor
+
+
+@torch.no_grad()
+def worker_statistics(gradients_WD: Tensor) -> WorkerStatistics:
+    """Of the workers' whole gradients, shape (workers, parameters)."""
+    norms = torch.linalg.vector_norm(gradients_WD, dim=1)
+    non_finite = (~gradients_WD.isfinite()).sum(dim=1)
+    return WorkerStatistics(norms, cosines_to_mean(gradients_WD), non_finite)
+
+
+@torch.no_grad()
+def cosines_to_mean(gradients_WD: Tensor) -> Tensor:
+    """Cosine of each row to the mean of all rows, shape (workers,)."""
+    mean = gradients_WD.mean(dim=0)
+    lengths = torch.linalg.vector_norm(gradients_WD, dim=1) * torch.linalg.vector_norm(mean)
+    return (gradients_WD @ mean) / lengths  # 0/0 is nan: no direction, no cosine
+
+
+class MicroBatchWorkers:
+    """Takes each micro-batch of an accumulated step for a worker.
+
+    A hook on every parameter sees the gradient of one backward pass before it is
+    added to the others. Only a norm and an evenly spaced sample of entries are
+    kept, so memory does not grow with the model; cosines are those of the
+    samples. Hooks exist from `start` to `stop`, on the steps that are looked at.
+
+    Its weakness: micro-batches share the weights and the machine, so they
+    disagree through their data alone. No sick machine shows here.
+
+    Args:
+        parameters: all that get gradients.
+        size: entries sampled for the cosines.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], size: int = SAMPLED) -> None:
+        self._parameters = [p for p in parameters if p.requires_grad]
+        whole = sum(p.numel() for p in self._parameters)
+        self._stride = max(1, whole // size)
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._of_this: list[Tensor] = []
+        self._norms: list[Tensor] = []
+        self._non_finite: list[Tensor] = []
+        self._samples: list[Tensor] = []
+
+    @property
+    def active(self) -> bool:
+        return bool(self._handles)
+
+    def start(self) -> None:
+        """Listen, from the next backward pass on."""
+        self._forget()
+        self._handles = [p.register_hook(self._take) for p in self._parameters]
+
+    def next(self) -> None:
+        """A micro-batch's backward pass has ended."""
+        if not self._of_this:
+            return
+        dense = [g.coalesce().values() if g.is_sparse else g for g in self._of_this]
+        real = [torch.view_as_real(g) if g.is_complex() else g for g in dense]
+        self._norms.append(total_norm(tensor_norms(real)))
+        self._non_finite.append(torch.stack([(~g.isfinite()).sum() for g in real]).sum())
+        self._samples.append(torch.cat([g.flatten()[:: self._stride].float() for g in real]))
+        self._of_this = []
+
+    def stop(self) -> WorkerStatistics | None:
+        """What the micro-batches since `start` gave; None for fewer than two.
+
+        Scaled to what each would have been alone: a loss that is divided by the
+        number of micro-batches is taken for granted.
+        """
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        norms, samples, non_finite = self._norms, self._samples, self._non_finite
+        self._forget()
+        if len(norms) < 2 or len({len(sample) for sample in samples}) > 1:
+            return None
+        cosines = cosines_to_mean(torch.stack(samples))
+        return WorkerStatistics(torch.stack(norms) * len(norms), cosines, torch.stack(non_finite))
+
+    def _forget(self) -> None:
+        self._of_this, self._norms, self._non_finite, self._samples = [], [], [], []
+
+    def _take(self, gradient: Tensor) -> None:
+        self._of_this.append(gradient.detach())
