@@ -200,7 +200,7 @@ class RMetric:
 
         events, rate = record.events, record.failure_rate
         if events is not None and record.time is not None:
-            times = [event.time for event in events] if events else ()
+            times = [event.time for event in events if event.is_hardware] if events else ()
             rate, rate_from = self._failure_rate.update(record.time, times), "events"
         elif rate is not None:
             rate_from = "logged"

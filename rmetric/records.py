@@ -22,13 +22,19 @@ class HardwareEvent:
 
     Attributes:
         time: seconds since the run began.
-        kind: what was reported, e.g. ``ecc_corrected``, ``link_retry``.
+        kind: what was reported, e.g. ``ecc_corrected``, ``link_retry``; it begins
+            with ``application_`` where the training program did it to itself.
         worker: index of the data-parallel worker, or None where unknown.
     """
 
     time: float
     kind: str
     worker: int | None = None
+
+    @property
+    def is_hardware(self) -> bool:
+        """False for a fault of the application, which is kept but says nothing of the hardware."""
+        return not self.kind.startswith("application_")
 
 
 @dataclass(slots=True)

@@ -38,7 +38,9 @@ class PlainMetric:
     def rate(self, record: Record) -> float | None:
         if record.events is None or record.time is None:
             return record.failure_rate
-        self.event_times += [event.time for event in record.events]
+        self.event_times += [
+            event.time for event in record.events if not event.kind.startswith("application_")
+        ]
         times = [0.0, *self.event_times][-self.config.event_window - 1 :]
         hours = (Fraction(record.time) - Fraction(times[0])) / 3600
         return float((len(times) - 1) / hours) if hours > 0 else nan

@@ -64,9 +64,10 @@ def streams(draw, values=TAME, *, mixed: bool = False, max_size: int = 30) -> li
 @st.composite
 def events(draw, begin: float, end: float) -> tuple[HardwareEvent, ...]:
     quarters = sorted(draw(st.lists(st.integers(0, 4), max_size=3)))
+    kinds = st.sampled_from(["ecc_corrected", "application_xid_13"])
     return tuple(
         HardwareEvent(
-            begin + (end - begin) * quarter / 4, "ecc_corrected", draw(st.none() | st.just(1))
+            begin + (end - begin) * quarter / 4, draw(kinds), draw(st.none() | st.just(1))
         )
         for quarter in quarters
     )
