@@ -18,10 +18,11 @@ def gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     parts, a sharded one (DTensor) for the shard of this rank: the norm of what
     comes back is that of the gradient, for a sharded one that of the shard.
     """
-    return [_plain(p.grad.detach()) for p in parameters if p.grad is not None]
+    return [plain(p.grad.detach()) for p in parameters if p.grad is not None]
 
 
-def _plain(gradient: Tensor) -> Tensor:
+def plain(gradient: Tensor) -> Tensor:
+    """The same numbers as a dense, real, local tensor."""
     if hasattr(gradient, "to_local"):
         gradient = gradient.to_local()
     if gradient.is_sparse:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rmetric.live.gradients import tensor_norms, total_norm
+from rmetric.live.gradients import plain, tensor_norms
 
 SAMPLED = 2**16  # gradient entries that a cosine is taken over
 
@@ -64,10 +64,7 @@ class MicroBatchWorkers:
         whole = sum(p.numel() for p in self._parameters)
         self._stride = max(1, whole // size)
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
-        self._of_this: list[Tensor] = []
-        self._norms: list[Tensor] = []
-        self._non_finite: list[Tensor] = []
-        self._samples: list[Tensor] = []
+        self._forget()
 
     @property
     def active(self) -> bool:
@@ -80,14 +77,12 @@ class MicroBatchWorkers:
 
     def next(self) -> None:
         """A micro-batch's backward pass has ended."""
-        if not self._of_this:
-            return
-        dense = [g.coalesce().values() if g.is_sparse else g for g in self._of_this]
-        real = [torch.view_as_real(g) if g.is_complex() else g for g in dense]
-        self._norms.append(total_norm(tensor_norms(real)))
-        self._non_finite.append(torch.stack([(~g.isfinite()).sum() for g in real]).sum())
-        self._samples.append(torch.cat([g.flatten()[:: self._stride].float() for g in real]))
-        self._of_this = []
+        if self._parts:
+            norms, non_finite, samples = zip(*self._parts, strict=True)
+            self._norms.append(torch.linalg.vector_norm(torch.stack(norms)))
+            self._non_finite.append(torch.stack(non_finite).sum())
+            self._samples.append(torch.cat(samples))
+            self._parts = []
 
     def stop(self) -> WorkerStatistics | None:
         """What the micro-batches since `start` gave; None for fewer than two.
@@ -106,7 +101,14 @@ class MicroBatchWorkers:
         return WorkerStatistics(torch.stack(norms) * len(norms), cosines, torch.stack(non_finite))
 
     def _forget(self) -> None:
-        self._of_this, self._norms, self._non_finite, self._samples = [], [], [], []
+        self._parts: list[tuple[Tensor, Tensor, Tensor]] = []  # one a parameter
+        self._norms: list[Tensor] = []
+        self._non_finite: list[Tensor] = []
+        self._samples: list[Tensor] = []
 
+    @torch.no_grad()
     def _take(self, gradient: Tensor) -> None:
-        self._of_this.append(gradient.detach())
+        gradient = plain(gradient.detach())
+        norm = tensor_norms([gradient])[0]
+        sample = gradient.flatten()[:: self._stride].float()
+        self._parts.append((norm, (~gradient.isfinite()).sum(), sample))
