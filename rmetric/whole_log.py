@@ -71,7 +71,7 @@ class Columns:
         columns = cls(num_rows=len(records))
         timed = [i for i, r in enumerate(records) if r.events is not None and r.time is not None]
         if timed:
-            events = [[e.time for e in records[i].events or ()] for i in timed]
+            events = [[e.time for e in records[i].events or () if e.is_hardware] for i in timed]
             columns.time = _observed([records[i].time for i in timed], timed, len(records))
             columns.event_times = np.array([t for row in events for t in row], dtype=float)
             columns.event_counts = np.cumsum([len(row) for row in events])
