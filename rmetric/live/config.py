@@ -1,0 +1,75 @@
+"""Everything that can be set about the live monitor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from math import inf
+
+from rmetric.detectors.registry import DETECTORS
+from rmetric.metric import RMetricConfig
+
+RULES = ("non_finite", "gradient_explosion")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitorConfig:
+    """What is measured how often, and what counts as an alert.
+
+    A cadence is in steps: 1 is every step, 0 never.
+
+    Attributes:
+        metric: settings of the R-Metric; the paper's case study by default.
+        detectors: names of the registry that run beside it; their alarms stand
+            in the log.
+        alert_on: what the actions hear of: the rules ``non_finite`` and
+            ``gradient_explosion``, ``r_metric``, and any of `detectors`. R is
+            not among them by default: as published it alarms in healthy runs too.
+        explosion_factor: a gradient norm above this multiple of its running
+            median is an explosion; above 1.
+        explosion_window: norms that the median is taken over; half as many
+            must be past before the rule speaks.
+        overflows: with a gradient scaler, which looks for its scale by
+            overflowing, this many non-finite gradients in a row are an alert.
+        update_every: update norm and parameter norm, from a sample of weights.
+        sampled_weights: size of that sample; exact in models that are smaller.
+        workers_every: each worker's own gradient: norms, cosines and non-finite
+            entries, where there are workers or micro-batches.
+        layers_every: gradient norm of each layer.
+        forward_every: activation headroom, attention logits, router load.
+        probe_every: loss on the fixed batch, where one is given.
+    """
+
+    metric: RMetricConfig = field(default_factory=RMetricConfig.case_study)
+    detectors: tuple[str, ...] = ()
+    alert_on: tuple[str, ...] = RULES
+    explosion_factor: float = 20.0
+    explosion_window: int = 100
+    overflows: int = 10
+    update_every: int = 1
+    sampled_weights: int = 16384
+    workers_every: int = 1
+    layers_every: int = 10
+    forward_every: int = 50
+    probe_every: int = 50
+
+    def __post_init__(self) -> None:
+        for name in self.detectors:
+            if name not in DETECTORS or DETECTORS[name].sees_future:
+                online = [known for known, entry in DETECTORS.items() if not entry.sees_future]
+                raise ValueError(f"unknown detector {name!r}: known are {', '.join(online)}")
+        sources = (*RULES, "r_metric", *self.detectors)
+        for source in self.alert_on:
+            if source not in sources:
+                raise ValueError(
+                    f"alert_on names {source!r}: it must be of {', '.join(sources)} "
+                    "(a detector must stand in detectors too)"
+                )
+        if not 1 < self.explosion_factor < inf:
+            raise ValueError(
+                f"explosion_factor is {self.explosion_factor}: it must be finite and above 1"
+            )
+        for setting in fields(self):
+            least = 0 if setting.name.endswith("_every") else 1
+            value = getattr(self, setting.name)
+            if setting.type == "int" and (type(value) is not int or value < least):
+                raise ValueError(f"{setting.name} is {value!r}: it must be an int of at least {least}")

@@ -1,0 +1,64 @@
+"""What must not reach the weights: a gradient that is no number, or far too large."""
+
+from __future__ import annotations
+
+from collections import deque
+from math import isfinite
+from statistics import median
+
+
+class StepRules:
+    """Two rules on the loss and the gradient norm of the step at hand. No torch here.
+
+    - ``non_finite``: the loss or the norm is nan or ±inf.
+    - ``gradient_explosion``: the norm is above `factor` times the median of the
+      last `window` finite norms, of which half must be past.
+
+    Under a gradient scaler, which overflows on purpose to find its scale and
+    then leaves the step out by itself, a non-finite norm alone is an alert only
+    after `overflows` in a row.
+
+    Their weakness: they see one step. What drifts is for the detectors.
+
+    >>> rules = StepRules(window=4)
+    >>> [rules.update(loss=2.0, norm=g) for g in (1.0, 1.2, 0.9)]
+    [[], [], []]
+    >>> rules.update(loss=2.0, norm=80.0)
+    [('gradient_explosion', 'gradient norm 80 is 80 times the median of the last 3 (1)')]
+    """
+
+    def __init__(
+        self, *, factor: float = 20.0, window: int = 100, overflows: int = 10, scaled: bool = False
+    ) -> None:
+        self.factor, self.overflows, self.scaled = factor, overflows, scaled
+        self._past: deque[float] = deque(maxlen=window)
+        self._least = max(1, window // 2)
+        self._overflows = 0
+
+    def update(self, loss: float | None, norm: float | None) -> list[tuple[str, str]]:
+        """Take one step; return (rule, reason) for each that is broken."""
+        broken = []
+        if loss is not None and not isfinite(loss):
+            broken.append(("non_finite", f"loss is {loss:g}"))
+        if norm is None:
+            return broken
+        if not isfinite(norm):
+            self._overflows += 1
+            if not self.scaled or broken:
+                broken.append(("non_finite", f"gradient norm is {norm:g}"))
+            elif self._overflows >= self.overflows:
+                often = f"gradient norm is {norm:g} for {self._overflows} steps in a row"
+                broken.append(("non_finite", often))
+            return broken
+        self._overflows = 0
+        usual = median(self._past) if len(self._past) >= self._least else 0.0
+        if usual > 0.0 and norm > self.factor * usual:
+            broken.append(
+                (
+                    "gradient_explosion",
+                    f"gradient norm {norm:.4g} is {norm / usual:.3g} times the median of the "
+                    f"last {len(self._past)} ({usual:.4g})",
+                )
+            )
+        self._past.append(norm)
+        return broken
