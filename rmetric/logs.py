@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -98,12 +98,20 @@ def log_path(folder: Path, run_id: str) -> Path:
     return folder / f"{run_id}.jsonl"
 
 
-def metrics_line(record: Record, metric: RMetric) -> bytes:
-    """The METRICS line of `record`, which `metric` takes on the way."""
+def metrics_line(
+    record: Record, metric: RMetric, alarms: Mapping[str, bool] | None = None
+) -> bytes:
+    """The METRICS line of `record`, which `metric` takes on the way.
+
+    `alarms` are those of other detectors, by name; they stand beside R's.
+    """
     measured = record_to_json(record)
     for key in SIGNAL_KEYS.values():
         measured.pop(key, None)  # the metric says what it used
-    return encode_line(measured | metric_to_json(metric.update(record)))
+    judged = metric_to_json(metric.update(record))
+    if alarms:
+        judged["alerts"] |= alarms
+    return encode_line(measured | judged)
 
 
 def run_lines(run: Run, metric_config: RMetricConfig, mode: str = "FULL_METRIC") -> Iterator[bytes]:

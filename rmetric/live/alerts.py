@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,10 @@ class Alert:
     source: str
     reason: str
     rank: int = 0
+
+    def as_entry(self) -> dict[str, Any]:
+        """As it stands in a log."""
+        return asdict(self)
 
     def __str__(self) -> str:
         return f"step {self.step}, rank {self.rank}: {self.source}: {self.reason}"

@@ -47,7 +47,7 @@ class MonitorConfig:
     overflows: int = 10
     update_every: int = 1
     sampled_weights: int = 16384
-    workers_every: int = 1
+    workers_every: int = 10
     layers_every: int = 10
     forward_every: int = 50
     probe_every: int = 50
@@ -72,4 +72,6 @@ class MonitorConfig:
             least = 0 if setting.name.endswith("_every") else 1
             value = getattr(self, setting.name)
             if setting.type == "int" and (type(value) is not int or value < least):
-                raise ValueError(f"{setting.name} is {value!r}: it must be an int of at least {least}")
+                raise ValueError(
+                    f"{setting.name} is {value!r}: it must be an int of at least {least}"
+                )

@@ -44,6 +44,10 @@ class ForwardProbes:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._armed: list[Any] = []
+        self._watch: _AttentionWatch | None = None
+        self._handles: list[Any] = []
         self._linear = [m for m in model.modules() if _is_linear(m)]
         self._routers = _routers(model)
         self._largest: dict[torch.dtype, Tensor] = {}
@@ -53,16 +57,43 @@ class ForwardProbes:
     @contextmanager
     def measuring(self) -> Iterator[None]:
         """Look at the forward passes inside; those of before are forgotten."""
-        self.start()
+        self._forget()
+        self._start()
         try:
             yield
         finally:
-            self.stop()
+            self._stop()
 
-    def start(self) -> None:
+    @property
+    def armed(self) -> bool:
+        return bool(self._armed)
+
+    def arm(self) -> None:
+        """Look at the model's own forward passes in training mode, until `disarm`."""
+        self._forget()
+        # Entered and left around each pass: a mode that stayed on would be torn from
+        # the caller's own `with torch.device(...)`.
+        self._armed = [
+            self._model.register_forward_pre_hook(self._start_in_training),
+            self._model.register_forward_hook(lambda *_: self._stop(), always_call=True),
+        ]
+
+    def disarm(self) -> None:
+        for handle in self._armed:
+            handle.remove()
+        self._armed = []
+
+    def _start_in_training(self, *_: Any) -> None:
+        if self._model.training:
+            self._start()
+
+    def _forget(self) -> None:
         self._largest.clear()
         self._logits.clear()
         self._loads.clear()
+
+    def _start(self) -> None:
+        self._stop()  # a pass inside a pass is one pass
         self._handles = [m.register_forward_hook(self._see_activations) for m in self._linear]
         self._handles += [
             router.register_forward_hook(self._router_hook(experts))
@@ -71,23 +102,35 @@ class ForwardProbes:
         self._watch = _AttentionWatch(self._logits.append)
         self._watch.__enter__()
 
-    def stop(self) -> None:
-        self._watch.__exit__(None, None, None)
+    def _stop(self) -> None:
+        if self._watch is not None:
+            self._watch.__exit__(None, None, None)
+            self._watch = None
         for handle in self._handles:
             handle.remove()
+        self._handles = []
+
+    def take(self) -> Callable[[], dict[str, float]]:
+        """What was seen, still on the device; call it to read that."""
+        largest, logits, loads = dict(self._largest), list(self._logits), list(self._loads)
+
+        def read() -> dict[str, float]:
+            seen: dict[str, float] = {}
+            if largest:
+                seen["activation_headroom"] = min(
+                    _headroom(float(value), dtype) for dtype, value in largest.items()
+                )
+            if logits:
+                seen["attention_logit_max"] = float(torch.stack(logits).max())
+            if loads:
+                seen["router_load"] = float(torch.stack(loads).max())
+            return seen
+
+        return read
 
     def read(self) -> dict[str, float]:
         """What was seen, on the host; a key is absent where the model has no such thing."""
-        seen: dict[str, float] = {}
-        if self._largest:
-            seen["activation_headroom"] = min(
-                _headroom(float(largest), dtype) for dtype, largest in self._largest.items()
-            )
-        if self._logits:
-            seen["attention_logit_max"] = float(torch.stack(self._logits).max())
-        if self._loads:
-            seen["router_load"] = float(torch.stack(self._loads).max())
-        return seen
+        return self.take()()
 
     @torch.no_grad()
     def _see_activations(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:

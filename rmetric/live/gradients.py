@@ -85,4 +85,4 @@ def norms_by_layer(names: Sequence[str], norms: Sequence[float]) -> dict[str, fl
     squares: dict[str, float] = {}
     for name, norm in zip(names, norms, strict=True):
         squares[name] = squares.get(name, 0.0) + norm * norm
-    return {name: square**0.5 for name, square in squares.items()}
+    return {name: float(f"{square**0.5:.9g}") for name, square in squares.items()}

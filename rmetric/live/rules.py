@@ -37,28 +37,25 @@ class StepRules:
 
     def update(self, loss: float | None, norm: float | None) -> list[tuple[str, str]]:
         """Take one step; return (rule, reason) for each that is broken."""
-        broken = []
-        if loss is not None and not isfinite(loss):
-            broken.append(("non_finite", f"loss is {loss:g}"))
-        if norm is None:
-            return broken
-        if not isfinite(norm):
+        said = [f"loss is {loss:g}"] if loss is not None and not isfinite(loss) else []
+        if norm is not None and not isfinite(norm):
             self._overflows += 1
-            if not self.scaled or broken:
-                broken.append(("non_finite", f"gradient norm is {norm:g}"))
-            elif self._overflows >= self.overflows:
-                often = f"gradient norm is {norm:g} for {self._overflows} steps in a row"
-                broken.append(("non_finite", often))
-            return broken
+            if said or not self.scaled or self._overflows >= self.overflows:
+                often = f" for {self._overflows} steps in a row" if self._overflows > 1 else ""
+                said.append(f"gradient norm is {norm:g}{often}")
+        if said:
+            return [("non_finite", "; ".join(said))]
+        return [] if norm is None or not isfinite(norm) else self._explosion(norm)
+
+    def _explosion(self, norm: float) -> list[tuple[str, str]]:
         self._overflows = 0
-        usual = median(self._past) if len(self._past) >= self._least else 0.0
-        if usual > 0.0 and norm > self.factor * usual:
-            broken.append(
-                (
-                    "gradient_explosion",
-                    f"gradient norm {norm:.4g} is {norm / usual:.3g} times the median of the "
-                    f"last {len(self._past)} ({usual:.4g})",
-                )
-            )
+        past = len(self._past)
+        usual = median(self._past) if past >= self._least else 0.0
         self._past.append(norm)
-        return broken
+        if not 0.0 < usual * self.factor < norm:
+            return []
+        reason = (
+            f"gradient norm {norm:.4g} is {norm / usual:.3g} times the median of the last "
+            f"{past} ({usual:.4g})"
+        )
+        return [("gradient_explosion", reason)]

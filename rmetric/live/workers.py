@@ -60,11 +60,14 @@ class MicroBatchWorkers:
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], size: int = SAMPLED) -> None:
-        self._parameters = [p for p in parameters if p.requires_grad]
+        self._parameters = list(parameters)
         whole = sum(p.numel() for p in self._parameters)
         self._stride = max(1, whole // size)
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
-        self._forget()
+        self._parts: list[tuple[Tensor, Tensor, Tensor]] = []  # one a parameter
+        self._norms: list[Tensor] = []
+        self._non_finite: list[Tensor] = []
+        self._samples: list[Tensor] = []
 
     @property
     def active(self) -> bool:
@@ -73,7 +76,7 @@ class MicroBatchWorkers:
     def start(self) -> None:
         """Listen, from the next backward pass on."""
         self._forget()
-        self._handles = [p.register_hook(self._take) for p in self._parameters]
+        self._handles = [p.register_hook(self._take) for p in self._parameters if p.requires_grad]
 
     def next(self) -> None:
         """A micro-batch's backward pass has ended."""
@@ -101,10 +104,7 @@ class MicroBatchWorkers:
         return WorkerStatistics(torch.stack(norms) * len(norms), cosines, torch.stack(non_finite))
 
     def _forget(self) -> None:
-        self._parts: list[tuple[Tensor, Tensor, Tensor]] = []  # one a parameter
-        self._norms: list[Tensor] = []
-        self._non_finite: list[Tensor] = []
-        self._samples: list[Tensor] = []
+        self._parts, self._norms, self._non_finite, self._samples = [], [], [], []
 
     @torch.no_grad()
     def _take(self, gradient: Tensor) -> None:

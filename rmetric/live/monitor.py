@@ -1,0 +1,550 @@
+"""The R-Metric, and what else is worth knowing, in a training that is under way.
+
+monitor = Monitor(model, optimizer, log="run.jsonl")
+...
+    loss.backward()
+    monitor.check_before_step(loss)
+    optimizer.step()
+...
+monitor.close()
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial, wraps
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rmetric.detectors.registry import DETECTORS
+from rmetric.live.actions.action import Action, as_action
+from rmetric.live.alerts import Alert, Verdict
+from rmetric.live.background import Background
+from rmetric.live.config import MonitorConfig
+from rmetric.live.forward import ForwardProbes
+from rmetric.live.gradients import gradients_of, layer_names, tensor_norms, total_norm
+from rmetric.live.log_file import LogFile
+from rmetric.live.pending import Pending
+from rmetric.live.rules import StepRules
+from rmetric.live.weights import WeightSample
+from rmetric.live.workers import MicroBatchWorkers
+from rmetric.log_entries import record_from_json, record_to_json
+from rmetric.logs import metrics_line, start_line
+from rmetric.metric import RMetric
+from rmetric.records import HardwareEvent, Record
+from rmetric.state import restore_state, state_of
+from rmetric.strict_json import encode_line
+
+logger = logging.getLogger("rmetric")
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+ALERTS_KEPT = 100
+CLOSE_SECONDS = 5.0
+
+
+class Hardware(Protocol):
+    """A source of hardware events, such as `rmetric.telemetry.nvml.NvmlEvents`."""
+
+    def poll(self) -> Sequence[HardwareEvent]: ...
+
+    def close(self) -> None: ...
+
+
+def steps_aside(otherwise: Any = None) -> Callable[[Method], Method]:
+    """An exception inside is reported once; from then on the monitor does nothing.
+
+    Training must not end because somebody watches it. `otherwise` is returned
+    (or, where it is callable, called) in place of a result.
+    """
+
+    def wrap(method: Method) -> Method:
+        @wraps(method)
+        def guarded(self: Monitor, *args: Any, **kwargs: Any) -> Any:
+            if self._closed or not self.usable:
+                return otherwise() if callable(otherwise) else otherwise
+            began = time.perf_counter()
+            self._depth += 1
+            try:
+                return method(self, *args, **kwargs)
+            except Exception as error:
+                self._step_aside(method.__name__, error)
+                return otherwise() if callable(otherwise) else otherwise
+            finally:
+                self._depth -= 1
+                if self._depth == 0:
+                    self.seconds += time.perf_counter() - began
+
+        return guarded  # type: ignore[return-value]
+
+    return wrap
+
+
+def go_on() -> Verdict:
+    return Verdict(tuple)
+
+
+class Monitor:
+    """Watches one training run: measures, logs, and says when something is wrong.
+
+    Call `check_before_step(loss)` once a step, after backward (and after
+    `scaler.unscale_`), before the optimiser's step. What it measures stays on
+    the device and is read when the next step is checked, so an accelerator is
+    not made to wait; then the record is completed, the metric and the detectors
+    take it, and it goes to the log. By default it logs and nothing else.
+
+    It never ends, slows or changes a training unless an action that was passed
+    in does: the weights come out bit for bit the same. An exception inside is
+    reported once through `logging`, and the monitor steps aside.
+
+    Args:
+        model: as trained, before or after DistributedDataParallel or compile.
+        optimizer: its learning rate and update norms are watched; None for neither.
+        log: JSONL file, the same form as the simulator's; None for none.
+        run_id: names the run in the log.
+        config: see `MonitorConfig`.
+        actions: what to do on an alert; a plain function is called with it.
+        scaler: the GradScaler of a half-precision training, if there is one.
+        hardware: where hardware events come from; None where none are logged.
+        probe: returns the loss on a small fixed batch; called without gradients,
+            the model in evaluation mode.
+        about: further keys for the log's description of the run.
+
+    Attributes:
+        step: steps checked so far.
+        weights_step: steps that the weights have taken; one less than `step`
+            between the check and the optimiser's step.
+        metric: the R-Metric, as of `last`.
+        last: the last completed record; None before the first.
+        alerts: the last 100.
+        should_stop: an action asks the training loop to end.
+        usable, problem: False and why, once the monitor has stepped aside.
+        seconds: time spent in here.
+        model, optimizer, scaler, background: for actions.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Any = None,
+        *,
+        log: Path | str | None = None,
+        run_id: str = "run",
+        config: MonitorConfig | None = None,
+        actions: Iterable[Action | Callable[[Alert], None]] = (),
+        scaler: Any = None,
+        hardware: Hardware | None = None,
+        probe: Callable[[], Tensor] | None = None,
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.model, self.optimizer, self.scaler = model, unwrapped(optimizer), scaler
+        self.config = config = config or MonitorConfig()
+        self.step, self.weights_step, self.seconds = 0, 0, 0.0
+        self.last: Record | None = None
+        self.alerts: deque[Alert] = deque(maxlen=ALERTS_KEPT)
+        self.should_stop, self.usable = False, True
+        self.problem: str | None = None
+        self.background = Background()
+        self.metric = RMetric(config.metric)
+        self._detectors = {
+            name: DETECTORS[name].make(np.random.default_rng(0)) for name in config.detectors
+        }
+        self._alarmed: set[str] = set()  # detectors that were alarmed at the last record
+        self._sounding: set[str] = set()  # rules that the last step broke
+        self._rules = StepRules(
+            factor=config.explosion_factor,
+            window=config.explosion_window,
+            overflows=config.overflows,
+            scaled=scaler is not None,
+        )
+        self._actions = [as_action(action) for action in actions]
+        self._log_path = None if log is None else Path(log)
+        self._log: LogFile | None = None
+        self._start_line = start_line(dict(about or {}), run_id, config.metric, "FULL_METRIC")
+        self._hardware, self._probe = hardware, probe
+        self._depth, self._closed = 0, False
+        self._resumed_at: int | None = None
+        self._clock = time.monotonic()
+        self._begun_at = 0.0
+        self._pending: Pending | None = None
+        self._said: list[HardwareEvent] = []
+        self._planned: list[str] = []
+        self._micro_losses: list[Any] = []
+        self.parameters = list(model.parameters())
+        names = [name for name, _ in model.named_parameters()]
+        self._layers = dict(zip(map(id, self.parameters), layer_names(names), strict=True))
+        self._prepare()
+
+    @steps_aside()
+    def _prepare(self) -> None:
+        config = self.config
+        self._sample = WeightSample(self.parameters, config.sampled_weights)
+        self._workers = MicroBatchWorkers(self.parameters)
+        self._forward = None if is_compiled(self.model) else ForwardProbes(self.model)
+        self._remembered = False
+        self._hooks = []
+        if hasattr(self.optimizer, "register_step_post_hook"):
+            self._hooks = [
+                self.optimizer.register_step_pre_hook(self._before_optimizer),
+                self.optimizer.register_step_post_hook(self._after_optimizer),
+            ]
+        self._look_ahead()
+
+    # -- what a training loop calls
+
+    @steps_aside(otherwise=go_on)
+    def check_before_step(
+        self, loss: Tensor | float | None = None, *, gradient_norm: Tensor | float | None = None
+    ) -> Verdict:
+        """Take a step that is about to be made.
+
+        Args:
+            loss: of this step, nats per token; None where `micro_batch` was given them.
+            gradient_norm: before clipping, where the loop has it already (it is
+                what clip_grad_norm_ returns); it spares a pass over the gradients.
+
+        Returns:
+            True where the step may be taken. Nothing waits for the device until
+            it is asked.
+        """
+        self._complete()
+        self.weights_step = self.step
+        self.step += 1
+        pending = Pending(self._new_record())
+        pending.loss = self._loss_of_step(loss)
+        self._measure_gradients(pending, gradient_norm)
+        if self._forward is not None and self._forward.armed:
+            pending.forward = self._forward.take()
+        if self._probe is not None and _due(self.step, self.config.probe_every):
+            pending.probe_loss = self._on_fixed_batch()
+        self._pending = pending
+        self._look_ahead()
+        verdict = Verdict(lambda: self._judge(pending))
+        if any(action.needs_verdict_now for action in self._actions):
+            _ = verdict.ok
+        return verdict
+
+    @steps_aside()
+    def micro_batch(self, loss: Tensor | float | None = None) -> None:
+        """With accumulation: one micro-batch's backward pass has ended.
+
+        The micro-batches of a step are taken for workers. `loss` is the
+        micro-batch's own, not divided by their number; the step's is the mean.
+        """
+        if loss is not None:
+            self._micro_losses.append(loss.detach().clone() if isinstance(loss, Tensor) else loss)
+        if self._workers.active:
+            self._workers.next()
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Clip as torch.nn.utils.clip_grad_norm_ does, sharing the pass of the check before it.
+
+        Returns the norm before clipping.
+        """
+        pending = self._pending
+        if (
+            self.usable
+            and not self._closed
+            and pending is not None
+            and isinstance(pending.norm, Tensor)
+        ):
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, max_norm, pending.norm)
+            return pending.norm
+        return torch.nn.utils.clip_grad_norm_(self.parameters, max_norm)
+
+    @steps_aside()
+    def evaluated(self, validation_loss: Tensor | float) -> None:
+        """An evaluation after the step just made; nats per token."""
+        if self._pending is not None:
+            self._pending.record.validation_loss = float(validation_loss)
+
+    @steps_aside()
+    def planned(self, kind: str, details: str = "") -> None:
+        """Announce a change that begins with the next step: learning_rate, batch_size, ..."""
+        self._planned.append(f"{kind}: {details}" if details else kind)
+
+    @steps_aside()
+    def hardware_event(self, kind: str, worker: int | None = None) -> None:
+        """Report an event that the training itself has seen."""
+        self._said.append(HardwareEvent(self._now(), kind, worker))
+
+    @steps_aside(otherwise=dict)
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint of the present weights should hold: plain values, of a bounded size."""
+        pending, last = self._pending, None
+        if pending is not None and pending.record.step <= self.weights_step:
+            self._judge(pending)
+            last = record_to_json(pending.read())
+        return {
+            "step": self.weights_step,
+            "time": self._now(),
+            "pending": last,
+            "metric": state_of(self.metric),
+            "detectors": {name: state_of(d) for name, d in self._detectors.items()},
+            "alarmed": sorted(self._alarmed),
+            "rules": state_of(self._rules),
+        }
+
+    @steps_aside()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on after the step of that state; the log goes on there too."""
+        if not state:
+            return
+        self.step = self.weights_step = state["step"]
+        last = state["pending"]
+        self._pending = None if last is None else Pending.of(record_from_json(last))
+        self._resumed_at = self.step if last is None else self.step - 1
+        self._begun_at, self._clock = state["time"], time.monotonic()
+        restore_state(self.metric, state["metric"])
+        restore_state(self._rules, state["rules"])
+        for name, detector in self._detectors.items():
+            if name in state["detectors"]:
+                restore_state(detector, state["detectors"][name])
+        self._alarmed = set(state["alarmed"])
+        self._look_ahead()
+
+    def close(self) -> None:
+        """Complete the last record and end the log; harmless when called again."""
+        self._complete_quietly()
+        self._let_go()
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, torch.OutOfMemoryError):
+            self._late_event("torch_out_of_memory")
+        elif isinstance(error, getattr(torch, "AcceleratorError", ())):
+            self._late_event("torch_accelerator_error")
+        self.close()
+
+    # -- measuring
+
+    def _new_record(self) -> Record:
+        record = Record(step=self.step, time=self._now(), learning_rate=self._learning_rate())
+        record.events = self._new_events()
+        if self._planned:
+            record.planned_events, self._planned = tuple(self._planned), []
+        return record
+
+    def _new_events(self) -> tuple[HardwareEvent, ...] | None:
+        said, self._said = self._said, []
+        if self._hardware is None:
+            return tuple(said) or None
+        seen = (replace(e, time=e.time + self._begun_at) for e in self._hardware.poll())
+        return (*said, *seen)
+
+    def _learning_rate(self) -> float | None:
+        groups = getattr(self.optimizer, "param_groups", None)
+        return float(groups[0]["lr"]) if groups else None
+
+    def _loss_of_step(self, loss: Tensor | float | None) -> Tensor | float | None:
+        losses, self._micro_losses = self._micro_losses, []
+        if loss is not None:
+            # A captured graph writes the next loss to the same place.
+            return loss.detach().clone() if isinstance(loss, Tensor) else float(loss)
+        return sum(losses) / len(losses) if losses else None
+
+    def _measure_gradients(self, pending: Pending, norm: Tensor | float | None) -> None:
+        if self._workers.active:
+            pending.workers = self._workers.stop()
+        layers_due = _due(self.step, self.config.layers_every)
+        if norm is None or layers_due:
+            present = [p for p in self.parameters if p.grad is not None]
+            norms = tensor_norms(gradients_of(present))
+            if layers_due and present:
+                pending.tensor_norms = norms
+                pending.layers = [self._layers[id(p)] for p in present]
+            if norm is None and present:
+                norm = total_norm(norms)
+        pending.norm = norm
+
+    def _on_fixed_batch(self) -> Tensor | None:
+        assert self._probe is not None
+        modes = [(m, m.training) for m in self.model.modules()]
+        try:
+            self.model.eval()
+            with torch.no_grad(), torch.random.fork_rng():
+                return self._probe().detach()
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+    def _look_ahead(self) -> None:
+        """Listen to what is due at the next step, and to nothing else."""
+        due = self.step + 1
+        if _due(due, self.config.workers_every):
+            self._workers.start()
+        if self._forward is not None:
+            self._forward.disarm()
+            if _due(due, self.config.forward_every):
+                self._forward.arm()
+
+    @steps_aside()
+    def _before_optimizer(self, *_: Any) -> None:
+        if self._pending is not None and _due(self.step, self.config.update_every):
+            self._sample.remember()
+            self._remembered = True
+
+    @steps_aside()
+    def _after_optimizer(self, *_: Any) -> None:
+        if self._remembered and self._pending is not None:
+            self._pending.moved = self._sample.moved()
+        self._remembered = False
+        self.weights_step = self.step
+
+    # -- judging
+
+    @steps_aside(otherwise=tuple)
+    def _judge(self, pending: Pending) -> tuple[Alert, ...]:
+        """The rules on one step, once; alerts and actions follow at once."""
+        if pending.broken is None:
+            pending.broken = self._rules.update(*pending.read_loss_and_norm())
+            for rule, reason in pending.broken:
+                self._raise(Alert(step=pending.record.step, source=rule, reason=reason))
+            self._sounding = {rule for rule, _ in pending.broken}
+        step = pending.record.step
+        return tuple(
+            Alert(step=step, source=rule, reason=reason)
+            for rule, reason in pending.broken
+            if rule in self.config.alert_on
+        )
+
+    def _complete(self) -> None:
+        """Read the pending step from the device; the metric, detectors and log take it."""
+        pending = self._pending
+        if pending is None:
+            return
+        self._judge(pending)
+        self._pending = None
+        record = pending.read()
+        alarms = {name: d.update(record).alarm for name, d in self._detectors.items()}
+        line = metrics_line(record, self.metric, alarms)
+        self.last = record
+        self._write(line)
+        self._hear({"r_metric": self.metric.alarm} | alarms)
+        for action in tuple(self._actions):
+            self._let_act(action, partial(action.record, record, self))
+
+    def _hear(self, alarms: dict[str, bool]) -> None:
+        """An alarm is an alert where it begins."""
+        for name, alarmed in alarms.items():
+            if alarmed and name not in self._alarmed:
+                assert self.last is not None
+                self._raise(Alert(step=self.last.step, source=name, reason=self._reason(name)))
+        self._alarmed = {name for name, alarmed in alarms.items() if alarmed}
+
+    def _reason(self, name: str) -> str:
+        if name != "r_metric":
+            return f"score {self._detectors[name].score:.4g}"
+        parts = zip(
+            ("λ", "σ²", "ΔL"), self.metric.config.weights, self.metric.normalised, strict=True
+        )
+        shares = " + ".join(f"{weight * value:.2f} ({signal})" for signal, weight, value in parts)
+        return f"R = {self.metric.score:.3f} = {shares}, above {self.metric.config.threshold:g}"
+
+    def _raise(self, alert: Alert) -> None:
+        if alert.source not in self.config.alert_on:
+            return
+        self.alerts.append(alert)
+        if alert.source not in self._sounding:  # a stretch of bad steps is said once
+            logger.warning("%s", alert)
+            self._write(encode_line({"event": "ALERT"} | alert.as_entry()), now=True)
+        for action in tuple(self._actions):
+            if action.hears(alert):
+                self._let_act(action, partial(action, alert, self))
+
+    def _let_act(self, action: Action, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception as error:
+            self._actions.remove(action)
+            logger.error("rmetric: %s failed and is switched off: %s", action, error)
+
+    # -- the log, and the end
+
+    def _write(self, line: bytes, *, now: bool = False) -> None:
+        if self._log_path is None:
+            return
+        if self._log is None:
+            self._log = LogFile(self._log_path, self.background, self._start_line, self._resumed_at)
+        self._log.write(line, now=now)
+        if self._log.problem:
+            logger.error("rmetric: %s; going on without the log", self._log.problem)
+            self._log_path = None
+
+    def _now(self) -> float:
+        return round(self._begun_at + time.monotonic() - self._clock, 6)
+
+    @steps_aside()
+    def _late_event(self, kind: str) -> None:
+        """An event after which no step will follow belongs to the last."""
+        if self._pending is not None:
+            self._pending.add_event(HardwareEvent(self._now(), kind))
+
+    @steps_aside()
+    def _complete_quietly(self) -> None:
+        self._complete()
+
+    def _step_aside(self, where: str, error: Exception) -> None:
+        self.usable, self.problem = False, f"{where}: {type(error).__name__}: {error}"
+        logger.error("rmetric: the monitor steps aside, training goes on. %s", self.problem)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Take every hook off and hand the last lines over; whatever of it fails, fails alone."""
+        self._closed = True
+        endings: list[Callable[[], Any]] = [handle.remove for handle in getattr(self, "_hooks", ())]
+        if (forward := getattr(self, "_forward", None)) is not None:
+            endings.append(forward.disarm)
+        if hasattr(self, "_workers"):
+            endings.append(self._workers.stop)
+        if self._log is not None:
+            endings.append(self._log.close)
+        if self._hardware is not None:
+            endings.append(self._hardware.close)
+        endings += [action.close for action in self._actions]
+        endings.append(lambda: self.background.close(CLOSE_SECONDS))
+        for end in endings:
+            try:
+                end()
+            except Exception as error:
+                logger.error("rmetric: %s", error)
+
+
+def _due(step: int, every: int) -> bool:
+    """Whether something of this cadence is measured at `step`; the first step always is."""
+    return every > 0 and (step % every == 0 or step == 1)
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """The optimiser itself, without the wrappers that trainers put around it."""
+    while not isinstance(optimizer, torch.optim.Optimizer) or not hasattr(
+        optimizer, "_optimizer_step_pre_hooks"
+    ):
+        inner = getattr(optimizer, "optimizer", None)
+        if inner is None:
+            return optimizer
+        optimizer = inner
+    return optimizer
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether any part of the model runs through torch.compile."""
+    return any(
+        getattr(m, "_compiled_call_impl", None) is not None or hasattr(m, "_orig_mod")
+        for m in model.modules()
+    )
