@@ -1,0 +1,191 @@
+"""NVML's calls, with its return codes turned into what they mean for a watcher."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from rmetric.telemetry.reading import Reading
+
+#: Return codes after which NVML must be opened again.
+CLOSED = {
+    1: "NVML is no longer open: the driver went away, or another part of this program closed it",
+    9: "the NVIDIA driver is not loaded",
+    12: "NVML is not on this machine: there is no NVIDIA driver, or this container does not see it",
+    18: "the NVIDIA driver was changed under this process: its library and kernel module differ",
+}
+#: Return codes by which a GPU is gone, as kinds of events.
+GONE = {15: "gpu_lost", 16: "gpu_reset_required", 28: "gpu_lost"}
+
+THROTTLE_BITS = {
+    0x04: "software_power_cap",
+    0x08: "hardware_slowdown",
+    0x20: "software_thermal",
+    0x40: "hardware_thermal",
+    0x80: "power_brake",
+}
+
+
+class NvmlClosed(Exception):
+    """NVML cannot be used and must be opened again; says why in words."""
+
+
+class GpuGone(Exception):
+    """One GPU does not answer. `kind` is the kind of event that this is."""
+
+    def __init__(self, message: str, kind: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class Library:
+    """NVML, opened: finds GPUs, reads them, waits for Xids. Any call may raise NvmlClosed.
+
+    Args:
+        nvml: the module pynvml.
+    """
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        self._handles: dict[int, Any] = {}
+        try:
+            nvml.nvmlInit()
+        except nvml.NVMLError as error:
+            raise NvmlClosed(CLOSED.get(error.value, f"NVML: {error}")) from None
+        self._event_set = self._ask(nvml.nvmlEventSetCreate)
+
+    def close(self) -> None:
+        with suppress(self._nvml.NVMLError):
+            if self._event_set is not None:
+                self._nvml.nvmlEventSetFree(self._event_set)
+        with suppress(self._nvml.NVMLError):
+            self._nvml.nvmlShutdown()
+
+    def count(self) -> int:
+        """How many GPUs the driver lists; also the way to notice that it is gone."""
+        return self._ask(self._nvml.nvmlDeviceGetCount) or 0
+
+    def find(self, devices: Sequence[int | str] | None) -> list[int]:
+        """The indices of the GPUs asked for, by index or UUID; None: those CUDA may use."""
+        count = self.count()
+        if count == 0:
+            raise NvmlClosed("the NVIDIA driver lists no GPU")
+        asked = _visible_to_cuda() if devices is None else devices
+        if asked is None:
+            return list(range(count))
+        found = [gpu for device in asked for gpu in range(count) if self._is(gpu, device)]
+        if len(found) != len(asked) or not found:
+            listed = f"the driver lists {count}, from 0"
+            raise NvmlClosed(f"the GPUs asked for are {list(asked)!r}; {listed}")
+        return found
+
+    def read(self, gpu: int, time: float) -> Reading:
+        """One GPU's reading. Raises GpuGone where it does not answer."""
+        nvml = self._nvml
+        try:
+            return self._reading(gpu, self._handle(gpu), time)
+        except nvml.NVMLError as error:
+            if error.value in CLOSED:
+                raise NvmlClosed(CLOSED[error.value]) from None
+            self._handles.pop(gpu, None)
+            kind = GONE.get(error.value, "gpu_lost")
+            raise GpuGone(f"GPU {gpu} does not answer: {error}", kind) from None
+
+    def next_xid(self, seconds: float, otherwise: Callable[[float], Any]) -> tuple[int, int] | None:
+        """The GPU and number of the next Xid; None if none came within `seconds`.
+
+        Where NVML cannot wait for Xids, `otherwise(seconds)` does the waiting.
+        """
+        nvml = self._nvml
+        try:
+            if self._event_set is not None:
+                event = nvml.nvmlEventSetWait(self._event_set, round(1000 * seconds))
+                return nvml.nvmlDeviceGetIndex(event.device), int(event.eventData)
+        except nvml.NVMLError as error:
+            if error.value == nvml.NVML_ERROR_TIMEOUT:
+                return None
+        otherwise(seconds)
+        return None
+
+    def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a call returns; None where this GPU, driver or user cannot have it."""
+        try:
+            return function(*arguments)
+        except self._nvml.NVMLError as error:
+            if error.value in CLOSED:
+                raise NvmlClosed(CLOSED[error.value]) from None
+            if error.value in GONE:
+                raise
+            return None
+
+    def _handle(self, gpu: int) -> Any:
+        if gpu not in self._handles:
+            nvml = self._nvml
+            handle = nvml.nvmlDeviceGetHandleByIndex(gpu)
+            if self._event_set is not None:
+                xids = nvml.nvmlEventTypeXidCriticalError
+                self._ask(nvml.nvmlDeviceRegisterEvents, handle, xids, self._event_set)
+            self._handles[gpu] = handle
+        return self._handles[gpu]
+
+    def _is(self, gpu: int, device: int | str) -> bool:
+        """Whether `device` names this GPU: its index, or the beginning of its UUID."""
+        if str(device).lstrip("-").isdigit():
+            return int(device) == gpu
+        nvml = self._nvml
+        with suppress(nvml.NVMLError):
+            return str(nvml.nvmlDeviceGetUUID(self._handle(gpu))).startswith(str(device))
+        return False
+
+    def _reading(self, gpu: int, handle: Any, time: float) -> Reading:
+        nvml, ask = self._nvml, self._ask
+        utilisation = ask(nvml.nvmlDeviceGetUtilizationRates, handle)
+        memory = ask(nvml.nvmlDeviceGetMemoryInfo, handle)
+        remaps = ask(nvml.nvmlDeviceGetRemappedRows, handle)
+        pages = [ask(nvml.nvmlDeviceGetRetiredPages, handle, cause) for cause in (0, 1)]
+        ecc = [ask(nvml.nvmlDeviceGetTotalEccErrors, handle, kind, 0) for kind in (0, 1)]
+        return Reading(
+            gpu=gpu,
+            time=time,
+            temperature_celsius=ask(nvml.nvmlDeviceGetTemperature, handle, 0),
+            slowdown_temperature_celsius=ask(nvml.nvmlDeviceGetTemperatureThreshold, handle, 1),
+            power_watts=_watts(ask(nvml.nvmlDeviceGetPowerUsage, handle)),
+            power_limit_watts=_watts(ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
+            utilisation_percent=utilisation and utilisation.gpu,
+            memory_busy_percent=utilisation and utilisation.memory,
+            memory_used_bytes=memory and memory.used,
+            memory_total_bytes=memory and memory.total,
+            throttle_reasons=_words(ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)),
+            ecc_corrected_errors=ecc[0],
+            ecc_uncorrected_errors=ecc[1],
+            remapped_rows=remaps and remaps[0] + remaps[1],
+            row_remap_pending=remaps and bool(remaps[2]),
+            row_remap_failed=remaps and bool(remaps[3]),
+            retired_pages=None if None in pages else len(pages[0]) + len(pages[1]),
+            page_retirement_pending=_flag(ask(nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)),
+            pcie_replays=ask(nvml.nvmlDeviceGetPcieReplayCounter, handle),
+        )
+
+
+def _watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / 1000
+
+
+def _flag(value: int | None) -> bool | None:
+    return None if value is None else bool(value)
+
+
+def _words(bits: int | None) -> frozenset[str] | None:
+    if bits is None:
+        return None
+    return frozenset(word for bit, word in THROTTLE_BITS.items() if bits & bit)
+
+
+def _visible_to_cuda() -> list[str] | None:
+    """What CUDA_VISIBLE_DEVICES names; None for every GPU, also where it names parts of one."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None or "MIG" in named:
+        return None
+    return [name.strip() for name in named.split(",") if name.strip()]

@@ -1,0 +1,192 @@
+"""Hardware events from NVIDIA's management library; the only importer of pynvml."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from time import monotonic
+
+from rmetric.records import HardwareEvent
+from rmetric.telemetry.changes import Changes
+from rmetric.telemetry.library import GpuGone, Library, NvmlClosed
+from rmetric.telemetry.reading import Reading
+from rmetric.telemetry.xid import xid_kind
+
+HUNG_AFTER_SECONDS = 10.0
+WAIT_SECONDS = 0.25  # of one wait for an Xid: bounds how long `close` takes
+EVENTS_KEPT = 10_000  # of those that nobody has polled for
+
+
+class NvmlEvents:
+    """Hardware events of this machine's NVIDIA GPUs, read in a thread of its own.
+
+    Every `interval` seconds each GPU is read, and what rose or began since the
+    reading before is an event (see `Changes`); an Xid is one at once. Nothing here
+    raises or waits, whatever becomes of the driver: while there is no library, no
+    driver or no GPU, or a call hangs, `available` is False and `problem` says why,
+    and NVML is opened again every `interval` until it answers.
+
+    Args:
+        devices: GPUs to watch, as indices (as nvidia-smi counts) or beginnings of
+            UUIDs; None: those of CUDA_VISIBLE_DEVICES, or all where it is not set.
+            Of several processes each should watch its own: a GPU that two watch
+            has every event twice.
+        interval: seconds between readings, above 0.
+        quiet: seconds without it after which an incident may count again, at least 0.
+
+    Attributes:
+        start: the run's beginning on `time.monotonic`'s clock, which the times of
+            events count from; may be set before a poll.
+
+    >>> with NvmlEvents() as hardware:
+    ...     events = hardware.poll()
+
+    Source: NVIDIA, NVML API reference. Weaknesses: what begins and ends between two
+    readings is not seen, Xids excepted; a machine that dies at once tells nothing;
+    a worker is the index of its GPU.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[int | str] | None = None,
+        interval: float = 10.0,
+        quiet: float = 60.0,
+    ) -> None:
+        _check(devices, interval, quiet)
+        self.start = monotonic()
+        self._devices, self._interval, self._quiet = devices, interval, quiet
+        self._gpus: list[int] = []
+        self._changes: dict[int, Changes] = {}
+        self._events: deque[tuple[float, str, int]] = deque(maxlen=EVENTS_KEPT)
+        self._readings: tuple[Reading, ...] = ()
+        self._problem: str | None = "NVML has not answered yet"
+        self._asked_at: float | None = None  # when the call in progress began
+        self._closed, self._settled = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rmetric-nvml", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # the machine is out of threads
+            self._problem = str(error)
+
+    @property
+    def available(self) -> bool:
+        """Whether at least one GPU answers."""
+        return bool(self._readings) and self._hung_seconds() is None
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong, in words; also where only some of several GPUs do not answer."""
+        hung = self._hung_seconds()
+        return self._problem if hung is None else f"NVML has not answered for {hung:.0f} s"
+
+    def poll(self) -> tuple[HardwareEvent, ...]:
+        """The events since the last poll, at once."""
+        waiting = [self._events.popleft() for _ in range(len(self._events))]
+        return tuple(HardwareEvent(time - self.start, kind, gpu) for time, kind, gpu in waiting)
+
+    def readings(self) -> tuple[Reading, ...]:
+        """The latest reading of each GPU that answers."""
+        return self._readings if self.available else ()
+
+    def ready(self, timeout: float = 5.0) -> bool:
+        """Wait for the first answer, at most `timeout` seconds; whether a GPU answers."""
+        self._settled.wait(timeout)
+        return self.available
+
+    def close(self) -> None:
+        """Stop; a call that hangs is left to itself."""
+        self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=4 * WAIT_SECONDS)
+
+    def __enter__(self) -> NvmlEvents:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _hung_seconds(self) -> float | None:
+        asked_at = self._asked_at
+        seconds = 0.0 if asked_at is None else monotonic() - asked_at
+        return seconds if seconds > HUNG_AFTER_SECONDS else None
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                self._watch()
+            except Exception as error:  # nothing may reach the training
+                self._problem = str(error) or type(error).__name__
+            self._readings, self._asked_at = (), None
+            self._settled.set()
+            self._closed.wait(self._interval)
+
+    def _watch(self) -> None:
+        """Read and listen until NVML breaks, which raises, or this is closed."""
+        self._asked_at = monotonic()
+        library = _open()
+        try:
+            self._gpus = self._gpus or library.find(self._devices)
+            while not self._closed.is_set():
+                until = monotonic() + self._interval
+                self._read(library)
+                self._settled.set()
+                self._listen(library, until)
+            self._problem = "closed"
+        finally:
+            library.close()
+
+    def _read(self, library: Library) -> None:
+        readings, problems = [], []
+        library.count()
+        for gpu in self._gpus:
+            now = self._asked_at = monotonic()
+            changes = self._changes_of(gpu)
+            try:
+                reading = library.read(gpu, now)
+            except GpuGone as gone:
+                problems.append(str(gone))
+                kinds = changes.gone(gone.kind, now)
+            else:
+                readings.append(reading)
+                kinds = changes.update(reading)
+            self._events.extend((now, kind, gpu) for kind in kinds)
+        self._readings, self._problem = tuple(readings), "; ".join(problems) or None
+
+    def _listen(self, library: Library, until: float) -> None:
+        """Take Xids until the next reading is due; one that waits even if it is due now."""
+        while not self._closed.is_set():
+            now = self._asked_at = monotonic()
+            seconds = min(max(until - now, 0.0), WAIT_SECONDS)
+            found = library.next_xid(seconds, otherwise=self._closed.wait)
+            now = monotonic()
+            if found is not None:
+                gpu, kind = found[0], xid_kind(found[1])
+                if self._changes_of(gpu).begins(kind, now):
+                    self._events.append((now, kind, gpu))
+            if now >= until:
+                return
+
+    def _changes_of(self, gpu: int) -> Changes:
+        return self._changes.setdefault(gpu, Changes(self._quiet))
+
+
+def _open() -> Library:
+    try:
+        import pynvml
+    except ImportError:
+        raise NvmlClosed("the Python package nvidia-ml-py is not installed") from None
+    return Library(pynvml)
+
+
+def _check(devices: object, interval: float, quiet: float) -> None:
+    if not interval > 0:
+        raise ValueError(f"interval is {interval!r}: it must be above 0 seconds")
+    if not quiet >= 0:
+        raise ValueError(f"quiet is {quiet!r}: it must be at least 0 seconds")
+    if devices is not None and (
+        isinstance(devices, str)
+        or not isinstance(devices, Sequence)
+        or not all(isinstance(device, int | str) for device in devices)
+    ):
+        raise ValueError(f"devices are {devices!r}: a list of GPU indices or UUIDs is needed")

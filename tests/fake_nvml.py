@@ -1,0 +1,108 @@
+"""Builds the stand-in for NVIDIA's library and plays histories to the real bindings.
+
+A history runs in a process of its own, which finds our libnvidia-ml.so.1 by
+LD_LIBRARY_PATH; nvidia-ml-py is the real one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SOURCE = Path(__file__).with_suffix(".c")
+
+Line = tuple[int, int, str, int]  # tick, GPU, name, value: see the C file
+
+
+def build(folder: Path) -> Path:
+    """Compile the library into `folder`; skips the test where that cannot be done."""
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    compiler = shutil.which("cc") or pytest.skip("there is no C compiler (cc)")
+    library = folder / "libnvidia-ml.so.1"
+    command = [compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", str(library), str(SOURCE)]
+    subprocess.run(command, check=True)
+    return folder
+
+
+def play(
+    folder: Path,
+    history: list[Line],
+    *,
+    ticks: int,
+    gpus: int = 1,
+    hung_after: float = 10.0,
+    linger: float = 0.0,
+    cuda_visible: str | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Watch `history` for so many ticks and `linger` seconds; returns what `watch` saw."""
+    script = folder / "history.txt"
+    script.write_text("".join(f"{t} {g} {n} {v}\n" for t, g, n, v in sorted(history)))
+    environment = os.environ | {
+        "LD_LIBRARY_PATH": str(folder),
+        "FAKE_NVML_SCRIPT": str(script),
+        "FAKE_NVML_GPUS": str(gpus),
+        "PYTHONPATH": str(SOURCE.parents[1]),
+    }
+    environment.pop("CUDA_VISIBLE_DEVICES", None)
+    if cuda_visible is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = cuda_visible
+    task = {"ticks": ticks, "hung_after": hung_after, "linger": linger}
+    task["settings"] = {"interval": 1e-3} | settings
+    command = [sys.executable, "-m", "tests.fake_nvml", json.dumps(task)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def watch(ticks: int, hung_after: float, linger: float, settings: dict[str, Any]) -> dict[str, Any]:
+    """In the other process: poll until the history has run so many ticks."""
+    from rmetric.telemetry import nvml
+
+    nvml.HUNG_AFTER_SECONDS = hung_after
+    library = ctypes.CDLL("libnvidia-ml.so.1")
+    watcher = nvml.NvmlEvents(**settings)
+    seen: dict[str, Any] = {"events": [], "states": [], "slowest_poll_seconds": 0.0}
+    end = float("inf")
+    while time.monotonic() < end:
+        if end == float("inf") and library.fake_nvml_tick() >= ticks:
+            end = time.monotonic() + linger
+        look(watcher, seen)
+        time.sleep(0.002)
+    seen["readings"] = [
+        {name: plain(getattr(reading, name)) for name in reading.__dataclass_fields__}
+        for reading in watcher.readings()
+    ]
+    began = time.monotonic()
+    watcher.close()
+    seen["close_seconds"] = time.monotonic() - began
+    seen["events"] += [[e.kind, e.worker] for e in watcher.poll()]
+    return seen
+
+
+def look(watcher: Any, seen: dict[str, Any]) -> None:
+    began = time.monotonic()
+    events = watcher.poll()
+    slowest = max(seen["slowest_poll_seconds"], time.monotonic() - began)
+    seen["slowest_poll_seconds"] = slowest
+    seen["events"] += [[event.kind, event.worker] for event in events]
+    state = [watcher.available, watcher.problem]
+    if seen["states"][-1:] != [state]:
+        seen["states"].append(state)
+
+
+def plain(value: Any) -> Any:
+    return sorted(value) if isinstance(value, frozenset) else value
+
+
+if __name__ == "__main__":
+    print(json.dumps(watch(**json.loads(sys.argv[1]))))
