@@ -33,7 +33,7 @@ from rmetric.live.config import MonitorConfig
 from rmetric.live.forward import ForwardProbes
 from rmetric.live.gradients import gradients_of, layer_names, tensor_norms, total_norm
 from rmetric.live.log_file import LogFile
-from rmetric.live.pending import Pending
+from rmetric.live.pending import Pending, to_host
 from rmetric.live.rules import StepRules
 from rmetric.live.weights import WeightSample
 from rmetric.live.workers import MicroBatchWorkers
@@ -120,8 +120,8 @@ class Monitor:
 
     Attributes:
         step: steps checked so far.
-        weights_step: steps that the weights have taken; one less than `step`
-            between the check and the optimiser's step.
+        weights_step: steps that the weights have taken (or left out): `step`, but
+            one less where an action is called before the optimiser's step.
         metric: the R-Metric, as of `last`.
         last: the last completed record; None before the first.
         alerts: the last 100.
@@ -227,9 +227,10 @@ class Monitor:
             pending.probe_loss = self._on_fixed_batch()
         self._pending = pending
         self._look_ahead()
-        verdict = Verdict(lambda: self._judge(pending))
+        verdict = Verdict(lambda: self._judge_before_step(pending))
         if any(action.needs_verdict_now for action in self._actions):
             _ = verdict.ok
+        self.weights_step = self.step
         return verdict
 
     @steps_aside()
@@ -264,7 +265,8 @@ class Monitor:
     def evaluated(self, validation_loss: Tensor | float) -> None:
         """An evaluation after the step just made; nats per token."""
         if self._pending is not None:
-            self._pending.record.validation_loss = float(validation_loss)
+            [loss] = to_host({"loss": validation_loss})["loss"]
+            self._pending.record.validation_loss = loss
 
     @steps_aside()
     def planned(self, kind: str, details: str = "") -> None:
@@ -344,8 +346,13 @@ class Monitor:
         said, self._said = self._said, []
         if self._hardware is None:
             return tuple(said) or None
-        seen = (replace(e, time=e.time + self._begun_at) for e in self._hardware.poll())
-        return (*said, *seen)
+        try:
+            seen = self._hardware.poll()
+        except Exception as error:
+            logger.error("rmetric: going on without hardware events: %s", error)
+            self._hardware = None
+            return tuple(said) or None
+        return (*said, *(replace(event, time=event.time + self._begun_at) for event in seen))
 
     def _learning_rate(self) -> float | None:
         groups = getattr(self.optimizer, "param_groups", None)
@@ -404,9 +411,15 @@ class Monitor:
         if self._remembered and self._pending is not None:
             self._pending.moved = self._sample.moved()
         self._remembered = False
-        self.weights_step = self.step
 
     # -- judging
+
+    def _judge_before_step(self, pending: Pending) -> tuple[Alert, ...]:
+        self.weights_step = pending.record.step - 1
+        try:
+            return self._judge(pending)
+        finally:
+            self.weights_step = pending.record.step
 
     @steps_aside(otherwise=tuple)
     def _judge(self, pending: Pending) -> tuple[Alert, ...]:

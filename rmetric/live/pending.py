@@ -109,7 +109,7 @@ def to_host(values: dict[str, Scalar]) -> dict[str, list[float]]:
     rows: dict[str, Tensor] = {}
     for name, value in values.items():
         if isinstance(value, Tensor):
-            rows[name] = value.reshape(-1)
+            rows[name] = value.detach().reshape(-1)
         elif value is not None:
             host[name] = [float(value)]
     if rows:

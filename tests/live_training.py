@@ -1,0 +1,92 @@
+"""A small real training, with or without the monitor: what the live tests compare."""
+
+import copy
+
+import torch
+from torch import nn
+
+torch.set_num_threads(1)
+
+ROWS, FEATURES = 8, 6
+
+
+def make_model(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(FEATURES, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 16), nn.Linear(16, 1)
+    )
+
+
+def batches(steps, micro=1, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        yield [
+            (
+                torch.randn(ROWS, FEATURES, generator=generator),
+                torch.randn(ROWS, 1, generator=generator),
+            )
+            for _ in range(micro)
+        ]
+
+
+def squared_error(model, batch):
+    inputs, targets = batch
+    return nn.functional.mse_loss(model(inputs), targets)
+
+
+def train(
+    model,
+    make_monitor=None,
+    *,
+    steps=30,
+    micro=1,
+    clip=None,
+    spoil=None,
+    loss_of=squared_error,
+    optimizer=None,
+    ask=False,
+):
+    """Train `model` in place; return the monitor, closed, or None.
+
+    `spoil(step, loss)` may return another loss; with `ask` a step is taken only
+    where the verdict is good.
+    """
+    torch.manual_seed(7)
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-2)
+    monitor = make_monitor(model, optimizer) if make_monitor else None
+    for step, micros in enumerate(batches(steps, micro), start=1):
+        optimizer.zero_grad()
+        for batch in micros:
+            loss = loss_of(model, batch)
+            loss = spoil(step, loss) if spoil else loss
+            (loss / micro).backward()
+            if monitor and micro > 1:
+                monitor.micro_batch(loss)
+        go_on = monitor.check_before_step(loss if micro == 1 else None) if monitor else True
+        if clip and monitor:
+            monitor.clip_grad_norm_(clip)
+        elif clip:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        if not ask or go_on:
+            optimizer.step()
+        if monitor and monitor.should_stop:
+            break
+    if monitor:
+        monitor.close()
+    return monitor
+
+
+def weights(model):
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def same_weights(one, other):
+    return all(torch.equal(a, b) for a, b in zip(weights(one), weights(other), strict=True))
+
+
+def flat_gradient(model):
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def twin(model):
+    return copy.deepcopy(model)

@@ -1,0 +1,274 @@
+"""What the monitor measures is what a plain computation gives."""
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from transformers import (  # noqa: E402
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+)
+
+from rmetric.live.forward import ForwardProbes  # noqa: E402
+from rmetric.live.gradients import (  # noqa: E402
+    gradients_of,
+    layer_names,
+    norms_by_layer,
+    tensor_norms,
+    total_norm,
+)
+from rmetric.live.weights import WeightSample  # noqa: E402
+from rmetric.live.workers import MicroBatchWorkers, worker_statistics  # noqa: E402
+from tests.live_training import batches, flat_gradient, make_model, squared_error  # noqa: E402
+
+SMALL = dict(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+)
+
+
+def after_backward(model, seed=0):
+    for [batch] in batches(1, seed=seed):
+        squared_error(model, batch).backward()
+    return model
+
+
+def test_the_norm_is_that_of_clipping():
+    model = after_backward(make_model())
+    ours = total_norm(tensor_norms(gradients_of(model.parameters())))
+    assert ours.item() == nn.utils.clip_grad_norm_(model.parameters(), 1e9).item()
+
+
+def test_norms_of_half_precision_do_not_overflow():
+    tensor = torch.full((100,), 60000.0, dtype=torch.float16)
+    assert tensor_norms([tensor]).item() == pytest.approx(600000.0)
+
+
+def test_sparse_and_complex_gradients_have_their_norm():
+    embedding = nn.Embedding(10, 3, sparse=True)
+    embedding(torch.tensor([1, 1, 4])).sum().backward()
+    wave = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    (wave * (3 + 4j)).abs().sum().backward()
+    parameters = [embedding.weight, wave]
+    expected = [p.grad.to_dense().abs().pow(2).sum().sqrt().item() for p in parameters]
+    assert tensor_norms(gradients_of(parameters)).tolist() == pytest.approx(expected)
+
+
+def test_nothing_has_the_norm_zero():
+    assert total_norm(tensor_norms([])).item() == 0.0
+
+
+def test_layers_add_up_to_the_whole():
+    model = (
+        after_backward(LlamaForCausalLM(LlamaConfig(**SMALL)).train()) if False else make_model()
+    )
+    after_backward(model)
+    names = layer_names(name for name, _ in model.named_parameters())
+    norms = tensor_norms(gradients_of(model.parameters())).tolist()
+    by_layer = norms_by_layer(names, norms)
+    assert list(by_layer) == ["0", "3", "4"]
+    whole = math.sqrt(sum(norm * norm for norm in by_layer.values()))
+    assert whole == pytest.approx(flat_gradient(model).norm().item())
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        ("model.layers.11.self_attn.q_proj.weight", "model.layers.11"),
+        ("transformer.h.0.ln_1.weight", "transformer.h.0"),
+        ("lm_head.weight", "lm_head"),
+        ("weight", "weight"),
+        ("model.embed_tokens.weight", "model.embed_tokens"),
+        ("0.weight", "0"),
+    ],
+)
+def test_layer_names(name, layer):
+    assert layer_names([name]) == [layer]
+
+
+def moved_by(model, size):
+    sample = WeightSample(model.parameters(), size)
+    before = torch.cat([p.detach().flatten() for p in model.parameters()])
+    sample.remember()
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(3)
+        for p in model.parameters():
+            p += 0.01 * torch.randn(p.shape, generator=generator)
+    after = torch.cat([p.detach().flatten() for p in model.parameters()])
+    update, norm = sample.moved()
+    return (
+        sample.exact,
+        update.item() / (after - before).norm().item(),
+        norm.item() / after.norm().item(),
+    )
+
+
+def test_the_update_norm_is_exact_in_a_small_model():
+    exact, update, norm = moved_by(make_model(), 10**6)
+    assert exact
+    assert (update, norm) == pytest.approx((1.0, 1.0), rel=1e-6)
+
+
+def test_the_update_norm_of_a_larger_model_is_estimated_from_a_sample():
+    exact, update, norm = moved_by(nn.Sequential(*(nn.Linear(200, 200) for _ in range(4))), 8000)
+    assert not exact
+    assert (update, norm) == pytest.approx((1.0, 1.0), rel=0.05)
+
+
+def test_a_model_without_weights_has_not_moved():
+    sample = WeightSample([], 10)
+    sample.remember()
+    assert sample.moved() is None
+
+
+def own_gradients(model, micros):
+    rows = []
+    for batch in micros:
+        model.zero_grad()
+        squared_error(model, batch).backward()
+        rows.append(flat_gradient(model))
+    model.zero_grad()
+    return torch.stack(rows)
+
+
+def test_micro_batches_are_what_each_would_have_been_alone():
+    model = make_model().eval()
+    [micros] = batches(1, micro=4)
+    alone = worker_statistics(own_gradients(model, micros))
+    workers = MicroBatchWorkers(model.parameters())
+    workers.start()
+    for batch in micros:
+        (squared_error(model, batch) / 4).backward()
+        workers.next()
+    measured = workers.stop()
+    assert measured.norms.tolist() == pytest.approx(alone.norms.tolist(), rel=1e-5)
+    assert measured.cosines.tolist() == pytest.approx(alone.cosines.tolist(), rel=1e-4)
+    assert measured.non_finite.tolist() == [0, 0, 0, 0]
+    assert not workers.active
+
+
+def test_a_nan_is_counted_where_it_is():
+    gradients = torch.ones(3, 5)
+    gradients[1, 2], gradients[1, 3] = math.nan, math.inf
+    assert worker_statistics(gradients).non_finite.tolist() == [0, 2, 0]
+
+
+def test_workers_that_agree_have_cosine_one_and_opposed_ones_less():
+    cosines = worker_statistics(torch.tensor([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0]])).cosines
+    assert cosines.tolist() == pytest.approx([1.0, 1.0, -1.0])
+
+
+def language_model(kind, implementation):
+    torch.manual_seed(0)
+    config = (
+        MixtralConfig(**SMALL, num_local_experts=4) if kind == "mixtral" else LlamaConfig(**SMALL)
+    )
+    config._attn_implementation = implementation
+    return (MixtralForCausalLM if kind == "mixtral" else LlamaForCausalLM)(config)
+
+
+TOKENS = torch.arange(40).reshape(2, 20) % 64
+
+
+@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+def test_attention_logits_are_the_same_however_they_are_computed(kind):
+    seen = {}
+    for implementation in ("sdpa", "eager"):
+        model = language_model(kind, implementation)
+        probes = ForwardProbes(model)
+        with probes.measuring():
+            model(input_ids=TOKENS)
+        seen[implementation] = probes.read()
+    fused, plain = seen["sdpa"], seen["eager"]
+    assert fused["attention_logit_max"] == pytest.approx(plain["attention_logit_max"], rel=1e-4)
+    assert ("router_load" in fused) == (kind == "mixtral")
+
+
+def test_scaled_queries_scale_the_logits():
+    model = language_model("llama", "sdpa")
+    probes = ForwardProbes(model)
+    with torch.no_grad():
+        model.model.layers[1].self_attn.q_proj.weight *= 1000
+    with probes.measuring():
+        model(input_ids=TOKENS)
+    large = probes.read()["attention_logit_max"]
+    with torch.no_grad():
+        model.model.layers[1].self_attn.q_proj.weight *= 10
+    with probes.measuring():
+        model(input_ids=TOKENS)
+    assert probes.read()["attention_logit_max"] == pytest.approx(10 * large, rel=1e-3)
+
+
+def test_the_router_load_is_that_of_the_chosen_experts():
+    model = language_model("mixtral", "sdpa")
+    probes = ForwardProbes(model)
+    with probes.measuring():
+        logits = model(input_ids=TOKENS, output_router_logits=True).router_logits
+    loads = []
+    for layer in logits:
+        chosen = layer.topk(2, dim=-1).indices.flatten()
+        loads.append(max((chosen == expert).float().mean().item() for expert in range(4)) * 4)
+    assert probes.read()["router_load"] == pytest.approx(max(loads))
+    assert max(loads) > 1.0
+
+
+def test_headroom_is_counted_in_powers_of_two():
+    model = nn.Linear(1, 1, bias=False).half()
+    with torch.no_grad():
+        model.weight.fill_(2.0)
+    probes = ForwardProbes(model)
+    with probes.measuring():
+        model(torch.tensor([[16.0]], dtype=torch.float16))
+    largest = torch.finfo(torch.float16).max
+    assert probes.read()["activation_headroom"] == pytest.approx(math.log2(largest / 32.0))
+
+
+def test_an_overflow_has_no_headroom():
+    model = nn.Linear(1, 1, bias=False)
+    probes = ForwardProbes(model)
+    with probes.measuring():
+        model(torch.tensor([[math.inf]]))
+    assert probes.read()["activation_headroom"] == -math.inf
+
+
+def test_no_hook_outlives_the_measuring():
+    model = language_model("mixtral", "sdpa")
+    probes = ForwardProbes(model)
+    probes.arm()
+    model(input_ids=TOKENS)
+    probes.disarm()
+    for module in model.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+
+
+def test_armed_probes_see_training_passes_only():
+    model = language_model("llama", "sdpa")
+    probes = ForwardProbes(model)
+    probes.arm()
+    model.eval()
+    model(input_ids=TOKENS)
+    assert probes.read() == {}
+    model.train()
+    model(input_ids=TOKENS)
+    assert set(probes.read()) == {"activation_headroom", "attention_logit_max"}
+    probes.disarm()
+
+
+def test_a_pass_that_raises_leaves_nothing_behind():
+    model = language_model("llama", "sdpa").train()
+    probes = ForwardProbes(model)
+    probes.arm()
+    with pytest.raises(IndexError):
+        model(input_ids=TOKENS + 1000)
+    probes.disarm()
+    assert torch.overrides._get_current_function_mode_stack() == []

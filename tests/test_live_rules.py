@@ -1,0 +1,67 @@
+"""What the two rules say of one step."""
+
+from math import inf, nan
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmetric.live.rules import StepRules
+
+NORMS = st.floats(0.1, 10.0)
+
+
+def names(broken):
+    return [rule for rule, _ in broken]
+
+
+@given(st.lists(NORMS, max_size=60))
+def test_norms_that_stay_within_the_factor_break_nothing(norms):
+    rules = StepRules(factor=101.0, window=10)
+    assert all(rules.update(2.0, norm) == [] for norm in norms)
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm"), [(nan, 1.0), (inf, 1.0), (2.0, nan), (2.0, inf), (nan, nan)]
+)
+def test_what_is_no_number_is_said_once(loss, norm):
+    [(rule, reason)] = StepRules().update(loss, norm)
+    assert rule == "non_finite"
+    assert ("loss is" in reason, "gradient norm is" in reason) == (loss != 2.0, norm != 1.0)
+
+
+def test_an_explosion_is_measured_against_the_median():
+    rules = StepRules(factor=10.0, window=10)
+    for _ in range(5):
+        rules.update(2.0, 1.0)
+    assert rules.update(2.0, 9.9) == []
+    assert names(rules.update(2.0, 10.1)) == ["gradient_explosion"]
+
+
+def test_no_explosion_before_half_the_window_is_past():
+    rules = StepRules(factor=10.0, window=10)
+    for _ in range(4):
+        rules.update(2.0, 1.0)
+    assert rules.update(2.0, 1e6) == []
+
+
+def test_zero_gradients_explode_nothing():
+    rules = StepRules(window=4)
+    for _ in range(4):
+        rules.update(2.0, 0.0)
+    assert rules.update(2.0, 1e-3) == []
+
+
+def test_a_scaler_may_overflow_until_it_does_so_too_often():
+    rules = StepRules(scaled=True, overflows=3)
+    assert [names(rules.update(2.0, inf)) for _ in range(4)] == [[], [], *[["non_finite"]] * 2]
+    assert names(StepRules(scaled=True).update(nan, inf)) == ["non_finite"]
+
+
+def test_a_finite_step_starts_the_count_anew():
+    rules = StepRules(scaled=True, overflows=2)
+    assert [names(rules.update(2.0, norm)) for norm in (inf, 1.0, inf, 1.0)] == [[], [], [], []]
+
+
+def test_what_is_not_known_breaks_nothing():
+    assert StepRules().update(None, None) == []
