@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,8 @@ __all__ = [
     "decode_number",
     "encode_line",
     "encode_number",
+    "fault_lines",
+    "final_line",
     "log_path",
     "metric_to_json",
     "metrics_line",
@@ -120,18 +122,18 @@ def run_lines(run: Run, metric_config: RMetricConfig, mode: str = "FULL_METRIC")
     A run whose truth is not known gets no final line: nothing is claimed.
     """
     metric = RMetric(metric_config.with_mode(mode))
-    fault_lines = _fault_lines(run.truth)
+    injected = fault_lines(run.truth)
     yield start_line(run.config, run.id, metric_config, mode)
     for record in run.records:
         if run.truth and run.truth.onset_step is not None and record.step >= run.truth.onset_step:
-            yield from fault_lines
+            yield from injected
         yield metrics_line(record, metric)
-    yield from fault_lines
+    yield from injected
     if run.truth is not None:
-        yield _final_line(run.truth, run.records)
+        yield final_line(run.truth, run.records)
 
 
-def _fault_lines(truth: Truth | None) -> Iterator[bytes]:
+def fault_lines(truth: Truth | None) -> Iterator[bytes]:
     """The FAULT_INJECTED line, once; none where nothing was injected before the end."""
     if truth is None or truth.onset_step is None:
         return
@@ -150,7 +152,8 @@ def _fault_lines(truth: Truth | None) -> Iterator[bytes]:
     )
 
 
-def _final_line(truth: Truth, records: list[Record]) -> bytes:
+def final_line(truth: Truth, records: Sequence[Record]) -> bytes:
+    """How the run ended, with its truth."""
     if truth.failed:
         last = {
             "step": truth.failure_step,
