@@ -17,19 +17,19 @@ DIVERGED_RATIO = 1.2  # median of three losses over the best so far, to the end
 DEGRADED_NATS = 0.10  # above the twin, at the end
 
 
-def diverged_at(loss_T: Floats) -> int | None:
+def diverged_at(loss_T: Floats, ratio: float = DIVERGED_RATIO) -> int | None:
     """Index from which the median of three stays 20 % above the best so far, to the end."""
     best = np.minimum.accumulate(loss_T)
-    return _since(median_of_three(loss_T) > DIVERGED_RATIO * best)
+    return _since(median_of_three(loss_T) > ratio * best)
 
 
-def degraded_at(loss_T: Floats, twin_T: Floats) -> int | None:
+def degraded_at(loss_T: Floats, twin_T: Floats, nats: float = DEGRADED_NATS) -> int | None:
     """Index from which the median of three gaps to the twin stays above 0.10 nat, to the end.
 
     That is when the damage is done. Booking it to the end of the run instead
     would give every late alert a long lead.
     """
-    return _since(median_of_three(loss_T - twin_T) > DEGRADED_NATS)
+    return _since(median_of_three(loss_T - twin_T) > nats)
 
 
 def median_of_three(x_T: Floats) -> Floats:
