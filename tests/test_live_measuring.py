@@ -13,7 +13,7 @@ from transformers import (  # noqa: E402
     MixtralForCausalLM,
 )
 
-from rmetric.live.forward import ForwardProbes  # noqa: E402
+from rmetric.live.forward import ForwardProbes, _largest_logit  # noqa: E402
 from rmetric.live.gradients import (  # noqa: E402
     gradients_of,
     layer_names,
@@ -272,3 +272,42 @@ def test_a_pass_that_raises_leaves_nothing_behind():
         model(input_ids=TOKENS + 1000)
     probes.disarm()
     assert torch.overrides._get_current_function_mode_stack() == []
+
+
+def test_the_parts_of_a_model_that_is_never_called_whole_are_seen():
+    model = nn.ModuleDict({"body": language_model("llama", "sdpa"), "heads": nn.ModuleList()})
+    probes = ForwardProbes(model)
+    probes.arm()
+    model["body"](input_ids=TOKENS)
+    seen = probes.read()
+    probes.disarm()
+    alone = ForwardProbes(model["body"])
+    with alone.measuring():
+        model["body"](input_ids=TOKENS)
+    assert seen == alone.read()
+
+
+def test_a_mask_may_have_any_shape_that_attention_takes():
+    query = torch.randn(2, 3, 5, 4, generator=torch.Generator().manual_seed(0))
+    causal = torch.ones(5, 5).tril().bool()
+    expected = _largest_logit(query, query, query, is_causal=True)
+    for mask in (causal, causal[None], causal[None, None], causal.expand(2, 3, 5, 5)):
+        assert _largest_logit(query, query, query, attn_mask=mask) == expected
+    floats = torch.zeros(5, 5).masked_fill(~causal, -math.inf)
+    assert _largest_logit(query, query, query, attn_mask=floats) == expected
+
+
+def test_what_cannot_be_looked_at_does_not_stop_the_model(caplog):
+    class OddRouter(nn.Module):
+        num_experts = 2
+
+        def forward(self, x):
+            return x, torch.full((3,), -1)  # no expert chosen
+
+    model = nn.ModuleDict({"router": OddRouter()})
+    probes = ForwardProbes(model)
+    with probes.measuring():
+        for _ in range(2):
+            model["router"](torch.ones(3, 2))
+    assert probes.read() == {}
+    assert [r.getMessage()[:35] for r in caplog.records] == ["rmetric: the forward probes step as"]

@@ -104,6 +104,44 @@ def test_a_gradient_scaler_that_overflows_is_no_alert(tmp_path):
     assert not monitor.alerts
 
 
+def test_micro_batches_under_a_scaler_are_in_the_units_of_the_loss():
+    def own_norms(scale):
+        model = make_model().eval()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        with Monitor(model, optimizer, scaler=scaler) as monitor:
+            for batch in next(batches(1, micro=3)):
+                loss = squared_error(model, batch)
+                scaler.scale(loss / 3).backward()
+                monitor.micro_batch(loss)
+            scaler.unscale_(optimizer)
+            monitor.check_before_step()
+        return monitor.last.worker_gradient_norms
+
+    assert own_norms(2.0**10) == own_norms(1.0)
+
+
+def test_the_update_is_that_of_the_step_where_backward_runs_inside_of_it(tmp_path):
+    model = make_model().eval()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = Monitor(model, optimizer, log=tmp_path / "run.jsonl")
+    for [batch] in batches(5):
+
+        def closure(batch=batch):
+            optimizer.zero_grad()
+            loss = squared_error(model, batch)
+            loss.backward()
+            monitor.check_before_step(loss)
+            return loss
+
+        optimizer.step(closure)
+    monitor.close()
+    records = read_log(tmp_path / "run.jsonl").records
+    assert [r.step for r in records] == [1, 2, 3, 4, 5]
+    for record in records:
+        assert record.update_norm == pytest.approx(0.1 * record.gradient_norm, rel=1e-4)
+
+
 @pytest.mark.parametrize("settings", [{}, {"fullgraph": True}])
 def test_a_compiled_model_trains_on(tmp_path, settings):
     torch._dynamo.reset()

@@ -6,6 +6,7 @@ at; the rest of the training runs as if this were not here.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf, log2
@@ -15,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+logger = logging.getLogger("rmetric")
 
 QUERIES_AT_ONCE = 256
 
@@ -30,10 +33,11 @@ class ForwardProbes:
     transformers' mixtures of experts do.
 
     A fused attention kernel that torch does not know (flash-attn) shows no
-    logits, and a compiled model shows nothing: what was not seen is absent.
+    logits, and a compiled model shows nothing: what was not seen is absent. What
+    cannot be looked at is reported once, and from then on nothing is looked at.
 
     Args:
-        model: on whose forward passes to look.
+        model: on whose forward passes to look, or those of its parts.
 
     >>> model = nn.Linear(4, 2)
     >>> probes = ForwardProbes(model)
@@ -46,6 +50,8 @@ class ForwardProbes:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._armed: list[Any] = []
+        self._entered: nn.Module | None = None
+        self._failed = False
         self._watch: _AttentionWatch | None = None
         self._handles: list[Any] = []
         self._linear = [m for m in model.modules() if _is_linear(m)]
@@ -73,19 +79,28 @@ class ForwardProbes:
         self._forget()
         # Entered and left around each pass: a mode that stayed on would be torn from
         # the caller's own `with torch.device(...)`.
-        self._armed = [
-            self._model.register_forward_pre_hook(self._start_in_training),
-            self._model.register_forward_hook(lambda *_: self._stop(), always_call=True),
-        ]
+        for module in _entrances(self._model):
+            self._armed += [
+                module.register_forward_pre_hook(self._enter),
+                module.register_forward_hook(self._leave, always_call=True),
+            ]
 
     def disarm(self) -> None:
         for handle in self._armed:
             handle.remove()
-        self._armed = []
+        self._armed, self._entered = [], None
 
-    def _start_in_training(self, *_: Any) -> None:
-        if self._model.training:
+    def _enter(self, module: nn.Module, *_: Any) -> None:
+        if self._failed or not module.training:
+            return
+        if self._entered is None:  # a pass inside a pass is one pass
+            self._entered = module
             self._start()
+
+    def _leave(self, module: nn.Module, *_: Any) -> None:
+        if module is self._entered:
+            self._entered = None
+            self._stop()
 
     def _forget(self) -> None:
         self._largest.clear()
@@ -93,14 +108,33 @@ class ForwardProbes:
         self._loads.clear()
 
     def _start(self) -> None:
-        self._stop()  # a pass inside a pass is one pass
-        self._handles = [m.register_forward_hook(self._see_activations) for m in self._linear]
+        see = self._quietly(self._see_activations)
+        self._handles = [module.register_forward_hook(see) for module in self._linear]
         self._handles += [
-            router.register_forward_hook(self._router_hook(experts))
+            router.register_forward_hook(self._quietly(self._router_hook(experts)))
             for router, experts in self._routers
         ]
-        self._watch = _AttentionWatch(self._logits.append)
+        self._watch = _AttentionWatch(self._quietly(self._see_attention))
         self._watch.__enter__()
+
+    def _quietly(self, see: Callable[..., None]) -> Callable[..., None]:
+        """An exception in `see` must not reach the model's forward pass."""
+
+        def quiet(*args: Any, **kwargs: Any) -> None:
+            try:
+                see(*args, **kwargs)
+            except Exception as error:
+                if not self._failed:
+                    logger.error("rmetric: the forward probes step aside: %s", error)
+                self._failed = True
+
+        return quiet
+
+    def _see_attention(self, func: Any, *args: Any, **kwargs: Any) -> None:
+        if func is F.scaled_dot_product_attention:
+            self._logits.append(_largest_logit(*args, **kwargs))
+        elif func is F.softmax and args and args[0].ndim == 4:
+            self._logits.append(args[0].detach()[:1].float().amax())
 
     def _stop(self) -> None:
         if self._watch is not None:
@@ -153,6 +187,15 @@ class ForwardProbes:
         return hook
 
 
+def _entrances(model: nn.Module) -> list[nn.Module]:
+    """Where a forward pass may begin: the model, or its parts where a loop calls those."""
+    parts: list[nn.Module] = []
+    for part in model.children():
+        lists = isinstance(part, (nn.ModuleList, nn.ModuleDict))
+        parts += part.children() if lists else [part]
+    return [model, *parts]
+
+
 def _is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
@@ -188,7 +231,7 @@ def _headroom(largest: float, dtype: torch.dtype) -> float:
 class _AttentionWatch(TorchFunctionMode):
     """Sees the attention that goes through torch's own functions."""
 
-    def __init__(self, see: Callable[[Tensor], None]) -> None:
+    def __init__(self, see: Callable[..., None]) -> None:
         super().__init__()
         self._see = see
 
@@ -200,10 +243,8 @@ class _AttentionWatch(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            self._see(_largest_logit(*args, **kwargs))
-        elif func is F.softmax and args and args[0].ndim == 4:
-            self._see(args[0].detach()[:1].float().amax())
+        if func is F.scaled_dot_product_attention or func is F.softmax:
+            self._see(func, *args, **kwargs)
         return func(*args, **kwargs)
 
 
@@ -228,12 +269,15 @@ def _largest_logit(
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     keys = torch.arange(key.shape[-2], device=query.device)
+    if attn_mask is not None:
+        first = attn_mask[:1] if attn_mask.ndim == query.ndim else attn_mask
+        attn_mask = first.expand(*query.shape[:-1], len(keys))
     largest = query.new_full((), -inf)
     for start in range(0, query.shape[-2], QUERIES_AT_ONCE):
         block = slice(start, start + QUERIES_AT_ONCE)
         logits = query[..., block, :] @ key.transpose(-1, -2) * factor
         if attn_mask is not None:
-            mask = attn_mask[:1, ..., block, :] if attn_mask.shape[-2] > 1 else attn_mask[:1]
+            mask = attn_mask[..., block, :]
             allowed = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
             logits = logits.masked_fill(~allowed, -inf)
         if is_causal:

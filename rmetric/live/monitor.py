@@ -36,7 +36,7 @@ from rmetric.live.log_file import LogFile
 from rmetric.live.pending import Pending, to_host
 from rmetric.live.rules import StepRules
 from rmetric.live.weights import WeightSample
-from rmetric.live.workers import MicroBatchWorkers
+from rmetric.live.workers import MicroBatchWorkers, WorkerStatistics
 from rmetric.log_entries import record_from_json, record_to_json
 from rmetric.logs import metrics_line, start_line
 from rmetric.metric import RMetric
@@ -192,10 +192,7 @@ class Monitor:
         self._remembered = False
         self._hooks = []
         if hasattr(self.optimizer, "register_step_post_hook"):
-            self._hooks = [
-                self.optimizer.register_step_pre_hook(self._before_optimizer),
-                self.optimizer.register_step_post_hook(self._after_optimizer),
-            ]
+            self._hooks = [self.optimizer.register_step_post_hook(self._after_optimizer)]
         self._look_ahead()
 
     # -- what a training loop calls
@@ -225,6 +222,10 @@ class Monitor:
             pending.forward = self._forward.take()
         if self._probe is not None and _due(self.step, self.config.probe_every):
             pending.probe_loss = self._on_fixed_batch()
+        if self._hooks and _due(self.step, self.config.update_every):
+            # Here and not in a hook on step(): a closure's backward runs inside of that.
+            self._sample.remember()
+            self._remembered = True
         self._pending = pending
         self._look_ahead()
         verdict = Verdict(lambda: self._judge_before_step(pending))
@@ -367,7 +368,7 @@ class Monitor:
 
     def _measure_gradients(self, pending: Pending, norm: Tensor | float | None) -> None:
         if self._workers.active:
-            pending.workers = self._workers.stop()
+            pending.workers = self._unscaled(self._workers.stop())
         layers_due = _due(self.step, self.config.layers_every)
         if norm is None or layers_due:
             present = [p for p in self.parameters if p.grad is not None]
@@ -378,6 +379,13 @@ class Monitor:
             if norm is None and present:
                 norm = total_norm(norms)
         pending.norm = norm
+
+    def _unscaled(self, workers: WorkerStatistics | None) -> WorkerStatistics | None:
+        """In the units of the gradient: a scaler's factor is still on what backward gave."""
+        if workers is None or self.scaler is None:
+            return workers
+        factor = self.scaler.scale(workers.norms.new_ones(()))
+        return workers._replace(norms=workers.norms / factor)
 
     def _on_fixed_batch(self) -> Tensor | None:
         assert self._probe is not None
@@ -399,12 +407,6 @@ class Monitor:
             self._forward.disarm()
             if _due(due, self.config.forward_every):
                 self._forward.arm()
-
-    @steps_aside()
-    def _before_optimizer(self, *_: Any) -> None:
-        if self._pending is not None and _due(self.step, self.config.update_every):
-            self._sample.remember()
-            self._remembered = True
 
     @steps_aside()
     def _after_optimizer(self, *_: Any) -> None:
