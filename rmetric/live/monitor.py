@@ -212,8 +212,8 @@ class Monitor:
             True where the step may be taken. Nothing waits for the device until
             it is asked.
         """
+        self.weights_step = self.step  # a scaler that left the step out did not say so
         self._complete()
-        self.weights_step = self.step
         self.step += 1
         pending = Pending(self._new_record())
         pending.loss = self._loss_of_step(loss)
