@@ -46,7 +46,7 @@ def build_figures(study: Study, *, with_dot: bool) -> Iterator[Captioned]:
     yield Captioned(
         "figure1_system",
         "The system: records of any training run, the three signals of R-Metric and its alert, "
-        "and the evaluation beside. Dashed: planned.",
+        "and the evaluation beside.",
         drawn(system_diagram(study)),
     )
     yield Captioned(

@@ -23,12 +23,10 @@ class Node:
     Attributes:
         text: its lines.
         colour: of its outline, and paler of its inside.
-        dashed: not there yet.
     """
 
     text: str
     colour: str = GREY
-    dashed: bool = False
 
     @property
     def size(self) -> tuple[float, float]:
@@ -45,7 +43,6 @@ class Edge:
     head: str
     label: str = ""
     width: float = 0.8
-    dashed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,9 @@ from matplotlib.path import Path
 
 from rmetric.reporting.figures.diagram import FONT_SIZE, Diagram, Node
 from rmetric.reporting.figures.layout import Layout, Point
-from rmetric.reporting.style import GREY, TEXT_WIDTH
+from rmetric.reporting.style import TEXT_WIDTH
 
 MARGIN = 0.04  # inches around the whole
-DASHES = (0, (3, 2))
 
 
 def draw(diagram: Diagram, layout: Layout) -> Figure:
@@ -26,7 +25,7 @@ def draw(diagram: Diagram, layout: Layout) -> Figure:
     axes.set_axis_off()
     font_size = FONT_SIZE * shrink
     for edge, curve in zip(diagram.edges, layout.curves, strict=True):
-        _arrow(axes, curve, edge.width, edge.dashed)
+        _arrow(axes, curve, edge.width)
     for edge, place in zip(diagram.edges, layout.labels, strict=True):
         if place is not None:
             _text(axes, place, edge.label, font_size, background="white")
@@ -36,13 +35,13 @@ def draw(diagram: Diagram, layout: Layout) -> Figure:
     return figure
 
 
-def _arrow(axes: Axes, curve: list[Point], width: float, dashed: bool) -> None:
+def _arrow(axes: Axes, curve: list[Point], width: float) -> None:
     codes = [Path.MOVETO, *[Path.CURVE4] * (len(curve) - 1)]
     axes.add_patch(
         FancyArrowPatch(
             path=Path(curve, codes), arrowstyle="-|>,head_width=1.6,head_length=3.2",
-            mutation_scale=1, linewidth=width, color=GREY if dashed else "#404040",
-            linestyle=DASHES if dashed else "-", joinstyle="miter", capstyle="butt",
+            mutation_scale=1, linewidth=width, color="#404040",
+            joinstyle="miter", capstyle="butt",
         )
     )  # fmt: skip
 
@@ -53,8 +52,8 @@ def _box(axes: Axes, centre: Point, node: Node) -> None:
     axes.add_patch(
         FancyBboxPatch(
             corner, width, height, boxstyle="round,pad=0,rounding_size=0.05",
-            facecolor="white" if node.dashed else _paler(node.colour), edgecolor=node.colour,
-            linewidth=0.9, linestyle=DASHES if node.dashed else "-",
+            facecolor=_paler(node.colour), edgecolor=node.colour,
+            linewidth=0.9,
         )
     )  # fmt: skip
 

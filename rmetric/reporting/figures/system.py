@@ -7,17 +7,15 @@ from rmetric.metric import RMetricConfig
 from rmetric.reporting.figures.diagram import Diagram, Edge, Node
 from rmetric.reporting.style import BLACK, BLUE, GREEN, GREY, MEANING, SKY, VERMILION
 
-LIVE = "live_training"
-
 
 def system_diagram(study: Study) -> Diagram:
-    """What there is, and what is planned, dashed; the study's own size in the box of its logs."""
+    """Where records come from and what becomes of them; the study's own size in their box."""
     config = RMetricConfig.simulation()
     of_rate, of_variance, of_drift = config.weights
     nodes = {
         "simulator": Node(text="Simulator:\nfaults turn\nmechanisms", colour=SKY),
         "other_logs": Node(text="Other logs:\nHugging Face,\nCSV, JSONL", colour=SKY),
-        LIVE: Node(text="Live training\n(planned)", colour=GREY, dashed=True),
+        "live": Node(text="Live training:\nthe monitor", colour=SKY),
         "records": Node(text=f"Records\n({len(study.reference)} runs\nhere)", colour=BLACK),
         "failure_rate": Node(text="λ: hardware\nevents per hour", colour=MEANING["failure_rate"]),
         "gradient_variance": Node(
@@ -43,7 +41,7 @@ def system_diagram(study: Study) -> Diagram:
     edges = [
         Edge(tail="simulator", head="records"),
         Edge(tail="other_logs", head="records"),
-        Edge(tail=LIVE, head="records", dashed=True),
+        Edge(tail="live", head="records"),
         *(Edge(tail="records", head=signal) for signal in signals),
         *(Edge(tail=signal, head="min_max") for signal in signals),
         Edge(tail="min_max", head="score"),
