@@ -27,14 +27,23 @@ from torch import Tensor, nn
 
 from rmetric.detectors.registry import DETECTORS
 from rmetric.live.actions.action import Action, as_action
+from rmetric.live.actions.ranks import is_distributed, rank
 from rmetric.live.alerts import Alert, Verdict
 from rmetric.live.background import Background
 from rmetric.live.config import MonitorConfig
+from rmetric.live.ddp import OwnGradient
 from rmetric.live.forward import ForwardProbes
-from rmetric.live.gradients import gradients_of, layer_names, tensor_norms, total_norm
+from rmetric.live.gradients import (
+    gradients_of,
+    is_sharded,
+    layer_names,
+    tensor_norms,
+    total_norm,
+)
 from rmetric.live.log_file import LogFile
 from rmetric.live.pending import Pending, to_host
 from rmetric.live.rules import StepRules
+from rmetric.live.together import CLOSED, STEPPED_ASIDE, STAYS, Together, complete
 from rmetric.live.weights import WeightSample
 from rmetric.live.workers import MicroBatchWorkers, WorkerStatistics
 from rmetric.log_entries import record_from_json, record_to_json
@@ -108,7 +117,8 @@ class Monitor:
     Args:
         model: as trained, before or after DistributedDataParallel or compile.
         optimizer: its learning rate and update norms are watched; None for neither.
-        log: JSONL file, the same form as the simulator's; None for none.
+        log: JSONL file, the same form as the simulator's; None for none. With
+            several ranks the first one writes; each where ``{rank}`` is in the name.
         run_id: names the run in the log.
         config: see `MonitorConfig`.
         actions: what to do on an alert; a plain function is called with it.
@@ -166,9 +176,13 @@ class Monitor:
             scaled=scaler is not None,
         )
         self._actions = [as_action(action) for action in actions]
-        self._log_path = None if log is None else Path(log)
+        self._rank, self.run_id = rank(), run_id
+        self._log_path = path_of_rank(log, self._rank)
         self._log: LogFile | None = None
-        self._start_line = start_line(dict(about or {}), run_id, config.metric, "FULL_METRIC")
+        self._together: Together | None = None
+        self._awaiting: Pending | None = None  # what the other ranks say of it
+        about = {"num_workers": number_of_workers(model, config)} | dict(about or {})
+        self._start_line = start_line(about, run_id, config.metric, "FULL_METRIC")
         self._hardware, self._probe = hardware, probe
         self._depth, self._closed = 0, False
         self._resumed_at: int | None = None
@@ -401,6 +415,7 @@ class Monitor:
     def _look_ahead(self) -> None:
         """Listen to what is due at the next step, and to nothing else."""
         due = self.step + 1
+        self._workers.stop()
         if _due(due, self.config.workers_every):
             self._workers.start()
         if self._forward is not None:
