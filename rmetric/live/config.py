@@ -37,6 +37,12 @@ class MonitorConfig:
         layers_every: gradient norm of each layer.
         forward_every: activation headroom, attention logits, router load.
         probe_every: loss on the fixed batch, where one is given.
+        exchange: with several ranks, their monitors hear of each other; False
+            where the processes train by themselves.
+        join_seconds: how long the other ranks' monitors are waited for, in the
+            background; above 0.
+        patience: seconds that a check may wait for a message of the other ranks
+            which is late; at least 0.
     """
 
     metric: RMetricConfig = field(default_factory=RMetricConfig.case_study)
@@ -51,6 +57,9 @@ class MonitorConfig:
     layers_every: int = 10
     forward_every: int = 50
     probe_every: int = 50
+    exchange: bool = True
+    join_seconds: float = 30.0
+    patience: float = 0.5
 
     def __post_init__(self) -> None:
         for name in self.detectors:
@@ -67,6 +76,11 @@ class MonitorConfig:
         if not 1 < self.explosion_factor < inf:
             raise ValueError(
                 f"explosion_factor is {self.explosion_factor}: it must be finite and above 1"
+            )
+        if not 0 < self.join_seconds < inf or not 0 <= self.patience < inf:
+            raise ValueError(
+                f"join_seconds is {self.join_seconds} and patience {self.patience}: both must be "
+                "finite, the first above 0 and the second at least 0"
             )
         for setting in fields(self):
             least = 0 if setting.name.endswith("_every") else 1

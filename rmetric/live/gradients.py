@@ -30,6 +30,11 @@ def plain(gradient: Tensor) -> Tensor:
     return torch.view_as_real(gradient) if gradient.is_complex() else gradient
 
 
+def is_sharded(parameters: Iterable[nn.Parameter]) -> bool:
+    """Whether a rank holds a part of some parameter only (FSDP2, DTensor)."""
+    return any(hasattr(p, "device_mesh") for p in parameters)
+
+
 @torch.no_grad()
 def tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
     """L2 norm of each tensor, shape (tensors,), float32 or wider; reads nothing from the device.

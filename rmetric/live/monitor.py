@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, wraps
+from math import isfinite
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
@@ -43,7 +44,7 @@ from rmetric.live.gradients import (
 from rmetric.live.log_file import LogFile
 from rmetric.live.pending import Pending, to_host
 from rmetric.live.rules import StepRules
-from rmetric.live.together import CLOSED, STEPPED_ASIDE, STAYS, Together, complete
+from rmetric.live.together import CLOSED, STAYS, STEPPED_ASIDE, Together, about, complete
 from rmetric.live.weights import WeightSample
 from rmetric.live.workers import MicroBatchWorkers, WorkerStatistics
 from rmetric.log_entries import record_from_json, record_to_json
@@ -179,10 +180,12 @@ class Monitor:
         self._rank, self.run_id = rank(), run_id
         self._log_path = path_of_rank(log, self._rank)
         self._log: LogFile | None = None
-        self._together: Together | None = None
+        self._together: Together | None = None  # with the other ranks
+        self._own: Any = None  # this rank's own gradient
+        self._shards: Any = None
+        self._own_loss_bad = False
         self._awaiting: Pending | None = None  # what the other ranks say of it
-        about = {"num_workers": number_of_workers(model, config)} | dict(about or {})
-        self._start_line = start_line(about, run_id, config.metric, "FULL_METRIC")
+        self._start_line = start_line(dict(about or {}), run_id, config.metric, "FULL_METRIC")
         self._hardware, self._probe = hardware, probe
         self._depth, self._closed = 0, False
         self._resumed_at: int | None = None
@@ -202,12 +205,29 @@ class Monitor:
         config = self.config
         self._sample = WeightSample(self.parameters, config.sampled_weights)
         self._workers = MicroBatchWorkers(self.parameters)
+        if is_distributed():
+            self._meet_the_ranks()
         self._forward = None if is_compiled(self.model) else ForwardProbes(self.model)
         self._remembered = False
         self._hooks = []
         if hasattr(self.optimizer, "register_step_post_hook"):
             self._hooks = [self.optimizer.register_step_post_hook(self._after_optimizer)]
         self._look_ahead()
+
+    def _meet_the_ranks(self) -> None:
+        if is_sharded(self.parameters):
+            from rmetric.live import fsdp  # the sharded part of torch takes its time
+
+            self._shards = fsdp.Shards(self.parameters)
+            self._own = fsdp.OwnReducedGradient(self.model)
+            if self._probe is not None:
+                self._probe = None
+                logger.warning("rmetric: no fixed batch: sharded models run on all ranks or none")
+        if self.config.exchange:
+            self._own = self._own or OwnGradient(self.parameters)
+            group = getattr(self.model, "process_group", None)  # of DistributedDataParallel
+            scaled = self.scaler is not None
+            self._together = Together(self.config, self.run_id, group=group, scaled=scaled)
 
     # -- what a training loop calls
 
@@ -228,6 +248,7 @@ class Monitor:
         """
         self.weights_step = self.step  # a scaler that left the step out did not say so
         self._complete()
+        self._act_together()
         self.step += 1
         pending = Pending(self._new_record())
         pending.loss = self._loss_of_step(loss)
@@ -265,6 +286,8 @@ class Monitor:
 
         Returns the norm before clipping.
         """
+        if self._shards is not None:
+            return self._shards.clip(max_norm, None if self._closed else self._pending)
         pending = self._pending
         if (
             self.usable
@@ -296,6 +319,7 @@ class Monitor:
     @steps_aside(otherwise=dict)
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of the present weights should hold: plain values, of a bounded size."""
+        self._settle()
         pending, last = self._pending, None
         if pending is not None and pending.record.step <= self.weights_step:
             self._judge(pending)
@@ -316,7 +340,9 @@ class Monitor:
         if not state:
             return
         self.step = self.weights_step = state["step"]
-        last = state["pending"]
+        if self._together is not None:
+            self._together.rewind()
+        last, self._awaiting = state["pending"], None
         self._pending = None if last is None else Pending.of(record_from_json(last))
         self._resumed_at = self.step if last is None else self.step - 1
         self._begun_at, self._clock = state["time"], time.monotonic()
@@ -383,6 +409,11 @@ class Monitor:
     def _measure_gradients(self, pending: Pending, norm: Tensor | float | None) -> None:
         if self._workers.active:
             pending.workers = self._unscaled(self._workers.stop())
+        if self._own is not None and self._own.active:
+            pending.own = self._unscaled(self._own.stop())
+        if self._shards is not None:
+            self._shards.measure(pending, norm)
+            return
         layers_due = _due(self.step, self.config.layers_every)
         if norm is None or layers_due:
             present = [p for p in self.parameters if p.grad is not None]
@@ -417,7 +448,8 @@ class Monitor:
         due = self.step + 1
         self._workers.stop()
         if _due(due, self.config.workers_every):
-            self._workers.start()
+            alone = self._together is None or not self._together.alive
+            (self._workers if alone or self._own is None else self._own).start()
         if self._forward is not None:
             self._forward.disarm()
             if _due(due, self.config.forward_every):
@@ -441,26 +473,85 @@ class Monitor:
     @steps_aside(otherwise=tuple)
     def _judge(self, pending: Pending) -> tuple[Alert, ...]:
         """The rules on one step, once; alerts and actions follow at once."""
-        if pending.broken is None:
-            pending.broken = self._rules.update(*pending.read_loss_and_norm())
-            for rule, reason in pending.broken:
-                self._raise(Alert(step=pending.record.step, source=rule, reason=reason))
-            self._sounding = {rule for rule, _ in pending.broken}
         step = pending.record.step
+        if pending.broken is None:
+            loss, norm = pending.read_loss_and_norm()
+            # Of several ranks each has its own loss; what they decide upon is the same on all.
+            pending.broken = self._rules.update(loss if self._together is None else None, norm)
+            self._break(step, pending.broken)
+            if self._together is not None and not pending.broken:
+                self._own_loss(step, loss)
+        if self._together is not None and not self._together.agreed(step):
+            return ()
         return tuple(
-            Alert(step=step, source=rule, reason=reason)
+            self._alert(step, rule, reason)
             for rule, reason in pending.broken
             if rule in self.config.alert_on
         )
 
-    def _complete(self) -> None:
-        """Read the pending step from the device; the metric, detectors and log take it."""
+    def _break(self, step: int, broken: list[tuple[str, str]]) -> None:
+        for rule, reason in broken:
+            self._raise(self._alert(step, rule, reason), again=rule in self._sounding)
+        self._sounding = {rule for rule, _ in broken}
+
+    def _own_loss(self, step: int, loss: float | None) -> None:
+        """A loss that is no number, of a gradient that is fine: no other rank sees it."""
+        assert self._together is not None
+        bad = loss is not None and not isfinite(loss)
+        if bad and "non_finite" in self.config.alert_on:
+            alert = self._alert(step, "non_finite", f"loss is {loss:g}")
+            self._together.raised(alert, own=True)
+            self._raise(alert, again=self._own_loss_bad, shared=False)
+        self._own_loss_bad = bad
+
+    def _alert(self, step: int, source: str, reason: str) -> Alert:
+        return Alert(step=step, source=source, reason=reason, rank=self._rank)
+
+    def _complete(self, leaves: int = STAYS) -> None:
+        """Read the pending step from the device; with several ranks, tell them of it."""
+        self._settle()
         pending = self._pending
         if pending is None:
             return
         self._judge(pending)
         self._pending = None
-        record = pending.read()
+        pending.read()
+        if self._together is not None and self._together.post(
+            pending.record.step, pending.told, leaves
+        ):
+            self._awaiting = pending
+        else:
+            self._finish(pending.record)
+
+    def _settle(self) -> None:
+        """What all ranks say of the step before, where it has come; nobody waits for long."""
+        if self._together is None:
+            return
+        messages = self._together.take()
+        awaiting, self._awaiting = self._awaiting, None
+        alerts = self._together.heard(messages) if messages else []
+        for alert, again in alerts:
+            self._raise(alert, again=again, shared=False)
+        if awaiting is not None:
+            if about(awaiting.record.step, messages):
+                complete(awaiting.record, messages)
+            if awaiting.sharded and awaiting.norm is None:
+                broken = self._rules.update(None, awaiting.record.gradient_norm)
+                self._break(awaiting.record.step, broken)
+            self._finish(awaiting.record)
+        if problem := self._together.news():
+            self._tell(self._alert(self.step, "exchange", problem))
+
+    def _act_together(self) -> None:
+        """What all ranks do at the check of this same step."""
+        due = self._together.due(self.step + 1) if self._together is not None else []
+        for alert in due:
+            for action in tuple(self._actions):
+                if action.together and action.hears(alert):
+                    self._let_act(action, partial(action, alert, self))
+
+    def _finish(self, record: Record) -> None:
+        """The record is complete: the metric, detectors and log take it."""
         alarms = {name: d.update(record).alarm for name, d in self._detectors.items()}
         line = metrics_line(record, self.metric, alarms)
         self.last = record
@@ -474,7 +565,7 @@ class Monitor:
         for name, alarmed in alarms.items():
             if alarmed and name not in self._alarmed:
                 assert self.last is not None
-                self._raise(Alert(step=self.last.step, source=name, reason=self._reason(name)))
+                self._raise(self._alert(self.last.step, name, self._reason(name)))
         self._alarmed = {name for name, alarmed in alarms.items() if alarmed}
 
     def _reason(self, name: str) -> str:
@@ -486,16 +577,31 @@ class Monitor:
         shares = " + ".join(f"{weight * value:.2f} ({signal})" for signal, weight, value in parts)
         return f"R = {self.metric.score:.3f} = {shares}, above {self.metric.config.threshold:g}"
 
-    def _raise(self, alert: Alert) -> None:
+    def _raise(self, alert: Alert, *, again: bool = False, shared: bool = True) -> None:
+        """`again`: a stretch of bad steps is said once; `shared`: all ranks see it alike."""
         if alert.source not in self.config.alert_on:
             return
+        self._tell(alert, again=again)
+        if self._together is not None and shared:
+            self._together.raised(alert)
+        for action in tuple(self._actions):
+            if action.hears(alert) and self._may_act(action, shared):
+                self._let_act(action, partial(action, alert, self))
+
+    def _tell(self, alert: Alert, *, again: bool = False) -> None:
         self.alerts.append(alert)
-        if alert.source not in self._sounding:  # a stretch of bad steps is said once
+        if not again:
             logger.warning("%s", alert)
             self._write(encode_line({"event": "ALERT"} | alert.as_entry()), now=True)
-        for action in tuple(self._actions):
-            if action.hears(alert):
-                self._let_act(action, partial(action, alert, self))
+
+    def _may_act(self, action: Action, shared: bool) -> bool:
+        """With several ranks: what changes the training is done where all of them do it."""
+        if self._together is None:
+            return True
+        if action.needs_verdict_now:
+            at_hand = self.weights_step < self.step
+            return shared and at_hand and self._together.agreed(self.step)
+        return not action.together
 
     def _let_act(self, action: Action, act: Callable[[], None]) -> None:
         try:
@@ -527,7 +633,8 @@ class Monitor:
 
     @steps_aside()
     def _complete_quietly(self) -> None:
-        self._complete()
+        self._complete(CLOSED)
+        self._settle()
 
     def _step_aside(self, where: str, error: Exception) -> None:
         self.usable, self.problem = False, f"{where}: {type(error).__name__}: {error}"
@@ -542,6 +649,11 @@ class Monitor:
             endings.append(forward.disarm)
         if hasattr(self, "_workers"):
             endings.append(self._workers.stop)
+        if self._own is not None:
+            endings.append(self._own.remove)
+        if self._together is not None:
+            why = CLOSED if self.usable else STEPPED_ASIDE
+            endings.append(partial(self._together.leave, why))
         if self._log is not None:
             endings.append(self._log.close)
         if self._hardware is not None:
@@ -558,6 +670,13 @@ class Monitor:
 def _due(step: int, every: int) -> bool:
     """Whether something of this cadence is measured at `step`; the first step always is."""
     return every > 0 and (step % every == 0 or step == 1)
+
+
+def path_of_rank(log: Path | str | None, rank: int) -> Path | None:
+    """Where this rank writes: the first one, and each that has a file of its own."""
+    if log is None or (rank > 0 and "{rank}" not in str(log)):
+        return None
+    return Path(str(log).replace("{rank}", str(rank)))
 
 
 def unwrapped(optimizer: Any) -> Any:

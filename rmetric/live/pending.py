@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -28,8 +28,16 @@ class Pending:
         moved: update norm and parameter norm.
         probe_loss: on the fixed batch.
         forward: reads what the forward passes showed.
+        own: of this rank's own gradient, where there are several ranks.
+        sharded: this rank holds a part of the weights. `moved` is of that part,
+            and the record waits for the other ranks.
+        shard_norm: of that part of the gradient, where nobody knows the whole norm.
+        moved_share: one over the ranks that hold the same part; None where that
+            differs between parameters.
         broken: what the rules said, once they were asked.
         is_read: everything stands in the record.
+        told: what the other ranks are told of it, once it is read; see
+            `rmetric.live.together`.
     """
 
     record: Record
@@ -41,8 +49,13 @@ class Pending:
     moved: tuple[Tensor, Tensor] | None = None
     probe_loss: Tensor | None = None
     forward: Callable[[], dict[str, float]] | None = None
+    own: WorkerStatistics | None = None
+    sharded: bool = False
+    shard_norm: Tensor | None = None
+    moved_share: float | None = None
     broken: list[tuple[str, str]] | None = None
     is_read: bool = False
+    told: dict[str, float | None] = field(default_factory=dict)
 
     @classmethod
     def of(cls, record: Record) -> Pending:
@@ -57,7 +70,7 @@ class Pending:
 
     def read(self) -> Record:
         """The record, completed; one transfer from the device."""
-        workers, record = self.workers, self.record
+        workers, own, record = self.workers, self.own, self.record
         if self.is_read:
             return record
         self.is_read = True
@@ -69,6 +82,10 @@ class Pending:
                 "worker_norms": workers.norms if workers else None,
                 "worker_cosines": workers.cosines if workers else None,
                 "non_finite": workers.non_finite if workers else None,
+                "own_norm": own.norms if own else None,
+                "own_cosine": own.cosines if own else None,
+                "own_non_finite": own.non_finite if own else None,
+                "shard": self.shard_norm,
                 "update": self.moved[0] if self.moved else None,
                 "weights": self.moved[1] if self.moved else None,
                 "probe": self.probe_loss,
@@ -79,7 +96,16 @@ class Pending:
             return host[name][0] if name in host else None
 
         self.loss, self.norm = record.training_loss, record.gradient_norm = one("loss"), one("norm")
-        record.update_norm, record.parameter_norm = one("update"), one("weights")
+        self.told = {"loss": self.loss}
+        for name in ("own_norm", "own_cosine", "own_non_finite"):
+            self.told[name] = one(name)
+        if self.sharded:
+            share = self.moved_share
+            self.told["gradient_square"] = _square(one("shard"), 1.0)
+            self.told["update_square"] = _square(one("update"), share)
+            self.told["parameter_square"] = _square(one("weights"), share)
+        else:
+            record.update_norm, record.parameter_norm = one("update"), one("weights")
         record.probe_loss = one("probe")
         if workers:
             record.worker_gradient_norms = tuple(host["worker_norms"])
@@ -118,9 +144,13 @@ def to_host(values: dict[str, Scalar]) -> dict[str, list[float]]:
         whole = torch.cat([row.to(where, wide) for row in rows.values()]).tolist()
         for name, row in rows.items():
             host[name], whole = whole[: len(row)], whole[len(row) :]
-    return {name: [_nine_digits(value) for value in row] for name, row in host.items()}
+    return {name: [nine_digits(value) for value in row] for name, row in host.items()}
 
 
-def _nine_digits(value: float) -> float:
+def _square(value: float | None, share: float | None) -> float | None:
+    return None if value is None or share is None else share * value * value
+
+
+def nine_digits(value: float) -> float:
     """All that a float32 holds, and what a log of ours keeps."""
     return float(f"{value:.9g}")

@@ -43,6 +43,14 @@ def cosines_to_mean(gradients_WD: Tensor) -> Tensor:
     return (gradients_WD @ mean) / lengths  # 0/0 is nan: no direction, no cosine
 
 
+@torch.no_grad()
+def cosine(one_D: Tensor, other_D: Tensor) -> Tensor:
+    """Of the angle between two gradients, a scalar; nan where either is zero or not finite."""
+    return (one_D @ other_D) / (
+        torch.linalg.vector_norm(one_D) * torch.linalg.vector_norm(other_D)
+    )
+
+
 class MicroBatchWorkers:
     """Takes each micro-batch of an accumulated step for a worker.
 

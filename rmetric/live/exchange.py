@@ -1,0 +1,185 @@
+"""One small message a step between the monitors of all ranks; nobody waits for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions
+
+OPERATION_SECONDS = 24 * 3600.0  # rank 0 may evaluate for hours; nobody waits in here
+LATE_SECONDS = 60.0  # without an answer, before that is told
+POLL_SECONDS = 0.0002
+
+_exchanges: Counter[str] = Counter()  # made in this process, by name
+
+
+class Exchange:
+    """Gathers a fixed number of floats from every rank, once a step at most.
+
+    `post` hands this rank's numbers over and returns at once; `take`, a step
+    later, returns those of all ranks, or None where they are not there yet. At
+    most one message is under way. The ranks' own steps keep them together:
+    whoever is at the next step has been through a collective of the training,
+    so every other rank has posted.
+
+    It has a gloo group of its own, found through the training's store and
+    unknown to torch.distributed: a rank that never makes an Exchange leaves
+    the others without one and disturbs no group of the training, now or later.
+    The group is made in the background. Whatever fails ends the exchange, not
+    the training; `problem` says what it was.
+
+    Its weakness: a rank that stays away ends it for all, and a message says
+    nothing of which ranks it is still waiting for.
+
+    Args:
+        width: numbers in a message, the same on all ranks.
+        name: the same on all ranks.
+        group: of the training, whose ranks take part; None for all.
+        join_seconds: how long to wait for the others at the beginning.
+        patience: seconds that `take` may wait for a message that is late; none
+            for the next ones, until one has come in time.
+
+    Attributes:
+        ranks: that take part, as torch.distributed counts them.
+        rank: this one.
+        problem: why it has ended; empty while it has not.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        name: str = "run",
+        *,
+        group: dist.ProcessGroup | None = None,
+        join_seconds: float = 30.0,
+        patience: float = 0.5,
+    ) -> None:
+        self.width, self.patience, self.join_seconds = width, patience, join_seconds
+        self.ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+        self.rank = dist.get_rank()
+        self.problem = ""
+        self._group: Any = None
+        self._work: dist.Work | None = None
+        self._sent = torch.zeros(width, dtype=torch.float64)
+        self._gathered = torch.zeros(len(self.ranks), width, dtype=torch.float64)
+        self._rows = list(self._gathered)
+        self._options = AllgatherOptions()
+        self._options.timeout = timedelta(seconds=OPERATION_SECONDS)
+        self._posted, self._patient = 0.0, True
+        self._ended = threading.Event()
+        _exchanges[name] += 1
+        store: Any = dist.distributed_c10d._get_default_store()
+        prefix = f"rmetric/{name}/{_exchanges[name]}/{self.ranks[0]}/{len(self.ranks)}"
+        # A store's client serves one caller at a time: ours must not hold up the training's.
+        own = dist.PrefixStore(prefix, store.clone())
+        self._joining = threading.Thread(
+            target=self._join, args=(own,), name="rmetric-join", daemon=True
+        )
+        self._joining.start()
+
+    @property
+    def active(self) -> bool:
+        """All ranks are in touch, as far as is known."""
+        return self._group is not None and not self.ended
+
+    @property
+    def ended(self) -> bool:
+        return self._ended.is_set()
+
+    @property
+    def late(self) -> bool:
+        """A message has been under way for a minute and more."""
+        return self._work is not None and time.monotonic() - self._posted > LATE_SECONDS
+
+    def wait_joined(self, seconds: float) -> bool:
+        """Wait for the other ranks; whether they came. A training need not ask."""
+        self._joining.join(seconds)
+        return self.active
+
+    def post(self, values: Sequence[float]) -> bool:
+        """Send this rank's numbers; False where a message is under way, or nobody is there."""
+        if not self.active or self._work is not None:
+            return False
+        self._sent.numpy()[:] = values
+        try:
+            self._work = self._group.allgather([self._rows], [self._sent], self._options)
+        except RuntimeError as error:
+            self.end(_first_line(error))
+            return False
+        self._posted = time.monotonic()
+        return True
+
+    def take(self) -> list[list[float]] | None:
+        """The numbers of all ranks, one list each, in the order of `ranks`; None where late."""
+        work = self._work
+        if work is None or not self._arrived(work):
+            return None
+        self._work = None
+        try:
+            work.wait()
+        except RuntimeError as error:
+            self.end(_first_line(error))
+            return None
+        return self._gathered.tolist()
+
+    def end(self, problem: str) -> None:
+        """No more messages; whoever asks for `problem` hears why."""
+        self.problem = self.problem or problem
+        self._ended.set()
+
+    def close(self) -> None:
+        """Take part no more. A message that is under way still goes out."""
+        self._ended.set()
+        if self._group is not None and self._work is None:
+            self._free()
+
+    def _arrived(self, work: dist.Work) -> bool:
+        if work.is_completed():
+            self._patient = True
+            return True
+        until = time.monotonic() + (self.patience if self._patient else 0.0)
+        while time.monotonic() < until:
+            time.sleep(POLL_SECONDS)
+            if work.is_completed():
+                return True
+        self._patient = False
+        return False
+
+    def _join(self, store: dist.Store) -> None:
+        until = time.monotonic() + self.join_seconds
+        pause = 0.01
+        try:
+            store.set(f"rank {self.rank}", "here")
+            store.add("here", 1)
+            while store.add("here", 0) < len(self.ranks):
+                if time.monotonic() > until:
+                    self.end(_missing(self.ranks, store, self.join_seconds))
+                if self._ended.wait(pause):
+                    return
+                pause = min(1.0, pause * 1.5)
+            left = timedelta(seconds=max(1.0, until - time.monotonic()))
+            place = self.ranks.index(self.rank)
+            group = dist.ProcessGroupGloo(store, place, len(self.ranks), left)
+        except RuntimeError as error:
+            self.end(_first_line(error))
+            return
+        # A group with an operation under way waits for it when it is destroyed; not once aborted.
+        self._free = weakref.finalize(self, group.abort)
+        self._group = group
+
+
+def _missing(ranks: Sequence[int], store: dist.Store, seconds: float) -> str:
+    absent = [str(r) for r in ranks if not store.check([f"rank {r}"])]
+    return f"no monitor on rank {', '.join(absent)} after {seconds:g} s"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
