@@ -7,6 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+RUN = 16  # weights that lie together: one line of a processor's cache
+
 
 class WeightSample:
     """Update norm and parameter norm over evenly spaced weights of every tensor.
@@ -26,42 +28,69 @@ class WeightSample:
         size: weights looked at, at least 1.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], size: int = 65536) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], size: int = 16384) -> None:
         moving = [p for p in parameters if p.requires_grad and p.numel()]
         whole = sum(p.numel() for p in moving)
         self.exact = whole <= size
-        self._views: list[Tensor] = []
-        self._factors: list[float] = []
+        by_kind: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, float]]] = {}
         for parameter in moving:
             flat = _flat(parameter)
             if flat is None:
                 self.exact = False
                 continue
-            share = 1 if self.exact else flat.numel() / max(1, round(size * flat.numel() / whole))
-            view = flat[:: max(1, int(share))]
-            self._views.append(view)
-            self._factors.append((flat.numel() / view.numel()) ** 0.5)
-        self._past = [torch.empty_like(view) for view in self._views]
+            view = flat if self.exact else _runs(flat, whole / size)
+            factor = (flat.numel() / view.numel()) ** 0.5
+            by_kind.setdefault((flat.device, flat.dtype), []).append((view, factor))
+        self._parts = [_Part(views) for views in by_kind.values()]
 
     @torch.no_grad()
     def remember(self) -> None:
         """Keep the weights as they are before a step."""
-        if self._views:
-            torch._foreach_copy_(self._past, self._views)
+        for part in self._parts:
+            part.past = part.now()
 
     @torch.no_grad()
     def moved(self) -> tuple[Tensor, Tensor] | None:
         """(update norm, parameter norm) since `remember`, on the device; None without weights."""
-        if not self._views:
+        norms = [part.norms() for part in self._parts]
+        if not norms:
             return None
-        changes = torch._foreach_sub(self._views, self._past)
-        return self._norm(list(changes)), self._norm(self._views)
-
-    def _norm(self, tensors: list[Tensor]) -> Tensor:
-        norms = torch._foreach_norm(tensors, 2, dtype=torch.float32)
         where = norms[0].device
-        scaled = [norm * factor for norm, factor in zip(norms, self._factors, strict=True)]
-        return torch.linalg.vector_norm(torch.stack([norm.to(where) for norm in scaled]))
+        whole = torch.linalg.vector_norm(torch.stack([n.to(where) for n in norms]), dim=0)
+        return whole[0], whole[1]
+
+
+class _Part:
+    """The sampled weights of one device and type."""
+
+    def __init__(self, views: list[tuple[Tensor, float]]) -> None:
+        # Rows of runs and plain rows apart: one call gathers all of a kind, without copies between.
+        views = sorted(views, key=lambda pair: pair[0].ndim)
+        self._plain = [view for view, _ in views if view.ndim == 1]
+        self._runs = [view for view, _ in views if view.ndim == 2]
+        where = views[0][0].device
+        self._factors = torch.cat(
+            [torch.full((view.numel(),), factor, device=where) for view, factor in views]
+        )
+        self.past = self.now()
+
+    def now(self) -> Tensor:
+        kinds = [torch.cat(kind).view(-1) for kind in (self._plain, self._runs) if kind]
+        return (kinds[0] if len(kinds) == 1 else torch.cat(kinds)).float()
+
+    def norms(self) -> Tensor:
+        now = self.now()
+        both = torch.stack((now - self.past, now)) * self._factors
+        return torch.linalg.vector_norm(both, dim=1)
+
+
+def _runs(flat: Tensor, period: float) -> Tensor:
+    """Runs of neighbouring weights, one in every `period` on the whole; shares their memory."""
+    spacing = max(RUN, int(RUN * period))
+    rows = flat.numel() // spacing
+    if rows == 0:
+        return flat[: max(1, int(flat.numel() / period))]
+    return flat[: rows * spacing].view(rows, spacing)[:, :RUN]
 
 
 def _flat(parameter: nn.Parameter) -> Tensor | None:
