@@ -89,7 +89,8 @@ class OwnGradient:
     def _sample(self, gradient: Tensor) -> Tensor:
         if gradient.is_sparse:  # which has other entries after the reduction
             return torch.zeros(0, device=gradient.device)
-        return plain(gradient.detach()).flatten()[:: self._stride].float()
+        # A copy: the reduction writes the mean to the same place.
+        return plain(gradient.detach()).flatten()[:: self._stride].to(torch.float32, copy=True)
 
     def _cosine_to_mean(self, own: dict[int, tuple[Tensor, Tensor, Tensor]]) -> Tensor:
         """Over all that the mean has; a parameter that this rank did not use is zero here."""

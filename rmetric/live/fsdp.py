@@ -137,7 +137,7 @@ class OwnReducedGradient:
         if not self.active or self._error is not None:
             return None
         try:
-            sample = shard[:: self._stride].float()
+            sample = shard[:: self._stride].to(torch.float32, copy=True)
             return tensor_norms([own])[0], (~own.isfinite()).sum(), sample
         except Exception as error:  # must not end the backward pass
             self._error = error
@@ -147,7 +147,7 @@ class OwnReducedGradient:
     def keep(self, module: int, own: tuple[Tensor, Tensor, Tensor], mean: Tensor) -> None:
         """After it."""
         try:
-            self._own[module] = (*own, mean[:: self._stride].float())
+            self._own[module] = (*own, mean[:: self._stride].to(torch.float32, copy=True))
         except Exception as error:
             self._error = error
 

@@ -316,6 +316,14 @@ class Monitor:
         """Report an event that the training itself has seen."""
         self._said.append(HardwareEvent(self._now(), kind, worker))
 
+    @steps_aside(otherwise=False)
+    def wait_for_ranks(self, seconds: float) -> bool:
+        """Whether the monitors of all ranks are in touch, after `seconds` at most.
+
+        Nobody has to call it; without, they meet while the first steps go by.
+        """
+        return self._together is None or self._together.exchange.wait_joined(seconds)
+
     @steps_aside(otherwise=dict)
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of the present weights should hold: plain values, of a bounded size."""

@@ -118,5 +118,5 @@ class MicroBatchWorkers:
     def _take(self, gradient: Tensor) -> None:
         gradient = plain(gradient.detach())
         norm = tensor_norms([gradient])[0]
-        sample = gradient.flatten()[:: self._stride].float()
+        sample = gradient.flatten()[:: self._stride].to(torch.float32, copy=True)
         self._parts.append((norm, (~gradient.isfinite()).sum(), sample))
