@@ -1,7 +1,10 @@
-.PHONY: reproduce test check
+.PHONY: reproduce case-study test check
 
 reproduce:
 	python3 tasks.py reproduce
+
+case-study:
+	python3 tasks.py case-study
 
 test:
 	python3 tasks.py test

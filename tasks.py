@@ -1,11 +1,12 @@
 """Set up and run everything, with nothing but Python: `python3 tasks.py reproduce`.
 
     reproduce   environment, the 720 runs, tables, figures, a replay
+    case-study  environment with torch, then the case study in small: two real runs on a CPU
     test        environment, then the tests
     check       environment, then linter and type checker
     setup       only the environment, in .venv
 
-`make reproduce` and `make test` do the same.
+`make reproduce`, `make case-study` and `make test` do the same.
 """
 
 from __future__ import annotations
@@ -81,6 +82,11 @@ def reproduce() -> None:
         print(f"  {what:8} {where}")
 
 
+def case_study() -> None:
+    set_up("live")
+    run([str(PYTHON), "run_case_study.py", *(sys.argv[2:] or ["--tiny"])])
+
+
 def test() -> None:
     set_up("dev")
     run([str(PYTHON), "-m", "pytest", *sys.argv[2:]])
@@ -93,7 +99,13 @@ def check() -> None:
     run([str(PYTHON), "-m", "mypy"])
 
 
-TASKS = {"reproduce": reproduce, "test": test, "check": check, "setup": lambda: set_up("dev")}
+TASKS = {
+    "reproduce": reproduce,
+    "case-study": case_study,
+    "test": test,
+    "check": check,
+    "setup": lambda: set_up("dev"),
+}
 
 
 def main() -> int:
