@@ -1,0 +1,67 @@
+"""What the actions that draw records have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
+
+from rmetric.live.actions.action import Action
+from rmetric.live.actions.ranks import rank
+from rmetric.live.actions.scalars import scalars
+from rmetric.live.alerts import Alert
+from rmetric.live.background import Background
+from rmetric.records import Record
+
+if TYPE_CHECKING:
+    from rmetric.live.monitor import Monitor
+
+
+class Dashboard(Action):
+    """Hands records and alerts to a writer in the background; the first rank alone does.
+
+    What fails there is reported once, and nothing more is written.
+    """
+
+    def __init__(self, *, on: Collection[str] | None = None) -> None:
+        super().__init__(on=on)
+        self._background: Background | None = None
+        self._failed = False
+
+    def record(self, record: Record, monitor: Monitor) -> None:
+        values = scalars(record, monitor.metric)
+        self._submit(lambda: self.draw(values, record.step), monitor)
+
+    def __call__(self, alert: Alert, monitor: Monitor) -> None:
+        self._submit(lambda: self.tell(alert), monitor)
+
+    def close(self) -> None:
+        if self._background is not None:
+            self._background.submit(self._unless_failed(self.finish))
+
+    def draw(self, values: dict[str, float], step: int) -> None:
+        """Write the numbers of one step."""
+        raise NotImplementedError
+
+    def tell(self, alert: Alert) -> None:
+        """Write an alert."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Nothing more will come."""
+
+    def _submit(self, write: Callable[[], None], monitor: Monitor) -> None:
+        if rank() == 0:
+            self._background = monitor.background
+            self._background.submit(self._unless_failed(write))
+
+    def _unless_failed(self, write: Callable[[], None]) -> Callable[[], None]:
+        def attempt() -> None:
+            if self._failed:
+                return
+            try:
+                write()
+            except Exception:
+                self._failed = True
+                raise
+
+        return attempt
