@@ -3,6 +3,7 @@
     python run_fault_lab.py                      the whole campaign, then the archives
     python run_fault_lab.py --list               what can be injected
     python run_fault_lab.py --fault LR_SPIKE --architecture llama      one run and its twin
+    python run_fault_lab.py --report             tables and figure from the archives
     python run_fault_lab.py --unpack logs_lab/development.tar.xz --out logs_dev
 
 Tiny Llama, Mistral, Mixtral and Qwen2 models are trained on Python's own sources;
@@ -44,6 +45,9 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--first-seed", type=int, default=0, metavar="N", help="default: 0")
     parser.add_argument("--steps", type=int, default=400, metavar="N", help="default: 400")
     parser.add_argument(
+        "--only", nargs="+", metavar="NAME", help="only these faults and benign changes"
+    )
+    parser.add_argument(
         "--corpus", default="standard_library", metavar="NAME",
         help="standard_library: Python's own sources (default); generated: the same bytes "
         "on every machine",
@@ -66,8 +70,15 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     one.add_argument("--severity", type=float, metavar="X", help="default: the fault's middle one")
     one.add_argument("--onset", type=int, metavar="STEP", help="default: half of the steps")
     one.add_argument("--duration", type=int, metavar="STEPS", help="default: the fault's own")
+    one.add_argument(
+        "--ranks", type=int, choices=[1, 4], default=1,
+        help="4: the workers are real processes, their gradients all-reduced by gloo",
+    )  # fmt: skip
     one.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
     parser.add_argument("--list", action="store_true", help="what can be injected")
+    parser.add_argument(
+        "--report", action="store_true", help="tables and figure from the archives (results/lab)"
+    )
     parser.add_argument(
         "--unpack", type=Path, metavar="ARCHIVE", help="write its runs as ordinary logs"
     )
@@ -82,6 +93,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if arguments.unpack:
             return unpack(arguments.unpack, arguments.out)
+        if arguments.report:
+            return report(arguments.archives, arguments.out or Path("results/lab"))
         from rmetric.lab.campaign import CampaignError
     except (LogError, OSError) as error:
         print(error, file=sys.stderr)
@@ -112,7 +125,9 @@ def whole_campaign(arguments: argparse.Namespace) -> int:
     from rmetric.lab.spec import campaign
 
     definitions = Definitions(diverged_ratio=arguments.diverged, degraded_nats=arguments.degraded)
-    specs = campaign(arguments.seeds, arguments.first_seed, arguments.steps, arguments.corpus)
+    specs = campaign(
+        arguments.seeds, arguments.first_seed, arguments.steps, arguments.corpus, arguments.only
+    )
     out = arguments.out or Path("lab_runs")
     open_folder(out, specs, definitions)
     groups = unfinished(out, specs)
@@ -131,6 +146,7 @@ def one_run(arguments: argparse.Namespace) -> int:
 
     from rmetric.lab.branches import train_seed
     from rmetric.lab.outcome import Definitions
+    from rmetric.lab.ranks import train_seed_on_ranks
     from rmetric.lab.spec import LabSpec, control_id
 
     torch.set_num_threads(1)
@@ -152,7 +168,8 @@ def one_run(arguments: argparse.Namespace) -> int:
     definitions = Definitions(diverged_ratio=arguments.diverged, degraded_nats=arguments.degraded)
     out = arguments.out or Path("lab_runs_single")
     out.mkdir(parents=True, exist_ok=True)
-    for run in tqdm(train_seed([control, branch], definitions), total=2, unit="run"):
+    train = train_seed_on_ranks if arguments.ranks > 1 else train_seed
+    for run in tqdm(train([control, branch], definitions), total=2, unit="run"):
         write_atomically(log_path(out, run.id), run_lines(run, RMetricConfig.simulation()))
         truth = run.truth
         assert truth is not None
@@ -171,6 +188,33 @@ def unpack(archive: Path, out: Path | None) -> int:
         write_atomically(log_path(folder, run.id), run_lines(run, RMetricConfig.simulation()))
         number += 1
     print(f"{number} logs in {folder}")
+    return 0
+
+
+def report(archives: Path, out: Path) -> int:
+    from rmetric.lab import tables
+    from rmetric.lab.against_simulator import comparison, simulated
+    from rmetric.lab.figure import fault_figure
+    from rmetric.reporting.style import save
+
+    paths = {path.name.split(".")[0]: path for path in sorted(archives.glob("*.tar.xz"))}
+    if not paths:
+        raise LogError(archives, None, "no archive (*.tar.xz); train a campaign first")
+    parts = {split: list(read_runs(path)) for split, path in tqdm(paths.items(), desc="read")}
+    everything = [run for runs in parts.values() for run in runs]
+    opened = [run for split, runs in parts.items() if split != "test" for run in runs]
+    seen = tables.all_sights(opened)
+    made = [
+        tables.outcomes(everything),
+        tables.outcomes(everything, by_severity=True),
+        tables.signals(seen),
+        tables.signals_by_fault(seen),
+        tables.detectors(opened, os.cpu_count() or 1),
+        comparison(everything, simulated()),
+    ]
+    tables.write_tables(made, out)
+    save(fault_figure(everything, seen), out / "fault_lab")
+    print(f"{len(made)} tables and a figure: {out}")
     return 0
 
 

@@ -116,12 +116,13 @@ def write_archive(path: Path, lines: Iterable[tuple[str, bytes]]) -> None:
 def read_lines(path: Path) -> Iterator[tuple[str, bytes]]:
     """(run id, line) of each run of an archive. Raises LogError for what is none."""
     try:
-        with tarfile.open(path, "r:xz") as tar:
+        whole = lzma.decompress(path.read_bytes())  # checks the whole file's checksums
+        with tarfile.open(fileobj=io.BytesIO(whole)) as tar:
             for member in tar:
                 file = tar.extractfile(member)
                 if file is not None:
                     yield member.name.removesuffix(SUFFIX), file.read()
-    except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
+    except (tarfile.TarError, lzma.LZMAError) as error:
         raise LogError(path, None, f"not a whole archive of runs (tar.xz): {error}") from None
 
 

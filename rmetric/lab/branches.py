@@ -20,15 +20,20 @@ RECORDS_AFTER_THE_END = 3  # of a run that is no longer finite
 DIGITS = 6  # of what is measured; all that is derived sees no more
 
 
-def train_seed(specs: Sequence[LabSpec], definitions: Definitions | None = None) -> Iterator[Run]:
+def train_seed(
+    specs: Sequence[LabSpec],
+    definitions: Definitions | None = None,
+    training: Training | None = None,
+) -> Iterator[Run]:
     """The control of one seed and its branches, each a whole run from step 1.
 
     Args:
         specs: the control, then its branches.
         definitions: of failure.
+        training: the control before its first step; None for workers in this process.
     """
     control_spec, *branch_specs = specs
-    training = new_training(control_spec)
+    training = training or new_training(control_spec)
     onsets = {spec.onset_step for spec in branch_specs}
     control, snapshots = _train_control(training, control_spec, onsets)
     control.truth = judge(Truth(), control.records, definitions=definitions)
@@ -44,10 +49,10 @@ def train_seed(specs: Sequence[LabSpec], definitions: Definitions | None = None)
         yield run
 
 
-def new_training(spec: LabSpec) -> Training:
+def new_training(spec: LabSpec, kind: type[Training] = Training) -> Training:
     """A run before its first step."""
     model = FlatModel(spec.architecture, spec.seed)
-    return Training(model, corpus(spec.text), spec.seed, spec.peak_rate, spec.total_steps)
+    return kind(model, corpus(spec.text), spec.seed, spec.peak_rate, spec.total_steps)
 
 
 def injected(spec: LabSpec) -> Truth:
@@ -130,19 +135,19 @@ class Disturbance:
 
 def take_step(training: Training, disturbance: Disturbance | None = None) -> Record:
     """One step, with what the disturbance does at each place of it."""
+    step = training.step + 1
     turn = disturbance.turn(training) if disturbance else None
     if disturbance is None or turn is None:
-        step = training.step + 1
         settings = training.settings(step)
         gradients_WN, losses_W = training.gradients(training.batch(step, settings), settings)
-        return training.finish_step(settings, losses_W, gradients_WN)
+        return training.finish_step(settings, training.average(losses_W, gradients_WN))
     disturbance.act("settings", turn)
     disturbance.act("weights", turn)
-    turn.batch = training.batch(training.step + 1, turn.settings)
+    turn.batch = training.batch(step, turn.settings)
     disturbance.act("batch", turn)
     turn.gradients_WN, losses_W = training.gradients(turn.batch, turn.settings)
     disturbance.act("gradients", turn)
-    return training.finish_step(turn.settings, losses_W, turn.gradients_WN)
+    return training.finish_step(turn.settings, training.average(losses_W, turn.gradients_WN))
 
 
 def rounded(record: Record) -> Record:

@@ -204,13 +204,16 @@ class FlatModel:
             router_bias: (expert, what is added to its logit in every layer); None: nothing.
         """
 
+        scale = half_scale or 1.0
+        expert, bias = router_bias or (0, 0.0)
+
         def through_half(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-            return (output * half_scale).half().float() / half_scale
+            return (output * scale).half().float() / scale
 
         layers = self.module.model.layers if half_scale else []  # type: ignore[union-attr]
         handles = [layer.register_forward_hook(through_half) for layer in layers]  # type: ignore[union-attr]
-        for router in self.routers if router_bias else []:
-            router.bias[router_bias[0]] = router_bias[1]
+        for router in self.routers:
+            router.bias[expert] = bias
         try:
             yield
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any
@@ -137,7 +138,7 @@ def campaign(
     first_seed: int = 0,
     total_steps: int = 400,
     text: str = "standard_library",
-    faults: tuple[str, ...] | None = None,
+    faults: Sequence[str] | None = None,
 ) -> list[LabSpec]:
     """The runs of a campaign: a control a seed, and every fault and severity evenly over them.
 

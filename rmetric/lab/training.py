@@ -8,7 +8,8 @@ taken up again from a snapshot goes on bit for bit.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import cos, pi
+from math import cos, isfinite, pi
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ EVALUATE_EVERY = 10
 EVALUATED = 16  # sequences of the held-out batch
 PROBED = 2  # sequences of the probe batch, looked at after every step
 CLIP = 1.0
+BETA1, BETA2 = 0.9, 0.95
 WEIGHT_DECAY = 0.1
 EPSILON = 1e-8
 WARM_UP = 40  # steps
@@ -52,8 +54,8 @@ class Settings:
 
     scheduled_rate: float
     rate_factor: float = 1.0
-    beta1: float = 0.9
-    beta2: float = 0.95
+    beta1: float = BETA1
+    beta2: float = BETA2
     batch_size: int = 2
     length: int = 48
     other_share: float = 0.0
@@ -69,6 +71,23 @@ class Batch:
 
     tokens_WBT: NDArray[np.int64]
     labels_WBT: NDArray[np.int64]
+
+
+class Average(NamedTuple):
+    """What the workers' gradients come to.
+
+    Attributes:
+        gradient_N: their mean.
+        loss: likewise.
+        norms, cosines: of each worker's own gradient, the cosine to the mean.
+        non_finite: entries that are nan or inf, over all workers.
+    """
+
+    gradient_N: Tensor
+    loss: float
+    norms: tuple[float, ...]
+    cosines: tuple[float, ...]
+    non_finite: int
 
 
 @dataclass(frozen=True)
@@ -140,20 +159,32 @@ class Training:
             tokens[elsewhere] = self._at(self.text.other, draw[elsewhere], length)
         return Batch(tokens[..., :-1], tokens[..., 1:].copy())
 
-    def gradients(self, batch: Batch, settings: Settings) -> tuple[Tensor, Tensor]:
+    def gradients(
+        self, batch: Batch, settings: Settings, workers: slice = slice(None)
+    ) -> tuple[Tensor, Tensor]:
         """Each worker's own, shape (workers, parameters), and losses, shape (workers,)."""
-        tokens, labels = torch.from_numpy(batch.tokens_WBT), torch.from_numpy(batch.labels_WBT)
+        tokens, labels = batch.tokens_WBT[workers], batch.labels_WBT[workers]
         with self.model.disturbed(settings.half_scale, settings.router_bias):
-            return self.model.gradients(tokens, labels)
+            return self.model.gradients(torch.from_numpy(tokens), torch.from_numpy(labels))
 
-    def finish_step(self, settings: Settings, losses_W: Tensor, gradients_WN: Tensor) -> Record:
-        """Average, clip, move the weights; what the step and its evaluation measured."""
+    def average(self, losses_W: Tensor, gradients_WN: Tensor) -> Average:
+        """The workers' mean, and how each of them stands to it."""
+        norms = tuple(torch.linalg.vector_norm(gradients_WN, dim=1).tolist())
+        return Average(
+            gradient_N=gradients_WN.mean(dim=0),
+            loss=float(losses_W.mean()),
+            norms=norms,
+            cosines=tuple(cosines_to_mean(gradients_WN).tolist()),
+            non_finite=count_non_finite(gradients_WN, norms),
+        )
+
+    def finish_step(self, settings: Settings, average: Average) -> Record:
+        """Clip, move the weights; what the step and its evaluation measured."""
         self.step += 1
-        mean_N = gradients_WN.mean(dim=0)
-        norm = torch.linalg.vector_norm(mean_N)
-        record = self._record(settings, losses_W, gradients_WN, mean_N, float(norm))
+        norm = torch.linalg.vector_norm(average.gradient_N)
+        record = self._record(settings, average, float(norm))
         before_N = self.model.weights_N.clone()
-        self._adamw(settings, mean_N * torch.clamp(CLIP / (norm + 1e-6), max=1.0))
+        self._adamw(settings, average.gradient_N * torch.clamp(CLIP / (norm + 1e-6), max=1.0))
         weights_N = self.model.weights_N
         record.update_norm = float(torch.linalg.vector_norm(weights_N - before_N))
         record.parameter_norm = float(torch.linalg.vector_norm(weights_N))
@@ -170,35 +201,26 @@ class Training:
             gradient_N, gradient_N, value=1.0 - settings.beta2
         )
         # The planned betas: an optimiser whose beta is wrong does not know it.
-        correction1 = 1.0 - Settings.beta1**self.step
-        correction2 = 1.0 - Settings.beta2**self.step
+        correction1, correction2 = 1.0 - BETA1**self.step, 1.0 - BETA2**self.step
         weights_N = self.model.weights_N
         weights_N.mul_(1.0 - rate * WEIGHT_DECAY * self.model.decayed_N)
         root_N = (self.second_N / correction2).sqrt_().add_(EPSILON)
         weights_N.addcdiv_(self.first_N, root_N, value=-rate / correction1)
 
-    def _record(
-        self,
-        settings: Settings,
-        losses_W: Tensor,
-        gradients_WN: Tensor,
-        mean_N: Tensor,
-        norm: float,
-    ) -> Record:
-        norms_W = torch.linalg.vector_norm(gradients_WN, dim=1)
+    def _record(self, settings: Settings, average: Average, norm: float) -> Record:
         record = Record(
             step=self.step,
             time=float(self.step),
-            training_loss=float(losses_W.mean()),
+            training_loss=average.loss,
             gradient_norm=norm,
-            worker_gradient_norms=tuple(norms_W.tolist()),
-            worker_gradient_cosines=tuple(cosines_to_mean(gradients_WN).tolist()),
-            non_finite_gradients=int((~gradients_WN.isfinite()).sum()),
+            worker_gradient_norms=average.norms,
+            worker_gradient_cosines=average.cosines,
+            non_finite_gradients=average.non_finite,
             learning_rate=settings.scheduled_rate,
             planned_events=settings.planned or None,
         )
         if self.step % EVALUATE_EVERY == 0:
-            norms = tensor_norms(self.model.tensors(mean_N)).tolist()
+            norms = tensor_norms(self.model.tensors(average.gradient_N)).tolist()
             record.layer_gradient_norms = norms_by_layer(self._layers, norms)
         return record
 
@@ -224,6 +246,11 @@ class Training:
     ) -> tuple[Tensor, Tensor]:
         tokens = torch.from_numpy(self._at(text, rng.random(number), length + 1))
         return tokens[:, :-1], tokens[:, 1:]
+
+
+def count_non_finite(gradients_WN: Tensor, norms: tuple[float, ...]) -> int:
+    """Entries that are nan or inf; a finite norm has none, and saves the look."""
+    return 0 if all(map(isfinite, norms)) else int((~gradients_WN.isfinite()).sum())
 
 
 def schedule(step: int, total_steps: int) -> float:
