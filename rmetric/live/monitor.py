@@ -599,17 +599,16 @@ class Monitor:
     def _tell(self, alert: Alert, *, again: bool = False) -> None:
         self.alerts.append(alert)
         if not again:
-            logger.warning("%s", alert)
+            said_by_first = self._rank > 0 and self._together is not None and self._together.alive
+            logger.log(logging.INFO if said_by_first else logging.WARNING, "%s", alert)
             self._write(encode_line({"event": "ALERT"} | alert.as_entry()), now=True)
 
     def _may_act(self, action: Action, shared: bool) -> bool:
         """With several ranks: what changes the training is done where all of them do it."""
-        if self._together is None:
+        if self._together is None or not action.together:
             return True
-        if action.needs_verdict_now:
-            at_hand = self.weights_step < self.step
-            return shared and at_hand and self._together.agreed(self.step)
-        return not action.together
+        at_hand = action.needs_verdict_now and self.weights_step < self.step
+        return at_hand and shared and self._together.agreed(self.step)
 
     def _let_act(self, action: Action, act: Callable[[], None]) -> None:
         try:

@@ -38,6 +38,8 @@ class WeightSample:
             if flat is None:
                 self.exact = False
                 continue
+            if not flat.numel():  # of a small tensor, not every rank holds a part
+                continue
             view = flat if self.exact else _runs(flat, whole / size)
             factor = (flat.numel() / view.numel()) ** 0.5
             by_kind.setdefault((flat.device, flat.dtype), []).append((view, factor))
