@@ -33,6 +33,7 @@ from rmetric.live.alerts import Alert, Verdict
 from rmetric.live.background import Background
 from rmetric.live.config import MonitorConfig
 from rmetric.live.ddp import OwnGradient
+from rmetric.live.exchange import Exchange
 from rmetric.live.forward import ForwardProbes
 from rmetric.live.gradients import (
     gradients_of,
@@ -44,7 +45,15 @@ from rmetric.live.gradients import (
 from rmetric.live.log_file import LogFile
 from rmetric.live.pending import Pending, to_host
 from rmetric.live.rules import StepRules
-from rmetric.live.together import CLOSED, STAYS, STEPPED_ASIDE, Together, about, complete
+from rmetric.live.together import (
+    CLOSED,
+    STAYS,
+    STEPPED_ASIDE,
+    WIDTH,
+    Together,
+    about,
+    complete,
+)
 from rmetric.live.weights import WeightSample
 from rmetric.live.workers import MicroBatchWorkers, WorkerStatistics
 from rmetric.log_entries import record_from_json, record_to_json
@@ -226,8 +235,14 @@ class Monitor:
         if self.config.exchange:
             self._own = self._own or OwnGradient(self.parameters)
             group = getattr(self.model, "process_group", None)  # of DistributedDataParallel
-            scaled = self.scaler is not None
-            self._together = Together(self.config, self.run_id, group=group, scaled=scaled)
+            exchange = Exchange(
+                WIDTH,
+                self.run_id,
+                group=group,
+                join_seconds=self.config.join_seconds,
+                patience=self.config.patience,
+            )
+            self._together = Together(self.config, exchange, scaled=self.scaler is not None)
 
     # -- what a training loop calls
 
@@ -555,7 +570,8 @@ class Monitor:
         due = self._together.due(self.step + 1) if self._together is not None else []
         for alert in due:
             for action in tuple(self._actions):
-                if action.together and action.hears(alert):
+                later = action.together and not action.needs_verdict_now
+                if later and action.hears(alert):
                     self._let_act(action, partial(action, alert, self))
 
     def _finish(self, record: Record) -> None:

@@ -19,10 +19,11 @@ class Action:
     raises is reported and switched off; training goes on.
 
     Attributes:
-        needs_verdict_now: it changes the step at hand, so the alert must be
-            known before the optimiser's step (one host read a step).
-        together: it changes what all ranks must do alike, so with several
-            ranks it waits until every one of them has heard of the alert.
+        needs_verdict_now: the alert must be known before the optimiser's step
+            (one host read a step).
+        together: it changes what all ranks must do alike. With several ranks it
+            acts when every one of them has heard of the alert, or, if it needs
+            the verdict now, on nothing but what all of them see at that step.
 
     Args:
         on: sources of alerts that it reacts to; None for every alert.

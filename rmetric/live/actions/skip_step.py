@@ -6,10 +6,7 @@ import logging
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-import torch
-
 from rmetric.live.actions.action import Action
-from rmetric.live.actions.ranks import is_distributed, rank
 from rmetric.live.alerts import Alert
 
 if TYPE_CHECKING:
@@ -29,9 +26,8 @@ class SkipStep(Action):
     An alert of the rules is about the step at hand. One of a detector is about
     the step before, and the next one is left out for it.
 
-    With several ranks each skips by what all of them see alike, the gradient
-    after it was reduced; otherwise their weights would part. An alert that only
-    one rank can see (its own loss) skips nothing there.
+    With several ranks it acts on what all of them see alike at that step, the
+    gradient after it was reduced; otherwise their weights would part.
 
     Args:
         limit: steps left out in a row, at least 1.
@@ -39,6 +35,7 @@ class SkipStep(Action):
     """
 
     needs_verdict_now = True
+    together = True
 
     def __init__(self, limit: int = 10, *, on: Collection[str] | None = None) -> None:
         super().__init__(on=on)
@@ -53,20 +50,10 @@ class SkipStep(Action):
             follows = self._last_alert is not None and alert.step == self._last_alert + 1
             self._in_a_row = self._in_a_row + 1 if follows else 1
             self._last_alert = alert.step
-        if is_distributed() and not _all_ranks_see(alert, monitor):
-            return
         if self._in_a_row <= self.limit:
             _drop_gradients(monitor)
         elif self._in_a_row == self.limit + 1:
             logger.error("rmetric: %d steps in a row were skipped; no more are", self.limit)
-
-
-def _all_ranks_see(alert: Alert, monitor: Monitor) -> bool:
-    if alert.rank != rank():
-        return False
-    return alert.source == "gradient_explosion" or not all(
-        bool(p.grad.isfinite().all()) for p in monitor.model.parameters() if p.grad is not None
-    )
 
 
 def _drop_gradients(monitor: Monitor) -> None:
@@ -74,5 +61,4 @@ def _drop_gradients(monitor: Monitor) -> None:
     # A scaler that has not looked at the gradients yet fails where it finds none.
     if scaler is not None and not scaler._found_inf_per_device(monitor.optimizer):
         scaler.unscale_(monitor.optimizer)
-    with torch.no_grad():
-        monitor.model.zero_grad(set_to_none=True)
+    monitor.model.zero_grad(set_to_none=True)
