@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
@@ -77,7 +78,9 @@ class Exchange:
         self._ended = threading.Event()
         _exchanges[name] += 1
         store: Any = dist.distributed_c10d._get_default_store()
-        prefix = f"rmetric/{name}/{_exchanges[name]}/{self.ranks[0]}/{len(self.ranks)}"
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        which = (name, attempt, _exchanges[name], self.ranks[0], len(self.ranks))
+        prefix = "/".join(map(str, ("rmetric", *which)))
         # A store's client serves one caller at a time: ours must not hold up the training's.
         own = dist.PrefixStore(prefix, store.clone())
         self._joining = threading.Thread(

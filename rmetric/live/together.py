@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from math import inf, isfinite
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rmetric.live.alerts import Alert
 from rmetric.live.config import MonitorConfig
@@ -23,6 +23,7 @@ FIELDS = (
     "update_square",
     "parameter_square",
 )
+WIDTH = 5 + len(FIELDS)
 STAYS, CLOSED, STEPPED_ASIDE = range(3)
 #: Told at the second check after a step, acted upon at the third: by then every rank has heard.
 ACTED_UPON = 3
@@ -75,26 +76,17 @@ class Together:
 
     Args:
         config: of the monitor.
-        name: of the run, the same on all ranks.
-        group: of the training's data-parallel ranks; None for all.
+        exchange: of messages that are `WIDTH` numbers wide.
         scaled: a gradient scaler overflows on purpose now and then.
     """
 
-    def __init__(
-        self, config: MonitorConfig, name: str, *, group: Any = None, scaled: bool = False
-    ) -> None:
+    def __init__(self, config: MonitorConfig, exchange: Exchange, *, scaled: bool = False) -> None:
         self._sources, self._scaled = config.alert_on, scaled
         self._settings = zlib.crc32(repr((config.alert_on, config.workers_every)).encode())
-        self.exchange = Exchange(
-            5 + len(FIELDS),
-            name,
-            group=group,
-            join_seconds=config.join_seconds,
-            patience=config.patience,
-        )
+        self.exchange = exchange
         self._place = self.exchange.ranks.index(self.exchange.rank)
         self._next_step: float = 0  # no message before the one about this step
-        self._agreed_from: float = inf  # the check from which on all ranks answer alike
+        self._agreed: tuple[float, float] = inf, inf  # from one check on, and until another
         self._raised: dict[str, Alert] = {}  # here, since the last message
         self._posted: dict[str, Alert] = {}  # here, told with it
         self._own_step = 0  # of the last alert that was about this rank alone
@@ -109,7 +101,8 @@ class Together:
 
     def agreed(self, check: int) -> bool:
         """Whether all ranks decide alike at this check."""
-        return self.exchange.active and check >= self._agreed_from
+        begin, end = self._agreed
+        return self.exchange.active and begin <= check < end
 
     def raised(self, alert: Alert, *, own: bool = False) -> None:
         """An alert was raised here; `own` where the other ranks cannot see it themselves."""
@@ -137,12 +130,14 @@ class Together:
             return []
         messages = [Message.decode(row) for row in rows]
         steps = [m.step for m in messages]
-        if min(steps) == max(steps):
-            self._next_step = steps[0] + 1
-            self._agreed_from = min(self._agreed_from, steps[0] + ACTED_UPON)
+        begin, end = self._agreed
+        all_have_heard = max(steps) + ACTED_UPON
+        if min(steps) < max(steps):
+            self._next_step = all_have_heard
+            self._agreed = begin, min(end, all_have_heard)
         else:
-            self._next_step = max(steps) + ACTED_UPON
-            self._agreed_from = inf
+            self._next_step = steps[0] + 1
+            self._agreed = (min(begin, all_have_heard) if end == inf else all_have_heard), inf
         self._part_with(messages)
         return messages
 
@@ -166,7 +161,7 @@ class Together:
 
     def rewind(self) -> None:
         """The steps begin anew: a checkpoint was loaded."""
-        self._next_step, self._agreed_from, self._own_step = 0, inf, 0
+        self._next_step, self._agreed, self._own_step = 0, (inf, inf), 0
         self._agenda = []
 
     def due(self, check: int) -> list[Alert]:
@@ -230,7 +225,7 @@ class Together:
                 rank = self.exchange.ranks[place]
                 here = self._posted.get(source)
                 known.setdefault(source, here or _alert(message, source, "alarmed", rank))
-        self._agenda += [(check, alert) for alert in known.values()]
+        self._agenda += [(check, known[source]) for source in self._sources if source in known]
 
     def _named(self, alarms: int) -> list[str]:
         return [source for i, source in enumerate(self._sources) if alarms >> i & 1]
