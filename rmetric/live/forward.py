@@ -32,9 +32,10 @@ class ForwardProbes:
     router is a module that returns the experts it chose, as those of
     transformers' mixtures of experts do.
 
-    A fused attention kernel that torch does not know (flash-attn) shows no
-    logits, and a compiled model shows nothing: what was not seen is absent. What
-    cannot be looked at is reported once, and from then on nothing is looked at.
+    A fused attention kernel that torch does not know (flash-attn) and its own
+    nn.MultiheadAttention show no logits, and a compiled model shows nothing: what
+    was not seen is absent. What cannot be looked at is reported once, and from then
+    on nothing is.
 
     Args:
         model: on whose forward passes to look, or those of its parts.

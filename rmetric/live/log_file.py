@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from rmetric.live.background import Background
+from rmetric.log_entries import record_from_json
 from rmetric.strict_json import parse_line
 
 FLUSH_SECONDS = 1.0
@@ -86,6 +87,17 @@ class LogFile:
     def _close(self) -> None:
         if self._file is not None:
             self._file.close()
+
+
+def validation_loss_of(path: Path, step: int) -> float | None:
+    """What a log says of a step: an evaluation may come after the step's checkpoint."""
+    try:
+        lines = _up_to(path, step).splitlines()
+        entries = (parse_line(line) for line in reversed(lines))
+        found = next(e for e in entries if e["event"] == "METRICS" and e["step"] == step)
+        return record_from_json(found).validation_loss
+    except (OSError, ValueError, KeyError, StopIteration):
+        return None
 
 
 def _without_start(lines: bytes) -> bytes:

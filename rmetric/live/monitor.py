@@ -42,7 +42,7 @@ from rmetric.live.gradients import (
     tensor_norms,
     total_norm,
 )
-from rmetric.live.log_file import LogFile
+from rmetric.live.log_file import LogFile, validation_loss_of
 from rmetric.live.pending import Pending, to_host
 from rmetric.live.rules import StepRules
 from rmetric.live.together import (
@@ -366,7 +366,7 @@ class Monitor:
         if self._together is not None:
             self._together.rewind()
         last, self._awaiting = state["pending"], None
-        self._pending = None if last is None else Pending.of(record_from_json(last))
+        self._pending = None if last is None else Pending.of(self._last_record(last))
         self._resumed_at = self.step if last is None else self.step - 1
         self._begun_at, self._clock = state["time"], time.monotonic()
         restore_state(self.metric, state["metric"])
@@ -376,6 +376,12 @@ class Monitor:
                 restore_state(detector, state["detectors"][name])
         self._alarmed = set(state["alarmed"])
         self._look_ahead()
+
+    def _last_record(self, state: dict[str, Any]) -> Record:
+        record = record_from_json(state)
+        if record.validation_loss is None and self._log_path is not None:
+            record.validation_loss = validation_loss_of(self._log_path, record.step)
+        return record
 
     def close(self) -> None:
         """Complete the last record and end the log; harmless when called again."""
@@ -411,12 +417,16 @@ class Monitor:
         if self._hardware is None:
             return tuple(said) or None
         try:
+            if hasattr(self._hardware, "start"):
+                self._hardware.start = self._clock  # it may have begun before the run did
             seen = self._hardware.poll()
         except Exception as error:
             logger.error("rmetric: going on without hardware events: %s", error)
             self._hardware = None
             return tuple(said) or None
-        return (*said, *(replace(event, time=event.time + self._begun_at) for event in seen))
+        events = (*said, *(replace(event, time=event.time + self._begun_at) for event in seen))
+        # What cannot be read has not reported that all is well.
+        return events if getattr(self._hardware, "available", True) else events or None
 
     def _learning_rate(self) -> float | None:
         groups = getattr(self.optimizer, "param_groups", None)
