@@ -33,6 +33,18 @@ def build(folder: Path) -> Path:
     return folder
 
 
+def environment_of(folder: Path, history: list[Line], gpus: int) -> dict[str, str]:
+    """What a process needs around it to find the library in `folder` and have it play."""
+    script = folder / "history.txt"
+    script.write_text("".join(f"{t} {g} {n} {v}\n" for t, g, n, v in sorted(history)))
+    return {
+        "LD_LIBRARY_PATH": str(folder),
+        "FAKE_NVML_SCRIPT": str(script),
+        "FAKE_NVML_GPUS": str(gpus),
+        "PYTHONPATH": str(SOURCE.parents[1]),
+    }
+
+
 def play(
     folder: Path,
     history: list[Line],
@@ -45,14 +57,7 @@ def play(
     **settings: Any,
 ) -> dict[str, Any]:
     """Watch `history` for so many ticks and `linger` seconds; returns what `watch` saw."""
-    script = folder / "history.txt"
-    script.write_text("".join(f"{t} {g} {n} {v}\n" for t, g, n, v in sorted(history)))
-    environment = os.environ | {
-        "LD_LIBRARY_PATH": str(folder),
-        "FAKE_NVML_SCRIPT": str(script),
-        "FAKE_NVML_GPUS": str(gpus),
-        "PYTHONPATH": str(SOURCE.parents[1]),
-    }
+    environment = os.environ | environment_of(folder, history, gpus)
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     if cuda_visible is not None:
         environment["CUDA_VISIBLE_DEVICES"] = cuda_visible
