@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.distributed.fsdp
 import torch.distributed.tensor
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import rmetric.live  # noqa: F401  (imported once, before the ranks are forked)
@@ -103,6 +104,7 @@ def train_on_rank(
     steps=12,
     micro=1,
     bucket_view=False,
+    hook=False,
     at=None,
     ask=False,
     keep_own=False,
@@ -113,6 +115,8 @@ def train_on_rank(
     returns the loss.
     """
     model = DistributedDataParallel(plain_model(), gradient_as_bucket_view=bucket_view)
+    if hook:  # of the user's own: half precision on the way
+        model.register_comm_hook(None, fp16_compress_hook)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     monitor = make_monitor(model, optimizer) if make_monitor else None
     if monitor is not None:

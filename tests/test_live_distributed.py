@@ -2,7 +2,7 @@
 
 import json
 import time
-from math import inf, isfinite, nan
+from math import inf, isfinite, nan, prod
 
 import pytest
 
@@ -27,9 +27,11 @@ from tests.live_ranks import (  # noqa: E402
 from tests.live_training import squared_error  # noqa: E402
 
 EVERY_STEP = MonitorConfig(workers_every=1, join_seconds=10.0)
+#: No message counts as late, however busy the machine.
+PATIENT = MonitorConfig(workers_every=1, join_seconds=10.0, patience=10.0)
 
 
-def watched(log=None, config=EVERY_STEP, **settings):
+def watched(log=None, config=PATIENT, **settings):
     """A monitor with a file for each rank."""
     path = None if log is None else log / "rank{rank}.jsonl"
     return lambda model, optimizer: Monitor(model, optimizer, log=path, config=config, **settings)
@@ -58,7 +60,7 @@ def healthy(rank, folder, settings):
         (4, {}),
         (3, {"bucket_view": True}),
         (4, {"micro": 2}),
-        (3, {"micro": 2, "bucket_view": True}),
+        (3, {"micro": 2, "bucket_view": True, "hook": True}),
     ],
 )
 def test_each_workers_own_gradient_is_known_to_all_ranks(tmp_path, ranks, settings):
@@ -72,15 +74,18 @@ def test_each_workers_own_gradient_is_known_to_all_ranks(tmp_path, ranks, settin
         assert not result["alerts"]
         records = records_of(tmp_path, rank)
         assert [r.step for r in records] == list(range(1, 13))
+        rounding = 1e-2 if "hook" in settings else 1e-5
         for t, record in enumerate(records):
             assert record.worker_gradient_norms == pytest.approx(own[:, t].norm(dim=1).tolist())
-            assert record.worker_gradient_cosines == pytest.approx(cosines[:, t].tolist(), abs=1e-4)
+            assert record.worker_gradient_cosines == pytest.approx(
+                cosines[:, t].tolist(), abs=rounding
+            )
             assert record.non_finite_gradients == 0
-            assert record.gradient_norm == pytest.approx(mean[t].norm().item(), rel=1e-5)
+            assert record.gradient_norm == pytest.approx(mean[t].norm().item(), rel=rounding)
 
 
 def two_logs(rank, folder):
-    train_on_rank(rank, lambda m, o: Monitor(m, o, log=folder / "run.jsonl", config=EVERY_STEP))
+    train_on_rank(rank, lambda m, o: Monitor(m, o, log=folder / "run.jsonl", config=PATIENT))
     train_on_rank(rank, watched(folder))
 
 
@@ -169,20 +174,22 @@ def test_what_only_one_rank_can_see_changes_no_step_and_is_acted_upon_together()
 
 def stall(step, rank, loss, monitor):
     if (rank, step) == (1, 5):
-        time.sleep(2.0)
+        time.sleep(3.0)
     return loss
 
 
 def stalled(rank, folder):
     without = train_on_rank(rank, steps=10)
-    return train_on_rank(rank, watched(folder), at=stall, steps=10) | {"without": without}
+    return train_on_rank(rank, watched(folder, EVERY_STEP), at=stall, steps=10) | {
+        "without": without
+    }
 
 
 @pytest.mark.slow
 def test_a_rank_that_stalls_holds_up_nobody_but_the_training(tmp_path):
     for rank, result in enumerate(on_ranks(stalled, tmp_path)):
         assert result["weights"] == result["without"]["weights"]
-        assert result["slowest"] < 1.0
+        assert result["slowest"] < 2.0
         records = records_of(tmp_path, rank)
         assert [r.step for r in records] == list(range(1, 11))
         assert all(len(r.worker_gradient_norms or ()) == 4 for r in records[-2:])
@@ -191,7 +198,7 @@ def test_a_rank_that_stalls_holds_up_nobody_but_the_training(tmp_path):
 def drifting(rank, folder):
     """Without any collective of the training, rank 1 falls behind by seconds and catches up."""
     model = plain_model()
-    monitor = watched(folder)(model, torch.optim.SGD(model.parameters(), lr=1e-2))
+    monitor = watched(folder, EVERY_STEP)(model, torch.optim.SGD(model.parameters(), lr=1e-2))
     monitor.wait_for_ranks(10.0)
     dist.barrier()
     slowest = waited = 0.0
@@ -199,7 +206,7 @@ def drifting(rank, folder):
         if step in (21, 41):
             dist.barrier()
         if rank == 1 and step == 10:
-            time.sleep(2.0)
+            time.sleep(3.0)
         monitor.optimizer.zero_grad()
         loss = squared_error(model, batch_of(rank, step))
         loss.backward()
@@ -216,8 +223,8 @@ def drifting(rank, folder):
 @pytest.mark.slow
 def test_messages_that_are_late_are_waited_for_once_and_the_exchange_recovers(tmp_path):
     for rank, result in enumerate(on_ranks(drifting, tmp_path)):
-        assert result["slowest"] < 1.0
-        assert result["waited"] < 3.0
+        assert result["slowest"] < 2.0
+        assert result["waited"] < 5.0
         assert not result["alerts"]
         records = records_of(tmp_path, rank)
         assert [r.step for r in records] == list(range(1, 61))
@@ -236,7 +243,7 @@ def losing_a_rank(rank):
     monitors = []
 
     def make_monitor(model, optimizer):
-        monitors.append(watched(actions=[Stop()])(model, optimizer))
+        monitors.append(watched(config=EVERY_STEP, actions=[Stop()])(model, optimizer))
         return monitors[-1]
 
     try:
@@ -274,7 +281,7 @@ def test_without_a_monitor_on_one_rank_the_others_watch_and_change_nothing():
     for rank, result in enumerate(results):
         assert result["taken"] == 12
         assert result["sum"] == 4.0
-        assert result["slowest"] < 1.0
+        assert result["slowest"] < 2.0
         if rank < 3:
             [told] = [a for a in result["alerts"] if a.source == "exchange"]
             assert "no monitor on rank 3" in told.reason
@@ -282,21 +289,20 @@ def test_without_a_monitor_on_one_rank_the_others_watch_and_change_nothing():
 
 
 def one_that_never_calls(rank):
-    make_monitor = watched(actions=[SkipStep()])
+    make_monitor = watched(config=EVERY_STEP, actions=[SkipStep()])
     if rank != 3:
         return train_on_rank(rank, make_monitor)
     monitor = make_monitor(plain_model(), None)
-    monitor.wait_for_ranks(10.0)
     result = train_on_rank(rank)
-    monitor.close()
-    return result
+    assert monitor.wait_for_ranks(10.0)
+    return result  # nor is it closed
 
 
 def test_a_monitor_that_is_never_called_holds_up_nobody():
     results = on_ranks(one_that_never_calls)
     for result in results:
         assert result["weights"] == results[0]["weights"]
-        assert result["slowest"] < 1.0
+        assert result["slowest"] < 2.0
         assert result["closing"] < 3.0
 
 
@@ -307,7 +313,7 @@ def fault_inside(step, rank, loss, monitor):
 
 
 def one_that_steps_aside(rank):
-    return train_on_rank(rank, watched(actions=[Stop()]), at=fault_inside)
+    return train_on_rank(rank, watched(config=EVERY_STEP, actions=[Stop()]), at=fault_inside)
 
 
 def test_where_one_monitor_steps_aside_the_others_say_so_and_go_on():
@@ -315,7 +321,7 @@ def test_where_one_monitor_steps_aside_the_others_say_so_and_go_on():
     assert [result["usable"] for result in results] == [True, False, True, True]
     for rank, result in enumerate(results):
         assert result["taken"] == 12  # to stop without rank 1 would leave it hanging
-        assert result["slowest"] < 1.5
+        assert result["slowest"] < 2.0
         if rank != 1:
             [told] = [a for a in result["alerts"] if a.source == "exchange"]
             assert "the monitor of rank 1 has stepped aside" in told.reason
@@ -354,14 +360,17 @@ def test_a_loaded_state_finds_the_ranks_together_again(tmp_path):
 # -- shards
 
 
-def sharded(rank, folder):
+def sharded(rank, folder, shape):
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("copies", "shards")[-len(shape) :])
 
     def train(make_monitor):
         model = plain_model()
         for layer in (model[0], model[2]):
-            fully_shard(layer)
-        fully_shard(model)
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         monitor = make_monitor(model, optimizer) if make_monitor else None
         if monitor:
@@ -402,8 +411,9 @@ def own_gradient_of(weights, batch):
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
-def test_the_norms_of_a_sharded_model_are_those_of_the_whole(tmp_path):
-    results = on_ranks(sharded, tmp_path, ranks=2)
+@pytest.mark.parametrize("shape", [(2,), (2, 2)])
+def test_the_norms_of_a_sharded_model_are_those_of_the_whole(tmp_path, shape):
+    results = on_ranks(sharded, tmp_path, shape, ranks=prod(shape))
     own_norms = [[step[2] for step in seen] for _, (_, seen) in results]
     for rank, ((plain, _), (weights, seen)) in enumerate(results):
         assert weights == plain
@@ -423,7 +433,7 @@ def sharded_explosion(rank):
     model = plain_model()
     fully_shard(model)
     now, together = Heard(now=True, together=True), Heard(together=True)
-    config = MonitorConfig(explosion_window=8, join_seconds=10.0)
+    config = MonitorConfig(explosion_window=8, join_seconds=10.0, patience=10.0)
     monitor = watched(config=config, actions=[now, together])(
         model, torch.optim.SGD(model.parameters(), lr=1e-9)
     )

@@ -2,6 +2,7 @@
 
 from math import inf, nan
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,12 +12,11 @@ from rmetric.live.alerts import Alert
 from rmetric.live.config import MonitorConfig
 from rmetric.live.together import (
     FIELDS,
-    STAYS,
     STEPPED_ASIDE,
-    Message,
+    Messages,
     Together,
-    about,
     complete,
+    message,
 )
 from rmetric.records import Record
 
@@ -52,7 +52,7 @@ class Line:
             self._wait -= 1
             return None
         self._under_way = False
-        return [operation[rank] for rank in self.ranks]
+        return np.array([operation[rank] for rank in self.ranks])
 
     def end(self, problem):
         self.problem, self.ended = problem, True
@@ -75,9 +75,10 @@ def run(ranks, checks, alarms, orders):
         for rank in orders[check % len(orders)]:
             one = ranks[rank]
             messages = one.take()
-            if messages:
+            if messages is not None:
                 one.heard(messages)
-                complete_steps[rank] += {m.step for m in messages if about(m.step, messages)}
+                steps = set(messages.steps.tolist())
+                complete_steps[rank] += filter(messages.about, steps)
             acted[rank] += [(check, a.source) for a in one.due(check)]
             agreed[rank].append(one.agreed(check))
             for source in alarms.get((rank, check), ()):
@@ -147,20 +148,26 @@ finite_or_not = st.floats(allow_nan=False)
 
 @given(st.dictionaries(st.sampled_from(FIELDS), finite_or_not), st.integers(0, 2**31))
 def test_a_message_arrives_as_it_was_sent(values, step):
-    message = Message(step, STAYS, 2**32 - 1, 5, values)
-    assert Message.decode([float(number) for number in message.encode()]) == message
+    messages = said(values, step=step)
+    assert messages.about(step)
+    assert (messages.leaves[0], messages.settings[0], messages.alarms[0]) == (1, 2**32 - 1, 5)
+    for name in FIELDS:
+        arrived = messages.of_all(name)
+        assert (None if arrived is None else arrived[0]) == values.get(name)
+
+
+def said(*rows, step=3):
+    settings = {"leaves": 1, "settings": 2**32 - 1, "alarms": 5}
+    return Messages(np.array([message(step, values, **settings) for values in rows]))
 
 
 def test_what_one_rank_did_not_measure_is_left_open():
-    def message(**values):
-        return Message(3, STAYS, 0, 0, values)
-
     record = Record(step=3, training_loss=1.0, update_norm=0.5)
-    complete(record, [message(loss=1.0, own_norm=2.0), message(loss=3.0)])
+    complete(record, said({"loss": 1.0, "own_norm": 2.0}, {"loss": 3.0}))
     assert record.training_loss == 2.0
     assert record.worker_gradient_norms is None
     assert record.update_norm == 0.5
-    complete(record, [message(gradient_square=9.0), message(gradient_square=16.0)])
+    complete(record, said({"gradient_square": 9.0}, {"gradient_square": 16.0}))
     assert record.gradient_norm == 5.0
-    complete(record, [message(gradient_square=inf), message(gradient_square=nan)])
+    complete(record, said({"gradient_square": inf}, {"gradient_square": nan}))
     assert record.gradient_norm != record.gradient_norm

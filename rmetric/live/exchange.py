@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions
@@ -120,8 +121,8 @@ class Exchange:
         self._posted = time.monotonic()
         return True
 
-    def take(self) -> list[list[float]] | None:
-        """The numbers of all ranks, one list each, in the order of `ranks`; None where late."""
+    def take(self) -> np.ndarray | None:
+        """The numbers of all ranks, shape (ranks, width); None where they are not there yet."""
         work = self._work
         if work is None or not self._arrived(work):
             return None
@@ -131,7 +132,7 @@ class Exchange:
         except RuntimeError as error:
             self.end(_first_line(error))
             return None
-        return self._gathered.tolist()
+        return self._gathered.numpy().copy()
 
     def end(self, problem: str) -> None:
         """No more messages; whoever asks for `problem` hears why."""

@@ -51,7 +51,6 @@ from rmetric.live.together import (
     STEPPED_ASIDE,
     WIDTH,
     Together,
-    about,
     complete,
 )
 from rmetric.live.weights import WeightSample
@@ -562,11 +561,11 @@ class Monitor:
             return
         messages = self._together.take()
         awaiting, self._awaiting = self._awaiting, None
-        alerts = self._together.heard(messages) if messages else []
+        alerts = self._together.heard(messages) if messages is not None else []
         for alert, again in alerts:
             self._raise(alert, again=again, shared=False)
         if awaiting is not None:
-            if about(awaiting.record.step, messages):
+            if messages is not None and messages.about(awaiting.record.step):
                 complete(awaiting.record, messages)
             if awaiting.sharded and awaiting.norm is None:
                 broken = self._rules.update(None, awaiting.record.gradient_norm)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from math import inf, isfinite
-from typing import NamedTuple
+
+import numpy as np
 
 from rmetric.live.alerts import Alert
 from rmetric.live.config import MonitorConfig
@@ -29,34 +30,47 @@ STAYS, CLOSED, STEPPED_ASIDE = range(3)
 ACTED_UPON = 3
 
 
-class Message(NamedTuple):
-    """What one rank says of one step.
+def message(
+    step: int, values: Mapping[str, float | None], *, leaves: int, settings: int, alarms: int
+) -> list[float]:
+    """What one rank says of one step; see `Messages`."""
+    said = [values.get(name) for name in FIELDS]
+    measured = sum(1 << i for i, value in enumerate(said) if value is not None)
+    numbers = (0.0 if value is None else value for value in said)
+    return [step, leaves, settings, alarms, measured, *numbers]
+
+
+class Messages:
+    """What all ranks said, one row each; rows are looked at singly only where something is wrong.
 
     Attributes:
-        step: that it is about.
-        leaves: whether it is the rank's last, and why.
+        steps: that they are about, shape (ranks,); so are all of these.
+        leaves: whether it is the rank's last message, and why.
         settings: the same number on ranks that are set alike.
-        alarms: one bit for each source of `alert_on` that was alarmed here.
-        values: of `FIELDS`, those that were measured.
+        alarms: one bit for each source of `alert_on` that was alarmed there.
+        troubled: rows that have an alarm, or what no other rank can see: a loss
+            or entries of the own gradient that are no numbers.
     """
 
-    step: int
-    leaves: int
-    settings: int
-    alarms: int
-    values: dict[str, float]
+    def __init__(self, rows: np.ndarray) -> None:
+        self._values = rows[:, 5:]
+        columns = rows[:, :5].astype(np.int64).T
+        self.steps, self.leaves, self.settings, self.alarms, self._measured = columns
+        fine = np.isfinite(self.of_each("loss")) & (self.of_each("own_non_finite") == 0)
+        self.troubled = np.flatnonzero((self.alarms != 0) | ~fine).tolist()
 
-    def encode(self) -> list[float]:
-        measured = sum(1 << i for i, name in enumerate(FIELDS) if name in self.values)
-        numbers = (self.values.get(name, 0.0) for name in FIELDS)
-        return [self.step, self.leaves, self.settings, self.alarms, measured, *numbers]
+    def about(self, step: int) -> bool:
+        """Whether every rank has spoken of this step."""
+        return bool((self.steps == step).all())
 
-    @classmethod
-    def decode(cls, row: Sequence[float]) -> Message:
-        step, leaves, settings, alarms, measured = map(int, row[:5])
-        numbers = zip(FIELDS, row[5:], strict=True)
-        values = {name: v for i, (name, v) in enumerate(numbers) if measured >> i & 1}
-        return cls(step, leaves, settings, alarms, values)
+    def of_each(self, name: str) -> np.ndarray:
+        """A value of each rank, 0 where it was not measured."""
+        return self._values[:, FIELDS.index(name)]
+
+    def of_all(self, name: str) -> np.ndarray | None:
+        """The same; None where a rank has not measured it."""
+        bit = 1 << FIELDS.index(name)
+        return self.of_each(name) if (self._measured & bit).all() else None
 
 
 class Together:
@@ -114,45 +128,43 @@ class Together:
         """Tell the others of a step; whether they will hear of it."""
         if step < self._next_step and not leaves:
             return False
-        measured = {name: value for name, value in values.items() if value is not None}
         alarms = sum(1 << i for i, source in enumerate(self._sources) if source in self._raised)
-        message = Message(step, leaves, self._settings, alarms, measured)
-        if not self.exchange.post(message.encode()):
+        row = message(step, values, leaves=leaves, settings=self._settings, alarms=alarms)
+        if not self.exchange.post(row):
             return False
         self._left = leaves != STAYS
         self._posted, self._raised = self._raised, {}
         return True
 
-    def take(self) -> list[Message]:
-        """What the ranks said, in their order; empty where it is not there yet."""
+    def take(self) -> Messages | None:
+        """What the ranks said; None where it is not there yet."""
         rows = self.exchange.take()
         if rows is None:
-            return []
-        messages = [Message.decode(row) for row in rows]
-        steps = [m.step for m in messages]
+            return None
+        messages = Messages(rows)
+        first, last = int(messages.steps.min()), int(messages.steps.max())
         begin, end = self._agreed
-        all_have_heard = max(steps) + ACTED_UPON
-        if min(steps) < max(steps):
-            self._next_step = all_have_heard
-            self._agreed = begin, min(end, all_have_heard)
+        if first < last:
+            self._next_step = last + ACTED_UPON
+            self._agreed = begin, min(end, last + ACTED_UPON)
         else:
-            self._next_step = steps[0] + 1
-            self._agreed = (min(begin, all_have_heard) if end == inf else all_have_heard), inf
+            self._next_step = last + 1
+            self._agreed = min(begin, last + ACTED_UPON) if end == inf else last + ACTED_UPON, inf
         self._part_with(messages)
         return messages
 
-    def heard(self, messages: Sequence[Message]) -> list[tuple[Alert, bool]]:
+    def heard(self, messages: Messages) -> list[tuple[Alert, bool]]:
         """The alerts in it that this rank has not raised, and whether each one goes on."""
         alerts = []
-        mine = messages[self._place]
-        for place, message in enumerate(messages):
-            rank, told = self.exchange.ranks[place], message.alarms & ~mine.alarms
-            evidence = self._own_evidence(message)
-            if evidence and not (place == self._place and message.step == self._own_step):
-                alerts.append(_alert(message, "non_finite", evidence, rank))
-            for source in self._named(told):
+        for place in messages.troubled:
+            rank, step = self.exchange.ranks[place], int(messages.steps[place])
+            evidence = self._own_evidence(messages, place)
+            if evidence and not (place == self._place and step == self._own_step):
+                alerts.append(Alert(step=step, source="non_finite", reason=evidence, rank=rank))
+            for source in self._named(messages.alarms[place] & ~messages.alarms[self._place]):
                 if not (evidence and source == "non_finite"):
-                    alerts.append(_alert(message, source, "alarmed on that rank", rank))
+                    reason = "alarmed on that rank"
+                    alerts.append(Alert(step=step, source=source, reason=reason, rank=rank))
         self._put_on_agenda(messages, alerts)
         sounding = {(alert.source, alert.rank) for alert in alerts}
         found = [(alert, (alert.source, alert.rank) in self._sounding) for alert in alerts]
@@ -190,73 +202,59 @@ class Together:
             self.post(0, {}, why)
         self.exchange.close()
 
-    def _part_with(self, messages: Sequence[Message]) -> None:
+    def _part_with(self, messages: Messages) -> None:
         """One rank less is no agreement."""
-        left = {m.leaves: rank for m, rank in zip(messages, self.exchange.ranks, strict=True)}
-        if len({m.settings for m in messages}) > 1:
+        pairs = zip(messages.leaves.tolist(), self.exchange.ranks, strict=True)
+        left = {why: rank for why, rank in pairs if why != STAYS}
+        if (messages.settings != messages.settings[0]).any():
             self.exchange.end("the ranks' monitors are set differently")
         elif STEPPED_ASIDE in left:
             self.exchange.end(f"the monitor of rank {left[STEPPED_ASIDE]} has stepped aside")
-        elif CLOSED in left and STAYS in left and not self._left:
+        elif CLOSED in left and not self._left:
             self.exchange.end(f"the monitor of rank {left[CLOSED]} was closed")
         if self.exchange.ended:
             self._agenda = []
 
-    def _own_evidence(self, message: Message) -> str:
+    def _own_evidence(self, messages: Messages, place: int) -> str:
         """What is wrong on that rank, as nobody else can see after the reduction."""
         if "non_finite" not in self._sources:
             return ""
         said = []
-        loss, count = message.values.get("loss", 0.0), message.values.get("own_non_finite", 0.0)
+        loss, count = (messages.of_each(name)[place] for name in ("loss", "own_non_finite"))
         if not isfinite(loss):
             said.append(f"its loss is {loss:g}")
-        alarmed = "non_finite" in self._named(message.alarms)
-        if count and (alarmed or not self._scaled):
+        if count and not (self._scaled and "non_finite" not in self._named(messages.alarms[place])):
             said.append(f"{count:g} entries of its own gradient are not finite")
         return "; ".join(said)
 
-    def _put_on_agenda(self, messages: Sequence[Message], alerts: Sequence[Alert]) -> None:
+    def _put_on_agenda(self, messages: Messages, alerts: Sequence[Alert]) -> None:
         if self.exchange.ended:
             return
-        check = max(m.step for m in messages) + ACTED_UPON
+        check = int(messages.steps.max()) + ACTED_UPON
         known = {alert.source: alert for alert in reversed(alerts)}
-        for place, message in enumerate(messages):
-            for source in self._named(message.alarms):
-                rank = self.exchange.ranks[place]
-                here = self._posted.get(source)
-                known.setdefault(source, here or _alert(message, source, "alarmed", rank))
+        for source in self._named(np.bitwise_or.reduce(messages.alarms)):
+            if source not in known:  # then it was raised here as well
+                known[source] = self._posted[source]
         self._agenda += [(check, known[source]) for source in self._sources if source in known]
 
     def _named(self, alarms: int) -> list[str]:
         return [source for i, source in enumerate(self._sources) if alarms >> i & 1]
 
 
-def _alert(message: Message, source: str, reason: str, rank: int) -> Alert:
-    return Alert(step=message.step, source=source, reason=reason, rank=rank)
-
-
-def about(step: int, messages: Sequence[Message]) -> bool:
-    """Whether every rank has said something, and of this step."""
-    return bool(messages) and all(m.step == step for m in messages)
-
-
-def complete(record: Record, messages: Sequence[Message]) -> None:
+def complete(record: Record, messages: Messages) -> None:
     """What all ranks together know of the step: the workers' gradients, the whole of the shards.
 
     The training loss becomes the mean over the ranks. What one of them did not
     measure stays as it was.
     """
-
-    def all_of(name: str) -> list[float] | None:
-        values = [m.values[name] for m in messages if name in m.values]
-        return values if len(values) == len(messages) else None
-
-    if losses := all_of("loss"):
-        record.training_loss = nine_digits(sum(losses) / len(losses))
-    if norms := all_of("own_norm"):
-        record.worker_gradient_norms = tuple(norms)
-        record.worker_gradient_cosines = tuple(all_of("own_cosine") or ())
-        record.non_finite_gradients = round(sum(all_of("own_non_finite") or ()))
+    losses, norms = messages.of_all("loss"), messages.of_all("own_norm")
+    if losses is not None:
+        record.training_loss = nine_digits(float(losses.mean()))
+    if norms is not None:
+        record.worker_gradient_norms = tuple(norms.tolist())
+        record.worker_gradient_cosines = tuple(messages.of_each("own_cosine").tolist())
+        record.non_finite_gradients = round(float(messages.of_each("own_non_finite").sum()))
     for name in ("gradient", "update", "parameter"):
-        if squares := all_of(f"{name}_square"):
-            setattr(record, f"{name}_norm", nine_digits(sum(squares) ** 0.5))
+        squares = messages.of_all(f"{name}_square")
+        if squares is not None:
+            setattr(record, f"{name}_norm", nine_digits(float(squares.sum()) ** 0.5))
