@@ -43,6 +43,11 @@ class Background:
             self._thread.start()
         return True
 
+    def wait(self, timeout: float) -> bool:
+        """Wait until all that was submitted is done, at most `timeout` seconds; whether it was."""
+        done = threading.Event()
+        return self.submit(done.set) and done.wait(timeout)
+
     def close(self, timeout: float) -> bool:
         """Wait until all is done, at most `timeout` seconds; whether it was."""
         thread, self._thread = self._thread, None

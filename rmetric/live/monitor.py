@@ -346,6 +346,10 @@ class Monitor:
         if pending is not None and pending.record.step <= self.weights_step:
             self._judge(pending)
             last = record_to_json(pending.read())
+        if self._log is not None:
+            # Who goes on from a checkpoint expects the lines before it in the log.
+            self._log.flush()
+            self.background.wait(CLOSE_SECONDS)
         return {
             "step": self.weights_step,
             "time": self._now(),
