@@ -17,6 +17,7 @@ from transformers import (  # noqa: E402
     TrainingArguments,
 )
 
+from rmetric import RMetric, RMetricConfig  # noqa: E402
 from rmetric.live import MonitorConfig  # noqa: E402
 from rmetric.live.actions.skip_step import SkipStep  # noqa: E402
 from rmetric.live.actions.stop import Stop  # noqa: E402
@@ -299,6 +300,15 @@ def test_the_log_says_what_ran(tmp_path):
         6,
         "mine",
     )
+
+
+def test_a_replay_of_the_log_gives_the_same_r(tmp_path):
+    train(tmp_path, [watch(tmp_path)], eval_strategy="steps", eval_steps=1)
+    metric = RMetric(RMetricConfig.case_study())
+    replayed = [metric.update(record).score for record in records_of(tmp_path)]
+    logged = [entry["r_metric"] for entry in entries_of(tmp_path) if "r_metric" in entry]
+    assert replayed == logged
+    assert max(logged) > 0.0
 
 
 # -- a nan at step 60, under stock settings

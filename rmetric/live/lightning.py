@@ -18,7 +18,7 @@ from torch import Tensor
 from rmetric.live.actions.action import Action, as_action
 from rmetric.live.alerts import Alert
 from rmetric.live.config import MonitorConfig
-from rmetric.live.gradients import gradients_of, tensor_norms, total_norm
+from rmetric.live.gradients import gradients_of, is_sharded, tensor_norms, total_norm
 from rmetric.live.monitor import Hardware, Monitor, unwrapped
 
 logger = logging.getLogger("rmetric")
@@ -118,7 +118,7 @@ class RMetricCallback(Callback):
         if self.monitor is None:
             return
         self.monitor.micro_batch()
-        if not pl_module.automatic_optimization:
+        if not pl_module.automatic_optimization and not is_sharded(self.monitor.parameters):
             # The step comes after the module's own clipping, if there is any.
             norm = total_norm(tensor_norms(gradients_of(self.monitor.parameters)))
             self._norm = _without_scale(trainer, norm)
