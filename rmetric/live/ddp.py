@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from rmetric.live.gradients import plain, tensor_norms, total_norm
+from rmetric.live.gradients import non_finite_entries, plain, tensor_norms, total_norm
 from rmetric.live.workers import SAMPLED, WorkerStatistics, cosine
 
 
@@ -81,8 +81,8 @@ class OwnGradient:
             return
         try:
             gradient = plain(parameter.grad.detach())
-            count = (~gradient.isfinite()).sum()
-            self._own[index] = tensor_norms([gradient])[0], count, self._sample(parameter.grad)
+            sample = self._sample(parameter.grad)
+            self._own[index] = tensor_norms([gradient])[0], non_finite_entries(gradient), sample
         except Exception as error:  # must not end the backward pass
             self._error = error
 

