@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", minversion="5.0")
+from accelerate.state import AcceleratorState  # noqa: E402
 from transformers import (  # noqa: E402
     LlamaConfig,
     LlamaForCausalLM,
@@ -346,6 +347,49 @@ def test_stop_ends_the_training(tmp_path):
     trainer = train(tmp_path, [NanAt(4), callback], max_steps=64)
     assert trainer.state.global_step == 4
     assert [r.step for r in records_of(tmp_path)] == [1, 2, 3, 4]
+
+
+class HalfPrecision(Trainer):
+    """fp16 with a gradient scaler, which accelerate itself only offers on a GPU."""
+
+    def create_accelerator_and_postprocess(self):
+        super().create_accelerator_and_postprocess()
+        accelerator = self.accelerator
+        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
+        accelerator.native_amp = True
+        accelerator.state._mixed_precision = "fp16"
+
+
+@pytest.fixture
+def fresh_accelerate():
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_a_gradient_scaler_is_followed(tmp_path):
+    settings = dict(gradient_accumulation_steps=2, max_steps=8, max_grad_norm=0.1)
+    full = train(tmp_path / "full", [watch(tmp_path / "full", config=EVERYTHING)], **settings)
+    assert full.accelerator.scaler is None
+    plain = train(tmp_path, kind=HalfPrecision, **settings)
+    callback = watch(tmp_path, config=EVERYTHING)
+    seen = train(tmp_path, [callback], kind=HalfPrecision, **settings)
+    assert callback.monitor.problem is None
+    assert same_weights(plain.model, seen.model)
+    assert not same_weights(plain.model, full.model)
+    for half, whole in zip(records_of(tmp_path), records_of(tmp_path / "full"), strict=True):
+        assert half.training_loss == pytest.approx(whole.training_loss, rel=0.02)
+        assert half.gradient_norm == pytest.approx(whole.gradient_norm, rel=0.05)
+        assert half.worker_gradient_norms == pytest.approx(whole.worker_gradient_norms, rel=0.05)
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_a_step_is_skipped_under_a_gradient_scaler_too(tmp_path):
+    callback = watch(tmp_path, actions=[SkipStep()])
+    trainer = train(tmp_path, [NanAt(4), callback], kind=HalfPrecision, max_steps=8)
+    assert is_finite(trainer.model)
+    assert [alert.step for alert in callback.monitor.alerts] == [4]
+    assert all(r.update_norm > 0.0 for r in records_of(tmp_path) if r.step != 4)
 
 
 # -- a checkpoint, and the way on from it

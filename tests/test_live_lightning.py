@@ -315,6 +315,32 @@ def test_gradient_checkpointing_and_attention_are_left_alone(tmp_path):
     assert records_of(tmp_path)[-1].attention_logit_max is not None
 
 
+def half_precision():
+    kind = lightning.pytorch.plugins.precision.MixedPrecision
+    return kind("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**12))
+
+
+def test_under_a_gradient_scaler_loss_and_norm_are_those_without_its_factor(tmp_path):
+    plain = fit(Module(), plugins=[half_precision()], accumulate_grad_batches=2)
+    callback = watch(tmp_path, config=EVERYTHING)
+    seen = fit(Module(), [callback], plugins=[half_precision()], accumulate_grad_batches=2)
+    assert callback.monitor.problem is None
+    assert same_weights(plain, seen)
+    fit(Module(), [watch(tmp_path / "full", config=EVERYTHING)], accumulate_grad_batches=2)
+    for half, full in zip(records_of(tmp_path), records_of(tmp_path / "full"), strict=True):
+        assert half.training_loss == pytest.approx(full.training_loss, rel=0.05)
+        assert half.gradient_norm == pytest.approx(full.gradient_norm, rel=0.05)
+        assert half.worker_gradient_norms == pytest.approx(full.worker_gradient_norms, rel=0.05)
+
+
+def test_a_step_is_skipped_under_a_gradient_scaler_too(tmp_path):
+    callback = watch(tmp_path, actions=[SkipStep()])
+    module = fit(Module(nan_at=4), [callback], plugins=[half_precision()], max_steps=8)
+    assert is_finite(module)
+    assert [alert.step for alert in callback.monitor.alerts] == [4]
+    assert all(r.update_norm > 0.0 for r in records_of(tmp_path) if r.step != 4)
+
+
 # -- a nan at step 60
 
 
