@@ -27,6 +27,7 @@ from rmetric.evaluation import Study, UnusableStudy, read_study
 from rmetric.evaluation.analysis import Analysis
 from rmetric.logs import write_atomically
 from rmetric.reporting.provenance import provenance
+from rmetric.reporting.real_runs import read_summaries
 from rmetric.reporting.renderers import RENDERERS, to_text
 from rmetric.reporting.script import fail, folder_for, parser, say, say_what_was_read
 from rmetric.reporting.table import Table
@@ -34,6 +35,8 @@ from rmetric.reporting.tables import FEW_RUNS, build_tables
 
 #: Tables for the terminal: the comparison, the faults and the claims.
 PRINTED = ("table3_detectors", "table4_faults", "table5_claims")
+#: Holds case_study*/summary.json, the real runs among the claims.
+RESULTS = Path("results")
 #: For fitting the forests, the only part that takes seconds.
 NUM_PROCESSES = os.cpu_count() or 1
 
@@ -52,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return fail(f"cannot write to {out}: {error.strerror}")
     print(f"{study.num_logs} logs of {len(study.reference)} runs read from {options.logs}")
     analysis = Analysis.of(study, num_processes=NUM_PROCESSES)
-    tables = build_tables(analysis)
+    tables = build_tables(analysis, read_summaries(RESULTS))
     command = ["python", "generate_paper_tables.py", "--logs", options.logs, "--out", out]
     try:
         write(out, tables, provenance(shlex.join(map(str, command)), study))

@@ -17,36 +17,29 @@ from rmetric.evaluation.analysis import REFERENCE_DETECTOR, Analysis
 from rmetric.evaluation.scores import f1
 from rmetric.metric import PAPER_WEIGHTS
 from rmetric.records import Run
-from rmetric.reporting.table import Cell, Column, Table, show
+from rmetric.reporting.real_runs import COLUMNS, Summary, real_runs_rows
+from rmetric.reporting.table import Cell, Table, show
 
 PAPER_F1 = 0.973
 PAPER_LEAD_STEPS = 255
 PAPER_LEAD_MINUTES = 12.8
 PAPER_TRANSFER = "< 3 %"
-NOT_MEASURED = "not measured yet"
 #: Half-width of the widest interval that can agree with a number, as a share of it.
 MARGIN = 0.1
 
 
-def claims(analysis: Analysis) -> Table:
-    """Table 5."""
+def claims(analysis: Analysis, case_studies: Sequence[Summary] = ()) -> Table:
+    """Table 5; what of it real runs alone can show is taken from `case_studies`."""
     return Table(
         name="table5_claims",
         number=5,
         title="The claims of the paper beside what these logs show",
-        columns=(
-            Column(label="Claim", wide=True),
-            Column(label="Paper", wide=True),
-            Column(label="Measured here", wide=True),
-            Column(label="n"),
-            Column(label="Verdict"),
-            Column(label="Why", wide=True),
-        ),
+        columns=COLUMNS,
         rows=[
             *_detection(analysis),
             *_lead(analysis),
             *_weights(analysis),
-            *_elsewhere(),
+            *real_runs_rows(case_studies),
         ],
         notes=[
             "Verdict: differs where the 95 % interval of what was measured excludes the paper's "
@@ -205,16 +198,6 @@ def _weights(analysis: Analysis) -> list[tuple[Cell, ...]]:
             )
         )
     return rows
-
-
-def _elsewhere() -> list[tuple[Cell, ...]]:
-    """What a study of simulated runs cannot show."""
-    real = "needs training real models; these logs are simulated"
-    return [
-        ("F1 on real runs", "1.00", NOT_MEASURED, None, NOT_MEASURED, real),
-        ("Lead time at production speed", "2-8 min", NOT_MEASURED, None, NOT_MEASURED, real),
-        ("Cost of monitoring", "1.8 % of training time", NOT_MEASURED, None, NOT_MEASURED, real),
-    ]
 
 
 def verdict(paper: float, measured: Estimate) -> str:

@@ -23,6 +23,7 @@ from rmetric.evaluation.transfer import architecture
 from rmetric.metric import PAPER_WEIGHTS, Components
 from rmetric.records import Run
 from rmetric.reporting import claims
+from rmetric.reporting.real_runs import Summary
 from rmetric.reporting.table import Cell, Column, Table, show
 
 #: Rows of table 3 for a detector that knows the truth -> whether it waits for the onset to pass.
@@ -44,14 +45,14 @@ LEADS = (
 )
 
 
-def build_tables(analysis: Analysis) -> list[Table]:
+def build_tables(analysis: Analysis, case_studies: Sequence[Summary] = ()) -> list[Table]:
     """All of them, in the order of their numbers."""
     return [
         approaches(analysis),
         scenarios(analysis),
         detectors(analysis),
         faults(analysis),
-        claims.claims(analysis),
+        claims.claims(analysis, case_studies),
         weights(analysis),
     ]
 

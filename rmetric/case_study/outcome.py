@@ -1,0 +1,63 @@
+"""How a real run went, decided by fact once it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import isfinite
+
+import numpy as np
+
+from rmetric.records import Record, Truth
+from rmetric.simulation.outcome import DIVERGED_RATIO, degraded_at, diverged_at
+
+
+def judge(injected: Truth, records: Sequence[Record], twin: Sequence[Record] | None) -> Truth:
+    """The truth of a whole run: `injected` with what became of it.
+
+    - non_finite: the loss is nan or infinite, and stays so to the end;
+    - diverged: the validation loss stays 20 % above its best so far, and ends there;
+    - degraded: it stays 0.10 nat above the twin's.
+
+    The last two hold for the median of three evaluations, and count from the
+    evaluation since which they do. A loss that falls fast leaves that median
+    above its best as well: only one that also ends above it has diverged.
+
+    Args:
+        injected: the fault, as planned.
+        twin: records of the same run without the fault; None where it was not run.
+    """
+    failure = _not_finite(records) or _worse(records, twin)
+    if failure is not None:
+        kind, step = failure
+        return replace(injected, outcome="failed", failure_kind=kind, failure_step=step)
+    return replace(injected, outcome="healthy" if injected.fault == "NONE" else "absorbed")
+
+
+def evaluations(records: Sequence[Record]) -> dict[int, float]:
+    """Validation loss by step."""
+    return {r.step: r.validation_loss for r in records if r.validation_loss is not None}
+
+
+def _not_finite(records: Sequence[Record]) -> tuple[str, int] | None:
+    """A gradient that overflows is no failure: under loss scaling it is how the scale is found."""
+    failed = None
+    for record in records:
+        losses = [x for x in (record.training_loss, record.validation_loss) if x is not None]
+        if losses:
+            finite = all(isfinite(loss) for loss in losses)
+            failed = None if finite else failed or record.step
+    return None if failed is None else ("non_finite", failed)
+
+
+def _worse(records: Sequence[Record], twin: Sequence[Record] | None) -> tuple[str, int] | None:
+    """The graver name, from the first step since which either holds."""
+    evaluated = evaluations(records)
+    steps, loss_T = list(evaluated), np.array(list(evaluated.values()), dtype=float)
+    ends_high = len(loss_T) > 0 and loss_T[-1] > DIVERGED_RATIO * loss_T.min()
+    since = {"diverged": diverged_at(loss_T) if ends_high else None}
+    if twin is not None:
+        beside = evaluations(twin)
+        since["degraded"] = degraded_at(loss_T, np.array([beside[step] for step in steps]))
+    found = {kind: at for kind, at in since.items() if at is not None}
+    return (next(iter(found)), steps[min(found.values())]) if found else None

@@ -1,0 +1,121 @@
+"""What the case studies say to the paper's claims about real runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from math import isnan, nan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rmetric.evaluation import Estimate, Outcomes
+from rmetric.evaluation.scores import Scores, score
+from rmetric.reporting.table import Cell, Column, Table, show
+
+NOT_MEASURED = "not measured yet"
+PAPER_COST = 1.8  # per cent of the training time
+COLUMNS = (
+    Column(label="Claim", wide=True),
+    Column(label="Paper", wide=True),
+    Column(label="Measured here", wide=True),
+    Column(label="n"),
+    Column(label="Verdict"),
+    Column(label="Why", wide=True),
+)
+Summary = dict[str, Any]
+
+
+def read_summaries(results: Path) -> list[Summary]:
+    """Those of the case studies in `results`/case_study*/ that have a finished run."""
+    paths = sorted(results.glob("case_study*/summary.json"))
+    summaries = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    return [summary for summary in summaries if _finished(summary)]
+
+
+def real_runs_table(summaries: Sequence[Summary]) -> Table:
+    """The rows as a table of their own, for the output of one case study."""
+    return Table(
+        name="claims",
+        number=5,
+        title="The claims of the paper about real runs beside what was measured",
+        columns=COLUMNS,
+        rows=real_runs_rows(summaries),
+    )
+
+
+def real_runs_rows(summaries: Sequence[Summary]) -> list[tuple[Cell, ...]]:
+    """Four rows; without any summary they say that nothing was measured."""
+    if not summaries:
+        why = "needs training real models; run_case_study.py does"
+        return [(claim, paper, NOT_MEASURED, None, NOT_MEASURED, why) for claim, paper in CLAIMS]
+    runs = [run for summary in summaries for run in _finished(summary)]
+    f1, causal_f1, lead, cost = CLAIMS
+    where = "; ".join(_described(summary) for summary in summaries)
+    then, now = (score(_outcomes(runs, protocol)) for protocol in ("published", "causal"))
+    return [
+        (*f1, show(then.f1), len(runs), _verdict(1.0, then.f1), f"{_counted(then)}; {where}"),
+        (*causal_f1, show(now.f1), len(runs), "no claim", _counted(now)),
+        (*lead, *_lead(now), "from the first alert inside the time from fault to failure"),
+        (*cost, *_cost(runs)),
+    ]
+
+
+CLAIMS = (
+    ("F1 on real runs", "1.00"),
+    ("The same on real runs, causal rule", "not stated"),
+    ("Lead time at production speed", "2-8 min"),
+    ("Cost of monitoring", f"{PAPER_COST} % of training time"),
+)
+
+
+def _finished(summary: Summary) -> list[dict[str, Any]]:
+    return [run for run in summary["runs"].values() if "r_metric" in run]
+
+
+def _outcomes(runs: Sequence[dict[str, Any]], protocol: str) -> Outcomes:
+    verdicts = [run["r_metric"][protocol] for run in runs]
+
+    def lead(unit: str) -> Any:
+        return np.array([nan if v[unit] is None else v[unit] for v in verdicts], dtype=float)
+
+    return Outcomes(
+        failed=np.array([run["outcome"] == "failed" for run in runs], dtype=bool),
+        hit=np.array([verdict["hit"] for verdict in verdicts], dtype=bool),
+        false_alarm=np.array([verdict["false_alarm"] for verdict in verdicts], dtype=bool),
+        lead_steps=lead("lead_steps"),
+        lead_minutes=lead("lead_minutes"),
+    )
+
+
+def _counted(scores: Scores) -> str:
+    return (
+        f"{scores.num_failed} of {scores.num_runs} runs fail: {scores.hits} hits, "
+        f"{scores.misses} misses, {scores.false_alarms} false alarms"
+    )
+
+
+def _verdict(paper: float, measured: Estimate) -> str:
+    """A handful of runs can contradict a number and cannot confirm it."""
+    if isnan(measured.point):
+        return "undefined"
+    return "undecided" if measured.low <= paper <= measured.high else "differs"
+
+
+def _lead(scores: Scores) -> tuple[Cell, ...]:
+    if scores.hits == 0:
+        return "no hit", 0, "no claim"
+    return f"{show(scores.lead_minutes, 1)} min", scores.hits, "no claim"
+
+
+def _cost(runs: Sequence[dict[str, Any]]) -> tuple[Cell, ...]:
+    shares = [run["cost"]["monitor_percent_of_step"] for run in runs]
+    spread = f"{min(shares):.2g}-{max(shares):.2g} %" if len(shares) > 1 else f"{shares[0]:.2g} %"
+    why = "time inside the monitor's calls over the time of the steps; its hooks are not in it"
+    return spread, len(shares), "below" if max(shares) < PAPER_COST else "above", why
+
+
+def _described(summary: Summary) -> str:
+    device, settings = summary["device"], summary["settings"]
+    return f"{settings['model']} on {device['name']}, {settings['fault']}"

@@ -1,0 +1,163 @@
+"""The paper's case study, live: a fine-tuning with a fault in it, and its twin without.
+
+    python run_case_study.py              Qwen2.5-3B on code questions, 800 steps (needs a GPU)
+    python run_case_study.py --tiny       the same with a tiny model: any machine, two minutes
+
+The metric watches both runs while they train. An alert before the fault, or in
+the control, is a false alarm. What comes out is in results/case_study_<device>/;
+see docs/case_study.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from rmetric.case_study.faults import FAULTS
+from rmetric.case_study.settings import (
+    BUNDLED,
+    QWEN_3B,
+    CaseStudyError,
+    Settings,
+    option,
+    tiny_settings,
+)
+
+CHECKPOINT_EVERY = 100
+NUMBERS: dict[str, tuple[type, str]] = {
+    "max_steps": (int, "optimiser steps (default: 800)"),
+    "eval_every": (int, "steps between two evaluations (default: 20)"),
+    "severity": (float, "of the fault, in its unit (default: the fault's own)"),
+    "fault_step": (int, "first step under the fault (default: the middle, 400)"),
+    "fault_steps": (int, "how many steps it acts (default: the fault's own, 20 for LR_SPIKE)"),
+    "learning_rate": (float, "after the warm-up (default: 1e-5 full, 1e-4 LoRA, 2e-3 tiny)"),
+    "sequence_length": (int, "tokens (default: 512; tiny 96)"),
+    "micro_batch_size": (int, "sequences; a step has four micro-batches (default: 1; tiny 4)"),
+    "eval_sequences": (int, "held-out sequences (default: 32)"),
+    "seed": (int, "of weights, data and fault (default: 0)"),
+}
+
+
+def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--model", metavar="NAME|PATH", help="on the hub, or a local folder")
+    source.add_argument("--tiny", action="store_true", help="a tiny Qwen2 on bundled text")
+    add("--dataset", metavar="NAME|PATH", help="on the hub, or jsonl, json, csv, parquet here")
+    add(
+        "--random-weights", action="store_true",
+        help="draw the weights; without --model those of Qwen2.5-3B's architecture, on bundled "
+        "text: the real size and cost with nothing to download",
+    )  # fmt: skip
+    add("--device", choices=["auto", "cuda", "cpu"], default="auto", help="default: a GPU if any")
+    method = parser.add_mutually_exclusive_group()
+    for name, what in (("lora", "train adapters only"), ("full", "train all weights")):
+        method.add_argument(
+            f"--{name}", dest="method", action="store_const", const=name, default="auto",
+            help=f"{what} (default: all weights if they fit, else adapters)",
+        )  # fmt: skip
+    add(
+        "--fault", type=str.upper, metavar="NAME", default="LR_SPIKE",
+        help=f"one of {', '.join(FAULTS)} (default: LR_SPIKE)",
+    )  # fmt: skip
+    runs = parser.add_mutually_exclusive_group()
+    runs.add_argument("--control", action="store_true", help="only the twin without the fault")
+    runs.add_argument("--no-control", action="store_true", help="only the run with the fault")
+    for name, (kind, what) in NUMBERS.items():
+        add(option(name), type=kind, metavar="X" if kind is float else "N", help=what)
+    add("--out", type=Path, metavar="DIR", help="default: results/case_study_<device>")
+    add("--resume", action="store_true", help="go on with the case study in that folder")
+    add(
+        "--checkpoint-every", type=int, default=CHECKPOINT_EVERY, metavar="N",
+        help="steps between two states that --resume can go on from; 0 for none, then nothing "
+        "goes to disk (default: %(default)s)",
+    )  # fmt: skip
+    return parser.parse_args(argv)
+
+
+def settings_of(arguments: argparse.Namespace) -> Settings:
+    """The settings that were asked for; raises CaseStudyError for what cannot be."""
+    names = {field.name for field in fields(Settings)} & vars(arguments).keys()
+    asked: dict[str, Any] = {n: getattr(arguments, n) for n in names}
+    asked = {name: value for name, value in asked.items() if value is not None}
+    if arguments.tiny:
+        return tiny_settings(**asked)
+    if arguments.random_weights and arguments.model is None:
+        asked = {"model": QWEN_3B, "dataset": BUNDLED} | asked
+    return Settings(**asked)
+
+
+def runs_of(arguments: argparse.Namespace) -> list[str]:
+    left_out = {"control": arguments.no_control, "fault": arguments.control}
+    return [name for name, is_out in left_out.items() if not is_out]
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = parse_arguments(argv)
+    try:
+        settings = settings_of(arguments)
+        try:
+            from rmetric.case_study.run import run_case_study
+        except ModuleNotFoundError as error:
+            if str(error.name).startswith("rmetric"):
+                raise  # that is no package that the user could install
+            raise CaseStudyError(
+                f"{error.name} is not installed: pip install 'rmetric[live]'"
+            ) from None
+        folder = run_case_study(
+            settings,
+            runs_of(arguments),
+            device_kind=arguments.device,
+            method=arguments.method,
+            out=arguments.out,
+            resume=arguments.resume,
+            checkpoint_every=arguments.checkpoint_every,
+        )
+    except CaseStudyError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nstopped; the same command with --resume goes on", file=sys.stderr)
+        return 130
+    report(folder.path, folder.summary)
+    return 0
+
+
+def report(path: Path, summary: dict[str, Any]) -> None:
+    """Say what came out."""
+    for name, run in summary["runs"].items():
+        failed = f" ({run['failure_kind']}) at step {run['failure_step']}"
+        print(f"\n{name}: {run['outcome']}{failed if run['outcome'] == 'failed' else ''}")
+        said = {phase: n["alerts"] for phase, n in run["alerts"].items() if n["alerts"]}
+        counted = ", ".join(f"{n} {phase.replace('_', ' ')}" for phase, n in said.items())
+        print(f"  R-Metric alerts: {counted or 'none'}")
+        for protocol in ("published", "causal"):
+            print(f"  {protocol} rule: {verdict(run['outcome'], run['r_metric'][protocol])}")
+        cost = run["cost"]
+        print(
+            f"  {cost['seconds_per_step']:.3f} s a step, of which the monitor takes "
+            f"{cost['monitor_percent_of_step']:.2g} %"
+        )
+    print(f"\nlogs, results.csv, summary.json, case_study.png, claims.md: {path}")
+
+
+def verdict(outcome: str, judged: dict[str, Any]) -> str:
+    """A hit with its lead, a miss or a false alarm, in words."""
+    words = []
+    if judged["hit"]:
+        words.append(f"hit, {judged['lead_steps']} steps ahead ({judged['lead_minutes']:.1f} min)")
+    elif outcome == "failed":
+        words.append("missed")
+    if judged["false_alarm"]:
+        words.append("false alarm")
+    return ", ".join(words) or "rightly silent"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

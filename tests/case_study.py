@@ -1,0 +1,60 @@
+"""A model and a dataset small enough to train in a second, and a way to run the script."""
+
+from __future__ import annotations
+
+import io
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+import run_case_study
+from rmetric.case_study.byte_tokenizer import byte_tokenizer
+
+STEPS, EVAL_EVERY, ONSET, LASTS = 24, 4, 13, 3
+
+
+class Result(NamedTuple):
+    """What the script did."""
+
+    code: int
+    out: str
+    err: str
+
+
+def run(*arguments: str | Path) -> Result:
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = run_case_study.main([str(argument) for argument in arguments])
+    return Result(code, out.getvalue(), err.getvalue())
+
+
+def write_mini_model(folder: Path) -> Path:
+    """Eight thousand weights, with a tokenizer: a folder as users have."""
+    config = Qwen2Config(
+        vocab_size=257,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=32,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        Qwen2ForCausalLM(config).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def mini(model: Path, dataset: Path, out: Path, *more: str | Path) -> list[str | Path]:
+    """The options of a study of 24 steps."""
+    return [
+        "--model", model, "--dataset", dataset, "--out", out, "--device", "cpu",
+        "--max-steps", str(STEPS), "--eval-every", str(EVAL_EVERY),
+        "--fault-step", str(ONSET), "--fault-steps", str(LASTS), "--learning-rate", "0.003",
+        "--sequence-length", "32", "--eval-sequences", "2", "--checkpoint-every", "5", *more,
+    ]  # fmt: skip

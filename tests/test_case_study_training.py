@@ -1,0 +1,343 @@
+"""The case study as a whole, on a model that trains in a second."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from rmetric.case_study.blocks import make_blocks
+from rmetric.case_study.bundled_text import write_examples
+from rmetric.case_study.models import load_model, load_tokenizer, read_config
+from rmetric.case_study.recipe import Recipe
+from rmetric.case_study.rows import read_rows
+from rmetric.case_study.settings import Settings
+from rmetric.case_study.training import Data, Training, own_randomness
+from rmetric.evaluation import PROTOCOLS
+from rmetric.logs import read_log
+from rmetric.records import Record
+from rmetric.replay.scored_run import score_run
+from rmetric.reporting.replay_report import replay_logs, verdicts
+from tests.case_study import EVAL_EVERY, LASTS, ONSET, STEPS, mini, run, write_mini_model
+
+ROOT = Path(__file__).parents[1]
+CONTROL, FAULT = "model_NONE_s0.jsonl", "model_LR_SPIKE_s0.jsonl"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Sums must come in one order, and a model this small gains nothing from two."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return write_mini_model(tmp_path_factory.mktemp("mini") / "model")
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "questions.jsonl"
+    write_examples(path, 120)
+    return path
+
+
+@pytest.fixture(scope="module")
+def study(model, dataset, tmp_path_factory) -> Path:
+    """The output of a whole study: control and fault."""
+    out = tmp_path_factory.mktemp("study") / "out"
+    result = run(*mini(model, dataset, out))
+    assert result.code == 0, result.err
+    return out
+
+
+def measured(path: Path) -> list[Record]:
+    """The records of a log without the clock, which no two runs share."""
+    return [replace(record, time=None) for record in read_log(path).records]
+
+
+def summary(folder: Path) -> dict:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def test_everything_that_is_promised_is_there_and_nothing_else(study):
+    assert sorted(path.name for path in study.iterdir()) == sorted(
+        ["summary.json", "results.csv", "case_study.png", "case_study.pdf", "claims.md",
+         CONTROL, FAULT]
+    )  # fmt: skip
+
+
+def test_the_twins_are_equal_to_the_last_bit_before_the_fault_and_not_after(study):
+    control, fault = measured(study / CONTROL), measured(study / FAULT)
+    assert len(control) == len(fault) == STEPS
+    assert control[: ONSET - 1] == fault[: ONSET - 1]
+    for before, after in zip(control[ONSET - 1 :], fault[ONSET - 1 :], strict=True):
+        assert before != after
+
+
+def test_the_fault_is_the_learning_rate_times_fifteen_while_it_acts(study):
+    rates = {r.step: r.learning_rate for r in read_log(study / FAULT).records}
+    twin = {r.step: r.learning_rate for r in read_log(study / CONTROL).records}
+    for step, rate in rates.items():
+        factor = 15 if ONSET <= step < ONSET + LASTS else 1
+        assert rate == pytest.approx(factor * twin[step])
+
+
+def test_a_run_from_the_start_is_the_run_that_branched_off(study, model, dataset, tmp_path):
+    result = run(*mini(model, dataset, tmp_path / "out", "--no-control"))
+    assert result.code == 0, result.err
+    assert measured(tmp_path / "out" / FAULT) == measured(study / FAULT)
+    assert list(summary(tmp_path / "out")["runs"]) == ["fault"]
+
+
+def test_every_record_has_what_the_metric_needs(study):
+    for record in read_log(study / CONTROL).records:
+        assert record.training_loss > 0
+        assert len(record.worker_gradient_norms) == 4
+        assert record.events == ()
+        assert (record.validation_loss is not None) == (record.step % EVAL_EVERY == 0)
+
+
+def test_the_logs_replay_with_the_very_scores_that_they_state(study, tmp_path):
+    replayed = replay_logs([study / CONTROL, study / FAULT], tmp_path, most_plots=0)
+    assert replayed.num_runs == 2
+    assert not replayed.failed
+    for log in (CONTROL, FAULT):
+        notes = json.loads((tmp_path / Path(log).stem / "summary.json").read_text())["notes"]
+        assert any(f"equals the logged r_metric at all {STEPS} records" in note for note in notes)
+
+
+def test_the_summary_says_what_the_evaluation_says_of_the_logs(study):
+    for run_of in summary(study)["runs"].values():
+        scored = score_run(read_log(study / f"{run_of['id']}.jsonl"))
+        truth = scored.run.truth
+        assert run_of["outcome"] == truth.outcome
+        assert run_of["onset_step"] == truth.onset_step
+        for protocol, verdict in verdicts(scored).items():
+            assert run_of["r_metric"][protocol].items() >= verdict.items()
+        assert set(PROTOCOLS) <= set(run_of["r_metric"])
+        alerts = [phase["alerts"] for phase in run_of["alerts"].values()]
+        assert sum(alerts) == len(scored.alert_steps)
+
+
+def test_the_results_have_a_row_a_step_and_run(study):
+    with open(study / "results.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["run"], int(row["step"])) for row in rows] == [
+        (name, step) for name in ("control", "fault") for step in range(1, STEPS + 1)
+    ]
+    for row, record in zip(rows, read_log(study / CONTROL).records, strict=False):
+        assert float(row["training_loss"]) == pytest.approx(record.training_loss, rel=1e-5)
+        assert (row["validation_loss"] != "") == (record.validation_loss is not None)
+        assert row["failure_rate"] in ("", "0")  # undefined until time has passed
+
+
+def test_the_summary_tells_where_it_was_measured_and_what_it_cost(study):
+    whole = summary(study)
+    assert whole["device"]["kind"] == "cpu"
+    assert {"torch", "transformers", "rmetric", "python"} <= set(whole["versions"])
+    for run_of in whole["runs"].values():
+        cost = run_of["cost"]
+        assert 0 < cost["seconds_per_step_without_monitor"] < cost["seconds_per_step"]
+        assert 0 < cost["monitor_percent_of_step"] < 100
+        assert run_of["hardware"]["source"] == "no GPU: no hardware events, λ is 0"
+
+
+def test_a_folder_that_is_taken_is_refused(study, model, dataset):
+    before = {path.name: path.read_bytes() for path in study.iterdir()}
+    result = run(*mini(model, dataset, study))
+    assert result.code == 2
+    assert "it holds a case study already; --resume goes on with it" in result.err
+    assert {path.name: path.read_bytes() for path in study.iterdir()} == before
+
+
+def test_resuming_another_study_names_what_differs(study, model, dataset):
+    result = run(*mini(model, dataset, study, "--resume", "--seed", "1"))
+    assert result.code == 2
+    assert "seed is 0 there and 1 here" in result.err
+    assert "sha256" not in result.err or "there and" in result.err
+
+
+def test_resuming_a_finished_study_trains_nothing_and_changes_no_log(study, model, dataset):
+    logs = [(study / log).read_bytes() for log in (CONTROL, FAULT)]
+    result = run(*mini(model, dataset, study, "--resume"))
+    assert result.code == 0, result.err
+    assert [(study / log).read_bytes() for log in (CONTROL, FAULT)] == logs
+
+
+def test_a_control_alone_is_completed_by_its_fault_later(study, model, dataset, tmp_path):
+    out = tmp_path / "out"
+    assert run(*mini(model, dataset, out, "--control")).code == 0
+    assert list(summary(out)["runs"]) == ["control"]
+    assert run(*mini(model, dataset, out, "--resume")).code == 0
+    for log in (CONTROL, FAULT):
+        assert measured(out / log) == measured(study / log)
+
+
+@pytest.mark.parametrize("kill_in", [CONTROL, FAULT])
+def test_a_killed_run_goes_on_as_if_nothing_had_been(study, model, dataset, tmp_path, kill_in):
+    out = tmp_path / "out"
+    options = [str(option) for option in mini(model, dataset, out)]
+    killed = subprocess.Popen(
+        [sys.executable, "-c", KILLED_LATE.format(options=options, log=kill_in)],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    assert killed.wait(timeout=300) == -signal.SIGKILL
+    assert (out / "checkpoints").is_dir()
+    assert len(measured(out / kill_in)) < STEPS
+    result = run(*mini(model, dataset, out, "--resume"))
+    assert result.code == 0, result.err
+    for log in (CONTROL, FAULT):
+        assert measured(out / log) == measured(study / log)
+    assert not (out / "checkpoints").exists()
+    ours, theirs = summary(out)["runs"], summary(study)["runs"]
+    for name in ("control", "fault"):
+        assert ours[name]["alerts"] == theirs[name]["alerts"]
+        assert (
+            ours[name]["r_metric"]["first_alert_step"]
+            == (theirs[name]["r_metric"]["first_alert_step"])
+        )
+
+
+#: Trains, and is killed like by the system two steps after its third checkpoint.
+KILLED_LATE = """
+import os, signal, sys, torch
+torch.set_num_threads(1)
+import run_case_study
+from rmetric.case_study.training import Training
+make_step = Training.make_step
+def step_or_die(self):
+    if self.step == 17 and {log!r} == self.log.name:
+        os.kill(os.getpid(), signal.SIGKILL)
+    make_step(self)
+Training.make_step = step_or_die
+run_case_study.main({options!r})
+"""
+
+
+def test_without_checkpoints_nothing_but_the_results_goes_to_disk(model, dataset, study, tmp_path):
+    out = tmp_path / "out"
+    result = run(*mini(model, dataset, out, "--checkpoint-every", "0"))
+    assert result.code == 0, result.err
+    assert measured(out / FAULT) == measured(study / FAULT)
+    assert sorted(p.name for p in out.iterdir()) == sorted(p.name for p in study.iterdir())
+
+
+def test_a_nan_that_reaches_the_weights_ends_the_run_as_non_finite(model, dataset, tmp_path):
+    out = tmp_path / "out"
+    result = run(*mini(model, dataset, out, "--fault", "nan_gradient"))
+    assert result.code == 0, result.err
+    run_of = summary(out)["runs"]["fault"]
+    assert (run_of["failure_kind"], run_of["failure_step"]) == ("non_finite", ONSET + 1)
+    assert run_of["steps"] == 16  # the next evaluation sees it
+    log = (out / f"{run_of['id']}.jsonl").read_text()
+    assert '"source":"non_finite"' in log
+    assert (out / "case_study.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize("fault", ["GRADIENT_SCALE", "SECOND_MOMENT_ZEROED", "LABEL_SHUFFLE"])
+def test_other_faults_strike_at_their_onset(study, model, dataset, tmp_path, fault):
+    out = tmp_path / "out"
+    result = run(*mini(model, dataset, out, "--no-control", "--fault", fault))
+    assert result.code == 0, result.err
+    struck = measured(out / f"model_{fault}_s0.jsonl")
+    control = measured(study / CONTROL)
+    assert struck[: ONSET - 1] == control[: ONSET - 1]
+    assert struck[ONSET].training_loss != control[ONSET].training_loss
+    if fault == "GRADIENT_SCALE":  # one of four workers, a hundred times
+        norms, usual = struck[ONSET - 1].worker_gradient_norms, control[ONSET - 1]
+        assert norms[0] == pytest.approx(100 * usual.worker_gradient_norms[0], rel=1e-4)
+        assert norms[1:] == usual.worker_gradient_norms[1:]
+
+
+# -- the recipes of GPUs, on the processor
+
+
+def trained(recipe: Recipe, model: Path, dataset: Path, log: Path, steps: int = 4) -> Training:
+    settings = Settings(
+        model=str(model), dataset=str(dataset), max_steps=steps, eval_every=1, sequence_length=32,
+        eval_sequences=2, learning_rate=3e-3, warm_up=0,
+    )  # fmt: skip
+    held = make_blocks(read_rows(str(dataset)), "x", load_tokenizer(str(model)), settings)
+    data = Data(training=held[0], held_out=held[1], vocabulary=257)
+    config = read_config(str(model))
+    loaded = load_model(str(model), config, recipe, random_weights=False, seed=0)
+    training = Training(
+        loaded, recipe, settings, data, None, hardware=None, log=log, run_id="x", about={}
+    )
+    with own_randomness():
+        for _ in range(steps):
+            training.make_step()
+    training.close()
+    return training
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("lora", [True, False])
+def test_every_recipe_trains(dtype, lora, model, dataset, tmp_path):
+    recipe = Recipe(device="cpu", dtype=dtype, lora=lora, gradient_checkpointing=lora)
+    training = trained(recipe, model, dataset, tmp_path / "x.jsonl")
+    assert training.monitor.usable, training.monitor.problem
+    weights = {n: p for n, p in training.model.named_parameters() if p.requires_grad}
+    assert all(p.dtype == torch.float32 for p in weights.values())
+    assert all(("lora" in name) is lora for name in weights)
+    frozen = [p for p in training.model.parameters() if not p.requires_grad]
+    assert all(p.dtype == dtype for p in frozen)
+    first, *_, last = read_log(tmp_path / "x.jsonl").records
+    assert last.training_loss != first.training_loss
+    assert 0 < last.gradient_norm < 100
+
+
+def test_lower_precision_and_checkpointing_change_the_losses_little(model, dataset, tmp_path):
+    def records(name: str, dtype: torch.dtype, *, saving: bool) -> list[Record]:
+        recipe = Recipe(device="cpu", dtype=dtype, lora=False, gradient_checkpointing=saving)
+        trained(recipe, model, dataset, tmp_path / name)
+        return read_log(tmp_path / name).records
+
+    exact = records("exact.jsonl", torch.float32, saving=False)
+    coarse = records("coarse.jsonl", torch.float16, saving=False)
+    thrifty = records("thrifty.jsonl", torch.float32, saving=True)
+    for a, b, c in zip(exact, coarse, thrifty, strict=True):
+        assert b.training_loss == pytest.approx(a.training_loss, rel=5e-3)
+        assert b.worker_gradient_norms == pytest.approx(a.worker_gradient_norms, rel=5e-2)
+        assert c.training_loss == a.training_loss
+
+
+def test_random_weights_need_no_weights_in_the_folder(model, dataset, tmp_path):
+    bare = tmp_path / "model"
+    bare.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (bare / name).write_bytes((model / name).read_bytes())
+    assert run(*mini(bare, dataset, tmp_path / "a")).code == 2
+    result = run(*mini(bare, dataset, tmp_path / "b", "--random-weights", "--control"))
+    assert result.code == 0, result.err
+
+
+@pytest.mark.slow
+def test_tiny_takes_less_than_two_minutes_and_needs_nothing(tmp_path):
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "run_case_study.py", "--tiny", "--device", "cpu", "--out", tmp_path / "o"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - began < 120
+    runs = summary(tmp_path / "o")["runs"]
+    assert runs["control"]["outcome"] == "healthy"
+    assert runs["fault"]["steps"] == runs["control"]["steps"] == 800
