@@ -162,7 +162,7 @@ def one_run(arguments: argparse.Namespace) -> int:
         run_id=f"{control.run_id}_{arguments.fault}",
         fault=arguments.fault,
         severity=arguments.severity,
-        onset_step=arguments.onset or max(1, arguments.steps // 2),
+        onset_step=max(1, arguments.steps // 2) if arguments.onset is None else arguments.onset,
         duration_steps=arguments.duration,
     )
     definitions = Definitions(diverged_ratio=arguments.diverged, degraded_nats=arguments.degraded)
@@ -181,13 +181,12 @@ def one_run(arguments: argparse.Namespace) -> int:
 
 
 def unpack(archive: Path, out: Path | None) -> int:
+    runs = list(read_runs(archive))
     folder = out or Path(archive.name.split(".")[0])
     folder.mkdir(parents=True, exist_ok=True)
-    number = 0
-    for run in tqdm(read_runs(archive), unit="run", desc="unpack"):
+    for run in tqdm(runs, unit="run", desc="unpack"):
         write_atomically(log_path(folder, run.id), run_lines(run, RMetricConfig.simulation()))
-        number += 1
-    print(f"{number} logs in {folder}")
+    print(f"{len(runs)} logs in {folder}")
     return 0
 
 

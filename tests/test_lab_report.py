@@ -194,8 +194,8 @@ def few_simulated(monkeypatch):
 def test_the_report_does_not_open_the_test_parts_signals(tmp_path, few_simulated, capsys):
     tables = {}
     for name, worse in (("plain", {}), ("absurd", {"training_loss": 99.0, "update_norm": 99.0})):
-        write_part(tmp_path / name, "development", range(3), update_norm=9.0)
-        write_part(tmp_path / name, "test", range(3, 6), **worse)
+        write_part(tmp_path / name, "development", range(2), update_norm=9.0)
+        write_part(tmp_path / name, "test", range(2, 4), **worse)
         out = tmp_path / f"{name}_out"
         options = ["--report", "--archives", str(tmp_path / name), "--out", str(out)]
         assert run_fault_lab.main(options) == 0
@@ -204,7 +204,7 @@ def test_the_report_does_not_open_the_test_parts_signals(tmp_path, few_simulated
     names = {"outcomes", "outcomes_by_severity", "signals", "signals_by_fault", "detectors"}
     assert {f"{n}.csv" for n in names | {"simulator"}} <= tables["plain"].keys()
     assert {"fault_lab.png", "fault_lab.pdf"} <= tables["plain"].keys()
-    assert b"6,1," in tables["plain"]["outcomes.csv"]  # outcomes are those of all runs
+    assert b"4,1," in tables["plain"]["outcomes.csv"]  # outcomes are those of all runs
 
 
 def test_a_report_without_archives_says_so(tmp_path, capsys):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -10,6 +13,7 @@ transformers = pytest.importorskip("transformers", reason="the laboratory's mode
 
 from rmetric.lab.branches import new_training, rounded, take_step, train_seed  # noqa: E402
 from rmetric.lab.corpus import CORPORA, corpus, generated_text  # noqa: E402
+from rmetric.lab.faults import FAULTS  # noqa: E402
 from rmetric.lab.models import ARCHITECTURES, BALANCE, FlatModel, build_module  # noqa: E402
 from rmetric.lab.spec import LabSpec, campaign  # noqa: E402
 from rmetric.lab.training import Settings, schedule  # noqa: E402
@@ -36,21 +40,22 @@ def test_the_same_seed_trains_the_same_run_and_another_another():
 
 
 def test_nothing_touches_the_global_random_state():
-    torch.manual_seed(1)
-    np.random.seed(1)
-    drawn = torch.rand(1), np.random.random()
-    torch.manual_seed(1)
-    np.random.seed(1)
+    before = global_states()
     list(train_seed([control(steps=2), branch(control(steps=2), "GRADIENT_NOISE", onset=2)]))
-    assert (torch.rand(1), np.random.random()) == drawn
+    assert global_states() == before
+
+
+def global_states() -> tuple[str, str, str]:
+    numpy_state = np.random.get_state()  # noqa: NPY002
+    return repr(torch.get_rng_state().tolist()), repr(numpy_state), repr(random.getstate())
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_architecture_learns(architecture):
     training = new_training(control(architecture, steps=60))
-    losses = [take_step(training).training_loss for _ in range(40)]
+    losses = [take_step(training).training_loss for _ in range(25)]
     assert losses[0] == pytest.approx(np.log(256), abs=0.2)
-    assert np.mean(losses[-5:]) < losses[0] - 1.5
+    assert np.mean(losses[-5:]) < losses[0] - 1
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "mixtral"])
@@ -90,10 +95,10 @@ def reference_loss(module, architecture, tokens, labels):
     module.config._experts_implementation = "eager"
     output = module(input_ids=inputs)
     routers = tuple(layer.mlp.gate.last_logits for layer in module.model.layers)
-    balance = transformers.models.mixtral.modeling_mixtral.load_balancing_loss_func(routers, 4, 2)
+    balance = transformers.models.mixtral.modeling_mixtral.load_balancing_loss_func
     loss = torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), targets.flatten())
-    # theirs is a mean over the layers, ours a sum
-    return loss + BALANCE * len(routers) * balance
+    # a layer at a time: together theirs would balance the layers' mean only
+    return loss + BALANCE * sum(balance((logits,), 4, 2) for logits in routers)
 
 
 def test_mistral_looks_back_no_further_than_its_window():
@@ -198,10 +203,6 @@ def test_the_standard_library_is_real_text_of_this_machine():
 
 
 def test_the_campaign_covers_every_fault_and_severity_on_every_architecture():
-    from collections import Counter
-
-    from rmetric.lab.faults import FAULTS
-
     specs = campaign()
     controls = [spec for spec in specs if spec.fault is None]
     assert len(controls) == 160
@@ -218,16 +219,14 @@ def test_the_campaign_covers_every_fault_and_severity_on_every_architecture():
 
 
 def test_the_campaign_is_split_by_seed():
-    from collections import Counter
-
     specs = campaign()
     splits = {spec.seed: spec.split for spec in specs if spec.fault is None}
     assert all(spec.split == splits[spec.seed] for spec in specs)
     shares = Counter(splits.values())
     assert shares == {"calibration": 48, "development": 48, "test": 64}
-    kinds = Counter((spec.fault, spec.split) for spec in specs)
-    lacking = [(s.fault, p) for s in specs for p in shares if not kinds[s.fault, p]]
-    assert {name for name, _ in lacking} <= {"SIGN_FLIP_ALL", "INFINITE_GRADIENT"}
+    kinds = {(spec.fault, spec.split) for spec in specs}
+    common = [name for name, kind in FAULTS.items() if len(kind.severities) > 1]
+    assert kinds >= {(name, split) for name in common for split in shares}
 
 
 def test_a_branch_is_its_controls_but_for_the_fault():

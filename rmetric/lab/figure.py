@@ -38,16 +38,18 @@ SHOWN = (
     "attention_logit_max",
     "r_metric",
 )
-ABSORBED_AT = 400.0  # where runs that did not fail are shown
-TICKS = (0, 3, 10, 30, 100)
+ABSORBED_AT = 1300.0  # where runs that did not fail are shown
+SPREAD = 0.045  # between dots of one place, in decades
+FEWEST = 3  # failing runs that an area is shown for
+TICKS = (0, 3, 10, 30, 100, 300)
 
 
 def fault_figure(runs: Sequence[Run], seen: Mapping[str, Sequence[Sight]]) -> Figure:
     """Left: a dot a run, at the steps from onset to failure. Right: who saw the failing ones."""
     groups = {name: members for name, members in by_fault(runs).items() if name != "NONE"}
     with style.style():
-        figure = Figure(figsize=(style.TEXT_WIDTH, 0.175 * len(groups) + 1.3), layout="constrained")
-        left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1.25, 1))
+        figure = Figure(figsize=(style.TEXT_WIDTH, 0.15 * len(groups) + 1.9), layout="constrained")
+        left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1.7, 1))
         _dots(left, groups)
         _map(figure, right, groups, seen)
     return figure
@@ -61,18 +63,18 @@ def _dots(axes: Axes, groups: Mapping[str, Sequence[Run]]) -> None:
             stacked = by_place[place] = by_place.get(place, -1) + 1
             truth = run.truth
             assert truth is not None
-            # Dots of one place are fanned out sideways, a tenth of a decade for six.
+            # Dots of one place are fanned out sideways.
             axes.plot(
-                (place + 1) * 10 ** (0.045 * stacked), row, "o", markersize=2.6,
+                (place + 1) * 10 ** (SPREAD * stacked), row, "o", markersize=2.6,
                 color=COLOURS[truth.failure_kind], markeredgewidth=0, clip_on=False,
             )  # fmt: skip
     faults = sum(not _benign(members) for members in groups.values())
     axes.axhline(faults - 0.5, color=style.GREY, linewidth=0.6)
-    axes.text(0.99, faults - 0.4, "benign changes below", transform=axes.get_yaxis_transform(),
-              ha="right", va="top", fontsize=6, color=style.GREY)  # fmt: skip
+    axes.text(1, faults - 0.45, "benign changes", ha="left", va="top", fontsize=6, color=style.GREY)
     axes.set_xscale("log")
-    axes.set_xlim(0.8, 2200)
-    axes.set_xticks([tick + 1 for tick in TICKS] + [ABSORBED_AT + 1])
+    axes.set_xlim(0.8, 1.6 * (ABSORBED_AT + 1) * 10 ** (SPREAD * 11))
+    absorbed = (ABSORBED_AT + 1) * 10 ** (SPREAD * 5.5)
+    axes.set_xticks([*(tick + 1 for tick in TICKS), absorbed])
     axes.set_xticklabels([*map(str, TICKS), "absorbed"])
     axes.minorticks_off()
     axes.set_yticks(range(len(groups)))
@@ -90,7 +92,7 @@ def _map(
     groups: Mapping[str, Sequence[Run]],
     seen: Mapping[str, Sequence[Sight]],
 ) -> None:
-    """Grey where no run failed, or none that may be looked at."""
+    """Blank where fewer than `FEWEST` runs failed that may be looked at."""
     areas = np.full((len(groups), len(SHOWN)), np.nan)
     for column, signal in enumerate(SHOWN):
         for row, fault in enumerate(groups):
@@ -99,18 +101,16 @@ def _map(
                 for sight in seen[signal]
                 if sight.run.truth and sight.run.truth.failed and sight.run.truth.fault == fault
             ]
-            areas[row, column] = area(failing)
-    axes.set_facecolor("#eeeeee")
+            if len(failing) >= FEWEST:
+                areas[row, column] = area(failing)
+    axes.set_facecolor("#f2f2f2")
     axes.grid(False)
-    image = axes.imshow(areas, aspect="auto", cmap="cividis", vmin=0.5, vmax=1.0)
+    image = axes.imshow(areas, aspect="auto", cmap="Blues", vmin=0.5, vmax=1.0)
     axes.set_xticks(range(len(SHOWN)))
-    axes.set_xticklabels(
-        [SIGNALS[name].label for name in SHOWN], rotation=45, ha="right", fontsize=6
-    )
-    axes.set_title("which signal sees it before the failure")
-    bar = figure.colorbar(image, ax=axes, shrink=0.5, pad=0.02)
-    bar.set_label("ROC area against the twin")
-    bar.outline.set_linewidth(0.4)
+    axes.set_xticklabels([SIGNALS[name].label for name in SHOWN], rotation=90, fontsize=6)
+    bar = figure.colorbar(image, ax=axes, location="top", shrink=0.8, pad=0.01, aspect=25)
+    bar.set_label("seen before the failure (ROC area)", fontsize=6.5)
+    bar.ax.tick_params(labelsize=6)
 
 
 def _place(run: Run) -> float:

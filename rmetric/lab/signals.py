@@ -1,9 +1,9 @@
 """Which signal sees a fault before the run fails: each against the exact twin.
 
-A signal is turned so that more is worse, set against its own values before the
-onset, and its highest value between onset and failure is compared with the
-twin's over the same steps. The area under the ROC curve is the chance that a
-failing run shows more than a healthy one: 0.5 is blind, 1 sees all.
+A signal is set against its own values before the onset, and the largest value (or
+deviation, where either direction is strange) between onset and failure is compared
+with the twin's over the same steps. The area under the ROC curve is the chance that
+a failing run shows more than a healthy one: 0.5 is blind, 1 sees all.
 """
 
 from __future__ import annotations
@@ -28,10 +28,17 @@ SMOOTHING = 0.2  # weight of the newest loss; single batches are noisy
 
 @dataclass(frozen=True)
 class Signal:
-    """A series over the steps of a run, nan where not logged; more is worse."""
+    """A number at each step of a run.
+
+    Attributes:
+        label: as tables and figures print it.
+        series: from the records; nan where not logged.
+        either_way: too little is as strange as too much; else more is worse.
+    """
 
     label: str
     series: Callable[[Sequence[Record]], Floats]
+    either_way: bool = True
 
 
 def column(name: str, records: Sequence[Record]) -> Floats:
@@ -77,7 +84,7 @@ def worker_variance(records: Sequence[Record]) -> Floats:
 
 
 def lowest_cosine(records: Sequence[Record]) -> Floats:
-    return -_workers("worker_gradient_cosines", records).min(axis=1)
+    return _workers("worker_gradient_cosines", records).min(axis=1)
 
 
 def update_ratio(records: Sequence[Record]) -> Floats:
@@ -87,9 +94,9 @@ def update_ratio(records: Sequence[Record]) -> Floats:
 
 
 def weight_growth(records: Sequence[Record]) -> Floats:
-    """Change of the logarithm of the weight norm in a step, either way."""
+    """Change of the logarithm of the weight norm in a step."""
     norms = _log(column("parameter_norm", records))
-    return np.abs(np.diff(norms, prepend=norms[0]))
+    return np.diff(norms, prepend=norms[0])
 
 
 def r_metric(records: Sequence[Record]) -> Floats:
@@ -98,9 +105,9 @@ def r_metric(records: Sequence[Record]) -> Floats:
 
 
 SIGNALS: dict[str, Signal] = {
-    "validation_rise": Signal("validation loss above its best", validation_rise),
-    "training_loss": Signal("training loss, smoothed", _smoothed("training_loss")),
-    "probe_loss": Signal("loss on a probe batch", lambda r: column("probe_loss", r)),
+    "validation_rise": Signal("validation loss above its best", validation_rise, False),
+    "training_loss": Signal("training loss, smoothed", _smoothed("training_loss"), False),
+    "probe_loss": Signal("loss on a probe batch", lambda r: column("probe_loss", r), False),
     "update_ratio": Signal("update norm / scheduled rate", update_ratio),
     "weight_growth": Signal("growth of the weight norm", weight_growth),
     "gradient_norm": Signal("gradient norm", lambda r: _log(column("gradient_norm", r))),
@@ -108,13 +115,13 @@ SIGNALS: dict[str, Signal] = {
     "worker_variance": Signal("variance of workers' norms (σ²)", worker_variance),
     "lowest_cosine": Signal("lowest cosine of a worker", lowest_cosine),
     "activation_headroom": Signal(
-        "activation headroom", lambda r: -column("activation_headroom", r)
+        "activation headroom", lambda r: column("activation_headroom", r)
     ),
     "attention_logit_max": Signal(
         "largest attention logit", lambda r: column("attention_logit_max", r)
     ),
     "router_load": Signal("router load", lambda r: column("router_load", r)),
-    "r_metric": Signal("R-Metric as published", r_metric),
+    "r_metric": Signal("R-Metric as published", r_metric, False),
 }
 
 
@@ -128,7 +135,7 @@ class Sight:
 
 
 def sights(signal: Signal, run: Run, control: Run) -> Sight:
-    """The highest value from the onset up to, not including, the failure.
+    """The largest value from the onset up to, not including, the failure.
 
     In units of the spread before the onset; -inf where the signal said nothing.
     """
@@ -145,18 +152,21 @@ def sights(signal: Signal, run: Run, control: Run) -> Sight:
     before = twin[(steps >= begin - BEFORE) & (steps < begin)]
     window = slice(begin - 1, end - 1)
     return Sight(
-        run=run, shown=_highest(shown[window], before), twin=_highest(twin[window], before)
+        run=run,
+        shown=_largest(signal, shown[window], before),
+        twin=_largest(signal, twin[window], before),
     )
 
 
-def _highest(values: Floats, before: Floats) -> float:
-    logged = values[~np.isnan(values) | np.isinf(values)]
+def _largest(signal: Signal, values: Floats, before: Floats) -> float:
+    logged = values[~np.isnan(values)]
     before = before[np.isfinite(before)]
     if len(logged) == 0 or len(before) == 0:
         return -inf
     middle = np.median(before)
     spread = 1.4826 * np.median(np.abs(before - middle)) + 1e-9
-    return float((logged.max() - middle) / spread)
+    deviation = (logged - middle) / spread
+    return float((np.abs(deviation) if signal.either_way else deviation).max())
 
 
 def area(found: Sequence[Sight]) -> float:

@@ -87,6 +87,11 @@ def outcomes(runs: Sequence[Run], by_severity: bool = False) -> Table:
             assert truth is not None
             kind = "control" if name == "NONE" else "benign" if truth.benign else "fault"
             rows.append((name, kind, *_outcome(members)))
+    if not by_severity:
+        disturbed = [run for run in runs if run.truth and run.truth.fault != "NONE"]
+        for benign, title in ((False, "all faults"), (True, "all benign changes")):
+            alike = [run for run in disturbed if _benign(run) is benign]
+            rows.append((title, "benign" if benign else "fault", *_outcome(alike)))
     return Table(
         name="outcomes_by_severity" if by_severity else "outcomes",
         number=2 if by_severity else 1,
@@ -159,9 +164,10 @@ def signals(seen: Mapping[str, Sequence[Sight]]) -> Table:
         rows=rows,
         notes=[
             f"{SEALED} Runs: {counts}.",
-            "The highest value from the onset up to, not including, the failure (60 steps where "
-            "nothing fails), against the twin's over the same steps. 0.5 is blind; under benign "
-            "and absorbed a high number is what makes a signal cry wolf.",
+            "The largest value (of losses and R) or deviation either way (of the rest) from the "
+            "onset up to, not including, the failure, or over 60 steps where nothing fails, "
+            "against the twin's over the same steps. 0.5 is blind; under benign and absorbed a "
+            "high number is what makes a signal cry wolf.",
         ],
     )
 
