@@ -102,7 +102,6 @@ def test_more_workers_average_out_more_noise():
 @pytest.mark.parametrize(
     ("name", "severities"),
     [
-        ("DATA_CORRUPTION", (0.1, 0.6, 0.9)),
         ("GQA_MISMATCH", (2, 6, 16)),
         ("RMS_NORM_ERROR", (1.1, 1.5, 4.0)),
         ("GRADIENT_EXPLOSION", (10, 30, 100)),
@@ -126,6 +125,23 @@ def test_severity_is_monotone_in_expectation(name, severities):
     ]
     assert all(a <= b for a, b in pairwise(rates))
     assert rates[-1] > rates[0]
+
+
+def test_rubbish_in_the_data_costs_what_hedging_costs():
+    """A model that sets a share f of its probability aside pays -ln(1 - f) on true tokens."""
+    for share in (0.1, 0.3, 0.6):
+        [struck] = repeated(
+            1, "hedge", fault="DATA_CORRUPTION", severity=share, evaluate_every=1, onset_step=500
+        )
+        [twin] = repeated(1, "hedge", evaluate_every=1, onset_step=500)
+        gap = [
+            a.validation_loss - b.validation_loss
+            for a, b in zip(struck.records, twin.records, strict=False)
+        ]
+        assert gap[:499] == [0.0] * 499
+        assert np.mean(gap[520:540]) == pytest.approx(-np.log(1 - share), rel=0.15)
+        jump = struck.records[499].training_loss - twin.records[499].training_loss
+        assert jump > 4 * share  # noise is far from anything that was learnt
 
 
 @pytest.mark.parametrize("name", [kind.name for kind in FAULTS.values() if kind.benign])

@@ -67,6 +67,7 @@ class Dynamics:
         self.noise_variance = CONSTANTS.noise_norm_squared / float(np.sum(self.curvature_BM))
         self.training_noise = CONSTANTS.training_loss_noise * float(np.sqrt(8.0 / num_workers))
         self.log_experts = float(log(np.array(float(NUM_EXPERTS))))
+        self.unhedged = float(exp(np.array(-CONSTANTS.surprise)))
         self.bias_1, self.bias_2_R = 1.0, np.ones(len(architectures))
 
     def start(self, draws_RBM: Floats) -> State:
@@ -83,6 +84,7 @@ class Dynamics:
             small_momentum_RS=np.zeros((num_runs, 1 + NUM_EXPERTS)),
             small_second_moment_RS=np.zeros((num_runs, 1 + NUM_EXPERTS)),
             lure_RBM=np.zeros_like(distance),
+            hedge_R=np.zeros(num_runs),
         )
 
     def take(self, rows: NDArray[np.intp]) -> None:
@@ -116,7 +118,23 @@ class Dynamics:
         excess, slope = saturate(q, c.saturation * logs[num_runs:], self.worst_R)
         imbalance = add(share * log_load, axis=1)
         loss = self.floor_R + excess + self.mixture_R * c.balance * imbalance
+        loss = self._hedged(loss, state.hedge_R)
         return Forward(loss, slope, curvature, log_gain, quadratic_RB, share, log_load)
+
+    def _hedged(self, loss_R: Floats, hedge_R: Floats) -> Floats:
+        """What true tokens cost a model that sets a share of its probability aside, evenly."""
+        if not hedge_R.any():
+            return loss_R
+        gain = exp(loss_R - (self.floor_R + self.worst_R))
+        return loss_R - log(1.0 - hedge_R + hedge_R * gain)
+
+    def _with_rubbish(self, loss_R: Floats, hedge_R: Floats, share_R: Floats) -> Floats:
+        """The loss of a batch of which a share is noise: uniform guessing, and the surprise."""
+        if not share_R.any():
+            return loss_R
+        expected = hedge_R + (1.0 - hedge_R) * self.unhedged
+        rubbish = self.floor_R + self.worst_R - log(expected)
+        return (1.0 - share_R) * loss_R + share_R * rubbish
 
     def step(self, state: State, knobs: Knobs, ahead: Forward, noise: Noise, index: int) -> Step:
         """One optimiser step, in place; `index` counts from 0."""
@@ -149,7 +167,10 @@ class Dynamics:
         state.norm_squared_R = state.norm_squared_R * shrink + growth * growth
 
         batch_noise = self.training_noise / np.sqrt(knobs.batch_size_R)
-        training_loss = ahead.loss_R + knobs.training_offset_R + batch_noise * noise.training_R
+        batch_loss = self._with_rubbish(ahead.loss_R, state.hedge_R, knobs.rubbish_R)
+        training_loss = batch_loss + knobs.training_offset_R + batch_noise * noise.training_R
+        hedging = np.minimum(c.hedging_rate * rate_R, 1.0)
+        state.hedge_R = state.hedge_R + hedging * (knobs.rubbish_R - state.hedge_R)
         return Step(training_loss, gradient_norm, update_norm, parts)
 
     def _gradient(
@@ -160,11 +181,10 @@ class Dynamics:
         """
         c = CONSTANTS
         others = self.num_workers - 1
-        # Corrupt data ask for another optimum.
+        # Other data ask for another optimum; rubbish asks for nothing.
         target = state.distance_RBM - knobs.corruption_R[:, None, None] * state.lure_RBM
-        signal = (ahead.slope_R[:, None, None] * ahead.curvature_RBM * target).reshape(
-            len(target), -1
-        )
+        slope = ahead.slope_R * (1.0 - knobs.rubbish_R)
+        signal = (slope[:, None, None] * ahead.curvature_RBM * target).reshape(len(target), -1)
         spread = noise.batch_spread_R / np.sqrt(knobs.batch_size_R)
         curvature = ahead.curvature_RBM.reshape(signal.shape)
         scale = np.sqrt(self.noise_variance * curvature) * spread[:, None]

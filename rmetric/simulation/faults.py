@@ -133,11 +133,8 @@ def spike_learning_rate(turn: Turn) -> None:
 
 
 def corrupt_data(turn: Turn) -> None:
-    """A share of every batch pulls towards weights that have learnt something else."""
-    if turn.age == 0:
-        fresh = start_distance()
-        turn.state.lure_RBM[turn.row] = fresh * turn.rng.standard_normal(fresh.shape)
-    turn.knobs.corruption_R[turn.row] = turn.severity
+    """A share of every batch is noise: less to learn from, and a model that learns to hedge."""
+    turn.knobs.rubbish_R[turn.row] = turn.severity
 
 
 def mismatch_heads(turn: Turn) -> None:
@@ -167,7 +164,8 @@ def rewarm(turn: Turn) -> None:
 
 def bad_batch(turn: Turn) -> None:
     """One batch of rubbish: a high loss, and a gradient towards nowhere."""
-    corrupt_data(turn)
+    fresh = start_distance()
+    turn.state.lure_RBM[turn.row] = fresh * turn.rng.standard_normal(fresh.shape)
     turn.knobs.corruption_R[turn.row] = 1.0
     turn.knobs.training_offset_R[turn.row] += turn.severity
 
@@ -246,9 +244,9 @@ for entry in (
         unit="share of every batch that is corrupt",
         severities=(0.02, 0.05, 0.10),
         stress_severities=(0.1, 0.3, 0.6),
-        duration_steps=500,
+        duration_steps=0,
         highest=1,
-        summary="Part of the data teaches something else.",
+        summary="Part of the data is noise.",
         act=corrupt_data,
     ),
     Fault(

@@ -13,7 +13,7 @@ Floats = NDArray[np.float64]
 
 #: Raised with every change that moves a number of any run: a study never goes on in the
 #: folder of another version.
-SIMULATOR_VERSION = 1
+SIMULATOR_VERSION = 2
 
 NUM_BLOCKS, MODES_PER_BLOCK = 8, 8
 NUM_MODES = NUM_BLOCKS * MODES_PER_BLOCK
@@ -42,6 +42,8 @@ class Constants:
     router_rate: float = 0.01  # router and gain move this much by a unit update
     gain_rate: float = 0.003
     router_noise: float = 0.05
+    hedging_rate: float = 0.5  # share of the way to the right hedge, a step at the peak rate
+    surprise: float = 3.3  # nats that rubbish costs a model above uniform guessing
     training_loss_noise: float = 0.012  # nats, of the mean over the workers' batches of 8
     validation_loss_noise: float = 0.003  # nats
     beta_1: float = 0.9

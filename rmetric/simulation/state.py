@@ -26,6 +26,7 @@ class Knobs:
     router_bias_RE: Floats  # added to the router's logits
     sick_gain_R: Floats  # multiplies the first worker's gradient
     corruption_R: Floats  # share of the batch that pulls elsewhere
+    rubbish_R: Floats  # share of the batch that is noise and teaches nothing
     batch_size_R: Floats  # multiplies the tokens a step
     training_offset_R: Floats  # nats added by harder data
     validation_noise_R: Floats  # multiplies the evaluation noise
@@ -40,6 +41,7 @@ class Knobs:
             router_bias_RE=np.zeros((num_runs, NUM_EXPERTS)),
             sick_gain_R=one.copy(),
             corruption_R=np.zeros(num_runs),
+            rubbish_R=np.zeros(num_runs),
             batch_size_R=one.copy(),
             training_offset_R=np.zeros(num_runs),
             validation_noise_R=one.copy(),
@@ -58,7 +60,8 @@ class State:
     router_RE: Floats
     small_momentum_RS: Floats  # of the gain and the router together
     small_second_moment_RS: Floats
-    lure_RBM: Floats  # where corrupt data pull to
+    lure_RBM: Floats  # where other data pull to
+    hedge_R: Floats  # probability that the model sets aside for rubbish
 
     def take(self, rows: Sequence[int] | NDArray[np.intp]) -> State:
         """A copy that holds these rows, in this order."""
