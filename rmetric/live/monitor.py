@@ -144,6 +144,7 @@ class Monitor:
         metric: the R-Metric, as of `last`.
         last: the last completed record; None before the first.
         alerts: the last 100.
+        rank: of this process, from 0.
         should_stop: an action asks the training loop to end.
         usable, problem: False and why, once the monitor has stepped aside.
         seconds: time spent in here.
@@ -182,11 +183,11 @@ class Monitor:
             factor=config.explosion_factor,
             window=config.explosion_window,
             overflows=config.overflows,
-            scaled=scaler is not None,
+            scaled=scales(scaler),
         )
         self._actions = [as_action(action) for action in actions]
-        self._rank, self.run_id = rank(), run_id
-        self._log_path = path_of_rank(log, self._rank)
+        self.rank, self.run_id = rank(), run_id
+        self._log_path = path_of_rank(log, self.rank)
         self._log: LogFile | None = None
         self._together: Together | None = None  # with the other ranks
         self._own: Any = None  # this rank's own gradient
@@ -200,6 +201,7 @@ class Monitor:
         self._clock = time.monotonic()
         self._begun_at = 0.0
         self._pending: Pending | None = None
+        self._shared_norm: Tensor | None = None  # of the gradients as they are: clipping spends it
         self._said: list[HardwareEvent] = []
         self._planned: list[str] = []
         self._micro_losses: list[Any] = []
@@ -241,7 +243,7 @@ class Monitor:
                 join_seconds=self.config.join_seconds,
                 patience=self.config.patience,
             )
-            self._together = Together(self.config, exchange, scaled=self.scaler is not None)
+            self._together = Together(self.config, exchange, scaled=scales(self.scaler))
 
     # -- what a training loop calls
 
@@ -302,16 +304,11 @@ class Monitor:
         """
         if self._shards is not None:
             return self._shards.clip(max_norm, None if self._closed else self._pending)
-        pending = self._pending
-        if (
-            self.usable
-            and not self._closed
-            and pending is not None
-            and isinstance(pending.norm, Tensor)
-        ):
-            torch.nn.utils.clip_grads_with_norm_(self.parameters, max_norm, pending.norm)
-            return pending.norm
-        return torch.nn.utils.clip_grad_norm_(self.parameters, max_norm)
+        norm, self._shared_norm = self._shared_norm, None
+        if norm is None or self._closed:
+            return torch.nn.utils.clip_grad_norm_(self.parameters, max_norm)
+        torch.nn.utils.clip_grads_with_norm_(self.parameters, max_norm, norm)
+        return norm
 
     @steps_aside()
     def evaluated(self, validation_loss: Tensor | float) -> None:
@@ -443,6 +440,7 @@ class Monitor:
         return sum(losses) / len(losses) if losses else None
 
     def _measure_gradients(self, pending: Pending, norm: Tensor | float | None) -> None:
+        self._shared_norm = None
         if self._workers.active:
             pending.workers = self._unscaled(self._workers.stop())
         if self._own is not None and self._own.active:
@@ -458,7 +456,7 @@ class Monitor:
                 pending.tensor_norms = norms
                 pending.layers = [self._layers[id(p)] for p in present]
             if norm is None and present:
-                norm = total_norm(norms)
+                norm = self._shared_norm = total_norm(norms)
         pending.norm = norm
 
     def _unscaled(self, workers: WorkerStatistics | None) -> WorkerStatistics | None:
@@ -493,6 +491,7 @@ class Monitor:
 
     @steps_aside()
     def _after_optimizer(self, *_: Any) -> None:
+        self._shared_norm = None
         if self._remembered and self._pending is not None:
             self._pending.moved = self._sample.moved()
         self._remembered = False
@@ -541,7 +540,7 @@ class Monitor:
         self._own_loss_bad = bad
 
     def _alert(self, step: int, source: str, reason: str) -> Alert:
-        return Alert(step=step, source=source, reason=reason, rank=self._rank)
+        return Alert(step=step, source=source, reason=reason, rank=self.rank)
 
     def _complete(self, leaves: int = STAYS) -> None:
         """Read the pending step from the device; with several ranks, tell them of it."""
@@ -628,7 +627,7 @@ class Monitor:
     def _tell(self, alert: Alert, *, again: bool = False) -> None:
         self.alerts.append(alert)
         if not again:
-            said_by_first = self._rank > 0 and self._together is not None and self._together.alive
+            said_by_first = self.rank > 0 and self._together is not None and self._together.alive
             logger.log(logging.INFO if said_by_first else logging.WARNING, "%s", alert)
             self._write(encode_line({"event": "ALERT"} | alert.as_entry()), now=True)
 
@@ -725,6 +724,11 @@ def unwrapped(optimizer: Any) -> Any:
             return optimizer
         optimizer = inner
     return optimizer
+
+
+def scales(scaler: Any) -> bool:
+    """Whether it overflows on purpose: not where a loop has switched it off."""
+    return scaler is not None and (not hasattr(scaler, "is_enabled") or scaler.is_enabled())
 
 
 def is_compiled(model: nn.Module) -> bool:
