@@ -1,6 +1,8 @@
 """What the monitor measures is what a plain computation gives."""
 
+import copy
 import math
+import pickle
 
 import pytest
 
@@ -272,6 +274,34 @@ def test_a_pass_that_raises_leaves_nothing_behind():
         model(input_ids=TOKENS + 1000)
     probes.disarm()
     assert torch.overrides._get_current_function_mode_stack() == []
+
+
+def test_an_interrupted_pass_leaves_nothing_behind():
+    class Interrupted(nn.Linear):
+        def forward(self, x):
+            raise KeyboardInterrupt  # which torch does not tell its hooks of
+
+    probes = ForwardProbes(model := Interrupted(1, 1))
+    probes.arm()
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.ones(1, 1))
+    probes.disarm()
+    assert torch.overrides._get_current_function_mode_stack() == []
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+def test_a_copy_of_an_armed_model_is_not_watched(how):
+    model = language_model("llama", "sdpa").train()
+    probes = ForwardProbes(model)
+    probes.arm()
+    copied = copy.deepcopy(model) if how == "deepcopy" else pickle.loads(pickle.dumps(model))
+    hooks = [hook for m in copied.modules() for hook in m._forward_hooks.values()]
+    for _ in range(3):
+        copied(input_ids=TOKENS)
+    assert hooks
+    assert all(hook.__self__.read() == {} for hook in hooks)
+    assert probes.read() == {}
+    probes.disarm()
 
 
 def test_the_parts_of_a_model_that_is_never_called_whole_are_seen():

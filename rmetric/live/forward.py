@@ -90,9 +90,14 @@ class ForwardProbes:
         for handle in self._armed:
             handle.remove()
         self._armed, self._entered = [], None
+        self._stop()  # of a pass that an interrupt has ended, which no hook hears of
+
+    def __reduce__(self) -> Any:
+        """A copy of an armed model takes our hooks along, and nobody disarms them there."""
+        return _blind, ()
 
     def _enter(self, module: nn.Module, *_: Any) -> None:
-        if self._failed or not module.training:
+        if self._failed or not module.training or torch.compiler.is_compiling():
             return
         if self._entered is None:  # a pass inside a pass is one pass
             self._entered = module
@@ -171,7 +176,8 @@ class ForwardProbes:
     def _see_activations(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         for value in (*inputs, output):
             if isinstance(value, Tensor) and value.is_floating_point() and value.numel():
-                largest = value.detach().abs().amax().float()
+                # Not abs().amax(): that copies the logits of a whole vocabulary.
+                largest = torch.stack(torch.aminmax(value.detach())).abs().amax().float()
                 known = self._largest.get(value.dtype)
                 self._largest[value.dtype] = (
                     largest if known is None else torch.maximum(known, largest)
@@ -186,6 +192,12 @@ class ForwardProbes:
                 self._loads.append(counts.max() * num_experts / chosen.numel())
 
         return hook
+
+
+def _blind() -> ForwardProbes:
+    probes = ForwardProbes(nn.Identity())
+    probes._failed = True
+    return probes
 
 
 def _entrances(model: nn.Module) -> list[nn.Module]:
