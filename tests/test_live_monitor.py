@@ -104,6 +104,17 @@ def test_a_gradient_scaler_that_overflows_is_no_alert(tmp_path):
     assert not monitor.alerts
 
 
+def test_a_scaler_that_is_switched_off_excuses_nothing():
+    model = make_model()
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    monitor = Monitor(model, scaler=scaler)
+    [batch] = next(batches(1))
+    loss = squared_error(model, batch)
+    loss.backward()
+    model[0].weight.grad[0, 0] = float("nan")
+    assert not monitor.check_before_step(loss)
+
+
 def test_micro_batches_under_a_scaler_are_in_the_units_of_the_loss():
     def own_norms(scale):
         model = make_model().eval()
@@ -154,6 +165,21 @@ def test_a_compiled_model_trains_on(tmp_path, settings):
     assert same_weights(plain, seen)
     assert monitor.last.gradient_norm is not None
     assert monitor.last.activation_headroom is None  # not to be had without compiling anew
+
+
+@pytest.mark.parametrize("settings", [{}, {"fullgraph": True}])
+def test_a_model_may_be_compiled_after_the_monitor_was_made(settings):
+    torch._dynamo.reset()
+    model, alone = make_model(), make_model()
+    train(alone, steps=5)
+    compiled = torch.compile(model, backend="eager", **settings)
+    train(
+        model,
+        lambda _, optimizer: Monitor(model, optimizer, config=EVERYTHING),
+        steps=5,
+        loss_of=lambda _, batch: squared_error(compiled, batch),
+    )
+    assert same_weights(alone, model)
 
 
 # -- what it records
@@ -209,6 +235,31 @@ def test_clipping_shares_the_pass_and_clips_alike():
     monitor.check_before_step(1.0)
     assert monitor.clip_grad_norm_(0.1) == expected
     assert torch.equal(flat_gradient(one), flat_gradient(other))
+
+
+@pytest.mark.parametrize("order", ["clip first", "clip twice", "ask first"])
+def test_clipping_in_any_order_clips_alike(order):
+    gradients = []
+    for monitored in (False, True):
+        model = make_model().eval()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        monitor = Monitor(model, optimizer) if monitored else None
+        for step, [batch] in enumerate(batches(3), start=1):
+            optimizer.zero_grad()
+            (10**step * squared_error(model, batch)).backward()
+            clips = ["check", "clip", "clip" if order == "clip twice" else ""]
+            for call in reversed(clips) if order == "clip first" else clips:
+                if call == "clip" and monitor:
+                    monitor.clip_grad_norm_(0.1)
+                elif call == "clip":
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                elif call == "check" and monitor:
+                    verdict = monitor.check_before_step(1.0)
+                    assert order != "ask first" or verdict
+            gradients.append(flat_gradient(model))
+            optimizer.step()
+    for plain, seen in zip(gradients[:3], gradients[3:], strict=True):
+        assert torch.equal(plain, seen)
 
 
 def test_a_norm_that_the_loop_has_is_taken_as_it_is():

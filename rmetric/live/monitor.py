@@ -564,9 +564,6 @@ class Monitor:
             return
         messages = self._together.take()
         awaiting, self._awaiting = self._awaiting, None
-        alerts = self._together.heard(messages) if messages is not None else []
-        for alert, again in alerts:
-            self._raise(alert, again=again, shared=False)
         if awaiting is not None:
             if messages is not None and messages.about(awaiting.record.step):
                 complete(awaiting.record, messages)
@@ -574,6 +571,9 @@ class Monitor:
                 broken = self._rules.update(None, awaiting.record.gradient_norm)
                 self._break(awaiting.record.step, broken)
             self._finish(awaiting.record)
+        alerts = self._together.heard(messages) if messages is not None else []
+        for alert, again in alerts:
+            self._raise(alert, again=again, shared=False)
         if problem := self._together.news():
             self._tell(self._alert(self.step, "exchange", problem))
 
