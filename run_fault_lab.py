@@ -121,8 +121,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def whole_campaign(arguments: argparse.Namespace) -> int:
     from rmetric.lab.campaign import open_folder, pack, run_campaign, unfinished
+    from rmetric.lab.design import campaign
     from rmetric.lab.outcome import Definitions
-    from rmetric.lab.spec import campaign
 
     definitions = Definitions(diverged_ratio=arguments.diverged, degraded_nats=arguments.degraded)
     specs = campaign(

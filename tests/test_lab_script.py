@@ -148,8 +148,8 @@ def test_bad_input_gets_one_sentence(tmp_path, capsys, options, code, message):
 def test_the_kept_archives_are_what_the_command_makes():
     """Whoever changes the registry or the design must train the campaign again."""
     from rmetric.lab.campaign import describe
+    from rmetric.lab.design import campaign as design
     from rmetric.lab.outcome import Definitions
-    from rmetric.lab.spec import campaign as design
 
     manifest = json.loads((ROOT / "logs_lab" / "manifest.json").read_bytes())
     described = describe(design(), Definitions())

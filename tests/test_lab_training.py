@@ -13,9 +13,10 @@ transformers = pytest.importorskip("transformers", reason="the laboratory's mode
 
 from rmetric.lab.branches import new_training, rounded, take_step, train_seed  # noqa: E402
 from rmetric.lab.corpus import CORPORA, corpus, generated_text  # noqa: E402
+from rmetric.lab.design import DESIGN, campaign  # noqa: E402
 from rmetric.lab.faults import FAULTS  # noqa: E402
 from rmetric.lab.models import ARCHITECTURES, BALANCE, FlatModel, build_module  # noqa: E402
-from rmetric.lab.spec import LabSpec, campaign  # noqa: E402
+from rmetric.lab.spec import LabSpec  # noqa: E402
 from rmetric.lab.training import Settings, schedule  # noqa: E402
 from tests.lab_training import branch, control, trained  # noqa: E402
 
@@ -208,7 +209,9 @@ def test_the_campaign_covers_every_fault_and_severity_on_every_architecture():
     assert len(controls) == 160
     assert len({spec.run_id for spec in specs}) == len(specs) > 500
     cells = Counter((s.fault, s.severity, s.architecture) for s in specs if s.fault)
-    for name, kind in FAULTS.items():
+    assert len(set(DESIGN)) == len(DESIGN)
+    for name in DESIGN:
+        kind = FAULTS[name]
         for severity in kind.severities:
             for architecture in ARCHITECTURES:
                 wanted = {None: 1, architecture: 4}.get(kind.only, 0)
@@ -225,7 +228,7 @@ def test_the_campaign_is_split_by_seed():
     shares = Counter(splits.values())
     assert shares == {"calibration": 48, "development": 48, "test": 64}
     kinds = {(spec.fault, spec.split) for spec in specs}
-    common = [name for name, kind in FAULTS.items() if len(kind.severities) > 1]
+    common = [name for name in DESIGN if len(FAULTS[name].severities) > 1]
     assert kinds >= {(name, split) for name in common for split in shares}
 
 

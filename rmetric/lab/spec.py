@@ -1,25 +1,17 @@
-"""What fixes a run of the laboratory, and the design of the campaign."""
+"""What fixes a run of the laboratory, checked before anything is trained."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-import numpy as np
-
 from rmetric.lab.corpus import CORPORA
-from rmetric.lab.faults import FAULTS, Fault, fault
+from rmetric.lab.faults import Fault, fault
 from rmetric.lab.models import ARCHITECTURES
 from rmetric.lab.training import EVALUATE_EVERY, WARM_UP, WORKERS
 
 SPLITS = ("calibration", "development", "test")
-#: Seeds of one architecture, in turn: 3/10 calibrate, 3/10 develop, 4/10 are sealed.
-SPLIT_TURNS = (2, 0, 1, 2, 0, 1, 2, 0, 1, 2)
-SEEDS = 160
-REPEATS = 4  # runs a fault and severity: one for each architecture
-LOWEST_RATE, HIGHEST_RATE = 1e-3, 3e-3  # of the learning rates, spread evenly in their logarithm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,76 +123,3 @@ def config_of(spec: LabSpec, corpus_digest: str) -> dict[str, Any]:
             else {},
         },
     }
-
-
-def campaign(
-    seeds: int = SEEDS,
-    first_seed: int = 0,
-    total_steps: int = 400,
-    text: str = "standard_library",
-    faults: Sequence[str] | None = None,
-) -> list[LabSpec]:
-    """The runs of a campaign: a control a seed, and every fault and severity evenly over them.
-
-    Every fault and severity is run once on each architecture (those of Mixtral alone
-    four times on it), `seeds / 160` times over. Severities of a fault follow each
-    other, so that they go to seeds of different splits.
-    """
-    if seeds < 1:
-        raise ValueError(f"seeds is {seeds}: at least 1 is needed")
-    kinds = [fault(name) for name in faults] if faults is not None else list(FAULTS.values())
-    specs: list[LabSpec] = []
-    for turn, architecture in enumerate(ARCHITECTURES):
-        numbers = range(turn, seeds, len(ARCHITECTURES))
-        controls = [
-            _control(first_seed + n, architecture, i + turn, total_steps, text)
-            for i, n in enumerate(numbers)
-        ]
-        specs += controls
-        if controls:
-            specs += _branches(controls, kinds, round(REPEATS * seeds / SEEDS) or 1, turn)
-    return sorted(specs, key=lambda spec: (spec.seed, spec.fault is not None))
-
-
-def _control(seed: int, architecture: str, turn: int, total_steps: int, text: str) -> LabSpec:
-    rng = np.random.default_rng([seed, 1])
-    rate = LOWEST_RATE * (HIGHEST_RATE / LOWEST_RATE) ** rng.random()
-    return LabSpec(
-        run_id=control_id(seed),
-        seed=seed,
-        architecture=architecture,
-        peak_rate=float(f"{rate:.4g}"),
-        total_steps=total_steps,
-        text=text,
-        split=SPLITS[SPLIT_TURNS[turn % len(SPLIT_TURNS)]],
-    )
-
-
-def _branches(
-    controls: list[LabSpec], kinds: list[Fault], repeats: int, turn: int
-) -> list[LabSpec]:
-    """This architecture's share of the faults, dealt over its controls."""
-    rng = np.random.default_rng([controls[0].seed, 2])
-    architecture = controls[0].architecture
-    dealt = []
-    for index in rng.permutation(len(kinds)):
-        kind = kinds[index]
-        if kind.only in (None, architecture):
-            times = repeats if kind.only else max(1, repeats // REPEATS)
-            dealt += [(kind, severity) for severity in kind.severities * times]
-    specs = []
-    for place, (kind, severity) in enumerate(dealt):
-        control = controls[(place + turn) % len(controls)]
-        begin, end = round(0.3 * control.total_steps), round(0.6 * control.total_steps)
-        specs.append(
-            LabSpec(
-                **asdict(control)
-                | dict(
-                    run_id=f"seed{control.seed:03d}_{kind.name}_s{severity:g}_b{place:03d}",
-                    fault=kind.name,
-                    severity=severity,
-                    onset_step=int(rng.integers(max(begin, 1), max(end, 1) + 1)),
-                )
-            )
-        )
-    return specs
