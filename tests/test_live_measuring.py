@@ -158,6 +158,41 @@ def test_micro_batches_are_what_each_would_have_been_alone():
     assert not workers.active
 
 
+def test_micro_batches_that_use_other_parameters_are_told_apart():
+    one, other = (nn.Linear(3, 3, bias=False) for _ in range(2))
+    workers = MicroBatchWorkers([*one.parameters(), *other.parameters()])
+    workers.start()
+    for expert in (one, other):
+        expert(torch.ones(1, 3)).sum().backward()
+        workers.next()
+    assert workers.stop().cosines.tolist() == pytest.approx([0.5**0.5] * 2)
+
+
+def test_the_sample_of_gradients_is_of_those_that_train():
+    frozen, trained = nn.Linear(100, 100).requires_grad_(False), nn.Linear(10, 10, bias=False)
+    workers = MicroBatchWorkers([*frozen.parameters(), *trained.parameters()], size=100)
+    workers.start()
+    for rows in (torch.eye(10), -torch.eye(10)):  # their gradients differ beyond the first entry
+        rows[0] = 1.0
+        trained(rows).sum().backward()
+        workers.next()
+    assert min(workers.stop().cosines.tolist()) < 0.99
+
+
+def test_a_failure_in_a_hook_ends_no_backward_pass(monkeypatch):
+    def fail(_):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr("rmetric.live.workers.tensor_norms", fail)
+    model = nn.Linear(2, 1)
+    workers = MicroBatchWorkers(model.parameters())
+    workers.start()
+    model(torch.ones(1, 2)).sum().backward()
+    assert model.weight.grad is not None
+    with pytest.raises(torch.OutOfMemoryError):
+        workers.stop()
+
+
 def test_a_nan_is_counted_where_it_is():
     gradients = torch.ones(3, 5)
     gradients[1, 2], gradients[1, 3] = math.nan, math.inf

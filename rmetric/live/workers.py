@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -67,13 +68,14 @@ class MicroBatchWorkers:
 
     def __init__(self, parameters: Iterable[nn.Parameter], size: int = SAMPLED) -> None:
         self._parameters = list(parameters)
-        whole = sum(p.numel() for p in self._parameters)
+        whole = sum(p.numel() for p in self._parameters if p.requires_grad)
         self._stride = max(1, whole // size)
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
-        self._parts: list[tuple[Tensor, Tensor, Tensor]] = []  # one a parameter
+        self._error: Exception | None = None
+        self._parts: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by the parameter's place
         self._norms: list[Tensor] = []
         self._non_finite: list[Tensor] = []
-        self._samples: list[Tensor] = []
+        self._samples: list[dict[int, Tensor]] = []
 
     @property
     def active(self) -> bool:
@@ -82,39 +84,65 @@ class MicroBatchWorkers:
     def start(self) -> None:
         """Listen, from the next backward pass on."""
         self._forget()
-        self._handles = [p.register_hook(self._take) for p in self._parameters if p.requires_grad]
+        self._handles = [
+            p.register_hook(partial(self._take, place))
+            for place, p in enumerate(self._parameters)
+            if p.requires_grad
+        ]
 
     def next(self) -> None:
         """A micro-batch's backward pass has ended."""
         if self._parts:
-            norms, non_finite, samples = zip(*self._parts, strict=True)
+            norms, non_finite, samples = zip(*self._parts.values(), strict=True)
             self._norms.append(torch.linalg.vector_norm(torch.stack(norms)))
             self._non_finite.append(torch.stack(non_finite).sum())
-            self._samples.append(torch.cat(samples))
-            self._parts = []
+            self._samples.append(dict(zip(self._parts, samples, strict=True)))
+            self._parts = {}
 
     def stop(self) -> WorkerStatistics | None:
         """What the micro-batches since `start` gave; None for fewer than two.
 
         Scaled to what each would have been alone: a loss that is divided by the
-        number of micro-batches is taken for granted.
+        number of micro-batches is taken for granted. Raises what went wrong in a
+        hook, where nothing may be raised.
         """
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        norms, samples, non_finite = self._norms, self._samples, self._non_finite
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        norms, non_finite, rows = self._norms, self._non_finite, _aligned(self._samples)
         self._forget()
-        if len(norms) < 2 or len({len(sample) for sample in samples}) > 1:
+        if len(norms) < 2 or rows is None:
             return None
-        cosines = cosines_to_mean(torch.stack(samples))
+        cosines = cosines_to_mean(rows)
         return WorkerStatistics(torch.stack(norms) * len(norms), cosines, torch.stack(non_finite))
 
     def _forget(self) -> None:
-        self._parts, self._norms, self._non_finite, self._samples = [], [], [], []
+        self._parts, self._norms, self._non_finite, self._samples = {}, [], [], []
 
     @torch.no_grad()
-    def _take(self, gradient: Tensor) -> None:
-        gradient = plain(gradient.detach())
-        norm = tensor_norms([gradient])[0]
-        sample = gradient.flatten()[:: self._stride].to(torch.float32, copy=True)
-        self._parts.append((norm, non_finite_entries(gradient), sample))
+    def _take(self, place: int, gradient: Tensor) -> None:
+        if self._error is not None:
+            return
+        try:
+            gradient = plain(gradient.detach())
+            norm = tensor_norms([gradient])[0]
+            sample = gradient.flatten()[:: self._stride].to(torch.float32, copy=True)
+            self._parts[place] = norm, non_finite_entries(gradient), sample
+        except Exception as error:  # must not end the backward pass
+            self._error = error
+
+
+def _aligned(samples: list[dict[int, Tensor]]) -> Tensor | None:
+    """One row a micro-batch, zero where it did not use a parameter (an expert, say).
+
+    None where samples of a parameter differ in length, as those of sparse gradients do.
+    """
+    known = {place: sample for row in samples for place, sample in row.items()}
+    if any(len(sample) != len(known[place]) for row in samples for place, sample in row.items()):
+        return None
+    blank = {place: torch.zeros_like(known[place]) for place in sorted(known)}
+    rows = [torch.cat([row.get(place, zero) for place, zero in blank.items()]) for row in samples]
+    return torch.stack(rows) if rows and blank else None
