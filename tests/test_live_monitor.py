@@ -13,6 +13,7 @@ from torch import nn  # noqa: E402
 
 from rmetric import RMetric, RMetricConfig  # noqa: E402
 from rmetric.live import Monitor, MonitorConfig  # noqa: E402
+from rmetric.live.actions import SkipStep  # noqa: E402
 from rmetric.live.actions.action import Action  # noqa: E402
 from rmetric.logs import read_log  # noqa: E402
 from rmetric.records import HardwareEvent  # noqa: E402
@@ -107,12 +108,15 @@ def test_a_gradient_scaler_that_overflows_is_no_alert(tmp_path):
 def test_a_scaler_that_is_switched_off_excuses_nothing():
     model = make_model()
     scaler = torch.amp.GradScaler("cpu", enabled=False)
-    monitor = Monitor(model, scaler=scaler)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = Monitor(model, optimizer, scaler=scaler, actions=[SkipStep()])
     [batch] = next(batches(1))
     loss = squared_error(model, batch)
     loss.backward()
     model[0].weight.grad[0, 0] = float("nan")
     assert not monitor.check_before_step(loss)
+    scaler.step(optimizer)
+    assert all(p.isfinite().all() for p in model.parameters())
 
 
 def test_micro_batches_under_a_scaler_are_in_the_units_of_the_loss():
