@@ -59,7 +59,7 @@ class SkipStep(Action):
 def _drop_gradients(monitor: Monitor) -> None:
     scaler = monitor.scaler
     # A scaler that has not looked at the gradients yet fails where it finds none.
-    if scaler is not None and scaler.is_enabled():
-        if not scaler._found_inf_per_device(monitor.optimizer):
-            scaler.unscale_(monitor.optimizer)
+    in_use = scaler is not None and scaler.is_enabled()
+    if in_use and not scaler._found_inf_per_device(monitor.optimizer):
+        scaler.unscale_(monitor.optimizer)
     monitor.model.zero_grad(set_to_none=True)
