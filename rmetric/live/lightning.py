@@ -141,10 +141,8 @@ class RMetricCallback(Callback):
             trainer.should_stop = True
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.monitor is None or trainer.sanity_checking:
-            return
         value = trainer.callback_metrics.get(self._validation_loss)
-        if value is not None:
+        if self.monitor is not None and value is not None:  # none yet in the sanity check
             self.monitor.evaluated(value)
 
     def on_exception(
