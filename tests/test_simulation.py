@@ -13,8 +13,10 @@ from rmetric.metric import RMetricConfig
 from rmetric.records import Run
 from rmetric.simulation import ARCHITECTURES, FAULTS, RunSpec, simulate
 from rmetric.simulation.architectures import architecture
+from rmetric.simulation.dynamics import sharpened
 from rmetric.simulation.hardware import simulate_hardware
 from rmetric.simulation.outcome import degraded_at, diverged_at, median_of_three
+from rmetric.simulation.spectrum import CONSTANTS
 
 SHORT = dict(total_steps=1000, onset_step=500, evaluate_every=20)
 
@@ -102,7 +104,6 @@ def test_more_workers_average_out_more_noise():
 @pytest.mark.parametrize(
     ("name", "severities"),
     [
-        ("GQA_MISMATCH", (2, 6, 16)),
         ("RMS_NORM_ERROR", (1.1, 1.5, 4.0)),
         ("GRADIENT_EXPLOSION", (10, 30, 100)),
         ("EXPERT_FAILURE", (1, 2, 4)),
@@ -125,6 +126,14 @@ def test_severity_is_monotone_in_expectation(name, severities):
     ]
     assert all(a <= b for a, b in pairwise(rates))
     assert rates[-1] > rates[0]
+
+
+def test_a_softmax_saturates():
+    gains = np.array([0.5, 1.0, 2.0, 8.0, 1e6])
+    curvature = sharpened(gains)
+    assert curvature[1] == 1.0
+    assert all(a < b for a, b in pairwise(curvature))
+    assert curvature[-1] <= 1.0 + CONSTANTS.softmax_bound
 
 
 def test_rubbish_in_the_data_costs_what_hedging_costs():

@@ -105,7 +105,7 @@ class Dynamics:
         share = powers[:, :NUM_EXPERTS] / total[:, None]
 
         weight_RB = np.ones((num_runs, NUM_BLOCKS))
-        attention = state.norm_squared_R * knobs.attention_gain_R * knobs.attention_gain_R
+        attention = state.norm_squared_R * sharpened(knobs.attention_gain_R)
         weight_RB[:, ATTENTION] = attention[:, None]
         weight_RB[:, EXPERTS] += self.mixture_R[:, None] * (NUM_EXPERTS * share - 1.0)
         weight_RB *= powers[:, NUM_EXPERTS:]  # the gain, squared
@@ -263,6 +263,16 @@ class Dynamics:
         update = rate_R[:, None] * state.small_momentum_RS / (debias_1 * root)
         state.log_gain_R = state.log_gain_R - c.gain_rate * update[:, 0]
         state.router_RE = state.router_RE - c.router_rate * update[:, 1:]
+
+
+def sharpened(gain_R: Floats) -> Floats:
+    """What a scale of the attention logits does to the curvature; 1 for a scale of 1.
+
+    g² while it is small. A softmax saturates, and its gradient with it, so it never
+    passes 1 + b.
+    """
+    square, b = gain_R * gain_R, CONSTANTS.softmax_bound
+    return square * (1.0 + b) / (square + b)
 
 
 def saturate(q_R: Floats, excess_R: Floats, worst_R: Floats) -> tuple[Floats, Floats]:

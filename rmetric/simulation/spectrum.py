@@ -33,6 +33,7 @@ class Constants:
     saturation: float = 2.0  # A of A ln(1 + q / A), nats
     gain_stiffness: float = 20.0  # B of the norm-gain term
     balance: float = 0.08  # weight of the router's balance term
+    softmax_bound: float = 4.0  # b of g² (1 + b) / (g² + b), g the scale of the attention logits
     stride: float = 0.15  # distance moved a step by a unit update at the peak rate
     start_norm: float = 3.5  # weight norm at the start, in units of the stride
     noise_norm_squared: float = 0.5  # of one worker's gradient, in the curved directions
