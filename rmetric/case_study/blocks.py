@@ -48,7 +48,8 @@ class Blocks:
         """The batch of this number, from 0; every epoch has an order of its own."""
         wanted = np.arange(number * size, (number + 1) * size)
         epochs, places = np.divmod(wanted, len(self))
-        chosen = [self._order(epoch)[place] for epoch, place in zip(epochs, places, strict=True)]
+        orders = {epoch: self._order(epoch) for epoch in set(epochs.tolist())}
+        chosen = [orders[epoch][place] for epoch, place in zip(epochs, places, strict=True)]
         return Batch(self.tokens_NL[chosen], self.labels_NL[chosen])
 
     def in_order(self, size: int) -> Iterator[Batch]:
@@ -58,7 +59,7 @@ class Blocks:
             yield Batch(self.tokens_NL[part], self.labels_NL[part])
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
-        return np.random.default_rng([self.seed, int(epoch)]).permutation(len(self))
+        return np.random.default_rng([self.seed, epoch]).permutation(len(self))
 
 
 def make_blocks(

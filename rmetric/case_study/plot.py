@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from rmetric.records import Record
 from rmetric.replay.scored_run import ScoredRun, alarm_spans
@@ -19,8 +19,9 @@ from rmetric.reporting.style import COLUMN_WIDTH, MEANING
 
 TITLES = {"fault": "with the fault", "control": "control: the same without it"}
 LOSSES = {"training_loss": 0.6, "validation_loss": 1.2}  # width of the line
-_BLOCK, _LEGEND, _AXIS = 2.15, 0.5, 0.35  # inches: a run, and what stands above and below all
+_BLOCK, _LEGEND, _AXIS = 2.15, 0.55, 0.35  # inches: a run, and what stands above and below all
 _ALERT_SHADE = 0.22
+_WIDE = 20.0  # highest loss over the lowest, above which the axis is logarithmic
 
 
 def plot_twins(runs: Mapping[str, ScoredRun]) -> Figure:
@@ -29,14 +30,15 @@ def plot_twins(runs: Mapping[str, ScoredRun]) -> Figure:
     height = _BLOCK * len(shown) + _LEGEND + _AXIS
     figure = Figure(figsize=(COLUMN_WIDTH, height))
     grid = figure.add_gridspec(
-        len(shown), 1, left=0.14, right=0.965, bottom=_AXIS / height,
-        top=1 - _LEGEND / height - 0.03, hspace=0.25,
+        len(shown), 1, left=0.125, right=0.965, bottom=_AXIS / height,
+        top=1 - _LEGEND / height, hspace=0.25,
     )  # fmt: skip
     losses = _loss_range([scored for _, scored in shown])
     for number, (title, scored) in enumerate(shown):
         block = grid[number].subgridspec(2, 1, height_ratios=(3, 2), hspace=0.12)
         panels: Any = block.subplots(sharex=True)
         panels[0].set(ylabel="loss (nats)", **losses)
+        _plain_ticks(panels[0])
         panels[0].set_title(f"{title} — {outcome_of(scored)}", loc="left")
         _plot_losses(panels[0], scored.run.records)
         _plot_score(panels[1], scored)
@@ -45,7 +47,7 @@ def plot_twins(runs: Mapping[str, ScoredRun]) -> Figure:
         panels[1].xaxis.set_major_locator(MaxNLocator(6, integer=True))
         figure.align_ylabels(panels)
     panels[1].set_xlabel("step")
-    figure.legend(handles=_meanings(shown[0][1]), loc="upper center", ncols=4)
+    figure.legend(handles=_meanings([scored for _, scored in shown]), loc="upper center", ncols=4)
     return figure
 
 
@@ -71,9 +73,17 @@ def _loss_range(runs: Sequence[ScoredRun]) -> dict[str, Any]:
     if not losses:
         return {}
     low, high = min(losses), max(losses)
-    if high > 20 * low:
+    if high > _WIDE * low:
         return {"yscale": "log", "ylim": (low / 1.1, high * 1.1)}
     return {"ylim": (max(0.0, low - 0.05 * (high - low)), high + 0.05 * (high - low))}
+
+
+def _plain_ticks(axes: Axes) -> None:
+    """0.5, 1, 2, 5 instead of powers of ten."""
+    if axes.get_yscale() == "log":
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=20))
+        axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter("{x:g}")
 
 
 def _plot_losses(axes: Axes, records: Iterable[Record]) -> None:
@@ -110,18 +120,16 @@ def _mark_truth(axes: Axes, scored: ScoredRun) -> None:
         axes.axvline(truth.failure_step, color=MEANING["failure"], linewidth=0.9)
 
 
-def _meanings(scored: ScoredRun) -> list[Artist]:
-    colour = MEANING
+def _meanings(runs: Sequence[ScoredRun]) -> list[Artist]:
+    colour, threshold = MEANING, runs[0].config.threshold
+    failed = any(scored.run.truth is not None and scored.run.truth.failed for scored in runs)
     return [
         Line2D([], [], color=colour["training_loss"], label="training loss"),
         Line2D([], [], color=colour["validation_loss"], label="validation loss"),
         Line2D([], [], color=colour["onset"], linestyle=":", label="onset"),
-        Line2D([], [], color=colour["failure"], linewidth=0.9, label="failure"),
+        *[Line2D([], [], color=colour["failure"], linewidth=0.9, label="failure")] * failed,
         Line2D([], [], color=colour["score"], linewidth=0.6, label="R"),
-        Line2D(
-            [], [], color=colour["alert"], linestyle="--",
-            label=f"threshold {scored.config.threshold:g}",
-        ),
+        Line2D([], [], color=colour["alert"], linestyle="--", label=f"threshold {threshold:g}"),
         Line2D([], [], color=colour["alert"], linestyle="", marker="v", label="first alert"),
         Patch(color=colour["alert"], alpha=_ALERT_SHADE, linewidth=0, label="alerted"),
-    ]  # fmt: skip
+    ]

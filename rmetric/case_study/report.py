@@ -16,7 +16,7 @@ from rmetric.detectors import DETECTORS
 from rmetric.evaluation import PROTOCOLS, Trace, judge, trace
 from rmetric.logs import read_log, write_atomically
 from rmetric.metric import Components
-from rmetric.records import Run
+from rmetric.records import Run, Truth
 from rmetric.replay.scored_run import ScoredRun, score_run
 from rmetric.reporting.real_runs import real_runs_table
 from rmetric.reporting.renderers import to_markdown
@@ -33,7 +33,7 @@ def write_report(folder: Folder) -> None:
     done = folder.summary["runs"]
     scored = {name: score_run(read_log(folder.log(run["id"]))) for name, run in done.items()}
     for name, run in scored.items():
-        done[name] |= about_run(run) | {"cost": cost(done[name])}
+        done[name] |= about_run(run)
     folder.summary["other_detectors"] = {
         name: {of: _judged(run.run, trace(name, run.run)) for of, run in scored.items()}
         for name, entry in DETECTORS.items()
@@ -67,31 +67,26 @@ def about_run(scored: ScoredRun) -> dict[str, Any]:
 
 def alerts_by_phase(scored: ScoredRun) -> dict[str, dict[str, int]]:
     """How often R rose above its threshold, and at how many steps it was above it."""
-    truth = scored.run.truth
-    onset = inf if truth is None or truth.onset_step is None else truth.onset_step
-    failure = inf if truth is None or truth.failure_step is None else truth.failure_step
-    phases = {
-        "before_onset": (-inf, onset),
-        "onset_to_failure": (onset, failure),
-        "after_failure": (failure, inf),
-    }
     return {
         phase: {
             "alerts": sum(low <= step < high for step in scored.alert_steps),
             "steps_in_alert": sum(s.alarm and low <= s.step < high for s in scored.scores),
         }
-        for phase, (low, high) in phases.items()
+        for phase, (low, high) in _phases(scored.run.truth).items()
     }
 
 
-def cost(run: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds a step, and the part of them that was spent inside the monitor."""
-    steps, seconds = run["steps"], run["seconds"]
+def _phases(truth: Truth | None) -> dict[str, tuple[float, float]]:
+    """Of a run, from the first step to the one that is no longer in it."""
+    if truth is None or truth.onset_step is None:
+        return {"whole_run": (-inf, inf)}
+    onset, failure = truth.onset_step, truth.failure_step
+    if failure is None:
+        return {"before_onset": (-inf, onset), "after_onset": (onset, inf)}
     return {
-        "seconds_per_step": seconds["steps"] / steps,
-        "seconds_per_step_without_monitor": (seconds["steps"] - seconds["monitor"]) / steps,
-        "monitor_percent_of_step": 100 * seconds["monitor"] / seconds["steps"],
-        "minutes_in_all": (seconds["steps"] + seconds["evaluations"]) / 60,
+        "before_onset": (-inf, onset),
+        "onset_to_failure": (onset, failure),
+        "after_failure": (failure, inf),
     }
 
 

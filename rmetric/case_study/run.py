@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import torch
 import transformers
 from tqdm.contrib.logging import logging_redirect_tqdm
 from transformers import PreTrainedConfig
@@ -29,7 +30,7 @@ from rmetric.case_study.models import check_weights, load_model, load_tokenizer,
 from rmetric.case_study.plan import Plan, plan_training
 from rmetric.case_study.report import write_report
 from rmetric.case_study.rows import read_rows
-from rmetric.case_study.settings import CaseStudyError, Settings
+from rmetric.case_study.settings import TINY, CaseStudyError, Settings
 from rmetric.case_study.study import CaseStudy
 from rmetric.case_study.training import Data
 from rmetric.reporting.provenance import commit
@@ -57,6 +58,9 @@ def run_case_study(
     device = find_device(device_kind)
     folder = Folder(out or default_folder(device, fault))
     folder.check_free(resume=resume)
+    if settings.model == TINY:
+        # More threads gain nothing here, and with one its sums are the same on every machine.
+        torch.set_num_threads(1)
     with quiet(), sources_of(settings) as sources:
         config = read_config(sources.model)
         _check_length(config, settings)
@@ -144,7 +148,11 @@ def provenance(device: Device, plan: Plan) -> dict[str, Any]:
     """Where and with what it was measured."""
     return {
         "device": asdict(device) | {"folder_name": device.slug},
-        "method": {"chosen": str(plan.recipe), "reason": plan.reason},
+        "method": {
+            "chosen": str(plan.recipe),
+            "reason": plan.reason,
+            "trained_weights": plan.memory.gradients // 4,
+        },
         "memory_needed_bytes": asdict(plan.memory) | {"total": plan.memory.total},
         "versions": {
             "rmetric": rmetric.__version__,

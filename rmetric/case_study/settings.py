@@ -89,12 +89,12 @@ class Settings:
 
 
 def tiny_settings(**changes: Any) -> Settings:
-    """A model of a third of a million weights on bundled text, for any processor."""
+    """A model of a tenth of a million weights on bundled text, for any processor."""
     small: dict[str, Any] = dict(
         model=TINY,
         dataset=BUNDLED,
         learning_rate=2e-3,
-        sequence_length=96,
+        sequence_length=64,
         micro_batch_size=4,
         eval_sequences=32,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from statistics import median
 from typing import Any
 
 from tqdm import tqdm
@@ -83,7 +84,12 @@ class CaseStudy:
             training.close()
         if not training.monitor.usable:
             raise CaseStudyError(f"the monitor stepped aside: {training.monitor.problem}")
-        self._finish(name, training, {"source": source, "readings_at_the_end": readings})
+        about = {
+            "steps": training.step,
+            "cost": cost_of(training),
+            "hardware": {"source": source, "readings_at_the_end": readings},
+        }
+        self._finish(name, about)
 
     def _state(self, name: str) -> dict[str, Any] | None:
         """Where the run goes on: at its own last state, or at the control's before the onset."""
@@ -123,7 +129,8 @@ class CaseStudy:
             self._show(bar, training, validation_loss)
             if validation_loss is not None and not isfinite(validation_loss):
                 return
-            if every and training.step % every == 0 and self.checkpoints.on_disk:
+            due = every and training.step % every == 0 and training.step < self.settings.max_steps
+            if due and self.checkpoints.on_disk:
                 self.checkpoints.save(name, training.state_dict())
 
     def _show(self, bar: tqdm, training: Training, validation_loss: float | None) -> None:
@@ -136,17 +143,12 @@ class CaseStudy:
         bar.set_postfix(shown, refresh=False)
         bar.update()
 
-    def _finish(self, name: str, training: Training, hardware: dict[str, Any]) -> None:
+    def _finish(self, name: str, about: dict[str, Any]) -> None:
         log = self.folder.log(self.run_id(name))
         records = read_log(log).records
         truth = judge(self._injected(name), records, self._twin() if name == FAULT else None)
-        finish_log(log, truth, records, training.seconds["steps"] / training.step)
-        self.folder.summary["runs"][name] = {
-            "id": self.run_id(name),
-            "steps": training.step,
-            "seconds": training.seconds,
-            "hardware": hardware,
-        }
+        finish_log(log, truth, records, about["cost"]["seconds_per_step"])
+        self.folder.summary["runs"][name] = {"id": self.run_id(name)} | about
         self.folder.write()
         self.checkpoints.forget(name)
         if name == FAULT:
@@ -193,3 +195,23 @@ class CaseStudy:
                 "params": self.fault.params if name == FAULT else {},
             },
         }
+
+
+def cost_of(training: Training) -> dict[str, float]:
+    """What a step costs with the monitor and without, as medians; the training must be over.
+
+    The steps without it are made for this, after the last: whatever the monitor
+    does to a step, the hooks in the backward pass included, is the difference.
+    """
+    seconds = training.seconds
+    last = list(training.last_seconds)
+    watched, unwatched = median(last), median(training.seconds_unwatched(len(last)))
+    return {
+        "seconds_per_step": watched,
+        "seconds_per_step_without_monitor": unwatched,
+        "monitoring_percent": 100 * (watched / unwatched - 1),
+        "timed_steps": len(last),
+        "percent_of_time_inside_monitor_calls": 100 * seconds["monitor"] / seconds["steps"],
+        "minutes_training": seconds["steps"] / 60,
+        "minutes_evaluating": seconds["evaluations"] / 60,
+    }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,7 @@ from rmetric.live.monitor import Monitor
 from rmetric.metric import RMetricConfig
 
 MAX_NORM = 1.0
+TIMED_STEPS = 20  # whose median is what a step costs
 #: Every worker at every step, as the paper has it; the R-Metric's settings of its case study.
 MONITOR = MonitorConfig(metric=RMetricConfig.case_study(), workers_every=1)
 
@@ -35,6 +37,22 @@ class Data:
     training: Blocks
     held_out: Blocks
     vocabulary: int
+
+
+class Unwatched:
+    """Stands where the monitor stands, and only clips: what a step costs without it."""
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self._parameters = list(parameters)
+
+    def micro_batch(self, loss: Tensor) -> None:
+        """Nothing is measured."""
+
+    def check_before_step(self) -> None:
+        """Nothing is checked."""
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        return torch.nn.utils.clip_grad_norm_(self._parameters, max_norm)
 
 
 class Training:
@@ -53,7 +71,8 @@ class Training:
     Attributes:
         step: steps made so far.
         num_alerts: times that R rose above its threshold.
-        seconds: spent on steps and on evaluations; the monitor's own are in the steps'.
+        seconds: spent on steps and evaluations, and inside the monitor's calls.
+        last_seconds: of each of the last steps.
     """
 
     def __init__(
@@ -73,6 +92,7 @@ class Training:
         self.fault, self.log = fault, log
         self.step, self.num_alerts, self._alarmed = 0, 0, False
         self.seconds = {"steps": 0.0, "evaluations": 0.0, "monitor": 0.0}
+        self.last_seconds: deque[float] = deque(maxlen=TIMED_STEPS)
         self._trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._highest_rate = settings.learning_rate or recipe.learning_rate
         self.optimizer = torch.optim.AdamW(
@@ -97,7 +117,25 @@ class Training:
         )
 
     def make_step(self) -> None:
+        """One step, under the monitor."""
+        seconds = self._timed_step(self.monitor)
+        self.seconds["steps"] += seconds
+        self.last_seconds.append(seconds)
+        self._count_alerts()
+
+    def seconds_unwatched(self, number: int) -> list[float]:
+        """Time more steps without the monitor, which must be closed; they count for nothing."""
+        unwatched = Unwatched(self._trained.values())
+        return [self._timed_step(unwatched) for _ in range(number)]
+
+    def _timed_step(self, watch: Monitor | Unwatched) -> float:
         began = time.perf_counter()
+        self._step(watch)
+        if self.recipe.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    def _step(self, watch: Monitor | Unwatched) -> None:
         step = self.step + 1
         torch.manual_seed(int(self._generator(step).integers(2**62)))
         self._prepare(step)
@@ -105,17 +143,15 @@ class Training:
             self._worker = worker
             loss = self._loss(self._batch(step, worker))
             self._scaler.scale(loss / self.settings.micro_batches).backward()
-            self.monitor.micro_batch(loss)
+            watch.micro_batch(loss)
         self._worker = None
         self._scaler.unscale_(self.optimizer)
-        self.monitor.check_before_step()
-        self._count_alerts()
-        self.monitor.clip_grad_norm_(MAX_NORM)
+        watch.check_before_step()
+        watch.clip_grad_norm_(MAX_NORM)
         self._scaler.step(self.optimizer)
         self._scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         self.step = step
-        self.seconds["steps"] += time.perf_counter() - began
 
     @torch.no_grad()
     def evaluate(self) -> float:
