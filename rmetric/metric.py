@@ -213,7 +213,8 @@ class RMetric:
             variance, variance_from = population_variance(norms), "workers"
         elif variance is not None:
             variance_from = "logged"
-        elif record.gradient_norm is not None:
+        elif record.gradient_norm is not None and self.variance_source in (None, "trailing"):
+            # Only where nothing better was ever logged: one window must not hold both.
             variance = self._trailing_variance.update(record.gradient_norm)
             variance_from = "trailing"
         if variance is not None:

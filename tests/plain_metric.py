@@ -18,6 +18,7 @@ class PlainMetric:
         self.event_times: list[float] = []
         self.norms: list[float] = []
         self.losses: list[float] = []
+        self.has_variance = False  # somebody else than one norm over time has said something
         self.past: list[list[float]] = [[], [], []]  # all values of each signal
         self.raw = [nan, nan, nan]
         self.normalised = [0.0, 0.0, 0.0]
@@ -47,9 +48,13 @@ class PlainMetric:
 
     def variance(self, record: Record) -> float | None:
         if record.worker_gradient_norms is not None:
+            self.has_variance = True
             return population_variance(record.worker_gradient_norms)
-        if record.gradient_variance is not None or record.gradient_norm is None:
+        if record.gradient_variance is not None:
+            self.has_variance = True
             return record.gradient_variance
+        if record.gradient_norm is None or self.has_variance:
+            return None
         if not isfinite(record.gradient_norm):
             return inf
         self.norms.append(record.gradient_norm)

@@ -22,6 +22,7 @@ from rmetric.live.actions import (  # noqa: E402
     WandB,
     Webhook,
 )
+from rmetric.live.actions.dashboard import Dashboard  # noqa: E402
 from rmetric.live.background import Background  # noqa: E402
 from rmetric.logs import read_log  # noqa: E402
 from tests.live_training import make_model, same_weights, train, weights  # noqa: E402
@@ -465,3 +466,25 @@ class TestBackground:
         background.submit(lambda: done.append(2))
         assert background.close(10.0)
         assert done == [1, 2]
+
+
+def test_a_slow_dashboard_costs_its_drawings_and_not_the_log(tmp_path, caplog):
+    class Slow(Dashboard):
+        drawn = 0
+
+        def draw(self, values, step):
+            time.sleep(0.01)
+            self.drawn += 1
+
+        def tell(self, alert):
+            pass
+
+    slow = Slow()
+    monitor = Monitor(torch.nn.Linear(2, 1), log=tmp_path / "run.jsonl", actions=[slow])
+    for _ in range(1500):
+        monitor.check_before_step(1.0, gradient_norm=1.0)
+    monitor.close()
+    assert monitor.problem is None
+    assert len(read_log(tmp_path / "run.jsonl").records) == 1500
+    assert sum("does not keep up" in message for message in caplog.messages) == 1
+    assert 0 < slow.drawn < 1500

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import subprocess
+import sys
 import time
 from math import isnan, nan
 from pathlib import Path
@@ -688,3 +690,71 @@ def test_the_fixed_batch_is_seen_in_evaluation_mode_and_leaves_the_modes():
         squared_error(model.eval(), fixed).item(), rel=1e-5
     )
     assert not any(modes[0])
+
+
+def test_a_nan_gradient_is_counted_and_located():
+    def bend(step, loss):
+        return loss * nan if step == 5 else loss
+
+    monitor = train(make_model(), watched(), spoil=bend, ask=True, steps=5)
+    [alert] = monitor.alerts
+    entries_in_all = sum(p.numel() for p in monitor.parameters)
+    assert f"{entries_in_all} entries are not finite, first in 0" in alert.reason
+    assert monitor.last.non_finite_gradients == entries_in_all
+
+
+def test_without_accumulation_nothing_is_measured_twice():
+    model = make_model()
+    monitor = Monitor(model, config=MonitorConfig(workers_every=1))
+    for [batch] in batches(3):
+        squared_error(model, batch).backward()
+        monitor.check_before_step(1.0)
+    assert not monitor._workers.active
+    monitor.close()
+
+
+def test_variance_comes_from_one_source_in_a_run(tmp_path):
+    train(make_model(), watched(tmp_path / "run.jsonl"), steps=25, micro=3)
+    lines = [e for e in entries(tmp_path / "run.jsonl") if e["event"] == "METRICS"]
+    sources = {line.get("sigma_sq_source") for line in lines}
+    assert sources == {"workers", None}
+
+
+def test_weights_that_were_moved_to_other_memory_are_still_watched():
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = Monitor(model, optimizer)
+    for number, [batch] in enumerate(batches(4)):
+        optimizer.zero_grad()
+        squared_error(model, batch).backward()
+        if number == 2:
+            for parameter in model.parameters():
+                parameter.data = parameter.data.clone()
+        monitor.check_before_step(1.0)
+        optimizer.step()
+    monitor.close()
+    assert monitor.last.update_norm > 0
+
+
+def test_a_script_that_raises_still_leaves_its_log(tmp_path):
+    script = f"""
+import torch
+from rmetric.live import Monitor
+model = torch.nn.Linear(2, 1)
+monitor = Monitor(model, log={str(tmp_path / "run.jsonl")!r})
+for step in range(5):
+    monitor.check_before_step(1.0)
+raise SystemExit(3)
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=False)
+    assert done.returncode == 3
+    assert len(read_log(tmp_path / "run.jsonl").records) == 5
+
+
+def test_a_verdict_that_is_asked_late_changes_nothing():
+    model = make_model()
+    monitor = Monitor(model)
+    verdicts = [monitor.check_before_step(1.0, gradient_norm=1.0) for _ in range(4)]
+    assert all(verdicts)
+    assert monitor.state_dict()["step"] == 4
+    monitor.close()

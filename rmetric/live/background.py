@@ -40,7 +40,11 @@ class Background:
             return False
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="rmetric", daemon=True)
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError:  # no new threads while the interpreter ends
+                self._queue.put_nowait(None)
+                self._run()
         return True
 
     def wait(self, timeout: float) -> bool:

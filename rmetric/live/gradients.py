@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -96,3 +96,20 @@ def norms_by_layer(names: Sequence[str], norms: Sequence[float]) -> dict[str, fl
     for name, norm in zip(names, norms, strict=True):
         squares[name] = squares.get(name, 0.0) + norm * norm
     return {name: float(f"{square**0.5:.9g}") for name, square in squares.items()}
+
+
+@torch.no_grad()
+def non_finite_by_layer(
+    parameters: Iterable[nn.Parameter], layers: Mapping[int, str]
+) -> dict[str, int]:
+    """Gradient entries that are nan or inf, of the layers that have any.
+
+    `layers` names the layer by the id of the parameter. Reads from the device.
+    """
+    present = [p for p in parameters if p.grad is not None]
+    counts: dict[str, int] = {}
+    for parameter, gradient in zip(present, gradients_of(present), strict=True):
+        if bad := int((~gradient.isfinite()).sum()):
+            layer = layers[id(parameter)]
+            counts[layer] = counts.get(layer, 0) + bad
+    return counts

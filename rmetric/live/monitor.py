@@ -11,8 +11,10 @@ monitor.close()
 
 from __future__ import annotations
 
+import atexit
 import logging
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -39,6 +41,7 @@ from rmetric.live.gradients import (
     gradients_of,
     is_sharded,
     layer_names,
+    non_finite_by_layer,
     tensor_norms,
     total_norm,
 )
@@ -106,6 +109,12 @@ def steps_aside(otherwise: Any = None) -> Callable[[Method], Method]:
     return wrap
 
 
+def _close(monitor: weakref.ref[Monitor]) -> None:
+    alive = monitor()
+    if alive is not None:
+        alive.close()
+
+
 def go_on() -> Verdict:
     return Verdict(tuple)
 
@@ -134,7 +143,8 @@ class Monitor:
         scaler: the GradScaler of a half-precision training, if there is one.
         hardware: where hardware events come from; None where none are logged.
         probe: returns the loss on a small fixed batch; called without gradients,
-            the model in evaluation mode.
+            the model in evaluation mode; of several ranks each calls it for itself, so
+            it must go to the bare model (``model.module``).
         about: further keys for the log's description of the run.
 
     Attributes:
@@ -205,9 +215,12 @@ class Monitor:
         self._said: list[HardwareEvent] = []
         self._planned: list[str] = []
         self._micro_losses: list[Any] = []
+        self._accumulates = True  # not known before the first step
         self.parameters = list(model.parameters())
         names = [name for name, _ in model.named_parameters()]
         self._layers = dict(zip(map(id, self.parameters), layer_names(names), strict=True))
+        # A script that raises, or forgets to close, still gets its last lines.
+        atexit.register(_close, weakref.ref(self))
         self._prepare()
 
     @steps_aside()
@@ -294,13 +307,15 @@ class Monitor:
         """
         if loss is not None:
             self._micro_losses.append(loss.detach().clone() if isinstance(loss, Tensor) else loss)
+        self._accumulates = True
         if self._workers.active:
             self._workers.next()
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Clip as torch.nn.utils.clip_grad_norm_ does, sharing the pass of the check before it.
 
-        Returns the norm before clipping.
+        Gradients in half precision are measured in float32 here, so their norm
+        may differ from torch's in the third digit. Returns the norm before clipping.
         """
         if self._shards is not None:
             return self._shards.clip(max_norm, None if self._closed else self._pending)
@@ -442,6 +457,7 @@ class Monitor:
     def _measure_gradients(self, pending: Pending, norm: Tensor | float | None) -> None:
         self._shared_norm = None
         if self._workers.active:
+            self._accumulates = self._workers.several
             pending.workers = self._unscaled(self._workers.stop())
         if self._own is not None and self._own.active:
             pending.own = self._unscaled(self._own.stop())
@@ -471,7 +487,8 @@ class Monitor:
         modes = [(m, m.training) for m in self.model.modules()]
         try:
             self.model.eval()
-            with torch.no_grad(), torch.random.fork_rng():
+            devices = {p.device.index for p in self.parameters if p.device.type == "cuda"}
+            with torch.no_grad(), torch.random.fork_rng(sorted(devices)):
                 return self._probe().detach()
         finally:
             for module, mode in modes:
@@ -483,7 +500,10 @@ class Monitor:
         self._workers.stop()
         if _due(due, self.config.workers_every):
             alone = self._together is None or not self._together.alive
-            (self._workers if alone or self._own is None else self._own).start()
+            if self._own is not None and not alone:
+                self._own.start()
+            elif self._accumulates:
+                self._workers.start()
         if self._forward is not None:
             self._forward.disarm()
             if _due(due, self.config.forward_every):
@@ -499,6 +519,8 @@ class Monitor:
     # -- judging
 
     def _judge_before_step(self, pending: Pending) -> tuple[Alert, ...]:
+        if pending is not self._pending:  # asked late, when it had been found already
+            return self._judge(pending)
         self.weights_step = pending.record.step - 1
         try:
             return self._judge(pending)
@@ -511,8 +533,12 @@ class Monitor:
         step = pending.record.step
         if pending.broken is None:
             loss, norm = pending.read_loss_and_norm()
+            if norm is not None and not isfinite(norm) and self.weights_step < step:
+                self._locate_non_finite(pending)
             # Of several ranks each has its own loss; what they decide upon is the same on all.
-            pending.broken = self._rules.update(loss if self._together is None else None, norm)
+            broken = self._rules.update(loss if self._together is None else None, norm)
+            where = f" ({pending.where})" if pending.where else ""
+            pending.broken = [(rule, f"{reason}{where}") for rule, reason in broken]
             self._break(step, pending.broken)
             if self._together is not None and not pending.broken:
                 self._own_loss(step, loss)
@@ -523,6 +549,15 @@ class Monitor:
             for rule, reason in pending.broken
             if rule in self.config.alert_on
         )
+
+    def _locate_non_finite(self, pending: Pending) -> None:
+        """While the gradient is still there: how much of it is no number, and where."""
+        counts = non_finite_by_layer(self.parameters, self._layers)
+        pending.record.non_finite_gradients = sum(counts.values())
+        if counts:
+            pending.where = (
+                f"{sum(counts.values())} entries are not finite, first in {next(iter(counts))}"
+            )
 
     def _break(self, step: int, broken: list[tuple[str, str]]) -> None:
         for rule, reason in broken:

@@ -36,6 +36,7 @@ class Pending:
             differs between parameters.
         broken: what the rules said, once they were asked.
         is_read: everything stands in the record.
+        where: which part of the gradient is not finite, in words.
         told: what the other ranks are told of it, once it is read; see
             `rmetric.live.together`.
     """
@@ -55,6 +56,7 @@ class Pending:
     moved_share: float | None = None
     broken: list[tuple[str, str]] | None = None
     is_read: bool = False
+    where: str = ""
     told: dict[str, float | None] = field(default_factory=dict)
 
     @classmethod

@@ -29,7 +29,13 @@ class WeightSample:
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], size: int = 16384) -> None:
-        moving = [p for p in parameters if p.requires_grad and p.numel()]
+        self._parameters, self._size = list(parameters), size
+        self._choose()
+
+    def _choose(self) -> None:
+        size = self._size
+        moving = [p for p in self._parameters if p.requires_grad and p.numel()]
+        self._places = [(p, _place(p)) for p in moving]
         whole = sum(p.numel() for p in moving)
         self.exact = whole <= size
         by_kind: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, float]]] = {}
@@ -48,6 +54,8 @@ class WeightSample:
     @torch.no_grad()
     def remember(self) -> None:
         """Keep the weights as they are before a step."""
+        if any(_place(parameter) != place for parameter, place in self._places):
+            self._choose()  # their memory is another now
         for part in self._parts:
             part.past = part.now()
 
@@ -84,6 +92,11 @@ class _Part:
         now = self.now()
         both = torch.stack((now - self.past, now)) * self._factors
         return torch.linalg.vector_norm(both, dim=1)
+
+
+def _place(parameter: nn.Parameter) -> int:
+    tensor = parameter.detach()
+    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).data_ptr()
 
 
 def _runs(flat: Tensor, period: float) -> Tensor:

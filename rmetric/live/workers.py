@@ -78,6 +78,11 @@ class MicroBatchWorkers:
         self._samples: list[dict[int, Tensor]] = []
 
     @property
+    def several(self) -> bool:
+        """Whether more than one micro-batch came since `start`."""
+        return len(self._norms) > 1
+
+    @property
     def active(self) -> bool:
         return bool(self._handles)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
@@ -16,27 +17,33 @@ if TYPE_CHECKING:
     from rmetric.live.monitor import Monitor
 
 
+logger = logging.getLogger("rmetric")
+
+FINISH_SECONDS = 5.0
+
+
 class Dashboard(Action):
     """Hands records and alerts to a writer in the background; the first rank alone does.
 
-    What fails there is reported once, and nothing more is written.
+    What fails there is reported once, and nothing more is written. It has a
+    thread of its own: a writer that does not keep up costs its own drawings.
     """
 
     def __init__(self, *, on: Collection[str] | None = None) -> None:
         super().__init__(on=on)
-        self._background: Background | None = None
-        self._failed = False
+        self._background = Background()
+        self._failed = self._behind = False
 
     def record(self, record: Record, monitor: Monitor) -> None:
         values = scalars(record, monitor.metric)
-        self._submit(lambda: self.draw(values, record.step), monitor)
+        self._submit(lambda: self.draw(values, record.step))
 
     def __call__(self, alert: Alert, monitor: Monitor) -> None:
-        self._submit(lambda: self.tell(alert), monitor)
+        self._submit(lambda: self.tell(alert))
 
     def close(self) -> None:
-        if self._background is not None:
-            self._background.submit(self._unless_failed(self.finish))
+        self._submit(self.finish)
+        self._background.close(FINISH_SECONDS)
 
     def draw(self, values: dict[str, float], step: int) -> None:
         """Write the numbers of one step."""
@@ -49,10 +56,11 @@ class Dashboard(Action):
     def finish(self) -> None:
         """Nothing more will come."""
 
-    def _submit(self, write: Callable[[], None], monitor: Monitor) -> None:
-        if rank() == 0:
-            self._background = monitor.background
-            self._background.submit(self._unless_failed(write))
+    def _submit(self, write: Callable[[], None]) -> None:
+        if rank() != 0 or self._background.submit(self._unless_failed(write)) or self._behind:
+            return
+        self._behind = True
+        logger.error("rmetric: %s does not keep up; some steps are left out", type(self).__name__)
 
     def _unless_failed(self, write: Callable[[], None]) -> Callable[[], None]:
         def attempt() -> None:

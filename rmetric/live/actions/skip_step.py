@@ -63,3 +63,5 @@ def _drop_gradients(monitor: Monitor) -> None:
     if in_use and not scaler._found_inf_per_device(monitor.optimizer):
         scaler.unscale_(monitor.optimizer)
     monitor.model.zero_grad(set_to_none=True)
+    if monitor.optimizer is not None:  # it may move more than the model
+        monitor.optimizer.zero_grad(set_to_none=True)
