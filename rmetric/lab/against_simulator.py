@@ -99,9 +99,10 @@ def comparison(real: Sequence[Run], made: Sequence[Run]) -> Table:
             f"{WILSON} Times: median (quartiles) of the runs that failed.",
             "Real runs have 400 steps, simulated ones 2000; both have 4 workers, "
             "are evaluated every 10 steps and judged by the same definitions. Faults act for the "
-            "same share of the run, but for GQA_MISMATCH: in the simulator the attention logits "
-            "are multiplied for a quarter of the run; in the laboratory (ATTENTION_SCALE) the "
-            "query weights are, once, and can be learnt back.",
+            "same share of the run, but for DATA_CORRUPTION, which lasts to the end in the "
+            "simulator, and GQA_MISMATCH: there the attention logits are multiplied for a quarter "
+            "of the run; in the laboratory (ATTENTION_SCALE) the query weights are, once, and can "
+            "be learnt back.",
         ],
         grouped=True,
     )
