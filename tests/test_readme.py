@@ -72,3 +72,19 @@ def test_every_script_and_option_that_the_readme_names_exists():
         source = (ROOT / script).read_text(encoding="utf-8")
         for option in re.findall(r"(--[a-z-]+)", options):
             assert option in source, f"{script} {option}"
+
+
+def test_the_real_runs_in_the_readme_are_those_of_the_laboratory():
+    with open(ROOT / "results/lab/detectors.csv", encoding="utf-8", newline="") as file:
+        rows = {row["Detector"]: row for row in csv.DictReader(file)}
+    with open(ROOT / "results/lab/outcomes.csv", encoding="utf-8", newline="") as file:
+        [faults] = [row for row in csv.DictReader(file) if row["Fault"] == "all faults"]
+    failed = sum(int(faults[kind]) for kind in ("Not finite", "Diverged", "Degraded"))
+    text = " ".join(README.split())
+    assert f"{failed} of {faults['Runs']} injected faults" in text
+    ours, always = rows["R-Metric"], rows["Always alarm"]
+    published, causal = "F1, published rule", "F1, causal rule"
+    assert float(ours["Controls alarmed"]) == 1.0
+    assert f"{float(ours[published]):.2f} by the published rule" in text
+    assert f"{float(ours[causal]):.2f} by the causal one" in text
+    assert f"{float(ours[published]):.2f}" == f"{float(always[published]):.2f}"
