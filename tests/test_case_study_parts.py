@@ -15,9 +15,10 @@ from rmetric.case_study.bundled import qwen_3b, tiny_qwen
 from rmetric.case_study.bundled_text import examples, write_examples
 from rmetric.case_study.byte_tokenizer import byte_tokenizer
 from rmetric.case_study.checkpoints import Checkpoints
-from rmetric.case_study.device import GIB, Device
+from rmetric.case_study.device import GIB, Device, find_device
 from rmetric.case_study.examples import reader_of, tokens_of
 from rmetric.case_study.faults import FAULTS, fault_of
+from rmetric.case_study.hardware import hardware_of, readings_of
 from rmetric.case_study.memory import Memory, memory_needed, on_meta
 from rmetric.case_study.plan import plan_training
 from rmetric.case_study.recipe import Recipe
@@ -339,3 +340,63 @@ def test_a_disk_without_room_is_said_before_the_training(tmp_path):
     with pytest.raises(CaseStudyError, match="--checkpoint-every 0"):
         Checkpoints(tmp_path / "states").check_room(10**18, number=2)
     Checkpoints(None).check_room(10**18, number=2)
+
+
+# -- the device and its hardware events
+
+
+class Properties:
+    """What torch says of a GPU."""
+
+    name, major, minor, uuid = "Tesla T4", 7, 5, "00000000-0000-0000-0000-000000000000"
+
+
+@pytest.fixture
+def t4(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (14 * GIB, 15 * GIB))
+
+
+def test_a_gpu_is_taken_where_there_is_one_and_not_where_the_processor_is_asked_for(t4):
+    device = find_device()
+    assert (device.kind, device.slug, device.free) == ("cuda", "t4", 14 * GIB)
+    assert not device.has_bfloat16  # emulated on it, and slow
+    assert find_device("cpu").kind == "cpu"
+
+
+def test_a_container_s_limit_counts_where_it_is_the_lower(monkeypatch, tmp_path):
+    most, used = tmp_path / "memory.max", tmp_path / "memory.current"
+    most.write_text(f"{GIB}\n")
+    used.write_text(f"{GIB // 4}\n")
+    monkeypatch.setattr("rmetric.case_study.device.CONTAINER", (most, used))
+    device = find_device("cpu")
+    assert (device.free, device.total) == (GIB - GIB // 4, GIB)
+    most.write_text("max\n")
+    assert find_device("cpu").total > GIB
+
+
+def test_a_processor_has_no_hardware_events_and_says_so():
+    hardware, words = hardware_of("cpu")
+    assert hardware.poll() == ()
+    assert "λ is 0" in words
+    assert readings_of(hardware) == []
+
+
+def test_a_gpu_that_nvml_does_not_answer_for_logs_no_events_at_all(t4, monkeypatch):
+    class Silent:
+        problem = "the NVIDIA driver is not loaded"
+        closed = False
+
+        def __init__(self, devices):
+            assert devices == [f"GPU-{Properties.uuid}"]
+
+        def ready(self):
+            return False
+
+        def close(self):
+            Silent.closed = True
+
+    monkeypatch.setattr("rmetric.telemetry.nvml.NvmlEvents", Silent)
+    assert hardware_of("cuda") == (None, "λ is not logged: the NVIDIA driver is not loaded")
+    assert Silent.closed

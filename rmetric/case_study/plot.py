@@ -17,48 +17,57 @@ from rmetric.records import Record
 from rmetric.replay.scored_run import ScoredRun, alarm_spans
 from rmetric.reporting.style import COLUMN_WIDTH, MEANING
 
-TITLES = {"fault": "with the fault", "control": "control: the same without it"}
+ORDER = ("fault", "control")
 LOSSES = {"training_loss": 0.6, "validation_loss": 1.2}  # width of the line
 _BLOCK, _LEGEND, _AXIS = 2.15, 0.55, 0.35  # inches: a run, and what stands above and below all
 _ALERT_SHADE = 0.22
-_WIDE = 20.0  # highest loss over the lowest, above which the axis is logarithmic
+#: Highest loss over the lowest, above which the axis is logarithmic, and has decades only.
+_WIDE, _VERY_WIDE = 20.0, 1000.0
 
 
 def plot_twins(runs: Mapping[str, ScoredRun]) -> Figure:
     """For each run its losses and R over the steps; draw it inside `style()`."""
-    shown = [(title, runs[name]) for name, title in TITLES.items() if name in runs]
+    shown = [runs[name] for name in ORDER if name in runs]
     height = _BLOCK * len(shown) + _LEGEND + _AXIS
     figure = Figure(figsize=(COLUMN_WIDTH, height))
     grid = figure.add_gridspec(
-        len(shown), 1, left=0.125, right=0.965, bottom=_AXIS / height,
+        len(shown), 1, left=0.18, right=0.965, bottom=_AXIS / height,
         top=1 - _LEGEND / height, hspace=0.25,
     )  # fmt: skip
-    losses = _loss_range([scored for _, scored in shown])
-    for number, (title, scored) in enumerate(shown):
+    losses, last = _loss_range(shown), max(map(_length, shown))
+    for number, scored in enumerate(shown):
         block = grid[number].subgridspec(2, 1, height_ratios=(3, 2), hspace=0.12)
         panels: Any = block.subplots(sharex=True)
         panels[0].set(ylabel="loss (nats)", **losses)
         _plain_ticks(panels[0])
-        panels[0].set_title(f"{title} — {outcome_of(scored)}", loc="left")
+        panels[0].set_title(outcome_of(scored), loc="left")
         _plot_losses(panels[0], scored.run.records)
         _plot_score(panels[1], scored)
         for axes in panels:
             _mark_truth(axes, scored)
+        panels[1].set_xlim(0, last)
         panels[1].xaxis.set_major_locator(MaxNLocator(6, integer=True))
         figure.align_ylabels(panels)
     panels[1].set_xlabel("step")
-    figure.legend(handles=_meanings([scored for _, scored in shown]), loc="upper center", ncols=4)
+    figure.legend(handles=_meanings(shown), loc="upper center", ncols=4)
     return figure
 
 
 def outcome_of(scored: ScoredRun) -> str:
-    """What became of the run, in words."""
+    """The fault and what became of the run, in words."""
     truth = scored.run.truth
     if truth is None:
         return "outcome unknown"
-    fault = "" if truth.fault == "NONE" else f"{truth.fault}: "
-    failed = f"{truth.failure_kind}, step {truth.failure_step}".replace("_", "-")
-    return fault + (failed if truth.failed else truth.outcome)
+    fault = "control, no fault" if truth.fault == "NONE" else truth.fault
+    kind = str(truth.failure_kind).replace("_", "-")
+    return f"{fault}: {f'{kind}, step {truth.failure_step}' if truth.failed else truth.outcome}"
+
+
+def _length(scored: ScoredRun) -> int:
+    """Steps planned, so that a run that ended early is seen to."""
+    planned = scored.run.config.get("total_training_steps")
+    last = scored.scores[-1].step
+    return max(planned, last) if isinstance(planned, int) else last
 
 
 def _loss_range(runs: Sequence[ScoredRun]) -> dict[str, Any]:
@@ -79,9 +88,11 @@ def _loss_range(runs: Sequence[ScoredRun]) -> dict[str, Any]:
 
 
 def _plain_ticks(axes: Axes) -> None:
-    """0.5, 1, 2, 5 instead of powers of ten."""
+    """0.5, 1, 2 and 1000 instead of powers of ten."""
     if axes.get_yscale() == "log":
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=20))
+        low, high = axes.get_ylim()
+        between = (1, 2, 5) if high < _VERY_WIDE * low else (1,)
+        axes.yaxis.set_major_locator(LogLocator(subs=between, numticks=20))
         axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter("{x:g}")
 
@@ -109,15 +120,15 @@ def _plot_score(axes: Axes, scored: ScoredRun) -> None:
     axes.axhline(scored.config.threshold, color=MEANING["alert"], linestyle="--", linewidth=0.8)
     first = scored.alert_steps[:1]
     axes.plot(first, [top] * len(first), "v", color=MEANING["alert"], clip_on=False, markersize=4)
-    axes.set(ylim=(-0.06, top), ylabel="R", yticks=(0, 0.5, 1), xlim=(0, steps[-1]))
+    axes.set(ylim=(-0.06, top), ylabel="R", yticks=(0, 0.5, 1))
 
 
 def _mark_truth(axes: Axes, scored: ScoredRun) -> None:
     truth = scored.run.truth
-    if truth is not None and truth.onset_step is not None:
-        axes.axvline(truth.onset_step, color=MEANING["onset"], linestyle=":", linewidth=1.1)
     if truth is not None and truth.failure_step is not None:
         axes.axvline(truth.failure_step, color=MEANING["failure"], linewidth=0.9)
+    if truth is not None and truth.onset_step is not None:
+        axes.axvline(truth.onset_step, color=MEANING["onset"], linestyle=":", linewidth=1.2)
 
 
 def _meanings(runs: Sequence[ScoredRun]) -> list[Artist]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import platform
 import warnings
 from collections.abc import Iterator, Sequence
@@ -147,7 +148,12 @@ def identity(settings: Settings, plan: Plan, fault: Fault, data: Data) -> dict[s
 def provenance(device: Device, plan: Plan) -> dict[str, Any]:
     """Where and with what it was measured."""
     return {
-        "device": asdict(device) | {"folder_name": device.slug},
+        "device": asdict(device),
+        "processor": {
+            "architecture": platform.machine(),
+            "cores": os.cpu_count(),
+            "threads_used": torch.get_num_threads(),
+        },
         "method": {
             "chosen": str(plan.recipe),
             "reason": plan.reason,
