@@ -4,7 +4,7 @@
     python run_case_study.py --tiny       the same with a tiny model: any machine, two minutes
 
 The metric watches both runs while they train. An alert before the fault, or in
-the control, is a false alarm. What comes out is in results/case_study_<device>/;
+the control, is a false alarm. What comes out is in case_study_<device>/;
 see docs/case_study.md.
 """
 
@@ -71,7 +71,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     runs.add_argument("--no-control", action="store_true", help="only the run with the fault")
     for name, (kind, what) in NUMBERS.items():
         add(option(name), type=kind, metavar="X" if kind is float else "N", help=what)
-    add("--out", type=Path, metavar="DIR", help="default: results/case_study_<device>")
+    add("--out", type=Path, metavar="DIR", help="default: case_study_<device>")
     add("--resume", action="store_true", help="go on with the case study in that folder")
     add(
         "--checkpoint-every", type=int, default=CHECKPOINT_EVERY, metavar="N",

@@ -97,9 +97,9 @@ def run_case_study(
 
 
 def default_folder(device: Device, fault: Fault) -> Path:
-    """The paper's fault needs no name."""
+    """Here, not in results/, which keeps what was published. The paper's fault needs no name."""
     named = "" if isinstance(fault, LearningRateSpike) else f"_{fault.name.lower()}"
-    return Path("results", f"case_study_{device.slug}{named}")
+    return Path(f"case_study_{device.slug}{named}")
 
 
 def load_data(settings: Settings, config: PreTrainedConfig, sources: Sources) -> Data:
