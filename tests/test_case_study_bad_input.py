@@ -71,7 +71,7 @@ def test_cuda_where_there_is_none(tmp_path):
     ("options", "said"),
     [
         (["--full"], "What helps: --lora fits; --tiny"),
-        (["--full", "--sequence-length", "8192"], "What helps: --lora --sequence-length 2048 fits"),
+        (["--full", "--sequence-length", "4096"], "What helps: --lora --sequence-length 2048 fits"),
     ],
 )
 def test_too_little_memory_names_what_would_fit(options, said, tmp_path, monkeypatch):
@@ -89,9 +89,9 @@ def test_a_sequence_length_that_is_offered_does_fit(tmp_path, monkeypatch):
     from rmetric.case_study.plan import plan_training
     from rmetric.case_study.settings import CaseStudyError, Settings
 
-    device = Device(kind="cuda", name="T4", free=9 * GIB, total=15 * GIB, has_bfloat16=False)
+    device = Device(kind="cuda", name="T4", free=10 * GIB, total=15 * GIB, has_bfloat16=False)
     with pytest.raises(CaseStudyError, match=r"--sequence-length \d+ fits") as caught:
-        plan_training(qwen_3b(), Settings(sequence_length=4096), device)
+        plan_training(qwen_3b(), Settings(sequence_length=1024), device)
     offered = int(str(caught.value).split("--sequence-length ")[1].split()[0])
     assert plan_training(qwen_3b(), Settings(sequence_length=offered), device).recipe.lora
 
@@ -211,7 +211,7 @@ def test_without_torch_it_says_what_to_install():
         "import run_case_study; sys.exit(run_case_study.main(['--tiny']))"
     )
     assert done.returncode == 2
-    assert done.stderr.endswith("error: torch is not installed: pip install 'rmetric[live]'\n")
+    assert done.stderr.endswith("error: torch is not installed: pip install -e ".[live]"\n")
     assert "Traceback" not in done.stderr
 
 

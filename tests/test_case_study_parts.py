@@ -55,8 +55,8 @@ def test_the_paper_s_model_gets_the_recipe_that_its_device_has_room_for(device, 
 
 
 def test_a_method_that_is_asked_for_is_taken_or_refused_never_replaced():
-    device = gpu("NVIDIA H200", 139.8, bfloat16=True)
-    assert plan_training(qwen_3b(), Settings(), device, "lora").recipe.lora
+    assert plan_training(tiny_qwen(), tiny_settings(), CPU, "lora").recipe.lora
+    assert not plan_training(tiny_qwen(), tiny_settings(), CPU, "full").recipe.lora
     with pytest.raises(CaseStudyError, match="--lora"):
         plan_training(qwen_3b(), Settings(), gpu("T4", 14.7, bfloat16=False), "full")
 

@@ -187,7 +187,7 @@ def test_a_control_alone_is_completed_by_its_fault_later(study, model, dataset, 
         assert measured(out / log) == measured(study / log)
 
 
-@pytest.mark.parametrize("kill_in", [CONTROL, FAULT])
+@pytest.mark.parametrize("kill_in", [pytest.param(CONTROL, marks=pytest.mark.slow), FAULT])
 def test_a_killed_run_goes_on_as_if_nothing_had_been(study, model, dataset, tmp_path, kill_in):
     out = tmp_path / "out"
     options = [str(option) for option in mini(model, dataset, out)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from transformers import PreTrainedConfig
@@ -37,14 +38,15 @@ def plan_training(
     Raises CaseStudyError where none fits; it names what would.
     """
 
-    def needed(recipe: Recipe, length: int = settings.sequence_length) -> Memory:
+    @cache
+    def needed(recipe: Recipe, length: int) -> Memory:
         return memory_needed(
             config, recipe, sequence_length=length, micro_batch_size=settings.micro_batch_size
         )
 
     too_much: list[str] = []
     for recipe in _ways(device, method):
-        memory = needed(recipe)
+        memory = needed(recipe, settings.sequence_length)
         if memory.fits(device):
             return Plan(recipe=recipe, memory=memory, reason=_reason(recipe, too_much))
         too_much.append(f"{recipe} needs {in_units(memory.total)}")
