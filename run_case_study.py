@@ -108,7 +108,7 @@ def main(argv: list[str] | None = None) -> int:
             if str(error.name).startswith("rmetric"):
                 raise  # that is no package that the user could install
             raise CaseStudyError(
-                f"{error.name} is not installed: pip install 'rmetric[live]'"
+                f"{error.name} is not installed: pip install -e '.[live]'"
             ) from None
         folder = run_case_study(
             settings,

@@ -100,7 +100,7 @@ def main(argv: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     except ImportError as error:
-        print(f"{error}: training needs pip install 'rmetric[live]'", file=sys.stderr)
+        print(f"{error}: training needs pip install -e '.[live]'", file=sys.stderr)
         return 1
     try:
         if arguments.list:

@@ -84,7 +84,7 @@ def reproduce() -> None:
 
 def case_study() -> None:
     set_up("live")
-    run([str(PYTHON), "run_case_study.py", *(sys.argv[2:] or ["--tiny"])])
+    run([str(PYTHON), "run_case_study.py", *(sys.argv[2:] or ["--tiny", "--resume"])])
 
 
 def test() -> None:

@@ -49,7 +49,7 @@ MODELS: dict[str, tuple[Callable[[], Any], tuple[int, int]]] = {
                 num_attention_heads=4,
             )
         ),
-        (4, 128),
+        (8, 256),
     ),
     "100M": (
         lambda: LlamaForCausalLM(

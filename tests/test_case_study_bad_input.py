@@ -211,7 +211,7 @@ def test_without_torch_it_says_what_to_install():
         "import run_case_study; sys.exit(run_case_study.main(['--tiny']))"
     )
     assert done.returncode == 2
-    assert done.stderr.endswith("error: torch is not installed: pip install -e ".[live]"\n")
+    assert done.stderr.endswith("error: torch is not installed: pip install -e '.[live]'\n")
     assert "Traceback" not in done.stderr
 
 
