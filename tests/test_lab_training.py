@@ -159,6 +159,7 @@ def test_the_rate_warms_up_and_falls_to_its_floor():
     assert rates[-1] == pytest.approx(0.1)
 
 
+@pytest.mark.slow
 def test_four_ranks_train_what_four_micro_batches_train():
     from rmetric.lab.ranks import train_seed_on_ranks
 
