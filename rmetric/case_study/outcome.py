@@ -9,7 +9,7 @@ from math import isfinite
 import numpy as np
 
 from rmetric.records import Record, Truth
-from rmetric.simulation.outcome import DIVERGED_RATIO, degraded_at, diverged_at
+from rmetric.simulation.outcome import soft_failure
 
 
 def judge(injected: Truth, records: Sequence[Record], twin: Sequence[Record] | None) -> Truth:
@@ -51,13 +51,12 @@ def _not_finite(records: Sequence[Record]) -> tuple[str, int] | None:
 
 
 def _worse(records: Sequence[Record], twin: Sequence[Record] | None) -> tuple[str, int] | None:
-    """The graver name, from the first step since which either holds."""
+    """Diverged or degraded, and since which step."""
     evaluated = evaluations(records)
     steps, loss_T = list(evaluated), np.array(list(evaluated.values()), dtype=float)
-    ends_high = len(loss_T) > 0 and loss_T[-1] > DIVERGED_RATIO * loss_T.min()
-    since = {"diverged": diverged_at(loss_T) if ends_high else None}
+    twin_T = None
     if twin is not None:
         beside = evaluations(twin)
-        since["degraded"] = degraded_at(loss_T, np.array([beside[step] for step in steps]))
-    found = {kind: at for kind, at in since.items() if at is not None}
-    return (next(iter(found)), steps[min(found.values())]) if found else None
+        twin_T = np.array([beside[step] for step in steps])
+    failure = soft_failure(loss_T, twin_T, ends_there=True)
+    return failure and (failure[0], steps[failure[1]])

@@ -13,7 +13,7 @@ from math import isfinite
 import numpy as np
 
 from rmetric.records import Record, Truth
-from rmetric.simulation.outcome import DEGRADED_NATS, DIVERGED_RATIO, degraded_at, diverged_at
+from rmetric.simulation.outcome import DEGRADED_NATS, DIVERGED_RATIO, soft_failure
 
 #: Changes of the evaluation alone: what is evaluated under them says nothing of the weights.
 OF_THE_EVALUATION = ("NOISY_EVALUATION",)
@@ -78,19 +78,20 @@ def _failure(
     twin: Sequence[Record] | None,
     definitions: Definitions,
 ) -> tuple[str, int] | None:
-    """Kind and step: not finite, else the graver name from the first step that either holds."""
+    """Kind and step: not finite, else diverged or degraded."""
     for record in records:
         if not is_finite(record):
             return "non_finite", record.step
     losses = evaluations(injected, records)
     steps, loss_T = list(losses), np.array(list(losses.values()))
-    found = {"diverged": diverged_at(loss_T, definitions.diverged_ratio)}
+    twin_T = None
     if twin is not None:
         of_twin = evaluations(Truth(), twin)
         twin_T = np.array([of_twin[step] for step in steps])
-        found["degraded"] = degraded_at(loss_T, twin_T, definitions.degraded_nats)
-    since = {kind: at for kind, at in found.items() if at is not None}
-    return (next(iter(since)), steps[min(since.values())]) if since else None
+    failure = soft_failure(
+        loss_T, twin_T, ratio=definitions.diverged_ratio, nats=definitions.degraded_nats
+    )
+    return failure and (failure[0], steps[failure[1]])
 
 
 def evaluations(injected: Truth, records: Sequence[Record]) -> dict[int, float]:

@@ -19,7 +19,7 @@ from rmetric.simulation.architectures import architecture
 from rmetric.simulation.dynamics import Dynamics
 from rmetric.simulation.faults import Turn
 from rmetric.simulation.hardware import HardwareHistory, simulate_hardware
-from rmetric.simulation.outcome import TRUTH_EVERY, degraded_at, diverged_at
+from rmetric.simulation.outcome import TRUTH_EVERY, soft_failure
 from rmetric.simulation.spec import RunSpec, config_of
 from rmetric.simulation.spectrum import (
     CONSTANTS,
@@ -224,20 +224,12 @@ class _Batch:
         return self._soft_failure(row)
 
     def _soft_failure(self, row: int) -> tuple[str, int] | None:
-        """Diverged or degraded: the graver name, from the first step that either holds.
-
-        A run that hovers about the line of divergence was damaged long before it
-        crossed it for good.
-        """
-        loss_T = self.truth_RT[row]
-        found = {"diverged": diverged_at(loss_T)}
+        """Diverged or degraded, and since which step."""
+        twin_T = None
         if row in self.twins:
             twin_T = self.truth_RT[self.num_runs + self.twins.index(row)]
-            found["degraded"] = degraded_at(loss_T, twin_T)
-        since = {kind: at for kind, at in found.items() if at is not None}
-        if not since:
-            return None
-        return next(iter(since)), (min(since.values()) + 1) * TRUTH_EVERY
+        failure = soft_failure(self.truth_RT[row], twin_T)
+        return failure and (failure[0], (failure[1] + 1) * TRUTH_EVERY)
 
 
 def _hardware(spec: RunSpec, rng: np.random.Generator) -> HardwareHistory:

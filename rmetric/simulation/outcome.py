@@ -32,6 +32,30 @@ def degraded_at(loss_T: Floats, twin_T: Floats, nats: float = DEGRADED_NATS) -> 
     return _since(median_of_three(loss_T - twin_T) > nats)
 
 
+def soft_failure(
+    loss_T: Floats,
+    twin_T: Floats | None = None,
+    *,
+    ratio: float = DIVERGED_RATIO,
+    nats: float = DEGRADED_NATS,
+    ends_there: bool = False,
+) -> tuple[str, int] | None:
+    """Diverged or degraded: the graver name, and the index from which either holds.
+
+    A run that hovers about the line of divergence was damaged long before it
+    crossed it for good. None where neither holds; without a twin nothing is degraded.
+
+    The median lags: that of a loss that still falls fast is above its best as well.
+    With `ends_there` only a run whose last loss itself stands above the line has diverged.
+    """
+    ends_low = ends_there and not (loss_T[-1:] > ratio * loss_T.min(initial=np.inf)).any()
+    found = {"diverged": None if ends_low else diverged_at(loss_T, ratio)}
+    if twin_T is not None:
+        found["degraded"] = degraded_at(loss_T, twin_T, nats)
+    since = {kind: at for kind, at in found.items() if at is not None}
+    return (next(iter(since)), min(since.values())) if since else None
+
+
 def median_of_three(x_T: Floats) -> Floats:
     """Median of each value and the two before it; the first stands in for what is missing."""
     if len(x_T) == 0:
