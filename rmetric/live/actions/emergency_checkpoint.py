@@ -57,8 +57,8 @@ class EmergencyCheckpoint(Action):
 
     Weaknesses: sharded parameters (FSDP2) are refused. Of several ranks only the
     first one's random numbers are kept. Random numbers that an evaluation drew
-    between two steps are not drawn again. Each step costs about 0.15 ms for the
-    state of the generators.
+    between two steps are not drawn again. Each step copies the state of the
+    generators.
 
     Args:
         folder: for the checkpoints; made where it is missing.
