@@ -68,6 +68,8 @@ class Record:
         probe_loss: nats per token on a small batch that stays the same.
         planned_events: changes that the user announced for this step, such as
             ``learning_rate``, ``batch_size``, ``data_mixture``.
+        loss_scale: of mixed-precision training, as the scaler set it.
+        skipped: whether the optimiser left this step out (an overflow, a guard).
         failure_rate, gradient_variance, loss_drift: the three signals as
             somebody else's log states them (events per hour, squared norm
             units, nats), for logs that lack what they are computed from.
@@ -90,6 +92,8 @@ class Record:
     router_load: float | None = None
     probe_loss: float | None = None
     planned_events: tuple[str, ...] | None = None
+    loss_scale: float | None = None
+    skipped: bool | None = None
     events: tuple[HardwareEvent, ...] | None = None
     failure_rate: float | None = None
     gradient_variance: float | None = None

@@ -18,8 +18,9 @@ class Detector(Protocol):
     Attributes:
         score: higher is worse; nan while there is nothing to judge by.
         alarm: whether the score is above the detector's threshold.
+        reason: why it is alarmed, in words and numbers; empty while it is not.
 
-    After n records both depend on those n alone: nobody looks ahead, except a
+    After n records all three depend on those n alone: nobody looks ahead, except a
     `PeekingDetector`, which says so.
     """
 
@@ -28,6 +29,9 @@ class Detector(Protocol):
 
     @property
     def alarm(self) -> bool: ...
+
+    @property
+    def reason(self) -> str: ...
 
     def update(self, record: Record) -> Detector: ...
 
