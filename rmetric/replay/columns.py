@@ -99,6 +99,12 @@ TARGETS: dict[str, Target] = {
             " total_time_seconds train_total_time_seconds"
         ),
     ),
+    "loss_scale": Target(
+        field="loss_scale", names=_names("loss_scale grad_scale train_loss_scale scaler_scale")
+    ),
+    "skipped": Target(
+        field="skipped", names=_names("skipped skipped_step step_skipped train_skipped overflow")
+    ),
     "run": Target(field=None, names=_names("run_id run_name run experiment_id experiment_name")),
 }
 

@@ -27,6 +27,14 @@ class UnknownFormat(LogError):
     """A file that is no log which replay can read."""
 
 
+class BadRow(ValueError):
+    """A line that a reader cannot pass over; `LogError` is made of it where the file is known."""
+
+    def __init__(self, line: int | None, problem: str) -> None:
+        self.line, self.problem = line, problem
+        super().__init__(problem)
+
+
 @dataclass(slots=True)
 class Row:
     """One line of a table or one entry of a history.
