@@ -47,6 +47,8 @@ class Sources(NamedTuple):
 
 PAPER_WEIGHTS = Components(failure_rate=0.10, gradient_variance=0.45, loss_drift=0.70)
 
+SYMBOLS_AND_UNITS = (("λ", "events an hour"), ("σ²", "squared norm units"), ("ΔL", "nats"))
+
 WINDOWS_AT_LEAST = {"component_window": 2, "event_window": 1, "loss_window": 1, "norm_window": 2}
 
 #: The ablations of the paper: one signal alone counts, with weight 1.
@@ -146,6 +148,7 @@ class RMetric:
     Attributes:
         score: R, from 0 to the sum of the weights.
         alarm: whether R is above the threshold.
+        reason: what R is made of while it is alarmed, the largest part first; else empty.
         raw: λ (events per hour), σ² (squared norm units), ΔL (nats); nan where
             not yet defined, inf where what was seen is beyond all bounds.
         normalised: the same, each from 0 to 1.
@@ -190,6 +193,20 @@ class RMetric:
     @property
     def sources(self) -> Sources:
         return Sources(*self._sources)
+
+    @property
+    def reason(self) -> str:
+        if not self.alarm:
+            return ""
+        parts = [
+            (weight * n, f"{symbol} {weight * n:.2f} ({raw:.3g} {unit})")
+            for (symbol, unit), weight, n, raw in zip(
+                SYMBOLS_AND_UNITS, self._weights, self._normalised, self._raw, strict=True
+            )
+            if weight and raw == raw  # nan: nothing was seen of it
+        ]
+        told = ", ".join(text for _, text in sorted(parts, key=lambda part: -part[0]))
+        return f"R {self.score:.2f} above {self._threshold:g}, contributed by {told or 'nothing'}"
 
     def update(self, record: Record) -> RMetric:
         """Take the next record; records must come in the order of their steps."""

@@ -33,6 +33,18 @@ def records_of(values: list[float]) -> list[Record]:
     ]
 
 
+def test_an_alarmed_metric_says_what_it_is_made_of():
+    metric = RMetric()
+    for step, loss in enumerate([3.0, 2.5, 2.4, 2.9], start=1):
+        metric.update(
+            Record(step=step, validation_loss=loss, worker_gradient_norms=(1.0, 1.0 + step % 2 / 4))
+        )
+        assert bool(metric.reason) == metric.alarm
+    assert metric.reason == (
+        "R 0.70 above 0.57, contributed by ΔL 0.70 (0.267 nats), σ² 0.00 (0 squared norm units)"
+    )
+
+
 @given(LOSSES)
 def test_two_rises_are_three_losses_in_rising_order(values):
     rise = LossRise()

@@ -96,6 +96,20 @@ def test_a_loss_that_stops_being_finite_is_an_alarm(name, bad):
 
 
 @EVERY
+@settings(max_examples=25, deadline=None)
+@given(records=streams(WILD, mixed=True))
+def test_an_alarm_has_a_reason_and_nothing_else_has(name, records):
+    entry = DETECTORS[name]
+    detector = entry.make(np.random.default_rng(0))
+    if entry.sees_future:
+        detector.fit(run_of(records))
+    for record in records:
+        detector.update(record)
+        assert isinstance(detector.reason, str)
+        assert bool(detector.reason) == detector.alarm
+
+
+@EVERY
 def test_an_empty_run_has_no_alert(name):
     seen = trace(name, run_of([]))
     assert seen.first_alert is None

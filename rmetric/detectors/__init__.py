@@ -8,10 +8,11 @@ from rmetric.detectors.isolation_forest import PeekingIsolationForest
 from rmetric.detectors.loss_rise import LossRise
 from rmetric.detectors.loss_slope import LossSlope
 from rmetric.detectors.loss_z_score import LossZScore
-from rmetric.detectors.registry import DETECTORS, Entry
+from rmetric.detectors.registry import DETECTORS, IN_PAPER, Entry
 
 __all__ = [
     "DETECTORS",
+    "IN_PAPER",
     "Always",
     "Detector",
     "Entry",

@@ -18,6 +18,7 @@ class Always:
 
     score = 1.0
     alarm = True
+    reason = "always alarmed"
 
     def update(self, record: Record) -> Always:
         return self
@@ -32,6 +33,7 @@ class Never:
 
     score = 0.0
     alarm = False
+    reason = ""
 
     def update(self, record: Record) -> Never:
         return self
@@ -63,6 +65,12 @@ class Random:
     @property
     def alarm(self) -> bool:
         return self.score > 1 - self.probability
+
+    @property
+    def reason(self) -> str:
+        if not self.alarm:
+            return ""
+        return f"chance alone: drew {self.score:.3f}, above {1 - self.probability:.3f}"
 
     def update(self, record: Record) -> Random:
         self.score = self._generator.random()

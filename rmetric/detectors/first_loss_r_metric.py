@@ -45,6 +45,10 @@ class FirstLossRMetric:
     def alarm(self) -> bool:
         return self._metric.alarm
 
+    @property
+    def reason(self) -> str:
+        return self._metric.reason
+
     def update(self, record: Record) -> FirstLossRMetric:
         """Take the next record; a loss that is nan or ±inf is beyond all bounds."""
         loss = record.validation_loss

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from math import inf, nan
+from math import inf, isfinite, nan
 from statistics import median
 
 from rmetric.records import Record
@@ -33,7 +33,7 @@ class GradientNorm:
     [nan, nan, 4.0]
     """
 
-    __slots__ = ("_past", "factor", "least", "score")
+    __slots__ = ("_norm", "_past", "_usual", "factor", "least", "score")
 
     def __init__(self, factor: float = 3.0, window: int = 20, least: int = 5) -> None:
         if not 1 < factor < inf:
@@ -43,18 +43,31 @@ class GradientNorm:
         self.factor = factor
         self.least = least
         self.score = nan
+        self._norm = self._usual = nan  # of the last score
         self._past: deque[float] = deque(maxlen=window)
 
     @property
     def alarm(self) -> bool:
         return self.score > self.factor
 
+    @property
+    def reason(self) -> str:
+        if not self.alarm:
+            return ""
+        if not isfinite(self._norm):
+            return f"gradient norm is {self._norm}"
+        return (
+            f"gradient norm {self._norm:.4g} is {self.score:.3g} times its recent median of "
+            f"{self._usual:.4g}, above {self.factor:g}"
+        )
+
     def update(self, record: Record) -> GradientNorm:
         """Take the next record; one without a gradient norm changes nothing."""
         norm = record.gradient_norm
         if norm is None:
             return self
-        if not -inf < norm < inf:
+        self._norm = norm
+        if not isfinite(norm):
             self.score = inf
         else:
             self.score = self._ratio(norm)
@@ -64,7 +77,7 @@ class GradientNorm:
     def _ratio(self, norm: float) -> float:
         if len(self._past) < self.least:
             return nan
-        usual = median(self._past)
+        self._usual = usual = median(self._past)
         if usual > 0:
             return norm / usual
         return inf if norm > 0 else 0.0

@@ -36,17 +36,26 @@ class PeekingIsolationForest:
     Source: Fatima 2025, section 4 (baseline); Liu, Ting, Zhou 2008, "Isolation Forest".
     """
 
-    __slots__ = ("_score_of", "score")
+    __slots__ = ("_loss", "_score_of", "score")
 
     threshold = 0.5
 
     def __init__(self) -> None:
-        self.score = nan
+        self.score = self._loss = nan
         self._score_of: dict[float, float] | None = None
 
     @property
     def alarm(self) -> bool:
         return self.score > self.threshold
+
+    @property
+    def reason(self) -> str:
+        if not self.alarm:
+            return ""
+        return (
+            f"validation loss {self._loss:.4g} is an outlier among all of this run: "
+            f"{self.score:.3f} above {self.threshold:g}"
+        )
 
     def fit(self, run: Run) -> PeekingIsolationForest:
         """Look at the whole run, the part that has not happened yet included."""
@@ -67,6 +76,7 @@ class PeekingIsolationForest:
         if self._score_of is None:
             raise RuntimeError("an Isolation Forest that peeks needs fit(run) before update")
         if record.validation_loss is not None:
+            self._loss = record.validation_loss
             self.score = self._score_of.get(_finite(record.validation_loss), nan)
         return self
 

@@ -25,24 +25,34 @@ class LossRise:
     [False, False, False, True, False]
     """
 
-    __slots__ = ("_previous", "score", "times")
+    __slots__ = ("_loss", "_previous", "score", "times")
 
     def __init__(self, times: int = 2) -> None:
         if times < 1:
             raise ValueError(f"times is {times}: it must be at least 1 rise")
         self.times = times
         self.score = nan
-        self._previous = nan
+        self._previous = self._loss = nan  # the last finite loss, the last of any kind
 
     @property
     def alarm(self) -> bool:
         return self.score >= self.times
+
+    @property
+    def reason(self) -> str:
+        if not self.alarm:
+            return ""
+        return (
+            f"validation loss rose {self.score:.0f} times in a row, to {self._loss:.4g}; "
+            f"{self.times} are an alarm"
+        )
 
     def update(self, record: Record) -> LossRise:
         """Take the next record; one without a validation loss changes nothing."""
         loss = record.validation_loss
         if loss is None:
             return self
+        self._loss = loss
         so_far = 0.0 if self.score != self.score else self.score
         if not -inf < loss < inf:
             self.score = so_far + 1

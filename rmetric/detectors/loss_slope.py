@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from math import inf, nan, sqrt
+from math import inf, isfinite, nan, sqrt
 
 from rmetric.records import Record
 
@@ -38,7 +38,7 @@ class LossSlope:
     (6.12, True)
     """
 
-    __slots__ = ("_last", "errors", "score", "window")
+    __slots__ = ("_last", "_loss", "errors", "score", "window")
 
     def __init__(self, window: int = 5, errors: float = 2.5) -> None:
         if window < 3:
@@ -47,19 +47,31 @@ class LossSlope:
             raise ValueError(f"errors is {errors}: it must be finite and above 0")
         self.window = window
         self.errors = errors
-        self.score = nan
+        self.score = self._loss = nan
         self._last: deque[float] = deque(maxlen=window)
 
     @property
     def alarm(self) -> bool:
         return self.score > self.errors
 
+    @property
+    def reason(self) -> str:
+        if not self.alarm:
+            return ""
+        if not isfinite(self._loss):
+            return f"validation loss is {self._loss}"
+        return (
+            f"validation loss climbs from {self._last[0]:.4g} to {self._loss:.4g} in {self.window} "
+            f"evaluations: {self.score:.3g} standard errors, above {self.errors:g}"
+        )
+
     def update(self, record: Record) -> LossSlope:
         """Take the next record; one without a validation loss changes nothing."""
         loss = record.validation_loss
         if loss is None:
             return self
-        if not -inf < loss < inf:
+        self._loss = loss
+        if not isfinite(loss):
             self.score = inf
         else:
             self._last.append(loss)

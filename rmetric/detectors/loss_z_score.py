@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from math import inf, nan, sqrt
+from math import inf, isfinite, nan, sqrt
 
 from rmetric.records import Record
 from rmetric.signals.gradient_variance import population_variance
@@ -36,7 +36,7 @@ class LossZScore:
     (8.94, True)
     """
 
-    __slots__ = ("_past", "least", "score", "threshold")
+    __slots__ = ("_loss", "_past", "least", "score", "threshold")
 
     def __init__(self, window: int = 20, threshold: float = 3.0, least: int = 5) -> None:
         if not 2 <= least <= window:
@@ -47,19 +47,31 @@ class LossZScore:
             raise ValueError(f"threshold is {threshold}: it must be finite and above 0")
         self.threshold = threshold
         self.least = least
-        self.score = nan
+        self.score = self._loss = nan
         self._past: deque[float] = deque(maxlen=window)
 
     @property
     def alarm(self) -> bool:
         return self.score > self.threshold
 
+    @property
+    def reason(self) -> str:
+        if not self.alarm:
+            return ""
+        if not isfinite(self._loss):
+            return f"validation loss is {self._loss}"
+        return (
+            f"validation loss {self._loss:.4g} is {self.score:.3g} standard deviations from its "
+            f"recent mean, above {self.threshold:g}"
+        )
+
     def update(self, record: Record) -> LossZScore:
         """Take the next record; one without a validation loss changes nothing."""
         loss = record.validation_loss
         if loss is None:
             return self
-        if not -inf < loss < inf:
+        self._loss = loss
+        if not isfinite(loss):
             self.score = inf
         else:
             self.score = self._distance(loss)

@@ -28,6 +28,8 @@ class Entry:
         make: a fresh detector; the Generator is for those that draw.
         mode: the study's logs_<mode>/ that holds its runs.
         sees_future: needs `fit(run)` first; see `PeekingDetector`.
+        in_paper: stands in the paper's tables and in those that are modelled on
+            them; the others stand in the benchmark alone.
     """
 
     title: str
@@ -35,6 +37,7 @@ class Entry:
     make: Callable[[np.random.Generator], Detector]
     mode: str = "FULL_METRIC"
     sees_future: bool = False
+    in_paper: bool = False
 
 
 def _r_metric(mode: str) -> Callable[[np.random.Generator], Detector]:
@@ -42,11 +45,27 @@ def _r_metric(mode: str) -> Callable[[np.random.Generator], Detector]:
 
 
 def _ablation(signal: str, mode: str) -> Entry:
-    return Entry(title=f"R-Metric, {signal} only", kind="ablation", make=_r_metric(mode), mode=mode)
+    return Entry(
+        title=f"R-Metric, {signal} only",
+        kind="ablation",
+        make=_r_metric(mode),
+        mode=mode,
+        in_paper=True,
+    )
+
+
+def _baseline(title: str, kind: Callable[[], Detector], *, in_paper: bool = False) -> Entry:
+    return Entry(title=title, kind="baseline", make=lambda generator: kind(), in_paper=in_paper)
+
+
+def _anchor(title: str, make: Callable[[np.random.Generator], Detector]) -> Entry:
+    return Entry(title=title, kind="anchor", make=make, in_paper=True)
 
 
 DETECTORS: dict[str, Entry] = {
-    "r_metric": Entry(title="R-Metric", kind="metric", make=_r_metric("FULL_METRIC")),
+    "r_metric": Entry(
+        title="R-Metric", kind="metric", make=_r_metric("FULL_METRIC"), in_paper=True
+    ),
     "r_metric_lambda": _ablation("λ", "LAMBDA_ONLY"),
     "r_metric_sigma": _ablation("σ²", "SIGMA_ONLY"),
     "r_metric_delta_l": _ablation("ΔL", "DELTA_L_ONLY"),
@@ -54,26 +73,23 @@ DETECTORS: dict[str, Entry] = {
         title="R-Metric, ΔL from first loss",
         kind="variant",
         make=lambda generator: FirstLossRMetric(),
+        in_paper=True,
     ),
     "isolation_forest": Entry(
         title="Isolation Forest (peeks)",
         kind="baseline",
         make=lambda generator: PeekingIsolationForest(),
         sees_future=True,
+        in_paper=True,
     ),
-    "loss_rise": Entry(
-        title="Validation loss rises twice", kind="baseline", make=lambda generator: LossRise()
-    ),
-    "loss_slope": Entry(
-        title="Validation loss slope", kind="baseline", make=lambda generator: LossSlope()
-    ),
-    "loss_z_score": Entry(
-        title="Loss z-score", kind="baseline", make=lambda generator: LossZScore()
-    ),
-    "gradient_norm": Entry(
-        title="Gradient norm", kind="baseline", make=lambda generator: GradientNorm()
-    ),
-    "always": Entry(title="Always alarm", kind="anchor", make=lambda generator: Always()),
-    "never": Entry(title="Never alarm", kind="anchor", make=lambda generator: Never()),
-    "random": Entry(title="Random", kind="anchor", make=Random),
+    "loss_rise": _baseline("Validation loss rises twice", LossRise, in_paper=True),
+    "loss_slope": _baseline("Validation loss slope", LossSlope, in_paper=True),
+    "loss_z_score": _baseline("Loss z-score", LossZScore, in_paper=True),
+    "gradient_norm": _baseline("Gradient norm", GradientNorm, in_paper=True),
+    "always": _anchor("Always alarm", lambda generator: Always()),
+    "never": _anchor("Never alarm", lambda generator: Never()),
+    "random": _anchor("Random", Random),
 }
+
+#: Those of the paper's tables, whose rows and bytes a new detector must not move.
+IN_PAPER = {name: entry for name, entry in DETECTORS.items() if entry.in_paper}

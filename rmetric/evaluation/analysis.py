@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from rmetric.detectors import DETECTORS
+from rmetric.detectors import DETECTORS, IN_PAPER
 from rmetric.evaluation.ceiling import ceiling
 from rmetric.evaluation.intervals import Estimate
 from rmetric.evaluation.protocols import Fates, Outcomes, Windows, alerts_of, fates, judge
@@ -33,10 +33,10 @@ class Analysis:
 
     @classmethod
     def of(cls, study: Study, *, num_processes: int = 1) -> Analysis:
-        """Show every run to every detector; an ablation sees the runs of its own mode."""
+        """Show every run to every detector of the paper's tables; an ablation sees the runs of its own mode."""
         traces = {
             name: trace_all(name, study.runs[entry.mode], num_processes=num_processes)
-            for name, entry in DETECTORS.items()
+            for name, entry in IN_PAPER.items()
             if entry.mode in study.runs
         }
         return cls(study=study, traces=traces)
