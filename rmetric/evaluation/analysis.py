@@ -33,7 +33,7 @@ class Analysis:
 
     @classmethod
     def of(cls, study: Study, *, num_processes: int = 1) -> Analysis:
-        """Show every run to every detector of the paper's tables; an ablation sees the runs of its own mode."""
+        """Show every run to the paper's detectors; an ablation sees the runs of its own mode."""
         traces = {
             name: trace_all(name, study.runs[entry.mode], num_processes=num_processes)
             for name, entry in IN_PAPER.items()
