@@ -1,8 +1,9 @@
-"""95 % intervals by bootstrap over runs.
+"""95 % intervals by bootstrap over runs, or over independent groups of runs.
 
 A resample draws as many runs as there are, with replacement. What is counted
 in each is a sum over runs, so a resample is a row of how often each run was
-drawn, and all of them are one matrix product.
+drawn, and all of them are one matrix product. Where runs are not independent
+(branches of one control, runs of one configuration) whole groups are drawn.
 
 Shape suffixes: B samples (row 0 is the runs as they are, the rest are
 resamples), R runs.
@@ -22,6 +23,7 @@ Floats = NDArray[np.float64]
 SEED = 0
 NUM_RESAMPLES = 2000
 LEVEL = 95.0
+Z = 1.959964  # of a normal distribution, for the same level
 
 
 class Estimate(NamedTuple):
@@ -48,18 +50,53 @@ def resample_counts(num_runs: int) -> Floats:
     return counts_BR
 
 
-def estimate(statistic: Callable[[Floats], Floats], num_runs: int) -> Estimate:
+def group_counts(groups_R: NDArray[np.int64]) -> Floats:
+    """How often each run is in each sample where whole groups are drawn, shape (B, R).
+
+    Args:
+        groups_R: each run's group, numbered from 0 without a gap.
+    """
+    return resample_counts(int(groups_R.max()) + 1)[:, groups_R]
+
+
+def estimate(
+    statistic: Callable[[Floats], Floats],
+    num_runs: int,
+    groups_R: NDArray[np.int64] | None = None,
+) -> Estimate:
     """`statistic` of the runs, with its percentile interval.
 
     `statistic` takes counts of shape (B, R) and returns shape (B,). Resamples
     in which it is undefined (nan) are left out; a point that is undefined has
     no interval.
+
+    Args:
+        groups_R: which runs are drawn together; None where each stands alone. It answers how
+            much the number would move with other groups, not with other runs of these.
     """
     if num_runs == 0:
         return Estimate(np.nan, np.nan, np.nan)
-    values = statistic(resample_counts(num_runs))
+    counts_BR = resample_counts(num_runs) if groups_R is None else group_counts(groups_R)
+    values = statistic(counts_BR)
     if np.isnan(values[0]):
         return Estimate(np.nan, np.nan, np.nan)
     tail = (100 - LEVEL) / 2
     low, high = np.nanpercentile(values[1:], [tail, 100 - tail])
     return Estimate(float(values[0]), float(low), float(high))
+
+
+def wilson(hits: int, number: int) -> Estimate:
+    """A share with its 95 % interval; nan of nothing.
+
+    It answers how far a count of independent runs pins the share down, and has width even
+    where nothing or everything was hit.
+
+    >>> tuple(round(x, 3) for x in wilson(0, 100))
+    (0.0, 0.0, 0.037)
+    """
+    if number == 0:
+        return Estimate(np.nan, np.nan, np.nan)
+    share, spread = hits / number, Z * Z / number
+    middle = (share + spread / 2) / (1 + spread)
+    half = Z * (share * (1 - share) / number + spread / (4 * number)) ** 0.5 / (1 + spread)
+    return Estimate(share, max(0.0, middle - half), min(1.0, middle + half))

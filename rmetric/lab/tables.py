@@ -12,30 +12,16 @@ from pathlib import Path
 
 import numpy as np
 
-from rmetric.detectors import DETECTORS
-from rmetric.evaluation import Estimate, judge, score, trace_all
+from rmetric.detectors import IN_PAPER
+from rmetric.evaluation import judge, score, trace_all
+from rmetric.evaluation.intervals import wilson
 from rmetric.lab.signals import SIGNALS, Sight, area, sights
 from rmetric.records import Run
 from rmetric.reporting.table import Cell, Column, Table
 
-Z = 1.959964  # 95 %
 QUARTILES = (25, 50, 75)
 WILSON = "Shares with 95 % Wilson intervals."
 SEALED = "Calibration and development runs only; the test part stays sealed."
-
-
-def wilson(hits: int, number: int) -> Estimate:
-    """A share with its 95 % interval; nan of nothing.
-
-    >>> tuple(round(x, 3) for x in wilson(0, 100))
-    (0.0, 0.0, 0.037)
-    """
-    if number == 0:
-        return Estimate(nan, nan, nan)
-    share, spread = hits / number, Z * Z / number
-    middle = (share + spread / 2) / (1 + spread)
-    half = Z * (share * (1 - share) / number + spread / (4 * number)) ** 0.5 / (1 + spread)
-    return Estimate(share, max(0.0, middle - half), min(1.0, middle + half))
 
 
 def times_to_failure(runs: Iterable[Run]) -> list[int]:
@@ -208,7 +194,7 @@ def detectors(runs: Sequence[Run], num_processes: int = 1) -> Table:
     rows: list[tuple[Cell, ...]] = []
     controls = np.array([run.truth is not None and run.truth.fault == "NONE" for run in runs])
     benign = np.array([_benign(run) and _kind(run) is None for run in runs])
-    for name, entry in DETECTORS.items():
+    for name, entry in IN_PAPER.items():
         traces = trace_all(name, runs, num_processes=num_processes)
         published = score(judge(runs, traces, "published"))
         verdicts = judge(runs, traces, "causal")

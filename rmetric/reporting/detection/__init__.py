@@ -1,0 +1,1 @@
+"""The benchmark of detectors as people read it: tables, figures and the page."""

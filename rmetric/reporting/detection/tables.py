@@ -1,0 +1,216 @@
+"""Results of the benchmark as tables: a row a detector, columns in groups that fit a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from rmetric.evaluation.benchmark import Results
+from rmetric.evaluation.intervals import NUM_RESAMPLES, Estimate
+from rmetric.reporting.table import Cell, Column, Table
+from rmetric.strict_json import number
+
+#: Detectors that figures and tables by fault show; all are in the csv files.
+FEATURED = (
+    "calibrated",
+    "ewma",
+    "page_hinkley",
+    "gradient_norm",
+    "loss_z_score",
+    "isolation_forest",
+    "r_metric",
+)
+
+
+class Field(NamedTuple):
+    """Where a number stands in a row of results, and how it is shown."""
+
+    key: str
+    label: str
+    digits: int = 2
+    percent: bool = False
+
+
+class Group(NamedTuple):
+    """Columns that answer one question."""
+
+    name: str
+    title: str
+    fields: tuple[Field, ...]
+    notes: tuple[str, ...] = ()
+
+
+INTERVALS = (
+    f"Brackets: 95 % intervals. F1, precision, recall, utility and differences: {NUM_RESAMPLES} "
+    "bootstrap resamples of whole groups. Shares: Wilson. –: nothing to divide by."
+)
+SCORES = Group(
+    "scores",
+    "how good are the alarms? Causal, first alert latched",
+    (
+        Field("f1", "F1"),
+        Field("f1_strict", "F1, strict"),
+        Field("precision", "Precision"),
+        Field("recall", "Recall"),
+        Field("recall_warned", "Recall where there is a warning"),
+        Field("minus_ewma", "F1 minus EWMA's"),
+        Field("minus_r_metric", "F1 minus R-Metric's"),
+    ),
+    (
+        "Hit: the first alert falls from the onset up to, not including, the failure. In F1 an "
+        "alarm in a fault that the run absorbed is counted apart (the fault was real); in the "
+        "strict F1 it is false. An alarm before the onset is false in every run, and the run is "
+        "then missed.",
+        "Where there is a warning: failures with a record from the onset up to the failure.",
+        INTERVALS,
+    ),
+)
+ALARMS = Group(
+    "alarms",
+    "who is alarmed for nothing, and what does it cost?",
+    (
+        Field("controls", "Controls alarmed (%)", 1, True),
+        Field("benign", "Benign changes alarmed (%)", 1, True),
+        Field("absorbed", "Absorbed faults alarmed (%)", 1, True),
+        Field("premature", "Alarmed before the onset (%)", 1, True),
+        Field("episodes_per_1000", "Episodes per 1000 healthy steps"),
+        Field("share_alarmed", "Healthy records alarmed (%)", 1, True),
+        Field("utility", "Utility"),
+    ),
+    (
+        "An episode is a stretch of alarmed records, so an alarm that never ends is one; the "
+        "share beside it tells the two apart. Healthy steps that branches share are counted once.",
+    ),
+)
+TIMES = Group(
+    "times",
+    "how early?",
+    (
+        *(Field(f"lead_acute_{q}", f"Acute: lead, {q} % (steps)", 0) for q in (25, 50, 75)),
+        *(Field(f"lead_degraded_{q}", f"Degraded: lead, {q} % (steps)", 0) for q in (25, 50, 75)),
+        Field("recall_acute", "Recall, acute"),
+        Field("recall_degraded", "Recall, degraded"),
+        Field("early", "Early among acute"),
+        Field("early_possible", "Early where possible"),
+    ),
+    (
+        "Lead: failure minus first alert, quartiles over the hits. Early: alerted at least 5 steps "
+        "before the training loss has visibly broken (median of 3 more than 0.5 nat above the "
+        "median of the last 50 before the onset, or not finite) or the run has failed. Where "
+        "possible: failures with a record that early.",
+    ),
+)
+PROTOCOLS = Group(
+    "protocols",
+    "the same alarms under other rules",
+    (
+        Field("f1_published", "F1, published rule"),
+        Field("f1", "F1, causal, first alert"),
+        Field("f1_unlatched", "F1, causal, any alert"),
+        Field("recall_unlatched", "Recall, causal, any alert"),
+    ),
+    (
+        "Published: did a run that failed ever alarm, before its fault included? First alert: can "
+        "it be believed? Any alert: is somebody who ignores false alarms still told in time?",
+    ),
+)
+FAULT_GROUPS = (SCORES, ALARMS, TIMES, PROTOCOLS)
+
+
+def tables(results: Results) -> list[Table]:
+    """One for each group of columns, then those by fault."""
+    groups = FAULT_GROUPS
+    found = [table(results, group, i + 1) for i, group in enumerate(groups)]
+    return [*found, recall_by_fault(results), alarms_by_change(results)]
+
+
+def table(results: Results, group: Group, number: int) -> Table:
+    """The rows of all detectors under one group of columns."""
+    rows: list[tuple[Cell, ...]] = [
+        (row["title"], *(cell(row.get(field.key), field) for field in group.fields))
+        for row in results["rows"].values()
+    ]
+    return Table(
+        name=f"{results['name']}_{group.name}",
+        number=number,
+        title=f"{results['title']}: {group.title}",
+        columns=(
+            Column(label="Detector"),
+            *(Column(label=f.label, digits=f.digits) for f in group.fields),
+        ),
+        rows=rows,
+        notes=[*group.notes, *(results["notes"] if number == 1 else [])],
+    )
+
+
+def wide(results: Results, groups: Iterable[Group] = FAULT_GROUPS) -> Table:
+    """Every column, for the csv file."""
+    fields = list({field.key: field for group in groups for field in group.fields}.values())
+    whole = Group("all", "all columns", (*COUNTS, *fields))
+    return table(results, whole, 0)
+
+
+COUNTS = (
+    Field("failed", "Failing runs"),
+    Field("hits", "Hits"),
+    Field("false_alarms", "False alarms"),
+)
+
+
+def recall_by_fault(results: Results, names: Sequence[str] = FEATURED) -> Table:
+    """Which faults each detector announces in time."""
+    title = "failures announced in time, by fault"
+    return _by_fault(results, names, "failed", "hit", "faults", title)
+
+
+def alarms_by_change(results: Results, names: Sequence[str] = FEATURED) -> Table:
+    """Which benign changes and absorbed faults each detector alarms on."""
+    title = "runs that did not fail and were alarmed from the onset on"
+    return _by_fault(results, names, "not_failed", "alarmed", "changes", title)
+
+
+def _by_fault(
+    results: Results, names: Sequence[str], of: str, counted: str, name: str, title: str
+) -> Table:
+    shown = [results["rows"][key] for key in names if key in results["rows"]]
+    about = next(iter(results["rows"].values()))["faults"]
+    order = sorted(about, key=lambda fault: (about[fault]["benign"], fault))
+    chosen = [fault for fault in order if about[fault][of]]
+    rows: list[tuple[Cell, ...]] = [
+        (
+            fault,
+            "benign" if about[fault]["benign"] else "fault",
+            about[fault][of],
+            *(row["faults"][fault][counted] for row in shown),
+        )
+        for fault in chosen
+    ]
+    sums = (
+        sum(about[fault][of] for fault in chosen),
+        *(sum(row["faults"][fault][counted] for fault in chosen) for row in shown),
+    )
+    return Table(
+        name=f"{results['name']}_{name}",
+        number=len(FAULT_GROUPS) + (1 if name == "faults" else 2),
+        title=f"{results['title']}: {title}",
+        columns=(
+            Column(label="Fault or change"),
+            Column(label="Kind"),
+            Column(label="Runs"),
+            *(Column(label=row["title"]) for row in shown),
+        ),
+        rows=[*rows, ("all", "", *sums)],
+        notes=["Numbers of runs."],
+    )
+
+
+def cell(value: Any, field: Field) -> Cell:
+    """A value of the JSON file as a cell; shares become percentages where they are shown so."""
+    if value is None:
+        return None
+    factor = 100 if field.percent else 1
+    if isinstance(value, (list, tuple)):
+        return Estimate(*(factor * number(part) for part in value))
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    return factor * number(value)
