@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error.filename or options.out}: {error.strerror}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"stopped; what was replayed is in {options.out}/index.md", file=sys.stderr)
+        print(f"stopped; what was replayed is in {options.out}/index.html", file=sys.stderr)
         return 130
     return report(result, options.out)
 
@@ -139,7 +139,7 @@ def report(result: Replayed, out: Path) -> int:
     if not result.rows:
         print("error: none of the files is a log that replay knows", file=sys.stderr)
         return 1
-    print(f"{len(runs)} runs replayed, {len(result.failed)} failed: see {out}/index.md")
+    print(f"{len(runs)} runs replayed, {len(result.failed)} failed: see {out}/index.html")
     return 1 if result.failed else 0
 
 

@@ -1,11 +1,13 @@
-"""Replay many logs: per run scores, plot and summary, and an index of them all."""
+"""Replay many logs: per run a page, scores, plot and summary, and an index of them all."""
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import platform
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isnan
@@ -15,19 +17,32 @@ from typing import Any
 import numpy as np
 
 import rmetric
-from rmetric.evaluation import PROTOCOLS, Trace, judge
+from rmetric.detectors import DETECTORS
+from rmetric.evaluation import PROTOCOLS, judge
 from rmetric.logs import LogError
 from rmetric.metric import Components
 from rmetric.replay import ReadLog, UnknownFormat, read_log
 from rmetric.replay.scored_run import ScoredRun, score_run
+from rmetric.reporting.page import (
+    PAGE_NAME,
+    DetectorTrace,
+    Origin,
+    index_of,
+    page_of,
+    trace_of_r_metric,
+    trace_with_reasons,
+)
 
-INDEX_NAMES = ("index.csv", "index.md")
+#: Beside the R-Metric, what each run is shown to.
+WATCHED_BY = tuple(name for name in ("calibrated",) if name in DETECTORS)
+INDEX_NAMES = ("index.csv", "index.md", "index.html")
 INDEX_COLUMNS = (
     "folder", "id", "source", "format", "outcome", "onset_step", "failure_step", "num_records",
-    "first_alert_step", "num_alerts", "lead_published", "lead_causal", "max_r", "loss_used",
-    "variance_source", "problem",
+    "first_alert_step", "num_alerts", "calibrated_first_alarm_step", "lead_published",
+    "lead_causal", "max_r", "loss_used", "variance_source", "problem",
 )  # fmt: skip
 _LONGEST_NAME = 100
+_MOST_ALARMS = 1000
 #: What a log can still do to a replay after it was read: none of it is worth the other logs.
 _UNUSABLE = (ValueError, OverflowError, MemoryError, RecursionError)
 
@@ -90,7 +105,12 @@ def replay_logs(
                 draw = most_plots is None or result.num_plots < most_plots
                 try:
                     scored = score_run(run, preset)
-                    row = write_run(scored, log, folders.make(scored), draw=draw)
+                    row = write_run(
+                        scored,
+                        folders.make(scored),
+                        origin_of(path, log, preset, mapping),
+                        draw=draw,
+                    )
                 except _UNUSABLE as error:
                     _fail(result, path, error, id=run.id, format=log.format)
                     continue
@@ -110,19 +130,45 @@ def _fail(result: Replayed, path: Path, error: Exception, **known: str) -> None:
     result.rows.append(_index_row({"source": str(path), "problem": problem, **known}))
 
 
-def write_run(scored: ScoredRun, log: ReadLog, folder: Path, *, draw: bool) -> dict[str, Any]:
+def origin_of(
+    path: Path, log: ReadLog, preset: str | None, mapping: Mapping[str, str] | None
+) -> Origin:
+    """Where the runs of a log come from, and the command that replays it alone."""
+    command = ["python", "replay_and_analyze_logs.py", str(path)]
+    command += ["--preset", preset] if preset else []
+    for target, column in (mapping or {}).items():
+        command += ["--map", f"{target}={column}"]
+    return Origin(format=log.format, command=shlex.join(command), sha256=_sha256(path))
+
+
+def _sha256(path: Path) -> str | None:
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            while part := file.read(1 << 20):
+                digest.update(part)
+    except OSError:  # it was there a moment ago: it may be gone
+        return None
+    return digest.hexdigest()
+
+
+def write_run(scored: ScoredRun, folder: Path, origin: Origin, *, draw: bool) -> dict[str, Any]:
     """Write one run's files into `folder`; return its row of the index."""
+    traces = [trace_of_r_metric(scored)]
+    traces += [trace_with_reasons(name, scored.run) for name in WATCHED_BY]
     folder.mkdir(parents=True, exist_ok=True)
     write_scores(scored, folder / "scores.csv")
-    report = summary(scored, log.format)
+    report = summary(scored, traces, origin)
     text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False)
     (folder / "summary.json").write_text(text + "\n", encoding="utf-8")
+    page = page_of(scored, traces, origin, report["versions"])
+    (folder / PAGE_NAME).write_text(page, encoding="utf-8")
     if draw:
         _draw(scored, folder / "case_study")
     return _index_row(report | {"folder": folder.name})
 
 
-def summary(scored: ScoredRun, format: str) -> dict[str, Any]:
+def summary(scored: ScoredRun, traces: Sequence[DetectorTrace], origin: Origin) -> dict[str, Any]:
     """What there is to know about a replayed run, as strict JSON holds it."""
     run, truth = scored.run, scored.run.truth
     alerts = scored.alert_steps
@@ -130,7 +176,8 @@ def summary(scored: ScoredRun, format: str) -> dict[str, Any]:
     return {
         "id": run.id,
         "source": str(run.source),
-        "format": format,
+        "sha256": origin.sha256,
+        "format": origin.format,
         "settings": scored.settings.name,
         "mode": scored.settings.mode,
         "config": asdict(scored.config) | {"weights": scored.config.weights._asdict()},
@@ -144,12 +191,13 @@ def summary(scored: ScoredRun, format: str) -> dict[str, Any]:
         "first_alert_step": alerts[0] if alerts else None,
         "num_alerts": len(alerts),
         "num_records_in_alert": sum(score.alarm for score in scored.scores),
+        "detectors": {trace.name: _of_detector(trace) for trace in traces},
         "fault": truth.fault if truth else None,
         "onset_step": truth.onset_step if truth else None,
         "outcome": truth.outcome if truth else None,
         "failure_kind": truth.failure_kind if truth else None,
         "failure_step": truth.failure_step if truth else None,
-        "verdicts": verdicts(scored),
+        "verdicts": verdicts(scored, traces[0]),
         "notes": run.notes + scored.notes,
         "versions": {
             "rmetric": rmetric.__version__,
@@ -159,17 +207,24 @@ def summary(scored: ScoredRun, format: str) -> dict[str, Any]:
     }
 
 
-def verdicts(scored: ScoredRun) -> dict[str, Any] | None:
+def _of_detector(trace: DetectorTrace) -> dict[str, Any]:
+    return {
+        "title": trace.title,
+        "first_alarm_step": trace.first_alarm,
+        "num_records_in_alarm": int(trace.alarms.sum()),
+        "num_alarms": len(trace.began),
+        "alarms": [
+            {"step": alarm.step, "verdict": alarm.verdict, "reason": alarm.reason}
+            for alarm in trace.began[:_MOST_ALARMS]
+        ],
+    }
+
+
+def verdicts(scored: ScoredRun, r_metric: DetectorTrace) -> dict[str, Any] | None:
     """Hit, false alarm and lead under each protocol; None where the truth is not known."""
     if scored.run.truth is None:
         return None
-    trace = Trace(
-        detector="r_metric",
-        run_id=scored.run.id,
-        steps=np.array([score.step for score in scored.scores], dtype=np.int64),
-        scores=np.array([score.score for score in scored.scores], dtype=float),
-        alarms=np.array([score.alarm for score in scored.scores], dtype=bool),
-    )
+    trace = r_metric.as_trace(scored.run.id)
     found = {}
     for protocol in PROTOCOLS:
         outcome = judge([scored.run], [trace], protocol)
@@ -206,7 +261,7 @@ def write_scores(scored: ScoredRun, path: Path) -> None:
 
 
 def write_index(rows: Sequence[Mapping[str, Any]], out: Path) -> None:
-    """The table of all runs and of the files that failed, as CSV and Markdown."""
+    """The table of all runs and of the files that failed, as CSV, Markdown and a page."""
     # A name that UTF-8 cannot hold may be why a run failed; the index holds it all the same.
     utf8: dict[str, Any] = dict(encoding="utf-8", errors="backslashreplace")
     with open(out / INDEX_NAMES[0], "w", newline="", **utf8) as file:
@@ -216,6 +271,7 @@ def write_index(rows: Sequence[Mapping[str, Any]], out: Path) -> None:
     lines = ["| " + " | ".join(INDEX_COLUMNS) + " |", "|" + " --- |" * len(INDEX_COLUMNS)]
     lines += ["| " + " | ".join(_markdown(row[c]) for c in INDEX_COLUMNS) + " |" for row in rows]
     (out / INDEX_NAMES[1]).write_text("\n".join(lines) + "\n", **utf8)
+    (out / INDEX_NAMES[2]).write_text(index_of(rows), **utf8)
 
 
 class _Folders:
@@ -265,6 +321,8 @@ def _draw(scored: ScoredRun, stem: Path) -> None:
 
 def _index_row(report: Mapping[str, Any]) -> dict[str, Any]:
     row = {name: report.get(name) for name in INDEX_COLUMNS}
+    own = (report.get("detectors") or {}).get("calibrated") or {}
+    row["calibrated_first_alarm_step"] = own.get("first_alarm_step")
     for protocol, verdict in (report.get("verdicts") or {}).items():
         if f"lead_{protocol}" in row:
             row[f"lead_{protocol}"] = verdict["lead_steps"]

@@ -1,0 +1,156 @@
+"""One HTML page a run, and an index over many, that need no network and open from disk.
+
+traces.py: what detectors said; columns.py: the panels; words.py: the sentences at
+the top; downsample.py: fewer points, the same picture; render.py: the file. What the
+browser does is chart.js and index.js, with uPlot (vendor/) under the charts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import rmetric
+from rmetric.replay.scored_run import ScoredRun
+from rmetric.reporting.page.columns import charts_of
+from rmetric.reporting.page.render import (
+    LONGEST_TEXT,
+    MOST_ALARMS,
+    listed,
+    render_index,
+    render_run,
+)
+from rmetric.reporting.page.traces import (
+    Alarm,
+    DetectorTrace,
+    trace_of_r_metric,
+    trace_with_reasons,
+)
+from rmetric.reporting.page.words import say
+
+__all__ = [
+    "PAGE_NAME",
+    "Alarm",
+    "DetectorTrace",
+    "Origin",
+    "index_of",
+    "page_of",
+    "render_index",
+    "render_run",
+    "trace_of_r_metric",
+    "trace_with_reasons",
+]
+
+#: The file in a run's folder.
+PAGE_NAME = "report.html"
+_MOST_NOTES = 100
+
+
+class Origin(NamedTuple):
+    """Where a run comes from, and how to make its page again.
+
+    Attributes:
+        format: of the log, by the name of its reader.
+        command: makes the page again.
+        sha256: of the log's bytes on disk; None where they cannot be read any more.
+    """
+
+    format: str
+    command: str
+    sha256: str | None
+
+
+def page_of(
+    scored: ScoredRun,
+    traces: Sequence[DetectorTrace],
+    origin: Origin,
+    versions: Mapping[str, str],
+) -> str:
+    """The page of a run; `traces` begin with the R-Metric's, see `trace_of_r_metric`.
+
+    The same input gives the same text. Whatever stands in the log is shown as text.
+    """
+    run = scored.run
+    notes, more_notes = listed(run.notes + scored.notes, _MOST_NOTES)
+    alarms = []
+    for trace in traces:
+        shown, more = listed(trace.began, MOST_ALARMS)
+        alarms.append((trace, shown, more))
+    return render_run(
+        charts_of(scored, traces),
+        run=run,
+        scored=scored,
+        sayings=[say(run, trace) for trace in traces],
+        alarms=alarms,
+        notes=notes,
+        more_notes=more_notes,
+        origin=origin,
+        versions=versions,
+        settings=_settings(scored),
+        config=_as_text(run.config) if run.config else "",
+    )
+
+
+def _settings(scored: ScoredRun) -> dict[str, Any]:
+    config = scored.config
+    return {
+        "settings": f"{scored.settings.name}, mode {scored.settings.mode}",
+        "weights of λ, σ², ΔL": ", ".join(f"{weight:g}" for weight in config.weights),
+        "threshold": f"{config.threshold:g}",
+        "window of the normalisation": f"{config.component_window} values",
+        "window of λ": f"{config.event_window} events",
+        "window of ΔL": f"{config.loss_window} losses",
+        "window of σ² over one norm": f"{config.norm_window} values",
+        "ΔL follows": ("|ΔL| of " if config.absolute_loss_drift else "")
+        + config.loss.replace("_", " "),
+        "σ² from": scored.variance_source or "nothing: not logged",
+    }
+
+
+def _as_text(config: Mapping[str, Any]) -> str:
+    text = json.dumps(config, indent=2, ensure_ascii=False, default=str)
+    return text if len(text) <= 10 * LONGEST_TEXT else f"{text[: 10 * LONGEST_TEXT]}\n…"
+
+
+#: Columns of the index: the row's name for it, and the heading.
+_INDEX = {
+    "id": "Run",
+    "outcome": "Outcome",
+    "first_alert_step": "R-Metric: first alarm",
+    "calibrated_first_alarm_step": "Calibrated: first alarm",
+    "onset_step": "Fault from",
+    "failure_step": "Failed at",
+    "num_records": "Records",
+    "max_r": "Highest R",
+    "format": "Format",
+    "source": "Log",
+}
+_TEXTS = ("id", "outcome", "format", "source")
+_NEEDED = ("id", "outcome", "first_alert_step", "num_records", "max_r", "format", "source")
+
+
+def index_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The page over the rows of a replay's index, those of failed files included.
+
+    Each row has the columns of `replay_report.INDEX_COLUMNS`, blank where unknown; of a
+    run, ``folder`` holds its report.html. Columns that no run fills are left out.
+    """
+    runs = [dict(row) | {"page": _link(row)} for row in rows if not row["problem"]]
+    return render_index(
+        runs=runs,
+        failed=[row for row in rows if row["problem"]],
+        outcomes=sorted({row["outcome"] or "not known" for row in runs}),
+        columns=[
+            (name, label)
+            for name, label in _INDEX.items()
+            if name in _NEEDED or any(row[name] != "" for row in runs)
+        ],
+        numbers=[name for name in _INDEX if name not in _TEXTS],
+        version=rmetric.__version__,
+    )
+
+
+def _link(row: Mapping[str, Any]) -> str:
+    return f"{quote(str(row['folder']))}/{PAGE_NAME}"

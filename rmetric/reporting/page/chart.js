@@ -1,0 +1,400 @@
+// Draws the panels of one run with uPlot. All share one step axis: what is zoomed or
+// pointed at in one is so in all. The data come from render.py, as JSON in the page.
+"use strict";
+(() => {
+  const page = JSON.parse(document.getElementById("page-data").textContent);
+  const root = document.getElementById("charts");
+  const where = root.querySelector(".where");
+  const FEWEST = 1e-5; // of the whole axis: no closer than that
+  let view = page.range.slice();
+  let cursor = null; // the place pointed at, in the axis' own unit
+  let wanted = false; // a redraw of the readouts is under way
+
+  const colour = name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+  function shown(value) {
+    if (value === 0) return "0";
+    const size = Math.abs(value);
+    if (size >= 1e5 || size < 1e-3) return value.toExponential(2).replace("e+", "e");
+    return String(Number(value.toPrecision(4)));
+  }
+  const whole = value => Math.round(value).toLocaleString("en");
+
+  // The index of the element of rising `xs` that is nearest to x.
+  function nearest(xs, x) {
+    let low = 0, high = xs.length - 1;
+    while (high - low > 1) {
+      const middle = (low + high) >> 1;
+      if (xs[middle] < x) low = middle; else high = middle;
+    }
+    return Math.abs(xs[low] - x) <= Math.abs(xs[high] - x) ? low : high;
+  }
+
+  function element(tag, attributes, ...children) {
+    const made = Object.assign(document.createElement(tag), attributes);
+    made.append(...children);
+    return made;
+  }
+
+  // --- the view, shared by all panels
+
+  function setView(low, high) {
+    const [first, last] = page.range;
+    const width = Math.min(last - first, Math.max(high - low, (last - first) * FEWEST));
+    low = Math.min(Math.max(low, first), last - width);
+    view = [low, low + width];
+    for (const panel of panels) panel.chart.setScale("x", { min: view[0], max: view[1] });
+    // The charts move in a microtask of their own; the cursor goes to its step after that.
+    if (cursor !== null) queueMicrotask(() => point(cursor, null));
+  }
+  function zoom(factor) {
+    const [low, high] = view;
+    const at = cursor !== null && cursor > low && cursor < high ? cursor : (low + high) / 2;
+    setView(at - (at - low) * factor, at + (high - at) * factor);
+  }
+  function pan(share) {
+    const by = (view[1] - view[0]) * share;
+    setView(view[0] + by, view[1] + by);
+  }
+  const actions = {
+    in: () => zoom(0.5),
+    out: () => zoom(2),
+    left: () => pan(-0.3),
+    right: () => pan(0.3),
+    reset: () => setView(...page.range),
+  };
+
+  // --- the cursor, shared by all panels
+
+  function point(x, from) {
+    cursor = x;
+    for (const panel of panels) {
+      const at = x === null ? -10 : panel.chart.valToPos(x, "x");
+      if (panel !== from) panel.chart.setCursor({ left: at, top: x === null ? -10 : 5 });
+    }
+    if (!wanted) {
+      wanted = true;
+      requestAnimationFrame(() => { wanted = false; readOut(); });
+    }
+  }
+
+  function readOut() {
+    where.textContent = cursor === null ? "move over a chart" : place(cursor);
+    for (const panel of panels) {
+      panel.spec.series.forEach((series, i) => {
+        const [value, elsewhere] = panel.readouts[i];
+        value.textContent = elsewhere.textContent = "";
+        if (cursor === null || !series.x.length) return;
+        const at = nearest(series.x, cursor);
+        value.textContent = series.y[at] === null ? series.strange.get(series.x[at]) ?? "nan" : shown(series.y[at]);
+        // A series that is logged less often says where its value is from.
+        if (series.x[at] !== Math.round(cursor)) elsewhere.textContent = `at ${whole(stepOf(series, at))}`;
+      });
+    }
+  }
+  const stepOf = (series, at) => (series.steps ? series.steps[at] : series.x[at]);
+
+  function place(x) {
+    if (!page.byRecord) return `step ${whole(x)}`;
+    const series = panels.flatMap(panel => panel.spec.series).find(one => one.x.length);
+    const at = series ? nearest(series.x, x) : -1;
+    return `record ${whole(x)}` + (at >= 0 ? `, step ${whole(series.steps[at])}` : "");
+  }
+
+  // The next place of a panel's own values, for the arrow keys.
+  function move(panel, by) {
+    const xs = panel.chart.data[0];
+    const at = cursor === null ? xs.findIndex(x => x >= view[0]) : nearest(xs, cursor) + by;
+    goTo(xs[Math.min(Math.max(at, 0), xs.length - 1)]);
+  }
+  function goTo(x) {
+    const width = view[1] - view[0];
+    if (x < view[0] || x > view[1]) setView(x - width / 2, x + width / 2);
+    point(x, null);
+  }
+
+  // --- one panel
+
+  class Panel {
+    constructor(section, spec) {
+      this.section = section;
+      this.spec = spec;
+      this.plot = section.querySelector(".plot");
+      this.log = spec.log === true;
+      this.hiddenSeries = new Set();
+      for (const series of spec.series) {
+        series.strange = new Map();
+        for (const [kind, xs] of Object.entries(series.marks ?? {})) for (const x of xs) series.strange.set(x, kind);
+      }
+      this.legend();
+      this.toggle = section.querySelector(".scale");
+      if (this.toggle) {
+        this.toggle.hidden = false;
+        this.toggle.onclick = () => this.setLog(!this.log);
+      }
+      this.draw();
+    }
+
+    legend() {
+      this.readouts = [];
+      this.spec.series.forEach((series, i) => {
+        const value = element("b"), elsewhere = element("small"), line = element("i");
+        line.style.background = `var(--${series.colour})`;
+        const button = element("button", { type: "button", title: "show or hide" }, line, element("span", {}, series.label), value, elsewhere);
+        button.setAttribute("aria-pressed", "true");
+        button.onclick = () => {
+          const show = this.hiddenSeries.delete(i) || !this.hiddenSeries.add(i);
+          button.setAttribute("aria-pressed", String(show));
+          this.chart.setSeries(i + 1, { show });
+        };
+        this.readouts.push([value, elsewhere]);
+        this.section.querySelector(".legend").append(button);
+      });
+    }
+
+    setLog(on) {
+      this.log = on;
+      this.draw();
+    }
+
+    // A logarithmic axis has no place for 0 and below: they are marked at the lower edge.
+    drawable(series) {
+      return this.log ? series.y.map(y => (y !== null && y > 0 ? y : null)) : series.y;
+    }
+
+    draw() {
+      this.chart?.destroy();
+      this.toggle?.setAttribute("aria-pressed", String(this.log));
+      this.section.dataset.scale = this.log ? "log" : "linear";
+      const data = uPlot.join(this.spec.series.map(series => [series.x, this.drawable(series)]));
+      this.chart = new uPlot(this.options(), data, this.plot);
+      this.onMouse(this.chart.over);
+      this.onTouch(this.chart.over);
+    }
+
+    options() {
+      const narrow = root.clientWidth < 600;
+      const text = "12px system-ui, sans-serif";
+      const axis = { stroke: () => colour("quiet"), font: text, ticks: { show: false }, grid: { stroke: () => colour("grid"), width: 1 } };
+      return {
+        width: this.plot.clientWidth,
+        height: this.plot.clientHeight,
+        padding: [12, 10, 0, 0],
+        legend: { show: false },
+        scales: {
+          x: { time: false, range: () => view },
+          y: { distr: this.log ? 3 : 1, range: (chart, low, high) => this.range(low, high) },
+        },
+        axes: [
+          { ...axis, size: 28, gap: 4, space: narrow ? 70 : 90, values: (chart, at) => at.map(x => (Number.isInteger(x) ? whole(x) : "")) },
+          { ...axis, size: narrow ? 50 : 62, gap: 6, space: 34, values: (chart, at) => at.map(y => (y === null ? "" : shown(y))) },
+        ],
+        series: [{}, ...this.spec.series.map((series, i) => ({
+          show: !this.hiddenSeries.has(i),
+          stroke: () => colour(series.colour),
+          width: series.x.length > 800 ? 1 : 1.5,
+          paths: series.stairs ? uPlot.paths.stepped({ align: 1 }) : undefined,
+          points: { size: 4, ...(series.stairs && series.x.length > 1 ? { show: false } : {}) },
+        }))],
+        cursor: {
+          y: false,
+          points: { size: 7, width: 1 },
+          drag: { x: true, y: false, setScale: false },
+          // The nearest value of each series: they are not logged at the same steps.
+          dataIdx: (chart, i, at) => this.nearestDrawn(chart, i, at),
+          bind: { dblclick: () => () => { actions.reset(); return null; } },
+        },
+        hooks: {
+          setSelect: [chart => this.selected(chart)],
+          drawClear: [chart => this.under(chart)],
+          draw: [chart => this.over(chart)],
+        },
+      };
+    }
+
+    range(low, high) {
+      const { bounds, threshold } = this.spec;
+      if (bounds) {
+        const margin = 0.04 * (bounds[1] - bounds[0]);
+        return [bounds[0] - margin, bounds[1] + margin];
+      }
+      if (low === null || high === null) return this.log ? [0.1, 10] : [0, 1];
+      if (threshold !== null) high = Math.max(high, 1.15 * threshold);
+      if (this.log) return low === high ? [low / 2, high * 2] : [low / 1.15, high * 1.15];
+      const margin = 0.06 * (high - low) || 0.1 * Math.abs(high) || 1;
+      return [low - margin, high + margin];
+    }
+
+    nearestDrawn(chart, i, at) {
+      if (i === 0) return at;
+      const ys = chart.data[i];
+      for (let by = 0; by < ys.length; by++) {
+        if (ys[at - by] !== undefined) return at - by;
+        if (ys[at + by] !== undefined) return at + by;
+      }
+      return at;
+    }
+
+    selected(chart) {
+      const { left, width } = chart.select;
+      if (width < 4) return;
+      chart.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+      setView(chart.posToVal(left, "x"), chart.posToVal(left + width, "x"));
+    }
+
+    // Not uPlot's own hook: that also speaks when the scale moves under a cursor at rest.
+    onMouse(over) {
+      over.addEventListener("mousemove", event => {
+        const xs = this.chart.data[0];
+        const left = event.clientX - over.getBoundingClientRect().left;
+        if (xs.length) point(xs[nearest(xs, this.chart.posToVal(left, "x"))], this);
+      });
+      over.addEventListener("mouseleave", () => point(null, this));
+    }
+
+    // A finger that moves sideways chooses a stretch; up and down scrolls the page.
+    onTouch(over) {
+      let start = null;
+      const at = event => Math.min(Math.max(event.clientX - over.getBoundingClientRect().left, 0), over.clientWidth);
+      over.addEventListener("pointerdown", event => { start = event.pointerType === "touch" ? at(event) : null; });
+      over.addEventListener("pointermove", event => {
+        if (start === null) return;
+        const now = at(event);
+        this.chart.setSelect({ left: Math.min(start, now), top: 0, width: Math.abs(now - start), height: over.clientHeight }, false);
+      });
+      over.addEventListener("pointerup", event => {
+        if (start === null) return;
+        if (Math.abs(at(event) - start) > 12) this.selected(this.chart);
+        else this.chart.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+        start = null;
+      });
+      over.addEventListener("pointercancel", () => {
+        start = null;
+        this.chart.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+      });
+    }
+
+    // Beneath the curves: where it alarms.
+    under(chart) {
+      const { ctx, bbox } = chart;
+      ctx.save();
+      ctx.beginPath();
+      ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+      ctx.clip();
+      ctx.fillStyle = colour("shade");
+      for (const [from, to] of this.spec.shaded) {
+        if (to < view[0] || from > view[1]) continue;
+        const left = chart.valToPos(from, "x", true);
+        const width = Math.max(chart.valToPos(to, "x", true) - left, 2 * uPlot.pxRatio);
+        ctx.fillRect(left, bbox.top, width, bbox.height);
+      }
+      ctx.restore();
+    }
+
+    // Above them: the threshold, the steps that matter, and what has no place on the scale.
+    over(chart) {
+      const { ctx, bbox } = chart;
+      const unit = uPlot.pxRatio, right = bbox.left + bbox.width, bottom = bbox.top + bbox.height;
+      const line = (x0, y0, x1, y1) => { ctx.beginPath(); ctx.moveTo(x0, y0); ctx.lineTo(x1, y1); ctx.stroke(); };
+      ctx.save();
+      ctx.lineWidth = 1.5 * unit;
+      if (this.spec.threshold !== null) {
+        const y = chart.valToPos(this.spec.threshold, "y", true);
+        ctx.strokeStyle = colour("alert");
+        ctx.setLineDash([5 * unit, 4 * unit]);
+        if (y >= bbox.top && y <= bottom) line(bbox.left, y, right, y);
+      }
+      for (const one of page.lines) {
+        if (one.x < view[0] || one.x > view[1] || !this.has(one)) continue;
+        const x = chart.valToPos(one.x, "x", true);
+        ctx.strokeStyle = colour(one.kind);
+        ctx.setLineDash({ onset: [2 * unit, 3 * unit], failure: [] }[one.kind] ?? [6 * unit, 4 * unit]);
+        line(x, bbox.top, x, bottom);
+      }
+      ctx.setLineDash([]);
+      this.marks(chart, ctx, unit, line);
+      ctx.restore();
+    }
+
+    has(one) {
+      return one.kind === "onset" || one.kind === "failure" || this.spec.name === "loss";
+    }
+
+    marks(chart, ctx, unit, line) {
+      const { bbox } = chart;
+      const size = 4 * unit, top = bbox.top, bottom = bbox.top + bbox.height;
+      this.spec.series.forEach((series, i) => {
+        if (!chart.series[i + 1].show) return;
+        ctx.strokeStyle = ctx.fillStyle = colour(series.colour);
+        const at = (xs, draw) => xs.forEach(x => {
+          if (x >= view[0] && x <= view[1]) draw(chart.valToPos(x, "x", true));
+        });
+        const triangle = (y, to) => x => {
+          ctx.beginPath();
+          ctx.moveTo(x - size, y); ctx.lineTo(x + size, y); ctx.lineTo(x, to);
+          ctx.fill();
+        };
+        const { nan = [], inf = [], "-inf": below = [] } = series.marks ?? {};
+        at(nan, x => { line(x - size, top - size, x + size, top + size); line(x - size, top + size, x + size, top - size); });
+        at(inf, triangle(top + size, top - size));
+        at(below, triangle(bottom - size, bottom + size));
+        if (this.log) at(series.x.filter((x, j) => series.y[j] !== null && series.y[j] <= 0), triangle(bottom - size, bottom));
+      });
+    }
+  }
+
+  // --- the page
+
+  const panels = [];
+  for (const spec of page.panels) {
+    panels.push(new Panel(root.querySelector(`[data-panel="${CSS.escape(spec.name)}"]`), spec));
+  }
+
+  const key = root.querySelector(".key");
+  for (const line of page.lines) {
+    const mark = element("i", { className: line.kind });
+    mark.style.borderColor = `var(--${line.kind})`;
+    const button = element("button", { type: "button", title: "zoom to it" }, mark, `${line.label}, step ${whole(line.step)}`);
+    button.onclick = () => zoomTo(line.x);
+    key.append(element("li", {}, button));
+  }
+  key.hidden = !page.lines.length;
+  root.querySelector(".toolbar").hidden = !panels.length;
+
+  // A tenth of the run around a place.
+  function zoomTo(x) {
+    const reach = (page.range[1] - page.range[0]) / 20;
+    setView(x - reach, x + reach);
+    point(x, null);
+  }
+
+  root.querySelectorAll("[data-do]").forEach(button => { button.onclick = actions[button.dataset.do]; });
+  document.querySelectorAll("[data-record]").forEach(link => {
+    link.addEventListener("click", () => zoomTo(Number(page.byRecord ? link.dataset.record : link.dataset.step)));
+  });
+
+  root.addEventListener("keydown", event => {
+    const panel = panels.find(one => one.plot === event.target);
+    if (!panel || event.ctrlKey || event.metaKey || event.altKey) return;
+    const pressed = {
+      ArrowLeft: () => (event.shiftKey ? actions.left() : move(panel, -1)),
+      ArrowRight: () => (event.shiftKey ? actions.right() : move(panel, 1)),
+      "+": actions.in, "=": actions.in, "-": actions.out, 0: actions.reset, Escape: actions.reset,
+      l: () => panel.toggle && panel.setLog(!panel.log),
+    }[event.key];
+    if (!pressed) return;
+    event.preventDefault();
+    pressed();
+  });
+
+  new ResizeObserver(() => {
+    for (const panel of panels) {
+      const width = panel.plot.clientWidth, height = panel.plot.clientHeight;
+      if (width && (width !== panel.chart.width || height !== panel.chart.height)) panel.chart.setSize({ width, height });
+    }
+  }).observe(root);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => panels.forEach(panel => panel.chart.redraw(false)));
+
+  // For tests, and for who looks under the hood.
+  window.rmetricPage = { page, panels, view: () => view.slice() };
+})();

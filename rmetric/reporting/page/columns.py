@@ -1,0 +1,223 @@
+"""From a scored run, and what detectors said of it, to the panels of its page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rmetric.records import Record
+from rmetric.replay.scored_run import ScoredRun
+from rmetric.reporting.page.series import Charts, Floats, Line, Panel, Series
+from rmetric.reporting.page.traces import SYMBOLS, DetectorTrace
+
+#: Panel, title, and the record's fields in it with their labels and colours.
+LOGGED = (
+    (
+        "loss",
+        "Loss",
+        "nats per token",
+        (
+            ("training_loss", "training", "training"),
+            ("validation_loss", "validation", "validation"),
+            ("probe_loss", "fixed probe batch", "probe"),
+        ),
+    ),
+    (
+        "gradient_norm",
+        "Gradient norm",
+        "before clipping",
+        (("gradient_norm", "gradient norm", "norm"),),
+    ),
+    ("update_norm", "Update norm", "", (("update_norm", "update norm", "norm"),)),
+    ("learning_rate", "Learning rate", "", (("learning_rate", "learning rate", "plain"),)),
+)
+_RAW = {
+    "failure_rate": ("λ, hardware events", "per hour over the last events"),
+    "gradient_variance": ("σ², variance of the gradient norms", ""),
+    "loss_drift": ("ΔL, loss above its recent mean", "nats"),
+}
+_COLOURS = {"failure_rate": "rate", "gradient_variance": "variance", "loss_drift": "drift"}
+_SOURCES = {
+    "workers": "between the workers",
+    "logged": "as the log states it",
+    "trailing": "of one norm over time, not between workers",
+}
+#: Workers up to which each has its own curve.
+_FEW_WORKERS = 8
+_NUM_COLOURS = 8
+#: Greatest value over the median, above which a panel starts logarithmic.
+_WIDE = 20.0
+
+
+def charts_of(scored: ScoredRun, traces: Sequence[DetectorTrace]) -> Charts:
+    """All panels of a run; `traces` begin with the R-Metric's own."""
+    r_metric, *others = traces
+    logged = _logged(scored.run.records)
+    groups: dict[str, list[Panel]] = {"What was logged": logged} if logged else {}
+    for trace in others:
+        groups[trace.title] = _of_detector(trace)
+    groups[r_metric.title] = _of_r_metric(scored, r_metric)
+    return Charts(steps=r_metric.steps, groups=groups, lines=_lines(scored, traces))
+
+
+def _logged(records: Sequence[Record]) -> list[Panel]:
+    panels = []
+    for name, title, hint, fields in LOGGED:
+        found = [
+            _series(label, colour, [getattr(record, field) for record in records])
+            for field, label, colour in fields
+        ]
+        series = [one for one in found if len(one.values)]
+        if series:
+            log = _is_wide(series)
+            panels.append(Panel(name=name, title=title, hint=hint, series=series, log=log))
+        if name == "gradient_norm":
+            panels += _workers(records)
+    return panels
+
+
+def _series(label: str, colour: str, logged: Sequence[float | None]) -> Series:
+    """What was logged at each record; None where nothing was."""
+    positions = [i for i, value in enumerate(logged) if value is not None]
+    return Series(
+        label=label,
+        colour=colour,
+        positions=np.array(positions, dtype=np.intp),
+        values=np.array([logged[i] for i in positions], dtype=float),
+    )
+
+
+def _workers(records: Sequence[Record]) -> list[Panel]:
+    """Each worker's norm, or where they are many the smallest, the middle and the greatest."""
+    most = max((len(record.worker_gradient_norms or ()) for record in records), default=0)
+    if most == 0:
+        return []
+
+    norms = [record.worker_gradient_norms or () for record in records]
+    if most <= _FEW_WORKERS:
+        series = [
+            _series(f"worker {i}", f"e{i + 1}", [n[i] if len(n) > i else None for n in norms])
+            for i in range(most)
+        ]
+        hint = ""
+    else:
+        # All three hand a nan on: that one worker has it is to be seen.
+        named: tuple[tuple[str, str, Any], ...] = (
+            ("smallest", "e1", np.min),
+            ("median", "plain", np.median),
+            ("greatest", "e2", np.max),
+        )
+        series = [
+            _series(label, colour, [float(of(n)) if n else None for n in norms])
+            for label, colour, of in named
+        ]
+        hint = f"over {most} workers"
+    title = "Gradient norm of each worker" if not hint else "Gradient norms of the workers"
+    return [Panel(name="workers", title=title, hint=hint, series=series, log=_is_wide(series))]
+
+
+def _is_wide(series: Sequence[Series]) -> bool:
+    """Whether a linear scale would show one peak and nothing else."""
+    values = np.concatenate([one.values for one in series])
+    values = values[np.isfinite(values)]
+    if not len(values) or values.min() <= 0:
+        return False
+    return bool(values.max() > _WIDE * np.median(values))
+
+
+def _of_r_metric(scored: ScoredRun, trace: DetectorTrace) -> list[Panel]:
+    weights = scored.config.weights
+    top = max(1.06 * sum(weights), 1.2 * scored.config.threshold)
+    score = _column("R", "score", trace.scores)
+    panels = [
+        Panel(
+            name="r_metric", title="R", series=[score], bounds=(0.0, top),
+            hint=f"alert above {scored.config.threshold:g}; shaded where it alerts",
+            threshold=scored.config.threshold, alarms=trace.alarms,
+        )
+    ]  # fmt: skip
+    normalised, raw = [], []
+    for name, symbol in SYMBOLS.items():
+        values = np.array([getattr(score.raw, name) for score in scored.scores], dtype=float)
+        defined = ~np.isnan(values)
+        if not defined.any():
+            continue
+        scaled = np.array([getattr(score.normalised, name) for score in scored.scores], dtype=float)
+        label = f"n({symbol}) × {getattr(weights, name):g}"
+        normalised.append(_column(label, _COLOURS[name], scaled, defined))
+        title, hint = _RAW[name]
+        if name == "gradient_variance":
+            hint = _SOURCES.get(scored.variance_source or "", "several sources")
+        series = [_column(symbol, _COLOURS[name], values, defined)]
+        raw.append(
+            Panel(
+                name=f"raw_{name}", title=title, hint=hint, series=series, small=True,
+                log=_is_wide(series) if np.all(values[defined] > 0) else None,
+            )
+        )  # fmt: skip
+    if normalised:
+        hint = "each scaled to its own recent range; the weight in R stands beside it"
+        panels.append(
+            Panel(name="normalised", title="Components of R, normalised", hint=hint,
+                  series=normalised, bounds=(0.0, 1.0))
+        )  # fmt: skip
+    return panels + raw
+
+
+def _of_detector(trace: DetectorTrace) -> list[Panel]:
+    hint = "" if trace.threshold is None else f"alarm above {trace.threshold:g}; "
+    score = _column("score", "score", trace.scores)
+    panels = [
+        Panel(
+            name=f"score_{trace.name}", title=f"{trace.title}: score", series=[score],
+            hint=f"{hint}shaded where it alarms", threshold=trace.threshold, alarms=trace.alarms,
+            log=False,
+        )
+    ]  # fmt: skip
+    if trace.evidence:
+        series = [
+            _column(label, f"e{i % _NUM_COLOURS + 1}", values)
+            for i, (label, values) in enumerate(trace.evidence.items())
+        ]
+        panels.append(
+            Panel(name=f"evidence_{trace.name}", title="Evidence", series=series, threshold=1.0,
+                  hint="how unusual against the run's own past, in units of its threshold",
+                  log=False)
+        )  # fmt: skip
+    if trace.contributions:
+        series = [
+            _column(SYMBOLS.get(name, name), _COLOURS.get(name, "plain"), values)
+            for name, values in trace.contributions.items()
+        ]
+        panels.append(
+            Panel(name=f"contributions_{trace.name}", series=series, small=True, log=False,
+                  title="The three ideas of the R-Metric, calibrated", threshold=1.0,
+                  hint="what λ, σ² and ΔL contribute when scaled to the run's healthy past")
+        )  # fmt: skip
+    return panels
+
+
+def _column(label: str, colour: str, values: Floats, defined: Any = None) -> Series:
+    """A value after each record; nan stands for not defined yet, and is left out."""
+    positions = np.flatnonzero(~np.isnan(values) if defined is None else defined)
+    return Series(
+        label=label, colour=colour, positions=positions, values=values[positions], stairs=True
+    )
+
+
+def _lines(scored: ScoredRun, traces: Sequence[DetectorTrace]) -> list[Line]:
+    lines = []
+    truth = scored.run.truth
+    if truth is not None and truth.onset_step is not None:
+        lines.append(Line(step=truth.onset_step, kind="onset", label=f"onset of {truth.fault}"))
+    if truth is not None and truth.failed and truth.failure_step is not None:
+        label = f"failure: {truth.failure_kind or 'of unknown kind'}"
+        lines.append(Line(step=truth.failure_step, kind="failure", label=label))
+    for trace in traces:
+        if trace.first_alarm is not None:
+            kind = "alarm" if trace.name == "r_metric" else "own-alarm"
+            label = f"first alarm: {trace.title}"
+            lines.append(Line(step=trace.first_alarm, kind=kind, label=label))
+    return lines

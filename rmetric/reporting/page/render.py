@@ -1,0 +1,211 @@
+"""From panels and words to one HTML file that needs nothing beside itself."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from rmetric.reporting.page.downsample import kept, merged, spans
+from rmetric.reporting.page.series import Charts, Floats, Panel, Series
+
+_HERE = Path(__file__).parent
+#: A page stays below 2 MB, whatever the run.
+MOST_BYTES = 1_900_000
+#: Points drawn on a page, at first; over all of its series.
+_POINTS = 40_000
+_MOST_BUCKETS, _FEWEST_BUCKETS = 2000, 8
+_MOST_SPANS = 1000
+#: Alarms of one detector that are listed, and letters of one text from a log.
+MOST_ALARMS = 100
+LONGEST_TEXT = 2000
+
+
+def render_run(charts: Charts, **words: Any) -> str:
+    """The page of one run.
+
+    Args:
+        words: what templates/run.html fills in; see `rmetric.reporting.page.page_of`.
+
+    A run of any length fits: its curves are thinned out until the page is below
+    `MOST_BYTES`.
+    """
+    count = max(1, sum(len(panel.series) for panel in charts.panels))
+    buckets = min(_MOST_BUCKETS, max(_FEWEST_BUCKETS, _POINTS // (2 * count)))
+    while True:
+        data = drawn(charts, buckets)
+        html = _render("run.html", "chart.js", charts=charts, data=embedded(data),
+                       stretch=data["stretch"], **words)  # fmt: skip
+        if len(html.encode("utf-8", "replace")) <= MOST_BYTES or buckets <= _FEWEST_BUCKETS:
+            return html
+        buckets //= 2
+
+
+def render_index(**words: Any) -> str:
+    """The page over many runs; see `rmetric.reporting.page.index_of`."""
+    return _render("index.html", "index.js", **words)
+
+
+def drawn(charts: Charts, num_buckets: int) -> dict[str, Any]:
+    """What chart.js draws, as JSON holds it; numbers to six digits."""
+    axis = _axis(charts)
+    stretch = 1
+    for series in (series for panel in charts.panels for series in panel.series):
+        if len(series.values) > 2 * num_buckets:
+            stretch = max(stretch, -(-len(series.values) // num_buckets))
+    at = [float(_place(charts, line.step)) for line in charts.lines]
+    low, high = min([float(axis[0]), *at]), max([float(axis[-1]), *at])
+    edge = 0.02 * (high - low) or 1.0
+    return {
+        "byRecord": charts.by_record,
+        "range": [low - edge, high + edge],
+        "stretch": stretch,
+        "lines": [
+            {"x": _number(x), "kind": line.kind, "label": _cut(line.label), "step": line.step}
+            for x, line in zip(at, charts.lines, strict=True)
+        ],
+        "panels": [_panel(panel, charts, axis, num_buckets) for panel in charts.panels],
+    }
+
+
+def _axis(charts: Charts) -> Floats:
+    """Where each record lies: at its step, or, where steps fall back, at its number."""
+    if charts.by_record:
+        return np.arange(1, len(charts.steps) + 1, dtype=float)
+    return charts.steps.astype(float)
+
+
+def _place(charts: Charts, step: int) -> float:
+    """Where a step lies on the axis: on an axis of records, at the first that reached it."""
+    if not charts.by_record:
+        return float(step)
+    reached = charts.steps >= step
+    return float(reached.argmax() + 1 if reached.any() else len(charts.steps) + 1)
+
+
+def _panel(panel: Panel, charts: Charts, axis: Floats, num_buckets: int) -> dict[str, Any]:
+    shaded: list[list[Any]] = []
+    if panel.alarms is not None:
+        places = merged(axis[spans(panel.alarms)], _MOST_SPANS)
+        shaded = [[_number(a), _number(b)] for a, b in places.tolist()]
+    return {
+        "name": panel.name,
+        "title": panel.title,
+        "threshold": panel.threshold,
+        "bounds": panel.bounds,
+        "log": panel.log,
+        "small": panel.small,
+        "shaded": shaded,
+        "series": [_series(one, charts, axis, num_buckets) for one in panel.series],
+    }
+
+
+def _series(series: Series, charts: Charts, axis: Floats, num_buckets: int) -> dict[str, Any]:
+    chosen = kept(series.values, num_buckets)
+    positions, values = series.positions[chosen], series.values[chosen]
+    x = axis[positions]
+    found: dict[str, Any] = {
+        "label": _cut(series.label, 80),
+        "colour": series.colour,
+        "stairs": series.stairs,
+        "x": [_number(place) for place in x.tolist()],
+        "y": [_number(value) for value in values.tolist()],
+    }
+    if charts.by_record:
+        found["steps"] = charts.steps[positions].tolist()
+    for name, strange in (
+        ("nan", np.isnan(values)),
+        ("inf", np.isposinf(values)),
+        ("-inf", np.isneginf(values)),
+    ):
+        if strange.any():
+            found.setdefault("marks", {})[name] = [_number(place) for place in x[strange].tolist()]
+    return found
+
+
+def _number(value: float) -> int | float | None:
+    """To six digits, whole ones in full; None for what is not finite."""
+    if value != value or value in (np.inf, -np.inf):
+        return None
+    if value == int(value) and abs(value) < 2**53:
+        return int(value)
+    return float(f"{value:.6g}")
+
+
+def embedded(value: Any) -> Markup:
+    """`value` as JSON that no HTML parser can take for anything else.
+
+    >>> str(embedded({"id": "</script>"}))
+    '{"id":"\\\\u003c/script\\\\u003e"}'
+    """
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+def _cut(text: str, longest: int = LONGEST_TEXT) -> str:
+    """Text of a log at a length that a page can hold, without what no page can show."""
+    shown = "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text[:longest])
+    return shown if len(text) <= longest else f"{shown}… ({len(text):,} letters in all)"
+
+
+def _render(template: str, script: str, **values: Any) -> str:
+    files = _files()
+    styles = [Markup(files[name]) for name in ("vendor/uPlot.min.css", "page.css")]
+    scripts = [Markup(files[script])]
+    if script == "chart.js":
+        scripts.insert(0, Markup(files["vendor/uPlot.iife.min.js"]))
+    else:
+        del styles[0]
+    # With this the browser runs our own scripts, no other, and asks no other machine.
+    policy = "; ".join([
+        "default-src 'none'",
+        "script-src " + " ".join(map(_source_hash, scripts)),
+        "style-src " + " ".join(map(_source_hash, styles)),
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ])  # fmt: skip
+    page = _environment().get_template(template)
+    return page.render(styles=styles, scripts=scripts, policy=policy, **values)
+
+
+@cache
+def _files() -> Mapping[str, str]:
+    names = ["page.css", "chart.js", "index.js"]
+    names += ["vendor/uPlot.min.css", "vendor/uPlot.iife.min.js"]
+    return {name: (_HERE / name).read_text(encoding="utf-8").strip() for name in names}
+
+
+def _source_hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode("utf-8")).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(_HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["cut"] = _cut
+    environment.filters["short"] = lambda text: _cut(str(text), 200)
+    environment.filters["thousands"] = lambda value: f"{value:,}"
+    return environment
+
+
+def listed(values: Sequence[Any], most: int) -> tuple[Sequence[Any], int]:
+    """The first `most`, and how many more there are."""
+    return values[:most], max(0, len(values) - most)

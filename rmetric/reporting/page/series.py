@@ -1,0 +1,88 @@
+"""What a page draws: panels of series over one step axis, before any is thinned out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One curve.
+
+    Attributes:
+        label: as the legend names it.
+        colour: the name of a colour in page.css, without the dashes.
+        positions: the records that it has values at, rising, shape (N,).
+        values: at those records; nan and inf were logged so, shape (N,).
+        stairs: a value that holds until the next.
+    """
+
+    label: str
+    colour: str
+    positions: NDArray[np.intp]
+    values: Floats
+    stairs: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """Curves on one scale.
+
+    Attributes:
+        name: in the page's HTML, unique.
+        title, hint: above the panel.
+        threshold: drawn as a line.
+        bounds: of the vertical axis; None fits it to what is shown.
+        log: whether it starts on a logarithmic scale; None for no choice.
+        alarms: at which records it is shaded, shape (T,).
+        small: drawn at less height.
+    """
+
+    name: str
+    title: str
+    series: list[Series]
+    hint: str = ""
+    threshold: float | None = None
+    bounds: tuple[float, float] | None = None
+    log: bool | None = None
+    alarms: Bools | None = None
+    small: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A step that matters, as a vertical line: kind is onset, failure, alarm or own-alarm."""
+
+    step: int
+    kind: str
+    label: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Charts:
+    """All that is drawn of one run.
+
+    Attributes:
+        steps: of the records, shape (T,).
+        groups: heading -> its panels.
+        lines: drawn through the panels.
+    """
+
+    steps: NDArray[np.int64]
+    groups: dict[str, list[Panel]]
+    lines: list[Line] = field(default_factory=list)
+
+    @property
+    def panels(self) -> list[Panel]:
+        return [panel for panels in self.groups.values() for panel in panels]
+
+    @property
+    def by_record(self) -> bool:
+        """Whether the axis must count records, as the steps do not always rise."""
+        return bool(np.any(np.diff(self.steps) <= 0))

@@ -1,0 +1,156 @@
+"""What a detector said of a run, record by record, with its reasons: the input of a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import isnan, nan
+
+import numpy as np
+
+from rmetric.detectors import DETECTORS, Detector
+from rmetric.evaluation import Trace
+from rmetric.evaluation.traces import SEED, generator_for
+from rmetric.records import Run
+from rmetric.replay.scored_run import Score, ScoredRun
+from rmetric.reporting.page.series import Bools, Floats
+
+SYMBOLS = {"failure_rate": "λ", "gradient_variance": "σ²", "loss_drift": "ΔL"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alarm:
+    """The record at which a detector began to alarm, or judged its alarm anew.
+
+    Attributes:
+        position: of the record in the run.
+        verdict: the detector's own, such as ``recovering spike``; empty where it has none.
+    """
+
+    position: int
+    step: int
+    reason: str
+    verdict: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectorTrace:
+    """One detector on one run, with a row for each record.
+
+    Attributes:
+        name: in `DETECTORS`.
+        title: for people.
+        threshold: of the score; None where the detector states none.
+        scores: nan where there was nothing to judge by, shape (T,).
+        alarms: shape (T,).
+        began: each time that it began to alarm, with its reason.
+        evidence: label -> how unusual, in units of its threshold, shape (T,).
+        contributions: of λ, σ² and ΔL to a calibrated R, by their names, shape (T,).
+    """
+
+    name: str
+    title: str
+    threshold: float | None
+    steps: np.ndarray
+    scores: Floats
+    alarms: Bools
+    began: list[Alarm]
+    evidence: dict[str, Floats] = field(default_factory=dict)
+    contributions: dict[str, Floats] = field(default_factory=dict)
+
+    @property
+    def first_alarm(self) -> int | None:
+        return self.began[0].step if self.began else None
+
+    def as_trace(self, run_id: str) -> Trace:
+        """As the protocols judge it."""
+        return Trace(
+            detector=self.name,
+            run_id=run_id,
+            steps=self.steps,
+            scores=self.scores,
+            alarms=self.alarms,
+        )
+
+
+def trace_with_reasons(name: str, run: Run, seed: int = SEED) -> DetectorTrace:
+    """Show `run` to a fresh detector of `DETECTORS`, and keep what it says beside its score."""
+    entry = DETECTORS[name]
+    detector: Detector = entry.make(generator_for(seed, name, run.id))
+    if entry.sees_future:
+        detector.fit(run)  # type: ignore[attr-defined]
+    count = len(run.records)
+    scores, alarms = np.full(count, nan), np.zeros(count, dtype=bool)
+    evidence: dict[str, Floats] = {}
+    contributions: dict[str, Floats] = {}
+    began, before = [], (False, "")
+    for position, record in enumerate(run.records):
+        detector.update(record)
+        scores[position], alarms[position] = detector.score, detector.alarm
+        now = (bool(detector.alarm), str(getattr(detector, "verdict", "")))
+        if now[0] and now != before:
+            reason = str(getattr(detector, "reason", ""))
+            began.append(Alarm(position=position, step=record.step, reason=reason, verdict=now[1]))
+        before = now
+        _note(evidence, (getattr(detector, "evidence", None) or {}).items(), position, count)
+        parts = getattr(detector, "contributions", None)
+        if parts is not None:
+            _note(contributions, parts._asdict().items(), position, count)
+    stated = getattr(detector, "threshold", None)
+    return DetectorTrace(
+        name=name,
+        title=entry.title,
+        threshold=1.0 if name == "calibrated" else stated,
+        steps=np.array([record.step for record in run.records], dtype=np.int64),
+        scores=scores,
+        alarms=alarms,
+        began=began,
+        evidence=evidence,
+        contributions=contributions,
+    )
+
+
+def _note(
+    columns: dict[str, Floats], values: Iterable[tuple[str, float]], position: int, count: int
+) -> None:
+    for label, value in values:
+        if label not in columns:
+            columns[label] = np.full(count, nan)
+        columns[label][position] = value
+
+
+def trace_of_r_metric(scored: ScoredRun) -> DetectorTrace:
+    """The same of the R-Metric, which a replay has scored already."""
+    alarms = np.array([score.alarm for score in scored.scores], dtype=bool)
+    starts = np.flatnonzero(alarms & ~np.concatenate([[False], alarms[:-1]]))
+    began = [
+        Alarm(position=i, step=scored.scores[i].step, reason=_reason(scored, scored.scores[i]))
+        for i in starts.tolist()
+    ]
+    return DetectorTrace(
+        name="r_metric",
+        title="R-Metric, as published",
+        threshold=scored.config.threshold,
+        steps=np.array([score.step for score in scored.scores], dtype=np.int64),
+        scores=np.array([score.score for score in scored.scores], dtype=float),
+        alarms=alarms,
+        began=began,
+    )
+
+
+def _reason(scored: ScoredRun, score: Score) -> str:
+    """Which components make up R, the greatest first."""
+    parts = []
+    for name, weight in scored.config.weights._asdict().items():
+        raw, normalised = getattr(score.raw, name), getattr(score.normalised, name)
+        if weight > 0 and normalised > 0 and not isnan(raw):
+            where = (
+                "at the top of its recent range"
+                if normalised == 1
+                else f"at {normalised:.2f} of its recent range"
+            )
+            words = f"{SYMBOLS[name]} = {raw:.4g} is {where} and adds {weight * normalised:.2f}"
+            parts.append((weight * normalised, words))
+    parts.sort(reverse=True)
+    listed = "; ".join(words for _, words in parts)
+    return f"R = {score.score:.2f} > {scored.config.threshold:g}: {listed}"

@@ -1,0 +1,108 @@
+"""What stands at the top of a page: what each detector says of the run, in words."""
+
+from __future__ import annotations
+
+from math import isnan
+from typing import NamedTuple
+
+import numpy as np
+
+from rmetric.evaluation import judge
+from rmetric.records import Run
+from rmetric.reporting.page.traces import DetectorTrace
+
+
+class Saying(NamedTuple):
+    """What one detector says.
+
+    Attributes:
+        headline: whether and where it alarms first.
+        reason: of that alarm; empty without one.
+        details: sentences about the rest of the run.
+        judgement: how right it was, where the truth is known.
+        tone: ``good``, ``bad``, or ``plain`` where nobody knows.
+        alarmed: whether it ever alarmed.
+    """
+
+    name: str
+    title: str
+    headline: str
+    reason: str
+    details: list[str]
+    judgement: str
+    tone: str
+    alarmed: bool
+
+
+def say(run: Run, trace: DetectorTrace) -> Saying:
+    first = trace.began[0] if trace.began else None
+    judgement, tone = judged(run, trace)
+    headline = "No alarm"
+    if first is not None:
+        verdict = f": {first.verdict}" if first.verdict else ""
+        headline = f"First alarm at step {first.step:,}{verdict}"
+    return Saying(
+        name=trace.name,
+        title=trace.title,
+        headline=headline,
+        reason=first.reason if first else "",
+        details=_details(trace),
+        judgement=judgement,
+        tone=tone,
+        alarmed=first is not None,
+    )
+
+
+def _details(trace: DetectorTrace) -> list[str]:
+    details = []
+    if trace.began:
+        in_alarm = int(trace.alarms.sum())
+        times = _count(_num_starts(trace), "alarm")
+        details.append(f"{times}; in alarm at {in_alarm:,} of {len(trace.alarms):,} records.")
+    known = ~np.isnan(trace.scores)
+    if not known.any():
+        details.append("It had nothing to judge by.")
+        return details
+    highest = int(np.nanargmax(np.where(known, trace.scores, -np.inf)))
+    score, step = trace.scores[highest], int(trace.steps[highest])
+    threshold = "" if trace.threshold is None else f"; the threshold is {trace.threshold:g}"
+    details.append(f"Highest score {score:.3g}, at step {step:,}{threshold}.")
+    return details
+
+
+def _num_starts(trace: DetectorTrace) -> int:
+    """How often it began to alarm; a verdict that changes within an alarm is not another."""
+    return int(np.sum(trace.alarms & ~np.concatenate([[False], trace.alarms[:-1]])))
+
+
+def judged(run: Run, trace: DetectorTrace) -> tuple[str, str]:
+    """Whether it was right by the causal rule, and the tone; empty where nobody knows."""
+    if run.truth is None:
+        return "", "plain"
+    truth, first = run.truth, trace.first_alarm
+    of_run = judge([run], [trace.as_trace(run.id)], "causal")
+    if first is None:
+        if not truth.failed:
+            return "Right: the run did not fail.", "good"
+        return "Missed: the run failed and there was no alarm.", "bad"
+    if bool(of_run.hit[0]):
+        lead = float(of_run.lead_steps[0])
+        ahead = "" if isnan(lead) else f", {_count(int(lead), 'step')} before the failure"
+        return f"In time: after the onset of the fault{ahead}.", "good"
+    if not truth.failed:
+        absorbed = (
+            " (the fault was real; the run absorbed it)" if truth.outcome == "absorbed" else ""
+        )
+        return f"A false alarm: the run did not fail{absorbed}.", "bad"
+    if bool(of_run.false_alarm[0]):
+        before = truth.onset_step - first if truth.onset_step is not None else 0
+        return (
+            f"A false alarm: {_count(before, 'step')} before the fault existed. The rule as "
+            "published counts it as a hit.",
+            "bad",
+        )
+    return "Too late: the run had failed by then.", "bad"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
