@@ -8,13 +8,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from rmetric.detectors.anchors import Always, Never, Random
+from rmetric.detectors.bayesian_change_point import BayesianChangePoint
 from rmetric.detectors.contract import Detector
 from rmetric.detectors.first_loss_r_metric import FirstLossRMetric
 from rmetric.detectors.gradient_norm import GradientNorm
 from rmetric.detectors.isolation_forest import PeekingIsolationForest
+from rmetric.detectors.lightning_spike import LightningSpike
+from rmetric.detectors.llm_foundry_spike import LlmFoundrySpike
+from rmetric.detectors.loss_cusum import LossCusum
+from rmetric.detectors.loss_ewma import LossEwma
 from rmetric.detectors.loss_rise import LossRise
 from rmetric.detectors.loss_slope import LossSlope
 from rmetric.detectors.loss_z_score import LossZScore
+from rmetric.detectors.online_isolation_forest import OnlineIsolationForest
+from rmetric.detectors.page_hinkley import PageHinkley
+from rmetric.detectors.robust_gradient_norm import RobustGradientNorm
+from rmetric.detectors.worker_dispersion import WorkerDispersion
 from rmetric.metric import RMetric, RMetricConfig
 
 
@@ -75,6 +84,11 @@ DETECTORS: dict[str, Entry] = {
         make=lambda generator: FirstLossRMetric(),
         in_paper=True,
     ),
+    "r_metric_per_step": Entry(
+        title="R-Metric, per step",
+        kind="variant",
+        make=lambda generator: RMetric(RMetricConfig.simulation(loss="training_loss")),
+    ),
     "isolation_forest": Entry(
         title="Isolation Forest (peeks)",
         kind="baseline",
@@ -82,10 +96,19 @@ DETECTORS: dict[str, Entry] = {
         sees_future=True,
         in_paper=True,
     ),
+    "isolation_forest_online": _baseline("Isolation Forest (past only)", OnlineIsolationForest),
     "loss_rise": _baseline("Validation loss rises twice", LossRise, in_paper=True),
     "loss_slope": _baseline("Validation loss slope", LossSlope, in_paper=True),
     "loss_z_score": _baseline("Loss z-score", LossZScore, in_paper=True),
     "gradient_norm": _baseline("Gradient norm", GradientNorm, in_paper=True),
+    "robust_gradient_norm": _baseline("Gradient norm, robust z", RobustGradientNorm),
+    "worker_dispersion": _baseline("Worker dispersion, robust z", WorkerDispersion),
+    "loss_ewma": _baseline("EWMA of log loss", LossEwma),
+    "loss_cusum": _baseline("CUSUM of log loss", LossCusum),
+    "page_hinkley": _baseline("Page-Hinkley", PageHinkley),
+    "bayesian_change_point": _baseline("Bayesian change point", BayesianChangePoint),
+    "lightning_spike": _baseline("Lightning SpikeDetection (its rule)", LightningSpike),
+    "llm_foundry_spike": _baseline("LLM Foundry KillLossSpike (its rule)", LlmFoundrySpike),
     "always": _anchor("Always alarm", lambda generator: Always()),
     "never": _anchor("Never alarm", lambda generator: Never()),
     "random": _anchor("Random", Random),

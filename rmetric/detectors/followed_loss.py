@@ -1,0 +1,53 @@
+"""The loss that a detector of single steps follows."""
+
+from __future__ import annotations
+
+from math import isfinite, log, nan
+
+from rmetric.records import Record
+
+
+class FollowedLoss:
+    """The training loss; the validation loss of runs that never log a training loss.
+
+    Decided record by record without looking ahead: once a training loss has been
+    seen, validation losses are left out. One that was logged before it has been
+    followed by then; both are in nats per token.
+
+    >>> followed = FollowedLoss()
+    >>> [followed.of(record) for record in (
+    ...     Record(step=1, validation_loss=3.0),
+    ...     Record(step=2, training_loss=2.0, validation_loss=2.5),
+    ...     Record(step=3, validation_loss=2.5))]
+    [3.0, 2.0, None]
+    """
+
+    __slots__ = ("_on_training_loss", "loss")
+
+    def __init__(self) -> None:
+        self._on_training_loss = False
+        self.loss = nan  # the last one
+
+    @property
+    def name(self) -> str:
+        return "training loss" if self._on_training_loss else "validation loss"
+
+    def of(self, record: Record) -> float | None:
+        """The loss to follow, nan and inf as logged; None where there is none."""
+        loss = record.training_loss
+        if loss is not None:
+            self._on_training_loss = True
+        elif not self._on_training_loss:
+            loss = record.validation_loss
+        if loss is not None:
+            self.loss = loss
+        return loss
+
+    def log_of(self, record: Record) -> float | None:
+        """Its logarithm; nan where it is not finite, None where it has none (at most 0)."""
+        loss = self.of(record)
+        if loss is None:
+            return None
+        if not isfinite(loss):
+            return nan
+        return log(loss) if loss > 0 else None

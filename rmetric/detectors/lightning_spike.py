@@ -1,0 +1,98 @@
+"""The rule of Lightning's SpikeDetection callback."""
+
+from __future__ import annotations
+
+from collections import deque
+from math import inf, isfinite, nan
+
+from rmetric.detectors.followed_loss import FollowedLoss
+from rmetric.detectors.own_past import plain_mean
+from rmetric.records import Record
+
+
+class LightningSpike:
+    """A loss that is worse than the last and far from the mean of the last ten.
+
+        score = |L(t) - m| / |m| where L(t) > L(last), else 0,    alarm where score >= `factor`
+
+    m is the mean of the last `window` losses that were no spike; a spike enters
+    neither m nor L(last). A loss that is nan or ±inf is a spike.
+
+    It is the callback's relative tolerance with all its defaults; it has an
+    absolute one too, off by default, which is left out. The callback ends the
+    training at the first spike; this goes on, with the spikes kept out of m, as
+    the callback does after a restart. It follows the validation loss where a run
+    logs no training loss.
+
+    Its weakness: the loss must be three times its mean, which few failing runs
+    reach before they are lost; and after a lasting jump it never falls silent.
+
+    Args:
+        factor: multiples of the mean, above 0 (its default: 2).
+        window: losses, at least 1 (its default: 10).
+        warmup: losses before the first score, at least 1 (its default: 1).
+
+    >>> spike = LightningSpike()
+    >>> [spike.update(Record(step=i, training_loss=x)).alarm
+    ...  for i, x in enumerate([2.0, 2.1, 4.0, 8.5, 2.0])]
+    [False, False, False, True, False]
+
+    Source: lightning.ai documentation, "SpikeDetection" of lightning.pytorch.callbacks
+    and lightning.fabric (2.6).
+    """
+
+    __slots__ = ("_followed", "_last", "_mean", "_recent", "_seen", "factor", "score", "warmup")
+
+    def __init__(self, factor: float = 2.0, window: int = 10, warmup: int = 1) -> None:
+        if not 0 < factor < inf:
+            raise ValueError(f"factor is {factor}: it must be finite and above 0")
+        if window < 1:
+            raise ValueError(f"window is {window}: it must be at least 1 loss")
+        if warmup < 1:
+            raise ValueError(f"warmup is {warmup}: it must be at least 1 loss")
+        self.factor = factor
+        self.warmup = warmup
+        self.score = nan
+        self._seen = 0
+        self._last = self._mean = nan
+        self._recent: deque[float] = deque(maxlen=window)
+        self._followed = FollowedLoss()
+
+    @property
+    def alarm(self) -> bool:
+        return self.score >= self.factor
+
+    @property
+    def reason(self) -> str:
+        if not self.alarm:
+            return ""
+        seen = f"{self._followed.name} {self._followed.loss:.4g}"
+        if not isfinite(self._followed.loss):
+            return seen
+        return (
+            f"{seen} is {self.score:.3g} times the recent mean of {self._mean:.4g} away from it; "
+            f"{self.factor:g} are a spike"
+        )
+
+    def update(self, record: Record) -> LightningSpike:
+        """Take the next record; one without a loss changes nothing."""
+        loss = self._followed.of(record)
+        if loss is None:
+            return self
+        self._seen += 1
+        if not isfinite(loss):
+            self.score = inf
+            return self
+        self.score = self._distance(loss) if self._seen > self.warmup else nan
+        if not self.alarm:
+            self._recent.append(loss)
+            self._last = loss
+        return self
+
+    def _distance(self, loss: float) -> float:
+        if not self._recent:
+            return nan
+        self._mean = mean = plain_mean(self._recent)
+        if loss <= self._last:
+            return 0.0
+        return abs(loss - mean) / abs(mean) if mean else inf

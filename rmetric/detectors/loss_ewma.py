@@ -1,0 +1,98 @@
+"""Smoothed log loss above the control limit of its own past."""
+
+from __future__ import annotations
+
+from math import inf, nan, sqrt
+
+from rmetric.detectors.followed_loss import FollowedLoss
+from rmetric.detectors.own_past import OwnPast
+from rmetric.records import Record
+
+
+class LossEwma:
+    """EWMA control chart of the log loss, one-sided upwards.
+
+        z(t) = a x(t) + (1 - a) z(t-1),    x = log L,    z(first) = x(first)
+        score = (z - m) / (s sqrt(a / (2 - a))),    alarm where score > `limit`
+
+    m and s are the mean and the standard deviation of the `window` values before
+    t: the chart starts by itself and its limits move along. The trend is not
+    taken out: while the loss falls z lies below m and s holds the fall, so early
+    rises must be large to be seen. Of L the logarithm, as the noise of a loss
+    goes with its height, and units cancel. A loss that is nan or ±inf scores inf
+    and is not remembered; one of 0 or less has no logarithm and is left out.
+
+    Its weakness: whatever raises the loss for some ten records alarms, a change
+    of data as much as a fault; and the limits follow a rise that lasts.
+
+    Args:
+        smoothing: a, above 0 and at most 1 (usual in the literature: 0.2).
+        limit: standard deviations of z, above 0 (the usual 3).
+        window: earlier records (ours: 100).
+        least: records needed before the first score (ours: 20).
+
+    Nothing was tuned on any log.
+
+    >>> ewma = LossEwma(least=4)
+    >>> for step, loss in enumerate([2.0, 2.1] * 5 + [2.4, 2.6], start=1):
+    ...     _ = ewma.update(Record(step=step, training_loss=loss))
+    >>> ewma.reason  # doctest: +ELLIPSIS
+    'training loss 2.6: its smoothed logarithm is 0.0584 above its recent mean, 3.43 ...'
+
+    Source: Roberts 1959, "Control chart tests based on geometric moving averages";
+    Lucas, Saccucci 1990 for smoothing and limit.
+    """
+
+    __slots__ = ("_followed", "_level", "_past", "_rise", "limit", "score", "smoothing")
+
+    def __init__(
+        self, smoothing: float = 0.2, limit: float = 3.0, window: int = 100, least: int = 20
+    ) -> None:
+        if not 0 < smoothing <= 1:
+            raise ValueError(f"smoothing is {smoothing}: it must be above 0 and at most 1")
+        if not 0 < limit < inf:
+            raise ValueError(f"limit is {limit}: it must be finite and above 0")
+        self.smoothing = smoothing
+        self.limit = limit
+        self.score = nan
+        self._level = self._rise = nan
+        self._past = OwnPast(window, least)
+        self._followed = FollowedLoss()
+
+    @property
+    def alarm(self) -> bool:
+        return self.score > self.limit
+
+    @property
+    def reason(self) -> str:
+        if not self.alarm:
+            return ""
+        seen = f"{self._followed.name} {self._followed.loss:.4g}"
+        if self.score == inf:
+            return seen
+        return (
+            f"{seen}: its smoothed logarithm is {self._rise:.3g} above its recent mean, "
+            f"{self.score:.3g} standard deviations where {self.limit:g} are the limit"
+        )
+
+    def update(self, record: Record) -> LossEwma:
+        """Take the next record; one without a loss changes nothing."""
+        x = self._followed.log_of(record)
+        if x is None:
+            return self
+        if x != x:
+            self.score = inf
+            return self
+        first = self._level != self._level
+        self._level = x if first else self._level + self.smoothing * (x - self._level)
+        self.score = self._distance()
+        self._past.remember(x)
+        return self
+
+    def _distance(self) -> float:
+        usual = self._past.mean_and_deviation()
+        if usual is None:
+            return nan
+        mean, deviation = usual
+        self._rise = self._level - mean
+        return self._rise / (deviation * sqrt(self.smoothing / (2 - self.smoothing)))
