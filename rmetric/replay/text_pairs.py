@@ -1,0 +1,186 @@
+"""Reader of any text with a step and a loss in it: the last one asked.
+
+``step=120 loss=3.2``, ``Epoch 1 Iter 20/500: loss 3.2``, ``| step 5 | train loss 2.1 |``, a
+heading ``[step=10/100]`` with values below it, progress bars. Two lines that so give a
+step and a loss make a file a log. What was taken for what is said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from math import inf, isfinite
+
+from rmetric.replay.columns import TARGETS, plain_name
+from rmetric.replay.rows import Row
+from rmetric.replay.text_parts import Clock, FirstRank, pieces, rank_of, without_date
+from rmetric.replay.text_words import Words, taken_apart
+
+NAME = "text with a step and a loss on a line"
+
+Names = Mapping[str, tuple[str, ...]]
+#: What printed lines call it, the most telling first; the names of `TARGETS` come after.
+_PRINTED = {
+    "step": "global_step num_updates optimizer_step completed_step train_step training_step step"
+    " total_iteration iteration train_iter iter it steps update batch",
+    "loss": "loss train_loss training_loss loss_train lm_loss total_loss loss_total avg_loss"
+    " average_loss mean_loss running_loss step_loss batch_loss smooth_loss train",
+    "eval_loss": "val_loss eval_loss valid_loss validation_loss avg_val_loss val valid",
+    "grad_norm": "grad_norm gnorm gradient_norm global_grad_norm global_norm total_norm grad gn"
+    " norm",
+    "learning_rate": "lr learning_rate",
+    "loss_scale": "loss_scale loss_scaler scale",
+    "parameter_norm": "param_norm params_norm parameter_norm weight_norm",
+    "update_norm": "update_norm",
+}
+_LOSSES = {"loss", "eval_loss"}
+_EVALUATION = re.compile(r"(?<![\w/])(?:val|valid|validation|eval|evaluation|dev)(?![\w/])", re.I)
+_TEST = re.compile(r"^\W*(?:\w+\W+)?test(?:ing)?(?![\w/])", re.IGNORECASE)
+
+
+def matches(head: str, mapping: Mapping[str, str] | None = None) -> bool:
+    found = 0
+    for given in rows(enumerate(head.splitlines(), start=1), mapping):
+        found += bool(given.cells.keys() & _LOSSES)
+        if found == 2:
+            return True
+    return False
+
+
+def rows(
+    lines: Iterable[tuple[int, str]], mapping: Mapping[str, str] | None = None
+) -> Iterator[Row]:
+    """Rows by the names of `TARGETS`; `mapping` (target -> name in the log) goes first."""
+    names, known = _names(tuple(sorted((mapping or {}).items())))
+    place, clock, rank = _Place(), Clock(), FirstRank()
+    for line, text in pieces(lines):
+        time = clock.read(text)
+        found = taken_apart(text, known)
+        cells = _cells(found, names, text)
+        step = place.of(found, names["step"], cells)
+        if step is None or not cells.keys() & {"loss", "eval_loss", "grad_norm"}:
+            continue
+        if rank.hears(rank_of(text), {"step": step, **cells}):
+            if time is not None:
+                cells["time"] = time
+            yield Row(line, {"step": step, **cells})
+
+
+def notes(head: str, mapping: Mapping[str, str] | None = None) -> list[str]:
+    """What was guessed in a file that begins like this, in sentences."""
+    names, known = _names(tuple(sorted((mapping or {}).items())))
+    taken: dict[str, str] = {}
+    for _, text in pieces(enumerate(head.splitlines())):
+        found = taken_apart(text, known)
+        if _cells(found, names, text).keys() & _LOSSES:
+            for target in names:
+                name = next((n for n in names[target] if found.get(n) is not None), None)
+                if name is not None and target not in (mapping or {}):
+                    taken.setdefault(target, name)
+    if not taken:
+        return []
+    guessed = ", ".join(f"{name!r} as {target}" for target, name in taken.items())
+    return [f"names guessed on lines of no known program: {guessed}; --map TARGET=NAME says so"]
+
+
+def numbers_named(head: str, most: int = 12) -> list[str]:
+    """The names of numbers on the lines of a text, for `--map`; the more frequent first."""
+    counts: dict[str, int] = {}
+    for _, text in pieces(enumerate(head.splitlines())):
+        for name in (found := taken_apart(text, _names(())[1])).exact | found.loose:
+            counts[name] = counts.get(name, 0) + 1
+    named = sorted((n for n in counts if counts[n] > 1), key=lambda n: -counts[n])
+    return named[:most]
+
+
+@cache
+def _names(mapping: tuple[tuple[str, str], ...]) -> tuple[Names, frozenset[str]]:
+    """The names of each target, and all of them."""
+    names: dict[str, tuple[str, ...]] = {}
+    for target, printed in _PRINTED.items():
+        usual = () if target == "step" or target not in TARGETS else TARGETS[target].names
+        names[target] = tuple(dict.fromkeys((*printed.split(), *usual)))
+    for target, name in mapping:
+        names[target] = (plain_name(name),)
+    return names, frozenset(n for known in names.values() for n in known) | {"epoch"}
+
+
+def _cells(found: Words, names: Names, text: str) -> dict[str, float | bool]:
+    cells: dict[str, float | bool] = {}
+    for target, known in names.items():
+        values = [found.exact[n] for n in known if n in found.exact]
+        values += [found.loose[n] for n in known if n in found.loose]
+        if values and target != "step":
+            cells[target] = values[0]
+    if "loss" in cells and "eval_loss" not in cells:
+        plain = without_date(text)
+        if _EVALUATION.search(plain):
+            cells["eval_loss"] = cells.pop("loss")
+        elif _TEST.search(plain):
+            del cells["loss"]
+    return cells
+
+
+@dataclass(slots=True)
+class _Place:
+    """Which step a line is at, where an epoch may count its steps from the beginning again.
+
+    Attributes:
+        last: the step of the last line that had one; None before it.
+        raw, epoch: its own count, and the epoch that it was in.
+        now: the epoch that was named last.
+        heads: whether that line held no loss, and so heads those below it ...
+        given: ... and what they gave so far.
+    """
+
+    last: int | None = None
+    raw: int = -1
+    epoch: float = inf
+    now: float = inf
+    offset: int = 0
+    total: int | None = None
+    heads: bool = False
+    counts_steps: bool = False
+    given: set[str] = field(default_factory=set)
+
+    def of(self, found: Words, names: Iterable[str], cells: dict[str, float | bool]) -> int | None:
+        """The step of a line; None where it has none."""
+        raw, total, alone = _step(found, names)
+        epoch, losses = found.get("epoch"), cells.keys() & _LOSSES
+        self.now = self.now if epoch is None else epoch
+        if raw is not None:
+            self.counts_steps = self.counts_steps or bool(losses)
+        elif not self.counts_steps:
+            raw, alone = _whole(epoch), "epoch" in found.exact
+        if raw is None or not (losses or alone):
+            return self._below(cells)
+        if self.now > self.epoch and raw < self.raw:
+            self.offset += self.total or self.raw
+        self.raw, self.total, self.epoch = raw, total or self.total, self.now
+        self.last, self.heads, self.given = raw + self.offset, not losses, set()
+        return self.last
+
+    def _below(self, cells: dict[str, float | bool]) -> int | None:
+        """Of a line without a step: the heading's, or for an evaluation the last one."""
+        for target in self.given if self.heads else {"loss", "grad_norm"}:
+            cells.pop(target, None)
+        self.given |= cells.keys()
+        return self.last
+
+
+def _step(found: Words, names: Iterable[str]) -> tuple[int | None, int | None, bool]:
+    """The step on a line, what it counts to, and whether no other word is before the number."""
+    for values in (found.exact, found.loose):
+        for name in names:
+            step = _whole(values.get(name))
+            if step is not None:
+                return step, found.totals.get(name), values is found.exact
+    return (*found.unnamed, False) if found.unnamed else (None, None, False)
+
+
+def _whole(value: float | None) -> int | None:
+    if value is None or not isfinite(value) or value < 0 or value != int(value):
+        return None
+    return int(value)
