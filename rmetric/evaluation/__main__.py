@@ -13,24 +13,44 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from datetime import date
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
+from rmetric.evaluation import intervals, traces
 from rmetric.evaluation.benchmark import (
     chosen_detectors,
     merged,
+    read_results,
     results_of,
     trace_detectors,
     with_references,
     write_results,
 )
-from rmetric.evaluation.data_sets import LAB_FOLDER, LAB_PARTS, DataSet, lab, stress
+from rmetric.evaluation.data_sets import (
+    LAB_FOLDER,
+    LAB_PARTS,
+    SEALED_PART,
+    SEALED_RESULTS,
+    DataSet,
+    Refused,
+    lab,
+    sha256,
+    stress,
+)
+from rmetric.evaluation.real_logs import MANIFEST, real
 from rmetric.evaluation.verdicts import Costs
 from rmetric.logs import LogError
+from rmetric.metric import RMetricConfig
+from rmetric.reporting.provenance import commit, uncommitted_changes
+from rmetric.simulation.study import RECIPES, missing_runs, run_study
 
 DATA_SETS = ("stress", "lab", "real")
+ALL_RESULTS = (*DATA_SETS, SEALED_RESULTS)
 OUT = Path("results", "detection")
+REAL_LOGS = Path("real_logs")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -39,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    out.add_argument("--data", nargs="+", choices=DATA_SETS, default=["stress", "lab"])
+    out.add_argument("--data", nargs="+", choices=DATA_SETS, default=list(DATA_SETS))
     out.add_argument(
         "--detectors", nargs="+", metavar="NAME",
         help="only these; rows of others that are in --out already stay (default: all, anew)",
@@ -49,8 +69,22 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument(
         "--lab-part", nargs="+", choices=LAB_PARTS, default=["calibration", "development"]
     )
-    out.add_argument("--open-sealed", action="store_true", help="allow --lab-part test")
+    out.add_argument(
+        "--open-sealed", action="store_true",
+        help="allow --lab-part test, once: needs --thresholds, and records date, commit and digest",
+    )  # fmt: skip
+    out.add_argument("--thresholds", type=Path, metavar="FILE", help="frozen before the opening")
+    out.add_argument("--date", default=str(date.today()), help="of the opening (default: today)")
+    out.add_argument(
+        "--report", action="store_true",
+        help="judge nothing: tables, figures and page anew from the results in --out",
+    )  # fmt: skip
     out.add_argument("--stress", type=Path, default=Path("stress_study"), metavar="FOLDER")
+    out.add_argument(
+        "--real-logs", type=Path, metavar="FOLDER", default=REAL_LOGS,
+        help=f"holds the files of the manifest, or raw/ with them (default: {REAL_LOGS})",
+    )  # fmt: skip
+    out.add_argument("--manifest", type=Path, default=MANIFEST, metavar="FILE")
     costs = Costs()
     for name, what in (
         ("false_alarm", "minutes lost by a false alarm"),
@@ -79,6 +113,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(options: argparse.Namespace) -> int:
     from rmetric.reporting.detection.report import report
 
+    if options.report:
+        for line in report(
+            options.out, [n for n in ALL_RESULTS if (options.out / f"{n}.json").exists()]
+        ):
+            print(line)
+        return 0
     names = chosen_detectors(options.detectors)
     costs = Costs(
         **{
@@ -86,21 +126,31 @@ def run(options: argparse.Namespace) -> int:
             for name in ("false_alarm", "missed_failure", "lead_step", "lead_cap")
         }
     )
-    skipped = 0
+    skipped, done = 0, []
     for name in options.data:
+        if name == "real" and not options.real_logs.is_dir():
+            say(
+                f"the public logs are left out: there is no folder {options.real_logs}. Fetch them "
+                "(python -m rmetric.evaluation.fetch) or name theirs with --real-logs"
+            )
+            skipped += 1
+            continue
+        if name == "lab":
+            check_seal(options)
         data = LOADERS[name](options)
+        done.append(data.name)
         for problem in data.skipped:
-            print(f"skipped {problem}", file=sys.stderr)
+            say(f"skipped {problem}")
         skipped += len(data.skipped)
         judge(data, names, costs, options)
-    for line in report(options.out, options.data):
+    for line in report(options.out, done):
         print(line)
     return 1 if skipped else 0
 
 
 def judge(data: DataSet, names: Sequence[str], costs: Costs, options: argparse.Namespace) -> None:
     with tqdm(total=len(data.runs), unit="run", desc=data.name, disable=None) as bar:
-        traces = trace_detectors(
+        seen = trace_detectors(
             with_references(names), data.runs, num_processes=options.processes, advance=bar.update
         )
     results = {
@@ -109,10 +159,43 @@ def judge(data: DataSet, names: Sequence[str], costs: Costs, options: argparse.N
         "notes": [*data.notes, f"{data.num_groups} groups are drawn: {data.group}."],
         "inputs": data.inputs,
         "costs": vars(costs),
-        "rows": results_of(data, traces, names, costs),
+        "made": made(data, options),
+        "rows": results_of(data, seen, names, costs),
     }
     path = options.out / f"{data.name}.json"
     write_results(path, merged(path, results) if options.detectors else results)
+
+
+def check_seal(options: argparse.Namespace) -> None:
+    """The sealed part is opened once, with the digest of what was frozen before."""
+    if SEALED_PART not in options.lab_part or not options.open_sealed:
+        return  # the loader refuses where it must
+    if options.thresholds is None:
+        raise Refused("--open-sealed needs --thresholds FILE, whose digest shows what was frozen")
+    path = options.out / f"{SEALED_RESULTS}.json"
+    if path.exists():
+        opened = read_results(path)["made"]["opened"]["date"]
+        raise Refused(
+            f"the sealed part was opened on {opened}, results in {path}: --report shows them"
+        )
+
+
+def made(data: DataSet, options: argparse.Namespace) -> dict[str, Any]:
+    """By which code, with what left out; for the sealed part also when it was opened."""
+    about: dict[str, Any] = {
+        "commit": commit(),
+        "uncommitted_changes": uncommitted_changes(),
+        "skipped": len(data.skipped),
+        "seeds": {"detectors": traces.SEED, "bootstrap": intervals.SEED},
+        "bootstrap_resamples": intervals.NUM_RESAMPLES,
+    }
+    if data.name == SEALED_RESULTS:
+        about["opened"] = {
+            "date": options.date,
+            "thresholds": options.thresholds.name,
+            "thresholds_sha256": sha256(options.thresholds),
+        }
+    return about
 
 
 def _lab(options: argparse.Namespace) -> DataSet:
@@ -120,10 +203,31 @@ def _lab(options: argparse.Namespace) -> DataSet:
 
 
 def _stress(options: argparse.Namespace) -> DataSet:
+    """The study in its folder, simulated first where there is no such folder."""
+    recipe, config = RECIPES["stress"], RMetricConfig.simulation()
+    if not options.stress.is_dir():
+        specs = missing_runs(recipe.specs(0), recipe.modes, options.stress, config)
+        with tqdm(total=len(specs), unit="run", desc="simulating", disable=None) as bar:
+            for number in run_study(
+                specs, recipe.modes, options.stress, num_processes=options.processes
+            ):
+                bar.update(number)
     return stress(options.stress)
 
 
-LOADERS: dict[str, Callable[[argparse.Namespace], DataSet]] = {"lab": _lab, "stress": _stress}
+def _real(options: argparse.Namespace) -> DataSet:
+    return real(options.real_logs, options.manifest)
+
+
+LOADERS: dict[str, Callable[[argparse.Namespace], DataSet]] = {
+    "stress": _stress,
+    "lab": _lab,
+    "real": _real,
+}
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from joblib import Parallel, delayed
 from rmetric.detectors import DETECTORS
 from rmetric.evaluation.data_sets import DataSet
 from rmetric.evaluation.measure import CEILINGS, REFERENCES, Row, Seen, ceilings, measure
+from rmetric.evaluation.measure_real import measure_real
 from rmetric.evaluation.traces import SEED, Trace, trace
 from rmetric.evaluation.verdicts import Costs
 from rmetric.logs import write_atomically
@@ -76,18 +77,23 @@ def results_of(
     traces: dict[str, list[Trace]],
     names: Iterable[str],
     costs: Costs,
-    measured: Callable[..., Row] = measure,
 ) -> dict[str, Row]:
-    """A row for each of `names` and for the ceilings."""
+    """A row for each of `names`, and for the ceilings where the truth is known."""
     seen = {name: Seen.of(data.cases, found) for name, found in traces.items()}
     best = ceilings(data)
     references = {name: seen[name] for name in REFERENCES if name in seen}
+
+    def measured(said: Seen) -> Row:
+        if data.confidence is not None:
+            return measure_real(data, said, references=references)
+        return measure(data, said, oracle=best["ceiling"], references=references, costs=costs)
+
     rows = {}
     for name, said in {**{name: seen[name] for name in names}, **best}.items():
         rows[name] = {
             "title": CEILING_TITLES[name] if name in CEILINGS else DETECTORS[name].title,
             "kind": "ceiling" if name in CEILINGS else DETECTORS[name].kind,
-            **measured(data, said, oracle=best["ceiling"], references=references, costs=costs),
+            **measured(said),
         }
     return rows
 

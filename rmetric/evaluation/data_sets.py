@@ -8,12 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rmetric.evaluation.cases import KINDS, Cases, weights_not_finite
 from rmetric.evaluation.study import read_study
 from rmetric.records import Run
 
 #: The part of the laboratory that nobody looks at before everything is frozen.
 SEALED_PART = "test"
+SEALED_RESULTS = "lab_test"  # kept apart from those that anybody may make
 LAB_PARTS = ("calibration", "development", SEALED_PART)
 LAB_FOLDER = Path("logs_lab")
 
@@ -35,6 +39,8 @@ class DataSet:
         inputs: what fixes the runs: digests, parts; goes into the provenance.
         notes: what a reader of its tables must know, in sentences.
         skipped: what could not be used, each with the reason.
+        confidence: of the label, shape (R,); None where the truth is a fact.
+        spacing: of the records in steps, shape (R,); None where steps are what counts.
     """
 
     name: str
@@ -45,6 +51,8 @@ class DataSet:
     inputs: dict[str, Any]
     notes: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
+    confidence: NDArray[np.str_] | None = None
+    spacing: NDArray[np.float64] | None = None
 
     @property
     def num_groups(self) -> int:
@@ -81,7 +89,7 @@ def lab(
         digests[path.name] = sha256(path)
     cases = Cases.of(runs, [str(run.config["seed"]) for run in runs])
     return DataSet(
-        name="lab",
+        name=SEALED_RESULTS if SEALED_PART in parts else "lab",
         title=f"fault laboratory ({', '.join(parts)})",
         runs=runs,
         cases=cases,

@@ -62,7 +62,9 @@ class Seen:
 
 
 def ceilings(data: DataSet) -> dict[str, Seen]:
-    """What a detector that knows the truth would say."""
+    """What a detector that knows the truth would say; nobody knows it of real logs."""
+    if data.confidence is not None:
+        return {}
     windows = data.cases.windows
     return {
         name: Seen.of(
@@ -169,21 +171,30 @@ def by_fault(data: DataSet, seen: Seen) -> Row:
     }
 
 
-def curve(cases: Cases, traces: Sequence[Trace], spacing: Floats | float = 1.0) -> Row:
+def curve(
+    cases: Cases, traces: Sequence[Trace], spacing: Floats | float = 1.0, before: float = 0.0
+) -> Row:
     """The same detector under every threshold on its score: for drawing, never for choosing.
 
     Args:
         spacing: of the records in steps, shape (R,), where delays are told in records.
+        before: what the windows begin before the onset, in the same unit.
     """
     bounds = thresholds(traces)
     steps = [trace.steps for trace in traces]
     alarms = (trace.scores[:, None] > bounds for trace in traces)
-    row = operating(cases, first_alerts(cases.windows, steps, alarms), spacing)
+    row = operating(cases, first_alerts(cases.windows, steps, alarms), spacing, before)
     row["threshold"] = bounds
-    return {name: _rounded(values) for name, values in row.items()}
+    own = operating(cases, alerts_of(cases.windows, traces), spacing, before)
+    return {
+        "own": {name: _rounded(values)[0] for name, values in own.items()},
+        **{name: _rounded(values) for name, values in row.items()},
+    }
 
 
-def operating(cases: Cases, alerts: Alerts, spacing: Floats | float = 1.0) -> Row:
+def operating(
+    cases: Cases, alerts: Alerts, spacing: Floats | float = 1.0, before: float = 0.0
+) -> Row:
     """Where alternatives stand in the two figures, shape (X,).
 
     `false_alarm_share` is that of controls and benign runs with an alarm; `delay` the median over
@@ -193,6 +204,7 @@ def operating(cases: Cases, alerts: Alerts, spacing: Floats | float = 1.0) -> Ro
     once = np.ones(len(cases))
     quiet = cases.of_kind("benign", "control")
     delay_XR = np.where(verdict.hit, alerts.first - _finite(cases.windows.onset), inf) / spacing
+    delay_XR = delay_XR - before
     announced = delay_XR[..., cases.warned]
     return {
         "precision": precision(verdict, once),

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from rmetric.evaluation.intervals import Estimate, estimate
 from rmetric.evaluation.protocols import Outcomes, judge
@@ -107,7 +107,7 @@ def mean(values_R: Floats, counts: Floats) -> Floats:
     return ratio(np.where(known, values_R, 0.0) @ counts.T, known @ counts.T)
 
 
-def ratio(above: Floats, below: Floats) -> Floats:
+def ratio(above: ArrayLike, below: ArrayLike) -> Floats:
     """nan where there is nothing to divide by."""
     above, below = np.asarray(above, dtype=float), np.asarray(below, dtype=float)
     out = np.full(np.broadcast_shapes(above.shape, below.shape), np.nan)

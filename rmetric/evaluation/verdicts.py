@@ -59,11 +59,13 @@ class Rate(NamedTuple):
 
     Attributes:
         episodes_per_1000: stretches of alarmed records that begin in healthy steps, per
-            1000 of these. An alarm that never ends is one episode: read it with the next.
+            1000 of these. An alarm that never ends is one episode: read it with the share.
+        episodes_per_1000_records: the same per 1000 records, for logs of unlike spacing.
         share_alarmed: share of the records of healthy steps that are alarmed.
     """
 
     episodes_per_1000: float
+    episodes_per_1000_records: float
     share_alarmed: float
 
 
@@ -77,7 +79,7 @@ def false_alarm_rate(cases: Cases, traces: Sequence[Trace]) -> Rate:
         alarmed += int((trace.alarms & inside).sum())
         records += int(inside.sum())
     steps = float((cases.healthy_to - cases.healthy_from).sum())
-    return Rate(1000 * begun / steps if steps else np.nan, alarmed / records if records else np.nan)
+    return Rate(*ratio([1000 * begun, 1000 * begun, alarmed], [steps, records, records]).tolist())
 
 
 @dataclass(frozen=True, kw_only=True)

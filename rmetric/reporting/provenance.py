@@ -44,9 +44,20 @@ def provenance(command: str, study: Study) -> dict[str, Any]:
 
 def commit() -> str | None:
     """The commit of the checkout that this code runs from; None where there is none."""
+    return _git("rev-parse", "HEAD")
+
+
+def uncommitted_changes() -> bool | None:
+    """Whether the package's files differ from that commit; None where there is none."""
+    package = str(Path(__file__).parents[1])
+    answer = _git("status", "--porcelain", "--untracked-files=no", "--", package)
+    return None if answer is None else bool(answer)
+
+
+def _git(*arguments: str) -> str | None:
     try:
         answer = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
+            ["git", *arguments],
             cwd=Path(__file__).parent,
             capture_output=True,
             text=True,
