@@ -135,6 +135,19 @@ def _is_finite(value: Any) -> bool:
     return isinstance(value, Real) and isfinite(value)
 
 
+def reason_for(config: RMetricConfig, raw: Components, normalised: Components, score: float) -> str:
+    """What R is made of while it is alarmed, the largest part first."""
+    parts = [
+        (weight * n, f"{symbol} {weight * n:.2f} ({value:.3g} {unit})")
+        for (symbol, unit), weight, n, value in zip(
+            SYMBOLS_AND_UNITS, config.weights, normalised, raw, strict=True
+        )
+        if weight and value == value  # nan: nothing was seen of it
+    ]
+    told = ", ".join(text for _, text in sorted(parts, key=lambda part: -part[0]))
+    return f"R {score:.2f} above {config.threshold:g}, contributed by {told or 'nothing'}"
+
+
 PRESETS = {"simulation": RMetricConfig.simulation, "case_study": RMetricConfig.case_study}
 
 
@@ -198,15 +211,7 @@ class RMetric:
     def reason(self) -> str:
         if not self.alarm:
             return ""
-        parts = [
-            (weight * n, f"{symbol} {weight * n:.2f} ({raw:.3g} {unit})")
-            for (symbol, unit), weight, n, raw in zip(
-                SYMBOLS_AND_UNITS, self._weights, self._normalised, self._raw, strict=True
-            )
-            if weight and raw == raw  # nan: nothing was seen of it
-        ]
-        told = ", ".join(text for _, text in sorted(parts, key=lambda part: -part[0]))
-        return f"R {self.score:.2f} above {self._threshold:g}, contributed by {told or 'nothing'}"
+        return reason_for(self.config, self.raw, self.normalised, self.score)
 
     def update(self, record: Record) -> RMetric:
         """Take the next record; records must come in the order of their steps."""

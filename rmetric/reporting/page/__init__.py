@@ -28,7 +28,7 @@ from rmetric.reporting.page.traces import (
     trace_of_r_metric,
     trace_with_reasons,
 )
-from rmetric.reporting.page.words import say
+from rmetric.reporting.page.words import say, say_truth
 
 __all__ = [
     "PAGE_NAME",
@@ -82,6 +82,7 @@ def page_of(
         charts_of(scored, traces),
         run=run,
         scored=scored,
+        truth_words=say_truth(run),
         sayings=[say(run, trace) for trace in traces],
         alarms=alarms,
         notes=notes,
@@ -118,8 +119,8 @@ def _as_text(config: Mapping[str, Any]) -> str:
 _INDEX = {
     "id": "Run",
     "outcome": "Outcome",
-    "first_alert_step": "R-Metric: first alarm",
-    "calibrated_first_alarm_step": "Calibrated: first alarm",
+    "first_alert_step": "First alarm, R\u2011Metric",
+    "calibrated_first_alarm_step": "First alarm, calibrated",
     "onset_step": "Fault from",
     "failure_step": "Failed at",
     "num_records": "Records",

@@ -30,6 +30,24 @@
     return Math.abs(xs[low] - x) <= Math.abs(xs[high] - x) ? low : high;
   }
 
+  // Where a logarithmic axis is labelled: 1, 2, 5, 10 or decades; evenly within less than one.
+  function logTicks(chart, axis, low, high) {
+    const decades = Math.log10(high / low);
+    const ticks = [];
+    if (decades < 0.8) {
+      const rough = (high - low) / 4, power = 10 ** Math.floor(Math.log10(rough));
+      const step = [1, 2, 5, 10].find(one => one * power >= rough) * power;
+      for (let i = Math.ceil(low / step); i * step <= high; i++) ticks.push(i * step);
+      return ticks;
+    }
+    const stride = Math.ceil(decades / 6);
+    const first = Math.floor(Math.log10(low) / stride) * stride;
+    for (let power = first; 10 ** power <= high; power += stride) {
+      for (const one of decades < 2.5 ? [1, 2, 5] : [1]) ticks.push(Number((one * 10 ** power).toPrecision(6)));
+    }
+    return ticks.filter(tick => tick >= low && tick <= high);
+  }
+
   function element(tag, attributes, ...children) {
     const made = Object.assign(document.createElement(tag), attributes);
     made.append(...children);
@@ -79,7 +97,7 @@
   }
 
   function readOut() {
-    where.textContent = cursor === null ? "move over a chart" : place(cursor);
+    where.textContent = cursor === null ? "point at a chart" : place(cursor);
     for (const panel of panels) {
       panel.spec.series.forEach((series, i) => {
         const [value, elsewhere] = panel.readouts[i];
@@ -179,7 +197,7 @@
       return {
         width: this.plot.clientWidth,
         height: this.plot.clientHeight,
-        padding: [12, 10, 0, 0],
+        padding: [12, 22, 0, 0],
         legend: { show: false },
         scales: {
           x: { time: false, range: () => view },
@@ -187,12 +205,13 @@
         },
         axes: [
           { ...axis, size: 28, gap: 4, space: narrow ? 70 : 90, values: (chart, at) => at.map(x => (Number.isInteger(x) ? whole(x) : "")) },
-          { ...axis, size: narrow ? 50 : 62, gap: 6, space: 34, values: (chart, at) => at.map(y => (y === null ? "" : shown(y))) },
+          { ...axis, size: narrow ? 50 : 62, gap: 6, space: 34, ...(this.log ? { splits: logTicks, filter: (chart, at) => at } : {}), values: (chart, at) => at.map(y => (y === null ? "" : shown(y))) },
         ],
         series: [{}, ...this.spec.series.map((series, i) => ({
           show: !this.hiddenSeries.has(i),
           stroke: () => colour(series.colour),
-          width: series.x.length > 800 ? 1 : 1.5,
+          // A training loss mostly hides under the validation loss: it is drawn broader.
+          width: series.x.length > 800 ? 1 : series.colour === "training" ? 3 : 1.5,
           paths: series.stairs ? uPlot.paths.stepped({ align: 1 }) : undefined,
           points: { size: 4, ...(series.stairs && series.x.length > 1 ? { show: false } : {}) },
         }))],

@@ -17,7 +17,7 @@ LOGGED = (
     (
         "loss",
         "Loss",
-        "nats per token",
+        "",
         (
             ("training_loss", "training", "training"),
             ("validation_loss", "validation", "validation"),

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from math import isnan, nan
+from math import nan
 
 import numpy as np
 
 from rmetric.detectors import DETECTORS, Detector
 from rmetric.evaluation import Trace
 from rmetric.evaluation.traces import SEED, generator_for
+from rmetric.metric import reason_for
 from rmetric.records import Run
-from rmetric.replay.scored_run import Score, ScoredRun
+from rmetric.replay.scored_run import ScoredRun
 from rmetric.reporting.page.series import Bools, Floats
 
 SYMBOLS = {"failure_rate": "λ", "gradient_variance": "σ²", "loss_drift": "ΔL"}
@@ -123,10 +124,11 @@ def trace_of_r_metric(scored: ScoredRun) -> DetectorTrace:
     """The same of the R-Metric, which a replay has scored already."""
     alarms = np.array([score.alarm for score in scored.scores], dtype=bool)
     starts = np.flatnonzero(alarms & ~np.concatenate([[False], alarms[:-1]]))
-    began = [
-        Alarm(position=i, step=scored.scores[i].step, reason=_reason(scored, scored.scores[i]))
-        for i in starts.tolist()
-    ]
+    began = []
+    for i in starts.tolist():
+        step, raw, normalised, score, _ = scored.scores[i]
+        reason = reason_for(scored.config, raw, normalised, score)
+        began.append(Alarm(position=i, step=step, reason=reason))
     return DetectorTrace(
         name="r_metric",
         title="R-Metric, as published",
@@ -136,21 +138,3 @@ def trace_of_r_metric(scored: ScoredRun) -> DetectorTrace:
         alarms=alarms,
         began=began,
     )
-
-
-def _reason(scored: ScoredRun, score: Score) -> str:
-    """Which components make up R, the greatest first."""
-    parts = []
-    for name, weight in scored.config.weights._asdict().items():
-        raw, normalised = getattr(score.raw, name), getattr(score.normalised, name)
-        if weight > 0 and normalised > 0 and not isnan(raw):
-            where = (
-                "at the top of its recent range"
-                if normalised == 1
-                else f"at {normalised:.2f} of its recent range"
-            )
-            words = f"{SYMBOLS[name]} = {raw:.4g} is {where} and adds {weight * normalised:.2f}"
-            parts.append((weight * normalised, words))
-    parts.sort(reverse=True)
-    listed = "; ".join(words for _, words in parts)
-    return f"R = {score.score:.2f} > {scored.config.threshold:g}: {listed}"

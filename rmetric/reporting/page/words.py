@@ -53,6 +53,24 @@ def say(run: Run, trace: DetectorTrace) -> Saying:
     )
 
 
+def say_truth(run: Run) -> str:
+    """What is known of the run's fault and failure; empty where nothing is."""
+    truth = run.truth
+    if truth is None:
+        return ""
+    if truth.fault == "NONE":
+        sentences = ["No fault was injected."]
+    else:
+        severity = "" if truth.severity is None else f", severity {truth.severity:g}"
+        kind = "Benign change" if truth.benign else "Fault"
+        sentences = [f"{kind}: {truth.fault}{severity}."]
+    if truth.onset_step is not None:
+        sentences.append(f"Onset at step {truth.onset_step:,}.")
+    if truth.failure_kind:
+        sentences.append(f"Kind of failure: {truth.failure_kind}.")
+    return " ".join(sentences)
+
+
 def _details(trace: DetectorTrace) -> list[str]:
     details = []
     if trace.began:
