@@ -62,6 +62,29 @@ def streams(draw, values=TAME, *, mixed: bool = False, max_size: int = 30) -> li
 
 
 @st.composite
+def full_records(draw, values=WILD, max_size: int = 60) -> list[Record]:
+    """Records of a training: any of the fields that a step logs, mostly tame, some wild."""
+    usual = st.integers(1, 64).map(lambda n: n / 16)
+    numbers = st.none() | usual | usual | usual | values | ODDITIES
+    several = st.none() | st.lists(usual | values | ODDITIES, max_size=4).map(tuple)
+    return [
+        Record(
+            step=step,
+            time=draw(st.none() | st.just(float(step))),
+            training_loss=draw(numbers),
+            validation_loss=draw(numbers),
+            gradient_norm=draw(numbers),
+            worker_gradient_norms=draw(several),
+            learning_rate=draw(numbers),
+            update_norm=draw(numbers),
+            parameter_norm=draw(numbers),
+            events=draw(st.none() | st.just(())),
+        )
+        for step in range(1, draw(st.integers(0, max_size)) + 1)
+    ]
+
+
+@st.composite
 def events(draw, begin: float, end: float) -> tuple[HardwareEvent, ...]:
     quarters = sorted(draw(st.lists(st.integers(0, 4), max_size=3)))
     kinds = st.sampled_from(["ecc_corrected", "application_xid_13"])

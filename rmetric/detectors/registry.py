@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from rmetric.detectors.loss_slope import LossSlope
 from rmetric.detectors.loss_z_score import LossZScore
 from rmetric.detectors.online_isolation_forest import OnlineIsolationForest
 from rmetric.detectors.page_hinkley import PageHinkley
+from rmetric.detectors.peers import TrainProof, TrainPulse, TrainScope
 from rmetric.detectors.robust_gradient_norm import RobustGradientNorm
 from rmetric.detectors.worker_dispersion import WorkerDispersion
 from rmetric.metric import RMetric, RMetricConfig
@@ -33,7 +35,8 @@ class Entry:
 
     Attributes:
         title: as tables and figures print it.
-        kind: ``metric``, ``ablation``, ``variant``, ``baseline`` or ``anchor``.
+        kind: ``metric``, ``ablation``, ``variant``, ``baseline``, ``peer`` (another
+            package's, run by its own code) or ``anchor``.
         make: a fresh detector; the Generator is for those that draw.
         mode: the study's logs_<mode>/ that holds its runs.
         sees_future: needs `fit(run)` first; see `PeekingDetector`.
@@ -63,13 +66,31 @@ def _ablation(signal: str, mode: str) -> Entry:
     )
 
 
-def _baseline(title: str, kind: Callable[[], Detector], *, in_paper: bool = False) -> Entry:
-    return Entry(title=title, kind="baseline", make=lambda generator: kind(), in_paper=in_paper)
+def _baseline(
+    title: str, make: Callable[[], Detector], *, kind: str = "baseline", in_paper: bool = False
+) -> Entry:
+    return Entry(title=title, kind=kind, make=lambda generator: make(), in_paper=in_paper)
+
+
+def _peers() -> dict[str, Entry]:
+    """Those that are installed; looking does not import them."""
+    return {
+        package: _baseline(f"{package} (peer)", adapter, kind="peer")
+        for package, adapter in PEERS.items()
+        if find_spec(package) is not None
+    }
 
 
 def _anchor(title: str, make: Callable[[np.random.Generator], Detector]) -> Entry:
     return Entry(title=title, kind="anchor", make=make, in_paper=True)
 
+
+#: By the package that each needs.
+PEERS: dict[str, Callable[[], Detector]] = {
+    "trainpulse": TrainPulse,
+    "trainscope": TrainScope,
+    "trainproof": TrainProof,
+}
 
 DETECTORS: dict[str, Entry] = {
     "r_metric": Entry(
@@ -109,6 +130,7 @@ DETECTORS: dict[str, Entry] = {
     "bayesian_change_point": _baseline("Bayesian change point", BayesianChangePoint),
     "lightning_spike": _baseline("Lightning SpikeDetection (its rule)", LightningSpike),
     "llm_foundry_spike": _baseline("LLM Foundry KillLossSpike (its rule)", LlmFoundrySpike),
+    **_peers(),
     "always": _anchor("Always alarm", lambda generator: Always()),
     "never": _anchor("Never alarm", lambda generator: Never()),
     "random": _anchor("Random", Random),

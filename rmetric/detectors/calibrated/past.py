@@ -1,0 +1,124 @@
+"""What is usual for a run, from its own recent past and no more."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+
+#: Quantiles over their Gaussian distance from the median: half of a spread is enough to
+#: see noise with a heavy upper tail as wide as it is upwards.
+_QUARTILES = 1.349
+_UPPER_TENTH = 1.2816
+#: A spread estimated from few values is too small too often: n values widen it by 8 / n.
+_FEW = 8.0
+
+
+class LaggedPast:
+    """Middle and upward spread of a window of values that ends `lag` values ago.
+
+    The lag keeps a rise that is under way out of what it is held against; a
+    level that lasts becomes the usual one after about half a window.
+
+    Args:
+        window: values remembered, at least `least`.
+        lag: newest values left out, at least 0.
+        least: values needed before anything is said, at least 4.
+
+    >>> past = LaggedPast(window=8, lag=2, least=4)
+    >>> for x in (1.0, 2.0, 3.0, 4.0, 5.0, 900.0, 900.0):
+    ...     past.remember(x)
+    >>> past.usual, past.ready
+    (3.0, True)
+    """
+
+    __slots__ = ("_recent", "_sorted", "_values", "lag", "least", "window")
+
+    def __init__(self, window: int = 80, lag: int = 5, least: int = 8) -> None:
+        if not 4 <= least <= window or lag < 0:
+            raise ValueError(
+                f"window {window}, lag {lag}, least {least}: needed are 4 <= least <= window "
+                "and lag >= 0"
+            )
+        self.window = window
+        self.lag = lag
+        self.least = least
+        self._recent: deque[float] = deque()
+        self._values: deque[float] = deque()
+        self._sorted: list[float] = []
+
+    @property
+    def ready(self) -> bool:
+        return len(self._sorted) >= self.least
+
+    @property
+    def usual(self) -> float:
+        """The median; only where `ready`."""
+        ordered = self._sorted
+        half = len(ordered) // 2
+        if len(ordered) % 2:
+            return ordered[half]
+        return ordered[half - 1] / 2 + ordered[half] / 2
+
+    @property
+    def spread(self) -> float:
+        """How far a value lies from the median by chance, at least upwards; only where `ready`."""
+        ordered = self._sorted
+        count = len(ordered)
+        quartiles = (ordered[3 * count // 4] - ordered[count // 4]) / _QUARTILES
+        upper = (ordered[9 * count // 10] - self.usual) / _UPPER_TENTH
+        return max(quartiles, upper) * (1 + _FEW / count)
+
+    def remember(self, x: float) -> None:
+        """Take a finite value."""
+        self._recent.append(x)
+        if len(self._recent) <= self.lag:
+            return
+        oldest = self._recent.popleft()
+        self._values.append(oldest)
+        insort(self._sorted, oldest)
+        if len(self._values) > self.window:
+            del self._sorted[bisect_left(self._sorted, self._values.popleft())]
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._recent.clear()
+        self._values.clear()
+        self._sorted.clear()
+
+
+class Deviation:
+    """How many spreads a value lies above what is usual for the run.
+
+        z = (x - usual) / max(spread, `relative` |usual|, `absolute`)
+
+    Attributes:
+        usual, rise, z: of the last value; nan while too few are past.
+
+    >>> deviation = Deviation(LaggedPast(window=20, lag=0, least=4), absolute=0.1)
+    >>> [round(deviation.update(x), 1) for x in (2.0, 2.0, 2.0, 2.0, 2.6)]
+    [nan, nan, nan, nan, 6.0]
+    """
+
+    __slots__ = ("_past", "absolute", "relative", "rise", "usual", "z")
+
+    def __init__(self, past: LaggedPast, *, relative: float = 0.0, absolute: float = 0.0) -> None:
+        self._past = past
+        self.relative = relative
+        self.absolute = absolute
+        self.usual = self.rise = self.z = float("nan")
+
+    def update(self, x: float) -> float:
+        """Judge a finite value by those before it, then remember it."""
+        past = self._past
+        if past.ready:
+            self.usual = past.usual
+            self.rise = x - self.usual
+            floor = max(self.relative * abs(self.usual), self.absolute)
+            self.z = self.rise / max(past.spread, floor)
+        past.remember(x)
+        return self.z
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._past.forget()
+        self.usual = self.rise = self.z = float("nan")

@@ -1,0 +1,38 @@
+"""What a source of evidence promises."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol
+
+from rmetric.records import Record
+
+
+class Source(Protocol):
+    """One thing that a run logs, and what it says of the run's health.
+
+    Attributes:
+        NAMES: of its statistics, as the threshold file has them.
+        LABEL: as people read it.
+        statistics: name -> how strong the evidence is, higher is worse; a name is
+            absent while there is nothing to judge by. Each has its own unit,
+            which the source's docstring gives.
+
+    `update` is called once a record; one that does not hold what the source
+    watches leaves it as it was. `restart` is called where the user announced a
+    change: what was usual before does not count after it. `words` says in words
+    and numbers what a statistic was taken from.
+    """
+
+    NAMES: ClassVar[tuple[str, ...]]
+    LABEL: ClassVar[str]
+    statistics: dict[str, float]
+
+    def update(self, record: Record) -> None: ...
+
+    def restart(self) -> None: ...
+
+    def words(self, name: str) -> str: ...
+
+
+def clipped(x: float, low: float, high: float) -> float:
+    return low if x < low else high if x > high else x

@@ -1,0 +1,132 @@
+"""What the training loss of single records says."""
+
+from __future__ import annotations
+
+from collections import deque
+from math import inf, isfinite, nan
+
+from rmetric.detectors.calibrated.past import Deviation, LaggedPast
+from rmetric.detectors.calibrated.source import clipped
+from rmetric.detectors.followed_loss import FollowedLoss
+from rmetric.records import Record
+
+#: Nats, and share of the usual loss: a smaller rise is never a jump, however quiet the run.
+LEAST_RISE = 0.3
+LEAST_RELATIVE_RISE = 0.05
+#: A jump by `LEAST_RISE` alone counts as so many spreads.
+_SPREADS_PER_RISE = 4.0
+#: Of a run logged at every step a single batch may be bad; where a value stands for many
+#: steps, two are enough, and one, if it is more than twice as far out.
+_EVERY_STEP, _SPARSE = 3, 2
+_SINGLE = 0.45
+_SMOOTHING = 0.1
+_MOST_SPREADS = 4.0
+#: Records after which a level counts as reached, and what counts as a climb from it.
+_START = 40
+_START_RATIO, _START_SPREADS = 0.7, 4.0
+_RATIO, _SPREADS = 0.3, 9.0
+_LONG_RUN = 1 / 200
+
+
+class TrainingLoss:
+    """Jumps, drifts and climbs of the training loss (or of the only loss that is logged).
+
+    With z the spreads and r the nats above what is usual, record by record:
+
+        loss_jump   least min(z, 4 r / max(0.3, 5 %)) of the last three records, of the last
+                    two where the log skips steps
+        loss_drift  EWMA (0.1) of z, cut to ±4
+        loss_climb  median of the last five losses above the lowest such median, as a share of
+                    30 % and of nine times the usual step from record to record, the smaller;
+                    in the first 40 records median of three, 70 % and four times
+
+    Spreads are at least as wide as the rises that this run has often shown.
+    """
+
+    NAMES = ("loss_jump", "loss_drift", "loss_climb")
+    LABEL = "training loss"
+
+    def __init__(self) -> None:
+        self.statistics: dict[str, float] = {}
+        self._followed = FollowedLoss()
+        self._deviation = Deviation(LaggedPast(window=40), relative=0.01, absolute=1e-4)
+        self._often = 0.0
+        self._recent: deque[float] = deque(maxlen=_EVERY_STEP)
+        self._steps = LaggedPast(window=40, lag=0, least=4)
+        self._last: deque[float] = deque(maxlen=5)
+        self._lowest = inf
+        self._count = 0
+        self._step: int | None = None
+        self.rise = nan
+
+    def update(self, record: Record) -> None:
+        loss = self._followed.of(record)
+        if loss is None or not isfinite(loss):
+            return
+        stride = 1 if self._step is None else record.step - self._step
+        self._step = record.step
+        self._count += 1
+        self._judge_level(loss, stride)
+        self._judge_climb(loss)
+
+    def _judge_level(self, loss: float, stride: int) -> None:
+        deviation = self._deviation
+        deviation.update(loss)
+        self.rise = rise = deviation.rise
+        if rise != rise:
+            return
+        spread = rise / deviation.z if deviation.z else 1.0
+        z = rise / max(spread, self._often) if rise else 0.0
+        self._often += _LONG_RUN * (2.5 * clipped(rise, 0.0, 3 * spread) - self._often)
+        least = max(LEAST_RISE, LEAST_RELATIVE_RISE * abs(deviation.usual))
+        jump = min(z, _SPREADS_PER_RISE * rise / least)
+        self._recent.append(jump)
+        needed = _EVERY_STEP if stride <= 1 else _SPARSE
+        last = list(self._recent)[-needed:]
+        lasting = min(last) if len(last) == needed else 0.0
+        if stride > 1:
+            lasting = max(lasting, _SINGLE * jump)
+        self.statistics["loss_jump"] = lasting
+        drift = self.statistics.get("loss_drift", 0.0)
+        drift += _SMOOTHING * (clipped(z, -_MOST_SPREADS, _MOST_SPREADS) - drift)
+        self.statistics["loss_drift"] = drift
+
+    def _judge_climb(self, loss: float) -> None:
+        if self._last:
+            self._steps.remember(abs(loss - self._last[-1]))
+        self._last.append(loss)
+        start = self._count <= _START
+        window = sorted(list(self._last)[-3:] if start else self._last)
+        if len(window) < 3:
+            return
+        level = window[len(window) // 2]
+        if self._lowest < inf and self._steps.ready:
+            climb = level - self._lowest
+            step = max(self._steps.usual / 0.954, 0.02 * abs(self._lowest), 0.02)
+            ratio = climb / max(abs(self._lowest), 0.5)
+            least, spreads = (
+                (_START_RATIO, _START_SPREADS) if start else (_RATIO, _SPREADS)
+            )
+            self.statistics["loss_climb"] = min(ratio / least, climb / step / spreads)
+        self._lowest = min(self._lowest, level)
+
+    def restart(self) -> None:
+        self._deviation.forget()
+        self._steps.forget()
+        self._recent.clear()
+        self._last.clear()
+        self._lowest = inf
+        self._count = 0
+        self._often = 0.0
+        self.rise = nan
+        self.statistics.clear()
+
+    def words(self, name: str) -> str:
+        what = f"{self._followed.name} {self._followed.loss:.4g}"
+        if name == "loss_climb":
+            return f"{what}, its lowest level was {self._lowest:.4g}"
+        deviation = self._deviation
+        return (
+            f"{what} where {deviation.usual:.4g} was usual, {deviation.rise:+.3g} or "
+            f"{deviation.z:.1f} spreads"
+        )
