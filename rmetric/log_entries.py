@@ -36,6 +36,7 @@ NUMBER_KEYS = {
     "attention_logit_max": "attention_logit_max",
     "router_load": "router_load",
     "probe_loss": "probe_loss",
+    "loss_scale": "loss_scale",
 }
 #: Fields that hold one number a worker; the names are the log's too.
 WORKER_KEYS = ("worker_gradient_norms", "worker_gradient_cosines")
@@ -72,6 +73,8 @@ def record_to_json(record: Record) -> dict[str, Any]:
             entry[key] = [encode_number(value) for value in values]
     if record.non_finite_gradients is not None:
         entry["non_finite_gradients"] = record.non_finite_gradients
+    if record.skipped is not None:
+        entry["skipped"] = record.skipped
     if record.layer_gradient_norms is not None:
         entry["layer_gradient_norms"] = encode(record.layer_gradient_norms)
     if record.planned_events is not None:
@@ -121,6 +124,7 @@ def record_from_json(entry: dict[str, Any]) -> Record:
         non_finite_gradients=field(entry, "non_finite_gradients", whole_number),
         layer_gradient_norms=field(entry, "layer_gradient_norms", _numbers_by_name),
         planned_events=field(entry, "planned_events", _words),
+        skipped=field(entry, "skipped", flag),
         events=field(entry, "hardware_events", _events),
         **fields,
     )

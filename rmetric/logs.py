@@ -42,6 +42,7 @@ from rmetric.strict_json import (
 __all__ = [
     "FORMAT_VERSION",
     "LogError",
+    "LogReader",
     "decode_number",
     "encode_line",
     "encode_number",
@@ -183,35 +184,58 @@ def write_atomically(path: Path, lines: Iterable[bytes]) -> None:
         raise
 
 
-def read_lines(path: Path, lines: Iterable[bytes]) -> Run:
-    """The run in the lines of one log in our form or the authors'.
+class LogReader:
+    """Takes the lines of one log in our form or the authors', one at a time.
 
-    Keys may be missing. A last line without its end that is no JSON was cut off
-    while it was written: it is left out, and the run's notes say so. Raises
-    LogError for anything else that cannot be read.
+    Attributes:
+        run: what is known of it so far; its records are handed out, not kept.
     """
-    run = Run(id=path.name.split(".jsonl")[0], records=[], source=path)
-    begun = ended = False
-    for number_of_line, line in enumerate(lines, start=1):
+
+    def __init__(self, path: Path) -> None:
+        self.run = Run(id=path.name.split(".jsonl")[0], records=[], source=path)
+        self._path, self._begun, self._ended = path, False, False
+
+    def take(self, number_of_line: int, line: bytes) -> Record | None:
+        """The record in the line, if it holds one. Raises LogError.
+
+        A line without its end that is no JSON was cut off while it was written: it
+        is left out, and the run's notes say so.
+        """
         if not line.strip():
-            continue
+            return None
         try:
             entry = parse_line(line)
         except ValueError as error:
-            if begun and not line.endswith(b"\n"):
-                run.notes.append(f"line {number_of_line} is cut off and was left out")
-                break
-            raise LogError(path, number_of_line, str(error)) from None
+            if self._begun and not line.endswith(b"\n"):
+                self.run.notes.append(f"line {number_of_line} is cut off and was left out")
+                return None
+            raise LogError(self._path, number_of_line, str(error)) from None
         try:
-            ended = _take(run, mapping(entry)) or ended
+            self._ended = _take(self.run, mapping(entry)) or self._ended
         except ValueError as error:
-            raise LogError(path, number_of_line, str(error)) from None
+            raise LogError(self._path, number_of_line, str(error)) from None
         except RecursionError:
-            raise LogError(path, number_of_line, "nested too deeply to be read") from None
-        begun = True
-    if not ended:
-        run.truth = None
-        run.notes.append("the log has no final line: how the run ended is unknown")
+            raise LogError(self._path, number_of_line, "nested too deeply to be read") from None
+        self._begun = True
+        return self.run.records.pop() if self.run.records else None
+
+    def finish(self) -> Run:
+        """The run, of which all that its log says is known now."""
+        if not self._ended:
+            self.run.truth = None
+            self.run.notes.append("the log has no final line: how the run ended is unknown")
+        return self.run
+
+
+def read_lines(path: Path, lines: Iterable[bytes]) -> Run:
+    """The run in the lines of one log in our form or the authors'.
+
+    Keys may be missing. Raises LogError for what cannot be read; see `LogReader`.
+    """
+    reader = LogReader(path)
+    taken = [reader.take(number, line) for number, line in enumerate(lines, start=1)]
+    run = reader.finish()
+    run.records = [record for record in taken if record is not None]
     return run
 
 

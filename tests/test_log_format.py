@@ -40,6 +40,8 @@ EVERYTHING = Run(
             router_load=1.5,
             probe_loss=3.1,
             planned_events=("learning_rate",),
+            loss_scale=65536.0,
+            skipped=False,
             events=(HardwareEvent(1.0, "xid_79", 0),),
         )
         for step in (1, 2)

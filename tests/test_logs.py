@@ -49,6 +49,8 @@ def runs(draw):
         record.layer_gradient_norms = draw(st.none() | st.dictionaries(st.text(), st.floats()))
         record.attention_logit_max = draw(st.none() | st.floats())
         record.planned_events = draw(st.none() | st.tuples(st.text()))
+        record.loss_scale = draw(st.none() | st.floats() | ODDITIES)
+        record.skipped = draw(st.none() | st.booleans())
     config = {
         "model_type": "Mistral-7B",
         "clip": draw(st.floats()),

@@ -17,6 +17,7 @@ from rmetric import HardwareEvent, Record, RMetricConfig, Run, Truth
 from rmetric.logs import LogError, run_lines
 from rmetric.replay import READERS, UnknownFormat, find_logs, read_log, read_runs
 from rmetric.replay.columns import TARGETS, choose_columns, plain_name
+from rmetric.replay.text_readers import TEXT_READERS
 
 HISTORY = [
     {"epoch": 0.1, "step": 10, "loss": 3.0, "grad_norm": 1.5, "learning_rate": 1e-4},
@@ -97,10 +98,13 @@ def test_a_format_is_recognised_by_content_whatever_the_name(tmp_path):
         "Hugging Face trainer_state.json": json.dumps({"epoch": 1, "log_history": HISTORY}),
         "AlgoPerf measurements.csv": ALGOPERF,
         "CSV with one run a row and lists in its cells": 'seed,train_loss\n1,"[3, 2]"\n',
+        "JSON (a list of objects, or arrays)": '{"train_loss": [3.0, 2.5]}',
         "JSONL (one object a line)": '{"step": 1, "loss": 3.0}\n',
+        "W&B chart export (CSV)": "Step,a - loss,a - loss__MIN,a - loss__MAX\n1,3,3,3\n",
         "CSV with a header line": "step,loss\n1,3.0\n",
     }
-    assert set(contents) == {reader.NAME for reader in READERS}
+    of_text = {reader.NAME for reader in TEXT_READERS}
+    assert set(contents) == {reader.NAME for reader in READERS} - of_text
     for name, text in contents.items():
         assert read_log(write(tmp_path, "misleading.png", text)).format == name
 
@@ -118,7 +122,7 @@ def test_gzip_and_a_byte_order_mark_change_nothing(tmp_path):
         (b"", "empty"),
         (b"\n \n", "empty"),
         (b"\x89PNG\0\0\0", "binary"),
-        (gzip.compress(b"step,loss\n1,2\n")[:-9], "cut off"),
+        (gzip.compress(b"step,loss\n1,2\n")[:10], "cut off"),
         (b"step,loss\n1,\xff\xfe\n", "line 2"),
     ],
 )
@@ -130,10 +134,10 @@ def test_what_cannot_be_a_log_is_one_error_naming_the_file(tmp_path, data, probl
 
 def test_an_unknown_format_names_the_known_ones_the_line_and_the_remedy(tmp_path):
     with pytest.raises(UnknownFormat) as caught:
-        read(tmp_path, "iter 0: loss 3.1, time 20ms\niter 1: loss 3.0, time 20ms\n")
+        read(tmp_path, "\nit 0 | xloss 3.1 | 20ms\nit 1 | xloss 3.0 | 20ms\n")
     message = str(caught.value)
-    assert "iter 0: loss 3.1" in message
-    assert "--map loss=" in message
+    assert "line 2, is 'it 0 | xloss 3.1" in message
+    assert "--map loss=xloss" in message
     for reader in READERS:
         assert reader.NAME in message
 

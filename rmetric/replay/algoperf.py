@@ -6,14 +6,15 @@ score. So a blank loss means nan on the first two and nothing on the last.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 
-from rmetric.records import Run
 from rmetric.replay.rows import Row
-from rmetric.replay.table import header_of, read_table, runs_from_table
+from rmetric.replay.source import Source
+from rmetric.replay.stream import Stream
+from rmetric.replay.table import Table, header_of, stream_table
 
 NAME = "AlgoPerf measurements.csv"
+FOLLOWS = True
 _OWN_COLUMNS = {"global_step", "score", "accumulated_submission_time"}
 _TRAINING = ("loss", "grad_norm")
 
@@ -22,19 +23,23 @@ def matches(head: str) -> bool:
     return set(header_of(head)) >= _OWN_COLUMNS
 
 
-def read(path: Path, data: bytes, mapping: Mapping[str, str]) -> list[Run]:
-    table = read_table(path, data)
-    table.rows = [row for row in table.rows if _is_evaluation(row) or "score" not in row.cells]
+def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
+    table = Table(source)
+    return stream_table(source, table, mapping, _rows(table))
+
+
+def _rows(table: Table) -> Iterator[Row]:
     blanks = 0
-    for row in table.rows:
+    for row in table.rows():
+        if not _is_evaluation(row) and "score" in row.cells:
+            continue
         missing = _nan_columns(row, table.names)
         blanks += len(missing)
-        row.cells = {**row.cells, **dict.fromkeys(missing, "nan")}
+        yield Row(row.line, {**row.cells, **dict.fromkeys(missing, "nan")})
     if blanks:
         table.notes.append(
             f"{blanks} blank losses and norms were read as nan, as AlgoPerf writes it"
         )
-    return runs_from_table(path, table, mapping)
 
 
 def _is_evaluation(row: Row) -> bool:

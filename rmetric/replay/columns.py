@@ -142,14 +142,31 @@ def plain_name(column: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", spaced.lower()).rstrip("_")
 
 
-def choose_columns(names: Sequence[str], mapping: Mapping[str, str]) -> Columns:
-    """The columns to read among `names`; `mapping` (target -> column) goes first.
+def named_by_target() -> Columns:
+    """For rows whose cells stand under the names of `TARGETS` already."""
+    return Columns(by_target={target: target for target in TARGETS})
 
-    Raises ValueError for a mapped column that is not there.
-    """
+
+def check_mapping(names: Collection[str], mapping: Mapping[str, str]) -> None:
+    """Raise ValueError for a mapped column that is not among `names`."""
     for target, column in mapping.items():
         if column not in names:
             raise ValueError(f"--map {target}={column}: no such column; {listed(names)}")
+
+
+def choose_columns(
+    names: Sequence[str], mapping: Mapping[str, str], *, more_may_come: bool = False
+) -> Columns:
+    """The columns to read among `names`; `mapping` (target -> column) goes first.
+
+    Args:
+        more_may_come: the names are those of a log's beginning; `add_columns`
+            takes the others.
+
+    Raises ValueError for a mapped column that is not there and cannot come.
+    """
+    if not more_may_come:
+        check_mapping(names, mapping)
     columns = Columns(by_target=dict(mapping))
     taken = set(mapping.values())
     for name in TARGETS:
@@ -170,6 +187,29 @@ def choose_columns(names: Sequence[str], mapping: Mapping[str, str]) -> Columns:
     return columns
 
 
+def add_columns(columns: Columns, names: Sequence[str]) -> None:
+    """Look among `names`, which turn up in the middle of a log, for what is not chosen yet.
+
+    What was chosen stays: the records before it have been read.
+    """
+    for name, target in TARGETS.items():
+        known = [c for c in names if plain_name(c) in target.names]
+        if name in columns.by_target:
+            if known and name in (*_LOSSES, "grad_norm"):
+                columns.notes.append(_could_be(known, name))
+            continue
+        if name in ("step", "run"):
+            continue
+        guess = _guess(name, [c for c in names if c not in columns.by_target.values()], [])
+        if guess is not None:
+            columns.by_target[name] = guess
+            columns.notes.append(f"column guessed by name, later in the log: {guess!r} as {name}")
+
+
+def _could_be(columns: Sequence[str], name: str) -> str:
+    return f"{_shown(columns)} could be {name} too: --map {name}=... says so"
+
+
 def _guess(name: str, free: Sequence[str], notes: list[str]) -> str | None:
     target = TARGETS[name]
     by_plain_name: dict[str, str] = {}
@@ -179,7 +219,7 @@ def _guess(name: str, free: Sequence[str], notes: list[str]) -> str | None:
     if known:
         # A second counter or clock is no doubt worth a sentence; a second loss is.
         if len(known) > 1 and name in (*_LOSSES, "grad_norm"):
-            notes.append(f"{_shown(known[1:])} could be {name} too: --map {name}=... says so")
+            notes.append(_could_be(known[1:], name))
         return known[0]
     fitting = [c for c in free if target.fits(set(plain_name(c).split("_")))]
     if len(fitting) > 1:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-from rmetric.logs import LogError, decode_number, parse_line, read_lines
+import msgspec
+
+from rmetric.logs import LogError, LogReader, decode_number, parse_line
 from rmetric.metric import RMetric
-from rmetric.records import Run
+from rmetric.records import HardwareEvent, Record, Run
 from rmetric.replay.settings import settings_of
+from rmetric.replay.source import Source
+from rmetric.replay.stream import Stream
 
 NAME = "experiment log (JSONL)"
+FOLLOWS = True
 _EVENT = re.compile(r'"event"\s*:\s*"(EXPERIMENT_\w+|METRICS|FAULT_INJECTED)"')
 _COMPUTED_FROM = {
     "failure_rate": "events",
@@ -21,23 +25,168 @@ _COMPUTED_FROM = {
     "loss_drift": "validation_loss",
 }
 _TOLERANCE = 1e-9
+_FAR = 2**63
 
 
 def matches(head: str) -> bool:
     return _EVENT.search(head) is not None
 
 
-def read(path: Path, data: bytes, mapping: Mapping[str, str]) -> list[Run]:
-    logged: list[float | None] = []
-    run = read_lines(path, _noting_scores(data.splitlines(keepends=True), logged))
-    if not run.records:
-        raise LogError(path, None, "no METRICS line: there is nothing to score")
-    if mapping:
-        run.notes.append("--map is not needed for this format and was not used")
+def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
+    reader = LogReader(source.path)
+    runs: dict[str, Run] = {}
+
+    def records() -> Iterator[tuple[str, Record]]:
+        """The records; one copy of a stated signal is dropped as `_forget_repeated` does it,
+        but before the first of its source has been seen nobody can know."""
+        seen: set[str] = set()
+        run = reader.run
+        for record, _ in _records(source, reader):
+            runs.setdefault(run.id, run)
+            for stated, of in _COMPUTED_FROM.items():
+                if getattr(record, of) is not None:
+                    seen.add(of)
+                elif of in seen:
+                    setattr(record, stated, None)
+            yield run.id, record
+        _end(source, reader, mapping, any_record=bool(runs))
+
+    return Stream(records=records(), runs=runs)
+
+
+def read(source: Source, mapping: Mapping[str, str]) -> list[Run]:
+    """The whole run, with R computed again and compared with what the log states."""
+    reader = LogReader(source.path)
+    both = list(_records(source, reader))
+    run, logged = reader.run, [score for _, score in both]
+    run.records = [record for record, _ in both]
+    _end(source, reader, mapping, any_record=bool(both))
     run.notes += _forget_repeated(run)
     if any(score is not None for score in logged):
         run.notes.append(comparison(run, logged))
     return [run]
+
+
+def _end(source: Source, reader: LogReader, mapping: Mapping[str, str], any_record: bool) -> None:
+    run = reader.finish()
+    if not any_record:
+        raise LogError(source.path, None, "no METRICS line: there is nothing to score")
+    if mapping:
+        run.notes.append("--map is not needed for this format and was not used")
+
+
+class _Event(msgspec.Struct):
+    time_seconds: float
+    kind: str
+    worker: int | None = None
+
+
+class _Line(msgspec.Struct, gc=False):
+    """What `log_entries.record_from_json` reads, of a line without nan or anything odd."""
+
+    event: str
+    step: int
+    time_seconds: float | None = None
+    training_loss: float | None = None
+    validation_loss: float | None = None
+    gradient_norm: float | None = None
+    worker_gradient_norms: tuple[float, ...] | None = None
+    learning_rate: float | None = None
+    update_norm: float | None = None
+    parameter_norm: float | None = None
+    worker_gradient_cosines: tuple[float, ...] | None = None
+    non_finite_gradients: int | None = None
+    layer_gradient_norms: dict[str, float] | None = None
+    activation_headroom: float | None = None
+    attention_logit_max: float | None = None
+    router_load: float | None = None
+    probe_loss: float | None = None
+    planned_events: tuple[str, ...] | None = None
+    loss_scale: float | None = None
+    skipped: bool | None = None
+    hardware_events: list[_Event] | None = None
+    failure_rate: float | None = msgspec.field(name="lambda", default=None)
+    lambda_source: str | None = "logged"
+    sigma_sq: float | None = None
+    sigma_sq_source: str | None = "logged"
+    delta_l: float | None = None
+    delta_l_source: str | None = "logged"
+    r_metric: float | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Line)
+
+
+def _records(source: Source, reader: LogReader) -> Iterator[tuple[Record, float | None]]:
+    """Each record with the R that its line states."""
+    for number, chunk in source.chunks():
+        try:
+            alike = _DECODER.decode_lines(chunk)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            alike = []
+        if alike and all(s.event == "METRICS" and -_FAR < s.step < _FAR for s in alike):
+            for s in alike:
+                yield _record(s), s.r_metric
+            continue
+        for at, line in enumerate(chunk.splitlines(keepends=True), start=number):
+            yield from _one(source, reader, at, line)
+
+
+def _one(
+    source: Source, reader: LogReader, number: int, line: bytes
+) -> Iterator[tuple[Record, float | None]]:
+    """The record of a line that may be anything."""
+    try:
+        s = _DECODER.decode(line)
+        if s.event == "METRICS" and -_FAR < s.step < _FAR:
+            yield _record(s), s.r_metric
+            return
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        pass
+    record = reader.take(number, _in_utf8(source, number, line))
+    if record is not None:
+        yield record, _score(line)
+
+
+def _in_utf8(source: Source, number: int, line: bytes) -> bytes:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return source.decoded(number, line).encode()
+    return line
+
+
+def _record(s: _Line) -> Record:
+    events = s.hardware_events
+    return Record(
+        s.step,
+        s.time_seconds,
+        s.training_loss,
+        s.validation_loss,
+        s.gradient_norm,
+        s.worker_gradient_norms,
+        s.learning_rate,
+        s.update_norm,
+        s.parameter_norm,
+        s.worker_gradient_cosines,
+        s.non_finite_gradients,
+        s.layer_gradient_norms,
+        s.activation_headroom,
+        s.attention_logit_max,
+        s.router_load,
+        s.probe_loss,
+        s.planned_events,
+        s.loss_scale,
+        s.skipped,
+        tuple(HardwareEvent(e.time_seconds, e.kind, e.worker) for e in events)
+        if events
+        else None
+        if events is None
+        else (),
+        s.failure_rate if s.lambda_source == "logged" else None,
+        s.sigma_sq if s.sigma_sq_source == "logged" else None,
+        s.delta_l if s.delta_l_source == "logged" else None,
+    )
 
 
 def _forget_repeated(run: Run) -> list[str]:
@@ -85,20 +234,9 @@ def comparison(run: Run, logged: list[float | None]) -> str:
     )
 
 
-def _noting_scores(lines: Iterable[bytes], scores: list[float | None]) -> Iterator[bytes]:
-    """Pass the lines on and keep what each METRICS line states as its R."""
-    for line in lines:
-        if b'"METRICS"' in line:
-            # The reader of the lines says what is wrong with one, and stops there.
-            with suppress(ValueError, AttributeError):
-                entry = parse_line(line)
-                if entry.get("event") == "METRICS":
-                    scores.append(_score(entry.get("r_metric")))
-        yield line
-
-
-def _score(stated: Any) -> float | None:
-    try:
-        return decode_number(stated)
-    except ValueError:
-        return None
+def _score(line: bytes) -> float | None:
+    """What a line that was read states as its R; None for what is no number."""
+    stated: Any = None
+    with suppress(ValueError, AttributeError):
+        stated = decode_number(parse_line(line).get("r_metric"))
+    return stated

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from pathlib import Path
+from typing import Any
 
 from rmetric.logs import LogError
-from rmetric.records import Run
-from rmetric.replay.rows import Row, runs_from_rows
-from rmetric.replay.source import text_of
+from rmetric.replay.rows import Row
+from rmetric.replay.source import Source
+from rmetric.replay.stream import Stream, columns_of_table, stream_rows
 
 NAME = "Hugging Face trainer_state.json"
+FOLLOWS = False
 _OWN_NAMES = ("step", "loss", "eval_loss", "grad_norm", "learning_rate")
 _HISTORY = re.compile(r'\s*\{.*"log_history"\s*:\s*\[', re.DOTALL)
 
@@ -21,23 +22,28 @@ def matches(head: str) -> bool:
     return _HISTORY.match(head) is not None
 
 
-def read(path: Path, data: bytes, mapping: Mapping[str, str]) -> list[Run]:
-    text = text_of(path, data)
+def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
     try:
-        history = json.loads(text)["log_history"]
-    except json.JSONDecodeError as error:
-        raise LogError(path, error.lineno, f"no whole JSON: {error.msg}") from None
-    except ValueError:
-        raise LogError(path, None, "a number has thousands of digits") from None
+        history = parse_document(source)["log_history"]
     except (KeyError, TypeError):
-        raise LogError(path, None, "no 'log_history' at the top of the file") from None
+        raise LogError(source.path, None, "no 'log_history' at the top of the file") from None
     if not isinstance(history, list) or not all(isinstance(entry, dict) for entry in history):
-        raise LogError(path, None, "'log_history' must be a list of objects")
+        raise LogError(source.path, None, "'log_history' must be a list of objects")
     # The closing summary's train_loss is a mean over the run and no step's loss.
     entries = [entry for entry in history if "train_runtime" not in entry]
     if not entries:
-        raise LogError(path, None, "'log_history' is empty: nothing was logged yet")
+        raise LogError(source.path, None, "'log_history' is empty: nothing was logged yet")
     names = list(dict.fromkeys(name for entry in entries for name in entry))
     own = {name: name for name in _OWN_NAMES if name in names}
-    rows = [Row(None, entry) for entry in entries]
-    return runs_from_rows(path, names, rows, own | dict(mapping))
+    columns = columns_of_table(source, names, own | dict(mapping))
+    return stream_rows(source, columns, (Row(None, entry) for entry in entries))
+
+
+def parse_document(source: Source) -> Any:
+    """The whole file as JSON, in which nan and the infinities may stand bare."""
+    try:
+        return json.loads(source.whole())
+    except json.JSONDecodeError as error:
+        raise LogError(source.path, error.lineno, f"no whole JSON: {error.msg}") from None
+    except ValueError:
+        raise LogError(source.path, None, "a number has thousands of digits") from None

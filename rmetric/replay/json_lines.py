@@ -1,16 +1,25 @@
-"""Reader of any log with one JSON object a line."""
+"""Reader of any log with one JSON object a line.
+
+Lines are decoded many at a time where they are alike (`alike.Decoders`), and one
+by one where they are not; both ways give the same records.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rmetric.logs import LogError, parse_line
-from rmetric.records import Run
-from rmetric.replay.rows import Row, runs_from_rows
+from rmetric.records import Record
+from rmetric.replay.alike import Decoders
+from rmetric.replay.assembler import Assembler
+from rmetric.replay.columns import add_columns, check_mapping, choose_columns
+from rmetric.replay.rows import Row
+from rmetric.replay.source import Source
+from rmetric.replay.stream import Stream, check_has_loss
 
 NAME = "JSONL (one object a line)"
+FOLLOWS = True
 
 
 def matches(head: str) -> bool:
@@ -21,26 +30,105 @@ def matches(head: str) -> bool:
         return False
 
 
-def read(path: Path, data: bytes, mapping: Mapping[str, str]) -> list[Run]:
-    rows, cut_off = [], []
-    for number, line in enumerate(data.splitlines(keepends=True), start=1):
-        if not line.strip():
-            continue
+def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
+    reading = _Reading(source, mapping)
+    return Stream(
+        records=reading.records(), runs=reading.assembler.runs, held=reading.assembler.held
+    )
+
+
+class _Reading:
+    """One file while it is read: the names met so far, and how lines are decoded."""
+
+    def __init__(self, source: Source, mapping: Mapping[str, str]) -> None:
+        self.source, self.mapping = source, mapping
+        first = self._first_entries()
+        self.names = dict.fromkeys(name for entry in first for name in flat(entry))
+        self.columns = choose_columns(list(self.names), mapping, more_may_come=True)
+        self.assembler = Assembler(source.path, self.columns)
+        self.decoders = Decoders(self.columns, first)
+        self.cut_off: list[str] = []
+
+    def records(self) -> Iterator[tuple[str, Record]]:
+        for number, chunk in self.source.chunks():
+            if not self.decoders.usable:
+                yield from self._one_by_one(number, chunk.split(b"\n"))
+                continue
+            yield from self.decoders.records(
+                number,
+                chunk,
+                self.assembler.state(),
+                lambda at, line: self._one_by_one(at, [line]),
+            )
+        yield from self._finish()
+
+    def _one_by_one(self, number: int, lines: list[bytes]) -> Iterator[tuple[str, Record]]:
+        for at, line in enumerate(lines, start=number):
+            if not line.strip():
+                continue
+            entry = self._entry(at, line, last=at == number + len(lines) - 1)
+            if entry is None:
+                continue
+            cells = flat(entry)
+            if not cells.keys() <= self.names.keys():
+                self._learn([name for name in cells if name not in self.names])
+            complete = self.assembler.take(Row(at, cells))
+            if complete is not None:
+                yield complete
+
+    def _entry(self, number: int, line: bytes, *, last: bool) -> dict[str, Any] | None:
+        """What line `number` holds; None for a last line that was cut off."""
         try:
             entry = parse_line(line)
         except ValueError:
-            if line.endswith((b"\n", b"\r")):
-                raise LogError(path, number, f"not JSON: {line.strip()[:60]!r}") from None
-            cut_off = [f"line {number} is cut off and was left out"]
-            break
+            if self.source.cut and last:
+                self.cut_off = [f"line {number} is cut off and was left out"]
+                return None
+            entry = self._despite_foreign_bytes(number, line)
         if not isinstance(entry, dict):
-            raise LogError(path, number, f"a JSON object is accepted, found {line.strip()[:60]!r}")
-        rows.append(Row(number, flat(entry)))
-    names = list(dict.fromkeys(name for row in rows for name in row.cells))
-    runs = runs_from_rows(path, names, rows, mapping)
-    for run in runs:
-        run.notes += cut_off
-    return runs
+            raise LogError(
+                self.source.path,
+                number,
+                f"a JSON object is accepted, found {_shown(line)}",
+            )
+        return entry
+
+    def _despite_foreign_bytes(self, number: int, line: bytes) -> Any:
+        text = self.source.decoded(number, line)
+        try:
+            return parse_line(text.encode())
+        except ValueError:
+            problem = f"not JSON: {_shown(line)}"
+            raise LogError(self.source.path, number, problem) from None
+
+    def _learn(self, names: list[str]) -> None:
+        """Take up columns that turn up in the middle of the log."""
+        self.names |= dict.fromkeys(names)
+        add_columns(self.columns, names)
+        self.assembler.use(self.columns)
+        self.decoders = Decoders(self.columns, self.decoders.examples, self.names)
+
+    def _finish(self) -> Iterator[tuple[str, Record]]:
+        try:
+            check_mapping(self.names, self.mapping)
+        except ValueError as error:
+            raise LogError(self.source.path, None, str(error)) from None
+        check_has_loss(self.source, self.columns, self.names)
+        yield from self.assembler.finish()
+        for run in self.assembler.all_runs():
+            run.notes += self.cut_off
+
+    def _first_entries(self) -> list[dict[str, Any]]:
+        """The objects in the file's beginning; what is wrong with a line is said later."""
+        found = []
+        for line in self.source.head.splitlines():
+            try:
+                entry = parse_line(line)
+            except ValueError:
+                continue
+            if isinstance(entry, dict):
+                found.append(entry)
+        return found
 
 
 def flat(entry: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -49,6 +137,8 @@ def flat(entry: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     >>> flat({"step": 1, "train": {"loss": 2.5}})
     {'step': 1, 'train/loss': 2.5}
     """
+    if not prefix and dict not in map(type, entry.values()):
+        return dict(entry)
     cells: dict[str, Any] = {}
     for name, value in entry.items():
         if isinstance(value, dict):
@@ -56,3 +146,7 @@ def flat(entry: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             cells[f"{prefix}{name}"] = value
     return cells
+
+
+def _shown(line: bytes) -> str:
+    return repr(line.strip()[:60])

@@ -1,44 +1,220 @@
-"""The bytes of a log: unpacked, and told apart from what is no text."""
+"""The bytes of a log: unpacked, as UTF-8, in blocks of whole lines, in constant memory.
+
+LF, CR LF and a lone CR (a progress bar) each end a line. A byte order mark says
+UTF-8 or UTF-16. Bytes that are no UTF-8 are replaced, and a note says so: one
+foreign letter must not cost a log, and in a number it is an error of that cell.
+"""
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, Any
 
 from rmetric.logs import LogError
 
-_GZIP_MAGIC = b"\x1f\x8b"
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_HEAD_BYTES = 1 << 16
+#: Bytes read at a time, and looked at to tell the format and the columns.
+BLOCK = 1 << 18
+#: Bytes that a reader's `matches` is shown.
+HEAD = 1 << 16
+LONGEST_LINE = 64 << 20
+#: Formats that are one JSON document or one table of lists are held in memory.
+LONGEST_DOCUMENT = 1 << 30
+_GZIP_MAGIC, _ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
-def read_bytes(path: Path) -> bytes:
-    """The unpacked content of `path`. Raises LogError for what cannot be a log."""
+class Source:
+    """One log, read once from its beginning to its end.
+
+    Args:
+        path: a file, .gz and .zst (with the zstandard package) unpacked.
+        longest_line: bytes of a line above which the file is refused.
+
+    Attributes:
+        head: its beginning as UTF-8, up to `BLOCK` bytes.
+        cut: whether the line that was read last lacks its end.
+    """
+
+    def __init__(self, path: Path, *, longest_line: int = LONGEST_LINE) -> None:
+        self.path, self.longest_line = path, longest_line
+        self.cut = False
+        self._notes: list[str] = []
+        self._replaced = self._first_replaced = self._nulls = 0
+        self._blocks = self._unpacked()
+        self.head = self._begin()
+
+    @property
+    def notes(self) -> list[str]:
+        """What had to be left out or replaced so far, in sentences."""
+        notes = self._notes[:]
+        if self._replaced:
+            notes.append(
+                f"{self._replaced} lines, the first is line {self._first_replaced}, hold bytes "
+                "that are not UTF-8: they were replaced"
+            )
+        if self._nulls:
+            notes.append(f"{self._nulls} zero bytes between the lines were left out")
+        return notes
+
+    def head_text(self) -> str:
+        """The beginning, by which a format is recognised."""
+        return self.head[:HEAD].decode("utf-8", "replace")
+
+    def check_is_text(self) -> None:
+        """Raise LogError for what cannot be a log in text."""
+        if not self.head.strip():
+            raise LogError(self.path, None, "the file is empty")
+        if b"\0" in self.head:
+            raise LogError(self.path, None, "a binary file; a log is text, .gz allowed")
+
+    def chunks(self) -> Iterator[tuple[int, bytes]]:
+        """Whole lines, many at a time, with the number of the first; LF ends each.
+
+        Only the last line of the file may lack its end; `cut` says so then.
+        """
+        line, held, size = 1, [], 0
+        for block in self._texts():
+            end = block.rfind(b"\n") + 1
+            size += len(block) if not end else block.find(b"\n")
+            if size > self.longest_line:
+                raise LogError(
+                    self.path, line, f"the line is longer than {self.longest_line:,} bytes"
+                )
+            if not end:
+                held.append(block)
+                continue
+            chunk = b"".join((*held, block[:end]))
+            held, size = [block[end:]], len(block) - end
+            yield line, chunk
+            line += chunk.count(b"\n")
+        last = b"".join(held)
+        if last:
+            self.cut = True
+            yield line, last
+
+    def lines(self) -> Iterator[tuple[int, str]]:
+        """Each line without its end, with its number."""
+        for number, chunk in self.chunks():
+            lines = self.decoded(number, chunk).split("\n")
+            if not lines[-1]:
+                lines.pop()
+            yield from enumerate(lines, number)
+
+    def decoded(self, number: int, chunk: bytes) -> str:
+        """The text of lines that begin with line `number`."""
+        try:
+            return chunk.decode()
+        except UnicodeDecodeError:
+            text = chunk.decode("utf-8", "replace")
+        at = [i for i, line in enumerate(text.split("\n"), number) if "\ufffd" in line]
+        if at:
+            self._first_replaced = self._first_replaced or at[0]
+            self._replaced += len(at)
+        return text
+
+    def whole(self) -> str:
+        """The whole text, for the formats that are one document."""
+        parts, size = [], 0
+        for _, chunk in self.chunks_of_document():
+            parts.append(chunk)
+            size += len(chunk)
+            if size > LONGEST_DOCUMENT:
+                raise LogError(
+                    self.path, None, f"one document of more than {LONGEST_DOCUMENT:,} bytes"
+                )
+        return self.decoded(1, b"".join(parts))
+
+    def chunks_of_document(self) -> Iterator[tuple[int, bytes]]:
+        """Blocks of the text, wherever they end: a document may be one line."""
+        return enumerate(self._texts())
+
+    def _begin(self) -> bytes:
+        """The first block, in UTF-8; what follows is decoded alike."""
+        first = b""
+        for block in self._blocks:
+            first += block
+            if len(first) >= BLOCK or (not block and b"\n" in first):
+                break
+        self._decode = _decoder(first)
+        return self._decode(first.removeprefix(codecs.BOM_UTF8))
+
+    def _texts(self) -> Iterator[bytes]:
+        """Blocks in UTF-8 in which LF alone ends lines."""
+        carriage = b""
+        for block in self._decoded_blocks():
+            if carriage or b"\r" in block:
+                block = carriage + block
+                # It may be the first half of CR LF.
+                carriage = b"\r" if block.endswith(b"\r") else b""
+                block = block.removesuffix(b"\r").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+            if b"\0" in block:
+                self._nulls += block.count(b"\0")
+                block = block.replace(b"\0", b"")
+            if block:
+                yield block
+        if carriage:
+            yield b"\n"
+
+    def _decoded_blocks(self) -> Iterator[bytes]:
+        yield self.head
+        for block in self._blocks:
+            yield self._decode(block)
+
+    def _unpacked(self) -> Iterator[bytes]:
+        """Blocks of the unpacked file."""
+        read_any = False
+        try:
+            with open(self.path, "rb") as file:
+                unpacked = self._unpacker(file)
+                while block := unpacked(BLOCK):
+                    read_any = True
+                    yield block
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            if not read_any:
+                raise LogError(
+                    self.path, None, f"compressed and damaged or cut off ({error})"
+                ) from None
+            self._notes.append(
+                f"the compressed file is damaged or cut off ({error}): what comes before is kept"
+            )
+        except OSError as error:
+            raise LogError(self.path, None, f"cannot be read: {error.strerror}") from None
+
+    def _unpacker(self, file: Any) -> Any:
+        magic = file.peek(4)[:4]
+        if magic.startswith(_GZIP_MAGIC):
+            # Not `read`, which loses what it has gathered when it meets the cut.
+            return gzip.GzipFile(fileobj=file).read1
+        if magic == _ZSTD_MAGIC:
+            return _zstd_reader(self.path, file)
+        return file.read
+
+
+def _zstd_reader(path: Path, file: IO[bytes]) -> Any:
     try:
-        data = path.read_bytes()
-        if data.startswith(_GZIP_MAGIC):
-            data = gzip.decompress(data)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise LogError(path, None, f"compressed and damaged or cut off ({error})") from None
-    except OSError as error:
-        raise LogError(path, None, f"cannot be read: {error.strerror}") from None
-    data = data.removeprefix(_BYTE_ORDER_MARK)
-    if not data.strip():
-        raise LogError(path, None, "the file is empty")
-    if b"\0" in data:
-        raise LogError(path, None, "a binary file; a log is text, .gz allowed")
-    return data
+        import zstandard
+    except ImportError:
+        raise LogError(
+            path, None, "compressed with zstd: pip install zstandard, or unpack it first"
+        ) from None
+    reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+
+    def read(size: int) -> bytes:
+        try:
+            return reader.read(size)
+        except zstandard.ZstdError as error:
+            raise EOFError(str(error)) from None
+
+    return read
 
 
-def head_of(data: bytes) -> str:
-    """The beginning of the text, by which a format is recognised."""
-    return data[:_HEAD_BYTES].decode("utf-8", "replace")
-
-
-def text_of(path: Path, data: bytes) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise LogError(path, line, "not text in UTF-8") from None
+def _decoder(first: bytes) -> Any:
+    """What turns the file's bytes into UTF-8, block by block."""
+    if not first.startswith(_UTF16_MARKS):
+        return lambda block: block
+    decoder = codecs.getincrementaldecoder("utf-16")("replace")
+    return lambda block: decoder.decode(block).encode("utf-8", "replace")

@@ -3,28 +3,86 @@
 from __future__ import annotations
 
 import csv
-import io
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 
 from rmetric.logs import LogError
-from rmetric.records import Run
-from rmetric.replay.rows import Row, runs_from_rows
-from rmetric.replay.source import text_of
+from rmetric.replay.rows import Row
+from rmetric.replay.source import Source
+from rmetric.replay.stream import Stream, columns_of_table, stream_rows
 
 NAME = "CSV with a header line"
+FOLLOWS = True
 _DELIMITERS = ",;\t"
 
 
-@dataclass(kw_only=True)
 class Table:
-    """A CSV as rows of cells, blank ones left out; `notes` say what was dropped."""
+    """A CSV as rows of cells, blank ones left out, read line by line.
 
-    names: list[str]
-    rows: list[Row]
-    notes: list[str] = field(default_factory=list)
+    Attributes:
+        names: the columns; one that comes twice counts where it comes first.
+        notes: what was dropped; whole when the rows have been read.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.notes: list[str] = []
+        self._lines = (line for line in source.lines())
+        first = next((line for line in self._lines if line[1].strip()), (1, ""))
+        self._first_line, header = first
+        self._delimiter = _delimiter(header)
+        self._header = header_of(header)
+        self._places = {name: self._header.index(name) for name in self._header}
+        self.names = list(self._places)
+        doubled = sorted({n for n in self._header if self._header.count(n) > 1})
+        if doubled:
+            self.notes.append(f"columns named twice, the first was read: {', '.join(doubled)}")
+
+    def rows(self) -> Iterator[Row]:
+        places = [(name, place) for name, place in self._places.items()]
+        size = len(self._header)
+        for line, cells in self._cells():
+            if len(cells) < size:
+                if not self.source.cut:
+                    raise self._other_size(line, cells)
+                self.notes.append(f"line {line} is cut off and was left out")
+                continue
+            if len(cells) > size and any(cell.strip() for cell in cells[size:]):
+                raise self._other_size(line, cells)
+            filled = {}
+            for name, place in places:
+                cell = cells[place]
+                if cell and (cell := cell.strip()):
+                    filled[name] = cell
+            yield Row(line, filled)
+
+    def _other_size(self, line: int, cells: list[str]) -> LogError:
+        problem = f"{len(cells)} cells, the header has {len(self._header)}"
+        return LogError(self.source.path, line, problem)
+
+    def _cells(self) -> Iterator[tuple[int, list[str]]]:
+        """Number of the last line and cells of each row below the header that is not blank."""
+        # Lists in cells outgrow the module's limit, which is set for all of its users.
+        csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))
+        at = self._first_line
+
+        def numbered() -> Iterator[str]:
+            nonlocal at
+            for number, line in self._lines:
+                at = number
+                # The module joins lines within quotes by the ends that they have.
+                yield f"{line}\n"
+
+        reader = csv.reader(numbered(), delimiter=self._delimiter)
+        try:
+            for cells in reader:
+                if any(cells):
+                    yield at, cells
+        except csv.Error as error:
+            raise LogError(self.source.path, at, f"not CSV: {error}") from None
+
+
+_LONGEST_CELL = min(sys.maxsize, 2**31 - 1)
 
 
 def matches(head: str) -> bool:
@@ -40,15 +98,16 @@ def matches(head: str) -> bool:
     )
 
 
-def read(path: Path, data: bytes, mapping: Mapping[str, str]) -> list[Run]:
-    return runs_from_table(path, read_table(path, data), mapping)
+def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
+    return stream_table(source, Table(source), mapping)
 
 
-def runs_from_table(path: Path, table: Table, mapping: Mapping[str, str]) -> list[Run]:
-    runs = runs_from_rows(path, table.names, table.rows, mapping)
-    for run in runs:
-        run.notes += table.notes
-    return runs
+def stream_table(
+    source: Source, table: Table, mapping: Mapping[str, str], rows: Iterator[Row] | None = None
+) -> Stream:
+    """The stream of a table, or of `rows` with its columns."""
+    columns = columns_of_table(source, table.names, mapping)
+    return stream_rows(source, columns, table.rows() if rows is None else rows, table.notes)
 
 
 def header_of(head: str) -> list[str]:
@@ -56,43 +115,6 @@ def header_of(head: str) -> list[str]:
     names = [name.strip() for name in _cells(head.lstrip("\r\n").split("\n", 1)[0])]
     # Saved data frames carry their row numbers in a first column without a name.
     return ["(index)", *names[1:]] if len(names) > 1 and not names[0] else names
-
-
-def read_table(path: Path, data: bytes) -> Table:
-    """The whole CSV. A column name that comes twice counts where it comes first."""
-    text = text_of(path, data)
-    names = header_of(text)
-    places = {name: names.index(name) for name in names}
-    table = Table(names=list(places), rows=[])
-    doubled = sorted({name for name in names if names.count(name) > 1})
-    if doubled:
-        table.notes.append(f"columns named twice, the first was read: {', '.join(doubled)}")
-    for line, cells in _lines(path, text):
-        if len(cells) < len(names):
-            if line != text.count("\n") + 1:
-                raise LogError(path, line, f"{len(cells)} cells, the header has {len(names)}")
-            table.notes.append(f"line {line} is cut off and was left out")
-        elif any(cell.strip() for cell in cells[len(names) :]):
-            raise LogError(path, line, f"{len(cells)} cells, the header has {len(names)}")
-        else:
-            filled = {n: cells[i].strip() for n, i in places.items() if cells[i].strip()}
-            table.rows.append(Row(line, filled))
-    return table
-
-
-def _lines(path: Path, text: str) -> list[tuple[int, list[str]]]:
-    """Line number and cells of each line below the header that is not blank."""
-    first = text.lstrip("\r\n").split("\n", 1)[0]
-    # Lists in cells outgrow the module's limit, which is set for all of its users.
-    limit = csv.field_size_limit(sys.maxsize)
-    try:
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(first))
-        lines = [(reader.line_num, cells) for cells in reader if any(cells)]
-    except csv.Error as error:
-        raise LogError(path, reader.line_num, f"not CSV: {error}") from None
-    finally:
-        csv.field_size_limit(limit)
-    return lines[1:]
 
 
 def _cells(line: str) -> list[str]:

@@ -18,10 +18,13 @@ understood and must not be passed over is `rows.BadRow`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
+from rmetric.replay.columns import named_by_target
 from rmetric.replay.rows import Row
+from rmetric.replay.source import Source
+from rmetric.replay.stream import Stream, stream_rows
 
 
 class TextReader(Protocol):
@@ -36,3 +39,16 @@ class TextReader(Protocol):
 
 #: The first that matches reads the file: the more particular come first.
 TEXT_READERS: tuple[TextReader, ...] = ()
+
+
+class AsReader:
+    """A text reader as `stream.Reader`."""
+
+    FOLLOWS = True
+
+    def __init__(self, reader: TextReader) -> None:
+        self.NAME, self.matches, self._rows = reader.NAME, reader.matches, reader.rows
+
+    def stream(self, source: Source, mapping: Mapping[str, str]) -> Stream:
+        notes = ["--map is not needed for this format and was not used"] if mapping else []
+        return stream_rows(source, named_by_target(), self._rows(source.lines()), notes)

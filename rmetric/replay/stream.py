@@ -1,0 +1,85 @@
+"""What every reader returns: the records of one log, one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rmetric.logs import LogError
+from rmetric.records import Record, Run
+from rmetric.replay.assembler import Assembler
+from rmetric.replay.columns import Columns, choose_columns, listed
+from rmetric.replay.rows import Row, UnknownFormat
+from rmetric.replay.source import Source
+
+
+@dataclass(kw_only=True)
+class Stream:
+    """The records of one log, in constant memory where the format is one of lines.
+
+    Attributes:
+        records: each record with the id of its run; read once.
+        runs: id in `records` -> what is known of the run (no records here), filled
+            while the records are read. Only at the end are the notes whole, and
+            only then has the first of several parts its final ``Run.id``.
+        held: takes out the records that wait for what the next line adds.
+        finished: called with the collected runs by `read_log`, for what only
+            a whole run shows.
+    """
+
+    records: Iterator[tuple[str, Record]]
+    runs: dict[str, Run]
+    held: Callable[[], list[tuple[str, Record]]] = list
+    finished: Callable[[list[Run]], None] = field(default=lambda runs: None)
+
+
+class Reader(Protocol):
+    """One log format.
+
+    Attributes:
+        NAME: as messages and the index print it.
+        matches: whether a file that begins like this is in the format.
+        stream: the records; raises LogError for what cannot be read.
+        FOLLOWS: whether a file that grows can be read line by line.
+    """
+
+    NAME: str
+    FOLLOWS: bool
+
+    def matches(self, head: str) -> bool: ...
+
+    def stream(self, source: Source, mapping: Mapping[str, str]) -> Stream: ...
+
+
+def stream_rows(
+    source: Source, columns: Columns, rows: Iterable[Row], notes: list[str] | None = None
+) -> Stream:
+    """The stream of a format that yields rows; `notes` go to every run at the end."""
+    assembler = Assembler(source.path, columns)
+
+    def records() -> Iterator[tuple[str, Record]]:
+        yield from assembler.records(rows)
+        for run in assembler.all_runs():
+            run.notes += notes or []
+
+    return Stream(records=records(), runs=assembler.runs, held=assembler.held)
+
+
+def columns_of_table(source: Source, names: list[str], mapping: Mapping[str, str]) -> Columns:
+    """The columns of a table whose header is known. Raises LogError and UnknownFormat."""
+    try:
+        columns = choose_columns(names, mapping)
+    except ValueError as error:
+        raise LogError(source.path, None, str(error)) from None
+    check_has_loss(source, columns, names)
+    return columns
+
+
+def check_has_loss(source: Source, columns: Columns, names: Iterable[str]) -> None:
+    if not columns.has_loss:
+        raise UnknownFormat(
+            source.path,
+            None,
+            f"no column is known to be a loss; {listed(list(names))}; --map loss=COLUMN says which",
+        )
