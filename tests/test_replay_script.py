@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import importlib.util
 import json
 import signal
@@ -21,7 +22,7 @@ from rmetric.evaluation import Study
 from rmetric.logs import run_lines
 from rmetric.replay.scored_run import alarm_spans, score_run
 from rmetric.reporting.provenance import provenance
-from rmetric.reporting.replay_report import safe_name
+from rmetric.reporting.replay_report import INDEX_NAMES, safe_name
 
 ROOT = Path(__file__).parents[1]
 GOOD = "step,loss,grad_norm\n" + "".join(f"{s},{4 - s / 10},1.5\n" for s in range(1, 11))
@@ -81,7 +82,7 @@ def test_a_run_gets_scores_summary_and_plot(replay, tmp_path):
     code, out = replay("a.csv", plots="all")
     assert code == 0
     assert {path.name for path in (out / "a").iterdir()} == {
-        "scores.csv", "summary.json", "case_study.png", "case_study.pdf",
+        "report.html", "scores.csv", "summary.json", "case_study.png", "case_study.pdf",
     }  # fmt: skip
     assert (out / "a" / "case_study.png").read_bytes().startswith(b"\x89PNG")
     assert (out / "a" / "case_study.pdf").read_bytes().startswith(b"%PDF")
@@ -112,6 +113,33 @@ def test_the_scores_are_those_of_the_metric(replay, tmp_path):
         assert float(line["loss_drift"] or "nan") == pytest.approx(
             metric.raw.loss_drift, nan_ok=True
         )
+
+
+def test_the_pages_link_each_other_and_tell_how_to_make_them_again(replay, tmp_path):
+    (tmp_path / "a b.csv").write_text(GOOD.replace("loss", "ce"))
+    (tmp_path / "c.csv").write_text("step,ce\n1,three\n")
+    _, out = replay("a b.csv", "c.csv", "--map", "loss=ce", "--preset", "case_study")
+    index_page = (out / "index.html").read_text()
+    assert 'href="a_b/report.html"' in index_page
+    assert "c.csv, line 2" in index_page
+    run_page = (out / "a_b" / "report.html").read_text()
+    assert 'href="../index.html"' in run_page
+    command = (
+        "python replay_and_analyze_logs.py &#39;a b.csv&#39; --preset case_study --map loss=ce"
+    )
+    assert command in run_page
+    digest = hashlib.sha256((tmp_path / "a b.csv").read_bytes()).hexdigest()
+    assert digest in run_page
+    assert summary(out, "a_b")["sha256"] == digest
+
+
+def test_what_the_detectors_say_is_in_the_summary(replay, tmp_path):
+    (tmp_path / "run.jsonl").write_bytes(own_log("run"))
+    _, out = replay("run.jsonl")
+    said = summary(out, "run")["detectors"]["r_metric"]
+    assert (said["first_alarm_step"], said["num_alarms"]) == (15, 2)
+    assert said["num_records_in_alarm"] == summary(out, "run")["num_records_in_alert"]
+    assert "ΔL 0.70" in said["alarms"][0]["reason"]
 
 
 def test_lead_is_given_under_each_protocol(replay, tmp_path):
@@ -330,7 +358,7 @@ def test_no_run_id_leads_out_of_the_folder(replay, tmp_path, id):
     assert code == 0
     (row,) = index(out)
     assert row["id"] == id
-    assert {p.name for p in out.iterdir()} == {row["folder"], "index.csv", "index.md"}
+    assert {p.name for p in out.iterdir()} == {row["folder"], *INDEX_NAMES}
     assert {p.name for p in tmp_path.iterdir()} == {"run.jsonl", "out"}
 
 

@@ -142,7 +142,7 @@ def index_of(rows: Sequence[Mapping[str, Any]]) -> str:
     return render_index(
         runs=runs,
         failed=[row for row in rows if row["problem"]],
-        outcomes=sorted({row["outcome"] or "not known" for row in runs}),
+        outcomes=sorted({row["outcome"] for row in runs}),
         columns=[
             (name, label)
             for name, label in _INDEX.items()

@@ -58,9 +58,9 @@
 
   function setView(low, high) {
     const [first, last] = page.range;
-    const width = Math.min(last - first, Math.max(high - low, (last - first) * FEWEST));
+    const width = Math.max(high - low, (last - first) * FEWEST);
     low = Math.min(Math.max(low, first), last - width);
-    view = [low, low + width];
+    view = width >= last - first ? page.range.slice() : [low, low + width];
     for (const panel of panels) panel.chart.setScale("x", { min: view[0], max: view[1] });
     // The charts move in a microtask of their own; the cursor goes to its step after that.
     if (cursor !== null) queueMicrotask(() => point(cursor, null));
@@ -415,5 +415,5 @@
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => panels.forEach(panel => panel.chart.redraw(false)));
 
   // For tests, and for who looks under the hood.
-  window.rmetricPage = { page, panels, view: () => view.slice() };
+  window.rmetricPage = { page, panels, view: () => view.slice(), point: x => point(x, null) };
 })();

@@ -45,6 +45,7 @@
   // What is searched is taken once: a list may have thousands of rows.
   const rows = tables.flatMap(table => [...table.tBodies[0].rows]);
   const texts = new Map(rows.map(row => [row, row.textContent.toLowerCase()]));
+  const outcomes = new Map(rows.map(row => [row, row.querySelector(".badge")?.textContent ?? ""]));
 
   function filter() {
     const words = form.elements.text.value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -52,7 +53,7 @@
     let shown = 0;
     for (const row of rows) {
       const fits = words.every(word => texts.get(row).includes(word))
-        && (!outcome || row.dataset.outcome === outcome);
+        && (!outcome || outcomes.get(row) === outcome);
       row.hidden = !fits;
       shown += fits;
     }

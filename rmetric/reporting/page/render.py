@@ -49,9 +49,26 @@ def render_run(charts: Charts, **words: Any) -> str:
         buckets //= 2
 
 
-def render_index(**words: Any) -> str:
-    """The page over many runs; see `rmetric.reporting.page.index_of`."""
-    return _render("index.html", "index.js", **words)
+def render_index(columns: Sequence[tuple[str, str]], numbers: Sequence[str], **words: Any) -> str:
+    """The page over many runs; see `rmetric.reporting.page.index_of`.
+
+    Args:
+        columns: of the table of runs, names and headings.
+        numbers: the names of those that hold numbers.
+    """
+    rules = []
+    # By the place of the column, as a class in each of thousands of rows would add up.
+    for place, (name, label) in enumerate(columns, start=1):
+        cells = f"#runs td:nth-child({place})"
+        rules.append(f'{cells}::before {{ --label: "{label} "; }}')
+        if name in numbers:
+            rules.append(
+                f"#runs :is(td, thead th):nth-child({place}) {{ text-align: var(--side); }}"
+            )
+            rules.append(f"{cells} {{ white-space: nowrap; }}")
+        elif name != "outcome":
+            rules.append(f"{cells} {{ grid-column: 1 / -1; min-width: var(--widest); }}")
+    return _render("index.html", "index.js", style="\n".join(rules), columns=columns, **words)
 
 
 def drawn(charts: Charts, num_buckets: int) -> dict[str, Any]:
@@ -94,7 +111,7 @@ def _place(charts: Charts, step: int) -> float:
 def _panel(panel: Panel, charts: Charts, axis: Floats, num_buckets: int) -> dict[str, Any]:
     shaded: list[list[Any]] = []
     if panel.alarms is not None:
-        places = merged(axis[spans(panel.alarms)], _MOST_SPANS)
+        places = merged(axis[spans(panel.alarms)], min(_MOST_SPANS, 2 * num_buckets))
         shaded = [[_number(a), _number(b)] for a, b in places.tolist()]
     return {
         "name": panel.name,
@@ -158,14 +175,15 @@ def _cut(text: str, longest: int = LONGEST_TEXT) -> str:
     return shown if len(text) <= longest else f"{shown}… ({len(text):,} letters in all)"
 
 
-def _render(template: str, script: str, **values: Any) -> str:
+def _render(template: str, script: str, style: str = "", **values: Any) -> str:
+    """The template with our own styles and scripts, and `style` after them, in it."""
     files = _files()
     styles = [Markup(files[name]) for name in ("vendor/uPlot.min.css", "page.css")]
     scripts = [Markup(files[script])]
     if script == "chart.js":
         scripts.insert(0, Markup(files["vendor/uPlot.iife.min.js"]))
     else:
-        del styles[0]
+        styles = [styles[1], Markup(style)]
     # With this the browser runs our own scripts, no other, and asks no other machine.
     policy = "; ".join([
         "default-src 'none'",
@@ -202,6 +220,7 @@ def _environment() -> Environment:
     )
     environment.filters["cut"] = _cut
     environment.filters["short"] = lambda text: _cut(str(text), 200)
+    environment.filters["outcome"] = lambda value: _cut(value or "not known", 200).replace("_", " ")
     environment.filters["thousands"] = lambda value: f"{value:,}"
     return environment
 

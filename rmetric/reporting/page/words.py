@@ -108,9 +108,7 @@ def judged(run: Run, trace: DetectorTrace) -> tuple[str, str]:
         ahead = "" if isnan(lead) else f", {_count(int(lead), 'step')} before the failure"
         return f"In time: after the onset of the fault{ahead}.", "good"
     if not truth.failed:
-        absorbed = (
-            " (the fault was real; the run absorbed it)" if truth.outcome == "absorbed" else ""
-        )
+        absorbed = ", it absorbed the fault" if truth.outcome == "absorbed" else ""
         return f"A false alarm: the run did not fail{absorbed}.", "bad"
     if bool(of_run.false_alarm[0]):
         before = truth.onset_step - first if truth.onset_step is not None else 0
