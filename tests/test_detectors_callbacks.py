@@ -1,0 +1,104 @@
+"""The rules of two callbacks, against the callback itself and against a plain reading of it."""
+
+from __future__ import annotations
+
+from math import inf, nan
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmetric.detectors import LightningSpike, LlmFoundrySpike
+from rmetric.records import Record
+
+#: Quarters below 32: float32, in which Lightning sums, holds them exactly.
+LOSSES = st.lists(
+    st.integers(4, 128).map(lambda n: n / 4) | st.sampled_from([2.0, 2.25, nan, inf]), max_size=40
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(LOSSES)
+def test_the_spikes_are_those_of_lightnings_callback(values):
+    spike = pytest.importorskip("lightning.fabric.utilities.spike", reason="needs lightning")
+    import torch
+
+    theirs, ours = spike.SpikeDetection(), LightningSpike()
+    for step, value in enumerate(values):
+        loss = torch.tensor(value)
+        # Its own order: judged after the warm-up, remembered where it is no spike. Before
+        # the warm-up it would remember a nan as well; ours never does.
+        if step < theirs.warmup and not np.isfinite(value):
+            return
+        found = step >= theirs.warmup and theirs._is_spike(loss)
+        if not found:
+            theirs._update_stats(loss)
+        assert ours.update(Record(step=step, training_loss=value)).alarm == found
+
+
+def test_lightnings_defaults_are_ours():
+    spike = pytest.importorskip("lightning.fabric.utilities.spike", reason="needs lightning")
+    theirs, ours = spike.SpikeDetection(), LightningSpike()
+    assert (theirs.rtol, theirs.warmup) == (ours.factor, ours.warmup)
+    assert (theirs.atol, theirs.mode, theirs.finite_only) == (None, "min", True)
+    assert theirs.running_mean.window == ours._recent.maxlen
+
+
+def test_a_lasting_jump_stays_a_spike_for_lightning_and_a_spike_leaves_the_mean_alone():
+    detector = LightningSpike()
+    seen = [
+        detector.update(Record(step=i, training_loss=x)).alarm
+        for i, x in enumerate([2.0] * 12 + [7.0] * 30 + [2.0])
+    ]
+    assert seen == [False] * 12 + [True] * 30 + [False]
+
+
+@settings(max_examples=60)
+@given(st.lists(st.sampled_from([1.0, 2.0, 3.0, 5.0, 11.0, nan, inf]), max_size=60))
+def test_the_kill_rules_are_those_of_their_description(values):
+    window, patience, cap = 6, 2, 10.0
+    detector = LlmFoundrySpike(patience=patience, window=window, cap=cap)
+    for i, value in enumerate(values):
+        alarm = detector.update(Record(step=i, training_loss=value)).alarm
+        assert alarm == killed(values[: i + 1], window, patience, cap)
+
+
+def killed(values: list[float], window: int, patience: int, cap: float) -> bool:
+    def is_outlier(i: int) -> bool:
+        return i >= window and values[i] >= 2 * np.mean(values[i - window : i])
+
+    last = len(values) - 1
+    if last < window:
+        return False
+    in_a_row = 0
+    while is_outlier(last - in_a_row):
+        in_a_row += 1
+    high = sum(value > cap for value in values[last - window : last])
+    return in_a_row > patience or (len(values) >= 2 * window and high >= window / 2)
+
+
+def test_the_kill_rules_wait_for_the_fifth_outlier():
+    detector = LlmFoundrySpike()
+    seen = [
+        detector.update(Record(step=i, training_loss=x)).alarm
+        for i, x in enumerate([3.0] * 150 + [9.0] * 6)
+    ]
+    assert seen.index(True) == 154
+    assert "5 in a row" in _reason_of([3.0] * 150 + [9.0] * 5)
+
+
+def test_a_loss_that_stays_high_is_killed_after_two_windows():
+    assert _reason_of([11.0] * 199) == ""
+    assert _reason_of([11.0] * 200) == "100 of the last 100 losses are above 10 nats"
+
+
+def test_a_nan_blinds_the_original_for_a_window():
+    assert _reason_of([3.0] * 110 + [nan] + [9.0] * 50) == ""
+
+
+def _reason_of(values: list[float]) -> str:
+    detector = LlmFoundrySpike()
+    for step, value in enumerate(values):
+        detector.update(Record(step=step, training_loss=value))
+    return detector.reason

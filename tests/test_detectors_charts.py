@@ -1,0 +1,253 @@
+"""The detectors that follow the loss step by step, each against another way to compute it."""
+
+from __future__ import annotations
+
+from math import inf, log, nan
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from rmetric.detectors import (
+    BayesianChangePoint,
+    LightningSpike,
+    LlmFoundrySpike,
+    LossCusum,
+    LossEwma,
+    OnlineIsolationForest,
+    PageHinkley,
+)
+from rmetric.detectors.followed_loss import FollowedLoss
+from rmetric.records import Record
+
+FOLLOWING = [
+    LossEwma,
+    LossCusum,
+    PageHinkley,
+    BayesianChangePoint,
+    OnlineIsolationForest,
+    LightningSpike,
+    LlmFoundrySpike,
+]
+EVERY = pytest.mark.parametrize("kind", FOLLOWING)
+
+
+def every_but(*kinds):
+    return pytest.mark.parametrize("kind", [kind for kind in FOLLOWING if kind not in kinds])
+
+
+LOSSES = st.lists(st.floats(0.5, 9).map(lambda x: round(x, 2)), max_size=50)
+
+
+def records_of(values: list[float]) -> list[Record]:
+    return [Record(step=i, training_loss=x) for i, x in enumerate(values, start=1)]
+
+
+def falling(length: int, seed: int = 0, noise: float = 0.05) -> list[float]:
+    draw = np.random.default_rng(seed).normal(size=length)
+    return [2 + 3 / (1 + i / 30) + noise * float(x) for i, x in enumerate(draw)]
+
+
+def scores(detector, values: list[float]) -> list[float]:
+    return [detector.update(record).score for record in records_of(values)]
+
+
+def alarms(detector, values: list[float]) -> list[int]:
+    """The places of the alarms."""
+    return [i for i, r in enumerate(records_of(values)) if detector.update(r).alarm]
+
+
+@given(LOSSES)
+def test_the_smoothed_loss_is_held_against_limits_as_numpy_has_them(values):
+    found = scores(LossEwma(window=12, least=4), values)
+    level = nan
+    for i, x in enumerate(np.log(values)):
+        level = x if i == 0 else 0.2 * x + 0.8 * level
+        past = np.log(values[max(0, i - 12) : i])
+        if len(past) < 4:
+            assert np.isnan(found[i])
+        elif past.std() > 1e-6:
+            limit = past.std() * np.sqrt(0.2 / 1.8)
+            assert found[i] == pytest.approx((level - past.mean()) / limit, rel=1e-6, abs=1e-6)
+
+
+@given(LOSSES)
+def test_the_sum_is_that_of_numpy_and_starts_again_after_an_alarm(values):
+    found, total = scores(LossCusum(window=12, least=4), values), 0.0
+    for i, x in enumerate(np.log(values)):
+        past = np.log(values[max(0, i - 12) : i])
+        if len(past) < 4:
+            assert np.isnan(found[i])
+            continue
+        if past.std() < 1e-6:
+            return  # divided by next to nothing: rounding decides
+        total = max(0.0, (total if total <= 5 else 0.0) + (x - past.mean()) / past.std() - 0.5)
+        assert found[i] == pytest.approx(total, rel=1e-6, abs=1e-6)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.floats(0, 60).map(lambda x: round(x, 2)), max_size=120),
+    st.sampled_from([50.0, 5.0]),
+)
+def test_page_hinkley_is_that_of_river(values, limit):
+    drift = pytest.importorskip("river.drift", reason="river is not installed: pip install river")
+    ours, theirs = PageHinkley(limit=limit), drift.PageHinkley(mode="up", threshold=limit)
+    for record in records_of(values):
+        theirs.update(record.training_loss)
+        assert ours.update(record).alarm == theirs.drift_detected
+
+
+def test_page_hinkley_has_rivers_defaults():
+    drift = pytest.importorskip("river.drift", reason="river is not installed: pip install river")
+    ours, theirs = PageHinkley(), drift.PageHinkley()
+    assert (ours.least, ours.slack, ours.limit, ours.forgetting) == (
+        theirs.min_instances,
+        theirs.delta,
+        theirs.threshold,
+        theirs.alpha,
+    )
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 99), st.integers(5, 60))
+def test_the_probabilities_of_the_stretches_are_those_of_the_plain_recursion(seed, jump):
+    values = [x + (i >= jump) for i, x in enumerate(falling(60, seed, noise=0.2))]
+    found = scores(BayesianChangePoint(least=5, recent=6), values)
+    expected = plain_change_point(values, least=5, recent=6)
+    assert found == pytest.approx(expected, abs=1e-9, nan_ok=True)
+
+
+def plain_change_point(values: list[float], *, least: int, recent: int) -> list[float]:
+    """Adams and MacKay, one stretch at a time, none forgotten."""
+    found, seen = [], []
+    stretches = [(1.0, [])]  # probability, the values in it
+    for i, x in enumerate(np.log(values)):
+        past = np.log(values[max(0, i - 100) : i])
+        if len(past) >= least:
+            z = float(np.clip((x - past.mean()) / past.std(), -20, 20))
+            seen.append(z)
+            weighed = [(p * student(z, inside), inside) for p, inside in stretches]
+            total = sum(p for p, _ in weighed)
+            stretches = [(1 / 250, [])]
+            stretches += [(249 / 250 * p / total, [*inside, z]) for p, inside in weighed]
+        short = [p for p, inside in stretches if len(inside) <= recent and posterior(inside)[0] > 1]
+        found.append(sum(short) if len(seen) > recent else nan)
+    return found
+
+
+def posterior(values: list[float]) -> tuple[float, float, float, float]:
+    """Mean, weight, shape and rate of the normal-gamma posterior, Murphy 2007, equations 85-89."""
+    n, mean = len(values), float(np.mean(values)) if values else 0.0
+    weight = 0.1 + n
+    rate = 1 + 0.5 * sum((x - mean) ** 2 for x in values) + 0.1 * n * mean**2 / (2 * weight)
+    return n * mean / weight, weight, 1 + n / 2, rate
+
+
+def student(z: float, values: list[float]) -> float:
+    mean, weight, shape, rate = posterior(values)
+    scale = np.sqrt(rate * (weight + 1) / (shape * weight))
+    return float(stats.t.pdf(z, 2 * shape, mean, scale))
+
+
+def test_forgetting_improbable_stretches_changes_next_to_nothing():
+    values = [x + (i >= 150) for i, x in enumerate(falling(200, noise=0.2))]
+    found = scores(BayesianChangePoint(), values)
+    expected = plain_change_point(values, least=20, recent=20)
+    assert found == pytest.approx(expected, abs=1e-3, nan_ok=True)
+    assert max(found[151:156]) > 0.5
+
+
+# --- What each of them promises in words.
+
+
+@every_but(OnlineIsolationForest)  # noise alone parts values, as its docstring says
+def test_a_falling_loss_never_alarms(kind):
+    assert alarms(kind(), falling(600)) == []
+
+
+@EVERY
+def test_a_loss_that_explodes_alarms_at_once_or_after_the_patience_it_has(kind):
+    values = falling(300) + [30.0] * 20
+    first = alarms(kind(), values)[0]
+    assert 300 <= first <= 304
+
+
+@every_but(PageHinkley, LlmFoundrySpike)
+@pytest.mark.parametrize("unit", [1 / 64, 32.0])
+def test_units_cancel_unless_the_rule_is_in_nats(kind, unit):
+    values = [x + (i > 200) for i, x in enumerate(falling(260, noise=0.3))]
+    plain, scaled = scores(kind(), values), scores(kind(), [unit * x for x in values])
+    assert scaled == pytest.approx(plain, rel=1e-6, abs=1e-6, nan_ok=True)
+
+
+@EVERY
+def test_a_constant_loss_never_alarms(kind):
+    assert alarms(kind(), [2.5] * 300) == []
+
+
+@every_but(OnlineIsolationForest)
+def test_a_change_within_rounding_never_alarms(kind):
+    assert alarms(kind(), [2.5 * (1 + 1e-10 * (i % 3)) for i in range(300)]) == []
+
+
+@EVERY
+def test_it_follows_the_training_loss_where_there_is_one(kind):
+    values = falling(200) + [30.0] * 10
+    with_evaluations, without, validation = kind(), kind(), kind()
+    for step, value in enumerate(values):
+        with_evaluations.update(Record(step=step, training_loss=value, validation_loss=step % 7))
+        without.update(Record(step=step, training_loss=value))
+        validation.update(Record(step=step, validation_loss=value))
+        assert repr(with_evaluations.score) == repr(without.score) == repr(validation.score)
+        assert without.reason == validation.reason.replace("validation", "training")
+
+
+@every_but(LlmFoundrySpike)  # as the original, which a nan blinds
+def test_what_is_not_finite_alarms_and_is_not_remembered(kind):
+    clean, dirty = kind(), kind()
+    for record in records_of([x + (i > 90) for i, x in enumerate(falling(120))]):
+        for bad in (nan, inf, -inf):
+            assert dirty.update(Record(step=record.step, training_loss=bad)).score == inf
+            assert "nan" in dirty.reason or "inf" in dirty.reason
+        assert repr(dirty.update(record).score) == repr(clean.update(record).score)
+        assert dirty.reason == clean.reason
+
+
+def test_a_followed_loss_of_zero_or_less_has_no_logarithm():
+    followed = FollowedLoss()
+    logs = [followed.log_of(Record(step=1, training_loss=x)) for x in (1.0, 0.0, -2.0, 3.0)]
+    assert logs == [0.0, None, None, log(3.0)]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LossEwma(smoothing=0), "smoothing is 0"),
+        (lambda: LossEwma(limit=nan), "limit is nan"),
+        (lambda: LossEwma(window=10, least=20), "least is 20"),
+        (lambda: LossCusum(slack=-1), "slack is -1"),
+        (lambda: LossCusum(limit=0), "limit is 0"),
+        (lambda: PageHinkley(least=0), "least is 0"),
+        (lambda: PageHinkley(slack=inf), "slack is inf"),
+        (lambda: PageHinkley(limit=0), "limit is 0"),
+        (lambda: PageHinkley(forgetting=1.5), "forgetting is 1.5"),
+        (lambda: BayesianChangePoint(hazard=1), "hazard is 1"),
+        (lambda: BayesianChangePoint(recent=0), "recent is 0"),
+        (lambda: BayesianChangePoint(shift=-1), "shift is -1"),
+        (lambda: OnlineIsolationForest(threshold=1.0), "threshold is 1.0"),
+        (lambda: OnlineIsolationForest(least=2), "least is 2"),
+        (lambda: LightningSpike(factor=0), "factor is 0"),
+        (lambda: LightningSpike(window=0), "window is 0"),
+        (lambda: LightningSpike(warmup=0), "warmup is 0"),
+        (lambda: LlmFoundrySpike(patience=-1), "patience is -1"),
+        (lambda: LlmFoundrySpike(factor=1.0), "factor is 1.0"),
+        (lambda: LlmFoundrySpike(window=0), "window is 0"),
+        (lambda: LlmFoundrySpike(cap=nan), "cap is nan"),
+    ],
+)
+def test_settings_out_of_range_are_refused_by_name(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,172 @@
+"""Robust detectors of norms, and the forest that draws no tree, against other ways to compute."""
+
+from __future__ import annotations
+
+from math import inf, isnan, nan
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from sklearn.ensemble import IsolationForest
+
+from rmetric.detectors import OnlineIsolationForest, RobustGradientNorm, WorkerDispersion
+from rmetric.detectors.online_isolation_forest import mean_depth, usual_depth
+from rmetric.detectors.own_past import OwnPast, RobustPast, plain_mean
+from rmetric.records import Record
+
+NORMS = st.lists(st.floats(0.01, 50).map(lambda x: round(x, 2)), max_size=40)
+
+
+@given(NORMS)
+def test_the_norm_is_held_against_scipys_median_deviation(norms):
+    norms = [max(norm, 0.01) for norm in norms]
+    detector = RobustGradientNorm(window=9, least=3)
+    for i, norm in enumerate(norms):
+        score = detector.update(Record(step=i, gradient_norm=norm)).score
+        past = np.log(norms[max(0, i - 9) : i])
+        if len(past) < 3:
+            assert isnan(score)
+        elif (mad := stats.median_abs_deviation(past)) > 1e-6:
+            expected = (np.log(norm) - np.median(past)) / (1.4826 * mad)
+            assert score == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+@given(st.lists(st.tuples(*[st.floats(0.1, 9).map(lambda x: round(x, 2))] * 4), max_size=30))
+def test_the_workers_are_held_against_their_own_past(rows):
+    detector, dispersions = WorkerDispersion(window=8, least=3), []
+    for i, row in enumerate(rows):
+        score = detector.update(Record(step=i, worker_gradient_norms=row)).score
+        past = np.array(dispersions[-8:])
+        dispersions.append(np.std(row) / np.mean(row))
+        if len(past) < 3:
+            assert isnan(score)
+        elif (mad := stats.median_abs_deviation(past)) > 1e-6:
+            expected = (dispersions[-1] - np.median(past)) / (1.4826 * mad)
+            assert score == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+def test_one_sick_worker_of_four_is_seen_and_all_together_are_not():
+    rng = np.random.default_rng(3)
+    detector = WorkerDispersion()
+    for step in range(60):
+        norms = tuple(np.exp(rng.normal(size=4) / 10).tolist())
+        detector.update(Record(step=step, worker_gradient_norms=norms))
+    for factor in (1.0, 50.0):
+        detector.update(Record(step=99, worker_gradient_norms=(factor, *[1.01 * factor] * 3)))
+        assert not detector.alarm
+    detector.update(Record(step=100, worker_gradient_norms=(1.0, 1.1, 0.9, 4.0)))
+    assert "apart" in detector.reason
+    detector.update(Record(step=101, worker_gradient_norms=(1.0, 1.1, 0.9, nan)))
+    assert "not finite" in detector.reason
+
+
+@pytest.mark.parametrize("norms", [(), (1.0,), (0.0, 0.0), (-1.0, -1.0)])
+def test_workers_that_say_nothing_of_dispersion_leave_it_as_it_was(norms):
+    detector = WorkerDispersion(least=2)
+    for step in range(4):
+        detector.update(Record(step=step, worker_gradient_norms=(1.0, 1.0 + step)))
+    before = detector.score
+    assert detector.update(Record(step=9, worker_gradient_norms=norms)).score == before
+
+
+def test_norms_in_other_units_score_the_same():
+    rng = np.random.default_rng(0)
+    plain, scaled = RobustGradientNorm(), RobustGradientNorm()
+    for step, norm in enumerate(np.exp(rng.normal(size=200)).tolist()):
+        one = plain.update(Record(step=step, gradient_norm=norm)).score
+        other = scaled.update(Record(step=step, gradient_norm=1024 * norm)).score
+        assert other == pytest.approx(one, nan_ok=True, abs=1e-9)
+
+
+def test_one_overflow_does_not_raise_the_usual_norm_and_a_norm_of_zero_is_left_out():
+    detector = RobustGradientNorm(least=3)
+    for step, norm in enumerate([1.0, 1.1, 0.9, 1.0, inf, nan, 0.0, 1.1, 9.0]):
+        detector.update(Record(step=step, gradient_norm=norm))
+    assert detector.score == pytest.approx(
+        (np.log(9) - np.median(np.log([1, 1.1, 0.9, 1, 1.1])))
+        / (1.4826 * stats.median_abs_deviation(np.log([1, 1.1, 0.9, 1, 1.1])))
+    )
+
+
+@given(st.lists(st.integers(-9, 9), min_size=3, max_size=40), st.integers(3, 8))
+def test_a_past_is_the_window_and_no_more(values, window):
+    own, robust = OwnPast(window, 2), RobustPast(window, 2)
+    for value in values:
+        own.remember(float(value))
+        robust.remember(float(value))
+    last = values[-window:]
+    assert own.mean_and_deviation() == pytest.approx((np.mean(last), max(np.std(last), 1e-9)))
+    mad = stats.median_abs_deviation(last)
+    assert robust.median_and_deviation() == pytest.approx(
+        (np.median(last), max(1.4826 * mad, 1e-9))
+    )
+    assert plain_mean(last) == pytest.approx(np.mean(last))
+
+
+# --- The forest.
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.integers(0, 300), min_size=4, max_size=30))
+def test_the_closed_form_is_the_mean_depth_of_many_random_trees(values):
+    ordered = np.sort(np.array(values, dtype=float))
+    rng = np.random.default_rng(0)
+    for value in {ordered[0], ordered[len(ordered) // 2], ordered[-1]}:
+        drawn = [depth_in_a_tree(ordered, value, rng) for _ in range(1500)]
+        error = np.std(drawn) / np.sqrt(len(drawn))
+        assert mean_depth(ordered, value) == pytest.approx(np.mean(drawn), abs=5 * error + 1e-9)
+
+
+def depth_in_a_tree(ordered: np.ndarray, value: float, rng: np.random.Generator) -> float:
+    """Cut at random until `value` is alone, as Liu, Ting and Zhou say."""
+    depth = 0
+    while ordered[0] != ordered[-1]:
+        cut = rng.uniform(ordered[0], ordered[-1])
+        ordered = ordered[ordered > cut] if value > cut else ordered[ordered <= cut]
+        depth += 1
+    return depth + usual_depth(len(ordered))
+
+
+def test_an_outlier_scores_as_in_sklearn():
+    rng = np.random.default_rng(1)
+    values = [*(2 + rng.normal(size=199) / 10).tolist(), 3.2]
+    forest = IsolationForest(n_estimators=300, random_state=0).fit([[x] for x in values])
+    detector = OnlineIsolationForest()
+    for step, value in enumerate(values):
+        detector.update(Record(step=step, training_loss=value))
+    theirs = -forest.score_samples([[values[-1]]])[0]
+    assert detector.score == pytest.approx(theirs, abs=0.03)
+    assert detector.alarm
+
+
+def test_what_lies_below_the_median_is_no_outlier_of_a_loss():
+    detector = OnlineIsolationForest(least=5)
+    for step, value in enumerate([2.0, 2.1, 2.2, 2.1, 2.0, -50.0]):
+        detector.update(Record(step=step, training_loss=value))
+    assert detector.score == 0
+
+
+def test_the_forest_holds_the_window_alone():
+    long, short = OnlineIsolationForest(window=30), OnlineIsolationForest(window=30)
+    values = np.random.default_rng(2).normal(size=100).tolist()
+    for step, value in enumerate(values):
+        long.update(Record(step=step, training_loss=value))
+    for step, value in enumerate(values[-30:]):
+        short.update(Record(step=step, training_loss=value))
+    assert long.score == short.score
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: RobustGradientNorm(threshold=0), "threshold is 0"),
+        (lambda: RobustGradientNorm(window=5), "least is 20"),
+        (lambda: WorkerDispersion(threshold=inf), "threshold is inf"),
+        (lambda: WorkerDispersion(least=1), "least is 1"),
+    ],
+)
+def test_settings_out_of_range_are_refused_by_name(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
