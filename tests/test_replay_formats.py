@@ -17,7 +17,7 @@ from rmetric import HardwareEvent, Record, RMetricConfig, Run, Truth
 from rmetric.logs import LogError, run_lines
 from rmetric.replay import READERS, UnknownFormat, find_logs, read_log, read_runs
 from rmetric.replay.columns import TARGETS, choose_columns, plain_name
-from rmetric.replay.text_readers import TEXT_READERS
+from rmetric.replay.text_readers import LAST_READERS, TEXT_READERS
 
 HISTORY = [
     {"epoch": 0.1, "step": 10, "loss": 3.0, "grad_norm": 1.5, "learning_rate": 1e-4},
@@ -103,7 +103,7 @@ def test_a_format_is_recognised_by_content_whatever_the_name(tmp_path):
         "W&B chart export (CSV)": "Step,a - loss,a - loss__MIN,a - loss__MAX\n1,3,3,3\n",
         "CSV with a header line": "step,loss\n1,3.0\n",
     }
-    of_text = {reader.NAME for reader in TEXT_READERS}
+    of_text = {reader.NAME for reader in (*TEXT_READERS, *LAST_READERS)}
     assert set(contents) == {reader.NAME for reader in READERS} - of_text
     for name, text in contents.items():
         assert read_log(write(tmp_path, "misleading.png", text)).format == name

@@ -31,7 +31,12 @@ from rmetric.replay.columns import TARGETS
 from rmetric.replay.rows import BadRow, UnknownFormat
 from rmetric.replay.source import LONGEST_LINE, Source
 from rmetric.replay.stream import Reader, Stream
-from rmetric.replay.text_readers import TEXT_READERS, AsReader
+from rmetric.replay.text_readers import (
+    LAST_READERS,
+    TEXT_READERS,
+    AsReader,
+    reader_further_on,
+)
 
 #: The first that matches reads the file: the more particular come first.
 READERS: tuple[Reader, ...] = (
@@ -44,6 +49,7 @@ READERS: tuple[Reader, ...] = (
     wandb_export,
     list_table,
     table,
+    *LAST_READERS,
 )
 
 __all__ = [
@@ -84,7 +90,7 @@ class OpenLog:
     def __init__(self, reader_name: str, follows: bool, source: Source | None, path: Path) -> None:
         self.format, self.follows, self.path = reader_name, follows, path
         self._source = source
-        self._stream = Stream(records=iter(()), runs={})
+        self._stream = Stream(batches=iter(()), runs={})
 
     @property
     def runs(self) -> dict[str, Run]:
@@ -96,7 +102,8 @@ class OpenLog:
 
     def __iter__(self) -> Iterator[tuple[str, Record]]:
         try:
-            yield from self._stream.records
+            for batch in self._stream.batches:
+                yield from batch
         except BadRow as error:
             raise LogError(self.path, error.line, error.problem) from None
         except RecursionError:
@@ -187,6 +194,9 @@ def _reader_of(source: Source, mapping: Mapping[str, str]) -> Reader:
             raise LogError(source.path, None, "nested too deeply to be read") from None
     if "loss" in mapping or "eval_loss" in mapping:
         return key_values
+    further = reader_further_on(source)
+    if further is not None:
+        return further
     raise _unknown(source.path, head)
 
 

@@ -20,8 +20,10 @@ _PIPELINE = re.compile(r"\bsteps: (\d+) loss: (\S+) iter time")
 _PERPLEXITY = re.compile(
     r"^\W*(?:epoch \d+ )?(?:ppl|perplexity): ([\w.+-]+)(?:, loss: (\S+))?$", re.I
 )
+_PERPLEXITY_LINE = re.compile(_PERPLEXITY.pattern, re.IGNORECASE | re.MULTILINE)
 _OVERFLOW = re.compile(
-    r"overflow.*skipping step.*attempted loss scale: *([\w.+]+)(?:, *(?:reducing to|but))? *([\w.+]*)",
+    r"overflow.*skipping step.*attempted loss scale: *([\w.+]+)"
+    r"(?:, *(?:reducing to|but))? *([\w.+]*)",
     re.IGNORECASE,
 )
 
@@ -51,6 +53,12 @@ def matches(head: str) -> bool:
     return any(form.search(head) for form in (_STEP, _PIPELINE)) or (
         _OVERFLOW.search(head) is not None
     )
+
+
+def notes(head: str) -> list[str]:
+    if not _PERPLEXITY_LINE.search(head):
+        return []
+    return ["the logarithm of an evaluation's perplexity was taken as its loss"]
 
 
 def rows(lines: Iterable[tuple[int, str]]) -> Iterator[Row]:

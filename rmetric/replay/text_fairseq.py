@@ -16,20 +16,24 @@ from rmetric.replay.rows import Row
 from rmetric.replay.text_parts import number_in, pieces, put, row
 
 NAME = "fairseq or metaseq text"
-NOTES = ("fairseq states losses in bits: they were kept as logged",)
 _INNER = re.compile(r"\bepoch (\d+):\s+(?:\d+%\|[^|]*\|)?\s*(\d+)\s*/\s*(\d+)\s*(.*?\b\w*loss=.*)")
-_SUMMARY = re.compile(r"\bepoch (\d+) \| (valid on .*? subset \| )?(.*\bloss .*)")
+_SUMMARY = re.compile(r"\bepoch (\d+) \| (valid on .*? subset \| )?(.*\b(?:train_|valid_)?loss .*)")
 _JSON = re.compile(r"\b(train_inner|train|valid\w*) \| (\{.*\})\s*$")
 _OVERFLOW = re.compile(r"overflow detected.*setting loss scale to:? *([-+\w.]+)")
 _MARK = re.compile(
-    r"\bepoch \d+:\s+(?:\d+%\|[^|\n]*\|)?\s*\d+\s*/\s*\d+[^\n]*\bloss=[^\n]*\b(?:wps|num_updates|gnorm)="
+    r"\bepoch \d+:\s+(?:\d+%\|[^|\n]*\|)?\s*\d+\s*/\s*\d+"
+    r".{0,300}?\bloss=.{0,300}?\b(?:wps|num_updates|gnorm)="
     r"|\b(?:train_inner|train|valid\w*) \| \{\"epoch\":"
-    r"|\bepoch \d+ \| [^\n]*\bloss [^\n]*\bnum_updates \d"
+    r"|\bepoch \d+ \| .{0,300}?\b(?:valid_)?loss .{0,300}?\bnum_updates \d"
 )
 
 
 def matches(head: str) -> bool:
     return _MARK.search(head) is not None
+
+
+def notes(head: str) -> list[str]:
+    return ["fairseq states losses in bits: they were kept as logged"]
 
 
 def rows(lines: Iterable[tuple[int, str]]) -> Iterator[Row]:

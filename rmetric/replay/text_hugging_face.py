@@ -19,20 +19,25 @@ _DICT = re.compile(r"\{[^{}]*\}")
 _PAIR = re.compile(r"['\"]([^'\"]+)['\"]\s*:\s*(?:['\"]([^'\"]*)['\"]|(?:\w+\()?([^,}\s]+))")
 _BAR = re.compile(r"(?:^|\})\s*\d+%\|[^|]*\|\s*(\d+)/(\d+)\s\[")
 _STEPS = ("step", "global_step", "global_step/max_steps")
+# In double quotes it would be JSON, which has readers of its own.
 _MARK = re.compile(
-    r"\{(?=[^{}]*(['\"])(?:eval_)?loss\1\s*:\s*['\"]?(?:-?[\d.]|nan|inf))"
-    r"(?=[^{}]*(['\"])(?:epoch|learning_rate|global_step/max_steps)\2)[^{}]*\}",
+    r"\{(?=[^{}]*'(?:eval_)?loss'\s*:\s*'?(?:-?[\d.]|nan|inf))"
+    r"(?=[^{}]*'(?:epoch|learning_rate|global_step/max_steps)')[^{}]*\}",
     re.IGNORECASE,
-)
-#: Why the steps of such a log may be counted.
-NOTES = (
-    "the Trainer prints no step: it is the progress bar's where one stands before the entry, "
-    "otherwise the entries are counted from 1",
 )
 
 
 def matches(head: str) -> bool:
     return _MARK.search(head) is not None
+
+
+def notes(head: str) -> list[str]:
+    if any(f"'{name}'" in entry for entry in _DICT.findall(head) for name in _STEPS):
+        return []
+    return [
+        "the Trainer prints no step: it is the progress bar's where one stands before the entry, "
+        "otherwise the entries are counted from 1"
+    ]
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Reader of what Megatron-LM prints, and Megatron-DeepSpeed and GPT-NeoX after it.
+"""Reader of what Megatron-LM prints, and Megatron-DeepSpeed, GPT-NeoX and NeMo after it.
 
 One line an interval: ``iteration 10/ 100 | ... | lm loss: ... | grad norm: ... |``.
 Iterations that the loss scaler left out are counted in it, and the loss is
@@ -15,13 +15,14 @@ from rmetric.replay.rows import Row
 from rmetric.replay.text_deepspeed import Overflows
 from rmetric.replay.text_parts import Clock, fields, number_in, pieces, put, row
 
-NAME = "Megatron-LM, Megatron-DeepSpeed or GPT-NeoX text"
+NAME = "Megatron-LM, Megatron-DeepSpeed, GPT-NeoX or NeMo text"
 _ITERATION = re.compile(r"\biteration:?\s+(\d+)\s*/\s*\d+\s*\|")
 _VALIDATION = re.compile(
     r"\bvalidation (?:loss|results) at (?:iteration (\d+)|the end of training)([^|]*)\|(.*)"
 )
 _MARK = re.compile(
-    r"\biteration:?\s+\d+\s*/\s*\d+\s*\|.*(?:loss|elapsed time|learning rate|skipped iterations)"
+    r"\biteration:?\s+\d+\s*/\s*\d+\s*\|"
+    r".{0,600}(?:loss|elapsed time|learning rate|skipped iterations)"
     r"|\bvalidation (?:loss|results) at iteration \d+[^|]*\| *lm[ _]loss"
 )
 _LOSSES = ("lm loss", "lm_loss", "loss", "train loss", "reduced_train_loss")
@@ -39,8 +40,10 @@ def rows(lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
             continue
         found = _ITERATION.search(text)
         if found:
-            step = int(found[1])
-            cells = _iteration(fields(text[found.end() :]))
+            values = fields(text[found.end() :])
+            # NeMo counts an epoch's iterations, and all of them beside it.
+            step = int(number_in(values.get("global_step")) or found[1])
+            cells = _iteration(values)
             put(cells, time=_shown(clock.read(text)))
             yield row(line, step, overflows.take() | cells)
             continue
@@ -66,6 +69,7 @@ def _iteration(found: dict[str, str]) -> dict[str, float | bool]:
         cells,
         grad_norm=found.get("grad norm", found.get("grad_norm")),
         learning_rate=found.get("learning rate", found.get("lr")),
+        eval_loss=found.get("val_loss"),
         loss_scale=found.get("loss scale"),
         parameter_norm=found.get("params norm"),
     )

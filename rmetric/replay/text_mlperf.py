@@ -17,7 +17,6 @@ from rmetric.replay.rows import Row
 from rmetric.replay.text_parts import number_in, pieces, row
 
 NAME = "MLPerf :::MLLOG text"
-NOTES = ("MLPerf counts samples where it counts no steps",)
 _MARK = re.compile(r":::MLLOG\s*\{")
 _STEPS = ("step_num", "step", "samples_count", "sample_count", "epoch_num", "epoch_count")
 _LOSSES = ("train_loss", "reduced_train_loss", "loss", "lm_loss")
@@ -27,6 +26,10 @@ _LANGUAGE = re.compile(r"gpt|llama|mixtral|mixture|deepseek", re.IGNORECASE)
 
 def matches(head: str) -> bool:
     return _MARK.search(head) is not None
+
+
+def notes(head: str) -> list[str]:
+    return ["MLPerf counts samples, where a log counts no steps: they are the steps here"]
 
 
 def rows(lines: Iterable[tuple[int, str]]) -> Iterator[Row]:

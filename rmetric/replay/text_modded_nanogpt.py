@@ -16,7 +16,8 @@ NAME = "modded-nanogpt text"
 _STEP = re.compile(r"\bstep:\s?(\d+)(?:/\d+)?\s+(.*)")
 _PAIR = re.compile(r"([A-Za-z][\w/]*):\s?(\S+)")
 _MARK = re.compile(
-    r"\bstep:\s?\d+/\d+ .*?\b(?:train_|val_)?loss:\s?[-+\dni]|step:\{[^\n]*_loss:\{", re.IGNORECASE
+    r"\bstep:\s?\d+/\d+ .{0,300}?\b(?:train_|val_)?loss:\s?[-+\dni]|step:\{.{0,300}_loss:\{",
+    re.IGNORECASE,
 )
 _UNITS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0}
 _TIME = re.compile(r"([\d.]+)(ms|s|min|m)$")
@@ -41,7 +42,7 @@ def rows(lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
             learning_rate=values.get("lr"),
         )
         if cells.keys() & {"loss", "eval_loss"}:
-            seconds = _seconds(values.get("train_time", values.get("t", "")))
+            seconds = _seconds(str(values.get("train_time", values.get("t"))))
             if seconds is not None:
                 cells["time"] = seconds
             yield row(line, found[1], cells)

@@ -21,10 +21,8 @@ _EVALUATION = re.compile(
 )
 _LLAMA2_C = re.compile(rf"^(\d+) \| loss {_VALUE} \| lr (\S+) \| (\S+?)ms(.*)", re.IGNORECASE)
 _MARK = re.compile(
-    "|".join(
-        form.pattern.replace("^", r"(?:^|\n)") for form in (_ITERATION, _EVALUATION, _LLAMA2_C)
-    ),
-    re.IGNORECASE,
+    "|".join(f"(?:{form.pattern})" for form in (_ITERATION, _EVALUATION, _LLAMA2_C)),
+    re.IGNORECASE | re.MULTILINE,
 )
 _RATE = re.compile(r"\b(?:lr|learning[ _]rate)[: =]+(\S+)", re.IGNORECASE)
 _NORM = re.compile(r"\b(?:grad(?:ient)?[ _]?norm|gnorm)[: =]+(\S+)", re.IGNORECASE)

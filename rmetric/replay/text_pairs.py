@@ -26,8 +26,8 @@ _PRINTED = {
     "step": "global_step num_updates optimizer_step completed_step train_step training_step step"
     " total_iteration iteration train_iter iter it steps update batch",
     "loss": "loss train_loss training_loss loss_train lm_loss total_loss loss_total avg_loss"
-    " average_loss mean_loss running_loss step_loss batch_loss smooth_loss train",
-    "eval_loss": "val_loss eval_loss valid_loss validation_loss avg_val_loss val valid",
+    " average_loss mean_loss running_loss step_loss batch_loss smooth_loss",
+    "eval_loss": "val_loss eval_loss valid_loss validation_loss avg_val_loss",
     "grad_norm": "grad_norm gnorm gradient_norm global_grad_norm global_norm total_norm grad gn"
     " norm",
     "learning_rate": "lr learning_rate",
@@ -36,7 +36,11 @@ _PRINTED = {
     "update_norm": "update_norm",
 }
 _LOSSES = {"loss", "eval_loss"}
-_EVALUATION = re.compile(r"(?<![\w/])(?:val|valid|validation|eval|evaluation|dev)(?![\w/])", re.I)
+#: An evaluation's loss beside a training loss; alone it may be anything.
+_SPLITS = ("val", "valid")
+_EVALUATION = re.compile(
+    r"(?<![\w/])(?:val|valid|validation|eval|evaluation|evaluating|dev)(?![\w/])", re.I
+)
 _TEST = re.compile(r"^\W*(?:\w+\W+)?test(?:ing)?(?![\w/])", re.IGNORECASE)
 
 
@@ -75,24 +79,13 @@ def notes(head: str, mapping: Mapping[str, str] | None = None) -> list[str]:
     for _, text in pieces(enumerate(head.splitlines())):
         found = taken_apart(text, known)
         if _cells(found, names, text).keys() & _LOSSES:
-            for target in names:
-                name = next((n for n in names[target] if found.get(n) is not None), None)
-                if name is not None and target not in (mapping or {}):
+            for target in names.keys() - (mapping or {}).keys():
+                name = _taken(found, names[target])
+                if name:
                     taken.setdefault(target, name)
-    if not taken:
-        return []
-    guessed = ", ".join(f"{name!r} as {target}" for target, name in taken.items())
-    return [f"names guessed on lines of no known program: {guessed}; --map TARGET=NAME says so"]
-
-
-def numbers_named(head: str, most: int = 12) -> list[str]:
-    """The names of numbers on the lines of a text, for `--map`; the more frequent first."""
-    counts: dict[str, int] = {}
-    for _, text in pieces(enumerate(head.splitlines())):
-        for name in (found := taken_apart(text, _names(())[1])).exact | found.loose:
-            counts[name] = counts.get(name, 0) + 1
-    named = sorted((n for n in counts if counts[n] > 1), key=lambda n: -counts[n])
-    return named[:most]
+    guessed = ", ".join(f"{name!r} as {target}" for target, name in sorted(taken.items()))
+    guessed = guessed or "the names of its numbers"
+    return [f"guessed on lines of no known program: {guessed}; --map TARGET=NAME says otherwise"]
 
 
 @cache
@@ -104,23 +97,32 @@ def _names(mapping: tuple[tuple[str, str], ...]) -> tuple[Names, frozenset[str]]
         names[target] = tuple(dict.fromkeys((*printed.split(), *usual)))
     for target, name in mapping:
         names[target] = (plain_name(name),)
-    return names, frozenset(n for known in names.values() for n in known) | {"epoch"}
+    return names, frozenset(n for known in names.values() for n in known) | {"epoch", *_SPLITS}
 
 
 def _cells(found: Words, names: Names, text: str) -> dict[str, float | bool]:
-    cells: dict[str, float | bool] = {}
-    for target, known in names.items():
-        values = [found.exact[n] for n in known if n in found.exact]
-        values += [found.loose[n] for n in known if n in found.loose]
-        if values and target != "step":
-            cells[target] = values[0]
-    if "loss" in cells and "eval_loss" not in cells:
+    taken = {target: _taken(found, known) for target, known in names.items() if target != "step"}
+    if taken["loss"] and not taken["eval_loss"]:
+        taken["eval_loss"] = _taken(found, _SPLITS)
+    loss = taken["loss"]
+    if loss and "train" not in loss and not taken["eval_loss"]:
+        # The word for an evaluation may stand elsewhere on the line.
         plain = without_date(text)
         if _EVALUATION.search(plain):
-            cells["eval_loss"] = cells.pop("loss")
+            taken |= {"loss": None, "eval_loss": loss}
         elif _TEST.search(plain):
-            del cells["loss"]
-    return cells
+            taken["loss"] = None
+    values = {target: found.get(name) for target, name in taken.items() if name}
+    return {target: value for target, value in values.items() if value is not None}
+
+
+def _taken(found: Words, names: Iterable[str]) -> str | None:
+    """The first of `names` on the line, those that stand alone before their number first."""
+    for values in (found.exact, found.loose):
+        for name in names:
+            if name in values:
+                return name
+    return None
 
 
 @dataclass(slots=True)
@@ -156,7 +158,7 @@ class _Place:
             raw, alone = _whole(epoch), "epoch" in found.exact
         if raw is None or not (losses or alone):
             return self._below(cells)
-        if self.now > self.epoch and raw < self.raw:
+        if self.now > self.epoch and (raw < self.raw or (raw == self.raw and "loss" in cells)):
             self.offset += self.total or self.raw
         self.raw, self.total, self.epoch = raw, total or self.total, self.now
         self.last, self.heads, self.given = raw + self.offset, not losses, set()

@@ -8,6 +8,7 @@ from datetime import datetime
 
 from rmetric.replay.rows import Row
 
+LONGEST = 1 << 16
 _LEADING = re.compile(
     r"\s*([-+]?(?:(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf(?:inity)?))(?=\s|$|[,;|)\]}/%]|ms\b|[sm]\b)",
     re.IGNORECASE,
@@ -18,16 +19,14 @@ _RANK = re.compile(r"\s*\[?(?:rank|default|trainer|worker)[ _]?(\d+)[^\]:]*\]?:?
 
 
 def pieces(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """The lines without colours, cut where a progress bar went back to the line's beginning."""
+    """The lines without colours, cut where a progress bar went back to the line's beginning.
+
+    No program prints a step in `LONGEST` characters: longer ones are passed over.
+    """
     for number, text in lines:
-        if "\x1b" in text:
-            text = _ESCAPE.sub("", text)
-        if "\r" not in text:
-            yield number, text
-            continue
-        for piece in text.split("\r"):
-            if piece.strip():
-                yield number, piece
+        for piece in text.split("\r") if "\r" in text else (text,):
+            if piece and len(piece) <= LONGEST:
+                yield number, _ESCAPE.sub("", piece) if "\x1b" in piece else piece
 
 
 def number_in(text: str | None) -> float | None:

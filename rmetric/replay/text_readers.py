@@ -7,6 +7,11 @@ Each is a module ``text_<program>.py`` with
     rows        from numbered lines, without their ends, to rows, as a generator that
                 holds no more than it needs: a file may be larger than the memory
 
+and, where there is something to say,
+
+    notes       from the beginning of a file to sentences for the run
+    OTHER_NAMES of cells that count only where ``--map`` says so
+
 A row's cells stand under the names of `TARGETS` (``step``, ``loss``, ``eval_loss``,
 ``grad_norm``, ``learning_rate``, ``loss_scale``, ``skipped``, ``time``, ``run``, ...), so
 nothing about them is guessed: a number, a bool for ``skipped``, or text that
@@ -21,16 +26,34 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
-from rmetric.replay.columns import named_by_target
+from rmetric.replay import (
+    text_deepspeed,
+    text_fairseq,
+    text_hugging_face,
+    text_llm_c,
+    text_megatron,
+    text_mlperf,
+    text_modded_nanogpt,
+    text_nanochat,
+    text_nanogpt,
+    text_pairs,
+    text_torchtitan,
+    text_torchtune,
+)
+from rmetric.replay.columns import Columns, named_by_target
 from rmetric.replay.rows import Row
-from rmetric.replay.source import Source
-from rmetric.replay.stream import Stream, stream_rows
+from rmetric.replay.source import HEAD, Source
+from rmetric.replay.stream import Reader, Stream, stream_rows
+
+#: Bytes of start-up, or of the program's own source, that may come before the first step.
+FURTHEST = 4 << 20
 
 
 class TextReader(Protocol):
     """What the module of a text format has."""
 
-    NAME: str
+    @property
+    def NAME(self) -> str: ...
 
     def matches(self, head: str) -> bool: ...
 
@@ -38,7 +61,18 @@ class TextReader(Protocol):
 
 
 #: The first that matches reads the file: the more particular come first.
-TEXT_READERS: tuple[TextReader, ...] = ()
+TEXT_READERS: tuple[TextReader, ...] = (
+    text_mlperf,
+    text_hugging_face,
+    text_fairseq,
+    text_megatron,
+    text_nanogpt,
+    text_nanochat,
+    text_modded_nanogpt,
+    text_llm_c,
+    text_torchtitan,
+    text_torchtune,
+)
 
 
 class AsReader:
@@ -47,8 +81,50 @@ class AsReader:
     FOLLOWS = True
 
     def __init__(self, reader: TextReader) -> None:
-        self.NAME, self.matches, self._rows = reader.NAME, reader.matches, reader.rows
+        self.NAME, self.matches, self._reader = reader.NAME, reader.matches, reader
 
     def stream(self, source: Source, mapping: Mapping[str, str]) -> Stream:
-        notes = ["--map is not needed for this format and was not used"] if mapping else []
-        return stream_rows(source, named_by_target(), self._rows(source.lines()), notes)
+        others = getattr(self._reader, "OTHER_NAMES", ())
+        wanted = {target: name for target, name in mapping.items() if name in others}
+        columns = Columns(by_target=named_by_target().by_target | wanted)
+        notes: list[str] = []
+        if not wanted and hasattr(self._reader, "notes"):
+            notes += self._reader.notes(source.head_text())
+        if len(wanted) < len(mapping):
+            notes.append("--map is not needed for this format and was not used")
+        return stream_rows(source, columns, self._reader.rows(source.lines()), notes)
+
+
+class Pairs:
+    """`text_pairs` as `stream.Reader`: what was guessed is said, and --map is asked."""
+
+    FOLLOWS = True
+    NAME = text_pairs.NAME
+
+    @staticmethod
+    def matches(head: str) -> bool:
+        return text_pairs.matches(head)
+
+    @staticmethod
+    def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
+        rows = text_pairs.rows(source.lines(), mapping)
+        head = source.head.decode("utf-8", "replace")
+        return stream_rows(source, named_by_target(), rows, text_pairs.notes(head, mapping))
+
+
+#: Asked when no other reader knows the file.
+LAST_READERS: tuple[Reader, ...] = (Pairs(), AsReader(text_deepspeed))
+
+
+def reader_further_on(source: Source) -> Reader | None:
+    """The reader of a text whose first step comes after what `matches` was shown."""
+    readers = (*map(AsReader, TEXT_READERS), *LAST_READERS)
+    size = 0
+    for _, chunk in Source(source.path, longest_line=source.longest_line).chunks():
+        for begin in range(0, len(chunk), HEAD // 2):
+            part = chunk[begin : begin + HEAD].decode("utf-8", "replace")
+            found = next((reader for reader in readers if reader.matches(part)), None)
+            if found is not None or size + begin > FURTHEST:
+                return found
+        size += len(chunk)
+    return None

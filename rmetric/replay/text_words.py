@@ -19,13 +19,14 @@ _NUMBER = re.compile(
 _TIMES = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9}
 #: ``grad_norm={'default': 1.5}`` is a number with a name of its own.
 _DICT_OF_ONE = re.compile(r"=\s*\{\s*'[^']*':")
+_OF_A_SPLIT = re.compile(r"\b(epoch|iter)\((\w+)\)", re.IGNORECASE)
 _BREAK = re.compile(r"[|,;\[\](){}<>]|\s-\s|--")
 _FILLING = ("is", "of", "value", "mean", "avg", "at")
 #: A word before a name that makes it another thing's, or a value that is not this step's.
-_ANOTHERS = frozenset(
-    "best min minimum max maximum lowest highest previous prev last initial final target total"
-    " aux auxiliary z kl moe router balance balancing load test mtp reg regularization per sec"
-    " num number warmup seconds every".split()
+_ANOTHERS = re.compile(
+    r"(?:best|min|minimum|max|maximum|lowest|highest|previous|prev|last|initial|final|target|total"
+    r"|aux|auxiliary|z|kl|moe|router|balance|balancing|load|test|mtp|reg|regularization|per|sec"
+    r"|num|number|warmup|seconds|every)"
 )
 
 
@@ -53,6 +54,7 @@ class Words:
 def taken_apart(text: str, known: Collection[str]) -> Words:
     """The numbers of `text` by name; `known` are the names looked for in longer phrases."""
     text = _DICT_OF_ONE.sub("=", without_date(text)).replace("'", "").replace('"', "")
+    text = _OF_A_SPLIT.sub(r"\2 \1", text)
     line, end = Words(), 0
     for number in _NUMBER.finditer(text):
         name, exact = name_in(text[end : number.start()], known)
@@ -63,14 +65,15 @@ def taken_apart(text: str, known: Collection[str]) -> Words:
             (line.exact if exact else line.loose).setdefault(name, value)
             if total is not None:
                 line.totals.setdefault(name, total)
-        elif not name and isfinite(value) and line.unnamed is None:
-            if total or _begins(text, number):
-                line.unnamed = (int(value), total)
+        elif not name and line.unnamed is None and (total or _begins(text, number)):
+            line.unnamed = (int(value), total) if isfinite(value) else None
     return line
 
 
 def _begins(text: str, number: re.Match[str]) -> bool:
     """Whether a line begins with this whole number, and it is no time of day."""
+    if number.start() > 16:
+        return False
     before, after = text[: number.start()].strip(" \t[(#"), text[number.end() : number.end() + 2]
     return not before and number[1].isdigit() and not number[3] and not after[1:].isdigit()
 
@@ -95,7 +98,7 @@ def name_in(before: str, known: Collection[str]) -> tuple[str, bool]:
     for first in range(len(plain)):
         name = "_".join(plain[first:])
         if name in known:
-            if _ANOTHERS & set(plain[:first]):
+            if any(_ANOTHERS.fullmatch(word) for word in plain[:first]):
                 break
             return name, first == 0
     return "_".join(plain)[-60:], True
