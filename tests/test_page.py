@@ -272,6 +272,16 @@ def test_where_steps_fall_back_the_axis_counts_records_and_says_so():
     assert "the axis counts records" not in page(flat_run())
 
 
+def test_records_of_one_step_lie_within_it_and_none_hides_another():
+    steps = [100000, 100001, 100001, 100001, 100002]
+    run = Run(id="x", records=[Record(step=s, training_loss=1.0) for s in steps])
+    data = Found(page(run)).data
+    x = data["panels"][0]["series"][0]["x"]
+    assert not data["byRecord"]
+    assert np.all(np.diff(x) > 0)
+    assert np.floor(x).tolist() == np.round(x).tolist() == steps
+
+
 @pytest.mark.parametrize(
     "record",
     [

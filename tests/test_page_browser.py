@@ -195,6 +195,10 @@ def test_an_alarm_in_the_table_leads_to_its_step(browser):
     low, high = view(shown)
     assert low <= step <= high
     assert high - low < 100
+    cursor = (
+        "const chart = rmetricPage.panels[1].chart; return chart.posToVal(chart.cursor.left, 'x')"
+    )
+    until(shown, lambda b: abs(b.execute_script(cursor) - step) < 1)
 
 
 def test_a_curve_can_be_hidden(browser):

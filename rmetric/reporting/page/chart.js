@@ -15,7 +15,7 @@
   function shown(value) {
     if (value === 0) return "0";
     const size = Math.abs(value);
-    if (size >= 1e5 || size < 1e-3) return value.toExponential(2).replace("e+", "e");
+    if (size >= 1e5 || size < 1e-3) return Number(value.toPrecision(3)).toExponential().replace("e+", "e");
     return String(Number(value.toPrecision(4)));
   }
   const whole = value => Math.round(value).toLocaleString("en");
@@ -63,7 +63,7 @@
     view = width >= last - first ? page.range.slice() : [low, low + width];
     for (const panel of panels) panel.chart.setScale("x", { min: view[0], max: view[1] });
     // The charts move in a microtask of their own; the cursor goes to its step after that.
-    if (cursor !== null) queueMicrotask(() => point(cursor, null));
+    queueMicrotask(() => point(cursor, null));
   }
   function zoom(factor) {
     const [low, high] = view;
@@ -106,14 +106,15 @@
         const at = nearest(series.x, cursor);
         value.textContent = series.y[at] === null ? series.strange.get(series.x[at]) ?? "nan" : shown(series.y[at]);
         // A series that is logged less often says where its value is from.
-        if (series.x[at] !== Math.round(cursor)) elsewhere.textContent = `at ${whole(stepOf(series, at))}`;
+        if (stepOf(series.x[at]) !== stepOf(cursor)) elsewhere.textContent = `at ${whole(series.steps?.[at] ?? stepOf(series.x[at]))}`;
       });
     }
   }
-  const stepOf = (series, at) => (series.steps ? series.steps[at] : series.x[at]);
+  // Records of one step lie beside each other, within less than half a step.
+  const stepOf = x => Math.floor(x);
 
   function place(x) {
-    if (!page.byRecord) return `step ${whole(x)}`;
+    if (!page.byRecord) return `step ${whole(stepOf(x))}`;
     const series = panels.flatMap(panel => panel.spec.series).find(one => one.x.length);
     const at = series ? nearest(series.x, x) : -1;
     return `record ${whole(x)}` + (at >= 0 ? `, step ${whole(series.steps[at])}` : "");

@@ -177,14 +177,17 @@ def _of_detector(trace: DetectorTrace) -> list[Panel]:
         )
     ]  # fmt: skip
     if trace.evidence:
+        strongest = _strongest(trace.evidence)
         series = [
-            _column(label, f"e{i % _NUM_COLOURS + 1}", values)
-            for i, (label, values) in enumerate(trace.evidence.items())
+            _column(label.replace("_", " "), f"e{i + 1}", trace.evidence[label])
+            for i, label in enumerate(strongest)
         ]
+        left_out = len(trace.evidence) - len(strongest)
+        hint = "how unusual against the run's own past, in units of its threshold"
+        hint += f"; {left_out} that say less are left out" if left_out else ""
         panels.append(
-            Panel(name=f"evidence_{trace.name}", title="Evidence", series=series, threshold=1.0,
-                  hint="how unusual against the run's own past, in units of its threshold",
-                  log=False)
+            Panel(name=f"evidence_{trace.name}", title="Evidence", series=series, hint=hint,
+                  threshold=1.0, log=False)
         )  # fmt: skip
     if trace.contributions:
         series = [
@@ -197,6 +200,13 @@ def _of_detector(trace: DetectorTrace) -> list[Panel]:
                   hint="what λ, σ² and ΔL contribute when scaled to the run's healthy past")
         )  # fmt: skip
     return panels
+
+
+def _strongest(evidence: dict[str, Floats]) -> list[str]:
+    """The labels with the highest peaks, the highest first: as many as there are colours."""
+    peaks = {label: np.max(values, initial=0.0, where=~np.isnan(values))
+             for label, values in evidence.items()}  # fmt: skip
+    return sorted(peaks, key=lambda label: -peaks[label])[:_NUM_COLOURS]
 
 
 def _column(label: str, colour: str, values: Floats, defined: Any = None) -> Series:

@@ -68,12 +68,13 @@ def render_index(columns: Sequence[tuple[str, str]], numbers: Sequence[str], **w
             rules.append(f"{cells} {{ white-space: nowrap; }}")
         elif name != "outcome":
             rules.append(f"{cells} {{ grid-column: 1 / -1; min-width: var(--widest); }}")
+            rules.append(f"{cells} {{ font-size: .82rem; color: var(--quiet); }}")
     return _render("index.html", "index.js", style="\n".join(rules), columns=columns, **words)
 
 
 def drawn(charts: Charts, num_buckets: int) -> dict[str, Any]:
     """What chart.js draws, as JSON holds it; numbers to six digits."""
-    axis = _axis(charts)
+    axis = charts.places
     stretch = 1
     for series in (series for panel in charts.panels for series in panel.series):
         if len(series.values) > 2 * num_buckets:
@@ -86,18 +87,11 @@ def drawn(charts: Charts, num_buckets: int) -> dict[str, Any]:
         "range": [low - edge, high + edge],
         "stretch": stretch,
         "lines": [
-            {"x": _number(x), "kind": line.kind, "label": _cut(line.label), "step": line.step}
+            {"x": _rounded(x), "kind": line.kind, "label": _cut(line.label), "step": line.step}
             for x, line in zip(at, charts.lines, strict=True)
         ],
         "panels": [_panel(panel, charts, axis, num_buckets) for panel in charts.panels],
     }
-
-
-def _axis(charts: Charts) -> Floats:
-    """Where each record lies: at its step, or, where steps fall back, at its number."""
-    if charts.by_record:
-        return np.arange(1, len(charts.steps) + 1, dtype=float)
-    return charts.steps.astype(float)
 
 
 def _place(charts: Charts, step: int) -> float:
@@ -112,7 +106,7 @@ def _panel(panel: Panel, charts: Charts, axis: Floats, num_buckets: int) -> dict
     shaded: list[list[Any]] = []
     if panel.alarms is not None:
         places = merged(axis[spans(panel.alarms)], min(_MOST_SPANS, 2 * num_buckets))
-        shaded = [[_number(a), _number(b)] for a, b in places.tolist()]
+        shaded = [[_rounded(a), _rounded(b)] for a, b in places.tolist()]
     return {
         "name": panel.name,
         "title": panel.title,
@@ -133,7 +127,7 @@ def _series(series: Series, charts: Charts, axis: Floats, num_buckets: int) -> d
         "label": _cut(series.label, 80),
         "colour": series.colour,
         "stairs": series.stairs,
-        "x": [_number(place) for place in x.tolist()],
+        "x": [_rounded(place) for place in x.tolist()],
         "y": [_number(value) for value in values.tolist()],
     }
     if charts.by_record:
@@ -144,8 +138,13 @@ def _series(series: Series, charts: Charts, axis: Floats, num_buckets: int) -> d
         ("-inf", np.isneginf(values)),
     ):
         if strange.any():
-            found.setdefault("marks", {})[name] = [_number(place) for place in x[strange].tolist()]
+            found.setdefault("marks", {})[name] = [_rounded(place) for place in x[strange].tolist()]
     return found
+
+
+def _rounded(place: float) -> int | float:
+    """A place on the axis."""
+    return int(place) if place == int(place) else round(place, 3)
 
 
 def _number(value: float) -> int | float | None:

@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
+#: Of a step: what its records are spread over.
+_WITHIN = 0.4
+
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
@@ -84,5 +87,19 @@ class Charts:
 
     @property
     def by_record(self) -> bool:
-        """Whether the axis must count records, as the steps do not always rise."""
-        return bool(np.any(np.diff(self.steps) <= 0))
+        """Whether the axis must count records, as the steps fall back somewhere."""
+        return bool(np.any(np.diff(self.steps) < 0))
+
+    @property
+    def places(self) -> Floats:
+        """Where each record lies on the axis, rising, shape (T,).
+
+        Records of one step lie beside each other within it, so that none hides another.
+        """
+        count = len(self.steps)
+        if self.by_record:
+            return np.arange(1, count + 1, dtype=float)
+        starts = np.flatnonzero(np.concatenate([[True], np.diff(self.steps) > 0]))
+        sizes = np.diff(np.append(starts, count))
+        number = np.arange(count) - np.repeat(starts, sizes)
+        return self.steps + _WITHIN * number / np.repeat(sizes, sizes)

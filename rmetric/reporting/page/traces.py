@@ -90,7 +90,8 @@ def trace_with_reasons(name: str, run: Run, seed: int = SEED) -> DetectorTrace:
         scores[position], alarms[position] = detector.score, detector.alarm
         now = (bool(detector.alarm), str(getattr(detector, "verdict", "")))
         if now[0] and now != before:
-            reason = str(getattr(detector, "reason", ""))
+            # The verdict has a place of its own on the page.
+            reason = detector.reason.removeprefix(f"{now[1]}: ")
             began.append(Alarm(position=position, step=record.step, reason=reason, verdict=now[1]))
         before = now
         _note(evidence, (getattr(detector, "evidence", None) or {}).items(), position, count)
