@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmetric.detectors import DETECTORS
+from rmetric.detectors import DETECTORS, IN_PAPER
 from rmetric.evaluation import trace
 from rmetric.records import Record, Run
 from rmetric.state import restore_state, state_of
@@ -47,6 +47,14 @@ def losses(values: list[float]) -> Run:
 def same(ours, theirs) -> bool:
     return np.array_equal(ours.scores, theirs.scores, equal_nan=True) and np.array_equal(
         ours.alarms, theirs.alarms
+    )
+
+
+def test_the_papers_tables_keep_their_rows():
+    """Rows and bytes of published tables hang on these names and their order."""
+    assert " ".join(IN_PAPER) == (
+        "r_metric r_metric_lambda r_metric_sigma r_metric_delta_l r_metric_first_loss "
+        "isolation_forest loss_rise loss_slope loss_z_score gradient_norm always never random"
     )
 
 

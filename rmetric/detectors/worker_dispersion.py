@@ -23,7 +23,8 @@ class WorkerDispersion:
     is sick. A norm that is nan or ±inf scores inf and is not remembered; fewer
     than two workers, or norms whose mean is not above 0, are left out.
 
-    Its weakness: what strikes all workers alike does not part them.
+    Its weaknesses: what strikes all workers alike does not part them; and the
+    spread of a few norms is skewed, so single records of healthy runs alarm.
 
     Args:
         threshold: robust standard deviations, above 0 (3.5, as in the source).

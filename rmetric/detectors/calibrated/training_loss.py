@@ -21,11 +21,27 @@ _EVERY_STEP, _SPARSE = 3, 2
 _SINGLE = 0.45
 _SMOOTHING = 0.1
 _MOST_SPREADS = 4.0
-#: Records after which a level counts as reached, and what counts as a climb from it.
-_START = 40
-_START_RATIO, _START_SPREADS = 0.7, 4.0
-_RATIO, _SPREADS = 0.3, 9.0
+#: Records that count as the start of a run, and those after which a level is a level.
+_START, _SETTLED = 40, 20
 _LONG_RUN = 1 / 200
+
+
+class _Climb:
+    """A level above the lowest one so far, as a share of what is needed to count."""
+
+    def __init__(self, ratio: float, spreads: float) -> None:
+        self._ratio = ratio
+        self._spreads = spreads
+        self.lowest = inf
+
+    def climb(self, level: float, step: float) -> float:
+        """`step` is the usual change from record to record."""
+        above = level - self.lowest
+        self.lowest = min(self.lowest, level)
+        if not 0 < above < inf:
+            return 0.0
+        ratio = above / max(abs(self.lowest), 0.5)
+        return min(ratio / self._ratio, above / step / self._spreads)
 
 
 class TrainingLoss:
@@ -54,7 +70,8 @@ class TrainingLoss:
         self._recent: deque[float] = deque(maxlen=_EVERY_STEP)
         self._steps = LaggedPast(window=40, lag=0, least=4)
         self._last: deque[float] = deque(maxlen=5)
-        self._lowest = inf
+        self._early = _Climb(0.7, 4.0)
+        self._late = _Climb(0.3, 9.0)
         self._count = 0
         self._step: int | None = None
         self.rise = nan
@@ -95,27 +112,25 @@ class TrainingLoss:
         if self._last:
             self._steps.remember(abs(loss - self._last[-1]))
         self._last.append(loss)
-        start = self._count <= _START
-        window = sorted(list(self._last)[-3:] if start else self._last)
-        if len(window) < 3:
+        if len(self._last) < 3:
             return
-        level = window[len(window) // 2]
-        if self._lowest < inf and self._steps.ready:
-            climb = level - self._lowest
-            step = max(self._steps.usual / 0.954, 0.02 * abs(self._lowest), 0.02)
-            ratio = climb / max(abs(self._lowest), 0.5)
-            least, spreads = (
-                (_START_RATIO, _START_SPREADS) if start else (_RATIO, _SPREADS)
-            )
-            self.statistics["loss_climb"] = min(ratio / least, climb / step / spreads)
-        self._lowest = min(self._lowest, level)
+        step = max(self._steps.usual / 0.954, 0.02 * abs(loss), 0.02) if self._steps.ready else inf
+        climb = 0.0
+        if self._count <= _START:
+            newest = sorted(list(self._last)[-3:])
+            climb = self._early.climb(newest[1], step)
+        if len(self._last) == 5:
+            lasting = self._late.climb(sorted(self._last)[2], step)
+            if self._count > _SETTLED:
+                climb = max(climb, lasting)
+        self.statistics["loss_climb"] = climb
 
     def restart(self) -> None:
         self._deviation.forget()
         self._steps.forget()
         self._recent.clear()
         self._last.clear()
-        self._lowest = inf
+        self._early.lowest = self._late.lowest = inf
         self._count = 0
         self._often = 0.0
         self.rise = nan
@@ -124,7 +139,7 @@ class TrainingLoss:
     def words(self, name: str) -> str:
         what = f"{self._followed.name} {self._followed.loss:.4g}"
         if name == "loss_climb":
-            return f"{what}, its lowest level was {self._lowest:.4g}"
+            return f"{what}, its lowest level was {min(self._early.lowest, self._late.lowest):.4g}"
         deviation = self._deviation
         return (
             f"{what} where {deviation.usual:.4g} was usual, {deviation.rise:+.3g} or "
