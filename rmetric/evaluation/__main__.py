@@ -50,6 +50,7 @@ from rmetric.simulation.study import RECIPES, missing_runs, run_study
 DATA_SETS = ("stress", "lab", "real")
 ALL_RESULTS = (*DATA_SETS, SEALED_RESULTS)
 OUT = Path("results", "detection")
+PAGE = Path("docs", "benchmark.md")  # made anew with the results in OUT
 REAL_LOGS = Path("real_logs")
 
 
@@ -113,11 +114,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(options: argparse.Namespace) -> int:
     from rmetric.reporting.detection.report import report
 
+    page = PAGE if options.out == OUT else None
     if options.report:
-        for line in report(
-            options.out, [n for n in ALL_RESULTS if (options.out / f"{n}.json").exists()]
-        ):
-            print(line)
+        print("\n".join(report(options.out, ALL_RESULTS, page)))
         return 0
     names = chosen_detectors(options.detectors)
     costs = Costs(
@@ -143,8 +142,7 @@ def run(options: argparse.Namespace) -> int:
             say(f"skipped {problem}")
         skipped += len(data.skipped)
         judge(data, names, costs, options)
-    for line in report(options.out, done):
-        print(line)
+    print("\n".join(report(options.out, done, page)))
     return 1 if skipped else 0
 
 
@@ -160,7 +158,7 @@ def judge(data: DataSet, names: Sequence[str], costs: Costs, options: argparse.N
         "inputs": data.inputs,
         "costs": vars(costs),
         "made": made(data, options),
-        "rows": results_of(data, seen, names, costs),
+        "rows": results_of(data, seen, names, costs, commit()),
     }
     path = options.out / f"{data.name}.json"
     write_results(path, merged(path, results) if options.detectors else results)

@@ -77,6 +77,7 @@ def results_of(
     traces: dict[str, list[Trace]],
     names: Iterable[str],
     costs: Costs,
+    commit: str | None = None,
 ) -> dict[str, Row]:
     """A row for each of `names`, and for the ceilings where the truth is known."""
     seen = {name: Seen.of(data.cases, found) for name, found in traces.items()}
@@ -93,6 +94,7 @@ def results_of(
         rows[name] = {
             "title": CEILING_TITLES[name] if name in CEILINGS else DETECTORS[name].title,
             "kind": "ceiling" if name in CEILINGS else DETECTORS[name].kind,
+            "commit": commit,
             **measured(said),
         }
     return rows

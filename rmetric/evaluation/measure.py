@@ -32,7 +32,7 @@ Row = dict[str, Any]
 
 QUARTILES = (25, 50, 75)
 #: Detectors that every other one is compared with, where they are there.
-REFERENCES = ("ewma", "r_metric")
+REFERENCES = ("loss_ewma", "r_metric")
 CEILINGS = {"ceiling": False, "ceiling_after_onset": True}
 
 
@@ -197,21 +197,24 @@ def operating(
 ) -> Row:
     """Where alternatives stand in the two figures, shape (X,).
 
-    `false_alarm_share` is that of controls and benign runs with an alarm; `delay` the median over
-    the failures that can be announced of alert minus onset, inf where half are missed.
+    `false_alarm_share` is that of controls and benign runs with an alarm. `time_used` answers how
+    much of the time from the onset to the failure (or deadline) has passed at the first alert:
+    the mean over the failures that can be announced, 1 for a missed one, 0 for an alert that
+    counts as in time before the onset.
     """
     verdict = neutral(cases, alerts)
     once = np.ones(len(cases))
     quiet = cases.of_kind("benign", "control")
-    delay_XR = np.where(verdict.hit, alerts.first - _finite(cases.windows.onset), inf) / spacing
-    delay_XR = delay_XR - before
-    announced = delay_XR[..., cases.warned]
+    onset = _finite(cases.windows.onset) + before * spacing
+    with np.errstate(invalid="ignore"):
+        used = (alerts.first - onset) / (cases.windows.failure - onset)
+    used_XR = np.where(verdict.hit, np.clip(used, 0.0, 1.0), 1.0)[..., cases.warned]
     return {
         "precision": precision(verdict, once),
         "recall": recall(verdict, once),
         "f1": f1(verdict, once),
         "false_alarm_share": ratio((alerts.first < inf) @ quiet.astype(float), quiet.sum()),
-        "delay": _median(announced),
+        "time_used": ratio(used_XR.sum(axis=-1), used_XR.shape[-1]),
     }
 
 
@@ -241,14 +244,6 @@ def _quartiles(values: Floats) -> list[tuple[int, float]]:
     known = values[np.isfinite(values)]
     found = np.percentile(known, QUARTILES).tolist() if len(known) else [np.nan] * 3
     return list(zip(QUARTILES, found, strict=True))
-
-
-def _median(values_XW: Floats) -> Floats:
-    """Along the last axis; of an even number the higher of the two, so that inf stays inf."""
-    number = values_XW.shape[-1]
-    if number == 0:
-        return np.full(values_XW.shape[:-1], np.nan)
-    return np.sort(values_XW, axis=-1)[..., number // 2]
 
 
 def _finite(values: Floats) -> Floats:

@@ -122,7 +122,7 @@ def real(folder: Path, manifest: Path = MANIFEST) -> DataSet:
         cases=cases_of(runs, lines),
         group="configurations",
         inputs={"manifest_sha256": sha256(manifest), "logs": len(runs), "listed": len(listed)},
-        notes=_notes(lines),
+        notes=_notes(lines, len(listed)),
         skipped=skipped,
         confidence=np.array([line.confidence for line in lines]),
         spacing=np.array(
@@ -224,15 +224,17 @@ def _is_training(record: Record) -> bool:
     return record.training_loss is not None or record.gradient_norm is not None
 
 
-def _notes(lines: Sequence[Listed]) -> list[str]:
+def _notes(lines: Sequence[Listed], num_listed: int) -> list[str]:
     troubled = [line for line in lines if line.label != "healthy"]
     high = [line for line in troubled if line.confidence == "high"]
     blind = [line for line in troubled if line.onset is None]
+    named = len({line.run for line in lines})
     sure = sum(line.confidence == "high" for line in lines if line.label == "healthy")
     return [
         f"{len(lines)} runs: {len(troubled)} failing or spiking ({len(high)} of high confidence), "
         f"{len(lines) - len(troubled)} healthy ({sure} of high confidence). Labels were put on by "
-        "eye.",
+        f"eye. They are {named} of the {num_listed} that the manifest lists; a file to which a "
+        "second run was appended counts twice.",
         f"{len(blind)} troubled runs have no labelled onset (they never learned): any alert counts "
         "as caught there, under both rules.",
     ]

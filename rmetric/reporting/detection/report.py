@@ -1,23 +1,96 @@
-"""From the JSON files of the benchmark to tables, figures and the page."""
+"""From the JSON files of the benchmark to tables, figures, provenance and the page."""
 
 from __future__ import annotations
 
+import json
+import platform
 from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
-from rmetric.evaluation.benchmark import read_results
+import rmetric
+from rmetric.evaluation.benchmark import Results, read_results
 from rmetric.logs import write_atomically
+from rmetric.reporting.detection.figures import build_figures
+from rmetric.reporting.detection.page import refresh
 from rmetric.reporting.detection.tables import tables, wide
 from rmetric.reporting.renderers import to_csv, to_markdown, to_text
+from rmetric.reporting.style import save, style
+
+#: In the order of the page; figures show those that are there.
+DATA_SETS = ("stress", "lab", "real", "lab_test")
+IN_FIGURES = ("lab", "stress", "real")
+#: What the numbers may depend on; the last are other people's detectors.
+PACKAGES = ("numpy", "scikit-learn", "joblib", "trainpulse", "trainscope", "trainproof")
 
 
-def report(folder: Path, names: Sequence[str]) -> Iterator[str]:
-    """Write what can be read of the results in `folder`; yields what a terminal shows."""
-    for name in names:
-        results = read_results(folder / f"{name}.json")
-        found = tables(results)
-        write_atomically(folder / f"{name}.csv", [to_csv(wide(results)).encode()])
-        text = "\n".join(to_markdown(table) for table in found)
-        write_atomically(folder / f"{name}.md", [text.encode()])
-        yield to_text(found[0])
-        yield to_text(found[1])
+def report(folder: Path, shown: Sequence[str], page: Path | None = None) -> Iterator[str]:
+    """Write all that follows from the results in `folder`; yields what a terminal shows.
+
+    Args:
+        shown: data sets whose first two tables are yielded.
+        page: a document whose generated parts are made anew; None for none.
+    """
+    found = {
+        name: read_results(folder / f"{name}.json")
+        for name in DATA_SETS
+        if (folder / f"{name}.json").exists()
+    }
+    for name, results in found.items():
+        write_tables(folder, results)
+        if name in shown:
+            yield from (to_text(table) for table in tables(results)[:2])
+    captions = write_figures(folder, [found[name] for name in IN_FIGURES if name in found])
+    sources = json.dumps(provenance(found), indent=2).encode()
+    write_atomically(folder / "provenance.json", [sources, b"\n"])
+    if page is not None:
+        refresh(page, folder, found, captions)
+        yield f"tables, figures and provenance.json: {folder}; page: {page}"
+    else:
+        yield f"tables, figures and provenance.json: {folder}"
+
+
+def write_tables(folder: Path, results: Results) -> None:
+    name = results["name"]
+    text = "\n".join(to_markdown(table) for table in tables(results))
+    write_atomically(folder / f"{name}.csv", [to_csv(wide(results)).encode()])
+    write_atomically(folder / f"{name}.md", [text.encode()])
+
+
+def write_figures(folder: Path, found: Sequence[Results]) -> dict[str, str]:
+    """Both figures as PDF and PNG; name -> caption."""
+    captions = {}
+    with style():
+        for name, caption, figure in build_figures(found) if found else ():
+            save(figure, folder / name)
+            captions[name] = caption
+    return captions
+
+
+def provenance(found: dict[str, Results]) -> dict[str, Any]:
+    """What a reader needs besides the tables; no times, so that a rerun writes the same."""
+    return {
+        "command": "python -m rmetric.evaluation",
+        "data": {
+            name: {
+                "inputs": results["inputs"],
+                "costs_in_minutes": results["costs"],
+                **results["made"],
+                "detectors": {row: about["commit"] for row, about in results["rows"].items()},
+            }
+            for name, results in found.items()
+        },
+        "versions": {
+            "rmetric": rmetric.__version__,
+            "python": platform.python_version(),
+            **{name: there for name in PACKAGES if (there := _version(name))},
+        },
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -6,19 +6,21 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rmetric.evaluation.benchmark import Results
+from rmetric.evaluation.cases import BROKEN_NATS, SMOOTH_RECORDS, TREND_RECORDS
 from rmetric.evaluation.intervals import NUM_RESAMPLES, Estimate
 from rmetric.evaluation.real_logs import EARLY_INTERVALS, LATE_INTERVALS
+from rmetric.evaluation.verdicts import EARLY_STEPS
 from rmetric.reporting.table import Cell, Column, Table
 from rmetric.strict_json import number
 
 #: Detectors that figures and tables by fault show; all are in the csv files.
 FEATURED = (
     "calibrated",
-    "ewma",
-    "page_hinkley",
-    "gradient_norm",
-    "loss_z_score",
-    "isolation_forest",
+    "loss_ewma",
+    "loss_cusum",
+    "bayesian_change_point",
+    "isolation_forest_online",
+    "llm_foundry_spike",
     "r_metric",
 )
 
@@ -54,7 +56,7 @@ SCORES = Group(
         Field("precision", "Precision"),
         Field("recall", "Recall"),
         Field("recall_warned", "Recall where there is a warning"),
-        Field("minus_ewma", "F1 minus EWMA's"),
+        Field("minus_loss_ewma", "F1 minus EWMA's"),
         Field("minus_r_metric", "F1 minus R-Metric's"),
     ),
     (
@@ -95,10 +97,11 @@ TIMES = Group(
         Field("early_possible", "Early where possible"),
     ),
     (
-        "Lead: failure minus first alert, quartiles over the hits. Early: alerted at least 5 steps "
-        "before the training loss has visibly broken (median of 3 more than 0.5 nat above the "
-        "median of the last 50 before the onset, or not finite) or the run has failed. Where "
-        "possible: failures with a record that early.",
+        "Lead: failure minus first alert, quartiles over the hits. Early: alerted from the onset "
+        f"on, at least {EARLY_STEPS} steps before the training loss has visibly broken: before the "
+        f"median of its last {SMOOTH_RECORDS} values is more than {BROKEN_NATS} nat above that of "
+        f"the last {TREND_RECORDS} before the onset, it is not finite, or the run has failed. Where "
+        "possible: of the acute failures that have a record so early.",
     ),
 )
 PROTOCOLS = Group(
@@ -147,7 +150,7 @@ REAL_CAUSAL = Group(
         *(Field(f"delay_{q}", f"Delay, {q} % (intervals)", 1) for q in (25, 50, 75)),
         Field("episodes_per_1000", "Episodes per 1000 healthy records"),
         Field("share_alarmed", "Healthy records alarmed (%)", 1, True),
-        Field("minus_ewma", "F1 minus EWMA's"),
+        Field("minus_loss_ewma", "F1 minus EWMA's"),
         Field("minus_r_metric", "F1 minus R-Metric's"),
     ),
     (

@@ -1,0 +1,74 @@
+"""The generated parts of docs/benchmark.md: what stands between two markers is replaced."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from rmetric.evaluation.benchmark import Results
+from rmetric.logs import write_atomically
+from rmetric.reporting.detection.tables import tables
+from rmetric.reporting.renderers import to_markdown
+from rmetric.reporting.table import Table
+
+_PART = re.compile(r"(<!-- begin ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def refresh(page: Path, folder: Path, found: dict[str, Results], captions: dict[str, str]) -> None:
+    """Fill in the parts of the page, of which each names what it holds.
+
+    `<!-- begin table lab scores -->` is the table lab_scores, `<!-- begin figure NAME -->` a
+    figure with its caption, `<!-- begin notes lab -->` a data set's notes. A part whose results are
+    not there says so. Raises ValueError for a part that nobody can fill.
+    """
+    known = {table.name: table for results in found.values() for table in tables(results)}
+    to_folder = Path(os.path.relpath(folder, page.parent)).as_posix()
+    makers: dict[str, Callable[..., str]] = {
+        "table": lambda *words: _table(known.get("_".join(words)), found.get(words[0])),
+        "figure": lambda name: _figure(name, captions, to_folder),
+        "notes": lambda name: _notes(found.get(name)),
+    }
+
+    def filled(part: re.Match[str]) -> str:
+        kind, *words = part[2].split()
+        if kind not in makers:
+            raise ValueError(f"{page}: cannot fill {part[2]!r}: known are {', '.join(makers)}")
+        return f"{part[1]}\n{makers[kind](*words)}\n{part[3]}"
+
+    text = page.read_text(encoding="utf-8")
+    write_atomically(page, [_PART.sub(filled, text).encode()])
+
+
+NOT_YET = "*Not measured yet.*\n"
+
+
+def _table(table: Table | None, results: Results | None) -> str:
+    if results is None:
+        return NOT_YET
+    if table is None:
+        raise ValueError(f"the results of {results['name']} have no such table")
+    # The page says once what stands in the notes of every table.
+    heading, _, rest = to_markdown(table).partition("\n")
+    body = rest.split("\n\n- ")[0].strip()
+    return f"**{table.title}**\n\n{body}\n" if heading else ""
+
+
+def _figure(name: str, captions: dict[str, str], folder: str) -> str:
+    if name not in captions:
+        return NOT_YET
+    return f"![{name}]({folder}/{name}.png)\n\n*{captions[name]}*\n"
+
+
+def _notes(results: Results | None) -> str:
+    if results is None:
+        return NOT_YET
+    opened = results["made"].get("opened")
+    first = (
+        [f"Opened on {opened['date']} at commit {results['made']['commit']}, thresholds "
+         f"{opened['thresholds']} (sha256 {opened['thresholds_sha256']})."]
+        if opened
+        else []
+    )  # fmt: skip
+    return "".join(f"- {note}\n" for note in [*first, *results["notes"]])
