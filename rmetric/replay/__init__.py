@@ -34,6 +34,7 @@ from rmetric.replay.stream import Reader, Stream
 from rmetric.replay.text_readers import (
     LAST_READERS,
     TEXT_READERS,
+    WITHOUT_LOSS,
     AsReader,
     reader_further_on,
 )
@@ -42,14 +43,14 @@ from rmetric.replay.text_readers import (
 READERS: tuple[Reader, ...] = (
     experiment_log,
     hugging_face,
+    json_lines,
     *map(AsReader, TEXT_READERS),
     json_document,
-    json_lines,
     algoperf,
     wandb_export,
     list_table,
-    table,
     *LAST_READERS,
+    table,
 )
 
 __all__ = [
@@ -189,6 +190,8 @@ def _reader_of(source: Source, mapping: Mapping[str, str]) -> Reader:
     for reader in READERS:
         try:
             if reader.matches(head):
+                if reader is WITHOUT_LOSS:
+                    break
                 return reader
         except RecursionError:
             raise LogError(source.path, None, "nested too deeply to be read") from None

@@ -112,19 +112,23 @@ class Pairs:
         return stream_rows(source, named_by_target(), rows, text_pairs.notes(head, mapping))
 
 
-#: Asked when no other reader knows the file.
+#: Asked after all that know a program's lines, and before a table, which any commas look like.
 LAST_READERS: tuple[Reader, ...] = (Pairs(), AsReader(text_deepspeed))
+#: It knows no loss: whatever else is in the file goes first.
+WITHOUT_LOSS = LAST_READERS[-1]
 
 
 def reader_further_on(source: Source) -> Reader | None:
     """The reader of a text whose first step comes after what `matches` was shown."""
-    readers = (*map(AsReader, TEXT_READERS), *LAST_READERS)
-    size = 0
+    readers = (*map(AsReader, TEXT_READERS), *LAST_READERS[:-1])
+    size, last = 0, None
     for _, chunk in Source(source.path, longest_line=source.longest_line).chunks():
         for begin in range(0, len(chunk), HEAD // 2):
             part = chunk[begin : begin + HEAD].decode("utf-8", "replace")
             found = next((reader for reader in readers if reader.matches(part)), None)
+            if last is None and WITHOUT_LOSS.matches(part):
+                last = WITHOUT_LOSS
             if found is not None or size + begin > FURTHEST:
-                return found
+                return found or last
         size += len(chunk)
-    return None
+    return last
