@@ -305,7 +305,7 @@
       for (const [from, to] of this.spec.shaded) {
         if (to < view[0] || from > view[1]) continue;
         const left = chart.valToPos(from, "x", true);
-        const width = Math.max(chart.valToPos(to, "x", true) - left, 2 * uPlot.pxRatio);
+        const width = Math.max(chart.valToPos(to, "x", true) - left, uPlot.pxRatio);
         ctx.fillRect(left, bbox.top, width, bbox.height);
       }
       ctx.restore();
