@@ -20,8 +20,10 @@ _NON_FINITE = {"nan": "NaN", "inf": "Infinity"}
 
 
 def matches(head: str) -> bool:
-    lines = head.lstrip("\r\n").split("\n", 2)
-    return len(lines) > 1 and len(header_of(head)) > 1 and _LIST_CELL.search(lines[1]) is not None
+    lines, names = head.lstrip("\r\n").split("\n", 2), header_of(head)
+    # A line that begins with a date in brackets is no header.
+    named = len(names) > 1 and not any(name.startswith("[") for name in names)
+    return len(lines) > 1 and named and _LIST_CELL.search(lines[1]) is not None
 
 
 def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
