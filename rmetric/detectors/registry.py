@@ -10,6 +10,7 @@ import numpy as np
 
 from rmetric.detectors.anchors import Always, Never, Random
 from rmetric.detectors.bayesian_change_point import BayesianChangePoint
+from rmetric.detectors.calibrated import CalibratedDetector, CalibratedRMetric
 from rmetric.detectors.contract import Detector
 from rmetric.detectors.first_loss_r_metric import FirstLossRMetric
 from rmetric.detectors.gradient_norm import GradientNorm
@@ -35,7 +36,7 @@ class Entry:
 
     Attributes:
         title: as tables and figures print it.
-        kind: ``metric``, ``ablation``, ``variant``, ``baseline``, ``peer`` (another
+        kind: ``metric``, ``ablation``, ``variant``, ``ours``, ``baseline``, ``peer`` (another
             package's, run by its own code) or ``anchor``.
         make: a fresh detector; the Generator is for those that draw.
         mode: the study's logs_<mode>/ that holds its runs.
@@ -110,6 +111,8 @@ DETECTORS: dict[str, Entry] = {
         kind="variant",
         make=lambda generator: RMetric(RMetricConfig.simulation(loss="training_loss")),
     ),
+    "r_metric_calibrated": _baseline("R-Metric, calibrated", CalibratedRMetric, kind="variant"),
+    "calibrated": _baseline("Calibrated detector", CalibratedDetector, kind="ours"),
     "isolation_forest": Entry(
         title="Isolation Forest (peeks)",
         kind="baseline",

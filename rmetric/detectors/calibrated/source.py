@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from rmetric.records import Record
 
 
-class Source(Protocol):
+class Source(ABC):
     """One thing that a run logs, and what it says of the run's health.
 
     Attributes:
@@ -27,10 +28,13 @@ class Source(Protocol):
     LABEL: ClassVar[str]
     statistics: dict[str, float]
 
+    @abstractmethod
     def update(self, record: Record) -> None: ...
 
+    @abstractmethod
     def restart(self) -> None: ...
 
+    @abstractmethod
     def words(self, name: str) -> str: ...
 
 

@@ -6,7 +6,7 @@ from collections import deque
 from math import inf, isfinite, nan
 
 from rmetric.detectors.calibrated.past import Deviation, LaggedPast
-from rmetric.detectors.calibrated.source import clipped
+from rmetric.detectors.calibrated.source import Source, clipped
 from rmetric.detectors.followed_loss import FollowedLoss
 from rmetric.records import Record
 
@@ -44,7 +44,7 @@ class _Climb:
         return min(ratio / self._ratio, above / step / self._spreads)
 
 
-class TrainingLoss:
+class TrainingLoss(Source):
     """Jumps, drifts and climbs of the training loss (or of the only loss that is logged).
 
     With z the spreads and r the nats above what is usual, record by record:

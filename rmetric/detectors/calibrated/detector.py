@@ -1,0 +1,227 @@
+"""The calibrated detector: evidence that is beyond what healthy runs show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf, nan
+from typing import NamedTuple
+
+from rmetric.detectors.calibrated.gradients import Gradients
+from rmetric.detectors.calibrated.hardware import Hardware
+from rmetric.detectors.calibrated.held_out_loss import ProbeLoss, ValidationLoss
+from rmetric.detectors.calibrated.not_finite import NotFinite
+from rmetric.detectors.calibrated.source import Source, clipped
+from rmetric.detectors.calibrated.thresholds import Thresholds, default_thresholds
+from rmetric.detectors.calibrated.training_loss import TrainingLoss
+from rmetric.detectors.calibrated.updates import Updates
+from rmetric.metric import Components
+from rmetric.records import Record
+
+HEALTHY = "healthy"
+RECOVERING = "recovering spike"
+UNDER_WAY = "failure under way"
+
+#: A loss that has come back to this share of its highest rise is recovering.
+_RECOVERED = 0.5
+#: Scores are cut here, so that they can be drawn and averaged.
+MOST = 100.0
+
+
+def sources() -> tuple[Source, ...]:
+    """Everything that is looked at; to add one: a file beside this one, and a line here."""
+    return (
+        NotFinite(),
+        TrainingLoss(),
+        ProbeLoss(),
+        ValidationLoss(),
+        Updates(),
+        Gradients(),
+        Hardware(),
+    )
+
+
+class _Config(NamedTuple):
+    """What does not change while a run goes on."""
+
+    thresholds: Thresholds
+    limits: list[list[tuple[str, float, float]]]  # by source: statistic, alone, together
+
+    @classmethod
+    def of(cls, thresholds: Thresholds, sources: Sequence[Source]) -> _Config:
+        alone, together = thresholds.alone, thresholds.together
+        limits = [
+            [(name, alone.get(name, inf), together.get(name, inf)) for name in source.NAMES]
+            for source in sources
+        ]
+        return cls(thresholds, limits)
+
+
+class CalibratedDetector:
+    """Alarms on evidence that healthy runs do not show, and says which.
+
+    Each source (training loss, validation loss, probe loss, weights, gradients,
+    hardware, and whether all are numbers) gives statistics that are set against
+    the run's own past. A statistic s has two thresholds, taken from healthy and
+    benign runs: strong enough alone (a), and strong enough beside another source
+    (b). With u the largest s / b of each source,
+
+        score = max(largest s / a, second largest u),    alarm where score > 1
+
+    so an alarm is either one piece of evidence that is beyond all that was seen
+    in healthy runs, or two of different kinds that are each unusual. What is not
+    logged adds nothing; with only a loss it works on that.
+
+    A change that the user announced (`planned_events`) begins every past anew:
+    what is usual before a change of rate, batch or data is no measure after it.
+
+    Its weaknesses: it needs some ten records before it can judge a level; what
+    fails within a step shows nothing before; and a level that lasts for forty
+    records becomes usual, so an alarm tells the begin of a failure and not its end.
+
+    Args:
+        thresholds: those of `rmetric calibrate`; by default the shipped ones.
+
+    Attributes:
+        score: 1 is the threshold; nan until there is anything to judge by.
+        alarm: whether the score is above 1.
+        reason: evidence in words and numbers, how unusual, since when, and the verdict.
+        verdict: ``healthy``, ``recovering spike`` or ``failure under way``.
+        evidence: statistic -> its strength, 1 being enough for an alarm: alone, or, where
+            it never alarms alone, beside another source.
+        contributions: λ, σ² and ΔL from 0 to 1 as the calibrated R-Metric weighs them, where
+            1 is a quarter more than healthy runs show; see `CalibratedRMetric`.
+
+    >>> detector = CalibratedDetector()
+    >>> for step in range(60):
+    ...     _ = detector.update(Record(step=step, training_loss=2.0 + 0.01 * (step % 3)))
+    >>> for step in range(60, 63):
+    ...     _ = detector.update(Record(step=step, training_loss=4.0))
+    >>> detector.alarm, detector.verdict
+    (True, 'failure under way')
+    """
+
+    def __init__(self, thresholds: Thresholds | None = None) -> None:
+        self._sources = sources()
+        self.config = _Config.of(thresholds or default_thresholds(), self._sources)
+        self.score = nan
+        self.alarm = False
+        self.step = 0
+        self._since: dict[str, int] = {}
+        self._highest = 0.0
+        self._leading: list[tuple[int, str]] = []
+
+    def update(self, record: Record) -> CalibratedDetector:
+        """Take the next record."""
+        self.step = record.step
+        if record.planned_events:
+            for source in self._sources:
+                source.restart()
+            self._since.clear()
+        for source in self._sources:
+            source.update(record)
+        self._judge()
+        return self
+
+    def _judge(self) -> None:
+        alone, alone_by = 0.0, (0, "")
+        first = second = 0.0
+        first_by = second_by = (0, "")
+        known = False
+        limits = self.config.limits
+        for index, source in enumerate(self._sources):
+            best, best_by = 0.0, (0, "")
+            statistics = source.statistics
+            for name, own, beside in limits[index]:
+                value = statistics.get(name)
+                if value is None:
+                    continue
+                known = True
+                if value == inf:
+                    strength = shared = MOST
+                else:
+                    strength, shared = value / own, value / beside
+                if strength > alone:
+                    alone, alone_by = strength, (index, name)
+                if shared > best:
+                    best, best_by = shared, (index, name)
+                if max(strength, shared) > 1:
+                    self._since.setdefault(name, self.step)
+                else:
+                    self._since.pop(name, None)
+            if best > first:
+                second, second_by = first, first_by
+                first, first_by = best, best_by
+            elif best > second:
+                second, second_by = best, best_by
+        was = self.alarm
+        self.score = min(max(alone, second), MOST) if known else nan
+        self.alarm = self.score > 1
+        self._leading = [alone_by] if alone >= second else [first_by, second_by]
+        rise = self._loss.rise
+        self._highest = max(self._highest if was else 0.0, rise if rise == rise else 0.0)
+
+    @property
+    def _loss(self) -> TrainingLoss:
+        loss = self._sources[1]
+        assert isinstance(loss, TrainingLoss)
+        return loss
+
+    @property
+    def verdict(self) -> str:
+        if not self.alarm:
+            return HEALTHY
+        on_loss = all(isinstance(self._sources[index], TrainingLoss) for index, _ in self._leading)
+        rise = self._loss.rise
+        if on_loss and rise == rise and rise < _RECOVERED * self._highest:
+            return RECOVERING
+        return UNDER_WAY
+
+    @property
+    def evidence(self) -> dict[str, float]:
+        found = {}
+        for source, limits in zip(self._sources, self.config.limits, strict=True):
+            for name, own, beside in limits:
+                value = source.statistics.get(name)
+                if value is not None:
+                    limit = own if own < inf else beside
+                    found[name] = MOST if value == inf else min(value / limit, MOST)
+        return found
+
+    @property
+    def contributions(self) -> Components:
+        found: dict[str, float] = {}
+        for source in self._sources:
+            found |= source.statistics
+        scale = self.config.thresholds.full_scale
+        loss = max(_share(found, scale, "loss_jump"), _share(found, scale, "loss_climb"))
+        return Components(
+            failure_rate=_share(found, scale, "hardware_events"),
+            gradient_variance=_share(found, scale, "gradient_variance"),
+            loss_drift=1.0 if found.get("not_finite") else loss,
+        )
+
+    @property
+    def reason(self) -> str:
+        if not self.alarm:
+            return ""
+        parts = []
+        for index, name in self._leading:
+            source = self._sources[index]
+            parts.append(f"{source.words(name)}{self._unusual(index, name)}")
+        return f"{self.verdict}: {'; and '.join(parts)}"
+
+    def _unusual(self, index: int, name: str) -> str:
+        value = self._sources[index].statistics[name]
+        since = self._since.get(name)
+        when = f", since step {since}" if since is not None else ""
+        if value == inf:
+            return when
+        alone = self.config.thresholds.alone.get(name, inf)
+        beside = self.config.thresholds.together.get(name, inf)
+        if len(self._leading) == 1:
+            return f" ({value / alone:.1f} times the most that healthy runs show{when})"
+        return f" ({value / beside:.1f} times what counts beside other evidence{when})"
+
+
+def _share(found: Mapping[str, float], scale: Mapping[str, float], name: str) -> float:
+    return clipped(found.get(name, 0.0) / scale.get(name, inf), 0.0, 1.0)

@@ -1,0 +1,125 @@
+"""What the gradient and the gradients of single workers say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp, inf, isfinite, log, sqrt
+
+from rmetric.detectors.calibrated.past import Deviation, LaggedPast
+from rmetric.detectors.calibrated.source import Source, clipped
+from rmetric.records import Record
+from rmetric.signals.gradient_variance import population_variance
+
+_SMOOTHING = 0.1
+_MOST_SPREADS = 6.0
+_MOST_APART = 5.0
+_SETTLED = 10
+
+
+class Gradients(Source):
+    """Gradients that grow, and workers that do not agree.
+
+        gradient_norm   EWMA (0.1) of the robust z of log(gradient norm), cut to ±6
+        worker_norm     EWMA (0.1) of |log(worker's norm / median norm)|, of the worst worker
+        opposed_worker  minus the EWMA (0.1) of the cosine between a worker's gradient and the
+                        mean of the others', of the worst worker: above 0 it climbs where they
+                        descend
+
+        gradient_variance  EWMA (0.1) of the robust z of log(variance of the workers' norms),
+                        cut to ±6: the σ² of the R-Metric, for `contributions` alone
+
+    The cosine is computed from the workers' norms g_i, their cosines c_i to the mean over
+    all, the norm G of that mean and the number n of workers:
+
+        dot_i = (n g_i G c_i - g_i²) / (n - 1)
+        others_i² = (n² G² - 2 n g_i G c_i + g_i²) / (n - 1)²
+    """
+
+    NAMES = ("gradient_norm", "worker_norm", "opposed_worker", "gradient_variance")
+    LABEL = "gradients"
+
+    def __init__(self) -> None:
+        self.statistics: dict[str, float] = {}
+        self._norm = Deviation(LaggedPast(window=80, least=12), absolute=0.02)
+        self._variance = Deviation(LaggedPast(window=80, least=12), absolute=0.05)
+        self._apart: list[float] = []
+        self._cosines: list[float] = []
+        self._count = 0
+        self._last = 0.0
+
+    def update(self, record: Record) -> None:
+        norm = record.gradient_norm
+        if norm is not None and 0 < norm < inf:
+            self._judge_norm(norm)
+        norms, cosines = record.worker_gradient_norms, record.worker_gradient_cosines
+        if norms is None or len(norms) < 2 or not all(isfinite(g) for g in norms):
+            return
+        self._judge_workers(norms)
+        if cosines is None or norm is None or len(cosines) != len(norms):
+            return
+        if 0 < norm < inf and all(isfinite(c) for c in cosines):
+            self._judge_directions(norms, cosines, norm)
+
+    def _judge_norm(self, norm: float) -> None:
+        self._last = norm
+        self._smooth("gradient_norm", self._norm.update(log(norm)))
+
+    def _smooth(self, name: str, z: float) -> None:
+        if z == z:
+            level = self.statistics.get(name, 0.0)
+            level += _SMOOTHING * (clipped(z, -_MOST_SPREADS, _MOST_SPREADS) - level)
+            self.statistics[name] = level
+
+    def _judge_workers(self, norms: Sequence[float]) -> None:
+        logs = [log(max(g, 1e-12)) for g in norms]
+        middle = sorted(logs)[len(logs) // 2]
+        if len(self._apart) != len(logs):
+            self._apart = [0.0] * len(logs)
+        self._apart = [
+            a + _SMOOTHING * (clipped(x - middle, -_MOST_APART, _MOST_APART) - a)
+            for a, x in zip(self._apart, logs, strict=True)
+        ]
+        self.statistics["worker_norm"] = max(abs(a) for a in self._apart)
+        variance = population_variance(norms)
+        if variance < inf:
+            self._smooth("gradient_variance", self._variance.update(log(max(variance, 1e-24))))
+
+    def _judge_directions(
+        self, norms: Sequence[float], cosines: Sequence[float], norm: float
+    ) -> None:
+        number = len(norms)
+        if len(self._cosines) != number:
+            self._cosines, self._count = [0.0] * number, 0
+        self._count += 1
+        for i, (g, c) in enumerate(zip(norms, cosines, strict=True)):
+            others = (number * norm) ** 2 - 2 * number * g * norm * c + g * g
+            cosine = 0.0
+            if g > 0 and others > 0:
+                cosine = clipped((number * norm * c - g) / sqrt(others), -1.0, 1.0)
+            self._cosines[i] += _SMOOTHING * (cosine - self._cosines[i])
+        if self._count > _SETTLED:
+            self.statistics["opposed_worker"] = -min(self._cosines)
+
+    def restart(self) -> None:
+        self._norm.forget()
+        self._variance.forget()
+        self._apart = []
+        self._cosines = []
+        self._count = 0
+        self.statistics.clear()
+
+    def words(self, name: str) -> str:
+        if name == "gradient_norm":
+            times = exp(self._norm.rise)
+            return f"gradient norm {self._last:.3g}, {times:.2g} times what was usual"
+        if name == "worker_norm":
+            worker = max(range(len(self._apart)), key=lambda i: abs(self._apart[i]))
+            times = exp(self._apart[worker])
+            return f"worker {worker}'s gradient norm is {times:.2g} times the others'"
+        if name == "gradient_variance":
+            return f"variance between workers {exp(self._variance.rise):.2g} times the usual"
+        worker = min(range(len(self._cosines)), key=lambda i: self._cosines[i])
+        return (
+            f"worker {worker}'s gradient points against the others' "
+            f"(smoothed cosine {self._cosines[worker]:.2f})"
+        )

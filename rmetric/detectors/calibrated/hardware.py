@@ -1,0 +1,80 @@
+"""What the hardware reports say."""
+
+from __future__ import annotations
+
+from collections import deque
+from math import lgamma, log
+
+from rmetric.detectors.calibrated.source import Source
+from rmetric.records import Record
+
+_WINDOW = 50  # records
+_LEAST = 50
+
+
+class Hardware(Source):
+    """More hardware events than this run has had so far.
+
+        hardware_events  -log10 of the chance of so many events or more in the last 50
+                         records, were they Poisson at the rate of all records before
+
+    One event is added to those before, so that a first event is no surprise by itself.
+    Events of the application are not counted.
+    """
+
+    NAMES = ("hardware_events",)
+    LABEL = "hardware"
+
+    def __init__(self) -> None:
+        self.statistics: dict[str, float] = {}
+        self._counts: deque[int] = deque()
+        self._recent = 0
+        self._before = 0
+        self._records = 0
+
+    def update(self, record: Record) -> None:
+        if record.events is None:
+            return
+        count = sum(event.is_hardware for event in record.events)
+        self._counts.append(count)
+        self._recent += count
+        if len(self._counts) > _WINDOW:
+            oldest = self._counts.popleft()
+            self._recent -= oldest
+            self._before += oldest
+            self._records += 1
+        if self._records >= _LEAST:
+            self.statistics["hardware_events"] = self._surprise()
+
+    def _surprise(self) -> float:
+        if self._recent == 0:
+            return 0.0
+        return poisson_surprise(self._recent, (self._before + 1) * _WINDOW / self._records)
+
+    def restart(self) -> None:
+        """A change of the training says nothing of the hardware."""
+
+    def words(self, name: str) -> str:
+        rate = self._before / max(self._records, 1) * _WINDOW
+        return f"{self._recent} hardware events in {_WINDOW} records, {rate:.2g} were usual"
+
+
+def poisson_surprise(count: int, expected: float) -> float:
+    """-log10 of the chance of `count` events or more where `expected` (above 0) are.
+
+    >>> round(poisson_surprise(1, 0.1), 3), poisson_surprise(0, 3.0)
+    (1.022, 0.0)
+    """
+    if count == 0:
+        return 0.0
+    # The tail is its first term times a series that falls faster than a geometric one.
+    if count <= expected:
+        return 0.0
+    term = total = 1.0
+    step = count
+    while term > 1e-12 * total:
+        step += 1
+        term *= expected / step
+        total += term
+    first = count * log(expected) - expected - lgamma(count + 1)
+    return max(0.0, -(first + log(total)) / log(10))

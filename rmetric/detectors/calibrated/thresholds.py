@@ -1,0 +1,79 @@
+"""The threshold file: how strong each piece of evidence must be, and where that comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from rmetric.strict_json import parse_line
+
+PARTS = ("alone", "together", "full_scale")
+DEFAULT = Path(__file__).with_name("thresholds.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thresholds:
+    """Strength of evidence that alarms, by the statistic's name, in its own unit.
+
+    Attributes:
+        alone: by itself; inf where it never does.
+        together: beside evidence from another source that reaches its own; inf likewise.
+        full_scale: what counts as 1 in the calibrated R-Metric.
+        provenance: which runs it was calibrated on, with which budget, and what came out.
+    """
+
+    alone: Mapping[str, float]
+    together: Mapping[str, float]
+    full_scale: Mapping[str, float]
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_thresholds(path: Path) -> Thresholds:
+    """The thresholds in `path`. Raises ValueError that names the file and what is wrong."""
+    try:
+        content = parse_line(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: not a threshold file ({error})") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: not a threshold file (an object is expected)")
+    parts = {}
+    for part in PARTS:
+        found = content.get(part)
+        if not isinstance(found, dict):
+            raise ValueError(f"{path}: {part!r} is missing or no object")
+        parts[part] = {name: _threshold(path, name, value) for name, value in found.items()}
+    return Thresholds(**parts, provenance=content.get("provenance") or {})
+
+
+@lru_cache(maxsize=1)
+def default_thresholds() -> Thresholds:
+    """Those that are shipped."""
+    return read_thresholds(DEFAULT)
+
+
+def thresholds_to_json(thresholds: Thresholds) -> dict[str, Any]:
+    """As the file holds them: null for never."""
+
+    def plain(part: Mapping[str, float]) -> dict[str, float | None]:
+        return {name: None if value == inf else value for name, value in part.items()}
+
+    return {
+        "alone": plain(thresholds.alone),
+        "together": plain(thresholds.together),
+        "full_scale": plain(thresholds.full_scale),
+        "provenance": dict(thresholds.provenance),
+    }
+
+
+def _threshold(path: Path, name: str, value: Any) -> float:
+    if value is None:
+        return inf
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < inf:
+        raise ValueError(f"{path}: threshold of {name!r} is {value!r}: a number above 0 or null")
+    return float(value)

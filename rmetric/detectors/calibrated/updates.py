@@ -1,0 +1,56 @@
+"""What the size of the updates says."""
+
+from __future__ import annotations
+
+from math import exp, inf, log
+
+from rmetric.detectors.calibrated.past import LaggedPast
+from rmetric.detectors.calibrated.source import Source, clipped
+from rmetric.records import Record
+
+_SMOOTHING = 0.3
+_DOWN, _UP = -3.0, 5.0
+#: Below this share of its peak the scheduled rate says little of the update.
+_FINISHED = 0.01
+
+
+class Updates(Source):
+    """Updates of the weights that are larger than the schedule explains.
+
+        update_size  EWMA (0.3) of log(update norm / scheduled rate) above its median over 80
+                     steps that ended 10 ago: the logarithm of how many times too large
+
+    The scheduled rate is needed: without it a warm-up would look like a fault.
+    """
+
+    NAMES = ("update_size",)
+    LABEL = "updates"
+
+    def __init__(self) -> None:
+        self.statistics: dict[str, float] = {}
+        self._ratios = LaggedPast(window=80, lag=10, least=12)
+        self._peak_rate = 0.0
+
+    def update(self, record: Record) -> None:
+        norm, rate = record.update_norm, record.learning_rate
+        if norm is None or rate is None or not 0 < norm < inf or not 0 < rate < inf:
+            return
+        self._peak_rate = max(self._peak_rate, rate)
+        if rate <= _FINISHED * self._peak_rate:
+            return
+        # Not the logarithm of the quotient, which may be beyond the largest number.
+        ratio = log(norm) - log(rate)
+        if self._ratios.ready:
+            above = clipped(ratio - self._ratios.usual, _DOWN, _UP)
+            size = self.statistics.get("update_size", 0.0)
+            self.statistics["update_size"] = size + _SMOOTHING * (above - size)
+        self._ratios.remember(ratio)
+
+    def restart(self) -> None:
+        self._ratios.forget()
+        self._peak_rate = 0.0
+        self.statistics.clear()
+
+    def words(self, name: str) -> str:
+        times = exp(self.statistics[name])
+        return f"updates {times:.2g} times as large as usual at this learning rate"
