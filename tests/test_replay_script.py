@@ -133,9 +133,17 @@ def test_the_pages_link_each_other_and_tell_how_to_make_them_again(replay, tmp_p
     assert summary(out, "a_b")["sha256"] == digest
 
 
-def test_what_the_detectors_say_is_in_the_summary(replay, tmp_path):
+def test_what_the_detectors_say_is_in_scores_summary_and_page(replay, tmp_path, monkeypatch):
+    monkeypatch.setattr("rmetric.reporting.replay_report.WATCHED_BY", ("always", "loss_rise"))
     (tmp_path / "run.jsonl").write_bytes(own_log("run"))
     _, out = replay("run.jsonl")
+    with open(out / "run" / "scores.csv", newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert {line["always_alarm"] for line in lines} == {"1"}
+    assert {line["loss_rise_alarm"] for line in lines} == {"0"}
+    assert len({len(line) for line in lines}) == 1
+    assert summary(out, "run")["detectors"]["always"]["first_alarm_step"] == 1
+    assert "Always alarm" in (out / "run" / "report.html").read_text()
     said = summary(out, "run")["detectors"]["r_metric"]
     assert (said["first_alarm_step"], said["num_alarms"]) == (15, 2)
     assert said["num_records_in_alarm"] == summary(out, "run")["num_records_in_alert"]

@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import repeat
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -157,7 +158,7 @@ def write_run(scored: ScoredRun, folder: Path, origin: Origin, *, draw: bool) ->
     traces = [trace_of_r_metric(scored)]
     traces += [trace_with_reasons(name, scored.run) for name in WATCHED_BY]
     folder.mkdir(parents=True, exist_ok=True)
-    write_scores(scored, folder / "scores.csv")
+    write_scores(scored, traces[1:], folder / "scores.csv")
     report = summary(scored, traces, origin)
     text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False)
     (folder / "summary.json").write_text(text + "\n", encoding="utf-8")
@@ -212,7 +213,7 @@ def _of_detector(trace: DetectorTrace) -> dict[str, Any]:
         "title": trace.title,
         "first_alarm_step": trace.first_alarm,
         "num_records_in_alarm": int(trace.alarms.sum()),
-        "num_alarms": len(trace.began),
+        "num_alarms": trace.num_alarms,
         "alarms": [
             {"step": alarm.step, "verdict": alarm.verdict, "reason": alarm.reason}
             for alarm in trace.began[:_MOST_ALARMS]
@@ -237,27 +238,37 @@ def verdicts(scored: ScoredRun, r_metric: DetectorTrace) -> dict[str, Any] | Non
     return found
 
 
-def write_scores(scored: ScoredRun, path: Path) -> None:
+def write_scores(scored: ScoredRun, others: Sequence[DetectorTrace], path: Path) -> None:
     """One line a record: the three signals, raw and normalised, R and the alert.
 
-    A signal that is not yet defined is blank; an infinite one is ``inf``.
+    After them score and alarm of each of the other detectors. What is not yet
+    defined is blank; what is infinite is ``inf``.
     """
     names = Components._fields
     header = ["step", *names, *(f"{name}_normalised" for name in names), "r_metric", "alert"]
+    columns: list[Iterable[Any]] = []
+    for trace in others:
+        header += [f"{trace.name}_score", f"{trace.name}_alarm"]
+        columns += [map(_or_blank, trace.scores.tolist()), trace.alarms.astype(int).tolist()]
+    rows = zip(*columns, strict=True) if columns else repeat(())
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)
-        for score in scored.scores:
-            raw = ["" if value != value else repr(value) for value in score.raw]
+        for score, more in zip(scored.scores, rows, strict=False):
             writer.writerow(
                 [
                     score.step,
-                    *raw,
+                    *map(_or_blank, score.raw),
                     *map(repr, score.normalised),
                     repr(score.score),
                     int(score.alarm),
+                    *more,
                 ]
             )
+
+
+def _or_blank(value: float) -> str:
+    return "" if isnan(value) else repr(value)
 
 
 def write_index(rows: Sequence[Mapping[str, Any]], out: Path) -> None:

@@ -63,6 +63,11 @@ class DetectorTrace:
     def first_alarm(self) -> int | None:
         return self.began[0].step if self.began else None
 
+    @property
+    def num_alarms(self) -> int:
+        """How often it began to alarm; a verdict that changes within an alarm is not another."""
+        return int(np.sum(self.alarms & ~np.concatenate([[False], self.alarms[:-1]])))
+
     def as_trace(self, run_id: str) -> Trace:
         """As the protocols judge it."""
         return Trace(

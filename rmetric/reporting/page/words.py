@@ -75,7 +75,7 @@ def _details(trace: DetectorTrace) -> list[str]:
     details = []
     if trace.began:
         in_alarm = int(trace.alarms.sum())
-        times = _count(_num_starts(trace), "alarm")
+        times = _count(trace.num_alarms, "alarm")
         details.append(f"{times}; in alarm at {in_alarm:,} of {len(trace.alarms):,} records.")
     known = ~np.isnan(trace.scores)
     if not known.any():
@@ -86,11 +86,6 @@ def _details(trace: DetectorTrace) -> list[str]:
     threshold = "" if trace.threshold is None else f"; the threshold is {trace.threshold:g}"
     details.append(f"Highest score {score:.3g}, at step {step:,}{threshold}.")
     return details
-
-
-def _num_starts(trace: DetectorTrace) -> int:
-    """How often it began to alarm; a verdict that changes within an alarm is not another."""
-    return int(np.sum(trace.alarms & ~np.concatenate([[False], trace.alarms[:-1]])))
 
 
 def judged(run: Run, trace: DetectorTrace) -> tuple[str, str]:
