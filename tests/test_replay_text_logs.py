@@ -10,6 +10,7 @@ from math import inf, nan
 import pytest
 
 from rmetric.replay import (
+    read_log,
     text_deepspeed,
     text_fairseq,
     text_hugging_face,
@@ -502,3 +503,77 @@ def test_a_mapping_says_which_number_is_the_loss():
 def test_the_time_since_the_first_line_is_in_seconds():
     times = [cells["time"] for cells in cells_of(text_pairs, OTHERS["pairs"][0])]
     assert times == [0.0, 10.0]
+
+
+def read_text(path, text: str, mapping: Mapping[str, str] | None = None):
+    path.write_bytes(text.encode())
+    return read_log(path, mapping)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_file_is_read_by_its_own_reader(tmp_path, name):
+    reader, text, expected = SAMPLES[name]
+    log = read_text(tmp_path / "a.txt", text)
+    assert log.format == reader.NAME
+    records = [record for run in log.runs for record in run.records]
+    for field, name in (("training_loss", "loss"), ("validation_loss", "eval_loss")):
+        found = [(r.step, getattr(r, field)) for r in records if getattr(r, field) is not None]
+        stated = [(cells["step"], cells[name]) for cells in expected if name in cells]
+        assert repr(found) == repr(stated)
+
+
+def test_records_hold_what_the_lines_of_their_step_say(tmp_path):
+    (run,) = read_text(tmp_path / "a.log", MEGATRON).runs
+    second = run.records[1]
+    assert (second.step, second.training_loss, second.validation_loss) == (2, 12.5, 12.25)
+    assert (second.gradient_norm, second.parameter_norm) == (2.5, 40.125)
+    assert (second.loss_scale, second.skipped) == (32768.0, False)
+    assert run.records[0].skipped is True
+    assert run.records[0].training_loss is None
+
+
+@pytest.mark.parametrize("name", ["nanogpt", "megatron", "torchtitan", "fairseq", "mlperf"])
+def test_a_program_s_start_of_any_length_may_come_first(tmp_path, name):
+    reader, text, _ = SAMPLES[name]
+    start = "".join(f"  argument_{i} ................ {i}, of 3 values\n" for i in range(20_000))
+    log = read_text(tmp_path / "long.log", f"launching\n{start}{text}")
+    assert len(start) > 2 << 18
+    assert log.format == reader.NAME
+
+
+def test_a_last_line_that_is_cut_off_is_left_out_and_one_without_its_end_is_not(tmp_path):
+    whole = "".join(f"iter {i}: loss {9 - i / 8:.4f}, time 90.00ms, mfu 5.00%\n" for i in range(9))
+    (run,) = read_text(tmp_path / "a.log", whole[:-1]).runs
+    assert run.records[-1].training_loss == 8.0
+    assert not any("cut off" in note for note in run.notes)
+    (run,) = read_text(tmp_path / "b.log", whole + "iter 9: loss 7.").runs
+    assert len(run.records) == 9
+    assert any("line 10 is cut off" in note for note in run.notes)
+
+
+def test_a_training_s_own_lines_go_before_those_of_deepspeed(tmp_path):
+    own = "".join(f"epoch 0 step {i} loss {9 - i / 8}\n" for i in range(10, 30, 10))
+    assert read_text(tmp_path / "a.log", DEEPSPEED + own).format == text_pairs.NAME
+    late = DEEPSPEED + "nothing to say\n" * 30_000 + MEGATRON
+    assert read_text(tmp_path / "b.log", late).format == text_megatron.NAME
+
+
+def test_bits_per_byte_are_an_evaluation_only_by_map(tmp_path):
+    (run,) = read_text(tmp_path / "a.log", NANOCHAT).runs
+    assert [r.validation_loss for r in run.records] == [None, None, 9.25]
+    assert any("validation_bpb" in note for note in run.notes)
+    mapping = {"eval_loss": "validation_bpb"}
+    (run,) = read_text(tmp_path / "a.log", NANOCHAT, mapping).runs
+    assert run.records[0].validation_loss == 3.25
+
+
+def test_tables_and_json_lines_are_no_text(tmp_path):
+    lines = '{"step": 1, "loss": 2.5}\n{"step": 2, "loss": 2.25}\n'
+    assert "JSONL" in read_text(tmp_path / "a.log", lines).format
+    assert "CSV" in read_text(tmp_path / "b.log", "step,loss\n1,2.5\n2,2.25\n").format
+
+
+def test_a_line_without_end_and_a_thousand_counts_take_no_time(tmp_path):
+    text = "step 1: loss 2.5\nstep 2: loss 2.25\n" + "step:1/2 iteration 3/4 | " * 200_000
+    (run,) = read_text(tmp_path / "a.log", text).runs
+    assert [r.step for r in run.records] == [1, 2]

@@ -38,6 +38,7 @@ _PRINTED = {
 _LOSSES = {"loss", "eval_loss"}
 #: An evaluation's loss beside a training loss; alone it may be anything.
 _SPLITS = ("val", "valid")
+_MAY_BE = re.compile("loss|entropy", re.IGNORECASE)
 _EVALUATION = re.compile(
     r"(?<![\w/])(?:val|valid|validation|eval|evaluation|evaluating|dev)(?![\w/])", re.I
 )
@@ -45,6 +46,8 @@ _TEST = re.compile(r"^\W*(?:\w+\W+)?test(?:ing)?(?![\w/])", re.IGNORECASE)
 
 
 def matches(head: str, mapping: Mapping[str, str] | None = None) -> bool:
+    if not mapping and not _MAY_BE.search(head):
+        return False
     found = 0
     for given in rows(enumerate(head.splitlines(), start=1), mapping):
         found += bool(given.cells.keys() & _LOSSES)

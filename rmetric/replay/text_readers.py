@@ -23,6 +23,8 @@ understood and must not be passed over is `rows.BadRow`.
 
 from __future__ import annotations
 
+import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
@@ -42,11 +44,17 @@ from rmetric.replay import (
 )
 from rmetric.replay.columns import Columns, named_by_target
 from rmetric.replay.rows import Row
-from rmetric.replay.source import HEAD, Source
+from rmetric.replay.source import Source
 from rmetric.replay.stream import Reader, Stream, stream_rows
+from rmetric.replay.text_parts import LONGEST
 
+#: Bytes shown to `matches` at a time.
+WINDOW = 1 << 16
 #: Bytes of start-up, or of the program's own source, that may come before the first step.
 FURTHEST = 4 << 20
+
+
+_NUMBERS = re.compile(r" *[-+]?(?:\d[\d.,]*(?:e[-+]?\d*)?|nan|inf)", re.IGNORECASE)
 
 
 class TextReader(Protocol):
@@ -92,7 +100,7 @@ class AsReader:
             notes += self._reader.notes(source.head_text())
         if len(wanted) < len(mapping):
             notes.append("--map is not needed for this format and was not used")
-        return stream_rows(source, columns, self._reader.rows(source.lines()), notes)
+        return stream_rows(source, columns, self._reader.rows(whole_lines(source, notes)), notes)
 
 
 class Pairs:
@@ -107,9 +115,31 @@ class Pairs:
 
     @staticmethod
     def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
-        rows = text_pairs.rows(source.lines(), mapping)
-        head = source.head.decode("utf-8", "replace")
-        return stream_rows(source, named_by_target(), rows, text_pairs.notes(head, mapping))
+        notes = text_pairs.notes(source.head.decode("utf-8", "replace"), mapping)
+        rows = text_pairs.rows(whole_lines(source, notes), mapping)
+        return stream_rows(source, named_by_target(), rows, notes)
+
+
+def whole_lines(source: Source, notes: list[str]) -> Iterator[tuple[int, str]]:
+    """The lines, without a last one that was cut off: a note says so.
+
+    A last line without its end may be whole all the same. It is cut off where it is
+    the beginning of what lines shortly before it look like, numbers aside.
+    """
+    before: deque[str] = deque(maxlen=64)
+    for number, text in source.lines():
+        if source.cut and text.strip():
+            shape = _shape(text)
+            shapes = {_shape(line) for line in before}
+            if shape not in shapes and any(other.startswith(shape) for other in shapes):
+                notes.append(f"line {number} is cut off and was left out")
+                return
+        before.append(text[:LONGEST])
+        yield number, text
+
+
+def _shape(text: str) -> str:
+    return _NUMBERS.sub("0", text[:LONGEST].rstrip())
 
 
 #: Asked after all that know a program's lines, and before a table, which any commas look like.
@@ -123,8 +153,8 @@ def reader_further_on(source: Source) -> Reader | None:
     readers = (*map(AsReader, TEXT_READERS), *LAST_READERS[:-1])
     size, last = 0, None
     for _, chunk in Source(source.path, longest_line=source.longest_line).chunks():
-        for begin in range(0, len(chunk), HEAD // 2):
-            part = chunk[begin : begin + HEAD].decode("utf-8", "replace")
+        for begin in range(0, len(chunk), WINDOW // 2):
+            part = chunk[begin : begin + WINDOW].decode("utf-8", "replace")
             found = next((reader for reader in readers if reader.matches(part)), None)
             if last is None and WITHOUT_LOSS.matches(part):
                 last = WITHOUT_LOSS
