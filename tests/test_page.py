@@ -237,6 +237,8 @@ def test_every_signal_has_its_curve_and_its_values(judging):
     assert validation["x"] == list(range(10, 401, 10))
     assert len(panels["workers"]["series"]) == 3
     assert panels["r_metric"]["threshold"] == 0.57
+    r = panels["contributions_judging"]["series"][0]["y"]
+    assert r[9] == pytest.approx(0.45 * 0.2 + 0.70 * 1.0)
     scored = score_run(run)
     assert panels["r_metric"]["series"][0]["y"] == pytest.approx(
         [score.score for score in scored.scores], rel=1e-5

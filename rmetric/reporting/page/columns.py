@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rmetric.metric import PAPER_WEIGHTS, RMetricConfig
 from rmetric.records import Record
 from rmetric.replay.scored_run import ScoredRun
 from rmetric.reporting.page.series import Charts, Floats, Line, Panel, Series
@@ -182,24 +183,35 @@ def _of_detector(trace: DetectorTrace) -> list[Panel]:
             _column(label.replace("_", " "), f"e{i + 1}", trace.evidence[label])
             for i, label in enumerate(strongest)
         ]
-        left_out = len(trace.evidence) - len(strongest)
         hint = "how unusual against the run's own past, in units of its threshold"
-        hint += f"; {left_out} that say less are left out" if left_out else ""
+        if len(strongest) < len(trace.evidence):
+            hint += f"; the {len(strongest)} strongest of {len(trace.evidence)}"
         panels.append(
             Panel(name=f"evidence_{trace.name}", title="Evidence", series=series, hint=hint,
                   threshold=1.0, log=False)
         )  # fmt: skip
     if trace.contributions:
-        series = [
-            _column(SYMBOLS.get(name, name), _COLOURS.get(name, "plain"), values)
-            for name, values in trace.contributions.items()
-        ]
-        panels.append(
-            Panel(name=f"contributions_{trace.name}", series=series, small=True, log=False,
-                  title="The three ideas of the R-Metric, calibrated", threshold=1.0,
-                  hint="what λ, σ² and ΔL contribute when scaled to the run's healthy past")
-        )  # fmt: skip
+        panels.append(_calibrated_r(trace))
     return panels
+
+
+def _calibrated_r(trace: DetectorTrace) -> Panel:
+    """The R-Metric's equation over components that are set against what healthy runs show."""
+    parts = trace.contributions
+    r = np.sum(
+        [getattr(PAPER_WEIGHTS, name) * np.nan_to_num(values) for name, values in parts.items()],
+        axis=0,
+    )
+    series = [_column("R, calibrated", "score", r)]
+    series += [
+        _column(f"n({SYMBOLS[name]}) × {getattr(PAPER_WEIGHTS, name):g}", _COLOURS[name], values)
+        for name, values in parts.items()
+    ]
+    return Panel(
+        name=f"contributions_{trace.name}", title="The R-Metric's three ideas, calibrated",
+        series=series, bounds=(0.0, 1.06 * sum(PAPER_WEIGHTS)), threshold=RMetricConfig().threshold,
+        hint="0 is usual for this run, 1 more than healthy runs show; weights as published",
+    )  # fmt: skip
 
 
 def _strongest(evidence: dict[str, Floats]) -> list[str]:
