@@ -100,8 +100,8 @@ TIMES = Group(
         "Lead: failure minus first alert, quartiles over the hits. Early: alerted from the onset "
         f"on, at least {EARLY_STEPS} steps before the training loss has visibly broken: before the "
         f"median of its last {SMOOTH_RECORDS} values is more than {BROKEN_NATS} nat above that of "
-        f"the last {TREND_RECORDS} before the onset, it is not finite, or the run has failed. Where "
-        "possible: of the acute failures that have a record so early.",
+        f"the last {TREND_RECORDS} before the onset, it is not finite, or the run has failed. "
+        "Where possible: of the acute failures that have a record so early.",
     ),
 )
 PROTOCOLS = Group(
@@ -195,9 +195,10 @@ def table(results: Results, group: Group, number: int) -> Table:
 
 def wide(results: Results) -> Table:
     """Every column, for the csv file."""
-    groups = groups_of(results)
-    fields = list({field.key: field for group in groups for field in group.fields}.values())
-    whole = Group("all", "all columns", (*COUNTS, *fields))
+    fields: dict[str, Field] = {}
+    for field in (field for group in groups_of(results) for field in group.fields):
+        fields.setdefault(field.key, field)
+    whole = Group("all", "all columns", (*COUNTS, *fields.values()))
     return table(results, whole, 0)
 
 
