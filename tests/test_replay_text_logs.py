@@ -453,6 +453,16 @@ OTHERS = {
             (30, 2.5, None, None),
         ],
     ),
+    "two splits": (
+        "Ep 1, Step 000000, Train: 9.5, Val: 9.6, Step tok/sec: 7238\n"
+        "Ep 1, Step 000015, Train: 6.5, Val: 6.25, Step tok/sec: 12545\n",
+        [(0, 9.5, 9.6, None), (15, 6.5, 6.25, None)],
+    ),
+    "a step in parentheses": (
+        "Ep 1 (Step 000000): Train loss 9.5, Val loss 9.6\nEvery effort moves you\n"
+        "Ep 1 (Step 000005): Train loss 8.5, Val loss 8.25\n",
+        [(0, 9.5, 9.6, None), (5, 8.5, 8.25, None)],
+    ),
     "ranks": (
         "[rank0]: step=1 loss=2.5\n[rank1]: step=1 loss=2.5\n[rank0]: step=2 loss=2.25\n",
         [(1, 2.5, None, None), (2, 2.25, None, None)],
@@ -482,6 +492,21 @@ def test_prose_is_no_log():
     assert not text_pairs.matches(
         "We stopped at step 100. The loss was 3.2.\nconnection lost: 3 s\n"
     )
+
+
+def test_a_program_s_source_is_no_log():
+    source = """\
+step = 0
+loss: float = 0.0  # of this step
+for step in range(1, 100):
+    loss = 0.5
+    train_loss = 2.5
+    step += 1
+    val_loss = 1e9
+    print(f"step {step}: loss {loss:.4f}")
+"""
+    assert not any(reader.matches(source) for reader in (*OWN, text_pairs))
+    assert cells_of(text_pairs, source) == []
 
 
 def test_what_was_guessed_is_said():

@@ -27,7 +27,7 @@ _PRINTED = {
     " total_iteration iteration train_iter iter it steps update batch",
     "loss": "loss train_loss training_loss loss_train lm_loss total_loss loss_total avg_loss"
     " average_loss mean_loss running_loss step_loss batch_loss smooth_loss",
-    "eval_loss": "val_loss eval_loss valid_loss validation_loss avg_val_loss",
+    "eval_loss": "val_loss eval_loss valid_loss validation_loss validate_loss avg_val_loss",
     "grad_norm": "grad_norm gnorm gradient_norm global_grad_norm global_norm total_norm grad gn"
     " norm",
     "learning_rate": "lr learning_rate",
@@ -38,7 +38,9 @@ _PRINTED = {
 _LOSSES = {"loss", "eval_loss"}
 #: An evaluation's loss beside a training loss; alone it may be anything.
 _SPLITS = ("val", "valid")
-_MAY_BE = re.compile("loss|entropy", re.IGNORECASE)
+_MAY_BE = re.compile(r"loss|entropy|\btrain\W{1,3}\d", re.IGNORECASE)
+#: A setting, or a line of a program: it heads nothing.
+_ASSIGNMENT = re.compile(r"\s*[\w.]+\s*(?::\s*\w+\s*)?=[^=]*(?:#.*)?$")
 _EVALUATION = re.compile(
     r"(?<![\w/])(?:val|valid|validation|eval|evaluation|evaluating|dev)(?![\w/])", re.I
 )
@@ -48,10 +50,11 @@ _TEST = re.compile(r"^\W*(?:\w+\W+)?test(?:ing)?(?![\w/])", re.IGNORECASE)
 def matches(head: str, mapping: Mapping[str, str] | None = None) -> bool:
     if not mapping and not _MAY_BE.search(head):
         return False
-    found = 0
+    steps = set()
     for given in rows(enumerate(head.splitlines(), start=1), mapping):
-        found += bool(given.cells.keys() & _LOSSES)
-        if found == 2:
+        if given.cells.keys() & _LOSSES:
+            steps.add(given.cells["step"])
+        if len(steps) == 2:
             return True
     return False
 
@@ -66,7 +69,7 @@ def rows(
         time = clock.read(text)
         found = taken_apart(text, known)
         cells = _cells(found, names, text)
-        step = place.of(found, names["step"], cells)
+        step = place.of(Words() if _ASSIGNMENT.match(text) else found, names["step"], cells)
         if step is None or not cells.keys() & {"loss", "eval_loss", "grad_norm"}:
             continue
         if rank.hears(rank_of(text), {"step": step, **cells}):
@@ -100,13 +103,17 @@ def _names(mapping: tuple[tuple[str, str], ...]) -> tuple[Names, frozenset[str]]
         names[target] = tuple(dict.fromkeys((*printed.split(), *usual)))
     for target, name in mapping:
         names[target] = (plain_name(name),)
-    return names, frozenset(n for known in names.values() for n in known) | {"epoch", *_SPLITS}
+    known = {name for printed in names.values() for name in printed}
+    return names, frozenset(known | {"epoch", "train", *_SPLITS})
 
 
 def _cells(found: Words, names: Names, text: str) -> dict[str, float | bool]:
     taken = {target: _taken(found, known) for target, known in names.items() if target != "step"}
-    if taken["loss"] and not taken["eval_loss"]:
-        taken["eval_loss"] = _taken(found, _SPLITS)
+    split = _taken(found, _SPLITS)
+    if split and not taken["loss"] and "train" in found.exact:
+        taken["loss"] = "train"
+    if split and taken["loss"] and not taken["eval_loss"]:
+        taken["eval_loss"] = split
     loss = taken["loss"]
     if loss and "train" not in loss and not taken["eval_loss"]:
         # The word for an evaluation may stand elsewhere on the line.
