@@ -153,7 +153,7 @@ def reader_further_on(source: Source) -> Reader | None:
     readers = (*map(AsReader, TEXT_READERS), *LAST_READERS[:-1])
     size, last = 0, None
     for _, chunk in Source(source.path, longest_line=source.longest_line).chunks():
-        for begin in range(0, len(chunk), WINDOW // 2):
+        for begin in range(0, len(chunk), WINDOW - 4096):
             part = chunk[begin : begin + WINDOW].decode("utf-8", "replace")
             found = next((reader for reader in readers if reader.matches(part)), None)
             if last is None and WITHOUT_LOSS.matches(part):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import isfinite
 
 from rmetric.replay.columns import plain_name
@@ -51,13 +51,13 @@ class Words:
         return self.exact.get(name, self.loose.get(name))
 
 
-def taken_apart(text: str, known: Collection[str]) -> Words:
+def taken_apart(text: str, known: frozenset[str]) -> Words:
     """The numbers of `text` by name; `known` are the names looked for in longer phrases."""
     text = _DICT_OF_ONE.sub("=", without_date(text)).replace("'", "").replace('"', "")
     text = _OF_A_SPLIT.sub(r"\2 \1", text)
     line, end = Words(), 0
     for number in _NUMBER.finditer(text):
-        name, exact = name_in(text[end : number.start()], known)
+        name, exact = name_in(text[max(end, number.start() - 120) : number.start()], known)
         end = number.end()
         value = float(number[1].replace(",", "")) * _TIMES.get((number[3] or "").upper(), 1.0)
         total = int(number[2].replace(",", "")) if number[2] else None
@@ -78,10 +78,11 @@ def _begins(text: str, number: re.Match[str]) -> bool:
     return not before and number[1].isdigit() and not number[3] and not after[1:].isdigit()
 
 
-def name_in(before: str, known: Collection[str]) -> tuple[str, bool]:
+@lru_cache(maxsize=4096)
+def name_in(before: str, known: frozenset[str]) -> tuple[str, bool]:
     """The name of a number in the words since the number before, and whether it is all of them.
 
-    >>> known = {"train_loss", "loss", "step"}
+    >>> known = frozenset(["train_loss", "loss", "step"])
     >>> name_in(", Train Loss: ", known), name_in(" INFO step=", known)
     (('train_loss', True), ('step', True))
     >>> name_in("| policy loss ", known), name_in("| best loss ", known), name_in(" - ", known)
