@@ -19,6 +19,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+import rmetric.detectors
 from rmetric.evaluation import intervals, traces
 from rmetric.evaluation.benchmark import (
     chosen_detectors,
@@ -47,6 +48,7 @@ from rmetric.metric import RMetricConfig
 from rmetric.reporting.provenance import commit, uncommitted_changes
 from rmetric.simulation.study import RECIPES, missing_runs, run_study
 
+FROZEN = Path(rmetric.detectors.__file__).parent  # holds what detectors were calibrated to
 DATA_SETS = ("stress", "lab", "real")
 ALL_RESULTS = (*DATA_SETS, SEALED_RESULTS)
 OUT = Path("results", "detection")
@@ -80,7 +82,10 @@ def parser() -> argparse.ArgumentParser:
         "--report", action="store_true",
         help="judge nothing: tables, figures and page anew from the results in --out",
     )  # fmt: skip
-    out.add_argument("--stress", type=Path, default=Path("stress_study"), metavar="FOLDER")
+    out.add_argument(
+        "--stress", type=Path, default=RECIPES["stress"].out, metavar="FOLDER",
+        help=f"simulated where it is not there (default: {RECIPES['stress'].out})",
+    )  # fmt: skip
     out.add_argument(
         "--real-logs", type=Path, metavar="FOLDER", default=REAL_LOGS,
         help=f"holds the files of the manifest, or raw/ with them (default: {REAL_LOGS})",
@@ -184,6 +189,7 @@ def made(data: DataSet, options: argparse.Namespace) -> dict[str, Any]:
         "commit": commit(),
         "uncommitted_changes": uncommitted_changes(),
         "skipped": len(data.skipped),
+        "thresholds_sha256": {path.name: sha256(path) for path in sorted(FROZEN.rglob("*.json"))},
         "seeds": {"detectors": traces.SEED, "bootstrap": intervals.SEED},
         "bootstrap_resamples": intervals.NUM_RESAMPLES,
     }
@@ -201,9 +207,9 @@ def _lab(options: argparse.Namespace) -> DataSet:
 
 
 def _stress(options: argparse.Namespace) -> DataSet:
-    """The study in its folder, simulated first where there is no such folder."""
+    """The study in its folder; what is missing of our own is simulated first."""
     recipe, config = RECIPES["stress"], RMetricConfig.simulation()
-    if not options.stress.is_dir():
+    if options.stress == recipe.out or not options.stress.is_dir():
         specs = missing_runs(recipe.specs(0), recipe.modes, options.stress, config)
         with tqdm(total=len(specs), unit="run", desc="simulating", disable=None) as bar:
             for number in run_study(

@@ -7,6 +7,7 @@ new detector can be added to them without showing the runs to all the others aga
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,10 +62,13 @@ def trace_detectors(
     chunks = [runs[i : i + CHUNK] for i in range(0, len(runs), CHUNK)]
     tasks = (delayed(_trace_chunk)(names, chunk) for chunk in chunks)
     found: dict[str, list[Trace]] = {name: [] for name in names}
-    for part in Parallel(n_jobs=num_processes, return_as="generator")(tasks):
-        for name, traces in part.items():
-            found[name] += traces
-        advance(len(part[names[0]]) if names else 0)
+    with warnings.catch_warnings():
+        # joblib replaces a worker that other people's detectors have made large, and says so.
+        warnings.filterwarnings("ignore", message="A worker stopped", category=UserWarning)
+        for part in Parallel(n_jobs=num_processes, return_as="generator")(tasks):
+            for name, traces in part.items():
+                found[name] += traces
+            advance(len(part[names[0]]) if names else 0)
     return found
 
 
