@@ -88,6 +88,8 @@ class CalibratedDetector:
         verdict: ``healthy``, ``recovering spike`` or ``failure under way``.
         evidence: statistic -> its strength, 1 being enough for an alarm: alone, or, where
             it never alarms alone, beside another source.
+        statistics: what the sources give, in their own units.
+        pair: strength of the second largest source, 1 being enough beside the largest.
         contributions: λ, σ² and ΔL from 0 to 1 as the calibrated R-Metric weighs them, where
             1 is a quarter more than healthy runs show; see `CalibratedRMetric`.
 
@@ -104,6 +106,7 @@ class CalibratedDetector:
         self._sources = sources()
         self.config = _Config.of(thresholds or default_thresholds(), self._sources)
         self.score = nan
+        self.pair = 0.0
         self.alarm = False
         self.step = 0
         self._since: dict[str, int] = {}
@@ -154,6 +157,7 @@ class CalibratedDetector:
             elif best > second:
                 second, second_by = best, best_by
         was = self.alarm
+        self.pair = second
         self.score = min(max(alone, second), MOST) if known else nan
         self.alarm = self.score > 1
         self._leading = [alone_by] if alone >= second else [first_by, second_by]
@@ -188,10 +192,12 @@ class CalibratedDetector:
         return found
 
     @property
+    def statistics(self) -> dict[str, float]:
+        return {n: x for source in self._sources for n, x in source.statistics.items()}
+
+    @property
     def contributions(self) -> Components:
-        found: dict[str, float] = {}
-        for source in self._sources:
-            found |= source.statistics
+        found = self.statistics
         scale = self.config.thresholds.full_scale
         loss = max(_share(found, scale, "loss_jump"), _share(found, scale, "loss_climb"))
         return Components(
@@ -219,7 +225,7 @@ class CalibratedDetector:
         alone = self.config.thresholds.alone.get(name, inf)
         beside = self.config.thresholds.together.get(name, inf)
         if len(self._leading) == 1:
-            return f" ({value / alone:.1f} times the most that healthy runs show{when})"
+            return f" ({value / alone:.1f} times the limit of healthy runs{when})"
         return f" ({value / beside:.1f} times what counts beside other evidence{when})"
 
 

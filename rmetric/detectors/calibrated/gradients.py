@@ -11,6 +11,7 @@ from rmetric.records import Record
 from rmetric.signals.gradient_variance import population_variance
 
 _SMOOTHING = 0.1
+_TURNING = 0.2
 _MOST_SPREADS = 6.0
 _MOST_APART = 5.0
 _SETTLED = 10
@@ -96,7 +97,7 @@ class Gradients(Source):
             cosine = 0.0
             if g > 0 and others > 0:
                 cosine = clipped((number * norm * c - g) / sqrt(others), -1.0, 1.0)
-            self._cosines[i] += _SMOOTHING * (cosine - self._cosines[i])
+            self._cosines[i] += _TURNING * (cosine - self._cosines[i])
         if self._count > _SETTLED:
             self.statistics["opposed_worker"] = -min(self._cosines)
 

@@ -1,0 +1,137 @@
+"""Thresholds from healthy runs: floors that have a meaning, raised where healthy runs need it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import ceil, floor, inf
+from typing import Any, NamedTuple
+
+import rmetric
+from rmetric.detectors.calibrated.detector import CalibratedDetector, sources
+from rmetric.detectors.calibrated.thresholds import Thresholds
+from rmetric.records import Run
+
+#: What is needed at least, in each statistic's own unit, however quiet the healthy runs are.
+FLOORS = Thresholds(
+    alone={
+        "not_finite": 1.0,
+        "loss_jump": 4.0,  # spreads, and 0.3 nat
+        "loss_climb": 1.0,  # 30 % above the lowest level (70 % at the start)
+        "probe_rise": 6.5,  # 13 % above the lowest
+        "update_size": 1.0,  # e = 2.7 times too large
+        "worker_norm": 4.6,  # a hundred times the others'
+        "opposed_worker": 0.33,  # cosine of -0.33
+    },
+    together={
+        "loss_jump": 1.0,
+        "loss_drift": 0.65,  # spreads
+        "loss_climb": 0.5,
+        "probe_rise": 3.5,  # 7 %
+        "validation_rise": 4.5,  # usual changes from one evaluation to the next
+        "update_size": 0.4,  # 1.5 times too large
+        "gradient_norm": 1.6,  # spreads
+        "worker_norm": 0.55,  # 1.7 times the others'
+        "opposed_worker": 0.27,
+        "hardware_events": 3.0,  # a chance of 1 in 1000
+    },
+    full_scale={
+        "hardware_events": 3.75,
+        "gradient_variance": 1.6,
+        "loss_jump": 5.0,
+        "loss_climb": 1.25,
+    },
+)
+#: How far above the most that healthy runs show a raised threshold lies.
+MARGIN = 1.1
+#: An alarm by R on its loss alone needs 0.57 / 0.70 of the full scale.
+_FULL_SCALE = 1.25
+
+
+class _Shown(NamedTuple):
+    """The most that a healthy run showed."""
+
+    run_id: str
+    most: dict[str, float]  # by statistic
+    pair: float  # of the second largest source
+    score: float
+
+
+class NotHealthy(ValueError):
+    """Runs that cannot be calibrated on, with the reason."""
+
+
+def calibrate(runs: Iterable[Run], budget: float = 0.02) -> Thresholds:
+    """Thresholds under which at most a share `budget` of these runs alarms.
+
+    The floors hold until healthy runs go beyond them. `floor(budget n)` of the n
+    runs, those with the highest scores under the floors, may alarm; for the rest
+    a threshold alone is at least `MARGIN` times the most that they show, and no pair
+    of sources reaches its two.
+
+    Args:
+        runs: healthy, benign changes included: without those, benign changes alarm.
+        budget: share of runs, from 0 to less than 1.
+
+    Raises NotHealthy where there is no run, or one with values that are not finite.
+    """
+    if not 0 <= budget < 1:
+        raise ValueError(f"budget is {budget}: a share from 0 to less than 1 is accepted")
+    shown = sorted((_watch(run) for run in runs), key=lambda s: (-s.score, s.run_id))
+    if not shown:
+        raise NotHealthy("no healthy run to calibrate on")
+    given_up = shown[: floor(budget * len(shown))]
+    kept = shown[len(given_up) :]
+    broken = [s.run_id for s in kept if s.most.get("not_finite")]
+    if broken:
+        raise NotHealthy(f"{broken[0]}: holds values that are not finite, so it is no healthy run")
+    most = _most(kept)
+    alone = {n: _raised(n, x, most) for n, x in FLOORS.alone.items()}
+    # Pairs are raised as a whole: which of the two was at fault cannot be told.
+    pair = max(s.pair for s in kept)
+    factor = MARGIN * pair if pair > 1 else 1.0
+    together = {n: _rounded(x * factor) for n, x in FLOORS.together.items()}
+    full = {n: max(x, _rounded(_FULL_SCALE * most.get(n, 0))) for n, x in FLOORS.full_scale.items()}
+    provenance = _provenance(budget, shown, given_up, most)
+    return Thresholds(alone=alone, together=together, full_scale=full, provenance=provenance)
+
+
+def _watch(run: Run) -> _Shown:
+    detector = CalibratedDetector(FLOORS)
+    most: dict[str, float] = {}
+    pair = score = 0.0
+    for record in run.records:
+        detector.update(record)
+        for name, value in detector.statistics.items():
+            if value > most.get(name, 0.0):
+                most[name] = value
+        pair = max(pair, detector.pair)
+        score = max(score, detector.score) if detector.score == detector.score else score
+    return _Shown(run.id, most, pair, score)
+
+
+def _most(shown: Sequence[_Shown]) -> dict[str, float]:
+    names = [name for source in sources() for name in source.NAMES]
+    return {name: max(s.most.get(name, 0.0) for s in shown) for name in names}
+
+
+def _raised(name: str, least: float, most: Mapping[str, float]) -> float:
+    return max(least, _rounded(MARGIN * most.get(name, 0.0)))
+
+
+def _rounded(x: float) -> float:
+    """Up, to two digits after the point: a threshold file is read by people."""
+    return inf if x == inf else ceil(x * 100 - 1e-9) / 100
+
+
+def _provenance(
+    budget: float, shown: Sequence[_Shown], given_up: Sequence[_Shown], most: Mapping[str, float]
+) -> dict[str, Any]:
+    return {
+        "runs": len(shown),
+        "budget": budget,
+        "margin": MARGIN,
+        "alarmed_by_the_floors": sum(s.score > 1 for s in shown),
+        "given_up": [s.run_id for s in given_up if s.score > 1],
+        "most_in_the_others": {name: round(value, 3) for name, value in most.items()},
+        "rmetric": rmetric.__version__,
+    }
