@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -103,8 +104,8 @@ class OpenLog:
 
     def __iter__(self) -> Iterator[tuple[str, Record]]:
         try:
-            for batch in self._stream.batches:
-                yield from batch
+            for id, records in self._stream.batches:
+                yield from zip(repeat(id), records)
         except BadRow as error:
             raise LogError(self.path, error.line, error.problem) from None
         except RecursionError:

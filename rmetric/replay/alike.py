@@ -4,8 +4,9 @@ A training log says the same keys line after line. msgspec then reads a block of
 lines into structs of the few numbers that are wanted, at about the cost that
 orjson has for making dictionaries. Three ways, the first that holds is taken:
 
-1. Every line that has a training loss has as many keys as the file's first lines
-   have, so that no new column can hide among them: only what is wanted is decoded.
+1. The lines have as many keys as the file's first lines lead to expect (by the colons),
+   those without a training loss apart, so that no new column hides in them: only what
+   is wanted is decoded.
 2. Lines differ, and every key is a known one: all of them are decoded.
 3. Something is new, of another type, nan, or no JSON: line by line, elsewhere.
 """
@@ -14,22 +15,26 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from operator import lt
+from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 
 from rmetric.records import Record
-from rmetric.replay.assembler import RunState
+from rmetric.replay.assembler import Batches, RunState
 from rmetric.replay.columns import TARGETS, Columns
 
-_KEY = b'":'
+_MEASURED = [str(t.field) for t in TARGETS.values() if t.field not in (None, "step")]
 #: What msgspec does not take in the name of a field.
 _NOT_IN_NAMES = re.compile(r'["\\\x00-\x1f]')
-_FAR = 2**63
-_EXAMPLES = 100
+#: Beyond it no array of steps can hold one.
+_FAR = 2**63 - 1
+_EXAMPLES = 1000
 
-OneByOne = Callable[[int, bytes], Iterable[tuple[str, Record]]]
+OneByOne = Callable[[int, bytes], Batches]
 
 
 class Decoders:
@@ -66,18 +71,16 @@ class Decoders:
         if not self.usable:
             return
         loss = chosen["training_loss"]
-        sizes = Counter(_num_keys(e) for e in self.examples if e.get(loss) is not None)
-        self._num_keys = sizes.most_common(1)[0][0] if sizes else 0
-        self._lean = _decoder(chosen, None)
-        self._strict = _decoder(chosen, [n for n in known if n not in chosen.values()])
+        self._size = _usual_size(e for e in self.examples if e.get(loss) is not None)
+        self._size_of_odd = _usual_size(e for e in self.examples if e.get(loss) is None)
+        self._lean = _decoder(chosen, known, only=True)
+        self._strict = _decoder(chosen, known, only=False)
 
-    def records(
-        self, number: int, chunk: bytes, state: RunState, one_by_one: OneByOne
-    ) -> Iterator[tuple[str, Record]]:
-        """The records of a block of lines, `number` the first; what differs goes `one_by_one`."""
+    def read(self, number: int, chunk: bytes, state: RunState, one_by_one: OneByOne) -> Batches:
+        """The records of a block of lines, `number` the first; what differs goes one by one."""
         structs = self._alike(chunk)
         if structs is not None:
-            yield from _records(number, chunk, structs, state, one_by_one)
+            yield from _taken(structs, state)
             return
         decode = self._strict.decode
         for at, line in enumerate(chunk.split(b"\n"), start=number):
@@ -86,7 +89,7 @@ class Decoders:
             except (msgspec.MsgspecError, UnicodeDecodeError):
                 yield from one_by_one(at, line)
             else:
-                yield from _records(at, line, structs, state, one_by_one)
+                yield from _taken(structs, state)
 
     def _alike(self, chunk: bytes) -> list[Any] | None:
         """The lines as structs; None where they must be looked at one by one."""
@@ -99,17 +102,10 @@ class Decoders:
             return None
 
     def _holds_nothing_new(self, chunk: bytes, structs: list[Any]) -> bool:
-        num_keys = chunk.count(_KEY)
-        if num_keys == len(structs) * self._num_keys:
-            odd = []
-        else:
-            odd = [i for i, s in enumerate(structs) if s.training_loss is None]
-            if len(odd) * 4 > len(structs):
-                return False
-            lines = [line for line in chunk.split(b"\n") if line.strip()]
-            num_keys -= sum(lines[i].count(_KEY) for i in odd)
-        last = chunk.rstrip().rpartition(b"\n")[2]
-        return num_keys == (len(structs) - len(odd)) * self._num_keys and self._is_known(last)
+        num_odd = len(_odd(structs))
+        expected = (len(structs) - num_odd) * self._size + num_odd * self._size_of_odd
+        last = chunk[chunk.rfind(b"\n", 0, len(chunk) - 1) + 1 :]
+        return _size(chunk) == expected and self._is_known(last)
 
     def _is_known(self, line: bytes) -> bool:
         """Whether the line has no key that is new: one that replaced another is in the last."""
@@ -120,83 +116,109 @@ class Decoders:
         return True
 
 
-def _records(
-    number: int, chunk: bytes, structs: list[Any], state: RunState, one_by_one: OneByOne
-) -> Iterator[tuple[str, Record]]:
-    """`structs` as records; those that are not simply the next step go `one_by_one`."""
-    lines: list[tuple[int, bytes]] = []
-    pending, last, id = state.pending, state.last, state.run.id
-    if state.early is None:
-        last = _FAR
-    quick = 0
-    for i, s in enumerate(structs):
-        step, loss = s.step, s.training_loss
-        if last is not None and last < step < _FAR and loss is not None:
-            if pending is not None:
-                yield id, pending
-            skipped = s.skipped
-            last = step
-            quick += 1
-            pending = Record(
-                step,
-                s.time,
-                loss,
-                s.validation_loss,
-                s.gradient_norm,
-                None,
-                s.learning_rate,
-                s.update_norm,
-                s.parameter_norm,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                s.loss_scale,
-                None if skipped is None else skipped != 0,
-            )
-            continue
-        if not lines:
-            split = enumerate(chunk.split(b"\n"), start=number)
-            lines = [(at, line) for at, line in split if line.strip()]
-        state.pending = pending
-        if last != _FAR:
-            state.last = last
-        yield from one_by_one(*lines[i])
-        pending, id = state.pending, state.run.id
-        last = _FAR if state.early is None else state.last
-    state.pending = pending
-    if last != _FAR:
-        state.last = last
-    state.rows += quick
+def _odd(structs: list[Any]) -> list[int]:
+    return [i for i, s in enumerate(structs) if s.training_loss is None]
 
 
-def _decoder(chosen: Mapping[str, str], others: Sequence[str] | None) -> msgspec.json.Decoder[Any]:
-    """Of lines with the `chosen` columns (field -> key).
+def _taken(structs: list[Any], state: RunState) -> Batches:
+    """`structs` as records: many at a time where each is simply the next step."""
+    breaks = odd = _odd(structs)
+    plain = [s.step for s in structs if s.training_loss is not None] if odd else None
+    steps = plain or [s.step for s in structs]
+    if not all(map(lt, steps, islice(steps, 1, None))):
+        breaks = list(range(len(structs)))
+    begin = 0
+    for stop in (*breaks, len(structs)):
+        while begin < stop and (state.early is None or structs[begin].step <= (state.last or 0)):
+            yield from _one(structs[begin], state)
+            begin += 1
+        if begin < stop:
+            yield state.run.id, _next_steps(structs[begin:stop], state)
+        if stop < len(structs):
+            yield from _one(structs[stop], state)
+        begin = stop + 1
 
-    Without `others`, keys that are not chosen are passed over; with them, a key
-    that is in neither is an error, and so is a nested object, which holds keys.
+
+def _one(struct: Any, state: RunState) -> Batches:
+    values = {name: getattr(struct, name) for name in _MEASURED}
+    complete = state.measured(
+        struct.step, {name: value for name, value in values.items() if value is not None}
+    )
+    if complete is not None:
+        yield complete[0], [complete[1]]
+
+
+def _next_steps(structs: list[Any], state: RunState) -> list[Record]:
+    """The records of lines that each are a step above the one before; the last is held back."""
+    records = [
+        Record(
+            s.step,
+            s.time,
+            s.training_loss,
+            s.validation_loss,
+            s.gradient_norm,
+            None,
+            s.learning_rate,
+            s.update_norm,
+            s.parameter_norm,
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+            s.loss_scale,
+            s.skipped,
+        )
+        for s in structs
+    ]
+    if state.pending is not None:
+        records.insert(0, state.pending)
+    state.pending = records.pop()
+    state.last = state.pending.step
+    state.rows += len(structs)
+    return records
+
+
+def _decoder(
+    chosen: Mapping[str, str], known: Sequence[str], *, only: bool
+) -> msgspec.json.Decoder[Any]:
+    """Of lines with the `chosen` columns (field -> key) among the `known` keys.
+
+    Where `only` they are wanted, other keys are passed over. Else a key that is not
+    known is an error, and so is a nested object, which holds keys.
     """
-    optional = {t.field for t in TARGETS.values()} - {None, "step"}
-    fields: list[Any] = [("step", int)]
+    # In the order of the lines: the decoder looks for the next key first.
+    by_key = {key: name for name, key in chosen.items()}
+    keys = {by_key.get(key, f"other{i}"): key for i, key in enumerate(known)}
+    if only:
+        keys = {name: key for name, key in keys.items() if name in chosen}
     # A field that the log has no key for gets one that no log has.
-    keys = {"step": chosen["step"]}
-    for name in sorted(str(name) for name in optional):
-        kind: Any = bool | int | None if name == "skipped" else float | None
-        fields.append((name, kind, None))
-        keys[name] = chosen.get(name, f"(no column) {name}")
-    for i, other in enumerate(others or []):
-        fields.append((f"other{i}", None | bool | int | float | str | list, None))
-        keys[f"other{i}"] = other
+    names = (str(target.field) for target in TARGETS.values() if target.field)
+    keys |= {name: f"(no column) {name}" for name in names if name not in keys}
+    kinds = {name: _kind(name) for name in keys}
+    fields = [(n, kind) if n == "step" else (n, kind, None) for n, kind in kinds.items()]
     struct = msgspec.defstruct(
-        "Line", fields, rename=keys, forbid_unknown_fields=others is not None, gc=False
+        "Line", fields, rename=keys, forbid_unknown_fields=not only, gc=False, kw_only=True
     )
     return msgspec.json.Decoder(struct)
 
 
-def _num_keys(entry: Mapping[str, Any]) -> int:
-    """How often `_KEY` stands in the line: a text may hold it too."""
-    return msgspec.json.encode(entry).count(_KEY)
+def _kind(name: str) -> Any:
+    if name == "step":
+        return Annotated[int, msgspec.Meta(gt=-_FAR, lt=_FAR)]
+    if name == "skipped":
+        return bool | None
+    return None | bool | int | float | str | list if name.startswith("other") else float | None
+
+
+def _size(lines: bytes) -> int:
+    """How many colons: one a key, and those in texts, which lines that are alike share."""
+    return int(np.count_nonzero(np.frombuffer(lines, np.uint8) == ord(":")))
+
+
+def _usual_size(entries: Iterable[Mapping[str, Any]]) -> int:
+    sizes = Counter(_size(msgspec.json.encode(entry)) for entry in entries)
+    return sizes.most_common(1)[0][0] if sizes else 0

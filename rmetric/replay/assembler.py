@@ -7,7 +7,6 @@ measure different things, which makes them one record.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,17 @@ from rmetric.strict_json import shown
 
 #: What is known without anything having been measured.
 _CIRCUMSTANCES = {"time", "learning_rate", "loss_scale"}
-_MEASURED = [f.name for f in fields(Record) if f.name != "step"]
-_OF_ITS_OWN = [name for name in _MEASURED if name not in _CIRCUMSTANCES]
 
 Records = Iterator[tuple[str, Record]]
+#: Records of one run, some at a time, with its id.
+Batches = Iterator[tuple[str, list[Record]]]
 
 
 class RunState:
     """Where one run stands while its rows come in.
+
+    Args:
+        runs: takes up each part with the first of its records.
 
     Attributes:
         run: of the part that the file is in; its id is the stream's.
@@ -38,11 +40,11 @@ class RunState:
 
     __slots__ = (
         "base", "early", "empty", "first", "last", "parts", "pending", "repeated", "resumed",
-        "rows", "run", "unplaced",
+        "rows", "run", "runs", "unplaced",
     )  # fmt: skip
 
-    def __init__(self, base: str, path: Path) -> None:
-        self.base = base
+    def __init__(self, base: str, path: Path, runs: dict[str, Run]) -> None:
+        self.base, self.runs = base, runs
         self.run = Run(id=base, records=[], source=path)
         self.parts = [self.run]
         self.pending: Record | None = None
@@ -51,16 +53,26 @@ class RunState:
         self.early: int | None = None
         self.rows = self.empty = self.unplaced = self.resumed = self.repeated = 0
 
-    def place(self, record: Record) -> tuple[str, Record] | None:
-        """Take the next record; return the one that is now complete, with its run's id."""
-        before, last, step = self.pending, self.last, record.step
-        if before is not None and step == before.step and not _clash(before, record):
-            for name in _MEASURED:
-                if getattr(record, name) is not None:
-                    setattr(before, name, getattr(record, name))
+    def measured(self, step: int | None, values: dict[str, Any]) -> tuple[str, Record] | None:
+        """Take what the next row holds; see `place`."""
+        self.rows += 1
+        if not values.keys() - _CIRCUMSTANCES:
+            self.empty += step is not None
+            return None
+        if step is None:
+            self.unplaced += 1
+            step = self.last or 0
+        return self.place(step, values)
+
+    def place(self, step: int, values: dict[str, Any]) -> tuple[str, Record] | None:
+        """Take what was measured next; return the record now complete, with its run's id."""
+        before, last = self.pending, self.last
+        if before is not None and step == before.step and not _clash(before, values):
+            for name, value in values.items():
+                setattr(before, name, value)
             return None
         complete = None if before is None else (self.run.id, before)
-        self.pending, self.last = record, step
+        self.pending, self.last = Record(step, **values), step
         if last is None:
             self.first = step
         elif step < last and self.early is not None and step <= self.early:
@@ -70,6 +82,7 @@ class RunState:
             self.repeated += step == last
         if self.early is None and self.first is not None and step > self.first:
             self.early = step
+        self.runs.setdefault(self.run.id, self.run)
         return complete
 
     def release(self) -> list[tuple[str, Record]]:
@@ -127,9 +140,7 @@ class Assembler:
         cells = row.cells
         name = cells.get(self._run_column) if self._run_column else None
         state = self.state("" if name is None else str(name))
-        position = state.rows
-        state.rows += 1
-        found = self._step(row) if self._step_columns else position
+        found = self._step(row) if self._step_columns else state.rows
         values: dict[str, Any] = {}
         for field, column, read in self._measured:
             cell = cells.get(column)
@@ -141,23 +152,16 @@ class Assembler:
                 raise self._bad_cell(row, column) from None
             if value is not None:
                 values[field] = value
-        if not values.keys() - _CIRCUMSTANCES:
-            state.empty += found is not None
-            return None
-        if found is None:
-            state.unplaced += 1
-            found = state.last or 0
-        complete = state.place(Record(found, **values))
-        if state.run.id not in self.runs:
-            self.runs[state.run.id] = state.run
-        return complete
+        return state.measured(found, values)
 
     def state(self, name: str = "") -> RunState:
         """Of the run that the file calls `name`."""
         state = self._states.get(name)
         if state is None:
             base = run_name(self.path)
-            state = self._states[name] = RunState(f"{base}__{name}" if name else base, self.path)
+            state = self._states[name] = RunState(
+                f"{base}__{name}" if name else base, self.path, self.runs
+            )
         return state
 
     def held(self) -> list[tuple[str, Record]]:
@@ -225,9 +229,6 @@ class Assembler:
         return BadRow(row.line, f"{column!r} is {cell}: a number, nan, inf or a blank is accepted")
 
 
-def _clash(first: Record, second: Record) -> bool:
+def _clash(record: Record, values: dict[str, Any]) -> bool:
     # Both rows know the time and the learning rate; that is no reason to keep them apart.
-    return any(
-        getattr(first, name) is not None and getattr(second, name) is not None
-        for name in _OF_ITS_OWN
-    )
+    return any(getattr(record, name) is not None for name in values if name not in _CIRCUMSTANCES)

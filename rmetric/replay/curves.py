@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from rmetric.logs import LogError
-from rmetric.records import Record, Run
-from rmetric.replay.assembler import Assembler
+from rmetric.records import Run
+from rmetric.replay.assembler import Assembler, Batches
 from rmetric.replay.columns import Columns, choose_columns, listed, plain_name
 from rmetric.replay.rows import Row, UnknownFormat, run_name
 from rmetric.replay.source import Source
@@ -28,17 +28,17 @@ def stream_curves(
     """The records of runs that are given whole: id, line in the file, name -> list."""
     runs: dict[str, Run] = {}
 
-    def records() -> Iterator[tuple[str, Record]]:
+    def batches() -> Batches:
         for id, line, curves in runs_of_curves:
             assembler, rows = _placed(source, line, curves, mapping)
             for own_id, record in assembler.records(rows):
-                yield own_id.replace(run_name(source.path), id, 1), record
+                yield own_id.replace(run_name(source.path), id, 1), [record]
             for own_id, run in assembler.runs.items():
                 run.id = run.id.replace(run_name(source.path), id, 1)
                 run.notes += notes
                 runs[own_id.replace(run_name(source.path), id, 1)] = run
 
-    return Stream(records=records(), runs=runs)
+    return Stream(batches=batches(), runs=runs)
 
 
 def _placed(

@@ -12,6 +12,7 @@ import msgspec
 from rmetric.logs import LogError, LogReader, decode_number, parse_line
 from rmetric.metric import RMetric
 from rmetric.records import HardwareEvent, Record, Run
+from rmetric.replay.assembler import Batches
 from rmetric.replay.settings import settings_of
 from rmetric.replay.source import Source
 from rmetric.replay.stream import Stream
@@ -29,38 +30,59 @@ _FAR = 2**63
 
 
 def matches(head: str) -> bool:
-    return _EVENT.search(head) is not None
+    return '"event"' in head and _EVENT.search(head) is not None
 
 
 def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
+    """The record stream.
+
+    A stated signal is dropped where its source has been seen before in the log and is
+    absent here, see `_forget_repeated`; before its first nobody can know.
+    """
     reader = LogReader(source.path)
     runs: dict[str, Run] = {}
 
-    def records() -> Iterator[tuple[str, Record]]:
-        """The records; one copy of a stated signal is dropped as `_forget_repeated` does it,
-        but before the first of its source has been seen nobody can know."""
+    def batches() -> Batches:
         seen: set[str] = set()
-        run = reader.run
-        for record, _ in _records(source, reader):
-            runs.setdefault(run.id, run)
-            for stated, of in _COMPUTED_FROM.items():
-                if getattr(record, of) is not None:
-                    seen.add(of)
-                elif of in seen:
-                    setattr(record, stated, None)
-            yield run.id, record
+        for records, _ in _batches(source, reader):
+            id = reader.run.id
+            if records:
+                runs[id] = reader.run
+            for record in records:
+                if (
+                    record.failure_rate is not None
+                    or record.gradient_variance is not None
+                    or record.loss_drift is not None
+                ):
+                    _drop_repeated(record, seen)
+            if len(seen) < len(_COMPUTED_FROM):
+                seen |= {
+                    of
+                    for of in _COMPUTED_FROM.values()
+                    if any(getattr(record, of) is not None for record in records)
+                }
+            yield id, records
         _end(source, reader, mapping, any_record=bool(runs))
 
-    return Stream(records=records(), runs=runs)
+    return Stream(batches=batches(), runs=runs)
+
+
+def _drop_repeated(record: Record, seen: set[str]) -> None:
+    for stated, of in _COMPUTED_FROM.items():
+        if getattr(record, of) is None and of in seen:
+            setattr(record, stated, None)
 
 
 def read(source: Source, mapping: Mapping[str, str]) -> list[Run]:
     """The whole run, with R computed again and compared with what the log states."""
     reader = LogReader(source.path)
-    both = list(_records(source, reader))
-    run, logged = reader.run, [score for _, score in both]
-    run.records = [record for record, _ in both]
-    _end(source, reader, mapping, any_record=bool(both))
+    run, logged = reader.run, []
+    records: list[Record] = []
+    for batch, scores in _batches(source, reader):
+        records += batch
+        logged += scores
+    run.records = records
+    _end(source, reader, mapping, any_record=bool(records))
     run.notes += _forget_repeated(run)
     if any(score is not None for score in logged):
         run.notes.append(comparison(run, logged))
@@ -82,28 +104,31 @@ class _Event(msgspec.Struct):
 
 
 class _Line(msgspec.Struct, gc=False):
-    """What `log_entries.record_from_json` reads, of a line without nan or anything odd."""
+    """What `log_entries.record_from_json` reads, of a line without nan or anything odd.
 
-    event: str
+    In the order of our lines: the decoder looks for the next key first.
+    """
+
     step: int
+    event: str
     time_seconds: float | None = None
     training_loss: float | None = None
     validation_loss: float | None = None
     gradient_norm: float | None = None
-    worker_gradient_norms: tuple[float, ...] | None = None
     learning_rate: float | None = None
     update_norm: float | None = None
     parameter_norm: float | None = None
-    worker_gradient_cosines: tuple[float, ...] | None = None
-    non_finite_gradients: int | None = None
-    layer_gradient_norms: dict[str, float] | None = None
     activation_headroom: float | None = None
     attention_logit_max: float | None = None
     router_load: float | None = None
     probe_loss: float | None = None
-    planned_events: tuple[str, ...] | None = None
     loss_scale: float | None = None
+    worker_gradient_norms: tuple[float, ...] | None = None
+    worker_gradient_cosines: tuple[float, ...] | None = None
+    non_finite_gradients: int | None = None
     skipped: bool | None = None
+    layer_gradient_norms: dict[str, float] | None = None
+    planned_events: tuple[str, ...] | None = None
     hardware_events: list[_Event] | None = None
     failure_rate: float | None = msgspec.field(name="lambda", default=None)
     lambda_source: str | None = "logged"
@@ -117,35 +142,36 @@ class _Line(msgspec.Struct, gc=False):
 _DECODER = msgspec.json.Decoder(_Line)
 
 
-def _records(source: Source, reader: LogReader) -> Iterator[tuple[Record, float | None]]:
-    """Each record with the R that its line states."""
+def _batches(
+    source: Source, reader: LogReader
+) -> Iterator[tuple[list[Record], list[float | None]]]:
+    """Records, some at a time, and the R that the line of each states."""
     for number, chunk in source.chunks():
-        try:
-            alike = _DECODER.decode_lines(chunk)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            alike = []
-        if alike and all(s.event == "METRICS" and -_FAR < s.step < _FAR for s in alike):
-            for s in alike:
-                yield _record(s), s.r_metric
+        alike = _decoded(chunk)
+        if alike is not None:
+            yield [_record(s) for s in alike], [s.r_metric for s in alike]
             continue
+        # One a time: where a line is wrong, those before it have been read.
         for at, line in enumerate(chunk.splitlines(keepends=True), start=number):
-            yield from _one(source, reader, at, line)
+            alike = _decoded(line)
+            if alike is not None:
+                yield [_record(s) for s in alike], [s.r_metric for s in alike]
+                continue
+            record = reader.take(at, _in_utf8(source, at, line))
+            if record is not None:
+                yield [record], [_score(line)]
 
 
-def _one(
-    source: Source, reader: LogReader, number: int, line: bytes
-) -> Iterator[tuple[Record, float | None]]:
-    """The record of a line that may be anything."""
+def _decoded(chunk: bytes) -> list[_Line] | None:
+    """The lines, if all are METRICS and plain; None where something wants a closer look."""
     try:
-        s = _DECODER.decode(line)
-        if s.event == "METRICS" and -_FAR < s.step < _FAR:
-            yield _record(s), s.r_metric
-            return
+        lines = _DECODER.decode_lines(chunk)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        pass
-    record = reader.take(number, _in_utf8(source, number, line))
-    if record is not None:
-        yield record, _score(line)
+        return None
+    for line in lines:
+        if line.event != "METRICS" or not -_FAR < line.step < _FAR:
+            return None
+    return lines
 
 
 def _in_utf8(source: Source, number: int, line: bytes) -> bytes:

@@ -19,7 +19,7 @@ _HISTORY = re.compile(r'\s*\{.*"log_history"\s*:\s*\[', re.DOTALL)
 
 
 def matches(head: str) -> bool:
-    return _HISTORY.match(head) is not None
+    return '"log_history"' in head and _HISTORY.match(head) is not None
 
 
 def stream(source: Source, mapping: Mapping[str, str]) -> Stream:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rmetric.logs import LogError, parse_line
-from rmetric.replay.columns import choose_columns, plain_name
+from rmetric.logs import LogError
+from rmetric.replay.columns import choose_columns
 from rmetric.replay.curves import Curves, stream_curves
 from rmetric.replay.hugging_face import parse_document
 from rmetric.replay.json_lines import flat
@@ -18,27 +18,11 @@ from rmetric.replay.stream import Stream, columns_of_table, stream_rows
 NAME = "JSON (a list of objects, or arrays)"
 FOLLOWS = False
 _BEGINS = re.compile(r'\s*(\{\s*"|\[\s*\{)')
-_OF_ONE_STEP = {"step", "global_step", "iteration", "loss", "train_loss"}
 _SCALAR = (int, float, str, type(None))
 
 
 def matches(head: str) -> bool:
-    if not _BEGINS.match(head):
-        return False
-    first, _, more = head.strip().partition("\n")
-    try:
-        entry = parse_line(first.encode())
-    except ValueError:
-        return True  # an object or a list over several lines, or one longer than the head
-    if isinstance(entry, list):
-        return True
-    # One line with one step is JSONL with a list in it, and no document.
-    scalars = {plain_name(n) for n, v in entry.items() if not isinstance(v, (list, dict))}
-    return (
-        not more
-        and not scalars & _OF_ONE_STEP
-        and any(isinstance(value, (list, dict)) for value in _leaves(entry))
-    )
+    return _BEGINS.match(head) is not None
 
 
 def stream(source: Source, mapping: Mapping[str, str]) -> Stream:

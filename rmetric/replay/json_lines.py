@@ -6,34 +6,51 @@ by one where they are not; both ways give the same records.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rmetric.logs import LogError, parse_line
 from rmetric.records import Record
 from rmetric.replay.alike import Decoders
-from rmetric.replay.assembler import Assembler
-from rmetric.replay.columns import add_columns, check_mapping, choose_columns
+from rmetric.replay.assembler import Assembler, Batches
+from rmetric.replay.columns import add_columns, check_mapping, choose_columns, plain_name
 from rmetric.replay.rows import Row
 from rmetric.replay.source import Source
 from rmetric.replay.stream import Stream, check_has_loss
 
 NAME = "JSONL (one object a line)"
 FOLLOWS = True
+_LOOKED_AT = 5
+_OF_ONE_STEP = {"step", "global_step", "iteration", "loss", "train_loss"}
 
 
 def matches(head: str) -> bool:
-    first = head.lstrip().split("\n", 1)[0]
-    try:
-        return isinstance(parse_line(first.encode()), dict)
-    except ValueError:
+    lines = [line for line in head.split("\n", _LOOKED_AT) if line.strip()]
+    first, *more = [_object(line) for line in lines[:_LOOKED_AT]] or [None]
+    # A program that prints its settings as JSON, and then text, writes no JSONL.
+    if first is None or (len(more) > 1 and not any(more)):
         return False
+    return bool(more) or not _is_document(first)
+
+
+def _object(line: str) -> dict[str, Any] | None:
+    try:
+        entry = parse_line(line.encode())
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) else None
+
+
+def _is_document(entry: Mapping[str, Any]) -> bool:
+    """Whether the only line of a file holds whole curves and not one step."""
+    scalars = {plain_name(n) for n, v in entry.items() if not isinstance(v, (list, dict))}
+    return len(scalars) < len(entry) and not scalars & _OF_ONE_STEP
 
 
 def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
     reading = _Reading(source, mapping)
     return Stream(
-        records=reading.records(), runs=reading.assembler.runs, held=reading.assembler.held
+        batches=reading.batches(), runs=reading.assembler.runs, held=reading.assembler.held
     )
 
 
@@ -49,20 +66,20 @@ class _Reading:
         self.decoders = Decoders(self.columns, first)
         self.cut_off: list[str] = []
 
-    def records(self) -> Iterator[tuple[str, Record]]:
+    def batches(self) -> Batches:
         for number, chunk in self.source.chunks():
-            if not self.decoders.usable:
+            if self.decoders.usable:
+                state = self.assembler.state()
+                yield from self.decoders.read(number, chunk, state, self._one)
+            else:
                 yield from self._one_by_one(number, chunk.split(b"\n"))
-                continue
-            yield from self.decoders.records(
-                number,
-                chunk,
-                self.assembler.state(),
-                lambda at, line: self._one_by_one(at, [line]),
-            )
-        yield from self._finish()
+        for id, record in self._finish():
+            yield id, [record]
 
-    def _one_by_one(self, number: int, lines: list[bytes]) -> Iterator[tuple[str, Record]]:
+    def _one(self, number: int, line: bytes) -> Batches:
+        return self._one_by_one(number, [line])
+
+    def _one_by_one(self, number: int, lines: list[bytes]) -> Batches:
         for at, line in enumerate(lines, start=number):
             if not line.strip():
                 continue
@@ -74,7 +91,7 @@ class _Reading:
                 self._learn([name for name in cells if name not in self.names])
             complete = self.assembler.take(Row(at, cells))
             if complete is not None:
-                yield complete
+                yield complete[0], [complete[1]]
 
     def _entry(self, number: int, line: bytes, *, last: bool) -> dict[str, Any] | None:
         """What line `number` holds; None for a last line that was cut off."""
@@ -108,15 +125,16 @@ class _Reading:
         self.assembler.use(self.columns)
         self.decoders = Decoders(self.columns, self.decoders.examples, self.names)
 
-    def _finish(self) -> Iterator[tuple[str, Record]]:
+    def _finish(self) -> list[tuple[str, Record]]:
         try:
             check_mapping(self.names, self.mapping)
         except ValueError as error:
             raise LogError(self.source.path, None, str(error)) from None
         check_has_loss(self.source, self.columns, self.names)
-        yield from self.assembler.finish()
+        last = self.assembler.finish()
         for run in self.assembler.all_runs():
             run.notes += self.cut_off
+        return last
 
     def _first_entries(self) -> list[dict[str, Any]]:
         """The objects in the file's beginning; what is wrong with a line is said later."""

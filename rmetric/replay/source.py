@@ -14,12 +14,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
 from rmetric.logs import LogError
 
-#: Bytes read at a time, and looked at to tell the format and the columns.
-BLOCK = 1 << 18
-#: Bytes that a reader's `matches` is shown.
-HEAD = 1 << 16
+#: Bytes read at a time: what is made of them then fits into the processor's cache.
+BLOCK = 1 << 15
+#: Bytes that the format and the columns are told by.
+HEAD = 1 << 18
+SHOWN = 1 << 16
 LONGEST_LINE = 64 << 20
 #: Formats that are one JSON document or one table of lists are held in memory.
 LONGEST_DOCUMENT = 1 << 30
@@ -35,7 +38,7 @@ class Source:
         longest_line: bytes of a line above which the file is refused.
 
     Attributes:
-        head: its beginning as UTF-8, up to `BLOCK` bytes.
+        head: its beginning as UTF-8, about `HEAD` bytes.
         cut: whether the line that was read last lacks its end.
     """
 
@@ -61,8 +64,8 @@ class Source:
         return notes
 
     def head_text(self) -> str:
-        """The beginning, by which a format is recognised."""
-        return self.head[:HEAD].decode("utf-8", "replace")
+        """The beginning, by which a format is recognised, up to `SHOWN` bytes."""
+        return self.head[:SHOWN].decode("utf-8", "replace")
 
     def check_is_text(self) -> None:
         """Raise LogError for what cannot be a log in text."""
@@ -90,7 +93,7 @@ class Source:
             chunk = b"".join((*held, block[:end]))
             held, size = [block[end:]], len(block) - end
             yield line, chunk
-            line += chunk.count(b"\n")
+            line += num_lines(chunk)
         last = b"".join(held)
         if last:
             self.cut = True
@@ -137,7 +140,7 @@ class Source:
         first = b""
         for block in self._blocks:
             first += block
-            if len(first) >= BLOCK or (not block and b"\n" in first):
+            if len(first) >= HEAD or (not block and b"\n" in first):
                 break
         self._decode = _decoder(first)
         return self._decode(first.removeprefix(codecs.BOM_UTF8))
@@ -192,6 +195,11 @@ class Source:
         if magic == _ZSTD_MAGIC:
             return _zstd_reader(self.path, file)
         return file.read
+
+
+def num_lines(chunk: bytes) -> int:
+    """How many lines end in the chunk; several times as quick as `bytes.count`."""
+    return int(np.count_nonzero(np.frombuffer(chunk, np.uint8) == ord("\n")))
 
 
 def _zstd_reader(path: Path, file: IO[bytes]) -> Any:

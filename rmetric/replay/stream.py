@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from rmetric.logs import LogError
 from rmetric.records import Record, Run
-from rmetric.replay.assembler import Assembler
+from rmetric.replay.assembler import Assembler, Batches
 from rmetric.replay.columns import Columns, choose_columns, listed
 from rmetric.replay.rows import Row, UnknownFormat
 from rmetric.replay.source import Source
@@ -19,19 +19,16 @@ class Stream:
     """The records of one log, in constant memory where the format is one of lines.
 
     Attributes:
-        records: each record with the id of its run; read once.
-        runs: id in `records` -> what is known of the run (no records here), filled
+        batches: records of one run, some at a time, with its id; read once.
+        runs: id in `batches` -> what is known of the run (no records here), filled
             while the records are read. Only at the end are the notes whole, and
             only then has the first of several parts its final ``Run.id``.
         held: takes out the records that wait for what the next line adds.
-        finished: called with the collected runs by `read_log`, for what only
-            a whole run shows.
     """
 
-    records: Iterator[tuple[str, Record]]
+    batches: Batches
     runs: dict[str, Run]
     held: Callable[[], list[tuple[str, Record]]] = list
-    finished: Callable[[list[Run]], None] = field(default=lambda runs: None)
 
 
 class Reader(Protocol):
@@ -58,12 +55,13 @@ def stream_rows(
     """The stream of a format that yields rows; `notes` go to every run at the end."""
     assembler = Assembler(source.path, columns)
 
-    def records() -> Iterator[tuple[str, Record]]:
-        yield from assembler.records(rows)
+    def batches() -> Batches:
+        for id, record in assembler.records(rows):
+            yield id, [record]
         for run in assembler.all_runs():
             run.notes += notes or []
 
-    return Stream(records=records(), runs=assembler.runs, held=assembler.held)
+    return Stream(batches=batches(), runs=assembler.runs, held=assembler.held)
 
 
 def columns_of_table(source: Source, names: list[str], mapping: Mapping[str, str]) -> Columns:
