@@ -1,0 +1,35 @@
+"""The `rmetric` command: see `rmetric --help` and `rmetric.commands`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib import import_module
+
+from rmetric.commands import COMMANDS
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(
+        prog="rmetric", description="Who notices first that a training run is failing?"
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, words in COMMANDS.items():
+        command = commands.add_parser(
+            name, help=words, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        # Only the command that is meant is loaded: some take a while.
+        if given and given[0] == name:
+            module = import_module(f"rmetric.commands.{name}")
+            command.description = module.__doc__
+            command.epilog = getattr(module, "EXAMPLES", None)
+            module.add_arguments(command)
+            command.set_defaults(run=module.run)
+    options = parser.parse_args(given)
+    code: int = options.run(options)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

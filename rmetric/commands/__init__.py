@@ -1,0 +1,12 @@
+"""The subcommands of `rmetric`, a module each, loaded when they are asked for.
+
+A module has ``NAME``, ``HELP``, ``add_arguments(parser)`` and ``run(options)``,
+which returns the exit code.
+"""
+
+#: Name -> what `rmetric --help` says, which must not load the modules. To add one: a line here.
+COMMANDS = {
+    "replay": "replay logs that exist already: scores, alerts, a page for each run",
+    "watch": "follow a log that is being written, and alarm (replay --follow)",
+    "calibrate": "make a threshold file for the calibrated detector from healthy logs",
+}

@@ -1,0 +1,149 @@
+"""Replay training logs that exist already: scores, alerts and a page for each run, and an index.
+
+Reads our own logs and the authors', Hugging Face trainer_state.json, TensorBoard and W&B,
+what the usual programs print, and any CSV or JSONL with a step and a loss; files, folders,
+globs, .gz and .zst too. See docs/replay.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rmetric.commands.watch import add_following, follow
+from rmetric.metric import PRESETS
+from rmetric.replay import find_logs
+from rmetric.replay.arguments import add_mapping
+
+if TYPE_CHECKING:
+    from rmetric.reporting.replay_report import Replayed
+
+NAME = "replay"
+HELP = "replay logs that exist already: scores, alerts, a page for each run"
+DEFAULT_LOGS = "logs_FULL_METRIC"
+DEFAULT_PLOTS = 20
+EXAMPLES = """examples:
+  rmetric replay
+  rmetric replay checkpoint-500/trainer_state.json --out results/mine
+  rmetric replay 'runs/**/*.csv' --map loss=train/ce --map eval_loss=val/ce
+  rmetric replay --follow run.jsonl --exit-on-alarm
+
+exit codes: 0 all logs were replayed, 1 some could not be (the index says which and why),
+2 the command line is wrong; with --follow see rmetric watch --help"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "paths", nargs="*", default=[DEFAULT_LOGS], metavar="PATH",
+        help=f"log, folder or glob (default: {DEFAULT_LOGS})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--out", type=Path, default=Path("results/replay"),
+        help="folder for the results (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--preset", choices=sorted(PRESETS),
+        help="settings of the metric: the paper's simulation (windows of 1000) or its case "
+        "study (windows of 100, |ΔL| over 10) (default: those that the log states, or simulation)",
+    )  # fmt: skip
+    add_mapping(parser)
+    parser.add_argument(
+        "--plots", type=parse_plots, default=DEFAULT_PLOTS, metavar="all|none|N",
+        help="how many runs to draw, the first ones (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--follow", action="store_true",
+        help="follow the one PATH while it is written, and alarm; the options below are for this",
+    )  # fmt: skip
+    add_following(parser)
+
+
+def parse_plots(text: str) -> int | None:
+    """The number of plots; None for all."""
+    if text == "all":
+        return None
+    if text == "none":
+        return 0
+    if text.isdigit():
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r}: all, none or a number is accepted")
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.follow:
+        if len(options.paths) != 1 or options.paths == [DEFAULT_LOGS]:
+            print("error: --follow takes one PATH, a file", file=sys.stderr)
+            return 2
+        return follow(Path(options.paths[0]), options)
+    return replay(options)
+
+
+def replay(options: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
+    from rmetric.reporting.replay_report import replay_logs
+
+    try:
+        found, out = find_logs(options.paths), options.out.resolve()
+        paths = [path for path in found if out not in path.resolve().parents]
+        check_writable(options.out)
+    except ValueError as error:
+        hint = "; run_modern_experiments.py writes it" if options.paths == [DEFAULT_LOGS] else ""
+        print(f"error: {error}{hint}", file=sys.stderr)
+        return 2
+    folders = [Path(given) for given in options.paths if Path(given).is_dir()]
+    try:
+        result = replay_logs(
+            tqdm(paths, unit="log", disable=None),
+            options.out,
+            preset=options.preset,
+            mapping=dict(options.map),
+            most_plots=options.plots,
+            named=lambda path: ".jsonl" in path.suffixes or not set(folders) & set(path.parents),
+        )
+    except OSError as error:
+        print(f"error: {error.filename or options.out}: {error.strerror}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"stopped; what was replayed is in {options.out}/index.html", file=sys.stderr)
+        return 130
+    return report(result, options.out)
+
+
+def check_writable(out: Path) -> None:
+    """Raise ValueError if nothing can be written below `out`."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise ValueError(f"--out {out}: cannot be written ({error.strerror})") from None
+
+
+def report(result: Replayed, out: Path) -> int:
+    """Say what came out; return the exit code."""
+    runs = [row for row in result.rows if not row["problem"]]
+    for row in runs[:DEFAULT_PLOTS]:
+        first = row["first_alert_step"]
+        alert = "no alert" if first == "" else f"first alert at step {first}"
+        outcome = f", {row['outcome']}" if row["outcome"] else ""
+        failure = "" if row["failure_step"] == "" else f" at step {row['failure_step']}"
+        print(f"{row['id']}: {alert}, max R {row['max_r']:.2f}{outcome}{failure}")
+    if len(runs) > DEFAULT_PLOTS:
+        print(f"... and {len(runs) - DEFAULT_PLOTS} more")
+    if result.passed_over:
+        names = ", ".join(path.name for path in result.passed_over[:5])
+        more = ", ..." if len(result.passed_over) > 5 else ""
+        print(f"passed over {len(result.passed_over)} files that are no logs: {names}{more}")
+    if result.num_plots < len(runs):
+        print(f"{result.num_plots} of {len(runs)} runs were drawn; --plots all draws every one")
+    for problem in result.failed:
+        print(f"failed: {problem}", file=sys.stderr)
+    if not result.rows:
+        print("error: none of the files is a log that replay knows", file=sys.stderr)
+        return 1
+    print(f"{len(runs)} runs replayed, {len(result.failed)} failed: see {out}/index.html")
+    return 1 if result.failed else 0
