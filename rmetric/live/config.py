@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from math import inf
+from pathlib import Path
 
+from rmetric.detectors.calibrated import read_thresholds
 from rmetric.detectors.registry import DETECTORS
 from rmetric.metric import RMetricConfig
 
 RULES = ("non_finite", "gradient_explosion")
+DEFAULT_ALERTS = (*RULES, "calibrated")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,10 +23,13 @@ class MonitorConfig:
     Attributes:
         metric: settings of the R-Metric; the paper's case study by default.
         detectors: names of the registry that run beside it; their alarms stand
-            in the log.
+            in the log. By default the calibrated detector.
         alert_on: what the actions hear of: the rules ``non_finite`` and
-            ``gradient_explosion``, ``r_metric``, and any of `detectors`. R is
-            not among them by default: as published it alarms in healthy runs too.
+            ``gradient_explosion``, ``r_metric``, and any of `detectors`; by default the
+            rules and, where it runs, the calibrated detector. R is not among them by
+            default: as published it alarms in healthy runs too.
+        thresholds: file for the calibrated detector, as ``rmetric calibrate`` makes
+            it; None for the shipped ones.
         explosion_factor: a gradient norm above this multiple of its running
             median is an explosion; above 1.
         explosion_window: norms that the median is taken over; half as many
@@ -46,8 +52,9 @@ class MonitorConfig:
     """
 
     metric: RMetricConfig = field(default_factory=RMetricConfig.case_study)
-    detectors: tuple[str, ...] = ()
-    alert_on: tuple[str, ...] = RULES
+    detectors: tuple[str, ...] = ("calibrated",)
+    alert_on: tuple[str, ...] = DEFAULT_ALERTS
+    thresholds: Path | str | None = None
     explosion_factor: float = 20.0
     explosion_window: int = 100
     overflows: int = 10
@@ -67,6 +74,10 @@ class MonitorConfig:
         for name in self.detectors:
             if name not in online:
                 raise ValueError(f"unknown detector {name!r}: known are {', '.join(online)}")
+        if self.thresholds is not None:
+            read_thresholds(Path(self.thresholds))
+        if self.alert_on is DEFAULT_ALERTS and "calibrated" not in self.detectors:
+            object.__setattr__(self, "alert_on", RULES)
         sources = (*RULES, "r_metric", *self.detectors)
         for source in self.alert_on:
             if source not in sources:

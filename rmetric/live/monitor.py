@@ -28,6 +28,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rmetric.detectors.calibrated import CalibratedDetector, read_thresholds
+from rmetric.detectors.contract import Detector
 from rmetric.detectors.registry import DETECTORS
 from rmetric.live.actions.action import Action, as_action
 from rmetric.live.actions.ranks import is_distributed, rank
@@ -184,11 +186,10 @@ class Monitor:
         self.problem: str | None = None
         self.background = Background()
         self.metric = RMetric(config.metric)
-        self._detectors = {
-            name: DETECTORS[name].make(np.random.default_rng(0)) for name in config.detectors
-        }
+        self._detectors = {name: _detector(name, config) for name in config.detectors}
         self._alarmed: set[str] = set()  # detectors that were alarmed at the last record
         self._sounding: set[str] = set()  # rules that the last step broke
+        self._broken_at = 0  # the last step of which a rule has told
         self._rules = StepRules(
             factor=config.explosion_factor,
             window=config.explosion_window,
@@ -533,6 +534,8 @@ class Monitor:
         step = pending.record.step
         if pending.broken is None:
             loss, norm = pending.read_loss_and_norm()
+            if norm is not None and not isfinite(norm) and scales(self.scaler):
+                pending.record.skipped = True  # what a scaler does with an overflow
             if norm is not None and not isfinite(norm) and self.weights_step < step:
                 self._locate_non_finite(pending)
             # Of several ranks each has its own loss; what they decide upon is the same on all.
@@ -561,6 +564,8 @@ class Monitor:
 
     def _break(self, step: int, broken: list[tuple[str, str]]) -> None:
         for rule, reason in broken:
+            if rule in self.config.alert_on:
+                self._broken_at = step
             self._raise(self._alert(step, rule, reason), again=rule in self._sounding)
         self._sounding = {rule for rule, _ in broken}
 
@@ -636,12 +641,14 @@ class Monitor:
         for name, alarmed in alarms.items():
             if alarmed and name not in self._alarmed:
                 assert self.last is not None
+                if name == "calibrated" and self._broken_at == self.last.step:
+                    continue  # a rule said it before the step
                 self._raise(self._alert(self.last.step, name, self._reason(name)))
         self._alarmed = {name for name, alarmed in alarms.items() if alarmed}
 
     def _reason(self, name: str) -> str:
         if name != "r_metric":
-            return f"score {self._detectors[name].score:.4g}"
+            return self._detectors[name].reason
         parts = zip(
             ("λ", "σ²", "ΔL"), self.metric.config.weights, self.metric.normalised, strict=True
         )
@@ -740,6 +747,12 @@ class Monitor:
 def _due(step: int, every: int) -> bool:
     """Whether something of this cadence is measured at `step`; the first step always is."""
     return every > 0 and (step % every == 0 or step == 1)
+
+
+def _detector(name: str, config: MonitorConfig) -> Detector:
+    if name == "calibrated" and config.thresholds is not None:
+        return CalibratedDetector(read_thresholds(Path(config.thresholds)))
+    return DETECTORS[name].make(np.random.default_rng(0))
 
 
 def path_of_rank(log: Path | str | None, rank: int) -> Path | None:

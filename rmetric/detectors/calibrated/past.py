@@ -9,6 +9,8 @@ from collections import deque
 #: see noise with a heavy upper tail as wide as it is upwards.
 _QUARTILES = 1.349
 _UPPER_TENTH = 1.2816
+#: Of the difference of two Gaussian values: median size over the standard deviation of one.
+_HALF_NORMAL = 0.954
 #: A spread estimated from few values is too small too often: n values widen it by 8 / n.
 _FEW = 8.0
 
@@ -67,6 +69,11 @@ class LaggedPast:
         quartiles = (ordered[3 * count // 4] - ordered[count // 4]) / _QUARTILES
         upper = (ordered[9 * count // 10] - self.usual) / _UPPER_TENTH
         return max(quartiles, upper) * (1 + _FEW / count)
+
+    @property
+    def widened(self) -> float:
+        """The median of sizes that are never negative, wider where few are known."""
+        return self.usual / _HALF_NORMAL * (1 + _FEW / len(self._sorted))
 
     def remember(self, x: float) -> None:
         """Take a finite value."""

@@ -23,25 +23,12 @@ _SMOOTHING = 0.1
 _MOST_SPREADS = 4.0
 #: Records that count as the start of a run, and those after which a level is a level.
 _START, _SETTLED = 40, 20
+#: A level is a median of so many records; a climb is a share of the lowest and a number of
+#: usual steps from record to record.
+_LEVEL = 5
+_START_RATIO, _START_STEPS = 0.7, 4.0
+_RATIO, _STEPS = 0.3, 9.0
 _LONG_RUN = 1 / 200
-
-
-class _Climb:
-    """A level above the lowest one so far, as a share of what is needed to count."""
-
-    def __init__(self, ratio: float, spreads: float) -> None:
-        self._ratio = ratio
-        self._spreads = spreads
-        self.lowest = inf
-
-    def climb(self, level: float, step: float) -> float:
-        """`step` is the usual change from record to record."""
-        above = level - self.lowest
-        self.lowest = min(self.lowest, level)
-        if not 0 < above < inf:
-            return 0.0
-        ratio = above / max(abs(self.lowest), 0.5)
-        return min(ratio / self._ratio, above / step / self._spreads)
 
 
 class TrainingLoss(Source):
@@ -52,9 +39,10 @@ class TrainingLoss(Source):
         loss_jump   least min(z, 4 r / max(0.3, 5 %)) of the last three records, of the last
                     two where the log skips steps
         loss_drift  EWMA (0.1) of z, cut to ±4
-        loss_climb  median of the last five losses above the lowest such median, as a share of
-                    30 % and of nine times the usual step from record to record, the smaller;
-                    in the first 40 records median of three, 70 % and four times
+        loss_climb  median of the last five losses above the lowest such median: the smaller of
+                    its share of 30 % of that and of nine usual steps from record to record;
+                    70 % and four steps will do as well in the first 40 records, and nothing
+                    else in the first 20
 
     Spreads are at least as wide as the rises that this run has often shown.
     """
@@ -68,10 +56,9 @@ class TrainingLoss(Source):
         self._deviation = Deviation(LaggedPast(window=40), relative=0.01, absolute=1e-4)
         self._often = 0.0
         self._recent: deque[float] = deque(maxlen=_EVERY_STEP)
-        self._steps = LaggedPast(window=40, lag=0, least=4)
-        self._last: deque[float] = deque(maxlen=5)
-        self._early = _Climb(0.7, 4.0)
-        self._late = _Climb(0.3, 9.0)
+        self._steps = LaggedPast(window=40, lag=0, least=8)
+        self._last: deque[float] = deque(maxlen=_LEVEL)
+        self._lowest = inf
         self._count = 0
         self._step: int | None = None
         self.rise = nan
@@ -112,17 +99,19 @@ class TrainingLoss(Source):
         if self._last:
             self._steps.remember(abs(loss - self._last[-1]))
         self._last.append(loss)
-        if len(self._last) < 3:
+        if len(self._last) < _LEVEL:
             return
-        step = max(self._steps.usual / 0.954, 0.02 * abs(loss), 0.02) if self._steps.ready else inf
+        level = sorted(self._last)[_LEVEL // 2]
         climb = 0.0
-        if self._count <= _START:
-            newest = sorted(list(self._last)[-3:])
-            climb = self._early.climb(newest[1], step)
-        if len(self._last) == 5:
-            lasting = self._late.climb(sorted(self._last)[2], step)
+        if self._steps.ready and level > self._lowest:
+            above = level - self._lowest
+            ratio = above / max(abs(self._lowest), 0.5)
+            steps = above / max(self._steps.widened, 0.02 * abs(loss), 0.02)
+            if self._count <= _START:
+                climb = min(ratio / _START_RATIO, steps / _START_STEPS)
             if self._count > _SETTLED:
-                climb = max(climb, lasting)
+                climb = max(climb, min(ratio / _RATIO, steps / _STEPS))
+        self._lowest = min(self._lowest, level)
         self.statistics["loss_climb"] = climb
 
     def restart(self) -> None:
@@ -130,7 +119,7 @@ class TrainingLoss(Source):
         self._steps.forget()
         self._recent.clear()
         self._last.clear()
-        self._early.lowest = self._late.lowest = inf
+        self._lowest = inf
         self._count = 0
         self._often = 0.0
         self.rise = nan
@@ -139,7 +128,7 @@ class TrainingLoss(Source):
     def words(self, name: str) -> str:
         what = f"{self._followed.name} {self._followed.loss:.4g}"
         if name == "loss_climb":
-            return f"{what}, its lowest level was {min(self._early.lowest, self._late.lowest):.4g}"
+            return f"{what}, its lowest level was {self._lowest:.4g}"
         deviation = self._deviation
         return (
             f"{what} where {deviation.usual:.4g} was usual, {deviation.rise:+.3g} or "
