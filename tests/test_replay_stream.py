@@ -130,11 +130,14 @@ def test_the_stream_of_an_own_log_is_what_is_read_whole(tmp_path):
 def test_what_comes_before_a_broken_line_has_been_read(tmp_path):
     path = write(tmp_path, "log", jsonl(LINES) + b"Traceback\n" + jsonl(LINES))
     found = []
+
+    def keep():
+        for _, record in open_log(path):
+            found.append(record.step)
+
     with pytest.raises(LogError, match="line 901: not JSON"):
-        found.extend(record for _, record in open_log(path))
-        pytest.fail("the line was passed over")
-    log = iter(open_log(path))
-    assert [next(log)[1].step for _ in range(890)] == list(range(1, 891))
+        keep()
+    assert found == list(range(1, 900)), "the last one waits for what the next line adds"
 
 
 # Formats
@@ -250,10 +253,7 @@ def test_a_damaged_event_file_is_an_error_or_its_beginning(tmp_path):
     path.write_bytes(whole[:-20])
     assert 40 < len(only(read_runs(path)).records) < 50
     path.write_bytes(whole[:200] + b"\xff" * 50 + whole[250:])
-    try:
-        assert len(only(read_runs(path)).records) < 49
-    except LogError as error:
-        assert str(path) in str(error)
+    assert len(only(read_runs(path)).records) < 49, "the package stops where it is damaged"
 
 
 def test_without_tensorboard_there_is_one_sentence(tmp_path, monkeypatch):
@@ -428,17 +428,18 @@ def test_a_file_that_vanishes_or_is_no_file_is_one_error(tmp_path):
 
 
 def test_a_file_that_grows_or_shrinks_while_it_is_read(tmp_path):
-    path = write(tmp_path, "x.jsonl", jsonl(LINES * 1))
+    lines = [e | {"pad": "x" * 600} for e in LINES]  # more than what is read to tell the format
+    path = write(tmp_path, "x.jsonl", jsonl(lines))
     log = iter(open_log(path))
     first = next(log)
     with open(path, "ab") as file:
-        file.write(jsonl([e | {"step": 900 + e["step"]} for e in LINES]) + b'{"step": 18')
+        file.write(jsonl([e | {"step": 900 + e["step"]} for e in lines]) + b'{"step": 18')
     found = [first, *log]
     assert [record.step for _, record in found] == list(range(1, 1801))
     log = iter(open_log(path))
     next(log)
-    os.truncate(path, 100_000)
-    assert 0 < len(list(log)) < 1800
+    os.truncate(path, 400_000)
+    assert 0 < len(list(log)) < 900
 
 
 @pytest.mark.slow

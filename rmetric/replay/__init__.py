@@ -83,14 +83,13 @@ class OpenLog:
 
     Attributes:
         format: its name.
-        follows: whether a file of this format that grows can be read on.
         runs: run id -> what is known of the run, without its records. The notes
             are whole at the end, and so is ``Run.id``, which for the first of
             several parts is only known then.
     """
 
-    def __init__(self, reader_name: str, follows: bool, source: Source | None, path: Path) -> None:
-        self.format, self.follows, self.path = reader_name, follows, path
+    def __init__(self, format: str, source: Source | None, path: Path) -> None:
+        self.format, self.path = format, path
         self._source = source
         self._stream = Stream(batches=iter(()), runs={})
 
@@ -141,7 +140,7 @@ def open_log(
     mapping: Mapping[str, str] | None = None,
     *,
     longest_line: int = LONGEST_LINE,
-    source: Source | None = None,
+    growing: Source | None = None,
 ) -> OpenLog:
     """The log `path`, to be read record by record; see `OpenLog`.
 
@@ -149,20 +148,23 @@ def open_log(
         path: a file, or the folder of a TensorBoard run.
         mapping: target (see `TARGETS`) -> column, where guessing by name fails.
         longest_line: bytes; a longer line is an error and never in memory.
-        source: of the bytes, where it is not simply the file.
+        growing: the bytes of a file that is still being written.
 
     Raises LogError for a file that is damaged or cannot be read, and its kind
     UnknownFormat for one that no reader knows.
     """
     mapping = mapping or {}
     if path.is_dir():
-        log = OpenLog(tensorboard_events.NAME, False, None, path)
+        log = OpenLog(tensorboard_events.NAME, None, path)
         files = tensorboard_events.event_files(path)
         log._stream = tensorboard_events.stream_files(path, files, mapping)
         return log
-    source = source or Source(path, longest_line=longest_line)
+    source = growing or Source(path, longest_line=longest_line)
     reader = _reader_of(source, mapping)
-    log = OpenLog(reader.NAME, reader.FOLLOWS, source, path)
+    if growing and not reader.FOLLOWS:
+        problem = f"{reader.NAME}: written as a whole, there is nothing to follow"
+        raise LogError(path, None, problem)
+    log = OpenLog(reader.NAME, source, path)
     log._stream = _guarded(path, reader, source, mapping)
     return log
 

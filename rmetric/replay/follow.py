@@ -91,7 +91,7 @@ class Follower:
         source = _Growing(self)
         while True:
             try:
-                log = open_log(self.path, self.mapping, source=source)
+                log = open_log(self.path, self.mapping, growing=source)
             except UnknownFormat:
                 # Its first lines may not say yet what it is.
                 if not self._may_grow_clear(source):
@@ -99,10 +99,6 @@ class Follower:
                 source = _Growing(self)
                 continue
             break
-        if not log.follows:
-            raise LogError(
-                self.path, None, f"{log.format}: written as a whole, there is nothing to follow"
-            )
         self._log = log
         for id, record in log:
             self._take(id, record)

@@ -65,7 +65,8 @@ class Source:
 
     def head_text(self) -> str:
         """The beginning, by which a format is recognised, up to `SHOWN` bytes."""
-        return self.head[:SHOWN].decode("utf-8", "replace")
+        text = self.head[:SHOWN].decode("utf-8", "replace")
+        return text.replace("\r\n", "\n").replace("\r", "\n")
 
     def check_is_text(self) -> None:
         """Raise LogError for what cannot be a log in text."""

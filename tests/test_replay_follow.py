@@ -1,0 +1,297 @@
+"""A log that grows is followed; the `rmetric` command; alarms, webhook, exit codes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from importlib import import_module
+from pathlib import Path
+
+import orjson
+import pytest
+
+from rmetric.__main__ import main
+from rmetric.commands import COMMANDS
+from rmetric.logs import LogError
+from rmetric.records import Record
+from rmetric.replay.follow import Follower
+from rmetric.replay.watch import MOST_RUNS, Watch, Webhook
+from tests.webhook_server import WebhookServer
+
+HEALTHY = [3.0 + 0.01 * (s % 5) for s in range(40)]
+
+
+def line(step: int, loss: float) -> bytes:
+    return orjson.dumps({"step": step, "loss": 2.0, "val_loss": loss}) + b"\n"
+
+
+def log_of(losses, first: int = 1) -> bytes:
+    return b"".join(line(first + n, loss) for n, loss in enumerate(losses))
+
+
+class Followed:
+    """A follower in a thread, and what it handed on and said."""
+
+    def __init__(self, path: Path, **options) -> None:
+        self.steps: list[int] = []
+        self.ids: list[str] = []
+        self.said: list[str] = []
+        self.error: Exception | None = None
+        options = dict(poll=0.01, settle=0.05, stop_after=20.0) | options
+        self.follower = Follower(path, self._take, self.said.append, **options)
+        self._thread = threading.Thread(target=self._run)
+
+    def _take(self, id: str, record: Record) -> None:
+        self.ids.append(id)
+        self.steps.append(record.step)
+
+    def _run(self) -> None:
+        try:
+            self.follower.run()
+        except LogError as error:
+            self.error = error
+
+    def wait_for(self, condition, seconds: float = 10.0) -> None:
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, (self.steps, self.said, self.error)
+            time.sleep(0.005)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.follower.stop()
+        self._thread.join(10)
+
+
+def append(path: Path, data: bytes) -> None:
+    with open(path, "ab") as file:
+        file.write(data)
+
+
+def test_a_growing_log_is_handed_on_line_by_line_and_half_a_line_is_waited_for(tmp_path):
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(log_of([3.0, 2.9]))
+    with Followed(path) as followed:
+        followed.wait_for(lambda: followed.steps == [1, 2])
+        whole = line(3, 2.8)
+        append(path, whole[:9])
+        time.sleep(0.2)
+        assert followed.steps == [1, 2]
+        append(path, whole[9:])
+        followed.wait_for(lambda: followed.steps == [1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "steps"),
+    [
+        ("step,loss\n1,3.0\n", "2,2.5\n", [1, 2]),
+        ("iter 1: loss 3.0, time 20ms\n", "iter 2: loss 2.5, time 20ms\n", [1, 2]),
+        ('{"event":"METRICS","step":1}\n', '{"event":"METRICS","step":2}\n', [1, 2]),
+    ],
+)
+def test_every_format_of_lines_is_followed(tmp_path, first, second, steps):
+    path = tmp_path / "log"
+    path.write_text(first)
+    with Followed(path) as followed:
+        followed.wait_for(lambda: followed.steps == steps[:1])
+        append(path, second.encode())
+        followed.wait_for(lambda: followed.steps == steps)
+
+
+def test_a_file_that_does_not_say_yet_what_it_is_is_looked_at_again(tmp_path):
+    path = tmp_path / "log"
+    path.write_text("loading the data\n")
+    with Followed(path) as followed:
+        time.sleep(0.1)
+        append(path, b"iter 1: loss 3.0, time 20ms\niter 2: loss 2.9, time 20ms\n")
+        followed.wait_for(lambda: followed.steps == [1, 2])
+
+
+def test_a_file_that_is_not_there_yet_is_waited_for(tmp_path):
+    path = tmp_path / "later.jsonl"
+    with Followed(path, wait=True) as followed:
+        followed.wait_for(lambda: followed.said)
+        path.touch()
+        time.sleep(0.05)
+        append(path, line(1, 3.0))
+        followed.wait_for(lambda: followed.steps == [1])
+    with Followed(path.with_name("never.jsonl")) as followed:
+        followed.wait_for(lambda: followed.error)
+        assert "no such file (--wait waits for it)" in str(followed.error)
+
+
+@pytest.mark.parametrize("how", ["truncated", "replaced", "moved away"])
+def test_a_log_that_is_rotated_is_said_and_begun_again(tmp_path, how):
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(log_of([3.0, 2.9, 2.8]))
+    with Followed(path) as followed:
+        followed.wait_for(lambda: len(followed.steps) == 3)
+        if how == "truncated":
+            os.truncate(path, 0)
+            followed.wait_for(lambda: followed.said)
+            append(path, line(7, 3.0))
+        elif how == "replaced":
+            other = tmp_path / "other"
+            other.write_bytes(line(7, 3.0))
+            other.replace(path)
+        else:
+            path.rename(tmp_path / "run.jsonl.1")
+            append(tmp_path / "run.jsonl.1", line(4, 2.7))
+            time.sleep(0.1)
+            path.write_bytes(line(7, 3.0))
+        followed.wait_for(lambda: followed.steps[-1] == 7)
+        assert any("begun again" in words for words in followed.said)
+        assert followed.steps == [1, 2, 3, *([4] if how == "moved away" else []), 7]
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b'{"log_history": [{"step": 1, "loss": 3.0}]}\n', "nothing to follow"),
+        (b"\x1f\x8b\x08\0", "compressed: it cannot be followed"),
+        (log_of([3.0]) + b"Traceback\n", "line 2: not JSON"),
+    ],
+)
+def test_what_cannot_be_followed_is_one_error(tmp_path, content, problem):
+    path = tmp_path / "log"
+    path.write_bytes(content)
+    with Followed(path) as followed:
+        followed.wait_for(lambda: followed.error)
+    assert problem in str(followed.error)
+
+
+def test_runs_are_watched_apart_and_no_more_than_a_bounded_number():
+    alarms = []
+    from rmetric.detectors import Always
+
+    watch = Watch(Always, lambda *alarm: alarms.append(alarm))
+    for n in range(MOST_RUNS + 10):
+        for step in (1, 2):
+            watch.take(f"run{n}", Record(step=step, training_loss=1.0))
+    assert watch.num_alarms == len(alarms) == MOST_RUNS + 10, "an alarm that goes on is one"
+    assert len(watch._detectors) == MOST_RUNS
+
+
+# The webhook
+
+
+def test_a_webhook_is_tried_again_and_never_holds_up(tmp_path):
+    said = []
+    with WebhookServer(status=500) as server:
+        hook = Webhook(server.url + "/secret", said.append, tries=3, pause=0.01)
+        began = time.monotonic()
+        hook.post({"text": "x", "score": float("nan")})
+        assert time.monotonic() - began < 0.1
+        hook.close()
+        assert [body for _, _, body in server.messages] == [{"text": "x", "score": "NaN"}] * 3
+    assert len(said) == 1
+    assert "HTTPError 500" in said[0]
+    assert "secret" not in said[0]
+
+
+def test_a_webhook_that_hangs_is_given_up(tmp_path):
+    said = []
+    with WebhookServer(hangs=True) as server:
+        hook = Webhook(server.url, said.append, tries=2, pause=0.01, timeout=0.1)
+        hook.post({"text": "x"})
+        began = time.monotonic()
+        hook.close()
+        assert time.monotonic() - began < 2
+    assert len(said) == 1
+
+
+# The command
+
+
+def test_the_list_of_commands_says_what_their_modules_say():
+    modules = [import_module(f"rmetric.commands.{name}") for name in COMMANDS]
+    assert {module.NAME: module.HELP for module in modules} == COMMANDS
+
+
+def test_help_is_quick_and_loads_nothing_heavy():
+    code = "import sys; from rmetric.__main__ import main\ntry: main(['--help'])\n"
+    code += "except SystemExit: print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "watch" in done.stdout
+    loaded = set(done.stdout.split("\n")[-2].split())
+    assert loaded.isdisjoint({"torch", "numpy", "msgspec", "scipy"})
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    assert len(capsys.readouterr().out) > 300
+
+
+def watch(*arguments: object) -> int:
+    return main(["watch", *map(str, arguments), "--detector", "loss_z_score"])
+
+
+def test_watch_alarms_with_the_reason_posts_it_and_ends_with_3(tmp_path, capsys):
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(log_of([*HEALTHY, 9.0, 9.0, 3.0]))
+    with WebhookServer() as server:
+        code = watch(path, "--exit-on-alarm", "--stop-after", 5, "--webhook", server.url)
+        assert code == 3
+        ((_, kind, body),) = server.messages
+    assert kind == "application/json"
+    assert (body["run"], body["step"], body["detector"]) == ("run", 41, "loss_z_score")
+    said = capsys.readouterr()
+    assert said.out.startswith("ALARM run: step 41: ")
+    assert body["reason"] in said.out
+    assert body["reason"]
+
+
+def test_watch_ends_with_0_when_the_log_no_longer_grows(tmp_path, capsys):
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(log_of(HEALTHY))
+    assert watch(path, "--stop-after", 0) == 0
+    assert "40 records, 0 alarms" in capsys.readouterr().err
+    assert main(["replay", "--follow", str(path), "--stop-after", "0"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "problem"),
+    [
+        (["absent.jsonl"], 1, "no such file"),
+        (["x", "--webhook", "ftp://x"], 2, "http:// or https://"),
+        (["x", "--stop-after", "-1"], 2, "a number of seconds"),
+        (["x", "--map", "los=x"], 2, "TARGET one of"),
+    ],
+)
+def test_a_wrong_command_line_is_one_error(arguments, code, problem, capsys):
+    try:
+        found = watch(*arguments)
+    except SystemExit as ended:
+        found = ended.code
+    assert found == code
+    assert problem in capsys.readouterr().err
+
+
+def test_detectors_that_see_the_future_are_no_choice(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["watch", "x", "--detector", "isolation_forest"])
+    assert "invalid choice" in capsys.readouterr().err
+
+
+def test_interrupted_it_ends_with_130(tmp_path):
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(log_of(HEALTHY) + line(41, 9.0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rmetric", "watch", str(path), "--detector", "loss_z_score"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    assert b"ALARM" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert b"Traceback" not in errors
