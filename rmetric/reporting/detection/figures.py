@@ -57,9 +57,11 @@ def build_figures(found: Sequence[Results]) -> Iterator[Captioned]:
 def _figure(found: Sequence[Results], draw: Callable[[Axes, Results], None]) -> Figure:
     figure = Figure(figsize=(TEXT_WIDTH, 3.1))
     panels = np.atleast_1d(figure.subplots(1, len(found)))
-    figure.subplots_adjust(left=0.07, right=0.985, bottom=0.135, top=0.8, wspace=0.3)
+    figure.subplots_adjust(left=0.09, right=0.975, bottom=0.135, top=0.79, wspace=0.25)
     for letter, axes, results in zip("abcdef", panels, found, strict=False):
         draw(axes, results)
+        if axes is not panels[0]:
+            axes.set_ylabel("")
         axes.set_title(f"({letter}) {results['title'].split(' (')[0]}", loc="left", fontsize=7.5)
     names = {name for results in found for name in results["rows"]}
     figure.legend(handles=_legend(found, names), loc="upper center", ncols=4)

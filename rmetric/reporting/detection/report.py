@@ -77,7 +77,12 @@ def provenance(found: dict[str, Results]) -> dict[str, Any]:
                 "inputs": results["inputs"],
                 "costs_in_minutes": results["costs"],
                 **results["made"],
-                "detectors": {row: about["commit"] for row, about in results["rows"].items()},
+                "detectors": list(results["rows"]),
+                "measured_at_another_commit": {
+                    row: about["commit"]
+                    for row, about in results["rows"].items()
+                    if about["commit"] != results["made"]["commit"]
+                },
             }
             for name, results in found.items()
         },
