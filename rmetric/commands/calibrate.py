@@ -47,15 +47,9 @@ def share(text: str) -> float:
 
 
 def run(options: argparse.Namespace) -> int:
-    left_out: list[str] = []
     failed: list[str] = []
-    runs = list(_healthy(options.paths, left_out, failed))
-    for reason in left_out:
-        print(f"left out: {reason}", file=sys.stderr)
-    for problem in failed:
-        print(f"failed: {problem}", file=sys.stderr)
     try:
-        thresholds = calibrate(runs, options.budget)
+        thresholds = calibrate(_healthy(options.paths, options.out, failed), options.budget)
         options.out.parent.mkdir(parents=True, exist_ok=True)
         content = json.dumps(encode(thresholds_to_json(thresholds)), indent=1) + "\n"
         write_atomically(options.out, [content.encode()])
@@ -76,23 +70,41 @@ def _tell(provenance: Any, out: Path) -> None:
     print(f"thresholds: {out}")
 
 
-def _healthy(paths: Sequence[str], left_out: list[str], failed: list[str]) -> Iterator[Run]:
-    """The runs of all logs but those whose own log says that they are not healthy."""
-    try:
-        found = find_logs(paths)
-    except ValueError as error:
-        failed.append(str(error))
-        return
-    for path in found:
+def _healthy(paths: Sequence[str], out: Path, failed: list[str]) -> Iterator[Run]:
+    """The runs of all logs but those whose own log says that they are not healthy.
+
+    What cannot be read is told, added to `failed`, and costs none of the others.
+    """
+    for path in _logs(paths, failed):
+        if path.resolve() == out.resolve():  # an earlier one, in the same folder
+            continue
         try:
             for each in _runs_of(path):
                 if _may_be_healthy(each):
                     yield each
                 else:
                     assert each.truth is not None
-                    left_out.append(f"{each.id}: {each.truth.fault}, {each.truth.outcome}")
+                    why = f"{each.truth.fault}, {each.truth.outcome}"
+                    print(f"left out: {each.id}: {why}", file=sys.stderr)
         except LogError as error:
-            failed.append(str(error))
+            _failed(failed, str(error))
+        except OSError as error:
+            _failed(failed, f"{path}: cannot be read ({error.strerror})")
+
+
+def _logs(paths: Sequence[str], failed: list[str]) -> list[Path]:
+    found: dict[Path, None] = {}
+    for path in paths:
+        try:
+            found |= dict.fromkeys(find_logs([path]))
+        except ValueError as error:
+            _failed(failed, str(error))
+    return list(found)
+
+
+def _failed(failed: list[str], problem: str) -> None:
+    print(f"failed: {problem}", file=sys.stderr)
+    failed.append(problem)
 
 
 def _runs_of(path: Path) -> Iterator[Run]:

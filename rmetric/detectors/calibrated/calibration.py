@@ -66,20 +66,22 @@ def calibrate(runs: Iterable[Run], budget: float = 0.02) -> Thresholds:
     The floors hold until healthy runs go beyond them. `floor(budget n)` of the n
     runs, those with the highest scores under the floors, may alarm; for the rest
     a threshold alone is at least `MARGIN` times the most that they show, and no pair
-    of sources reaches its two.
+    of sources reaches its two. Which runs those are hangs on their ids where scores are
+    equal, and on nothing else: their order does not matter.
 
     Args:
         runs: healthy, benign changes included: without those, benign changes alarm.
         budget: share of runs, from 0 to less than 1.
 
-    Raises NotHealthy where there is no run, or one with values that are not finite.
+    Raises NotHealthy where there is no run, or one beyond the budget with values that are
+    not finite; ValueError for a budget that is no such share.
     """
     if not 0 <= budget < 1:
         raise ValueError(f"budget is {budget}: a share from 0 to less than 1 is accepted")
     shown = sorted((_watch(run) for run in runs), key=lambda s: (-s.score, s.run_id))
     if not shown:
         raise NotHealthy("no healthy run to calibrate on")
-    given_up = shown[: floor(budget * len(shown))]
+    given_up = shown[: floor(budget * len(shown) + 1e-9)]  # 0.29 of 100 is 29
     kept = shown[len(given_up) :]
     broken = [s.run_id for s in kept if s.most.get("not_finite")]
     if broken:

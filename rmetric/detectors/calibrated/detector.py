@@ -91,7 +91,7 @@ class CalibratedDetector:
         statistics: what the sources give, in their own units.
         pair: strength of the second largest source, 1 being enough beside the largest.
         contributions: λ, σ² and ΔL from 0 to 1 as the calibrated R-Metric weighs them, where
-            1 is a quarter more than healthy runs show; see `CalibratedRMetric`.
+            1 is a quarter more than the limit or than healthy runs show; see `CalibratedRMetric`.
 
     >>> detector = CalibratedDetector()
     >>> for step in range(60):
@@ -110,6 +110,7 @@ class CalibratedDetector:
         self.alarm = False
         self.step = 0
         self._since: dict[str, int] = {}
+        self._before = nan
         self._highest = 0.0
         self._leading: list[tuple[int, str]] = []
 
@@ -119,7 +120,6 @@ class CalibratedDetector:
         if record.planned_events:
             for source in self._sources:
                 source.restart()
-            self._since.clear()
         for source in self._sources:
             source.update(record)
         self._judge()
@@ -137,10 +137,12 @@ class CalibratedDetector:
             for name, own, beside in limits[index]:
                 value = statistics.get(name)
                 if value is None:
+                    self._since.pop(name, None)
                     continue
                 known = True
                 if value == inf:
-                    strength = shared = MOST
+                    strength = MOST if own < inf else 0.0
+                    shared = MOST if beside < inf else 0.0
                 else:
                     strength, shared = value / own, value / beside
                 if strength > alone:
@@ -161,8 +163,15 @@ class CalibratedDetector:
         self.score = min(max(alone, second), MOST) if known else nan
         self.alarm = self.score > 1
         self._leading = [alone_by] if alone >= second else [first_by, second_by]
-        rise = self._loss.rise
-        self._highest = max(self._highest if was else 0.0, rise if rise == rise else 0.0)
+        if self.alarm:
+            self._follow_loss(began=not was)
+
+    def _follow_loss(self, began: bool) -> None:
+        """How far the loss has been above what it was when the alarm began."""
+        if began:
+            self._before, self._highest = self._loss.before, 0.0
+        _, level = self._loss.latest
+        self._highest = max(self._highest, level - self._before)  # nan changes nothing
 
     @property
     def _loss(self) -> TrainingLoss:
@@ -175,8 +184,9 @@ class CalibratedDetector:
         if not self.alarm:
             return HEALTHY
         on_loss = all(isinstance(self._sources[index], TrainingLoss) for index, _ in self._leading)
-        rise = self._loss.rise
-        if on_loss and rise == rise and rise < _RECOVERED * self._highest:
+        # Both: one batch that is better by chance is no recovery, nor is one jump over already.
+        still = max(self._loss.latest) - self._before
+        if on_loss and self._highest > 0 and still < _RECOVERED * self._highest:
             return RECOVERING
         return UNDER_WAY
 
@@ -188,7 +198,10 @@ class CalibratedDetector:
                 value = source.statistics.get(name)
                 if value is not None:
                     limit = own if own < inf else beside
-                    found[name] = MOST if value == inf else min(value / limit, MOST)
+                    if value == inf:
+                        found[name] = MOST if limit < inf else 0.0
+                    else:
+                        found[name] = min(value / limit, MOST)
         return found
 
     @property
@@ -219,14 +232,14 @@ class CalibratedDetector:
     def _unusual(self, index: int, name: str) -> str:
         value = self._sources[index].statistics[name]
         since = self._since.get(name)
-        when = f", since step {since}" if since is not None else ""
         if value == inf:
-            return when
+            return f", since step {since}"
+        when = f", unusual since step {since}"
         alone = self.config.thresholds.alone.get(name, inf)
         beside = self.config.thresholds.together.get(name, inf)
         if len(self._leading) == 1:
-            return f" ({value / alone:.1f} times the limit of healthy runs{when})"
-        return f" ({value / beside:.1f} times what counts beside other evidence{when})"
+            return f" ({value / alone:.3g} times the limit of healthy runs{when})"
+        return f" ({value / beside:.3g} times what counts beside other evidence{when})"
 
 
 def _share(found: Mapping[str, float], scale: Mapping[str, float], name: str) -> float:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp, inf, isfinite, log, sqrt
+from math import inf, isfinite, log, sqrt
 
 from rmetric.detectors.calibrated.past import Deviation, LaggedPast
-from rmetric.detectors.calibrated.source import Source, clipped
+from rmetric.detectors.calibrated.source import Source, clipped, times
 from rmetric.records import Record
 from rmetric.signals.gradient_variance import population_variance
 
@@ -21,10 +21,11 @@ class Gradients(Source):
     """Gradients that grow, and workers that do not agree.
 
         gradient_norm   EWMA (0.1) of the robust z of log(gradient norm), cut to ±6
-        worker_norm     EWMA (0.1) of |log(worker's norm / median norm)|, of the worst worker
-        opposed_worker  minus the EWMA (0.1) of the cosine between a worker's gradient and the
+        worker_norm     |EWMA (0.1) of log(worker's norm / median norm), each cut to ±5|, of the
+                        worst worker; of an even number the median is the upper of the two
+        opposed_worker  minus the EWMA (0.2) of the cosine between a worker's gradient and the
                         mean of the others', of the worst worker: above 0 it climbs where they
-                        descend
+                        descend; from the eleventh record on
 
         gradient_variance  EWMA (0.1) of the robust z of log(variance of the workers' norms),
                         cut to ±6: the σ² of the R-Metric, for `contributions` alone
@@ -91,12 +92,14 @@ class Gradients(Source):
         number = len(norms)
         if len(self._cosines) != number:
             self._cosines, self._count = [0.0] * number, 0
+            self.statistics.pop("opposed_worker", None)
         self._count += 1
+        total = number * norm
         for i, (g, c) in enumerate(zip(norms, cosines, strict=True)):
-            others = (number * norm) ** 2 - 2 * number * g * norm * c + g * g
+            others = total * total - 2 * number * g * norm * c + g * g
             cosine = 0.0
-            if g > 0 and others > 0:
-                cosine = clipped((number * norm * c - g) / sqrt(others), -1.0, 1.0)
+            if g > 0 and 0 < others < inf:
+                cosine = clipped((total * c - g) / sqrt(others), -1.0, 1.0)
             self._cosines[i] += _TURNING * (cosine - self._cosines[i])
         if self._count > _SETTLED:
             self.statistics["opposed_worker"] = -min(self._cosines)
@@ -111,14 +114,13 @@ class Gradients(Source):
 
     def words(self, name: str) -> str:
         if name == "gradient_norm":
-            times = exp(self._norm.rise)
-            return f"gradient norm {self._last:.3g}, {times:.2g} times what was usual"
+            return f"gradient norm {self._last:.3g}, {times(self._norm.rise)} what was usual"
         if name == "worker_norm":
             worker = max(range(len(self._apart)), key=lambda i: abs(self._apart[i]))
-            times = exp(self._apart[worker])
-            return f"worker {worker}'s gradient norm is {times:.2g} times the others'"
+            apart = times(self._apart[worker])
+            return f"worker {worker}'s gradient norm is {apart} the others' (smoothed)"
         if name == "gradient_variance":
-            return f"variance between workers {exp(self._variance.rise):.2g} times the usual"
+            return f"variance between workers {times(self._variance.rise)} the usual"
         worker = min(range(len(self._cosines)), key=lambda i: self._cosines[i])
         return (
             f"worker {worker}'s gradient points against the others' "

@@ -18,7 +18,8 @@ class Hardware(Source):
         hardware_events  -log10 of the chance of so many events or more in the last 50
                          records, were they Poisson at the rate of all records before
 
-    One event is added to those before, so that a first event is no surprise by itself.
+    One event is added to those before, so that a first event is no surprise by itself; nothing is
+    said before the hundredth record.
     Events of the application are not counted.
     """
 
@@ -61,6 +62,8 @@ class Hardware(Source):
 
 def poisson_surprise(count: int, expected: float) -> float:
     """-log10 of the chance of `count` events or more where `expected` (above 0) are.
+
+    0 where there are no more than expected.
 
     >>> round(poisson_surprise(1, 0.1), 3), poisson_surprise(0, 3.0)
     (1.022, 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from math import inf, isfinite, nan
 
-from rmetric.detectors.calibrated.source import Source
+from rmetric.detectors.calibrated.source import Source, bounded
 from rmetric.records import Record
 
 _EVALUATIONS = 8
@@ -38,6 +38,7 @@ class ValidationLoss(Source):
         loss = record.validation_loss
         if loss is None or not isfinite(loss):
             return
+        loss = bounded(loss)
         if self._last == self._last:
             if len(self._changes) >= _EVALUATIONS // 2:
                 usual = sorted(self._changes)[len(self._changes) // 2]
@@ -62,7 +63,8 @@ class ValidationLoss(Source):
 class ProbeLoss(Source):
     """Rise of the loss on a small batch that stays the same: what the weights have lost.
 
-        probe_rise  EWMA (0.3) of the probe loss above its lowest, in units of 2 % of that
+        probe_rise  EWMA (0.3) of the probe loss above the lowest that it was after the fifth,
+                    in units of 2 % of that, at least 0.001; from the sixteenth on
 
     No noise of the data is in it, so it tells harder data from damaged weights.
     """
@@ -80,6 +82,7 @@ class ProbeLoss(Source):
         loss = record.probe_loss
         if loss is None or not isfinite(loss):
             return
+        loss = bounded(loss)
         self._count += 1
         first = self._level != self._level
         self._level = loss if first else self._level + _SMOOTHING * (loss - self._level)

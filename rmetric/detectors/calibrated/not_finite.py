@@ -9,6 +9,8 @@ from rmetric.records import Record
 
 #: Overflows in a row that a loss scaler does not explain any more.
 _SKIPPED_IN_A_ROW = 8
+_NUMBERS = ("training_loss", "validation_loss", "probe_loss", "parameter_norm")
+_WATCHED = (*_NUMBERS, "gradient_norm", "non_finite_gradients", "skipped")
 
 
 class NotFinite(Source):
@@ -17,7 +19,7 @@ class NotFinite(Source):
         not_finite  inf where a loss or the weight norm is not finite, where gradient entries
                     were counted that are not, or where the gradient norm is not twice in a row;
                     else 0. Steps that the optimiser left out are counted only from the eighth
-                    in a row on.
+                    in a row on. It lasts until the same thing is logged as a number again.
 
     A gradient norm alone must be so twice: a loss scaler meets an overflow now and then, and
     loggers write nan into a last row.
@@ -30,41 +32,54 @@ class NotFinite(Source):
         self.statistics: dict[str, float] = {}
         self._norms = 0
         self._skipped = 0
-        self._what = ""
+        self._field = self._what = ""
 
     def update(self, record: Record) -> None:
-        self._skipped = self._skipped + 1 if record.skipped else 0
+        self._count(record)
+        field, what = self._found(record)
+        if what:
+            self._field, self._what = field, what
+        elif self._what and self._is_mended(record):
+            self._what = ""
+        if self.statistics or any(getattr(record, name) is not None for name in _WATCHED):
+            self.statistics["not_finite"] = inf if self._what else 0.0
+
+    def _count(self, record: Record) -> None:
+        if record.skipped:
+            # What a loss scaler leaves out is counted as such, not as a gradient norm.
+            self._skipped += 1
+            return
+        if record.skipped is not None or record.training_loss is not None:
+            self._skipped = 0
         if record.gradient_norm is not None:
             self._norms = 0 if isfinite(record.gradient_norm) else self._norms + 1
-        found = self._found(record)
-        # A lasting state: a later record that says nothing of the values does not mend them.
-        if found:
-            self._what = found
-        elif _says_something(record):
-            self._what = ""
-        self.statistics["not_finite"] = inf if self._what else 0.0
 
-    def _found(self, record: Record) -> str:
-        for name in ("training_loss", "validation_loss", "probe_loss", "parameter_norm"):
+    def _found(self, record: Record) -> tuple[str, str]:
+        """The field and what is wrong with it, in words; empty where nothing is."""
+        for name in _NUMBERS:
             value = getattr(record, name)
             if value is not None and not isfinite(value):
-                return f"{name.replace('_', ' ')} is {value}"
+                return name, f"{name.replace('_', ' ')} is {value}"
         if record.skipped:
             if self._skipped >= _SKIPPED_IN_A_ROW:
-                return f"{self._skipped} steps in a row were left out"
-            return ""
+                return "skipped", f"{self._skipped} steps in a row were left out"
+            return "", ""
         if record.non_finite_gradients:
-            return f"{record.non_finite_gradients} gradient entries are not finite"
-        if self._norms > 1:
-            return f"gradient norm is {record.gradient_norm}, {self._norms} records in a row"
-        return ""
+            number = record.non_finite_gradients
+            return "non_finite_gradients", f"{number} gradient entries are not finite"
+        if record.gradient_norm is not None and self._norms > 1:
+            what = f"gradient norm is {record.gradient_norm}, {self._norms} records in a row"
+            return "gradient_norm", what
+        return "", ""
+
+    def _is_mended(self, record: Record) -> bool:
+        # A record that says nothing of the values does not mend them.
+        if self._field == "skipped":
+            return self._skipped == 0
+        return not record.skipped and getattr(record, self._field) is not None
 
     def restart(self) -> None:
         """Nothing that is announced makes a nan healthy."""
 
     def words(self, name: str) -> str:
         return self._what
-
-
-def _says_something(record: Record) -> bool:
-    return record.training_loss is not None or record.gradient_norm is not None

@@ -14,12 +14,13 @@ class CalibratedRMetric:
     """R = 0.10 n(λ) + 0.45 n(σ²) + 0.70 n(ΔL) > 0.57, where only n is ours.
 
     The published n is the place of a value in the range of its own last values,
-    so the highest value of a healthy window is 1. Here 0 is usual for the run and
-    1 a quarter more than healthy calibration runs show:
+    so the highest value of a healthy window is 1. Here 0 is usual for the run and 1 is
+    ``full_scale`` of the threshold file: a quarter more than counts as evidence, or than healthy
+    calibration runs show, whichever is more:
 
         n(λ)   surprise of the number of hardware events, were they Poisson at the rate so far
         n(σ²)  smoothed robust z of the logarithm of the variance between workers
-        n(ΔL)  rise of the loss above what is usual, lasting, in spreads and nats
+        n(ΔL)  jump or climb of the loss, the larger; 1 where a value is not finite
 
     Weights and threshold are the paper's, so the rise of the loss alone can alarm (0.70),
     the other two cannot (0.55), and beside one of them the loss alarms earlier.

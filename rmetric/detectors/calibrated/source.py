@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from math import exp
 from typing import ClassVar
 
 from rmetric.records import Record
@@ -38,5 +39,23 @@ class Source(ABC):
     def words(self, name: str) -> str: ...
 
 
+#: What is beyond is cut: differences and quotients of such values stay numbers.
+LARGEST = 1e30
+
+
 def clipped(x: float, low: float, high: float) -> float:
     return low if x < low else high if x > high else x
+
+
+def bounded(x: float) -> float:
+    """A finite value, cut to ±`LARGEST`."""
+    return clipped(x, -LARGEST, LARGEST)
+
+
+def times(logarithm: float) -> str:
+    """How many times larger, for a sentence.
+
+    >>> times(0.7), times(1000.0)
+    ('2 times', 'more than 1e+09 times')
+    """
+    return f"{exp(logarithm):.2g} times" if logarithm < 20.8 else "more than 1e+09 times"

@@ -9,9 +9,10 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from rmetric.strict_json import parse_line
+from rmetric.strict_json import parse_line, shown
 
 PARTS = ("alone", "together", "full_scale")
+LARGEST = 1e300
 DEFAULT = Path(__file__).with_name("thresholds.json")
 
 
@@ -47,8 +48,12 @@ def read_thresholds(path: Path) -> Thresholds:
         found = content.get(part)
         if not isinstance(found, dict):
             raise ValueError(f"{path}: {part!r} is missing or no object")
+        _check_names(path, part, found)
         parts[part] = {name: _threshold(path, name, value) for name, value in found.items()}
-    return Thresholds(**parts, provenance=content.get("provenance") or {})
+    provenance = content.get("provenance") or {}
+    if not isinstance(provenance, dict):
+        raise ValueError(f"{path}: 'provenance' is {shown(provenance)}: an object is expected")
+    return Thresholds(**parts, provenance=provenance)
 
 
 @lru_cache(maxsize=1)
@@ -71,9 +76,25 @@ def thresholds_to_json(thresholds: Thresholds) -> dict[str, Any]:
     }
 
 
+def _check_names(path: Path, part: str, found: Mapping[str, Any]) -> None:
+    """A name that is written wrongly would switch its evidence off without a word."""
+    from rmetric.detectors.calibrated.detector import sources  # it needs this module
+
+    known = [name for source in sources() for name in source.NAMES]
+    unknown = [name for name in found if name not in known]
+    if unknown:
+        raise ValueError(
+            f"{path}: {part!r} has {shown(unknown[0])}, which is no statistic; accepted are "
+            f"{', '.join(known)}"
+        )
+
+
 def _threshold(path: Path, name: str, value: Any) -> float:
     if value is None:
         return inf
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < inf:
-        raise ValueError(f"{path}: threshold of {name!r} is {value!r}: a number above 0 or null")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= LARGEST:
+        raise ValueError(
+            f"{path}: threshold of {name!r} is {shown(value)}: a number above 0, at most "
+            f"{LARGEST:g}, or null"
+        )
     return float(value)

@@ -6,7 +6,7 @@ from collections import deque
 from math import inf, isfinite, nan
 
 from rmetric.detectors.calibrated.past import Deviation, LaggedPast
-from rmetric.detectors.calibrated.source import Source, clipped
+from rmetric.detectors.calibrated.source import Source, bounded, clipped
 from rmetric.detectors.followed_loss import FollowedLoss
 from rmetric.records import Record
 
@@ -36,14 +36,15 @@ class TrainingLoss(Source):
 
     With z the spreads and r the nats above what is usual, record by record:
 
-        loss_jump   least min(z, 4 r / max(0.3, 5 %)) of the last three records, of the last
-                    two where the log skips steps
+        loss_jump   least j = min(z, 4 r / max(0.3, 5 % of the usual)) of the last three records;
+                    where the log skips steps, of the last two, or 0.45 of the last, the larger
         loss_drift  EWMA (0.1) of z, cut to ±4
         loss_climb  median of the last five losses above the lowest such median: the smaller of
-                    its share of 30 % of that and of nine usual steps from record to record;
-                    70 % and four steps will do as well in the first 40 records, and nothing
-                    else in the first 20
+                    its share of 30 % of that (of at least 0.5) and of nine usual steps from
+                    record to record; 70 % and four steps will do as well in the first 40
+                    records, and nothing else in the first 20
 
+    A usual step is the noise that the median step tells of, at least 2 % of the loss and 0.02.
     Spreads are at least as wide as the rises that this run has often shown.
     """
 
@@ -56,12 +57,15 @@ class TrainingLoss(Source):
         self._deviation = Deviation(LaggedPast(window=40), relative=0.01, absolute=1e-4)
         self._often = 0.0
         self._recent: deque[float] = deque(maxlen=_EVERY_STEP)
+        self._rises: deque[float] = deque(maxlen=_EVERY_STEP)
+        self._spreads: deque[float] = deque(maxlen=_EVERY_STEP)
+        self._judged = _EVERY_STEP
         self._steps = LaggedPast(window=40, lag=0, least=8)
         self._last: deque[float] = deque(maxlen=_LEVEL)
+        self._level = nan
         self._lowest = inf
         self._count = 0
         self._step: int | None = None
-        self.rise = nan
 
     def update(self, record: Record) -> None:
         loss = self._followed.of(record)
@@ -69,6 +73,7 @@ class TrainingLoss(Source):
             return
         stride = 1 if self._step is None else record.step - self._step
         self._step = record.step
+        loss = bounded(loss)
         self._count += 1
         self._judge_level(loss, stride)
         self._judge_climb(loss)
@@ -76,7 +81,7 @@ class TrainingLoss(Source):
     def _judge_level(self, loss: float, stride: int) -> None:
         deviation = self._deviation
         deviation.update(loss)
-        self.rise = rise = deviation.rise
+        rise = deviation.rise
         if rise != rise:
             return
         spread = rise / deviation.z if deviation.z else 1.0
@@ -85,11 +90,14 @@ class TrainingLoss(Source):
         least = max(LEAST_RISE, LEAST_RELATIVE_RISE * abs(deviation.usual))
         jump = min(z, _SPREADS_PER_RISE * rise / least)
         self._recent.append(jump)
+        self._rises.append(rise)
+        self._spreads.append(z)
         needed = _EVERY_STEP if stride <= 1 else _SPARSE
         last = list(self._recent)[-needed:]
         lasting = min(last) if len(last) == needed else 0.0
-        if stride > 1:
-            lasting = max(lasting, _SINGLE * jump)
+        self._judged = needed
+        if stride > 1 and _SINGLE * jump > lasting:
+            lasting, self._judged = _SINGLE * jump, 1
         self.statistics["loss_jump"] = lasting
         drift = self.statistics.get("loss_drift", 0.0)
         drift += _SMOOTHING * (clipped(z, -_MOST_SPREADS, _MOST_SPREADS) - drift)
@@ -101,7 +109,7 @@ class TrainingLoss(Source):
         self._last.append(loss)
         if len(self._last) < _LEVEL:
             return
-        level = sorted(self._last)[_LEVEL // 2]
+        self._level = level = sorted(self._last)[_LEVEL // 2]
         climb = 0.0
         if self._steps.ready and level > self._lowest:
             above = level - self._lowest
@@ -114,23 +122,41 @@ class TrainingLoss(Source):
         self._lowest = min(self._lowest, level)
         self.statistics["loss_climb"] = climb
 
+    @property
+    def before(self) -> float:
+        """What was usual; where that is not known yet, the lowest level."""
+        usual = self._deviation.usual
+        return usual if usual == usual else self._lowest
+
+    @property
+    def latest(self) -> tuple[float, float]:
+        """The newest loss and the median of the last three; nan where there are fewer."""
+        if len(self._last) < 3:
+            return nan, nan
+        return self._last[-1], sorted(list(self._last)[-3:])[1]
+
     def restart(self) -> None:
         self._deviation.forget()
         self._steps.forget()
-        self._recent.clear()
+        for recent in (self._recent, self._rises, self._spreads):
+            recent.clear()
         self._last.clear()
         self._lowest = inf
         self._count = 0
         self._often = 0.0
-        self.rise = nan
+        self._level = nan
         self.statistics.clear()
 
     def words(self, name: str) -> str:
         what = f"{self._followed.name} {self._followed.loss:.4g}"
         if name == "loss_climb":
-            return f"{what}, its lowest level was {self._lowest:.4g}"
-        deviation = self._deviation
-        return (
-            f"{what} where {deviation.usual:.4g} was usual, {deviation.rise:+.3g} or "
-            f"{deviation.z:.1f} spreads"
-        )
+            return (
+                f"{what}, its level is {self._level:.4g} and was {self._lowest:.4g} at its lowest"
+            )
+        what += f" where {self._deviation.usual:.4g} was usual"
+        if name == "loss_drift":
+            return f"{what}, {self.statistics[name]:.2f} spreads above it (smoothed)"
+        rise = min(list(self._rises)[-self._judged :])
+        spreads = min(list(self._spreads)[-self._judged :])
+        records = f"the last {self._judged} records" if self._judged > 1 else "this record"
+        return f"{what}, {records} at least {rise:.3g} or {spreads:.3g} spreads above it"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from math import exp, inf, log
+from math import inf, log
 
 from rmetric.detectors.calibrated.past import LaggedPast
-from rmetric.detectors.calibrated.source import Source, clipped
+from rmetric.detectors.calibrated.source import Source, clipped, times
 from rmetric.records import Record
 
 _SMOOTHING = 0.3
@@ -20,7 +20,8 @@ class Updates(Source):
         update_size  EWMA (0.3) of log(update norm / scheduled rate) above its median over 80
                      steps that ended 10 ago: the logarithm of how many times too large
 
-    The scheduled rate is needed: without it a warm-up would look like a fault.
+    Each is cut to -3 and 5. The scheduled rate is needed: without it a warm-up would look like a
+    fault. Steps at less than 1 % of the highest rate so far are left out.
     """
 
     NAMES = ("update_size",)
@@ -52,5 +53,5 @@ class Updates(Source):
         self.statistics.clear()
 
     def words(self, name: str) -> str:
-        times = exp(self.statistics[name])
-        return f"updates {times:.2g} times as large as usual at this learning rate"
+        size = times(self.statistics[name])
+        return f"updates {size} as large as usual at this learning rate (smoothed)"
