@@ -57,7 +57,7 @@ class Decoders:
         names: Iterable[str] | None = None,
     ) -> None:
         self.examples = list(entries[:_EXAMPLES])
-        known = list(names if names is not None else dict.fromkeys(n for e in entries for n in e))
+        known = list(names if names is not None else names_in(self.examples))
         chosen = {str(TARGETS[t].field): c for t, c in columns.by_target.items() if t != "run"}
         self.usable = (
             "run" not in columns.by_target
@@ -66,7 +66,7 @@ class Decoders:
             and set(chosen.values()) <= set(known)
             and len(set(chosen.values())) == len(chosen)
             and not any(_NOT_IN_NAMES.search(name) for name in known)
-            and not any(isinstance(value, dict) for e in self.examples for value in e.values())
+            and not any(dict in map(type, e.values()) for e in self.examples)
         )
         if not self.usable:
             return
@@ -78,9 +78,9 @@ class Decoders:
 
     def read(self, number: int, chunk: bytes, state: RunState, one_by_one: OneByOne) -> Batches:
         """The records of a block of lines, `number` the first; what differs goes one by one."""
-        structs = self._alike(chunk)
-        if structs is not None:
-            yield from _taken(structs, state)
+        alike = self._alike(chunk)
+        if alike is not None:
+            yield from _taken(*alike, state)
             return
         decode = self._strict.decode
         for at, line in enumerate(chunk.split(b"\n"), start=number):
@@ -89,21 +89,21 @@ class Decoders:
             except (msgspec.MsgspecError, UnicodeDecodeError):
                 yield from one_by_one(at, line)
             else:
-                yield from _taken(structs, state)
+                yield from _taken(structs, _odd(structs), state)
 
-    def _alike(self, chunk: bytes) -> list[Any] | None:
-        """The lines as structs; None where they must be looked at one by one."""
+    def _alike(self, chunk: bytes) -> tuple[list[Any], list[int]] | None:
+        """The lines as structs, and which hold no training loss; None where all go one by one."""
         try:
             structs = self._lean.decode_lines(chunk)
-            if self._holds_nothing_new(chunk, structs):
-                return structs
-            return self._strict.decode_lines(chunk)
+            odd = _odd(structs)
+            if not self._holds_nothing_new(chunk, len(structs) - len(odd), len(odd)):
+                structs = self._strict.decode_lines(chunk)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return None
+        return structs, odd
 
-    def _holds_nothing_new(self, chunk: bytes, structs: list[Any]) -> bool:
-        num_odd = len(_odd(structs))
-        expected = (len(structs) - num_odd) * self._size + num_odd * self._size_of_odd
+    def _holds_nothing_new(self, chunk: bytes, num_plain: int, num_odd: int) -> bool:
+        expected = num_plain * self._size + num_odd * self._size_of_odd
         last = chunk[chunk.rfind(b"\n", 0, len(chunk) - 1) + 1 :]
         return _size(chunk) == expected and self._is_known(last)
 
@@ -120,13 +120,14 @@ def _odd(structs: list[Any]) -> list[int]:
     return [i for i, s in enumerate(structs) if s.training_loss is None]
 
 
-def _taken(structs: list[Any], state: RunState) -> Batches:
+def _taken(structs: list[Any], odd: list[int], state: RunState) -> Batches:
     """`structs` as records: many at a time where each is simply the next step."""
-    breaks = odd = _odd(structs)
-    plain = [s.step for s in structs if s.training_loss is not None] if odd else None
-    steps = plain or [s.step for s in structs]
+    breaks: Sequence[int] = odd
+    steps = [s.step for s in structs]
+    for i in reversed(odd):
+        del steps[i]
     if not all(map(lt, steps, islice(steps, 1, None))):
-        breaks = list(range(len(structs)))
+        breaks = range(len(structs))
     begin = 0
     for stop in (*breaks, len(structs)):
         while begin < stop and (state.early is None or structs[begin].step <= (state.last or 0)):
@@ -212,6 +213,15 @@ def _kind(name: str) -> Any:
     if name == "skipped":
         return bool | None
     return None | bool | int | float | str | list if name.startswith("other") else float | None
+
+
+def names_in(entries: Iterable[Mapping[str, Any]]) -> dict[str, None]:
+    """Every key of the objects, in the order in which they first come."""
+    names: dict[str, None] = {}
+    for entry in entries:
+        if not entry.keys() <= names.keys():
+            names |= dict.fromkeys(entry)
+    return names
 
 
 def _size(lines: bytes) -> int:

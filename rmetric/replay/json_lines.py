@@ -11,7 +11,7 @@ from typing import Any
 
 from rmetric.logs import LogError, parse_line
 from rmetric.records import Record
-from rmetric.replay.alike import Decoders
+from rmetric.replay.alike import Decoders, names_in
 from rmetric.replay.assembler import Assembler, Batches
 from rmetric.replay.columns import add_columns, check_mapping, choose_columns, plain_name
 from rmetric.replay.rows import Row
@@ -60,7 +60,7 @@ class _Reading:
     def __init__(self, source: Source, mapping: Mapping[str, str]) -> None:
         self.source, self.mapping = source, mapping
         first = self._first_entries()
-        self.names = dict.fromkeys(name for entry in first for name in flat(entry))
+        self.names = names_in(map(flat, first))
         self.columns = choose_columns(list(self.names), mapping, more_may_come=True)
         self.assembler = Assembler(source.path, self.columns)
         self.decoders = Decoders(self.columns, first)

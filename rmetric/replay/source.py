@@ -19,7 +19,7 @@ import numpy as np
 from rmetric.logs import LogError
 
 #: Bytes read at a time: what is made of them then fits into the processor's cache.
-BLOCK = 1 << 15
+BLOCK = 1 << 16
 #: Bytes that the format and the columns are told by.
 HEAD = 1 << 18
 SHOWN = 1 << 16
