@@ -35,7 +35,7 @@ from rmetric.live.actions.action import Action, as_action
 from rmetric.live.actions.ranks import is_distributed, rank
 from rmetric.live.alerts import Alert, Verdict
 from rmetric.live.background import Background
-from rmetric.live.config import MonitorConfig
+from rmetric.live.config import RULES, MonitorConfig
 from rmetric.live.ddp import OwnGradient
 from rmetric.live.exchange import Exchange
 from rmetric.live.forward import ForwardProbes
@@ -575,6 +575,7 @@ class Monitor:
         bad = loss is not None and not isfinite(loss)
         if bad and "non_finite" in self.config.alert_on:
             alert = self._alert(step, "non_finite", f"loss is {loss:g}")
+            self._broken_at = step
             self._together.raised(alert, own=True)
             self._raise(alert, again=self._own_loss_bad, shared=False)
         self._own_loss_bad = bad
@@ -603,6 +604,8 @@ class Monitor:
         if self._together is None:
             return
         messages = self._together.take()
+        alerts = self._together.heard(messages) if messages is not None else []
+        self._broken_at = max([self._broken_at, *(a.step for a, _ in alerts if a.source in RULES)])
         awaiting, self._awaiting = self._awaiting, None
         if awaiting is not None:
             if messages is not None and messages.about(awaiting.record.step):
@@ -611,7 +614,6 @@ class Monitor:
                 broken = self._rules.update(None, awaiting.record.gradient_norm)
                 self._break(awaiting.record.step, broken)
             self._finish(awaiting.record)
-        alerts = self._together.heard(messages) if messages is not None else []
         for alert, again in alerts:
             self._raise(alert, again=again, shared=False)
         if problem := self._together.news():
@@ -641,8 +643,6 @@ class Monitor:
         for name, alarmed in alarms.items():
             if alarmed and name not in self._alarmed:
                 assert self.last is not None
-                if name == "calibrated" and self._broken_at == self.last.step:
-                    continue  # a rule said it before the step
                 self._raise(self._alert(self.last.step, name, self._reason(name)))
         self._alarmed = {name for name, alarmed in alarms.items() if alarmed}
 
@@ -657,7 +657,9 @@ class Monitor:
 
     def _raise(self, alert: Alert, *, again: bool = False, shared: bool = True) -> None:
         """`again`: a stretch of bad steps is said once; `shared`: all ranks see it alike."""
-        if alert.source not in self.config.alert_on:
+        # What a rule said before the step is not said again after it.
+        told = alert.source == "calibrated" and 0 <= alert.step - self._broken_at <= 1
+        if told or alert.source not in self.config.alert_on:
             return
         self._tell(alert, again=again)
         if self._together is not None and shared:
