@@ -6,10 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import inf, nan
+from random import Random
+from time import process_time
 
 import pytest
 
 from rmetric.replay import (
+    LogError,
     read_log,
     text_deepspeed,
     text_fairseq,
@@ -602,3 +605,38 @@ def test_a_line_without_end_and_a_thousand_counts_take_no_time(tmp_path):
     text = "step 1: loss 2.5\nstep 2: loss 2.25\n" + "step:1/2 iteration 3/4 | " * 200_000
     (run,) = read_text(tmp_path / "a.log", text).runs
     assert [r.step for r in run.records] == [1, 2]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_bytes_never_stop_a_reader(seed):
+    random = Random(seed)
+    for name, (_, text, _) in SAMPLES.items():
+        damaged = list(text)
+        for _ in range(len(text) // 20):
+            damaged[random.randrange(len(text))] = random.choice(
+                "0919eE.-+:|,={}[]'\" \t\r\nnaif\\x"
+            )
+        for reader in (*OWN, text_pairs):
+            for cells in cells_of(reader, "".join(damaged)):
+                assert isinstance(cells["step"], int), name
+                assert cells["step"] >= 0
+
+
+def test_a_step_in_more_digits_than_there_are_names_its_line(tmp_path):
+    for text in ("iter 1: loss 3.0, time 1ms\n", "step:1/9 train_loss:3.0\n", "s:1 trl:3.0\n"):
+        far = text.replace("1", "1" * 5000, 1)
+        with pytest.raises(LogError, match="line 2"):
+            read_text(tmp_path / "a.log", text + far)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["\n", " ", "1 ", "{'loss': ", "iteration 1/2 |", "step 1 | loss ", "overflow skipping step "],
+)
+def test_what_repeats_without_end_takes_no_time(piece):
+    head = (piece * (1 << 16))[: 1 << 16]
+    begin = process_time()
+    for reader in (*OWN, text_pairs):
+        reader.matches(head)
+        cells_of(reader, head)
+    assert process_time() - begin < 10

@@ -18,11 +18,11 @@ NAME = "DeepSpeed text"
 _STEP = re.compile(r"\[Rank -?\d+\] step=(\d+), skipped=(\d+), lr=\[?\(?([^,\]\s]+)")
 _PIPELINE = re.compile(r"\bsteps: (\d+) loss: (\S+) iter time")
 _PERPLEXITY = re.compile(
-    r"^\W*(?:epoch \d+ )?(?:ppl|perplexity): ([\w.+-]+)(?:, loss: (\S+))?$", re.I
+    r"^[^\w\n]{0,20}(?:epoch \d+ )?(?:ppl|perplexity): ([\w.+-]+)(?:, loss: (\S+))?$", re.I
 )
 _PERPLEXITY_LINE = re.compile(_PERPLEXITY.pattern, re.IGNORECASE | re.MULTILINE)
 _OVERFLOW = re.compile(
-    r"overflow.*skipping step.*attempted loss scale: *([\w.+]+)"
+    r"overflow.{0,40}skipping step.{0,20}attempted loss scale: *([\w.+]+)"
     r"(?:, *(?:reducing to|but))? *([\w.+]*)",
     re.IGNORECASE,
 )
@@ -63,7 +63,7 @@ def notes(head: str) -> list[str]:
 
 def rows(lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
     clock, overflows = Clock(), Overflows()
-    step, skipped = 0, 0
+    step, skipped = "0", 0.0
     for line, text in pieces(lines):
         if overflows.hear(text):
             continue
@@ -71,11 +71,11 @@ def rows(lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
         put(cells, time=_text(clock.read(text)))
         if found := _STEP.search(text):
             # The count goes on from the beginning: it grew, or a step was left out before.
-            step, before, skipped = int(found[1]), skipped, int(found[2])
+            step, before, skipped = found[1], skipped, float(found[2])
             put(cells, learning_rate=found[3])
             yield row(line, step, overflows.take() | cells | {"skipped": skipped > before})
         elif found := _PIPELINE.search(text):
-            step = int(found[1])
+            step = found[1]
             put(cells, loss=found[2])
             yield row(line, step, overflows.take() | cells)
         elif found := _PERPLEXITY.search(text):

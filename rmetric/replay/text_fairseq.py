@@ -13,10 +13,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rmetric.replay.rows import Row
-from rmetric.replay.text_parts import number_in, pieces, put, row
+from rmetric.replay.text_parts import pieces, put, row, whole
 
 NAME = "fairseq or metaseq text"
-_INNER = re.compile(r"\bepoch (\d+):\s+(?:\d+%\|[^|]*\|)?\s*(\d+)\s*/\s*(\d+)\s*(.*?\b\w*loss=.*)")
+_INNER = re.compile(
+    r"\bepoch (\d{1,9}):\s+(?:\d+%\|[^|]*\|)?\s*(\d{1,9})\s*/\s*(\d{1,9})\s*(.*?\b\w*loss=.*)"
+)
 _SUMMARY = re.compile(r"\bepoch (\d+) \| (valid on .*? subset \| )?(.*\b(?:train_|valid_)?loss .*)")
 _JSON = re.compile(r"\b(train_inner|train|valid\w*) \| (\{.*\})\s*$")
 _OVERFLOW = re.compile(r"overflow detected.*setting loss scale to:? *([-+\w.]+)")
@@ -96,5 +98,5 @@ def _cells(kind: str, values: dict[str, Any]) -> dict[str, float | bool]:
 
 
 def _step(values: dict[str, Any], last: int) -> int:
-    value = number_in(str(values.get("num_updates", "")))
-    return last if value is None or value != value else int(value)
+    value = whole(str(values.get("num_updates", "")))
+    return last if value is None else value

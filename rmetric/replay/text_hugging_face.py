@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from rmetric.replay.rows import Row
-from rmetric.replay.text_parts import number_in, pieces, put, row
+from rmetric.replay.text_parts import pieces, put, row, whole
 
 NAME = "Hugging Face Trainer text"
 _DICT = re.compile(r"\{[^{}]*\}")
 _PAIR = re.compile(r"['\"]([^'\"]+)['\"]\s*:\s*(?:['\"]([^'\"]*)['\"]|(?:\w+\()?([^,}\s]+))")
-_BAR = re.compile(r"(?:^|\})\s*\d+%\|[^|]*\|\s*(\d+)/(\d+)\s\[")
+_BAR = re.compile(r"(?:^|\})\s*\d+%\|[^|]*\|\s*(\d{1,18})/(\d{1,18})\s\[")
 _STEPS = ("step", "global_step", "global_step/max_steps")
 # In double quotes it would be JSON, which has readers of its own.
 _MARK = re.compile(
@@ -57,9 +57,9 @@ class _Steps:
                 self.bar = (int(done), int(total))
 
     def next(self, stated: str | None) -> int:
-        value, before = number_in(stated), self.step
+        value, before = whole(stated), self.step
         if value is not None:
-            self.step = int(value)
+            self.step = value
         elif self.bar is not None and self.bar[0] > before:
             self.step, self.total = self.bar
             self.interval = self.step - before

@@ -15,7 +15,7 @@ from rmetric.replay.text_parts import pieces, put, row
 NAME = "llm.c or build-nanogpt text"
 _VALUE = r"([-+]?(?:[\d.]+(?:e[-+]?\d+)?|nan|inf(?:inity)?))"
 _SCREEN = re.compile(
-    rf"^\s*step\s+(\d+)(?:\s*/\s*\d+)?\s*\|\s*(?:train )?loss:? {_VALUE}(?=[\s|,])(.*)", re.I
+    rf"^ *step +(\d+)(?: */ *\d+)? *\|\s*(?:train )?loss:? {_VALUE}(?=[\s|,])(.*)", re.I
 )
 _VALIDATION = re.compile(rf"^\s*val(?:idation)? loss:? {_VALUE}\s*$", re.IGNORECASE)
 _MAIN_LOG = re.compile(rf"^s:(\d+) (trl|tel):{_VALUE}(?: lr:(\S+) norm:(\S+))?\s*$", re.IGNORECASE)

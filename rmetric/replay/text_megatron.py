@@ -13,7 +13,7 @@ from math import nan
 
 from rmetric.replay.rows import Row
 from rmetric.replay.text_deepspeed import Overflows
-from rmetric.replay.text_parts import Clock, fields, number_in, pieces, put, row
+from rmetric.replay.text_parts import Clock, fields, number_in, pieces, put, row, whole
 
 NAME = "Megatron-LM, Megatron-DeepSpeed, GPT-NeoX or NeMo text"
 _ITERATION = re.compile(r"\biteration:?\s+(\d+)\s*/\s*\d+\s*\|")
@@ -34,7 +34,7 @@ def matches(head: str) -> bool:
 
 
 def rows(lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
-    clock, overflows, step = Clock(), Overflows(), 0
+    clock, overflows, step = Clock(), Overflows(), "0"
     for line, text in pieces(lines):
         if overflows.hear(text):
             continue
@@ -42,7 +42,7 @@ def rows(lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
         if found:
             values = fields(text[found.end() :])
             # NeMo counts an epoch's iterations, and all of them beside it.
-            step = int(number_in(values.get("global_step")) or found[1])
+            step = str(whole(values.get("global_step")) or found[1])
             cells = _iteration(values)
             put(cells, time=_shown(clock.read(text)))
             yield row(line, step, overflows.take() | cells)
@@ -51,7 +51,7 @@ def rows(lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
         if found and "test" not in found[2]:
             loss = _loss(fields(found[3]), (" value", "_value"))
             if loss is not None:
-                step = int(found[1] or step)
+                step = found[1] or step
                 yield row(line, step, {"eval_loss": loss})
 
 

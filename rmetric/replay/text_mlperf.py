@@ -10,11 +10,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from math import isfinite
 from typing import Any
 
 from rmetric.replay.rows import Row
-from rmetric.replay.text_parts import number_in, pieces, row
+from rmetric.replay.text_parts import FAR, number_in, pieces, row
 
 NAME = "MLPerf :::MLLOG text"
 _MARK = re.compile(r":::MLLOG\s*\{")
@@ -91,6 +90,6 @@ def _step(metadata: Any) -> int | None:
     values = metadata if isinstance(metadata, dict) else {}
     for name in _STEPS:
         value = _number(values.get(name))
-        if value is not None and isfinite(value):
+        if value is not None and 0 <= value < FAR:
             return int(value)
     return None

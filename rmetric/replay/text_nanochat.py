@@ -43,7 +43,7 @@ def rows(lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
         found = _STEP.search(text)
         if found is None:
             continue
-        step, values = int(found[1]), fields(found[2])
+        values = fields(found[2])
         cells: dict[str, float | bool] = {}
         put(
             cells,
@@ -56,12 +56,13 @@ def rows(lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
         if "loss" in cells:
             # Every step prints how long it took; where some do not, the sum is not known.
             took = number_in(values.get("dt"))
-            whole = took is not None and last in (None, step - 1)
-            total, last = (total + took / 1000, step) if whole and took else (total, -1)
-            if whole:
+            step = float(found[1])
+            known = took is not None and last in (None, step - 1)
+            total, last = (total + took / 1000, step) if known and took else (total, -1)
+            if known:
                 cells["time"] = total
         if cells:
-            yield row(line, step, cells)
+            yield row(line, found[1], cells)
 
 
 def _first(values: dict[str, str], *names: str) -> str | None:

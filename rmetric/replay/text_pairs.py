@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from math import inf, isfinite
+from math import inf
 
 from rmetric.replay.columns import TARGETS, plain_name
 from rmetric.replay.rows import Row
-from rmetric.replay.text_parts import Clock, FirstRank, pieces, rank_of, without_date
+from rmetric.replay.text_parts import FAR, Clock, FirstRank, pieces, rank_of, without_date
 from rmetric.replay.text_words import Words, taken_apart
 
 NAME = "text with a step and a loss on a line"
@@ -193,6 +193,6 @@ def _step(found: Words, names: Iterable[str]) -> tuple[int | None, int | None, b
 
 
 def _whole(value: float | None) -> int | None:
-    if value is None or not isfinite(value) or value < 0 or value != int(value):
+    if value is None or not 0 <= value < FAR or value != int(value):
         return None
     return int(value)

@@ -6,9 +6,11 @@ import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
-from rmetric.replay.rows import Row
+from rmetric.replay.rows import BadRow, Row
 
 LONGEST = 1 << 16
+FAR = 2**63
+LONGEST_STEP = 24
 _LEADING = re.compile(
     r"\s*([-+]?(?:(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf(?:inity)?))(?=\s|$|[,;|)\]}/%]|ms\b|[sm]\b)",
     re.IGNORECASE,
@@ -115,5 +117,14 @@ class FirstRank:
         return True
 
 
-def row(line: int, step: int | str | float, cells: dict[str, float | bool]) -> Row:
+def whole(text: str | None) -> int | None:
+    """The whole number at the beginning of `text`, 0 and above; None where there is none."""
+    value = number_in(text)
+    return int(value) if value is not None and 0 <= value < FAR else None
+
+
+def row(line: int, step: int | str, cells: dict[str, float | bool]) -> Row:
+    """A row; raises BadRow for a step in more digits than a step can have."""
+    if isinstance(step, str) and len(step) > LONGEST_STEP:
+        raise BadRow(line, f"the step has {len(step)} digits: a step below 2^63 is accepted")
     return Row(line, {"step": int(step), **cells})

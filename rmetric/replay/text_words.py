@@ -60,7 +60,7 @@ def taken_apart(text: str, known: frozenset[str]) -> Words:
         name, exact = name_in(text[max(end, number.start() - 120) : number.start()], known)
         end = number.end()
         value = float(number[1].replace(",", "")) * _TIMES.get((number[3] or "").upper(), 1.0)
-        total = int(number[2].replace(",", "")) if number[2] else None
+        total = int(number[2].replace(",", "")[:18]) if number[2] else None
         if name and number[3] != "%":
             (line.exact if exact else line.loose).setdefault(name, value)
             if total is not None:
