@@ -195,7 +195,7 @@ def test_the_page_is_filled_and_filled_again_alike(results, tmp_path):
     page = tmp_path / "docs" / "page.md"
     page.parent.mkdir()
     page.write_text(
-        "before\n<!-- begin table lab scores -->\nold\n<!-- end -->\nbetween\n"
+        "before\n<!-- begin table lab scores -->\nstale words\n<!-- end -->\nbetween\n"
         "<!-- begin figure figure2_delay -->\n<!-- end -->\n"
         "<!-- begin notes lab -->\n<!-- end -->\n"
         "<!-- begin table real caught -->\n<!-- end -->\nafter\n"
@@ -205,7 +205,7 @@ def test_the_page_is_filled_and_filled_again_alike(results, tmp_path):
     assert once.startswith("before\n")
     assert "between" in once
     assert once.endswith("after\n")
-    assert "old" not in once
+    assert "stale words" not in once
     assert "| EWMA of log loss | 1.00 [1.00, 1.00] |" in once
     assert "/figure2_delay.png)\n\n*What it shows.*" in once
     assert "*Not measured yet.*" in once

@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rmetric.detectors.calibrated import CalibratedDetector
+from rmetric.detectors.calibrated.calibration import calibrate
 from rmetric.evaluation.cases import Cases, kind_of, seen_before_step, visibly_broken
 from rmetric.evaluation.intervals import estimate, group_counts
+from rmetric.evaluation.leave_out import left_out
 from rmetric.evaluation.measure import Seen, curve, operating
 from rmetric.evaluation.protocols import alerts_of
 from rmetric.evaluation.scores import f1
@@ -22,6 +25,7 @@ from rmetric.evaluation.verdicts import (
     oracle_trace,
     real_but_absorbed,
     strict,
+    with_check,
 )
 from rmetric.records import Run, Truth
 from tests.benchmark_runs import ONSET, STEPS, campaign, made_run, rising, said
@@ -118,6 +122,50 @@ def test_instant_failures_are_told_apart_and_what_sees_them_is_said():
     assert cases.warned.tolist() == [False, False, False, True]
     assert cases.seen_before_step.tolist() == [True, True, False, False]
     assert not seen_before_step(CONTROL)
+
+
+def test_the_check_before_the_step_announces_what_it_sees_and_nothing_else():
+    instant = made_run("i", "acute", failure=ONSET, gradient_norm={ONSET: inf})
+    weights = made_run("w", "acute", failure=ONSET, parameter_norm={ONSET: inf})
+    runs = [instant, weights, ACUTE, CONTROL]
+    for early_alarm, expected in ((), [True, False, False, False]), ((3,), [False] * 4):
+        found = seen(runs, [early_alarm, (), (), ()])
+        cases = cases_of(*runs)
+        assert with_check(cases, found.neutral, found.alerts).hit.tolist() == expected
+
+
+def test_a_kind_that_is_left_out_is_judged_by_thresholds_that_never_saw_it():
+    """Noise in the gradients of one kind of benign change: seen, it raises the thresholds."""
+    rough = [made_run(f"r{i}", "benign", **heavy(i)) for i in range(4)]
+    smooth = [made_run(f"s{i}", "benign") for i in range(4)]
+    for run in smooth:
+        run.truth.fault = "OTHER"
+    runs = [CONTROL, *rough, *smooth]
+    found = left_out(runs, runs)
+    name = rough[0].truth.fault
+    assert found["calibrated_on"] == len(runs)
+    assert found["kinds"] == {
+        name: {"runs": 4, "alarmed": 4},
+        "OTHER": {"runs": 4, "alarmed": 0},
+    }
+    assert found["share"].point == 0.5
+    known = calibrate(runs, 0.0)
+    assert not any(alarmed(run, known) for run in rough)
+
+
+def heavy(seed: int) -> dict:
+    """A loss that stands 0.6 nat higher after the onset than before."""
+    noise = np.random.default_rng(seed).normal(size=STEPS + 1)
+    return {
+        "training_loss": {
+            step: 2.0 + 0.01 * noise[step] + 0.6 * (step >= ONSET) for step in range(1, STEPS + 1)
+        }
+    }
+
+
+def alarmed(run: Run, thresholds) -> bool:
+    detector = CalibratedDetector(thresholds)
+    return any(detector.update(record).alarm for record in run.records)
 
 
 def test_episodes_are_counted_once_and_in_healthy_steps_only():

@@ -41,6 +41,7 @@ from rmetric.evaluation.data_sets import (
     sha256,
     stress,
 )
+from rmetric.evaluation.leave_out import left_out
 from rmetric.evaluation.real_logs import MANIFEST, real
 from rmetric.evaluation.verdicts import Costs
 from rmetric.logs import LogError
@@ -165,6 +166,11 @@ def judge(data: DataSet, names: Sequence[str], costs: Costs, options: argparse.N
         "made": made(data, options),
         "rows": results_of(data, seen, names, costs, commit()),
     }
+    if "calibrated" in names and data.name in ("lab", SEALED_RESULTS):
+        sealed = data.name == SEALED_RESULTS
+        results["left_out"] = left_out(
+            lab(folder=options.lab).runs if sealed else data.runs, data.runs
+        )
     path = options.out / f"{data.name}.json"
     write_results(path, merged(path, results) if options.detectors else results)
 

@@ -127,7 +127,8 @@ def merged(path: Path, results: Results) -> Results:
     rows = rows | results["rows"]
     order = [*DETECTORS, *CEILINGS]
     known = {name: rows[name] for name in order if name in rows}
-    return results | {"rows": known}
+    # What is told of one detector stays where that one was not judged anew.
+    return {key: there[key] for key in ("left_out",) if key in there} | results | {"rows": known}
 
 
 def write_results(path: Path, results: Results) -> None:

@@ -21,8 +21,9 @@ SEALED_RESULTS = "lab_test"  # kept apart from those that anybody may make
 LAB_PARTS = ("calibration", "development", SEALED_PART)
 LAB_FOLDER = Path("logs_lab")
 FITTED = (
-    "Detectors that were calibrated took their thresholds from the calibration part: with it their "
-    "rows flatter them. What counts for those is the development part alone, and the sealed one."
+    "The calibrated detector took its thresholds from the healthy and benign runs of both parts, "
+    "and what it looks at was chosen on all of their runs: its rows flatter it here. What counts "
+    "is the sealed part."
 )
 
 
@@ -104,7 +105,7 @@ def lab(
             *at_once(runs, cases),
             "A branch shares its control's steps before the onset: a detector that is wrong there "
             "is wrong in all of them. Intervals draw whole seeds, which allows for it.",
-            *([FITTED] if "calibration" in parts else []),
+            *([FITTED] if SEALED_PART not in parts else []),
         ],
     )
 

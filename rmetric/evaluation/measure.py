@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
@@ -24,6 +24,7 @@ from rmetric.evaluation.verdicts import (
     oracle_trace,
     real_but_absorbed,
     strict,
+    with_check,
 )
 
 Floats = NDArray[np.float64]
@@ -102,9 +103,17 @@ def measure(
     acute = cases.of_kind("acute")
     has_onset = cases.windows.onset > -inf
     rate = false_alarm_rate(cases, seen.traces)
+    warned = replace(verdict, failed=failed & cases.warned)
+    strict_warned = replace(seen.strict, failed=failed & cases.warned)
+    checked = with_check(cases, verdict, seen.alerts)
     return {
         "f1": by_group(lambda counts: f1(verdict, counts)),
         "f1_strict": by_group(lambda counts: f1(seen.strict, counts)),
+        "f1_warned": by_group(lambda counts: f1(warned, counts)),
+        "f1_strict_warned": by_group(lambda counts: f1(strict_warned, counts)),
+        "f1_checked": by_group(lambda counts: f1(checked, counts)),
+        "instant": int((failed & ~cases.warned).sum()),
+        "instant_checked": int((checked.hit & ~cases.warned).sum()),
         "precision": by_group(lambda counts: precision(verdict, counts)),
         "recall": by_group(lambda counts: recall(verdict, counts)),
         "recall_warned": share(verdict.hit, cases.warned),
@@ -206,7 +215,7 @@ def operating(
     once = np.ones(len(cases))
     quiet = cases.of_kind("benign", "control")
     onset = _finite(cases.windows.onset) + before * spacing
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore"):
         used = (alerts.first - onset) / (cases.windows.failure - onset)
     used_XR = np.where(verdict.hit, np.clip(used, 0.0, 1.0), 1.0)[..., cases.warned]
     return {

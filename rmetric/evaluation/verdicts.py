@@ -49,6 +49,17 @@ def neutral(cases: Cases, alerts: Alerts, protocol: str = "causal") -> Outcomes:
     return replace(outcomes, false_alarm=outcomes.false_alarm & ~excused)
 
 
+def with_check(cases: Cases, outcomes: Outcomes, alerts: Alerts) -> Outcomes:
+    """Answers: what is announced by the detector and the check before the step together?
+
+    A failure without any warning counts as announced where loss or gradient of its own step are
+    not finite: the check sees that before the weights are touched (`Monitor`, ``SkipStep``).
+    """
+    quiet = alerts.first >= cases.windows.onset
+    checked = cases.windows.failed & ~cases.warned & cases.seen_before_step & quiet
+    return replace(outcomes, hit=outcomes.hit | checked)
+
+
 def early(cases: Cases, outcomes: Outcomes, alerts: Alerts) -> Bools:
     """A hit at least `EARLY_STEPS` steps before the training loss has visibly broken."""
     return outcomes.hit & (alerts.first <= cases.broken - EARLY_STEPS)

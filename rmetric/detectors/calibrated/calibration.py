@@ -47,7 +47,7 @@ MARGIN = 1.1
 _FULL_SCALE = 1.25
 
 
-class _Shown(NamedTuple):
+class Shown(NamedTuple):
     """The most that a healthy run showed."""
 
     run_id: str
@@ -76,9 +76,14 @@ def calibrate(runs: Iterable[Run], budget: float = 0.02) -> Thresholds:
     Raises NotHealthy where there is no run, or one beyond the budget with values that are
     not finite; ValueError for a budget that is no such share.
     """
+    return thresholds_from([watch(run) for run in runs], budget)
+
+
+def thresholds_from(runs: Sequence[Shown], budget: float) -> Thresholds:
+    """The same, from what the runs showed under the floors."""
     if not 0 <= budget < 1:
         raise ValueError(f"budget is {budget}: a share from 0 to less than 1 is accepted")
-    shown = sorted((_watch(run) for run in runs), key=lambda s: (-s.score, s.run_id))
+    shown = sorted(runs, key=lambda s: (-s.score, s.run_id))
     if not shown:
         raise NotHealthy("no healthy run to calibrate on")
     given_up = shown[: floor(budget * len(shown) + 1e-9)]  # 0.29 of 100 is 29
@@ -97,7 +102,8 @@ def calibrate(runs: Iterable[Run], budget: float = 0.02) -> Thresholds:
     return Thresholds(alone=alone, together=together, full_scale=full, provenance=provenance)
 
 
-def _watch(run: Run) -> _Shown:
+def watch(run: Run) -> Shown:
+    """The most that a run shows, beside the floors."""
     detector = CalibratedDetector(FLOORS)
     most: dict[str, float] = {}
     pair = score = 0.0
@@ -108,10 +114,10 @@ def _watch(run: Run) -> _Shown:
                 most[name] = value
         pair = max(pair, detector.pair)
         score = max(score, detector.score) if detector.score == detector.score else score
-    return _Shown(run.id, most, pair, score)
+    return Shown(run.id, most, pair, score)
 
 
-def _most(shown: Sequence[_Shown]) -> dict[str, float]:
+def _most(shown: Sequence[Shown]) -> dict[str, float]:
     names = [name for source in sources() for name in source.NAMES]
     return {name: max(s.most.get(name, 0.0) for s in shown) for name in names}
 
@@ -126,7 +132,7 @@ def _rounded(x: float) -> float:
 
 
 def _provenance(
-    budget: float, shown: Sequence[_Shown], given_up: Sequence[_Shown], most: Mapping[str, float]
+    budget: float, shown: Sequence[Shown], given_up: Sequence[Shown], most: Mapping[str, float]
 ) -> dict[str, Any]:
     return {
         "runs": len(shown),
