@@ -183,7 +183,9 @@ class CalibratedDetector:
     def verdict(self) -> str:
         if not self.alarm:
             return HEALTHY
-        on_loss = all(isinstance(self._sources[index], TrainingLoss) for index, _ in self._leading)
+        names = {name for _, name in self._leading}
+        # The smoothed gradient norm trails a loss that comes back.
+        on_loss = names <= {*TrainingLoss.NAMES, "gradient_norm"} and names != {"gradient_norm"}
         # Both: one batch that is better by chance is no recovery, nor is one jump over already.
         still = max(self._loss.latest) - self._before
         if on_loss and self._highest > 0 and still < _RECOVERED * self._highest:
