@@ -1,0 +1,455 @@
+"""Laws of the calibrated detector, streams that it must and must not alarm on, and its words."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import inf, nan
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmetric.detectors.calibrated import CalibratedDetector, CalibratedRMetric, Thresholds
+from rmetric.detectors.calibrated.calibration import FLOORS
+from rmetric.detectors.calibrated.detector import sources
+from rmetric.lab.archive import read_runs
+from rmetric.records import HardwareEvent, Record
+from rmetric.state import restore_state, state_of
+from tests.calibrated_streams import first_alarm, healthy, records, rise, scores
+from tests.streams import full_records
+from tests.test_calibrated_sources import gradient_records
+
+CALIBRATION = Path(__file__).parent.parent / "logs_lab" / "calibration.tar.xz"
+GOLDEN = Path(__file__).with_name("calibrated_reasons.json")
+HUGE = st.sampled_from([0.0, -0.0, 5e-324, 1e-30, 1e30, 1e200, 1.7e308, -1.7e308, -3.0])
+FEW = settings(max_examples=30)
+
+
+def full(length: int = 400, seed: int = 0) -> list[Record]:
+    """A training that logs all that is looked at, with a jump of 2 nats at step 300."""
+    rng = np.random.default_rng(seed)
+    result = []
+    for record in gradient_records(rng, 4, length)[0]:
+        loss = 2.5 + 2 * float(np.exp(-record.step / 60)) + 2 * (record.step >= 300)
+        events = (HardwareEvent(float(record.step), "ecc"),) if rng.random() < 0.02 else ()
+        result.append(
+            replace(
+                record,
+                training_loss=loss + 0.05 * float(rng.normal()),
+                validation_loss=loss if record.step % 10 == 0 else None,
+                probe_loss=loss,
+                update_norm=float(np.exp(0.1 * rng.normal())),
+                learning_rate=1e-3,
+                parameter_norm=20.0,
+                non_finite_gradients=0,
+                events=events,
+            )
+        )
+    return result
+
+
+# Laws
+
+
+@FEW
+@given(full_records(values=st.floats(allow_nan=True) | HUGE), st.integers(0, 60))
+def test_a_score_is_never_nan_once_it_is_known_and_nothing_raises(stream, announced):
+    detector, metric, known = CalibratedDetector(), CalibratedRMetric(), False
+    for n, record in enumerate(stream):
+        if n == announced:
+            record = replace(record, planned_events=("learning_rate",))
+        detector.update(record)
+        assert not (known and detector.score != detector.score)
+        known = known or detector.score == detector.score
+        assert all(x == x for x in detector.statistics.values())
+        assert all(-inf < x <= 100 for x in detector.evidence.values())
+        assert bool(detector.reason) == detector.alarm == (detector.score > 1)
+        assert (detector.verdict == "healthy") == (not detector.alarm)
+        assert all(0 <= x <= 1 for x in detector.contributions)
+        assert 0 <= metric.update(record).score <= 1.25
+
+
+@pytest.mark.parametrize("before", [0.0, 1.0, 1e-300, 1e30, 1e300])
+@pytest.mark.parametrize("after", [0.0, 1e-300, 1e30, 1.7e308, -1.7e308])
+def test_values_of_any_size_are_judged_and_put_into_words(before, after):
+    detector = CalibratedDetector()
+    for step in range(140):
+        x = before if step < 70 else after
+        detector.update(
+            Record(step=step, training_loss=x, validation_loss=x, probe_loss=x, gradient_norm=x,
+                   worker_gradient_norms=(x, 1.0, abs(x)), worker_gradient_cosines=(1.0, 0.1, -1.0),
+                   update_norm=x, learning_rate=abs(x))
+        )  # fmt: skip
+        assert detector.score == detector.score
+        assert all(x == x for x in detector.statistics.values())
+        assert len(detector.reason) < 600
+        for source in sources():
+            assert set(source.statistics) <= set(source.NAMES)
+    for source in detector._sources:
+        for name in source.statistics:
+            assert "nan" not in source.words(name)
+
+
+@FEW
+@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=120))
+def test_a_loss_that_only_falls_never_alarms(losses):
+    assert first_alarm(records(sorted(losses, reverse=True))) is None
+
+
+@given(st.floats(-1e9, 1e9), st.floats(0, 1e9))
+@settings(max_examples=10)
+def test_a_constant_stream_never_alarms(loss, norm):
+    stream = [
+        Record(step=step, training_loss=loss, validation_loss=loss, probe_loss=loss,
+               gradient_norm=norm, update_norm=norm, parameter_norm=norm, learning_rate=1e-3,
+               worker_gradient_norms=(norm,) * 4, worker_gradient_cosines=(1.0,) * 4, events=())
+        for step in range(150)
+    ]  # fmt: skip
+    assert first_alarm(stream) is None
+
+
+def test_what_is_not_looked_at_changes_nothing():
+    stream = full()
+    more = [
+        replace(r, time=nan, layer_gradient_norms={"a": inf}, activation_headroom=-inf,
+                attention_logit_max=inf, router_load=9.0, loss_scale=0.0, failure_rate=1e9,
+                gradient_variance=inf, loss_drift=50.0)
+        for r in stream
+    ]  # fmt: skip
+    assert scores(more) == scores(stream)
+
+
+def test_what_is_not_logged_takes_nothing_from_the_rest():
+    """A source that has nothing leaves the statistics of the others as they are."""
+    stream = full()
+    whole, loss_only = CalibratedDetector(), CalibratedDetector()
+    for record in stream:
+        whole.update(record)
+        loss_only.update(Record(step=record.step, training_loss=record.training_loss))
+        assert loss_only.statistics.items() <= whole.statistics.items()
+        assert loss_only.score <= whole.score
+
+
+@FEW
+@given(factor=st.floats(1e-6, 1e6))
+def test_a_common_factor_of_all_gradients_changes_nothing(factor):
+    stream = gradient_records(np.random.default_rng(1), 4, 80, turned=2)[0]
+    ours, theirs = CalibratedDetector(), CalibratedDetector()
+    for record in stream:
+        assert record.worker_gradient_norms is not None
+        assert record.gradient_norm is not None
+        scaled = replace(
+            record,
+            gradient_norm=factor * record.gradient_norm,
+            worker_gradient_norms=tuple(factor * g for g in record.worker_gradient_norms),
+        )
+        expected = ours.update(record).statistics
+        assert theirs.update(scaled).statistics == pytest.approx(expected, rel=1e-6, abs=1e-9)
+    assert ours.alarm
+
+
+def test_an_announced_change_silences_the_shift_that_begins_with_it():
+    rng = np.random.default_rng(2)
+    losses = 2.0 + 0.05 * rng.normal(size=400) + 2.0 * (np.arange(1, 401) >= 200)
+    stream = records(losses)
+    assert first_alarm(stream) == 202
+    announced = [
+        replace(r, planned_events=("data_mixture",)) if r.step == 200 else r for r in stream
+    ]
+    assert first_alarm(announced) is None
+    # It is no blindness: what fails afterwards alarms.
+    again = [
+        replace(r, training_loss=(r.training_loss or 0) + 3) if r.step >= 300 else r
+        for r in announced
+    ]
+    assert first_alarm(again) == 302
+
+
+def test_an_announcement_forgets_all_that_was_usual_and_no_nan():
+    detector, fresh = CalibratedDetector(), CalibratedDetector()
+    for record in full():
+        detector.update(record)
+    for n, record in enumerate(full(seed=5)[:200]):
+        events = ("batch_size",) if n == 0 else None
+        record = replace(record, step=n + 1000, planned_events=events, events=None)
+        ours, theirs = detector.update(record).statistics, fresh.update(record).statistics
+        ours.pop("hardware_events", None)  # the hardware does not know of it
+        assert ours == theirs
+    detector.update(Record(step=1200, training_loss=nan))
+    detector.update(Record(step=1201, planned_events=("batch_size",)))
+    assert detector.reason == "failure under way: training loss is nan, since step 1200"
+
+
+def test_announcing_at_every_record_leaves_only_nan_and_hardware():
+    stream = [replace(r, planned_events=("learning_rate",)) for r in full()]
+    assert first_alarm(stream) is None
+
+
+@pytest.mark.parametrize("cut", [0, 5, 40, 250, 301, 310])
+def test_a_state_goes_on_in_the_middle_of_a_run_word_for_word(cut):
+    stream = full()
+    whole, resumed = CalibratedDetector(), CalibratedDetector()
+    for record in stream[:cut]:
+        whole.update(record)
+    restore_state(resumed, json.loads(json.dumps(state_of(whole))))
+    for record in stream[cut:]:
+        told = [
+            (repr(d.score), d.reason, d.verdict, d.evidence, d.contributions)
+            for d in (whole.update(record), resumed.update(record))
+        ]
+        assert told[0] == told[1]
+    assert whole.alarm or cut
+
+
+def test_steps_that_repeat_or_go_back_are_judged_all_the_same():
+    losses = (2 + 0.05 * np.random.default_rng(3).normal(size=200)).tolist()
+    for steps in ([7] * 200, range(200, 0, -1)):
+        stream = [Record(step=s, training_loss=x) for s, x in zip(steps, losses, strict=True)]
+        assert first_alarm(stream) is None
+        detector = CalibratedDetector()
+        scores([*stream, *(Record(step=0, training_loss=5.0) for _ in range(3))], detector)
+        assert detector.alarm
+
+
+# Healthy and failing streams
+
+
+@pytest.mark.parametrize("with_norms", [True, False])
+@pytest.mark.parametrize("kind", ["quiet", "bumpy", "noisy"])
+def test_healthy_streams_do_not_alarm(kind, with_norms):
+    for seed in range(4):
+        losses, norms = healthy(kind, np.random.default_rng([seed, len(kind)]))
+        assert first_alarm(records(losses, norms if with_norms else None)) is None
+
+
+@pytest.mark.parametrize("kind", ["quiet", "bumpy", "noisy"])
+def test_failures_alarm_and_most_of_them_early(kind):
+    early, onset = [], 1500
+    for seed in range(4):
+        losses, norms = healthy(kind, np.random.default_rng([seed, len(kind)]))
+        for shape in ("jump", "ramp", "exponential"):
+            up = rise(shape, onset)
+            grown = norms * np.minimum(1 + 4 * up, 50)
+            alarm = first_alarm(records(losses + up, grown))
+            assert alarm is not None, (seed, shape)
+            assert alarm > onset, (seed, shape)
+            if shape == "jump":
+                assert alarm - onset == 3  # the third record of it
+            else:
+                early.append(up[alarm - 1] < 0.5)
+            assert first_alarm(records(losses + up)) is not None  # of the loss alone
+    assert np.mean(early) > (0.5 if kind != "noisy" else 0.3)
+
+
+@pytest.mark.parametrize("height", [1.0, 3.0, 1e6])
+def test_one_bad_batch_of_a_run_that_logs_every_step_is_no_alarm(height):
+    losses, _ = healthy("quiet", np.random.default_rng(1), 500)
+    for bad in ([300], [300, 301], [300, 303, 306]):
+        spoilt = losses.copy()
+        spoilt[bad] += height
+        assert first_alarm(records(spoilt)) is None
+    spoilt[[301, 302]] += height
+    assert first_alarm(records(spoilt)) == 303  # the third in a row
+
+
+def test_where_the_log_skips_steps_two_are_enough_and_one_that_is_far_out():
+    losses = 2 + 0.02 * np.random.default_rng(1).normal(size=80)
+    for heights, alarm in (([0.5], None), ([0.5, 0.5], 620), ([2.0], 610)):
+        spoilt = losses.copy()
+        spoilt[60 : 60 + len(heights)] += heights
+        stream = [Record(step=10 * r.step, training_loss=r.training_loss) for r in records(spoilt)]
+        assert first_alarm(stream) == alarm
+
+
+# Values that are no numbers
+
+
+def alarmed(*stream: Record) -> list[bool]:
+    detector = CalibratedDetector()
+    return [detector.update(record).alarm for record in stream]
+
+
+def last_words(*stream: Record) -> str:
+    detector = CalibratedDetector()
+    for record in stream:
+        detector.update(record)
+    return detector.reason
+
+
+@pytest.mark.parametrize("name", ["training_loss", "validation_loss", "probe_loss",
+                                  "parameter_norm"])  # fmt: skip
+@pytest.mark.parametrize("bad", [nan, inf, -inf])
+def test_a_loss_or_weights_that_are_no_number_alarm_at_once(name, bad):
+    fine, ill = ({"step": step, name: x} for step, x in ((1, 2.0), (2, bad)))
+    assert alarmed(Record(**fine), Record(**ill)) == [False, True]
+    what = name.replace("_", " ")
+    reason = last_words(Record(**fine), Record(**ill), Record(step=3))
+    assert reason == f"failure under way: {what} is {bad}, since step 2"
+    assert alarmed(Record(**ill), Record(**fine)) == [True, False]
+
+
+def test_one_gradient_norm_that_is_no_number_is_no_alarm_and_two_are():
+    def row(step, norm):
+        return Record(step=step, training_loss=2.0, gradient_norm=norm)
+
+    assert alarmed(row(1, 1.0), row(2, nan)) == [False, False]
+    assert alarmed(row(1, 1.0), row(2, nan), row(3, 1.0), row(4, inf)) == [False] * 4
+    assert alarmed(row(1, nan), row(2, inf), row(3, 1.0)) == [False, True, False]
+    # A row without one, such as an evaluation, neither counts nor mends.
+    assert alarmed(row(1, nan), row(2, None), row(2, inf), row(3, None)) == [False] * 2 + [True] * 2
+    reason = last_words(row(1, nan), row(2, inf), row(3, None))
+    assert "gradient norm is inf, 2 records in a row, since step 2" in reason
+
+
+def test_counted_entries_of_the_gradient_alarm_at_once():
+    stream = [Record(step=1, non_finite_gradients=0), Record(step=2, non_finite_gradients=3)]
+    assert alarmed(*stream) == [False, True]
+    assert "3 gradient entries are not finite, since step 2" in last_words(*stream)
+
+
+def skip(step: int, **fields) -> Record:
+    return Record(step=step, gradient_norm=inf, non_finite_gradients=7, skipped=True, **fields)
+
+
+def test_a_loss_scaler_may_leave_out_seven_steps_and_not_eight():
+    stream = [skip(step, training_loss=2.0) for step in range(1, 11)]
+    assert alarmed(*stream) == [False] * 7 + [True] * 3
+    assert "10 steps in a row were left out, since step 8" in last_words(*stream)
+    taken = Record(step=8, training_loss=2.0, gradient_norm=1.0, skipped=False)
+    assert not any(alarmed(*stream[:7], taken, *stream[:7]))
+    # An evaluation in between is no step.
+    assert alarmed(*stream[:7], Record(step=7, validation_loss=2.0), stream[7])[-1]
+    # Nor does it make an alarm of gradients that the scaler left out.
+    assert alarmed(*stream[:3], Record(step=3, validation_loss=2.0)) == [False] * 4
+
+
+def test_a_loss_that_is_no_number_alarms_under_a_loss_scaler_too():
+    assert alarmed(skip(1, training_loss=2.0), skip(2, training_loss=nan)) == [False, True]
+
+
+def test_nothing_logged_is_nothing_known():
+    detector = CalibratedDetector()
+    assert detector.update(Record(step=1)).score != detector.score  # nan
+    assert detector.update(Record(step=2, training_loss=2.0)).score == 0.0
+
+
+# What it says
+
+
+def test_a_jump_that_stays_is_under_way_and_one_that_falls_back_is_recovering():
+    rng = np.random.default_rng(4)
+    t = np.arange(260)
+    flat = 2 + 0.02 * rng.normal(size=260)
+    shapes = {"stays": np.where(t >= 200, 3.0, 0.0)}
+    shapes["falls back"] = np.where(t >= 200, 3 * np.exp(-np.maximum(0, t - 206) / 10), 0.0)
+    for shape, up in shapes.items():
+        detector, told = CalibratedDetector(), {}
+        for record in records(flat + up):
+            detector.update(record)
+            told.setdefault(detector.verdict, (record.step, detector.reason))
+        assert told["failure under way"][0] == 203
+        if shape == "stays":
+            assert set(told) == {"healthy", "failure under way"}
+            assert "its level is 5" in detector.reason  # forty records later, by the climb
+        else:
+            step, reason = told["recovering spike"]
+            assert 0.7 < up[step - 1] < 1.5
+            assert reason.startswith("recovering spike: training loss 3.")
+            assert detector.verdict == "healthy"
+
+
+def test_since_is_the_first_record_of_this_evidence():
+    losses = np.where(np.arange(120) < 60, 2.0, 4.0)
+    losses[100:] = 2.0
+    detector, since = CalibratedDetector(), set()
+    for record in records(losses):
+        if detector.update(record).alarm:
+            since.add(detector.reason.split("since step ")[1])
+    assert since == {"63)"}  # the third record of the jump, by jump as by climb
+    assert not detector.alarm
+
+
+def test_a_jump_is_told_by_the_least_of_the_records_that_count():
+    losses = [2.0] * 60 + [5.0, 4.0, 6.0]
+    assert last_words(*records(losses)) == (
+        "failure under way: training loss 6 where 2 was usual, the last 3 records at least 2 or "
+        "100 spreads above it (6.67 times the limit of healthy runs, unusual since step 63)"
+    )
+
+
+def test_two_kinds_of_evidence_are_both_told():
+    thresholds = replace(FLOORS, alone={"not_finite": 1.0})
+    detector = CalibratedDetector(thresholds)
+    for step in range(80):
+        up = step >= 70
+        detector.update(Record(step=step, training_loss=2 + 2.0 * up, gradient_norm=1 + 9.0 * up))
+    assert detector.score == detector.pair > 1
+    first, second = detector.reason.split("; and ")
+    assert first.startswith("failure under way: training loss 4, its level is 4 and was 2 at its")
+    assert second.startswith("gradient norm 10, 10 times what was usual (")
+    assert first.count("what counts beside other evidence, unusual since step 7") == 1
+
+
+def test_hardware_alone_never_alarms_and_is_told_beside_a_loss():
+    detector = CalibratedDetector()
+    for step in range(300):
+        many = (HardwareEvent(float(step), "ecc"),) * (step >= 240)
+        loss = 2.0 + 0.4 * (step >= 295)
+        detector.update(Record(step=step, training_loss=loss, events=many))
+        if step == 290:
+            assert not detector.alarm
+            assert detector.evidence["hardware_events"] > 1
+    assert detector.alarm
+    assert "50 hardware events in 50 records, 2 were usual" in detector.reason
+
+
+def test_the_r_metric_is_told_by_its_parts():
+    metric = CalibratedRMetric()
+    for record in records([2.0] * 60 + [6.0] * 3):
+        metric.update(record)
+    assert (metric.score, metric.alarm) == (pytest.approx(0.7), True)
+    assert metric.reason == "R 0.70 above 0.57, contributed by ΔL 0.70"
+
+
+def test_a_threshold_of_never_is_never_even_for_nan():
+    never = CalibratedDetector(Thresholds(alone={}, together={}, full_scale={}))
+    never.update(Record(step=1, training_loss=nan))
+    assert (never.score, never.alarm, never.evidence) == (0.0, False, {"not_finite": 0.0})
+
+
+#: One of each kind of evidence.
+TOLD = (
+    "seed001_FIRST_MOMENT_CORRUPTED_s30_b039",
+    "seed004_WEIGHT_BIT_FLIP_s4_b001",
+    "seed007_DATA_CORRUPTION_s0.6_b038",
+    "seed010_GRADIENT_EXPLOSION_s10_b000",
+    "seed013_GRADIENT_NOISE_ALL_s10_b042",
+    "seed013_GRADIENT_EXPLOSION_s10_b082",
+    "seed019_SIGN_FLIP_s3_b001",
+    "seed019_LR_SPIKE_s15_b041",
+)
+
+
+def told_of_real_runs() -> dict[str, str]:
+    """The reason at the first alarm, by run."""
+    told: dict[str, str] = {}
+    for run in read_runs(CALIBRATION):
+        if run.id in TOLD:
+            detector = CalibratedDetector()
+            alarm = next(r for r in run.records if detector.update(r).alarm)
+            told[run.id] = f"step {alarm.step}: {detector.reason}"
+        if len(told) == len(TOLD):
+            break
+    return told
+
+
+def test_reasons_of_real_runs_are_as_they_were():
+    """To rewrite the file: python -m tests.test_calibrated"""
+    assert told_of_real_runs() == json.loads(GOLDEN.read_text())
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(json.dumps(told_of_real_runs(), indent=1) + "\n")
