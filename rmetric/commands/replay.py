@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from rmetric.commands.watch import add_following, follow
 from rmetric.metric import PRESETS
 from rmetric.replay import find_logs
-from rmetric.replay.arguments import add_mapping
+from rmetric.replay.arguments import add_mapping, add_thresholds
 
 if TYPE_CHECKING:
     from rmetric.reporting.replay_report import Replayed
@@ -25,6 +25,11 @@ NAME = "replay"
 HELP = "replay logs that exist already: scores, alerts, a page for each run"
 DEFAULT_LOGS = "logs_FULL_METRIC"
 DEFAULT_PLOTS = 20
+_ENDED = {
+    "healthy": "was healthy",
+    "absorbed": "absorbed a fault",
+    "not_applicable": "was healthy, the fault had nothing to act on",
+}
 EXAMPLES = """examples:
   rmetric replay
   rmetric replay checkpoint-500/trainer_state.json --out results/mine
@@ -50,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "study (windows of 100, |ΔL| over 10) (default: those that the log states, or simulation)",
     )  # fmt: skip
     add_mapping(parser)
+    add_thresholds(parser)
     parser.add_argument(
         "--plots", type=parse_plots, default=DEFAULT_PLOTS, metavar="all|none|N",
         help="how many runs to draw, the first ones (default: %(default)s)",
@@ -101,6 +107,7 @@ def replay(options: argparse.Namespace) -> int:
             options.out,
             preset=options.preset,
             mapping=dict(options.map),
+            thresholds=options.thresholds,
             most_plots=options.plots,
             named=lambda path: ".jsonl" in path.suffixes or not set(folders) & set(path.parents),
         )
@@ -127,11 +134,12 @@ def report(result: Replayed, out: Path) -> int:
     """Say what came out; return the exit code."""
     runs = [row for row in result.rows if not row["problem"]]
     for row in runs[:DEFAULT_PLOTS]:
-        first = row["first_alert_step"]
-        alert = "no alert" if first == "" else f"first alert at step {first}"
-        outcome = f", {row['outcome']}" if row["outcome"] else ""
+        first, published = row["calibrated_first_alarm_step"], row["first_alert_step"]
+        alarm = "no alarm" if first == "" else f"alarm at step {first}"
+        alert = "no alert" if published == "" else f"alert at step {published}"
+        outcome = f"; it {_ENDED.get(row['outcome'], row['outcome'])}" if row["outcome"] else ""
         failure = "" if row["failure_step"] == "" else f" at step {row['failure_step']}"
-        print(f"{row['id']}: {alert}, max R {row['max_r']:.2f}{outcome}{failure}")
+        print(f"{row['id']}: {alarm}; R-Metric as published: {alert}{outcome}{failure}")
     if len(runs) > DEFAULT_PLOTS:
         print(f"... and {len(runs) - DEFAULT_PLOTS} more")
     if result.passed_over:

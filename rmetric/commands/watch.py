@@ -10,9 +10,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from rmetric.detectors import DETECTORS, Detector
+from rmetric.detectors import DETECTORS, make_detector
 from rmetric.logs import LogError
-from rmetric.replay.arguments import add_mapping
+from rmetric.replay.arguments import add_mapping, add_thresholds
 from rmetric.replay.follow import Follower
 from rmetric.replay.watch import Watch, Webhook, checked_url, message
 
@@ -32,6 +32,7 @@ exit codes: 0 the log did not grow for --stop-after seconds, 1 it cannot be read
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", type=Path, metavar="PATH", help="the log")
     add_mapping(parser)
+    add_thresholds(parser)
     add_following(parser)
 
 
@@ -88,7 +89,7 @@ def follow(path: Path, options: argparse.Namespace) -> int:
         _say(words)
         watch.begin_again()
 
-    watch = Watch(lambda: _detector(options.detector), alarmed)
+    watch = Watch(lambda: make_detector(options.detector, thresholds=options.thresholds), alarmed)
     follower = Follower(
         path,
         watch.take,
@@ -113,12 +114,6 @@ def _run(follower: Follower) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
-
-
-def _detector(name: str) -> Detector:
-    import numpy as np
-
-    return DETECTORS[name].make(np.random.default_rng(0))
 
 
 def _say(words: str) -> None:

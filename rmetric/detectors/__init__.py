@@ -15,7 +15,7 @@ from rmetric.detectors.loss_slope import LossSlope
 from rmetric.detectors.loss_z_score import LossZScore
 from rmetric.detectors.online_isolation_forest import OnlineIsolationForest
 from rmetric.detectors.page_hinkley import PageHinkley
-from rmetric.detectors.registry import DETECTORS, IN_PAPER, Entry
+from rmetric.detectors.registry import DETECTORS, IN_PAPER, Entry, make_detector
 from rmetric.detectors.robust_gradient_norm import RobustGradientNorm
 from rmetric.detectors.worker_dispersion import WorkerDispersion
 
@@ -43,4 +43,5 @@ __all__ = [
     "Random",
     "RobustGradientNorm",
     "WorkerDispersion",
+    "make_detector",
 ]

@@ -10,7 +10,7 @@ import numpy as np
 
 from rmetric.detectors.anchors import Always, Never, Random
 from rmetric.detectors.bayesian_change_point import BayesianChangePoint
-from rmetric.detectors.calibrated import CalibratedDetector, CalibratedRMetric
+from rmetric.detectors.calibrated import CalibratedDetector, CalibratedRMetric, Thresholds
 from rmetric.detectors.contract import Detector
 from rmetric.detectors.first_loss_r_metric import FirstLossRMetric
 from rmetric.detectors.gradient_norm import GradientNorm
@@ -139,5 +139,26 @@ DETECTORS: dict[str, Entry] = {
     "random": _anchor("Random", Random),
 }
 
+#: Those that a threshold file is for.
+CALIBRATED: dict[str, Callable[[Thresholds | None], Detector]] = {
+    "r_metric_calibrated": CalibratedRMetric,
+    "calibrated": CalibratedDetector,
+}
+
 #: Those of the paper's tables, whose rows and bytes a new detector must not move.
 IN_PAPER = {name: entry for name, entry in DETECTORS.items() if entry.in_paper}
+
+
+def make_detector(
+    name: str, generator: np.random.Generator | None = None, thresholds: Thresholds | None = None
+) -> Detector:
+    """A fresh detector of the registry.
+
+    Args:
+        generator: for those that draw; by default one with a fixed seed.
+        thresholds: of the calibrated detectors, in place of the shipped ones; others have none.
+    """
+    own = CALIBRATED.get(name)
+    if own is not None and thresholds is not None:
+        return own(thresholds)
+    return DETECTORS[name].make(generator or np.random.default_rng(0))

@@ -24,13 +24,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rmetric.detectors.calibrated import CalibratedDetector, read_thresholds
-from rmetric.detectors.contract import Detector
-from rmetric.detectors.registry import DETECTORS
+from rmetric.detectors.calibrated import read_thresholds
+from rmetric.detectors.registry import make_detector
 from rmetric.live.actions.action import Action, as_action
 from rmetric.live.actions.ranks import is_distributed, rank
 from rmetric.live.alerts import Alert, Verdict
@@ -186,7 +184,8 @@ class Monitor:
         self.problem: str | None = None
         self.background = Background()
         self.metric = RMetric(config.metric)
-        self._detectors = {name: _detector(name, config) for name in config.detectors}
+        own = None if config.thresholds is None else read_thresholds(Path(config.thresholds))
+        self._detectors = {n: make_detector(n, thresholds=own) for n in config.detectors}
         self._alarmed: set[str] = set()  # detectors that were alarmed at the last record
         self._sounding: set[str] = set()  # rules that the last step broke
         self._broken_at = 0  # the last step of which a rule has told
@@ -749,12 +748,6 @@ class Monitor:
 def _due(step: int, every: int) -> bool:
     """Whether something of this cadence is measured at `step`; the first step always is."""
     return every > 0 and (step % every == 0 or step == 1)
-
-
-def _detector(name: str, config: MonitorConfig) -> Detector:
-    if name == "calibrated" and config.thresholds is not None:
-        return CalibratedDetector(read_thresholds(Path(config.thresholds)))
-    return DETECTORS[name].make(np.random.default_rng(0))
 
 
 def path_of_rank(log: Path | str | None, rank: int) -> Path | None:

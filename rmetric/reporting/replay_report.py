@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import rmetric
-from rmetric.detectors import DETECTORS
+from rmetric.detectors.calibrated import Thresholds
 from rmetric.evaluation import PROTOCOLS, judge
 from rmetric.logs import LogError
 from rmetric.metric import Components
@@ -35,7 +35,7 @@ from rmetric.reporting.page import (
 )
 
 #: Beside the R-Metric, what each run is shown to.
-WATCHED_BY = tuple(name for name in ("calibrated",) if name in DETECTORS)
+WATCHED_BY = ("calibrated",)
 INDEX_NAMES = ("index.csv", "index.md", "index.html")
 INDEX_COLUMNS = (
     "folder", "id", "source", "format", "outcome", "onset_step", "failure_step", "num_records",
@@ -75,6 +75,7 @@ def replay_logs(
     *,
     preset: str | None = None,
     mapping: Mapping[str, str] | None = None,
+    thresholds: Thresholds | None = None,
     most_plots: int | None = None,
     named: Callable[[Path], bool] = lambda path: True,
 ) -> Replayed:
@@ -85,6 +86,7 @@ def replay_logs(
     interrupted. Raises OSError where `out` cannot be written.
 
     Args:
+        thresholds: of the calibrated detector; None for the shipped ones.
         most_plots: runs to draw, the first ones; None for all.
         named: whether a file was asked for by name; one that was not and is in
             no known format is passed over.
@@ -109,8 +111,9 @@ def replay_logs(
                     row = write_run(
                         scored,
                         folders.make(scored),
-                        origin_of(path, log, preset, mapping),
+                        origin_of(path, log, preset, mapping, thresholds),
                         draw=draw,
+                        thresholds=thresholds,
                     )
                 except _UNUSABLE as error:
                     _fail(result, path, error, id=run.id, format=log.format)
@@ -132,13 +135,18 @@ def _fail(result: Replayed, path: Path, error: Exception, **known: str) -> None:
 
 
 def origin_of(
-    path: Path, log: ReadLog, preset: str | None, mapping: Mapping[str, str] | None
+    path: Path,
+    log: ReadLog,
+    preset: str | None,
+    mapping: Mapping[str, str] | None,
+    thresholds: Thresholds | None = None,
 ) -> Origin:
     """Where the runs of a log come from, and the command that replays it alone."""
     command = ["python", "replay_and_analyze_logs.py", str(path)]
     command += ["--preset", preset] if preset else []
     for target, column in (mapping or {}).items():
         command += ["--map", f"{target}={column}"]
+    command += ["--thresholds", str(thresholds.path)] if thresholds and thresholds.path else []
     return Origin(format=log.format, command=shlex.join(command), sha256=_sha256(path))
 
 
@@ -153,10 +161,17 @@ def _sha256(path: Path) -> str | None:
     return digest.hexdigest()
 
 
-def write_run(scored: ScoredRun, folder: Path, origin: Origin, *, draw: bool) -> dict[str, Any]:
+def write_run(
+    scored: ScoredRun,
+    folder: Path,
+    origin: Origin,
+    *,
+    draw: bool,
+    thresholds: Thresholds | None = None,
+) -> dict[str, Any]:
     """Write one run's files into `folder`; return its row of the index."""
     traces = [trace_of_r_metric(scored)]
-    traces += [trace_with_reasons(name, scored.run) for name in WATCHED_BY]
+    traces += [trace_with_reasons(n, scored.run, thresholds=thresholds) for n in WATCHED_BY]
     folder.mkdir(parents=True, exist_ok=True)
     write_scores(scored, traces[1:], folder / "scores.csv")
     report = summary(scored, traces, origin)

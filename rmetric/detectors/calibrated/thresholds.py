@@ -25,12 +25,14 @@ class Thresholds:
         together: beside evidence from another source that reaches its own; inf likewise.
         full_scale: what counts as 1 in the calibrated R-Metric.
         provenance: which runs it was calibrated on, with which budget, and what came out.
+        path: of the file; None where there is none.
     """
 
     alone: Mapping[str, float]
     together: Mapping[str, float]
     full_scale: Mapping[str, float]
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    path: Path | None = field(default=None, compare=False)
 
 
 def read_thresholds(path: Path) -> Thresholds:
@@ -53,7 +55,7 @@ def read_thresholds(path: Path) -> Thresholds:
     provenance = content.get("provenance") or {}
     if not isinstance(provenance, dict):
         raise ValueError(f"{path}: 'provenance' is {shown(provenance)}: an object is expected")
-    return Thresholds(**parts, provenance=provenance)
+    return Thresholds(**parts, provenance=provenance, path=path)
 
 
 @lru_cache(maxsize=1)

@@ -8,7 +8,8 @@ from math import nan
 
 import numpy as np
 
-from rmetric.detectors import DETECTORS, Detector
+from rmetric.detectors import DETECTORS, make_detector
+from rmetric.detectors.calibrated import Thresholds
 from rmetric.evaluation import Trace
 from rmetric.evaluation.traces import SEED, generator_for
 from rmetric.metric import reason_for
@@ -79,10 +80,12 @@ class DetectorTrace:
         )
 
 
-def trace_with_reasons(name: str, run: Run, seed: int = SEED) -> DetectorTrace:
+def trace_with_reasons(
+    name: str, run: Run, seed: int = SEED, thresholds: Thresholds | None = None
+) -> DetectorTrace:
     """Show `run` to a fresh detector of `DETECTORS`, and keep what it says beside its score."""
     entry = DETECTORS[name]
-    detector: Detector = entry.make(generator_for(seed, name, run.id))
+    detector = make_detector(name, generator_for(seed, name, run.id), thresholds)
     if entry.sees_future:
         detector.fit(run)  # type: ignore[attr-defined]
     count = len(run.records)
