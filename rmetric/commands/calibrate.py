@@ -65,6 +65,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _tell(provenance: Any, out: Path) -> None:
     print(f"{provenance['runs']} runs; {provenance['alarmed_by_the_floors']} alarm by the floors")
+    if "too_short" in provenance:
+        print(f"left out, too short to be judged: {', '.join(provenance['too_short'])}")
     if provenance["given_up"]:
         print(f"may alarm, by the budget: {', '.join(provenance['given_up'])}")
     print(f"thresholds: {out}")

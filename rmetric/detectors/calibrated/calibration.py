@@ -54,6 +54,7 @@ class Shown(NamedTuple):
     most: dict[str, float]  # by statistic
     pair: float  # of the second largest source
     score: float
+    judged: bool = True  # whether there was ever enough to judge by
 
 
 class NotHealthy(ValueError):
@@ -70,7 +71,8 @@ def calibrate(runs: Iterable[Run], budget: float = 0.02) -> Thresholds:
     equal, and on nothing else: their order does not matter.
 
     Args:
-        runs: healthy, benign changes included: without those, benign changes alarm.
+        runs: healthy, benign changes included: without those, benign changes alarm. Those
+            that are too short to be judged do not count.
         budget: share of runs, from 0 to less than 1.
 
     Raises NotHealthy where there is no run, or one beyond the budget with values that are
@@ -83,7 +85,8 @@ def thresholds_from(runs: Sequence[Shown], budget: float) -> Thresholds:
     """The same, from what the runs showed under the floors."""
     if not 0 <= budget < 1:
         raise ValueError(f"budget is {budget}: a share from 0 to less than 1 is accepted")
-    shown = sorted(runs, key=lambda s: (-s.score, s.run_id))
+    watched = sorted(runs, key=lambda s: (-s.score, s.run_id))
+    shown = [s for s in watched if s.judged]
     if not shown:
         raise NotHealthy("no healthy run to calibrate on")
     given_up = shown[: floor(budget * len(shown) + 1e-9)]  # 0.29 of 100 is 29
@@ -99,6 +102,8 @@ def thresholds_from(runs: Sequence[Shown], budget: float) -> Thresholds:
     together = {n: _rounded(x * factor) for n, x in FLOORS.together.items()}
     full = {n: max(x, _rounded(_FULL_SCALE * most.get(n, 0))) for n, x in FLOORS.full_scale.items()}
     provenance = _provenance(budget, shown, given_up, most)
+    if len(watched) > len(shown):
+        provenance["too_short"] = [s.run_id for s in watched if not s.judged]
     return Thresholds(alone=alone, together=together, full_scale=full, provenance=provenance)
 
 
@@ -114,7 +119,8 @@ def watch(run: Run) -> Shown:
                 most[name] = value
         pair = max(pair, detector.pair)
         score = max(score, detector.score) if detector.score == detector.score else score
-    return Shown(run.id, most, pair, score)
+    judged = bool(most) or not detector.statistics.keys() <= {"not_finite"}
+    return Shown(run.id, most, pair, score, judged)
 
 
 def _most(shown: Sequence[Shown]) -> dict[str, float]:
