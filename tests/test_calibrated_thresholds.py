@@ -27,7 +27,9 @@ from rmetric.lab.archive import read_runs
 from rmetric.records import HardwareEvent, Record, Run
 from rmetric.strict_json import encode
 
-LAB = Path(__file__).parent.parent / "logs_lab"
+ROOT = Path(__file__).parent.parent
+LAB = ROOT / "logs_lab"
+PAGE = ROOT / "docs" / "calibrated.md"
 NAMES = {name for source in sources() for name in source.NAMES}
 STRENGTH = st.floats(1e-9, 1e12)
 PART = st.dictionaries(st.sampled_from(sorted(NAMES)), STRENGTH | st.just(inf))
@@ -239,3 +241,34 @@ def test_no_run_or_a_broken_one_is_not_healthy():
     with pytest.raises(NotHealthy, match="run02: holds values that are not finite"):
         calibrate(runs, 0.0)
     assert calibrate(runs, 0.25).provenance["given_up"] == ["run02"]  # it is within the budget
+
+
+# The page
+
+
+def rows_of_the_page() -> dict[str, tuple[float, float]]:
+    """Statistic -> (alone, together) as docs/calibrated.md prints them, inf for an empty cell."""
+    found = {}
+    for line in PAGE.read_text().splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if len(cells) == 6 and cells[1].startswith("`"):
+            alone, together = (float(cell) if cell else inf for cell in cells[3:5])
+            found[cells[1].strip("`")] = (alone, together)
+    return found
+
+
+def test_the_page_has_the_floors():
+    named = FLOORS.alone.keys() | FLOORS.together.keys()
+    assert rows_of_the_page() == {
+        name: (FLOORS.alone.get(name, inf), FLOORS.together.get(name, inf)) for name in named
+    }
+    labels = {source.LABEL for source in sources()}
+    assert labels <= {line.split("|")[1].strip() for line in PAGE.read_text().splitlines()
+                      if line.count("|") == 7}  # fmt: skip
+
+
+def test_the_pages_reason_is_a_real_one():
+    (quoted,) = (line[2:] for line in PAGE.read_text().splitlines() if line.startswith("> "))
+    reasons = json.loads(Path(__file__).with_name("calibrated_reasons.json").read_text())
+    (run,) = (run for run, reason in reasons.items() if reason.endswith(f": {quoted}"))
+    assert f"run {run} at {reasons[run].split(':')[0]}." in PAGE.read_text()
