@@ -123,7 +123,7 @@ def plain_climb(losses):
     above = levels[-1] - lowest
     ratio = above / max(abs(lowest), 0.5)
     early = min(ratio / 0.7, above / noise / 4) if len(losses) <= 40 else 0.0
-    late = min(ratio / 0.3, above / noise / 9) if len(losses) > 20 else 0.0
+    late = min(ratio / 0.33, above / noise / 9) if len(losses) > 20 else 0.0
     return max(early, late)
 
 

@@ -16,7 +16,7 @@ FLOORS = Thresholds(
     alone={
         "not_finite": 1.0,
         "loss_jump": 4.0,  # spreads, and 0.3 nat
-        "loss_climb": 1.0,  # 30 % above the lowest level (70 % at the start)
+        "loss_climb": 1.0,  # a third above the lowest level (70 % at the start)
         "probe_rise": 6.5,  # 13 % above the lowest
         "update_size": 1.0,  # e = 2.7 times too large
         "worker_norm": 4.6,  # a hundred times the others'

@@ -27,7 +27,7 @@ _START, _SETTLED = 40, 20
 #: usual steps from record to record.
 _LEVEL = 5
 _START_RATIO, _START_STEPS = 0.7, 4.0
-_RATIO, _STEPS = 0.3, 9.0
+_RATIO, _STEPS = 0.33, 9.0
 _LONG_RUN = 1 / 200
 
 
@@ -40,7 +40,7 @@ class TrainingLoss(Source):
                     where the log skips steps, of the last two, or 0.45 of the last, the larger
         loss_drift  EWMA (0.1) of z, cut to ±4
         loss_climb  median of the last five losses above the lowest such median: the smaller of
-                    its share of 30 % of that (of at least 0.5) and of nine usual steps from
+                    its share of a third of that (of at least 0.5) and of nine usual steps from
                     record to record; 70 % and four steps will do as well in the first 40
                     records, and nothing else in the first 20
 
