@@ -322,6 +322,7 @@ def test_a_loss_scaler_may_leave_out_seven_steps_and_not_eight():
     assert not any(alarmed(*stream[:7], taken, *stream[:7]))
     # An evaluation in between is no step.
     assert alarmed(*stream[:7], Record(step=7, validation_loss=2.0), stream[7])[-1]
+    assert alarmed(*stream[:8], Record(step=8, validation_loss=2.0))[-1]
     # Nor does it make an alarm of gradients that the scaler left out.
     assert alarmed(*stream[:3], Record(step=3, validation_loss=2.0)) == [False] * 4
 
@@ -370,6 +371,39 @@ def test_since_is_the_first_record_of_this_evidence():
             since.add(detector.reason.split("since step ")[1])
     assert since == {"63)"}  # the third record of the jump, by jump as by climb
     assert not detector.alarm
+
+
+def test_since_begins_anew_after_an_announcement():
+    losses = np.where(np.arange(200) < 60, 2.0, 6.0)
+    losses[150:] = 12.0
+    stream = [
+        replace(r, planned_events=("data_mixture",)) if r.step == 70 else r for r in records(losses)
+    ]
+    detector, told = CalibratedDetector(), {}
+    for record in stream:
+        if detector.update(record).alarm:
+            told[record.step] = detector.reason.split("since step ")[1]
+    assert (min(told), max(told)) == (63, 200)
+    assert {since for step, since in told.items() if step < 70} == {"63)"}
+    assert {since for step, since in told.items() if step >= 70} == {"153)"}
+
+
+def test_one_batch_that_is_better_by_chance_is_no_recovery():
+    losses = np.where(np.arange(75) < 60, 2.0, 5.0)
+    losses[[66, 70]] = 2.1
+    detector = CalibratedDetector()
+    verdicts = {detector.update(record).verdict for record in records(losses)}
+    assert verdicts == {"healthy", "failure under way"}
+
+
+def test_gradients_alone_are_no_recovering_spike():
+    """Only where somebody's own thresholds let them alarm alone."""
+    detector = CalibratedDetector(replace(FLOORS, alone={"gradient_norm": 1.0}))
+    losses = np.where(np.arange(130) < 100, 2.0, 2.2)
+    losses[103:] = 2.0
+    norms = np.where(np.arange(130) < 100, 1.0, 50.0)
+    verdicts = {detector.update(record).verdict for record in records(losses, norms)}
+    assert verdicts == {"healthy", "failure under way"}
 
 
 def test_a_jump_is_told_by_the_least_of_the_records_that_count():

@@ -162,9 +162,11 @@ def test_validation_loss_against_plain_arithmetic():
         assert source.statistics == pytest.approx(expected, rel=1e-9)
 
 
-def test_probe_loss_against_plain_arithmetic():
+@pytest.mark.parametrize("slope", [-0.01, 0.02])
+def test_probe_loss_against_plain_arithmetic(slope):
     rng = np.random.default_rng(6)
-    losses = (3 - 0.01 * np.arange(60) + 0.2 * rng.normal(size=60)).tolist()
+    losses = (3 + slope * np.arange(60) + 0.2 * rng.normal(size=60)).tolist()
+    losses[4:8] = [3.0, 1.0, 4.0, 5.0]  # the sixth is the lowest that counts
     source, levels = ProbeLoss(), []
     for n, loss in enumerate(losses, start=1):
         levels.append(loss if n == 1 else 0.7 * levels[-1] + 0.3 * loss)
