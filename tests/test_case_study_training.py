@@ -25,6 +25,7 @@ from rmetric.evaluation import PROTOCOLS
 from rmetric.logs import read_log
 from rmetric.records import Record
 from rmetric.replay.scored_run import score_run
+from rmetric.reporting.page import trace_of_r_metric
 from rmetric.reporting.replay_report import replay_logs, verdicts
 from tests.case_study import EVAL_EVERY, LASTS, ONSET, STEPS, mini, run, write_mini_model
 
@@ -124,7 +125,7 @@ def test_the_summary_says_what_the_evaluation_says_of_the_logs(study):
         truth = scored.run.truth
         assert run_of["outcome"] == truth.outcome
         assert run_of["onset_step"] == truth.onset_step
-        for protocol, verdict in verdicts(scored).items():
+        for protocol, verdict in verdicts(scored, trace_of_r_metric(scored)).items():
             assert run_of["r_metric"][protocol].items() >= verdict.items()
         assert set(PROTOCOLS) <= set(run_of["r_metric"])
         alerts = [phase["alerts"] for phase in run_of["alerts"].values()]

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmetric import Record, RMetric, RMetricConfig
@@ -22,6 +22,7 @@ def through_json(state):
 
 @pytest.mark.parametrize("name", ONLINE)
 @given(streams(values=TAME | WILD, mixed=True, max_size=30), st.integers(0, 30))
+@settings(max_examples=30)
 def test_every_detector_goes_on_where_it_was(name, records, cut):
     whole = DETECTORS[name].make(np.random.default_rng(1))
     for record in records[:cut]:
