@@ -388,6 +388,22 @@ def test_since_begins_anew_after_an_announcement():
     assert {since for step, since in told.items() if step >= 70} == {"153)"}
 
 
+def test_since_begins_anew_with_other_workers():
+    """What is said of three workers has not been so since there were four."""
+    detector, since = CalibratedDetector(), []
+    for begin, workers in ((0, 4), (100, 3)):
+        for step in range(begin, begin + 60):
+            cosines = (-0.9,) + (0.9,) * (workers - 1)
+            norms = (1.0,) * workers
+            detector.update(
+                Record(step=step, gradient_norm=0.6, worker_gradient_norms=norms,
+                       worker_gradient_cosines=cosines)
+            )  # fmt: skip
+        assert detector.alarm
+        since.append(detector.reason.split("since step ")[1])
+    assert since == ["10)", "110)"]
+
+
 def test_one_batch_that_is_better_by_chance_is_no_recovery():
     losses = np.where(np.arange(75) < 60, 2.0, 5.0)
     losses[[66, 70]] = 2.1
