@@ -22,6 +22,7 @@ from tqdm import tqdm
 import rmetric.detectors
 from rmetric.evaluation import intervals, traces
 from rmetric.evaluation.benchmark import (
+    Results,
     chosen_detectors,
     merged,
     read_results,
@@ -41,13 +42,16 @@ from rmetric.evaluation.data_sets import (
     sha256,
     stress,
 )
+from rmetric.evaluation.hindsight import hindsight
 from rmetric.evaluation.leave_out import left_out
+from rmetric.evaluation.measure import Seen
 from rmetric.evaluation.real_logs import MANIFEST, real
 from rmetric.evaluation.verdicts import Costs
 from rmetric.logs import LogError
 from rmetric.metric import RMetricConfig
 from rmetric.reporting.provenance import commit, uncommitted_changes
 from rmetric.simulation.study import RECIPES, missing_runs, run_study
+from rmetric.strict_json import encode
 
 FROZEN = Path(rmetric.detectors.__file__).parent  # holds what detectors were calibrated to
 DATA_SETS = ("stress", "lab", "real")
@@ -168,10 +172,12 @@ def judge(data: DataSet, names: Sequence[str], costs: Costs, options: argparse.N
     }
     if "calibrated" in names and data.name in ("lab", SEALED_RESULTS):
         sealed = data.name == SEALED_RESULTS
-        results["left_out"] = left_out(
-            lab(folder=options.lab).runs if sealed else data.runs, data.runs
-        )
+        healthy = lab(folder=options.lab).runs if sealed else data.runs
+        results["left_out"] = left_out(healthy, data.runs)
+        results |= hindsight(data, Seen.of(data.cases, seen["calibrated"]))
     path = options.out / f"{data.name}.json"
+    if data.name == SEALED_RESULTS and path.exists():
+        check_same(read_results(path), results)
     write_results(path, merged(path, results) if options.detectors else results)
 
 
@@ -181,12 +187,24 @@ def check_seal(options: argparse.Namespace) -> None:
         return  # the loader refuses where it must
     if options.thresholds is None:
         raise Refused("--open-sealed needs --thresholds FILE, whose digest shows what was frozen")
-    path = options.out / f"{SEALED_RESULTS}.json"
-    if path.exists():
-        opened = read_results(path)["made"]["opened"]["date"]
-        raise Refused(
-            f"the sealed part was opened on {opened}, results in {path}: --report shows them"
-        )
+
+
+def check_same(opened: Results, again: Results) -> None:
+    """Whoever opens the sealed part again must find what was found first; the first date stays.
+
+    Raises Refused where a detector's row has come out otherwise.
+    """
+    for name, row in again["rows"].items():
+        there = opened["rows"].get(name)
+        now = encode({key: value for key, value in row.items() if key != "commit"})
+        if there is None or any(there.get(key) != value for key, value in now.items()):
+            raise Refused(
+                f"the sealed part was opened on {opened['made']['opened']['date']}, and {name} has "
+                "come out otherwise now: what was frozen has changed, so this is no measurement"
+            )
+    again["made"] = opened["made"]
+    for name, row in again["rows"].items():
+        row["commit"] = opened["rows"][name]["commit"]
 
 
 def made(data: DataSet, options: argparse.Namespace) -> dict[str, Any]:

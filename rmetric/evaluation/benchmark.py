@@ -32,6 +32,8 @@ CEILING_TITLES = {
 CHUNK = 8
 
 Results = dict[str, Any]
+#: What is told of the calibrated detector alone.
+OF_OURS = ("left_out", "missed", "absorbed")
 
 
 def chosen_detectors(names: Sequence[str] | None) -> list[str]:
@@ -128,7 +130,8 @@ def merged(path: Path, results: Results) -> Results:
     order = [*DETECTORS, *CEILINGS]
     known = {name: rows[name] for name in order if name in rows}
     # What is told of one detector stays where that one was not judged anew.
-    return {key: there[key] for key in ("left_out",) if key in there} | results | {"rows": known}
+    kept = {key: there[key] for key in OF_OURS if key in there}
+    return kept | results | {"rows": known}
 
 
 def write_results(path: Path, results: Results) -> None:

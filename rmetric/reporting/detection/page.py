@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from rmetric.evaluation.benchmark import Results
+from rmetric.evaluation.benchmark import OF_OURS, Results
 from rmetric.logs import write_atomically
 from rmetric.reporting.detection.tables import tables
 from rmetric.reporting.renderers import to_markdown
@@ -26,7 +26,9 @@ def refresh(page: Path, folder: Path, found: dict[str, Results], captions: dict[
     known = {table.name: table for results in found.values() for table in tables(results)}
     to_folder = Path(os.path.relpath(folder, page.parent)).as_posix()
     makers: dict[str, Callable[..., str]] = {
-        "table": lambda *words: _table(known.get("_".join(words)), found.get(words[0])),
+        "table": lambda name, *what: _table(
+            known.get("_".join((name, *what))), found.get(name), "_".join(what)
+        ),
         "figure": lambda name: _figure(name, captions, to_folder),
         "notes": lambda name: _notes(found.get(name)),
     }
@@ -44,8 +46,8 @@ def refresh(page: Path, folder: Path, found: dict[str, Results], captions: dict[
 NOT_YET = "*Not measured yet.*\n"
 
 
-def _table(table: Table | None, results: Results | None) -> str:
-    if results is None:
+def _table(table: Table | None, results: Results | None, what: str) -> str:
+    if results is None or (table is None and what in OF_OURS):
         return NOT_YET
     if table is None:
         raise ValueError(f"the results of {results['name']} have no such table")

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from rmetric.evaluation.benchmark import Results
 from rmetric.evaluation.cases import BROKEN_NATS, SMOOTH_RECORDS, TREND_RECORDS
+from rmetric.evaluation.hindsight import QUARTILES
 from rmetric.evaluation.intervals import NUM_RESAMPLES, Estimate
 from rmetric.evaluation.real_logs import EARLY_INTERVALS, LATE_INTERVALS
 from rmetric.evaluation.verdicts import EARLY_STEPS
@@ -172,8 +173,9 @@ def tables(results: Results) -> list[Table]:
     found = [table(results, group, i + 1) for i, group in enumerate(groups_of(results))]
     if results["name"] == "real":
         return found
-    kinds = [left_out(results)] if "left_out" in results else []
-    return [*found, recall_by_fault(results), alarms_by_change(results), *kinds]
+    found += [recall_by_fault(results), alarms_by_change(results)]
+    makers = {"left_out": left_out, "missed": missed, "absorbed": absorbed}
+    return [*found, *(make(results) for name, make in makers.items() if name in results)]
 
 
 def groups_of(results: Results) -> tuple[Group, ...]:
@@ -252,6 +254,51 @@ def left_out(results: Results) -> Table:
             "The calibrated detector, its thresholds made anew for each row without that kind. "
             "No faulty run enters a calibration, so every kind of fault is left out always: the "
             "recall by fault is that of kinds left out."
+        ],
+    )
+
+
+def missed(results: Results) -> Table:
+    """The failures that could have been announced by the calibrated detector, and were not."""
+    rows: list[tuple[Cell, ...]] = [
+        (row["run"], row["kind"], row["steps"], number(row["highest"])) for row in results["missed"]
+    ]
+    return Table(
+        name=f"{results['name']}_missed",
+        number=len(FAULT_GROUPS) + 4,
+        title=f"{results['title']}: failures that the calibrated detector missed",
+        columns=(
+            Column(label="Run"),
+            Column(label="Kind"),
+            Column(label="Onset to failure (steps)"),
+            Column(label="Highest score before it (1 alarms)"),
+        ),
+        rows=rows,
+        notes=["Those with a record from the onset up to the failure."],
+    )
+
+
+def absorbed(results: Results) -> Table:
+    """What faults did to the runs that absorbed them."""
+    rows: list[tuple[Cell, ...]] = [
+        (name, group["runs"], *(number(v) for key in ("most", "end") for v in group[key]))
+        for name, group in results["absorbed"].items()
+    ]
+    return Table(
+        name=f"{results['name']}_absorbed",
+        number=len(FAULT_GROUPS) + 5,
+        title=f"{results['title']}: what the faults did that were absorbed",
+        columns=(
+            Column(label="The calibrated detector was"),
+            Column(label="Runs"),
+            *(Column(label=f"Most, {q} % (nats)") for q in QUARTILES),
+            *(Column(label=f"At the end, {q} % (nats)") for q in QUARTILES),
+        ),
+        rows=rows,
+        notes=[
+            "Validation loss above the twin's, from the onset on: the most, and the mean of the "
+            "last three evaluations; quartiles over the runs. A run has failed where it ends 0.1 "
+            "nat worse.",
         ],
     )
 
