@@ -157,9 +157,16 @@ def test_the_sealed_part_is_opened_once_and_the_opening_recorded(laboratory, tmp
     assert opened["date"] == "2030-01-02"
     assert opened["thresholds"] == "frozen.json"
     assert len(opened["thresholds_sha256"]) == 64
+    # Again: what comes out must be what came out, and the first date stays.
+    content = (out / "lab_test.json").read_bytes()
+    assert run(out, *options, "--date", "2031-01-02") == 0
+    assert (out / "lab_test.json").read_bytes() == content
     capsys.readouterr()
+    assert run(out, *options[:-1], "always") == 2
+    assert "was opened on 2030-01-02, and always" in capsys.readouterr().err
+    (out / "lab_test.json").write_bytes(content.replace(b'"hits": 0', b'"hits": 1', 1))
     assert run(out, *options) == 2
-    assert "was opened on 2030-01-02" in capsys.readouterr().err
+    assert "never has come out otherwise now" in capsys.readouterr().err
     (out / "lab_test.md").unlink()
     assert run(out, "--report") == 0
     assert (out / "lab_test.md").exists()
