@@ -194,6 +194,8 @@ def report(archives: Path, out: Path) -> int:
     from rmetric.lab import tables
     from rmetric.lab.against_simulator import comparison, simulated
     from rmetric.lab.figure import fault_figure
+    from rmetric.lab.times import times
+    from rmetric.lab.twins import twins
     from rmetric.reporting.style import save
 
     paths = {path.name.split(".")[0]: path for path in sorted(archives.glob("*.tar.xz"))}
@@ -210,6 +212,8 @@ def report(archives: Path, out: Path) -> int:
         tables.signals_by_fault(seen),
         tables.detectors(opened, os.cpu_count() or 1),
         comparison(everything, simulated()),
+        times(everything),
+        twins(opened),
     ]
     tables.write_tables(made, out)
     save(fault_figure(everything, seen), out / "fault_lab")

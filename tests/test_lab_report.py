@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import json
 from dataclasses import replace
 from math import inf, nan
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,8 +21,13 @@ from rmetric.lab.against_simulator import comparison
 from rmetric.lab.archive import run_to_line, write_archive
 from rmetric.lab.signals import SIGNALS, Sight, area, sights
 from rmetric.lab.tables import by_fault, outcomes, wilson
+from rmetric.lab.times import times
+from rmetric.lab.twins import twins
 from rmetric.records import Record, Run, Truth
 from rmetric.simulation.study import stress_specs
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = " ".join((ROOT / "docs/fault_lab.md").read_text(encoding="utf-8").split())
 
 STEPS = 160
 ONSET = 101
@@ -168,6 +176,94 @@ def test_the_comparison_keeps_both_sides_apart():
     assert (real_share.point, made_share.point, made_times) == (0.0, 1.0, "29 (29 to 29)")
 
 
+def test_times_are_counted_from_the_onset_benign_failures_apart():
+    control = a_control()
+    runs = [control, a_branch(control, "BAD_BATCH", failure=150)]
+    runs += [a_branch(control, failure=ONSET + after) for after in (0, 10, 30, 31)]
+    rows = {row[0]: row[1:] for row in times(runs).rows}
+    assert rows["degraded"] == rows["all"]
+    assert rows["all"][:3] == (4, 1, 3)
+    assert rows["all"][3:] == pytest.approx(np.percentile([0, 10, 30, 31], [10, 25, 50, 75, 90]))
+    assert rows["diverged"][0] == 0
+    assert all(np.isnan(rows["diverged"][3:]))
+
+
+def test_twins_are_subtracted_at_the_onset_later_and_at_the_end():
+    controls = [a_control(f"seed{n:03d}", n) for n in range(2)]
+    runs = [a_branch(c, "EXPERT_FAILURE", failure=None) for c in controls]
+    runs.append(a_branch(controls[0], "LR_SPIKE"))
+    for run, extra in zip(runs, (0.0, 0.2, 9.0), strict=True):
+        for record in run.records[ONSET - 1 :]:
+            record.training_loss += 3.0
+            record.probe_loss += 1.0 + extra + (record.step - ONSET)
+    (row,) = twins([*controls, *runs]).rows
+    fault, severity, number, *spreads = row
+    assert (fault, severity, number) == ("EXPERT_FAILURE", "5", 2)
+    assert spreads == ["3.00", "1.00 to 1.20", "11.00 to 11.20", "20.00 to 20.20", "60.00 to 60.20"]
+
+
+# -- what docs/fault_lab.md says
+
+
+def rows_of(name: str) -> dict[tuple[str, str], dict[str, str]]:
+    """By the first two cells."""
+    with open(ROOT / f"results/lab/{name}.csv", encoding="utf-8", newline="") as file:
+        return {tuple(row.values())[:2]: row for row in csv.DictReader(file)}
+
+
+def test_the_page_counts_the_runs_that_the_tables_count():
+    rows = rows_of("outcomes")
+    faults, benign = rows["all faults", "fault"], rows["all benign changes", "benign"]
+    controls = rows["NONE", "control"]
+    runs = [int(row["Runs"]) for row in (faults, benign, controls)]
+    assert f"{sum(runs)} real training runs of tiny language models, {runs[2]} of them" in PAGE
+    failed = [sum(int(row[k]) for k in ("Not finite", "Diverged", "Degraded"))
+              for row in (faults, benign, controls)]  # fmt: skip
+    share = wilson(failed[0], runs[0])
+    shares = [f"{100 * x:.0f}" for x in (share.point, share.low, share.high)]
+    said = "({} %, {} to {} %)".format(*shares)
+    assert f"{failed[0]} of {runs[0]} faults fail {said}" in PAGE
+    assert f"{failed[1]} of {runs[1]} benign runs end as failures" in PAGE
+    assert failed[2] == 0
+    assert f"at most {wilson(0, runs[2]).high:.0%}".replace("%", " %") in PAGE
+
+
+def test_the_page_states_the_times_of_table_7():
+    (row,) = [row for (kind, _), row in rows_of("times").items() if kind == "all"]
+    shown = [f"{float(row[f'{p} %']):.1f}".removesuffix(".0") for p in (10, 25, 50, 75)]
+    last = f"{float(row['90 %']):.0f}"
+    assert f"at {', '.join(shown)} and {last} steps." in PAGE
+    instant, soon = row["In the step of the onset"], row["Within 30 steps"]
+    assert (
+        f"{instant} of {row['Runs']} fail in the very step of the fault, {soon} within 30" in PAGE
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "severity", "failed"),
+    [("LR_SPIKE", "5", 0), ("LR_SPIKE", "15", 4), ("BETA_FAULT", "0", 4), ("SIGN_FLIP", "3", 4),
+     ("ATTENTION_SCALE", "8", 0), ("ATTENTION_GROWTH", "1.2", 4), ("WEIGHT_BIT_FLIP", "16", 4),
+     ("DOMAIN_SHIFT", "0.3", 4), ("RATE_CUT", "0.5", 1), ("EXPERT_FAILURE", "4", 0)],
+)  # fmt: skip
+def test_what_the_page_calls_fatal_failed(fault, severity, failed):
+    row = rows_of("outcomes_by_severity")[fault, severity]
+    assert sum(int(row[kind]) for kind in ("Not finite", "Diverged", "Degraded")) == failed
+
+
+def test_the_page_states_the_size_of_the_archives():
+    manifest = json.loads((ROOT / "logs_lab/manifest.json").read_text(encoding="utf-8"))
+    size = sum(archive["bytes"] for archive in manifest["archives"].values())
+    assert f"in the repository, {size / 1e6:.0f} MB" in PAGE
+
+
+def test_corrupt_data_is_hedged_as_the_page_says():
+    for (fault, severity), row in rows_of("twins").items():
+        if fault == "DATA_CORRUPTION" and float(severity) < 1:
+            lowest, _, highest = row["In the fault's last step"].partition(" to ")
+            hedge = -np.log(1 - float(severity))
+            assert 0.9 * hedge < float(lowest) <= float(highest or lowest) < 2 * hedge
+
+
 def write_part(folder, split: str, seeds, **worse) -> None:
     folder.mkdir(exist_ok=True)
     lines = []
@@ -204,6 +300,7 @@ def test_the_report_does_not_open_the_test_parts_signals(tmp_path, few_simulated
     names = {"outcomes", "outcomes_by_severity", "signals", "signals_by_fault", "detectors"}
     assert {f"{n}.csv" for n in names | {"simulator"}} <= tables["plain"].keys()
     assert {"fault_lab.png", "fault_lab.pdf"} <= tables["plain"].keys()
+    assert {"times.csv", "twins.csv"} <= tables["plain"].keys()
     assert b"4,1," in tables["plain"]["outcomes.csv"]  # outcomes are those of all runs
 
 

@@ -1,7 +1,7 @@
 """What the laboratory's runs show, as tables: what fails, how fast, and who sees it.
 
 Outcomes and times are those of all runs. What signals and detectors show is taken
-from the calibration and development runs alone: the test part stays sealed.
+from the calibration and development runs alone: the test part is the benchmark's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rmetric.reporting.table import Cell, Column, Table
 
 QUARTILES = (25, 50, 75)
 WILSON = "Shares with 95 % Wilson intervals."
-SEALED = "Calibration and development runs only; the test part stays sealed."
+SEALED = "Calibration and development runs only; the test part is kept for the benchmark."
 
 
 def times_to_failure(runs: Iterable[Run]) -> list[int]:
