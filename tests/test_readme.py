@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 from pathlib import Path
 
@@ -91,3 +92,46 @@ def test_the_real_runs_in_the_readme_are_those_of_the_laboratory():
     assert f"{float(ours[published]):.2f} by the published rule" in text
     assert f"{float(ours[causal]):.2f} by the causal one" in text
     assert f"{float(ours[published]):.2f}" == f"{float(always[published]):.2f}"
+
+
+#: Row of the README's table of alarms -> the detector's name in the benchmark.
+BELIEVED = {
+    "calibrated detector": "Calibrated detector",
+    "R-Metric's equation, calibrated likewise": "R-Metric, calibrated",
+    "EWMA of the log loss": "EWMA of log loss",
+    "Bayesian change point": "Bayesian change point",
+    "R-Metric, as published": "R-Metric",
+}
+
+
+def benchmark(name: str) -> dict[str, dict[str, str]]:
+    path = ROOT / "results/detection" / f"{name}.csv"
+    with open(path, encoding="utf-8", newline="") as file:
+        return {row["Detector"]: row for row in csv.DictReader(file)}
+
+
+@pytest.mark.parametrize("start", BELIEVED)
+def test_the_alarms_in_the_readme_are_those_of_the_benchmark(start):
+    line = [line for line in README.splitlines() if line.startswith(f"| {start} |")][-1]
+    cells = [cell.strip() for cell in line.strip("|").split("|")[1:]]
+    sealed, public = (benchmark(name)[BELIEVED[start]] for name in ("lab_test", "real"))
+    assert cells == [
+        *(f"{float(sealed[key]):.2f}" for key in ("F1", "F1, strict")),
+        *(
+            f"{float(sealed[key]):.1f}"
+            for key in ("Controls alarmed (%)", "Benign changes alarmed (%)")
+        ),
+        f"{float(public['Caught, high confidence (%)']):.0f}",
+        f"{float(public['Healthy alarmed, high confidence (%)']):.0f}",
+    ]
+
+
+def test_what_the_readme_says_of_the_sealed_part_is_so():
+    row = benchmark("lab_test")["Calibrated detector"]
+    instant = json.loads((ROOT / "results/detection/lab_test.json").read_bytes())["rows"][
+        "calibrated"
+    ]["instant"]
+    text = " ".join(README.split())
+    assert f"Of the {row['Failing runs']} failures {instant} come within one step" in text
+    assert f"the F1 is {float(row['F1 where there is a warning']):.2f}" in text
+    assert 30 < float(row["Absorbed faults alarmed (%)"]) < 36  # "a third"

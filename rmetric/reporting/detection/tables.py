@@ -152,7 +152,7 @@ REAL_CAUSAL = Group(
         Field("f1", "F1"),
         Field("precision", "Precision"),
         Field("recall", "Recall"),
-        Field("causal_high", "Caught, high confidence (%)", 0, True),
+        Field("causal_high", "Caught, high confidence, causal (%)", 0, True),
         *(Field(f"delay_{q}", f"Delay, {q} % (intervals)", 1) for q in (25, 50, 75)),
         Field("episodes_per_1000", "Episodes per 1000 healthy records"),
         Field("share_alarmed", "Healthy records alarmed (%)", 1, True),
