@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -99,3 +100,46 @@ def test_the_same_summaries_give_the_same_bytes():
     assert to_markdown(real_runs_table([EARLY])) == to_markdown(real_runs_table([EARLY]))
     for row in real_runs_table([EARLY, EARLY]).rows:
         assert len(row) == 6
+
+
+# -- what docs/case_study.md says of the committed run
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = " ".join((ROOT / "docs/case_study.md").read_text(encoding="utf-8").split())
+RESULTS = ROOT / "results/case_study_cpu_tiny"
+
+
+def test_the_page_says_what_the_summary_says():
+    runs = json.loads((RESULTS / "summary.json").read_text(encoding="utf-8"))["runs"]
+    control, fault = runs["control"], runs["fault"]
+    whole, before, after = (
+        control["alerts"]["whole_run"], fault["alerts"]["before_onset"],
+        fault["alerts"]["after_onset"],
+    )  # fmt: skip
+    wrong = "false alarm | false alarm |"
+    assert f"| {control['outcome']} | {whole['alerts']}, over {whole['steps_in_alert']}" in PAGE
+    assert f"`LR_SPIKE` | {fault['outcome']} | {before['alerts']} / {after['alerts']} |" in PAGE
+    assert PAGE.count(wrong) == 2
+    for run in (control, fault):
+        rules = run["r_metric"]
+        assert all(rules[rule]["false_alarm"] for rule in ("published", "causal"))
+        assert not any(rules[rule]["hit"] for rule in ("published", "causal"))
+        assert f"first alert comes at step {rules['first_alert_step']} of both runs" in PAGE
+    costs = control["cost"], fault["cost"]
+    steps = [f"{cost['seconds_per_step']:.3f}" for cost in costs]
+    more = [f"{cost['monitoring_percent']:.0f} %" for cost in costs]
+    assert f"A step takes {' and '.join(steps)} s" in PAGE
+    assert f"without: {' and '.join(more)} more" in PAGE
+    minutes = sum(cost["minutes_training"] + cost["minutes_evaluating"] for cost in costs)
+    assert f"about {10 * round(6 * minutes)} seconds in all" in PAGE
+
+
+def test_the_page_says_what_the_rows_say():
+    with open(RESULTS / "results.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["failure_rate"] for row in rows} == {"0"}
+    fault = {int(row["step"]): row for row in rows if row["run"] == "fault"}
+    before, after = (float(fault[step]["validation_loss"]) for step in (380, 420))
+    assert f"from {before:.2f} to {after:.2f}" in PAGE
+    most = max(float(fault[step]["r_metric"]) for step in range(400, 420))
+    assert f"R is {most:.2f} at most" in PAGE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,12 +20,13 @@ from rmetric.case_study.device import GIB, Device, find_device
 from rmetric.case_study.examples import reader_of, tokens_of
 from rmetric.case_study.faults import FAULTS, fault_of
 from rmetric.case_study.hardware import hardware_of, readings_of
-from rmetric.case_study.memory import Memory, memory_needed, on_meta
+from rmetric.case_study.memory import Memory, in_units, memory_needed, on_meta
 from rmetric.case_study.plan import plan_training
 from rmetric.case_study.recipe import Recipe
 from rmetric.case_study.rows import read_rows
 from rmetric.case_study.settings import IGNORED, CaseStudyError, Settings, tiny_settings
 
+PAGE = (Path(__file__).resolve().parents[1] / "docs/case_study.md").read_text(encoding="utf-8")
 TOKENIZER = byte_tokenizer()
 CPU = Device(kind="cpu", name="CPU", free=20 * GIB, total=24 * GIB, has_bfloat16=False)
 
@@ -38,20 +40,25 @@ def gpu(name: str, size: float, *, bfloat16: bool) -> Device:
 
 
 @pytest.mark.parametrize(
-    ("device", "recipe"),
+    ("device", "recipe", "row"),
     [
         (gpu("Tesla T4", 14.7, bfloat16=False),
-         "LoRA in float16 with loss scaling, gradient checkpointing"),
-        (gpu("NVIDIA L4", 22.5, bfloat16=True), "LoRA in bfloat16, gradient checkpointing"),
-        (gpu("NVIDIA A100-SXM4-80GB", 79.3, bfloat16=True), "full fine-tuning in bfloat16"),
-        (gpu("NVIDIA H200", 139.8, bfloat16=True), "full fine-tuning in bfloat16"),
-        (CPU, "LoRA in float32, gradient checkpointing"),
+         "LoRA in float16 with loss scaling, gradient checkpointing", "T4"),
+        (gpu("NVIDIA L4", 22.5, bfloat16=True), "LoRA in bfloat16, gradient checkpointing", "L4"),
+        (gpu("NVIDIA A100-SXM4-80GB", 79.3, bfloat16=True), "full fine-tuning in bfloat16", "A100"),
+        (gpu("NVIDIA H200", 139.8, bfloat16=True), "full fine-tuning in bfloat16", "A100"),
+        (CPU, "LoRA in float32, gradient checkpointing", "processor"),
     ],
 )  # fmt: skip
-def test_the_paper_s_model_gets_the_recipe_that_its_device_has_room_for(device, recipe):
+def test_the_paper_s_model_gets_the_recipe_that_its_device_has_room_for(device, recipe, row):
     plan = plan_training(qwen_3b(), Settings(), device)
     assert str(plan.recipe) == recipe
     assert plan.memory.fits(device)
+    [line] = [line for line in PAGE.splitlines() if line.startswith(f"| {row}")]
+    assert line.endswith(f"| {in_units(plan.memory.total)} |")
+    kind = "LoRA" if plan.recipe.lora else "all weights"
+    state = 3 * plan.memory.gradients / 1e9  # the trained weights and both of Adam's moments
+    assert f"{state:.{1 if state < 1 else 0}f} GB for {kind}" in " ".join(PAGE.split())
 
 
 def test_a_method_that_is_asked_for_is_taken_or_refused_never_replaced():
