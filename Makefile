@@ -1,10 +1,13 @@
-.PHONY: reproduce case-study test check
+.PHONY: reproduce case-study benchmark test check
 
 reproduce:
 	python3 tasks.py reproduce
 
 case-study:
 	python3 tasks.py case-study
+
+benchmark:
+	python3 tasks.py benchmark
 
 test:
 	python3 tasks.py test

@@ -2,11 +2,12 @@
 
     reproduce   environment, the 720 runs, tables, figures, a replay
     case-study  environment with torch, then the case study in small: two real runs on a CPU
+    benchmark   environment, then every detector on the laboratory and the stress study
     test        environment, then the tests
     check       environment, then linter and type checker
     setup       only the environment, in .venv
 
-`make reproduce`, `make case-study` and `make test` do the same.
+`make reproduce`, `make case-study`, `make benchmark` and `make test` do the same.
 """
 
 from __future__ import annotations
@@ -87,6 +88,12 @@ def case_study() -> None:
     run([str(PYTHON), "run_case_study.py", *(sys.argv[2:] or ["--tiny", "--resume"])])
 
 
+def benchmark() -> None:
+    set_up()
+    given = sys.argv[2:] or ["--data", "lab", "stress", "--out", "results/sample/detection"]
+    run([str(PYTHON), "-m", "rmetric.evaluation", *given])
+
+
 def test() -> None:
     set_up("dev")
     run([str(PYTHON), "-m", "pytest", *sys.argv[2:]])
@@ -102,6 +109,7 @@ def check() -> None:
 TASKS = {
     "reproduce": reproduce,
     "case-study": case_study,
+    "benchmark": benchmark,
     "test": test,
     "check": check,
     "setup": lambda: set_up("dev"),
