@@ -35,7 +35,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--out", type=Path, metavar="DIR",
-        help="where the runs go (default: lab_runs, or the archive's name for --unpack)",
+        help="where the runs go (default: lab_runs, lab_runs_single for --fault, "
+        "results/lab for --report, the archive's name for --unpack)",
     )  # fmt: skip
     parser.add_argument(
         "--archives", type=Path, default=Path("logs_lab"), metavar="DIR",
@@ -177,6 +178,7 @@ def one_run(arguments: argparse.Namespace) -> int:
             f"{truth.failure_kind} at step {truth.failure_step}" if truth.failed else truth.outcome
         )
         tqdm.write(f"{run.id}: {how}")
+    print(f"both logs are in {out}")
     return 0
 
 

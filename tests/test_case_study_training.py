@@ -181,9 +181,13 @@ def test_resuming_a_finished_study_trains_nothing_and_changes_no_log(study, mode
 
 def test_a_control_alone_is_completed_by_its_fault_later(study, model, dataset, tmp_path):
     out = tmp_path / "out"
-    assert run(*mini(model, dataset, out, "--control")).code == 0
+    begun = run(*mini(model, dataset, out, "--control", "--resume"))
+    assert begun.code == 0
+    assert f"--resume: {out} holds no case study; a new one begins" in begun.err
     assert list(summary(out)["runs"]) == ["control"]
-    assert run(*mini(model, dataset, out, "--resume")).code == 0
+    resumed = run(*mini(model, dataset, out, "--resume"))
+    assert resumed.code == 0
+    assert "a new one begins" not in resumed.err
     for log in (CONTROL, FAULT):
         assert measured(out / log) == measured(study / log)
 

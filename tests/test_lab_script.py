@@ -109,7 +109,9 @@ def test_one_run_and_its_twin_are_written_as_logs(tmp_path, capsys):
     truth = read_log(tmp_path / "seed000_INFINITE_GRADIENT.jsonl").truth
     assert (truth.failure_kind, truth.failure_step, truth.onset_step) == ("non_finite", 5, 5)
     assert read_log(tmp_path / "seed000.jsonl").truth.outcome in ("healthy", "failed")
-    assert "non_finite at step 5" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "non_finite at step 5" in said
+    assert f"both logs are in {tmp_path}" in said
 
 
 def test_the_list_names_every_fault(capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -59,6 +60,8 @@ def run_case_study(
     device = find_device(device_kind)
     folder = Folder(out or default_folder(device, fault))
     folder.check_free(resume=resume)
+    if resume and not folder.summary:
+        print(f"--resume: {folder.path} holds no case study; a new one begins", file=sys.stderr)
     if settings.model == TINY:
         # More threads gain nothing here, and with one its sums are the same on every machine.
         torch.set_num_threads(1)
