@@ -1,5 +1,6 @@
 """The monitor in a real training: it sees the raw step, and it never gets in the way."""
 
+import gc
 import json
 import logging
 import subprocess
@@ -14,9 +15,11 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from rmetric import RMetric, RMetricConfig  # noqa: E402
-from rmetric.live import Monitor, MonitorConfig  # noqa: E402
+from rmetric.live import Monitor, MonitorConfig, pending  # noqa: E402
 from rmetric.live.actions import SkipStep  # noqa: E402
 from rmetric.live.actions.action import Action  # noqa: E402
+from rmetric.live.monitor import _OPEN  # noqa: E402
+from rmetric.live.pending import to_host  # noqa: E402
 from rmetric.logs import read_log  # noqa: E402
 from rmetric.records import HardwareEvent  # noqa: E402
 from tests.live_training import (  # noqa: E402
@@ -758,3 +761,29 @@ def test_a_verdict_that_is_asked_late_changes_nothing():
     assert all(verdicts)
     assert monitor.state_dict()["step"] == 4
     monitor.close()
+
+
+@pytest.mark.parametrize("ask", [False, True])
+def test_a_step_is_read_from_the_device_at_once_unless_it_was_asked_for(monkeypatch, ask):
+    transfers = []
+
+    def counted(values):
+        transfers.append(any(isinstance(value, torch.Tensor) for value in values.values()))
+        return to_host(values)
+
+    monkeypatch.setattr(pending, "to_host", counted)
+    config = MonitorConfig(forward_every=0)
+    monitor = train(make_model(), watched(config=config), steps=20, ask=ask)
+    assert monitor.last.update_norm is not None
+    assert sum(transfers) == 20 * (1 + ask)
+
+
+def test_a_monitor_that_was_closed_is_not_kept_for_the_end():
+    model = make_model()
+    monitor, forgotten = Monitor(model), Monitor(model)
+    assert {monitor, forgotten} <= set(_OPEN)
+    monitor.close()
+    del forgotten
+    gc.collect()
+    assert monitor not in _OPEN
+    assert not any(left.model is model for left in _OPEN)

@@ -68,6 +68,7 @@ from rmetric.strict_json import encode_line
 logger = logging.getLogger("rmetric")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
+_OPEN: weakref.WeakSet[Monitor] = weakref.WeakSet()
 ALERTS_KEPT = 100
 CLOSE_SECONDS = 5.0
 
@@ -109,10 +110,17 @@ def steps_aside(otherwise: Any = None) -> Callable[[Method], Method]:
     return wrap
 
 
-def _close(monitor: weakref.ref[Monitor]) -> None:
-    alive = monitor()
-    if alive is not None:
-        alive.close()
+def _close_at_exit(monitor: Monitor) -> None:
+    """A script that raises, or forgets to close, still gets its last lines."""
+    _OPEN.add(monitor)
+    # Once for all, and anew: what was registered before a monitor began ends after it.
+    atexit.unregister(_close_all)
+    atexit.register(_close_all)
+
+
+def _close_all() -> None:
+    for monitor in tuple(_OPEN):
+        monitor.close()
 
 
 def go_on() -> Verdict:
@@ -219,8 +227,7 @@ class Monitor:
         self.parameters = list(model.parameters())
         names = [name for name, _ in model.named_parameters()]
         self._layers = dict(zip(map(id, self.parameters), layer_names(names), strict=True))
-        # A script that raises, or forgets to close, still gets its last lines.
-        atexit.register(_close, weakref.ref(self))
+        _close_at_exit(self)
         self._prepare()
 
     @steps_aside()
@@ -356,8 +363,9 @@ class Monitor:
         self._settle()
         pending, last = self._pending, None
         if pending is not None and pending.record.step <= self.weights_step:
+            pending.read()
             self._judge(pending)
-            last = record_to_json(pending.read())
+            last = record_to_json(pending.record)
         if self._log is not None:
             # Who goes on from a checkpoint expects the lines before it in the log.
             self._log.flush()
@@ -588,9 +596,9 @@ class Monitor:
         pending = self._pending
         if pending is None:
             return
+        pending.read()  # all in one transfer, loss and norm for the rules among it
         self._judge(pending)
         self._pending = None
-        pending.read()
         if self._together is not None and self._together.post(
             pending.record.step, pending.told, leaves
         ):
@@ -722,6 +730,7 @@ class Monitor:
     def _let_go(self) -> None:
         """Take every hook off and hand the last lines over; whatever of it fails, fails alone."""
         self._closed = True
+        _OPEN.discard(self)
         endings: list[Callable[[], Any]] = [handle.remove for handle in getattr(self, "_hooks", ())]
         if (forward := getattr(self, "_forward", None)) is not None:
             endings.append(forward.disarm)
