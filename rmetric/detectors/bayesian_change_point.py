@@ -6,9 +6,8 @@ from math import inf, lgamma, log, nan, pi
 
 import numpy as np
 
-from rmetric.detectors.followed_loss import FollowedLoss
+from rmetric.detectors.followed_loss import LossDetector
 from rmetric.detectors.own_past import OwnPast
-from rmetric.records import Record
 
 #: Standard deviations; further out nothing is learnt.
 FURTHEST = 20.0
@@ -27,7 +26,7 @@ _SHAPES = SHAPE + _COUNTS / 2
 _CONSTANTS = np.array([lgamma(a + 0.5) - lgamma(a) - 0.5 * log(2 * a * pi) for a in _SHAPES])
 
 
-class BayesianChangePoint:
+class BayesianChangePoint(LossDetector):
     """How probable it is that a stretch of higher loss has begun a short while ago.
 
         P(r, z(1..t)): r = 0 with probability `hazard`, else r grows by one
@@ -54,6 +53,7 @@ class BayesianChangePoint:
 
     Nothing was tuned on any log.
 
+    >>> from rmetric import Record
     >>> detector = BayesianChangePoint(least=4, recent=4)
     >>> for step, loss in enumerate([2.0, 2.1] * 8 + [2.6, 2.7, 2.6, 2.7], start=1):
     ...     _ = detector.update(Record(step=step, training_loss=loss))
@@ -66,7 +66,6 @@ class BayesianChangePoint:
 
     __slots__ = (
         "_counts",
-        "_followed",
         "_judged",
         "_means",
         "_past",
@@ -74,7 +73,6 @@ class BayesianChangePoint:
         "_rates",
         "hazard",
         "recent",
-        "score",
         "shift",
     )
 
@@ -92,49 +90,30 @@ class BayesianChangePoint:
             raise ValueError(f"recent is {recent}: it must be at least 1 record")
         if not 0 <= shift < inf:
             raise ValueError(f"shift is {shift}: it must be finite and at least 0")
+        super().__init__(0.5)
         self.hazard, self.recent, self.shift = hazard, recent, shift
-        self.score = nan
         self._judged = 0
         self._past = OwnPast(window, least)
-        self._followed = FollowedLoss()
         # One entry for each stretch, the newest first; it begins with nothing seen.
         self._counts = np.zeros(1, dtype=np.int64)
         self._probabilities = np.ones(1)
         self._means = np.zeros(1)
         self._rates = np.full(1, SCALE)
 
-    @property
-    def alarm(self) -> bool:
-        return self.score > 0.5
-
-    @property
-    def reason(self) -> str:
-        if not self.alarm:
-            return ""
-        seen = f"{self._followed.name} {self._followed.loss:.4g}"
-        if self.score == inf:
-            return seen
-        return (
-            f"{seen}: with probability {self.score:.3g} its logarithm went up by more than "
-            f"{self.shift:g} standard deviations within the last {self.recent} records"
-        )
-
-    def update(self, record: Record) -> BayesianChangePoint:
-        """Take the next record; one without a loss changes nothing."""
-        x = self._followed.log_of(record)
-        if x is None:
-            return self
-        if x != x:
-            self.score = inf
-            return self
+    def _judge(self, x: float) -> float:
         usual = self._past.mean_and_deviation()
         self._past.remember(x)
         if usual is not None:
             z = (x - usual[0]) / usual[1]
             self._take(min(max(z, -FURTHEST), FURTHEST))
             self._judged += 1
-        self.score = self._recent_rise() if self._judged > self.recent else nan
-        return self
+        return self._recent_rise() if self._judged > self.recent else nan
+
+    def _why(self) -> str:
+        return (
+            f": with probability {self.score:.3g} its logarithm went up by more than "
+            f"{self.shift:g} standard deviations within the last {self.recent} records"
+        )
 
     def _take(self, z: float) -> None:
         counts, means, rates = self._counts, self._means, self._rates

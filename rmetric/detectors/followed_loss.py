@@ -1,10 +1,14 @@
-"""The loss that a detector of single steps follows."""
+"""The loss that a detector of single steps follows, and what such detectors share."""
 
 from __future__ import annotations
 
-from math import isfinite, log, nan
+from abc import ABC, abstractmethod
+from math import inf, isfinite, log, nan
+from typing import ClassVar, TypeVar
 
 from rmetric.records import Record
+
+Self = TypeVar("Self", bound="LossDetector")
 
 
 class FollowedLoss:
@@ -51,3 +55,51 @@ class FollowedLoss:
         if not isfinite(loss):
             return nan
         return log(loss) if loss > 0 else None
+
+
+class LossDetector(ABC):
+    """A detector that scores one finite loss (or its logarithm) at a time.
+
+    A subclass judges in `_judge` and explains in `_why`; the rest of the contract is here. A
+    loss that is nan or infinite scores inf and is not remembered; a record without a loss
+    changes nothing.
+
+    Args:
+        bound: scores above it alarm.
+    """
+
+    __slots__ = ("_bound", "_followed", "score")
+
+    ON_LOGARITHM: ClassVar[bool] = True
+
+    def __init__(self, bound: float) -> None:
+        self.score = nan
+        self._bound = bound
+        self._followed = FollowedLoss()
+
+    @property
+    def alarm(self) -> bool:
+        return self.score > self._bound
+
+    @property
+    def reason(self) -> str:
+        if not self.alarm:
+            return ""
+        seen = f"{self._followed.name} {self._followed.loss:.4g}"
+        return seen if self.score == inf else f"{seen}{self._why()}"
+
+    def update(self: Self, record: Record) -> Self:
+        """Take the next record; one without a loss changes nothing."""
+        followed = self._followed
+        x = followed.log_of(record) if self.ON_LOGARITHM else followed.of(record)
+        if x is not None:
+            self.score = self._judge(x) if isfinite(x) else inf
+        return self
+
+    @abstractmethod
+    def _judge(self, x: float) -> float:
+        """The score of the next one; nan while there is nothing to judge by."""
+
+    @abstractmethod
+    def _why(self) -> str:
+        """What follows the loss in the reason."""

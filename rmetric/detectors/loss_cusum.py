@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from math import inf, nan
 
-from rmetric.detectors.followed_loss import FollowedLoss
+from rmetric.detectors.followed_loss import LossDetector
 from rmetric.detectors.own_past import OwnPast
-from rmetric.records import Record
 
 
-class LossCusum:
+class LossCusum(LossDetector):
     """Cumulative sum of how far the log loss lies above its own past.
 
         S(t) = max(0, S(t-1) + (x(t) - m) / s - `slack`),    x = log L
@@ -31,6 +30,7 @@ class LossCusum:
 
     Nothing was tuned on any log.
 
+    >>> from rmetric import Record
     >>> cusum = LossCusum(least=4)
     >>> for step, loss in enumerate([2.0, 2.1, 2.0, 2.1, 2.2, 2.2], start=1):
     ...     _ = cusum.update(Record(step=step, training_loss=loss))
@@ -41,7 +41,7 @@ class LossCusum:
     Statistical Quality Control", for slack and limit.
     """
 
-    __slots__ = ("_followed", "_past", "_sum", "limit", "score", "slack")
+    __slots__ = ("_past", "_sum", "limit", "slack")
 
     def __init__(
         self, slack: float = 0.5, limit: float = 5.0, window: int = 100, least: int = 20
@@ -50,43 +50,24 @@ class LossCusum:
             raise ValueError(f"slack is {slack}: it must be finite and at least 0")
         if not 0 < limit < inf:
             raise ValueError(f"limit is {limit}: it must be finite and above 0")
+        super().__init__(limit)
         self.slack = slack
         self.limit = limit
-        self.score = nan
         self._sum = 0.0
         self._past = OwnPast(window, least)
-        self._followed = FollowedLoss()
 
-    @property
-    def alarm(self) -> bool:
-        return self.score > self.limit
+    def _judge(self, x: float) -> float:
+        usual = self._past.mean_and_deviation()
+        self._past.remember(x)
+        if usual is None:
+            return nan
+        mean, deviation = usual
+        begun = 0.0 if self._sum > self.limit else self._sum
+        self._sum = max(0.0, begun + (x - mean) / deviation - self.slack)
+        return self._sum
 
-    @property
-    def reason(self) -> str:
-        if not self.alarm:
-            return ""
-        seen = f"{self._followed.name} {self._followed.loss:.4g}"
-        if self.score == inf:
-            return seen
+    def _why(self) -> str:
         return (
-            f"{seen}: what it lay above its recent mean adds up to {self.score:.3g} standard "
+            f": what it lay above its recent mean adds up to {self.score:.3g} standard "
             f"deviations, above {self.limit:g}"
         )
-
-    def update(self, record: Record) -> LossCusum:
-        """Take the next record; one without a loss changes nothing."""
-        x = self._followed.log_of(record)
-        if x is None:
-            return self
-        if x != x:
-            self.score = inf
-            return self
-        usual = self._past.mean_and_deviation()
-        if usual is None:
-            self.score = nan
-        else:
-            mean, deviation = usual
-            begun = 0.0 if self._sum > self.limit else self._sum
-            self.score = self._sum = max(0.0, begun + (x - mean) / deviation - self.slack)
-        self._past.remember(x)
-        return self

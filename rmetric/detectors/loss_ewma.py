@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from math import inf, nan, sqrt
 
-from rmetric.detectors.followed_loss import FollowedLoss
+from rmetric.detectors.followed_loss import LossDetector
 from rmetric.detectors.own_past import OwnPast
-from rmetric.records import Record
 
 
-class LossEwma:
+class LossEwma(LossDetector):
     """EWMA control chart of the log loss, one-sided upwards.
 
         z(t) = a x(t) + (1 - a) z(t-1),    x = log L,    z(first) = x(first)
@@ -33,6 +32,7 @@ class LossEwma:
 
     Nothing was tuned on any log.
 
+    >>> from rmetric import Record
     >>> ewma = LossEwma(least=4)
     >>> for step, loss in enumerate([2.0, 2.1] * 5 + [2.4, 2.6], start=1):
     ...     _ = ewma.update(Record(step=step, training_loss=loss))
@@ -43,7 +43,7 @@ class LossEwma:
     Lucas, Saccucci 1990 for smoothing and limit.
     """
 
-    __slots__ = ("_followed", "_level", "_past", "_rise", "limit", "score", "smoothing")
+    __slots__ = ("_level", "_past", "_rise", "limit", "smoothing")
 
     def __init__(
         self, smoothing: float = 0.2, limit: float = 3.0, window: int = 100, least: int = 20
@@ -52,42 +52,24 @@ class LossEwma:
             raise ValueError(f"smoothing is {smoothing}: it must be above 0 and at most 1")
         if not 0 < limit < inf:
             raise ValueError(f"limit is {limit}: it must be finite and above 0")
+        super().__init__(limit)
         self.smoothing = smoothing
         self.limit = limit
-        self.score = nan
         self._level = self._rise = nan
         self._past = OwnPast(window, least)
-        self._followed = FollowedLoss()
 
-    @property
-    def alarm(self) -> bool:
-        return self.score > self.limit
-
-    @property
-    def reason(self) -> str:
-        if not self.alarm:
-            return ""
-        seen = f"{self._followed.name} {self._followed.loss:.4g}"
-        if self.score == inf:
-            return seen
-        return (
-            f"{seen}: its smoothed logarithm is {self._rise:.3g} above its recent mean, "
-            f"{self.score:.3g} standard deviations where {self.limit:g} are the limit"
-        )
-
-    def update(self, record: Record) -> LossEwma:
-        """Take the next record; one without a loss changes nothing."""
-        x = self._followed.log_of(record)
-        if x is None:
-            return self
-        if x != x:
-            self.score = inf
-            return self
+    def _judge(self, x: float) -> float:
         first = self._level != self._level
         self._level = x if first else self._level + self.smoothing * (x - self._level)
-        self.score = self._distance()
+        distance = self._distance()
         self._past.remember(x)
-        return self
+        return distance
+
+    def _why(self) -> str:
+        return (
+            f": its smoothed logarithm is {self._rise:.3g} above its recent mean, "
+            f"{self.score:.3g} standard deviations where {self.limit:g} are the limit"
+        )
 
     def _distance(self) -> float:
         usual = self._past.mean_and_deviation()

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from math import inf, isfinite, log, nan
+from math import log, nan
 
 import numpy as np
 
-from rmetric.detectors.followed_loss import FollowedLoss
-from rmetric.records import Record
+from rmetric.detectors.followed_loss import LossDetector
 
 EULER = 0.5772156649015329
 
 
-class OnlineIsolationForest:
+class OnlineIsolationForest(LossDetector):
     """How few random cuts part the newest loss from the losses before it, upwards.
 
         score = 2^(-E[h] / c(n)) where the loss is above their median, else 0
@@ -45,6 +44,7 @@ class OnlineIsolationForest:
 
     Neither was tuned on any log.
 
+    >>> from rmetric import Record
     >>> forest = OnlineIsolationForest(least=5)
     >>> for step, loss in enumerate([2.0, 2.1, 2.2, 2.1, 9.0], start=1):
     ...     _ = forest.update(Record(step=step, training_loss=loss))
@@ -54,7 +54,9 @@ class OnlineIsolationForest:
     Source: Liu, Ting, Zhou 2008, "Isolation Forest"; the closed form is ours.
     """
 
-    __slots__ = ("_followed", "_sorted", "_values", "least", "score", "threshold")
+    __slots__ = ("_sorted", "_values", "least", "threshold")
+
+    ON_LOGARITHM = False
 
     def __init__(self, threshold: float = 0.6, window: int = 256, least: int = 20) -> None:
         if not 0 < threshold < 1:
@@ -63,43 +65,24 @@ class OnlineIsolationForest:
             raise ValueError(
                 f"least is {least}: it must be from 3 to the window of {window} losses"
             )
+        super().__init__(threshold)
         self.threshold = threshold
         self.least = least
-        self.score = nan
         self._values: deque[float] = deque(maxlen=window)
         self._sorted: list[float] = []
-        self._followed = FollowedLoss()
 
-    @property
-    def alarm(self) -> bool:
-        return self.score > self.threshold
-
-    @property
-    def reason(self) -> str:
-        if not self.alarm:
-            return ""
-        seen = f"{self._followed.name} {self._followed.loss:.4g}"
-        if self.score == inf:
-            return seen
-        return (
-            f"{seen} is easily parted from the {len(self._values) - 1} before it: isolation "
-            f"{self.score:.3f}, above {self.threshold:g}"
-        )
-
-    def update(self, record: Record) -> OnlineIsolationForest:
-        """Take the next record; one without a loss changes nothing."""
-        loss = self._followed.of(record)
-        if loss is None:
-            return self
-        if not isfinite(loss):
-            self.score = inf
-            return self
+    def _judge(self, x: float) -> float:
         if len(self._values) == self._values.maxlen:
             del self._sorted[bisect_left(self._sorted, self._values[0])]
-        self._values.append(loss)
-        insort(self._sorted, loss)
-        self.score = self._isolation(loss) if len(self._values) >= self.least else nan
-        return self
+        self._values.append(x)
+        insort(self._sorted, x)
+        return self._isolation(x) if len(self._values) >= self.least else nan
+
+    def _why(self) -> str:
+        return (
+            f" is easily parted from the {len(self._values) - 1} before it: isolation "
+            f"{self.score:.3f}, above {self.threshold:g}"
+        )
 
     def _isolation(self, loss: float) -> float:
         count = len(self._sorted)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from math import inf, isfinite, nan
 
-from rmetric.detectors.followed_loss import FollowedLoss
-from rmetric.records import Record
+from rmetric.detectors.followed_loss import LossDetector
 
 
-class PageHinkley:
+class PageHinkley(LossDetector):
     """Summed rise of the loss above its mean since the start, upwards.
 
         U(t) = `forgetting` U(t-1) + L(t) - mean of L up to t - `slack`
@@ -31,6 +30,7 @@ class PageHinkley:
     All four are the defaults of `PageHinkley` in river, which is followed at every
     record (its mode ``up``) where all losses are finite.
 
+    >>> from rmetric import Record
     >>> test = PageHinkley(least=3, limit=3.0)
     >>> for step, loss in enumerate([2.0, 2.1, 2.0, 4.0, 6.0], start=1):
     ...     _ = test.update(Record(step=step, training_loss=loss))
@@ -41,18 +41,9 @@ class PageHinkley:
     documentation of `drift.PageHinkley`.
     """
 
-    __slots__ = (
-        "_count",
-        "_followed",
-        "_least_sum",
-        "_mean",
-        "_sum",
-        "forgetting",
-        "least",
-        "limit",
-        "score",
-        "slack",
-    )
+    __slots__ = ("_count", "_least_sum", "_mean", "_sum", "forgetting", "least", "limit", "slack")
+
+    ON_LOGARITHM = False
 
     def __init__(
         self,
@@ -69,9 +60,8 @@ class PageHinkley:
             raise ValueError(f"limit is {limit}: it must be finite and above 0")
         if not 0 < forgetting <= 1:
             raise ValueError(f"forgetting is {forgetting}: it must be above 0 and at most 1")
+        super().__init__(limit)
         self.least, self.slack, self.limit, self.forgetting = least, slack, limit, forgetting
-        self.score = nan
-        self._followed = FollowedLoss()
         self._start()
 
     def _start(self) -> None:
@@ -79,36 +69,18 @@ class PageHinkley:
         self._mean = self._sum = 0.0
         self._least_sum = inf
 
-    @property
-    def alarm(self) -> bool:
-        return self.score > self.limit
-
-    @property
-    def reason(self) -> str:
-        if not self.alarm:
-            return ""
-        seen = f"{self._followed.name} {self._followed.loss:.4g}"
-        if self.score == inf:
-            return seen
-        return (
-            f"{seen}: above its mean of {self._mean:.4g} it adds up to {self.score:.3g} nats, "
-            f"above {self.limit:g}"
-        )
-
-    def update(self, record: Record) -> PageHinkley:
-        """Take the next record; one without a loss changes nothing."""
-        loss = self._followed.of(record)
-        if loss is None:
-            return self
-        if not isfinite(loss):
-            self.score = inf
-            return self
+    def _judge(self, x: float) -> float:
         # Also where finite losses were so huge that the sums are lost.
         if self._sum - self._least_sum > self.limit or not isfinite(self._sum):
             self._start()
         self._count += 1
-        self._mean += (loss - self._mean) / self._count
-        self._sum = self.forgetting * self._sum + (loss - self._mean) - self.slack
+        self._mean += (x - self._mean) / self._count
+        self._sum = self.forgetting * self._sum + (x - self._mean) - self.slack
         self._least_sum = min(self._least_sum, self._sum)
-        self.score = self._sum - self._least_sum if self._count >= self.least else nan
-        return self
+        return self._sum - self._least_sum if self._count >= self.least else nan
+
+    def _why(self) -> str:
+        return (
+            f": above its mean of {self._mean:.4g} it adds up to {self.score:.3g} nats, "
+            f"above {self.limit:g}"
+        )
