@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.optim import lr_scheduler as schedulers  # noqa: E402
 
+from rmetric.background import Background  # noqa: E402
 from rmetric.live import Alert, Monitor, MonitorConfig  # noqa: E402
 from rmetric.live.actions import (  # noqa: E402
     CutLearningRate,
@@ -23,7 +24,6 @@ from rmetric.live.actions import (  # noqa: E402
     Webhook,
 )
 from rmetric.live.actions.dashboard import Dashboard  # noqa: E402
-from rmetric.live.background import Background  # noqa: E402
 from rmetric.logs import read_log  # noqa: E402
 from tests.live_training import make_model, same_weights, train, weights  # noqa: E402
 from tests.webhook_server import WebhookServer  # noqa: E402

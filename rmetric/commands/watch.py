@@ -14,7 +14,7 @@ from rmetric.detectors import DETECTORS, make_detector
 from rmetric.logs import LogError
 from rmetric.replay.arguments import add_mapping, add_thresholds
 from rmetric.replay.follow import Follower
-from rmetric.replay.watch import Watch, Webhook, checked_url, message
+from rmetric.replay.watch import Watch, Webhook, message
 
 NAME = "watch"
 HELP = "follow a log that is being written, and alarm (replay --follow)"
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
 def follow(path: Path, options: argparse.Namespace) -> int:
     """Follow one log as the options say; returns the exit code."""
     try:
-        hook = Webhook(checked_url(options.webhook), _say) if options.webhook else None
+        hook = Webhook(options.webhook, _say) if options.webhook else None
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

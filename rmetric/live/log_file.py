@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-from rmetric.live.background import Background
+from rmetric.background import Background
 from rmetric.log_entries import record_from_json
 from rmetric.strict_json import parse_line
 

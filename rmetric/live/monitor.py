@@ -27,12 +27,12 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from rmetric.background import Background
 from rmetric.detectors.calibrated import read_thresholds
 from rmetric.detectors.registry import make_detector
 from rmetric.live.actions.action import Action, as_action
 from rmetric.live.actions.ranks import is_distributed, rank
 from rmetric.live.alerts import Alert, Verdict
-from rmetric.live.background import Background
 from rmetric.live.config import RULES, MonitorConfig
 from rmetric.live.ddp import OwnGradient
 from rmetric.live.exchange import Exchange

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import threading
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from queue import Full, Queue
 from typing import Any
-from urllib.parse import urlsplit
 
+from rmetric.background import Background
 from rmetric.detectors import Detector
 from rmetric.records import Record
-from rmetric.strict_json import encode
+from rmetric.webhook import checked_url, post
 
 #: Runs of one file that are watched at once; the one longest silent is forgotten first.
 MOST_RUNS = 1000
@@ -65,8 +61,7 @@ class Webhook:
     """Posts JSON to a URL from a thread of its own, so that the tail never waits for it.
 
     Each message is tried `tries` times, with pauses that double; what cannot be
-    delivered is told by `say`, without the URL, which may be a secret. `rmetric.live`
-    has another for a training that runs: that one stands on torch.
+    delivered is told by `say`, without the URL, which may be a secret.
 
     Args:
         url: http or https.
@@ -84,57 +79,27 @@ class Webhook:
         tries: int = 3,
         pause: float = 1.0,
     ) -> None:
-        self._url, self._say = checked_url(url), say
+        self._url, self._say = checked_url(url, "--webhook"), say
         self.timeout, self.tries, self.pause = timeout, tries, pause
-        self._queue: Queue[dict[str, Any] | None] = Queue(100)
-        self._thread = threading.Thread(target=self._run, name="rmetric webhook", daemon=True)
-        self._thread.start()
+        self._background = Background(size=100)
 
     def post(self, message: dict[str, Any]) -> None:
-        try:
-            self._queue.put_nowait(message)
-        except Full:
+        if not self._background.submit(lambda: self._deliver(message)):
             self._say("the webhook does not keep up: an alarm was not posted")
 
     def close(self) -> None:
         """Wait for what is on its way, no longer than one message may take."""
-        longest = self.tries * self.timeout + self.pause * 2**self.tries
-        try:
-            self._queue.put(None, timeout=longest)
-        except Full:
-            return
-        self._thread.join(longest)
+        self._background.close(self.tries * self.timeout + self.pause * 2**self.tries)
 
-    def _run(self) -> None:
-        while (message := self._queue.get()) is not None:
-            self._deliver(json.dumps(encode(message)).encode())
-
-    def _deliver(self, content: bytes) -> None:
+    def _deliver(self, message: dict[str, Any]) -> None:
         problem = ""
         for n in range(self.tries):
             if n:
                 time.sleep(self.pause * 2 ** (n - 1))
-            request = urllib.request.Request(
-                self._url, data=content, headers={"Content-Type": "application/json"}
-            )
-            try:
-                with urllib.request.urlopen(request, timeout=self.timeout):
-                    return
-            except Exception as error:  # of which only what cannot hold the address is told
-                problem = f"{type(error).__name__} {getattr(error, 'code', '')}".strip()
-        self._say(f"the webhook failed {self.tries} times ({problem}): an alarm was not posted")
-
-
-def checked_url(url: str) -> str:
-    """`url`, if it can be posted to. Raises ValueError that does not repeat it."""
-    try:
-        parts = urlsplit(url)
-        fine = parts.scheme in ("http", "https") and bool(parts.hostname)
-    except ValueError:
-        fine = False
-    if not fine:
-        raise ValueError("--webhook: a URL that begins with http:// or https:// is accepted")
-    return url
+            problem = post(self._url, message, self.timeout)
+            if not problem:
+                return
+        self._say(f"the webhook {problem}, {self.tries} times: an alarm was not posted")
 
 
 def message(path: Path, detector: str, id: str, step: int, score: float, reason: str) -> dict:

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
+from rmetric.background import Background
 from rmetric.live.actions.action import Action
 from rmetric.live.actions.ranks import rank
 from rmetric.live.actions.scalars import scalars
 from rmetric.live.alerts import Alert
-from rmetric.live.background import Background
 from rmetric.records import Record
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from rmetric.background import Background
 from rmetric.live.actions.action import Action
 from rmetric.live.actions.checkpoint_file import (
     FORMAT,
@@ -24,7 +25,6 @@ from rmetric.live.actions.checkpoint_file import (
 )
 from rmetric.live.actions.ranks import rank
 from rmetric.live.alerts import Alert
-from rmetric.live.background import Background
 from rmetric.records import Record
 
 if TYPE_CHECKING:

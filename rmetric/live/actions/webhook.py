@@ -6,18 +6,14 @@ import logging
 import os
 import socket
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING
 
-import orjson
-
+from rmetric.background import Background
 from rmetric.live.actions.action import Action
 from rmetric.live.actions.ranks import rank
 from rmetric.live.alerts import Alert
-from rmetric.live.background import Background
+from rmetric.webhook import checked_url, post
 
 if TYPE_CHECKING:
     from rmetric.live.monitor import Monitor
@@ -88,28 +84,8 @@ class Webhook(Action):
             logger.error("rmetric: the webhook did not answer in time; alerts were not posted")
 
     def _post(self, text: str) -> None:
-        request = urllib.request.Request(
-            self._url,
-            data=orjson.dumps({"text": _escaped(text)}),
-            headers={"Content-Type": "application/json"},
-        )
-        try:
-            with urllib.request.build_opener(_NoRedirect).open(request, timeout=self.timeout):
-                pass
-        except Exception as error:  # of which only what cannot hold the address is told
-            what = (
-                f"answered {error.code}"
-                if isinstance(error, urllib.error.HTTPError)
-                else (f"could not be reached ({_kind(error)})")
-            )
-            logger.error("rmetric: the webhook %s; an alert was not posted", what)
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirected post would arrive without its text."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
+        if problem := post(self._url, {"text": _escaped(text)}, self.timeout):
+            logger.error("rmetric: the webhook %s; an alert was not posted", problem)
 
 
 def _checked_url(url: str | None, variable: str | None) -> str:
@@ -119,21 +95,9 @@ def _checked_url(url: str | None, variable: str | None) -> str:
         url = os.environ.get(variable)
         if not url:
             raise ValueError(f"variable is {variable!r}: this environment variable is not set")
-    try:
-        parts = urlsplit(url or "")
-        fine = parts.scheme in ("http", "https") and bool(parts.hostname)
-    except ValueError:
-        fine = False
-    if not fine:
-        raise ValueError("the webhook's url must begin with http:// or https:// and name a host")
-    return str(url)
+    return checked_url(url or "", "the webhook's url")
 
 
 def _escaped(text: str) -> str:
     """As Slack wants the three characters that it gives a meaning to."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def _kind(error: Exception) -> str:
-    reason = getattr(error, "reason", None)
-    return type(reason if isinstance(reason, Exception) else error).__name__

@@ -1,4 +1,4 @@
-"""One thread for what must not hold up the training: writing files, sending messages."""
+"""One thread for what must not hold up its caller: writing files, sending messages."""
 
 from __future__ import annotations
 
