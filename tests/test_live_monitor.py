@@ -787,3 +787,57 @@ def test_a_monitor_that_was_closed_is_not_kept_for_the_end():
     gc.collect()
     assert monitor not in _OPEN
     assert not any(left.model is model for left in _OPEN)
+
+
+# -- the calibrated detector, which is on by default
+
+
+def told(monitor):
+    return [(alert.step, alert.source) for alert in monitor.alerts]
+
+
+def test_an_explosion_just_before_does_not_hide_what_drifts_after_it():
+    heard = []
+    thousandfold = lambda step, loss: loss * 1000 if step >= 80 else loss  # noqa: E731
+    monitor = train(make_model(), watched(actions=[heard.append]), steps=90, spoil=thousandfold)
+    [alert] = [alert for alert in monitor.alerts if alert.source == "calibrated"]
+    assert told(monitor)[0] == (80, "gradient_explosion")
+    assert 80 <= alert.step <= 82
+    assert alert in heard
+
+
+def test_what_the_rule_said_of_a_nan_is_not_said_again():
+    monitor = train(make_model(), watched(), steps=40, spoil=nan_loss_at(20))
+    assert told(monitor)[0] == (20, "non_finite")
+    assert not [alert for alert in monitor.alerts if alert.source == "calibrated"]
+
+
+def test_a_nan_does_not_hide_what_comes_after_it():
+    """The step is left out, so the weights live on; then the loss breaks for another reason."""
+
+    def spoil(step, loss):
+        return loss * nan if step == 76 else loss * 1000 if step >= 78 else loss
+
+    make = watched(actions=[SkipStep()], config=MonitorConfig(explosion_factor=1e9))
+    monitor = train(make_model(), make, steps=90, spoil=spoil)
+    assert told(monitor)[0] == (76, "non_finite")
+    [alert] = [alert for alert in monitor.alerts if alert.source == "calibrated"]
+    assert 78 <= alert.step <= 80
+    assert "training loss" in alert.reason
+
+
+def nan_loss_at(first):
+    return lambda step, loss: loss * nan if step >= first else loss
+
+
+def test_thresholds_of_ones_own_are_taken_and_broken_ones_refused(tmp_path):
+    own = tmp_path / "mine.json"
+    limits = {"alone": {"loss_jump": 1e9}, "together": {}, "full_scale": {}}
+    own.write_text(json.dumps(limits))
+    thousandfold = lambda step, loss: loss * 1000 if step >= 80 else loss  # noqa: E731
+    config = MonitorConfig(thresholds=own, explosion_factor=1e9)
+    monitor = train(make_model(), watched(config=config), steps=90, spoil=thousandfold)
+    assert not monitor.alerts
+    own.write_text("[]")
+    with pytest.raises(ValueError, match="threshold"):
+        MonitorConfig(thresholds=own)

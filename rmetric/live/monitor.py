@@ -33,7 +33,7 @@ from rmetric.detectors.registry import make_detector
 from rmetric.live.actions.action import Action, as_action
 from rmetric.live.actions.ranks import is_distributed, rank
 from rmetric.live.alerts import Alert, Verdict
-from rmetric.live.config import RULES, MonitorConfig
+from rmetric.live.config import MonitorConfig
 from rmetric.live.ddp import OwnGradient
 from rmetric.live.exchange import Exchange
 from rmetric.live.forward import ForwardProbes
@@ -196,7 +196,7 @@ class Monitor:
         self._detectors = {n: make_detector(n, thresholds=own) for n in config.detectors}
         self._alarmed: set[str] = set()  # detectors that were alarmed at the last record
         self._sounding: set[str] = set()  # rules that the last step broke
-        self._broken_at = 0  # the last step of which a rule has told
+        self._non_finite_at = 0  # the last step of which that rule has told
         self._rules = StepRules(
             factor=config.explosion_factor,
             window=config.explosion_window,
@@ -571,8 +571,8 @@ class Monitor:
 
     def _break(self, step: int, broken: list[tuple[str, str]]) -> None:
         for rule, reason in broken:
-            if rule in self.config.alert_on:
-                self._broken_at = step
+            if rule == "non_finite" and rule in self.config.alert_on:
+                self._non_finite_at = step
             self._raise(self._alert(step, rule, reason), again=rule in self._sounding)
         self._sounding = {rule for rule, _ in broken}
 
@@ -582,7 +582,7 @@ class Monitor:
         bad = loss is not None and not isfinite(loss)
         if bad and "non_finite" in self.config.alert_on:
             alert = self._alert(step, "non_finite", f"loss is {loss:g}")
-            self._broken_at = step
+            self._non_finite_at = step
             self._together.raised(alert, own=True)
             self._raise(alert, again=self._own_loss_bad, shared=False)
         self._own_loss_bad = bad
@@ -612,7 +612,8 @@ class Monitor:
             return
         messages = self._together.take()
         alerts = self._together.heard(messages) if messages is not None else []
-        self._broken_at = max([self._broken_at, *(a.step for a, _ in alerts if a.source in RULES)])
+        heard = (alert.step for alert, _ in alerts if alert.source == "non_finite")
+        self._non_finite_at = max([self._non_finite_at, *heard])
         awaiting, self._awaiting = self._awaiting, None
         if awaiting is not None:
             if messages is not None and messages.about(awaiting.record.step):
@@ -647,11 +648,24 @@ class Monitor:
 
     def _hear(self, alarms: dict[str, bool]) -> None:
         """An alarm is an alert where it begins."""
-        for name, alarmed in alarms.items():
-            if alarmed and name not in self._alarmed:
-                assert self.last is not None
+        assert self.last is not None
+        begun = {name for name, alarmed in alarms.items() if alarmed}
+        if self._non_finite_only() and self._told(self.last.step):
+            begun.discard("calibrated")  # the rule said it, before the step
+        for name in alarms:
+            if name in begun - self._alarmed:
                 self._raise(self._alert(self.last.step, name, self._reason(name)))
-        self._alarmed = {name for name, alarmed in alarms.items() if alarmed}
+        self._alarmed = begun
+
+    def _told(self, step: int) -> bool:
+        """Whether the rule has said of this step, or the one before, that it is not finite."""
+        return 0 <= step - self._non_finite_at <= 1
+
+    def _non_finite_only(self) -> bool:
+        """Whether the calibrated detector has nothing to say but that."""
+        detector = self._detectors.get("calibrated")
+        evidence = getattr(detector, "evidence", {})
+        return evidence.get("not_finite", 0.0) >= 1
 
     def _reason(self, name: str) -> str:
         if name != "r_metric":
@@ -664,9 +678,10 @@ class Monitor:
 
     def _raise(self, alert: Alert, *, again: bool = False, shared: bool = True) -> None:
         """`again`: a stretch of bad steps is said once; `shared`: all ranks see it alike."""
-        # What a rule said before the step is not said again after it.
-        told = alert.source == "calibrated" and 0 <= alert.step - self._broken_at <= 1
-        if told or alert.source not in self.config.alert_on:
+        if alert.source not in self.config.alert_on:
+            return
+        # Of another rank only the name of its detector is known.
+        if alert.source == "calibrated" and alert.rank != self.rank and self._told(alert.step):
             return
         self._tell(alert, again=again)
         if self._together is not None and shared:
