@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
+from rmetric.detectors import registry
 from rmetric.evaluation import __main__ as command
 from rmetric.evaluation.benchmark import read_results
 from rmetric.evaluation.data_sets import Refused, lab
 from rmetric.evaluation.measure import CEILINGS
+from rmetric.records import Record
 from rmetric.reporting import style
 from rmetric.reporting.detection import page as pages
 from rmetric.reporting.detection.tables import SCORES, TIMES, tables
@@ -113,6 +117,33 @@ def test_a_detector_is_added_to_those_that_are_there(results, laboratory, tmp_pa
     rows = json.loads((tmp_path / "lab.json").read_text())["rows"]
     assert list(rows) == ["loss_ewma", "always", *CEILINGS]
     assert rows == json.loads((results / "lab.json").read_text())["rows"]
+
+
+def test_a_peer_that_is_not_installed_here_keeps_its_row_and_version(results, laboratory, tmp_path):
+    there = json.loads((results / "lab.json").read_text())
+    rows = {"loss_ewma": there["rows"]["loss_ewma"], "somebody": there["rows"]["always"]}
+    there["rows"] = rows | {name: there["rows"][name] for name in ("always", *CEILINGS)}
+    there["made"]["versions"]["somebody"] = "1.2.3"
+    (tmp_path / "lab.json").write_text(json.dumps(there))
+    options = ("--data", "lab", "--lab", str(laboratory), "--lab-part", "development")
+    assert run(tmp_path, *options, "--detectors", "never") == 0
+    now = json.loads((tmp_path / "lab.json").read_text())
+    assert list(now["rows"]) == ["loss_ewma", "somebody", "always", "never", *CEILINGS]
+    assert json.loads((tmp_path / "provenance.json").read_text())["versions"]["somebody"] == "1.2.3"
+
+
+def test_the_recipe_of_the_page_is_a_detector():
+    page = (ROOT / "docs" / "benchmark.md").read_text(encoding="utf-8")
+    recipe = page.split("## Add a detector")[1]
+    [code, line] = re.findall(r"```python\n(.*?)```", recipe, re.DOTALL)
+    names: dict = {}
+    exec(textwrap.dedent(code), names)
+    detector = names["LossAbove"]()
+    assert not detector.update(Record(step=1, training_loss=3.0)).alarm
+    assert detector.update(Record(step=2, training_loss=5.0)).alarm
+    assert detector.reason == "training loss 5 is above 4"
+    assert re.fullmatch(r'\s*"loss_above": _baseline\("[\w ]+", LossAbove\),\s*', line)
+    assert callable(registry._baseline)
 
 
 def test_rows_of_other_runs_or_costs_do_not_stand_side_by_side(results, laboratory, capsys):

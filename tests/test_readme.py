@@ -135,3 +135,17 @@ def test_what_the_readme_says_of_the_sealed_part_is_so():
     assert f"Of the {row['Failing runs']} failures {instant} come within one step" in text
     assert f"the F1 is {float(row['F1 where there is a warning']):.2f}" in text
     assert 30 < float(row["Absorbed faults alarmed (%)"]) < 36  # "a third"
+
+
+def test_what_the_readme_says_of_the_public_logs_is_so():
+    results = json.loads((ROOT / "results/detection/real.json").read_bytes())
+    counts = next(note for note in results["notes"] if "failing or spiking" in note)
+    everyone, troubled, confident, healthy = re.search(
+        r"(\d+) runs: (\d+) failing or spiking \((\d+) of high confidence\), \d+ healthy \((\d+) of",
+        counts,
+    ).groups()
+    caught = float(benchmark("real")["Calibrated detector"]["Caught, all (%)"])
+    text = " ".join(README.split())
+    assert f"{confident} troubled and {healthy} healthy runs" in text
+    assert f"Of all {troubled} troubled ones it catches {caught:.0f} %" in text
+    assert int(everyone) > int(troubled)

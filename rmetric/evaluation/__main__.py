@@ -1,7 +1,7 @@
 """Every detector on every data set: one command makes all tables, figures and the page.
 
-    python -m rmetric.evaluation                                  everything
-    python -m rmetric.evaluation --data lab --detectors ewma      a new detector beside the rest
+    python -m rmetric.evaluation                                    everything
+    python -m rmetric.evaluation --data lab --detectors loss_ewma   a new detector beside the rest
 
 With `--detectors` the rows that are there already stay, and tables, figures and page are made
 of the old and the new ones. See docs/benchmark.md.
@@ -28,6 +28,7 @@ from rmetric.evaluation.benchmark import (
     read_results,
     results_of,
     trace_detectors,
+    versions,
     with_references,
     write_results,
 )
@@ -152,6 +153,8 @@ def run(options: argparse.Namespace) -> int:
             say(f"skipped {problem}")
         skipped += len(data.skipped)
         judge(data, names, costs, options)
+    if not done:
+        raise ValueError("there is nothing to judge")
     print("\n".join(report(options.out, done, page)))
     return 1 if skipped else 0
 
@@ -212,6 +215,7 @@ def made(data: DataSet, options: argparse.Namespace) -> dict[str, Any]:
     about: dict[str, Any] = {
         "commit": commit(),
         "uncommitted_changes": uncommitted_changes(),
+        "versions": versions(),
         "skipped": len(data.skipped),
         "thresholds_sha256": {path.name: sha256(path) for path in sorted(FROZEN.rglob("*.json"))},
         "seeds": {"detectors": traces.SEED, "bootstrap": intervals.SEED},

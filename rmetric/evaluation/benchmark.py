@@ -7,13 +7,17 @@ new detector can be added to them without showing the runs to all the others aga
 from __future__ import annotations
 
 import json
+import platform
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from joblib import Parallel, delayed
 
+import rmetric
 from rmetric.detectors import DETECTORS
 from rmetric.evaluation.data_sets import DataSet
 from rmetric.evaluation.measure import CEILINGS, REFERENCES, Row, Seen, ceilings, measure
@@ -30,6 +34,8 @@ CEILING_TITLES = {
 }
 #: Runs a task: enough to be worth sending, few enough for the bar to move.
 CHUNK = 8
+#: What the numbers may depend on; the last are other people's detectors.
+PACKAGES = ("numpy", "scikit-learn", "joblib", "trainpulse", "trainscope", "trainproof")
 
 Results = dict[str, Any]
 #: What is told of the calibrated detector alone.
@@ -127,10 +133,17 @@ def merged(path: Path, results: Results) -> Results:
             "change --out"
         )
     rows = rows | results["rows"]
-    order = [*DETECTORS, *CEILINGS]
-    known = {name: rows[name] for name in order if name in rows}
+    # Peers that are not installed here keep their rows, in the place that they had.
+    places = {name: i for i, name in enumerate([*DETECTORS, *CEILINGS])}
+    there_before: dict[str, int] = {}
+    last = -1
+    for name in there["rows"]:
+        last = there_before[name] = max(last, places.get(name, last))
+    known = {n: rows[n] for n in sorted(rows, key=lambda n: places.get(n, there_before.get(n, 0)))}
     # What is told of one detector stays where that one was not judged anew.
     kept = {key: there[key] for key in OF_OURS if key in there}
+    made = results["made"]
+    made["versions"] = there["made"].get("versions", {}) | made["versions"]
     return kept | results | {"rows": known}
 
 
@@ -146,6 +159,15 @@ def write_results(path: Path, results: Results) -> None:
 
 def _json(value: Any) -> str:
     return json.dumps(encode(value), ensure_ascii=False)
+
+
+def versions() -> dict[str, str]:
+    """Of what the numbers may depend on, where it is installed."""
+    found = {"rmetric": rmetric.__version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def read_results(path: Path) -> Results:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import rmetric
 from rmetric.evaluation.benchmark import Results, read_results
 from rmetric.logs import write_atomically
 from rmetric.reporting.detection.figures import build_figures
@@ -21,8 +18,6 @@ from rmetric.reporting.style import save, style
 #: In the order of the page; figures show those that are there.
 DATA_SETS = ("stress", "lab", "real", "lab_test")
 IN_FIGURES = ("lab", "stress", "real")
-#: What the numbers may depend on; the last are other people's detectors.
-PACKAGES = ("numpy", "scikit-learn", "joblib", "trainpulse", "trainscope", "trainproof")
 
 
 def report(folder: Path, shown: Sequence[str], page: Path | None = None) -> Iterator[str]:
@@ -87,15 +82,8 @@ def provenance(found: dict[str, Results]) -> dict[str, Any]:
             for name, results in found.items()
         },
         "versions": {
-            "rmetric": rmetric.__version__,
-            "python": platform.python_version(),
-            **{name: there for name in PACKAGES if (there := _version(name))},
+            package: there
+            for results in found.values()
+            for package, there in results["made"].get("versions", {}).items()
         },
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -174,6 +174,8 @@ def tables(results: Results) -> list[Table]:
     if results["name"] == "real":
         return found
     found += [recall_by_fault(results), alarms_by_change(results)]
+    if "opened" in results["made"] and "calibrated" in results["rows"]:
+        found.append(aims(results))
     makers = {"left_out": left_out, "missed": missed, "absorbed": absorbed}
     return [*found, *(make(results) for name, make in makers.items() if name in results)]
 
@@ -256,6 +258,76 @@ def left_out(results: Results) -> Table:
             "recall by fault is that of kinds left out."
         ],
     )
+
+
+class Aim(NamedTuple):
+    """What the calibrated detector was to reach on the sealed part, set before it was opened.
+
+    `bound` is a least value, or, of shares of false alarms, a most; `low` a least for the lower
+    end of the interval.
+    """
+
+    key: str
+    words: str
+    bound: float
+    most: bool = False
+    low: float | None = None
+
+
+AIMS = (
+    Aim("f1_warned", "F1 where there is a warning", 0.93, low=0.88),
+    Aim("f1", "F1, instant failures counted as missed", 0.93, low=0.88),
+    Aim("f1_strict_warned", "Strict F1 where there is a warning", 0.87),
+    Aim("f1_strict", "Strict F1, instant failures counted as missed", 0.87),
+    Aim("recall_warned", "Recall where there is a warning", 0.95),
+    Aim("minus_loss_ewma", "F1 minus EWMA's", 0.08, low=0.0),
+    Aim("early", "Early among acute failures", 0.6),
+    Aim("controls", "Controls alarmed (share)", 0.02, most=True),
+    Aim("benign", "Benign changes alarmed (share)", 0.05, most=True),
+)
+
+
+def aims(results: Results) -> Table:
+    """What was aimed at before the opening, what came, and what the best would have been."""
+    row, best = results["rows"]["calibrated"], results["rows"].get("ceiling", {})
+    rows: list[tuple[Cell, ...]] = []
+    for aim in AIMS:
+        measured = Estimate(*(number(value) for value in row[aim.key]))
+        ceiling = best.get(aim.key)
+        rows.append(
+            (
+                aim.words,
+                _aim(aim),
+                measured,
+                number(ceiling[0]) if ceiling else None,
+                "reached" if _reached(aim, measured) else "missed",
+            )
+        )
+    return Table(
+        name=f"{results['name']}_aims",
+        number=len(FAULT_GROUPS) + 6,
+        title=f"{results['title']}: what was aimed at before the opening",
+        columns=(
+            Column(label="Aim for the calibrated detector"),
+            Column(label="Set before"),
+            Column(label="Measured"),
+            Column(label="Ceiling"),
+            Column(label=""),
+        ),
+        rows=rows,
+        notes=["The ceiling is that of one who knows the truth."],
+    )
+
+
+def _aim(aim: Aim) -> str:
+    words = f"{'at most' if aim.most else 'at least'} {aim.bound:g}"
+    return words if aim.low is None else f"{words}, lower end at least {aim.low:g}"
+
+
+def _reached(aim: Aim, measured: Estimate) -> bool:
+    if aim.most:
+        return measured.point <= aim.bound
+    return measured.point >= aim.bound and (aim.low is None or measured.low > aim.low)
 
 
 def missed(results: Results) -> Table:
