@@ -156,7 +156,6 @@ def test_a_log_that_is_rotated_is_said_and_begun_again(tmp_path, how):
     [
         (b'{"log_history": [{"step": 1, "loss": 3.0}]}\n', "nothing to follow"),
         (b"\x1f\x8b\x08\0", "compressed: it cannot be followed"),
-        (log_of([3.0]) + b"Traceback\n", "line 2: not JSON"),
     ],
 )
 def test_what_cannot_be_followed_is_one_error(tmp_path, content, problem):

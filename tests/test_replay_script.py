@@ -287,7 +287,7 @@ def test_one_bad_file_never_loses_the_others_results(replay, tmp_path, capsys):
         ("empty.jsonl", b"", "the file is empty"),
         ("binary.jsonl", bytes(range(256)), "a binary file"),
         ("prose.jsonl", b"Dear diary,\n", "not a log that replay knows"),
-        ("broken.jsonl", own_log("x").replace(b'"METRICS"', b'"METRICS', 1), "line 2: "),
+        ("broken.jsonl", own_log("x").replace(b'"METRICS"', b'"METRICS'), "line 2: "),
         ("headless.jsonl", own_log("x").splitlines()[0] + b"\n", "no METRICS line"),
     ],
 )
@@ -444,7 +444,6 @@ def nested(depth: int) -> str:
         ("state.json", f'{{"log_history": [{{"step": {LONG}, "loss": 1}}]}}', "'step' is 1111"),
         ("huge.json", f'{{"log_history": [{{"step": {LONG * 20}}}]}}', "thousands of digits"),
         ("deep.json", f'{{"log_history": {DEEP}}}', "nested too deeply"),
-        ("deep.jsonl", f'{{"step": 1, "loss": 2.0}}\n{{"step": {DEEP}}}\n', "line 2: not JSON"),
         ("objects.jsonl", f'{{"step": 1, "loss": {nested(1000)}}}\n', "nested too deeply"),
         ("own.jsonl", f'{{"event": "METRICS", "step": {LONG}}}\n', "line 1: 'step': found 1111"),
         ("own_deep.jsonl", f'{{"event": "METRICS", "step": {DEEP}}}\n', "line 1: not JSON"),

@@ -128,14 +128,15 @@ def test_the_stream_of_an_own_log_is_what_is_read_whole(tmp_path):
 
 
 def test_what_comes_before_a_broken_line_has_been_read(tmp_path):
-    path = write(tmp_path, "log", jsonl(LINES) + b"Traceback\n" + jsonl(LINES))
+    broken = LINES[0] | {"train/loss": "high"}
+    path = write(tmp_path, "log", jsonl([*LINES, broken, *LINES]))
     found = []
 
     def keep():
         for _, record in open_log(path):
             found.append(record.step)
 
-    with pytest.raises(LogError, match="line 901: not JSON"):
+    with pytest.raises(LogError, match="line 901: 'train/loss' is 'high'"):
         keep()
     assert found == list(range(1, 900)), "the last one waits for what the next line adds"
 

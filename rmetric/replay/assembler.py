@@ -135,6 +135,11 @@ class Assembler:
                 yield complete
         yield from self.finish()
 
+    @property
+    def num_rows(self) -> int:
+        """Taken so far."""
+        return sum(state.rows for state in self._states.values())
+
     def take(self, row: Row) -> tuple[str, Record] | None:
         """Take the next row; return the record that is now complete, if there is one."""
         cells = row.cells

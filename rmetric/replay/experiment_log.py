@@ -16,6 +16,7 @@ from rmetric.replay.assembler import Batches
 from rmetric.replay.settings import settings_of
 from rmetric.replay.source import Source
 from rmetric.replay.stream import Stream
+from rmetric.strict_json import shown
 
 NAME = "experiment log (JSONL)"
 FOLLOWS = True
@@ -91,6 +92,7 @@ def read(source: Source, mapping: Mapping[str, str]) -> list[Run]:
 
 def _end(source: Source, reader: LogReader, mapping: Mapping[str, str], any_record: bool) -> None:
     run = reader.finish()
+    source.left_out.check(source.path)
     if not any_record:
         raise LogError(source.path, None, "no METRICS line: there is nothing to score")
     if mapping:
@@ -149,15 +151,24 @@ def _batches(
     for number, chunk in source.chunks():
         alike = _decoded(chunk)
         if alike is not None:
+            source.left_out.good += len(alike)
             yield [_record(s) for s in alike], [s.r_metric for s in alike]
             continue
         # One a time: where a line is wrong, those before it have been read.
         for at, line in enumerate(chunk.splitlines(keepends=True), start=number):
             alike = _decoded(line)
             if alike is not None:
+                source.left_out.good += len(alike)
                 yield [_record(s) for s in alike], [s.r_metric for s in alike]
                 continue
-            record = reader.take(at, _in_utf8(source, at, line))
+            try:
+                record = reader.take(at, _in_utf8(source, at, line))
+            except LogError:
+                if at == 1 or _is_object(line):
+                    raise
+                source.left_out.add(at, f"no JSON object: {shown(line)}")
+                continue
+            source.left_out.good += 1
             if record is not None:
                 yield [record], [_score(line)]
 
@@ -172,6 +183,13 @@ def _decoded(chunk: bytes) -> list[_Line] | None:
         if line.event != "METRICS" or not -_FAR < line.step < _FAR:
             return None
     return lines
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(parse_line(line), dict)
+    except ValueError:
+        return False
 
 
 def _in_utf8(source: Source, number: int, line: bytes) -> bytes:

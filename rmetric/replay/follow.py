@@ -14,6 +14,7 @@ from pathlib import Path
 from rmetric.logs import LogError
 from rmetric.records import Record
 from rmetric.replay import OpenLog, UnknownFormat, open_log
+from rmetric.replay.left_out import LeftOut
 from rmetric.replay.source import BLOCK, SHOWN, Source
 
 #: Records are handed on by `take(run id, record)`; what happens to the file by `say(words)`.
@@ -103,7 +104,9 @@ class Follower:
         for id, record in log:
             self._take(id, record)
             if self.stopped:
-                return
+                break
+        if source.left_out.bad > 1:
+            self._say(f"{self.path}: {source.left_out.note()}")
 
     def _may_grow_clear(self, source: Source) -> bool:
         size = self.path.stat().st_size
@@ -134,6 +137,7 @@ class _Growing(Source):
     def __init__(self, follower: Follower) -> None:
         self._follower = follower
         super().__init__(follower.path)
+        self.left_out = LeftOut(lambda words: follower._say(f"{follower.path}: {words}"))
 
     def _unpacked(self) -> Iterator[bytes]:
         follower, path = self._follower, self._follower.path

@@ -17,6 +17,7 @@ from rmetric.replay.columns import add_columns, check_mapping, choose_columns, p
 from rmetric.replay.rows import Row
 from rmetric.replay.source import Source
 from rmetric.replay.stream import Stream, check_has_loss
+from rmetric.strict_json import shown
 
 NAME = "JSONL (one object a line)"
 FOLLOWS = True
@@ -94,7 +95,7 @@ class _Reading:
                 yield complete[0], [complete[1]]
 
     def _entry(self, number: int, line: bytes, *, last: bool) -> dict[str, Any] | None:
-        """What line `number` holds; None for a last line that was cut off."""
+        """What line `number` holds; None for one that was cut off or is no object."""
         try:
             entry = parse_line(line)
         except ValueError:
@@ -102,21 +103,19 @@ class _Reading:
                 self.cut_off = [f"line {number} is cut off and was left out"]
                 return None
             entry = self._despite_foreign_bytes(number, line)
-        if not isinstance(entry, dict):
-            raise LogError(
-                self.source.path,
-                number,
-                f"a JSON object is accepted, found {_shown(line)}",
-            )
-        return entry
+        if isinstance(entry, dict):
+            return entry
+        left_out = self.source.left_out
+        left_out.good = self.assembler.num_rows
+        left_out.add(number, f"no JSON object: {shown(line)}")
+        return None
 
     def _despite_foreign_bytes(self, number: int, line: bytes) -> Any:
         text = self.source.decoded(number, line)
         try:
             return parse_line(text.encode())
         except ValueError:
-            problem = f"not JSON: {_shown(line)}"
-            raise LogError(self.source.path, number, problem) from None
+            return None
 
     def _learn(self, names: list[str]) -> None:
         """Take up columns that turn up in the middle of the log."""
@@ -131,6 +130,8 @@ class _Reading:
         except ValueError as error:
             raise LogError(self.source.path, None, str(error)) from None
         check_has_loss(self.source, self.columns, self.names)
+        self.source.left_out.good = self.assembler.num_rows
+        self.source.left_out.check(self.source.path)
         last = self.assembler.finish()
         for run in self.assembler.all_runs():
             run.notes += self.cut_off
@@ -164,7 +165,3 @@ def flat(entry: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             cells[f"{prefix}{name}"] = value
     return cells
-
-
-def _shown(line: bytes) -> str:
-    return repr(line.strip()[:60])

@@ -17,6 +17,7 @@ from typing import IO, Any
 import numpy as np
 
 from rmetric.logs import LogError
+from rmetric.replay.left_out import LeftOut
 
 #: Bytes read at a time: what is made of them then fits into the processor's cache.
 BLOCK = 1 << 16
@@ -40,11 +41,12 @@ class Source:
     Attributes:
         head: its beginning as UTF-8, about `HEAD` bytes.
         cut: whether the line that was read last lacks its end.
+        left_out: lines that the reader could not read and passed over.
     """
 
     def __init__(self, path: Path, *, longest_line: int = LONGEST_LINE) -> None:
         self.path, self.longest_line = path, longest_line
-        self.cut = False
+        self.cut, self.left_out = False, LeftOut()
         self._notes: list[str] = []
         self._replaced = self._first_replaced = self._nulls = 0
         self._blocks = self._unpacked()
@@ -61,6 +63,8 @@ class Source:
             )
         if self._nulls:
             notes.append(f"{self._nulls} zero bytes between the lines were left out")
+        if self.left_out.bad:
+            notes.append(self.left_out.note())
         return notes
 
     def head_text(self) -> str:

@@ -10,7 +10,7 @@ from rmetric.logs import LogError
 from rmetric.records import Record, Run
 from rmetric.replay.assembler import Assembler, Batches
 from rmetric.replay.columns import Columns, choose_columns, listed
-from rmetric.replay.rows import Row, UnknownFormat
+from rmetric.replay.rows import BadRow, Row, UnknownFormat, number
 from rmetric.replay.source import Source
 
 
@@ -52,16 +52,38 @@ class Reader(Protocol):
 def stream_rows(
     source: Source, columns: Columns, rows: Iterable[Row], notes: list[str] | None = None
 ) -> Stream:
-    """The stream of a format that yields rows; `notes` go to every run at the end."""
+    """The stream of a format that yields rows; `notes` go to every run at the end.
+
+    A row without any number is none: words with as many commas as the header has.
+    """
     assembler = Assembler(source.path, columns)
 
     def batches() -> Batches:
-        for id, record in assembler.records(rows):
+        for row in rows:
+            try:
+                complete = assembler.take(row)
+            except BadRow as error:
+                if error.line is None or any(map(_is_number, row.cells.values())):
+                    raise
+                source.left_out.good -= 1
+                source.left_out.add(error.line, error.problem)
+                continue
+            if complete is not None:
+                yield complete[0], [complete[1]]
+        source.left_out.check(source.path)
+        for id, record in assembler.finish():
             yield id, [record]
         for run in assembler.all_runs():
             run.notes += notes or []
 
     return Stream(batches=batches(), runs=assembler.runs, held=assembler.held)
+
+
+def _is_number(cell: object) -> bool:
+    try:
+        return number(cell) is not None
+    except (ValueError, OverflowError):
+        return False
 
 
 def columns_of_table(source: Source, names: list[str], mapping: Mapping[str, str]) -> Columns:

@@ -10,6 +10,7 @@ from rmetric.logs import LogError
 from rmetric.replay.rows import Row
 from rmetric.replay.source import Source
 from rmetric.replay.stream import Stream, columns_of_table, stream_rows
+from rmetric.strict_json import shown
 
 NAME = "CSV with a header line"
 FOLLOWS = True
@@ -44,21 +45,24 @@ class Table:
         for line, cells in self._cells():
             if len(cells) < size:
                 if not self.source.cut:
-                    raise self._other_size(line, cells)
+                    self._leave_out(line, cells)
+                    continue
                 self.notes.append(f"line {line} is cut off and was left out")
                 continue
             if len(cells) > size and any(cell.strip() for cell in cells[size:]):
-                raise self._other_size(line, cells)
+                self._leave_out(line, cells)
+                continue
             filled = {}
             for name, place in places:
                 cell = cells[place]
                 if cell and (cell := cell.strip()):
                     filled[name] = cell
+            self.source.left_out.good += 1
             yield Row(line, filled)
 
-    def _other_size(self, line: int, cells: list[str]) -> LogError:
-        problem = f"{len(cells)} cells, the header has {len(self._header)}"
-        return LogError(self.source.path, line, problem)
+    def _leave_out(self, line: int, cells: list[str]) -> None:
+        size = f"{len(cells)} cells, the header has {len(self._header)}"
+        self.source.left_out.add(line, f"{size}: {shown(self._delimiter.join(cells))}")
 
     def _cells(self) -> Iterator[tuple[int, list[str]]]:
         """Number of the last line and cells of each row below the header that is not blank."""

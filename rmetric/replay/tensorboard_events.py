@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rmetric.logs import LogError
+from rmetric.replay.left_out import LeftOut
 from rmetric.replay.rows import Row
 from rmetric.replay.source import Source
 from rmetric.replay.stream import Stream, columns_of_table, stream_rows
@@ -59,7 +60,7 @@ class _Nameless(Source):
     """The path alone: the package reads the bytes."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.left_out = path, LeftOut()
 
 
 def _rows(loader: Any, files: list[Path]) -> Iterator[Row]:
