@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from math import inf, nan
 from random import Random
@@ -13,6 +14,7 @@ import pytest
 
 from rmetric.replay import (
     LogError,
+    open_log,
     read_log,
     text_deepspeed,
     text_fairseq,
@@ -27,6 +29,7 @@ from rmetric.replay import (
     text_torchtitan,
     text_torchtune,
 )
+from rmetric.replay.text_readers import AsReader
 
 OWN = (
     text_hugging_face,
@@ -328,7 +331,7 @@ def test_a_log_is_read_as_it_stands(name):
 def test_a_log_is_known_by_its_own_reader_alone(name):
     own, text, _ = SAMPLES[name]
     # What DeepSpeed prints stands in logs of all that it trains: it is asked last.
-    known = [reader for reader in OWN if reader.matches(text)]
+    known = [reader for reader in OWN if AsReader(reader).matches(text)]
     assert known[0] is own
     assert known[1:] in ([], [text_deepspeed])
 
@@ -342,6 +345,16 @@ def test_junk_between_the_lines_colours_and_carriage_returns_change_nothing(name
     ended = text.replace("\n", "\r\n") if "\r" not in text else text
     coloured = "".join(f"\x1b[1m{line}\x1b[0m\n{junk}" for line in ended.split("\n") if line)
     assert alike(cells_of(reader, coloured)) == alike(expected)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_log_in_which_every_word_is_coloured_is_known_and_read(name, tmp_path):
+    own, text, expected = SAMPLES[name]
+    coloured = re.sub(r"[^\s\r]+", "\x1b[31m\\g<0>\x1b[38;2;180;60;0m", text)
+    assert AsReader(own).matches(coloured)
+    assert alike(cells_of(own, coloured)) == alike(expected)
+    (tmp_path / "log").write_text(coloured, encoding="utf-8")
+    assert open_log(tmp_path / "log").format == own.NAME
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -28,7 +28,16 @@ def pieces(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
     for number, text in lines:
         for piece in text.split("\r") if "\r" in text else (text,):
             if piece and len(piece) <= LONGEST:
-                yield number, _ESCAPE.sub("", piece) if "\x1b" in piece else piece
+                yield number, without_colours(piece)
+
+
+def without_colours(text: str) -> str:
+    """`text` without what colours it and moves the cursor.
+
+    >>> without_colours("\\x1b[31mstep:  1  \\x1b[32mloss:  2.5\\x1b[0m")
+    'step:  1  loss:  2.5'
+    """
+    return _ESCAPE.sub("", text) if "\x1b" in text else text
 
 
 def number_in(text: str | None) -> float | None:

@@ -3,7 +3,7 @@
 Each is a module ``text_<program>.py`` with
 
     NAME        of the format, as messages and the index print it
-    matches     whether the beginning of a file (up to 64 KiB) is in this format
+    matches     whether the beginning of a file (up to 64 KiB), without colours, is in this format
     rows        from numbered lines, without their ends, to rows, as a generator that
                 holds no more than it needs: a file may be larger than the memory
 
@@ -46,7 +46,7 @@ from rmetric.replay.columns import Columns, named_by_target
 from rmetric.replay.rows import Row
 from rmetric.replay.source import Source
 from rmetric.replay.stream import Reader, Stream, stream_rows
-from rmetric.replay.text_parts import LONGEST
+from rmetric.replay.text_parts import LONGEST, without_colours
 
 #: Bytes shown to `matches` at a time.
 WINDOW = 1 << 16
@@ -89,7 +89,10 @@ class AsReader:
     FOLLOWS = True
 
     def __init__(self, reader: TextReader) -> None:
-        self.NAME, self.matches, self._reader = reader.NAME, reader.matches, reader
+        self.NAME, self._reader = reader.NAME, reader
+
+    def matches(self, head: str) -> bool:
+        return self._reader.matches(without_colours(head))
 
     def stream(self, source: Source, mapping: Mapping[str, str]) -> Stream:
         others = getattr(self._reader, "OTHER_NAMES", ())
@@ -97,7 +100,7 @@ class AsReader:
         columns = Columns(by_target=named_by_target().by_target | wanted)
         notes: list[str] = []
         if not wanted and hasattr(self._reader, "notes"):
-            notes += self._reader.notes(source.head_text())
+            notes += self._reader.notes(without_colours(source.head_text()))
         if len(wanted) < len(mapping):
             notes.append("--map is not needed for this format and was not used")
         return stream_rows(source, columns, self._reader.rows(whole_lines(source, notes)), notes)
@@ -111,11 +114,11 @@ class Pairs:
 
     @staticmethod
     def matches(head: str) -> bool:
-        return text_pairs.matches(head)
+        return text_pairs.matches(without_colours(head))
 
     @staticmethod
     def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
-        notes = text_pairs.notes(source.head.decode("utf-8", "replace"), mapping)
+        notes = text_pairs.notes(without_colours(source.head.decode("utf-8", "replace")), mapping)
         rows = text_pairs.rows(whole_lines(source, notes), mapping)
         return stream_rows(source, named_by_target(), rows, notes)
 

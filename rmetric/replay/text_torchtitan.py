@@ -9,10 +9,8 @@ from rmetric.replay.rows import Row
 from rmetric.replay.text_parts import Clock, FirstRank, pieces, put, rank_of, row
 
 NAME = "torchtitan text"
-_COLOUR = r"(?:\x1b\[[\d;]*m)*"
 _MARK = re.compile(
-    rf"\bstep:\s+\d+\s+{_COLOUR}\s*(?:global_avg_)?loss:\s+\S+\s+"
-    r".{0,300}(?:grad_norm|memory|tps):\s"
+    r"\bstep:\s+\d+\s+(?:global_avg_)?loss:\s+\S+\s+.{0,300}(?:grad_norm|memory|tps):\s"
 )
 _STEP = re.compile(r"\b(validate )?step:\s+(\d+)\s+(?:\w*_)?loss:\s+(\S+)(.*)")
 _NORM = re.compile(r"\bgrad_norm:\s+(\S+)")
