@@ -160,6 +160,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def judge(data: DataSet, names: Sequence[str], costs: Costs, options: argparse.Namespace) -> None:
+    say(f"{data.title}: {len(data.runs)} runs, {len(names)} detectors")
     with tqdm(total=len(data.runs), unit="run", desc=data.name, disable=None) as bar:
         seen = trace_detectors(
             with_references(names), data.runs, num_processes=options.processes, advance=bar.update

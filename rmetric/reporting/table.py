@@ -34,7 +34,7 @@ class Table:
 
     Attributes:
         name: of its files.
-        number: as people refer to it.
+        number: as people refer to it; 0 for one that has none.
         title: one line, without the number.
         columns, rows: every row as long as `columns`.
         notes: in sentences, printed below.
@@ -51,7 +51,7 @@ class Table:
 
     @property
     def heading(self) -> str:
-        return f"Table {self.number}. {self.title}"
+        return f"Table {self.number}. {self.title}" if self.number else self.title
 
     def shown(self) -> list[list[str]]:
         """The cells as people read them."""

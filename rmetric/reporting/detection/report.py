@@ -11,7 +11,7 @@ from rmetric.evaluation.benchmark import Results, read_results
 from rmetric.logs import write_atomically
 from rmetric.reporting.detection.figures import build_figures
 from rmetric.reporting.detection.page import refresh
-from rmetric.reporting.detection.tables import tables, wide
+from rmetric.reporting.detection.tables import short, tables, wide
 from rmetric.reporting.renderers import to_csv, to_markdown, to_text
 from rmetric.reporting.style import save, style
 
@@ -24,7 +24,7 @@ def report(folder: Path, shown: Sequence[str], page: Path | None = None) -> Iter
     """Write all that follows from the results in `folder`; yields what a terminal shows.
 
     Args:
-        shown: data sets whose first two tables are yielded.
+        shown: data sets of which the short table is yielded.
         page: a document whose generated parts are made anew; None for none.
     """
     found = {
@@ -35,7 +35,7 @@ def report(folder: Path, shown: Sequence[str], page: Path | None = None) -> Iter
     for name, results in found.items():
         write_tables(folder, results)
         if name in shown:
-            yield from (to_text(table) for table in tables(results)[:2])
+            yield to_text(short(results))
     captions = write_figures(folder, [found[name] for name in IN_FIGURES if name in found])
     sources = json.dumps(provenance(found), indent=2).encode()
     write_atomically(folder / "provenance.json", [sources, b"\n"])

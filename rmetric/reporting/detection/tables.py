@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from rmetric.evaluation.benchmark import Results
@@ -200,6 +201,41 @@ def table(results: Results, group: Group, number: int) -> Table:
         ),
         rows=rows,
         notes=[*group.notes, *(results["notes"] if number == 1 else [])],
+    )
+
+
+#: What a terminal shows: points alone, as wide as a screen.
+SHORT = (
+    Field("f1", "F1"),
+    Field("f1_strict", "Strict"),
+    Field("recall_warned", "Recall"),
+    Field("controls", "Controls (%)", 0, True),
+    Field("benign", "Benign (%)", 0, True),
+    Field("utility", "Utility"),
+)
+SHORT_REAL = (
+    Field("caught_high", "Caught (%)", 0, True),
+    Field("healthy_high", "Healthy (%)", 0, True),
+    Field("caught", "Caught, all (%)", 0, True),
+    Field("f1", "F1, causal"),
+)
+
+
+def short(results: Results) -> Table:
+    """The numbers that matter most, without their intervals."""
+    fields = SHORT_REAL if results["name"] == "real" else SHORT
+    whole = table(results, Group("short", "in short", fields), 0)
+    rows: list[tuple[Cell, ...]] = [
+        tuple(c.point if isinstance(c, Estimate) else c for c in row) for row in whole.rows
+    ]
+    what = (
+        "Caught in time, and healthy runs alarmed, of those with a confident label; all caught."
+        if results["name"] == "real"
+        else "Causal, first alert latched. Recall where there is a warning; controls and benign "
+        "changes alarmed."
+    )
+    return replace(
+        whole, rows=rows, notes=[f"{what} Intervals and the rest: {results['name']}.md."]
     )
 
 
