@@ -143,3 +143,13 @@ def test_the_page_says_what_the_rows_say():
     assert f"from {before:.2f} to {after:.2f}" in PAGE
     most = max(float(fault[step]["r_metric"]) for step in range(400, 420))
     assert f"R is {most:.2f} at most" in PAGE
+
+
+def test_the_page_says_what_the_calibrated_detector_made_of_it():
+    summary = json.loads((RESULTS / "summary.json").read_text(encoding="utf-8"))
+    calibrated, fault = summary["other_detectors"]["calibrated"], summary["runs"]["fault"]
+    assert calibrated["control"]["first_alert_step"] is None
+    alarm = calibrated["fault"]["first_alert_step"]
+    assert alarm - fault["onset_step"] == 3
+    assert f"is silent in the control and alarms at step {alarm}, three steps after" in PAGE
+    assert calibrated["fault"]["causal"]["false_alarm"]

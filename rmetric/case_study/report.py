@@ -12,7 +12,7 @@ import numpy as np
 
 from rmetric.case_study.folder import Folder
 from rmetric.case_study.plot import plot_twins
-from rmetric.detectors import IN_PAPER
+from rmetric.detectors import DETECTORS, IN_PAPER
 from rmetric.evaluation import PROTOCOLS, Trace, judge, trace
 from rmetric.logs import read_log, write_atomically
 from rmetric.metric import Components
@@ -36,8 +36,8 @@ def write_report(folder: Folder) -> None:
         done[name] |= about_run(run)
     folder.summary["other_detectors"] = {
         name: {of: _judged(run.run, trace(name, run.run)) for of, run in scored.items()}
-        for name, entry in IN_PAPER.items()
-        if entry.kind == "baseline" and not entry.sees_future
+        for name, entry in (IN_PAPER | {"calibrated": DETECTORS["calibrated"]}).items()
+        if entry.kind in ("baseline", "ours") and not entry.sees_future
     }
     folder.write()
     write_results(folder.path / "results.csv", scored)
