@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 
 from rmetric.__main__ import main
 from rmetric.commands import COMMANDS
+from rmetric.detectors.calibrated.thresholds import default_thresholds, thresholds_to_json
 from rmetric.logs import LogError
 from rmetric.records import Record
 from rmetric.replay.follow import Follower
@@ -274,6 +276,28 @@ def test_a_wrong_command_line_is_one_error(arguments, code, problem, capsys):
         found = ended.code
     assert found == code
     assert problem in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        ("replay a.csv --detector loss_ewma", "--detector is for --follow (or rmetric watch)"),
+        ("replay a.csv --exit-on-alarm --wait", "--exit-on-alarm, --wait are for --follow"),
+        ("replay a.csv --stop-after 0", "--stop-after is for --follow"),
+        ("replay --follow a.csv --out b --plots 0", "--out, --plots are not for --follow"),
+        ("watch a.csv --detector loss_ewma --thresholds t.json", "loss_ewma has no such file"),
+    ],
+)
+def test_an_option_that_would_be_passed_over_is_an_error(
+    tmp_path, monkeypatch, capsys, command, problem
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.csv").write_text("step,loss\n1,2.0\n")
+    stated = thresholds_to_json(default_thresholds())
+    (tmp_path / "t.json").write_text(json.dumps(stated))
+    assert main(command.split()) == 2
+    assert problem in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"a.csv", "t.json"}
 
 
 def test_detectors_that_see_the_future_are_no_choice(tmp_path, capsys):

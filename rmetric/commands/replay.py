@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rmetric.commands.watch import add_following, follow
+from rmetric.commands.watch import FOLLOWING, add_following, follow
 from rmetric.metric import PRESETS
 from rmetric.replay import find_logs
 from rmetric.replay.arguments import add_mapping, add_thresholds
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 NAME = "replay"
 HELP = "replay logs that exist already: scores, alerts, a page for each run"
 DEFAULT_LOGS = "logs_FULL_METRIC"
+DEFAULT_OUT = Path("results/replay")
 DEFAULT_PLOTS = 20
+_ALL = sys.maxsize
 _ENDED = {
     "healthy": "was healthy",
     "absorbed": "absorbed a fault",
@@ -46,8 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"log, folder or glob (default: {DEFAULT_LOGS})",
     )  # fmt: skip
     parser.add_argument(
-        "--out", type=Path, default=Path("results/replay"),
-        help="folder for the results (default: %(default)s)",
+        "--out", type=Path, help=f"folder for the results (default: {DEFAULT_OUT})",
     )  # fmt: skip
     parser.add_argument(
         "--preset", choices=sorted(PRESETS),
@@ -57,8 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_mapping(parser)
     add_thresholds(parser)
     parser.add_argument(
-        "--plots", type=parse_plots, default=DEFAULT_PLOTS, metavar="all|none|N",
-        help="how many runs to draw, the first ones (default: %(default)s)",
+        "--plots", type=parse_plots, metavar="all|none|N",
+        help="how many runs to draw as PNG and PDF files, the first ones "
+        f"(default: {DEFAULT_PLOTS})",
     )  # fmt: skip
     parser.add_argument(
         "--follow", action="store_true",
@@ -67,10 +69,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_following(parser)
 
 
-def parse_plots(text: str) -> int | None:
-    """The number of plots; None for all."""
+def parse_plots(text: str) -> int:
+    """The number of plots."""
     if text == "all":
-        return None
+        return _ALL
     if text == "none":
         return 0
     if text.isdigit():
@@ -83,11 +85,33 @@ def run(options: argparse.Namespace) -> int:
         if len(options.paths) != 1 or options.paths == [DEFAULT_LOGS]:
             print("error: --follow takes one PATH, a file", file=sys.stderr)
             return 2
+        stray = _given(options, ("out", "preset", "plots"))
+        if stray:
+            print(f"error: {stray} not for --follow, which writes no results", file=sys.stderr)
+            return 2
         return follow(Path(options.paths[0]), options)
+    stray = _given(options, FOLLOWING)
+    if stray:
+        print(
+            f"error: {stray} for --follow (or rmetric watch): replay shows each run to the "
+            "calibrated detector, and ends when all were read",
+            file=sys.stderr,
+        )
+        return 2
     return replay(options)
 
 
+def _given(options: argparse.Namespace, names: tuple[str, ...]) -> str:
+    """Those of the options that stand on the command line, as the subject of a sentence."""
+    values = {name: getattr(options, name) for name in names}
+    given = [name for name, value in values.items() if value is not None and value is not False]
+    words = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+    return f"{words} {'is' if len(given) == 1 else 'are'}" if given else ""
+
+
 def replay(options: argparse.Namespace) -> int:
+    if options.out is None:
+        options.out = DEFAULT_OUT
     from tqdm import tqdm
 
     from rmetric.reporting.replay_report import replay_logs
@@ -108,7 +132,7 @@ def replay(options: argparse.Namespace) -> int:
             preset=options.preset,
             mapping=dict(options.map),
             thresholds=options.thresholds,
-            most_plots=options.plots,
+            most_plots=DEFAULT_PLOTS if options.plots is None else options.plots,
             named=lambda path: ".jsonl" in path.suffixes or not set(folders) & set(path.parents),
         )
     except OSError as error:

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from rmetric.detectors import DETECTORS, make_detector
+from rmetric.detectors.registry import CALIBRATED
 from rmetric.logs import LogError
 from rmetric.replay.arguments import add_mapping, add_thresholds
 from rmetric.replay.follow import Follower
@@ -19,6 +20,8 @@ from rmetric.replay.watch import Watch, Webhook, message
 NAME = "watch"
 HELP = "follow a log that is being written, and alarm (replay --follow)"
 DEFAULT_DETECTOR = "calibrated"
+#: What `add_following` adds; None or False where it was not given.
+FOLLOWING = ("detector", "webhook", "exit_on_alarm", "stop_after", "wait")
 ALARMED = 3
 EXAMPLES = """examples:
   rmetric watch run.jsonl --detector calibrated
@@ -40,8 +43,8 @@ def add_following(parser: argparse.ArgumentParser) -> None:
     """The options that `watch` and `replay --follow` share."""
     online = sorted(name for name, entry in DETECTORS.items() if not entry.sees_future)
     parser.add_argument(
-        "--detector", choices=online, default=DEFAULT_DETECTOR, metavar="NAME",
-        help=f"which judges the records (default: %(default)s): {', '.join(online)}",
+        "--detector", choices=online, metavar="NAME",
+        help=f"which judges the records (default: {DEFAULT_DETECTOR}): {', '.join(online)}",
     )  # fmt: skip
     parser.add_argument(
         "--webhook", metavar="URL", help="post each alarm there as JSON; it is tried three times"
@@ -72,7 +75,9 @@ def run(options: argparse.Namespace) -> int:
 
 def follow(path: Path, options: argparse.Namespace) -> int:
     """Follow one log as the options say; returns the exit code."""
+    options.detector = options.detector or DEFAULT_DETECTOR
     try:
+        check_thresholds(options)
         hook = Webhook(options.webhook, _say) if options.webhook else None
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -103,6 +108,15 @@ def follow(path: Path, options: argparse.Namespace) -> int:
         hook.close()
     _say(f"{path}: {watch.num_records} records, {watch.num_alarms} alarms ({options.detector})")
     return ALARMED if code == 0 and options.exit_on_alarm and watch.num_alarms else code
+
+
+def check_thresholds(options: argparse.Namespace) -> None:
+    """Raise ValueError for a threshold file that the detector would not look at."""
+    if options.thresholds is not None and options.detector not in CALIBRATED:
+        known = " or ".join(sorted(CALIBRATED))
+        raise ValueError(
+            f"--thresholds is for --detector {known}: {options.detector} has no such file"
+        )
 
 
 def _run(follower: Follower) -> int:
