@@ -172,7 +172,7 @@ def test_runs_are_watched_apart_and_no_more_than_a_bounded_number():
     alarms = []
     from rmetric.detectors import Always
 
-    watch = Watch(Always, lambda *alarm: alarms.append(alarm))
+    watch = Watch(Always, alarms.append)
     for n in range(MOST_RUNS + 10):
         for step in (1, 2):
             watch.take(f"run{n}", Record(step=step, training_loss=1.0))
@@ -241,7 +241,9 @@ def test_watch_alarms_with_the_reason_posts_it_and_ends_with_3(tmp_path, capsys)
     path = tmp_path / "run.jsonl"
     path.write_bytes(log_of([*HEALTHY, 9.0, 9.0, 3.0]))
     with WebhookServer() as server:
-        code = watch(path, "--exit-on-alarm", "--stop-after", 5, "--webhook", server.url)
+        code = watch(
+            path, "--exit-on-alarm", "--stop-after", 5, "--webhook", server.url, "--from-start"
+        )
         assert code == 3
         ((_, kind, body),) = server.messages
     assert kind == "application/json"
@@ -256,7 +258,12 @@ def test_watch_ends_with_0_when_the_log_no_longer_grows(tmp_path, capsys):
     path = tmp_path / "run.jsonl"
     path.write_bytes(log_of(HEALTHY))
     assert watch(path, "--stop-after", 0) == 0
-    assert "40 records, 0 alarms" in capsys.readouterr().err
+    first, last = capsys.readouterr().err.splitlines()
+    assert first == (
+        f"{path}: JSONL (one object a line); columns guessed by name: 'step' as step, 'loss' as "
+        "loss, 'val_loss' as eval_loss; 40 records so far; watched by loss_z_score"
+    )
+    assert last == f"{path}: 40 records, 0 alarms (loss_z_score)"
     assert main(["replay", "--follow", str(path), "--stop-after", "0"]) == 0
 
 
@@ -298,6 +305,120 @@ def test_an_option_that_would_be_passed_over_is_an_error(
     assert main(command.split()) == 2
     assert problem in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"a.csv", "t.json"}
+
+
+# What is news and what is not
+
+
+class Scripted:
+    """A detector whose verdict is the record's: the loss says which."""
+
+    VERDICTS = ("", "failure under way", "recovering spike")
+
+    def __init__(self) -> None:
+        self.score, self.verdict = 0.0, ""
+
+    def update(self, record: Record) -> Scripted:
+        self.score = record.training_loss
+        self.verdict = self.VERDICTS[int(self.score)]
+        return self
+
+    @property
+    def alarm(self) -> bool:
+        return self.score > 0
+
+    @property
+    def reason(self) -> str:
+        return f"{self.verdict}: a loss" if self.alarm else ""
+
+
+@pytest.fixture
+def scripted(tmp_path, monkeypatch):
+    """Watch a log of what `Scripted` says: some of it there, some added once it is watched."""
+    monkeypatch.setattr("rmetric.commands.watch.make_detector", lambda *_, **__: Scripted())
+    path = tmp_path / "run.jsonl"
+
+    def lines(verdicts, first: int) -> bytes:
+        return b"".join(
+            orjson.dumps({"step": s, "loss": v}) + b"\n" for s, v in enumerate(verdicts, first)
+        )
+
+    def call(there, added, *options, path=path) -> tuple[int, list[dict]]:
+        path.write_bytes(lines(there, 1))
+        timer = threading.Timer(1.6, lambda: append(path, lines(added, len(there) + 1)))
+        with WebhookServer() as server:
+            if added:
+                timer.start()
+            stop_after = "3" if added else "0"
+            hook = ["--webhook", server.url]
+            code = main(["watch", str(path), "--stop-after", stop_after, *hook, *options])
+            timer.cancel()
+            return code, [body for _, _, body in server.messages]
+
+    return call
+
+
+def test_an_alarm_its_change_and_its_end_are_a_line_each_and_only_what_is_urgent_is_posted(
+    scripted, capsys
+):
+    code, posted = scripted([0, 1, 0], [1, 1, 2, 2, 1, 0, 0])
+    assert code == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "ALARM run: step 2: failure under way: a loss (before watching)",
+        "ENDED run: step 3: the alarm of step 2 is over (before watching)",
+        "ALARM run: step 4: failure under way: a loss",
+        "CHANGED run: step 6: recovering spike: a loss (it was: failure under way)",
+        "CHANGED run: step 8: failure under way: a loss (it was: recovering spike)",
+        "ENDED run: step 9: the alarm of step 4 is over",
+    ]
+    assert [(body["event"], body["step"]) for body in posted] == [("ALARM", 4), ("CHANGED", 8)]
+    assert posted[1]["verdict"] == "failure under way"
+
+
+@pytest.mark.parametrize(
+    ("there", "options", "code", "steps"),
+    [
+        ([0, 1, 0], [], 0, []),
+        ([0, 1, 0], ["--from-start"], 3, [2]),
+        ([0, 1, 1], [], 3, [2]),
+    ],
+)
+def test_an_alarm_from_before_counts_where_it_lasts_or_where_that_is_asked_for(
+    scripted, there, options, code, steps
+):
+    found, posted = scripted(there, [], "--exit-on-alarm", *options)
+    assert found == code
+    assert [body["step"] for body in posted] == steps
+
+
+def test_a_log_that_never_came_was_not_healthy(tmp_path, capsys):
+    path = tmp_path / "never.jsonl"
+    assert watch(path, "--wait", "--stop-after", 0.3) == 1
+    said = capsys.readouterr().err
+    assert "not there yet, waiting for it" in said
+    assert f"error: {path}: it never came: nothing was watched" in said
+
+
+def test_a_log_that_is_removed_is_said_and_is_no_good_end(tmp_path, capsys):
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(log_of(HEALTHY))
+    threading.Timer(0.4, path.unlink).start()
+    assert watch(path, "--stop-after", 1.5) == 1
+    said = capsys.readouterr().err
+    assert said.count("it was removed or moved; waiting for it to come back") == 1
+    assert f"error: {path}: it was removed while it was watched" in said
+
+
+def test_a_run_s_name_cannot_write_on_the_terminal(tmp_path, capsys):
+    path = tmp_path / "run.csv"
+    rows = "".join(
+        f"{s},{9.0 if s > 40 else 3 + s % 2 / 9},\x1b[2Jall\u202e well\n" for s in range(43)
+    )
+    path.write_text("step,val_loss,run_id\n" + rows)
+    assert watch(path, "--stop-after", 0, "--exit-on-alarm") == 3
+    said = capsys.readouterr()
+    assert said.out.startswith(r"ALARM run__\x1b[2Jall\u202e well: step 41: ")
+    assert (said.out + said.err).replace("\n", "").isprintable()
 
 
 def test_detectors_that_see_the_future_are_no_choice(tmp_path, capsys):

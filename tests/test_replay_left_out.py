@@ -83,6 +83,6 @@ def test_watch_goes_on_and_says_it_once_and_how_many_at_the_end(tmp_path, capsys
     code = main(["watch", str(path), "--stop-after", "0", "--detector", "loss_ewma"])
     found = capsys.readouterr()
     assert code == 0
-    assert "ALARM run: step 6" in found.out
+    assert "ALARM run: step 61: " in found.out
     assert "run.jsonl: a line could not be read and was left out, line 41: " in found.err
     assert "run.jsonl: 4 lines could not be read and were left out, the first is" in found.err

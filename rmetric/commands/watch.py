@@ -8,28 +8,31 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from rmetric.detectors import DETECTORS, make_detector
 from rmetric.detectors.registry import CALIBRATED
 from rmetric.logs import LogError
+from rmetric.printed import counted, printable
+from rmetric.replay import OpenLog
 from rmetric.replay.arguments import add_mapping, add_thresholds
 from rmetric.replay.follow import Follower
-from rmetric.replay.watch import Watch, Webhook, message
+from rmetric.replay.watch import ALARM, Watch, Webhook, Word, message
 
 NAME = "watch"
 HELP = "follow a log that is being written, and alarm (replay --follow)"
 DEFAULT_DETECTOR = "calibrated"
 #: What `add_following` adds; None or False where it was not given.
-FOLLOWING = ("detector", "webhook", "exit_on_alarm", "stop_after", "wait")
+FOLLOWING = ("detector", "webhook", "exit_on_alarm", "stop_after", "from_start", "wait")
 ALARMED = 3
 EXAMPLES = """examples:
   rmetric watch run.jsonl --detector calibrated
-  rmetric watch train.log --wait --exit-on-alarm && echo healthy
+  rmetric watch train.log --wait --exit-on-alarm --stop-after 600 && echo healthy
   rmetric watch metrics.csv --webhook https://example.org/hook --stop-after 3600
 
-exit codes: 0 the log did not grow for --stop-after seconds, 1 it cannot be read,
-2 the command line is wrong, 3 an alarm with --exit-on-alarm, 130 interrupted"""
+exit codes: 0 the log did not grow for --stop-after seconds, 1 it cannot be read, never came
+or was removed, 2 the command line is wrong, 3 an alarm with --exit-on-alarm, 130 interrupted"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,14 +50,20 @@ def add_following(parser: argparse.ArgumentParser) -> None:
         help=f"which judges the records (default: {DEFAULT_DETECTOR}): {', '.join(online)}",
     )  # fmt: skip
     parser.add_argument(
-        "--webhook", metavar="URL", help="post each alarm there as JSON; it is tried three times"
-    )
+        "--webhook", metavar="URL",
+        help="post each alarm there as JSON, and when one turns into a failure; tried three times",
+    )  # fmt: skip
     parser.add_argument(
         "--exit-on-alarm", action="store_true", help="end with code 3 at the first alarm"
     )
     parser.add_argument(
         "--stop-after", type=seconds, metavar="SECONDS",
         help="end with code 0 when the log has not grown for so long (default: never)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--from-start", action="store_true",
+        help="take alarms that began and ended in what the log held already for new ones: post "
+        "them, and end with code 3 (default: they are printed)",
     )  # fmt: skip
     parser.add_argument("--wait", action="store_true", help="wait for a log that is not there yet")
 
@@ -83,31 +92,65 @@ def follow(path: Path, options: argparse.Namespace) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
-    def alarmed(id: str, step: int, score: float, reason: str) -> None:
-        print(f"ALARM {id}: step {step}: {reason or f'score {score:.4g}'}", flush=True)
-        if hook:
-            hook.post(message(path, options.detector, id, step, score, reason))
-        if options.exit_on_alarm:
-            follower.stop()
-
-    def begun_again(words: str) -> None:
-        _say(words)
-        watch.begin_again()
-
-    watch = Watch(lambda: make_detector(options.detector, thresholds=options.thresholds), alarmed)
-    follower = Follower(
-        path,
-        watch.take,
-        begun_again,
-        mapping=dict(options.map),
-        stop_after=options.stop_after,
-        wait=options.wait,
-    )
-    code = _run(follower)
+    code = _Following(path, options, hook).run()
     if hook:
         hook.close()
-    _say(f"{path}: {watch.num_records} records, {watch.num_alarms} alarms ({options.detector})")
-    return ALARMED if code == 0 and options.exit_on_alarm and watch.num_alarms else code
+    return code
+
+
+class _Following:
+    """One log, what is said of it, and whether that is news yet."""
+
+    def __init__(self, path: Path, options: argparse.Namespace, hook: Webhook | None) -> None:
+        self.path, self.options, self.hook = path, options, hook
+        # What the file holds already is no news, unless it was asked for.
+        self.past = path.exists() and not options.from_start
+        self.alarmed = False
+        self.watch = Watch(
+            lambda: make_detector(options.detector, thresholds=options.thresholds), self.tell
+        )
+        self.follower = Follower(
+            path,
+            self.watch.take,
+            _say,
+            mapping=dict(options.map),
+            stop_after=options.stop_after,
+            wait=options.wait,
+            begun_again=self.watch.begin_again,
+            caught_up=self.caught_up,
+        )
+
+    def run(self) -> int:
+        """Follow to the end; returns the exit code."""
+        code = _run(self.follower)
+        records = counted(self.watch.num_records, "record")
+        alarms = counted(self.watch.num_alarms, "alarm")
+        _say(f"{self.path}: {records}, {alarms} ({self.options.detector})")
+        return ALARMED if self.alarmed and self.options.exit_on_alarm and code == 0 else code
+
+    def tell(self, word: Word) -> None:
+        when = " (before watching)" if self.past else ""
+        print(f"{word.event} {printable(word.id)}: {printable(word.words)}{when}", flush=True)
+        if not self.past:
+            self.act_on(word)
+
+    def act_on(self, word: Word) -> None:
+        if self.hook and word.urgent:
+            self.hook.post(message(self.path, self.options.detector, word))
+        if word.event == ALARM:
+            self.alarmed = True
+            if self.options.exit_on_alarm:
+                self.follower.stop()
+
+    def caught_up(self, log: OpenLog) -> None:
+        """Say what is watched; what is still in alarm counts from now on."""
+        was_past, self.past = self.past, False
+        said = [log.format, *log.guessed, f"{counted(self.watch.num_records, 'record')} so far"]
+        _say(f"{self.path}: {'; '.join(said)}; watched by {self.options.detector}")
+        if was_past:
+            for word in list(self.watch.in_alarm.values()):
+                _say(f"{self.path}: {word.id} is in alarm since step {word.began}")
+                self.act_on(replace(word, event=ALARM))
 
 
 def check_thresholds(options: argparse.Namespace) -> None:
@@ -123,7 +166,7 @@ def _run(follower: Follower) -> int:
     try:
         follower.run()
     except LogError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _say(f"error: {error}")
         return 1
     except KeyboardInterrupt:
         return 130
@@ -131,4 +174,4 @@ def _run(follower: Follower) -> int:
 
 
 def _say(words: str) -> None:
-    print(words, file=sys.stderr, flush=True)
+    print(printable(words), file=sys.stderr, flush=True)

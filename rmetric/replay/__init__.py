@@ -101,6 +101,11 @@ class OpenLog:
         """Take out the records that wait for what the next line may add to them."""
         return self._stream.held()
 
+    @property
+    def guessed(self) -> list[str]:
+        """What was taken for what, so far, in sentences."""
+        return self._stream.guessed()
+
     def __iter__(self) -> Iterator[tuple[str, Record]]:
         try:
             for id, records in self._stream.batches:

@@ -39,6 +39,8 @@ class Follower:
             further row of its step could have added to.
         stop_after: seconds without growth after which `run` returns; None for never.
         wait: whether to wait for a file that is not there.
+        begun_again: called when the file turned out to be another one.
+        caught_up: called with the log once, when what it held already has been handed on.
     """
 
     def __init__(
@@ -52,11 +54,15 @@ class Follower:
         settle: float = 1.0,
         stop_after: float | None = None,
         wait: bool = False,
+        begun_again: Callable[[], None] = lambda: None,
+        caught_up: Callable[[OpenLog], None] | None = None,
     ) -> None:
         self.path, self.mapping = path, mapping or {}
         self.poll, self.settle, self.stop_after, self.wait = poll, settle, stop_after, wait
         self.stopped = False
-        self._take, self._say = take, say
+        self._take, self._say, self._caught_up = take, say, caught_up
+        self._begun_again = begun_again
+        self._gone = self._ran_out = False
         self._log: OpenLog | None = None
         self._grew = time.monotonic()
 
@@ -65,26 +71,34 @@ class Follower:
         self.stopped = True
 
     def run(self) -> None:
-        """Read on until `stop` or `stop_after`. Raises LogError for what cannot be read."""
+        """Read on until `stop` or `stop_after`.
+
+        Raises LogError for what cannot be read, and for a file that is not there at the end.
+        """
         self._grew = time.monotonic()
-        while not self.stopped and self._exists():
+        while not self.stopped:
+            self._await()
+            if self.stopped:
+                return
             try:
                 self._read()
                 return
             except _Replaced as how:
                 self._hand_on()
                 self._say(f"{self.path}: {how}, and is begun again")
+                self._begun_again()
 
-    def _exists(self) -> bool:
-        """Wait for the file, where that was asked for; whether it is there."""
+    def _await(self) -> None:
+        """Wait for the file, where that was asked for."""
         if not self.path.exists() and self.wait:
-            self._say(f"{self.path}: not there yet: waited for")
+            self._say(f"{self.path}: not there yet, waiting for it")
         while not self.path.exists():
             if not self.wait:
                 raise LogError(self.path, None, "no such file (--wait waits for it)")
             if not self._pause():
-                return False
-        return True
+                if self._ran_out:
+                    raise LogError(self.path, None, "it never came: nothing was watched")
+                return
 
     def _read(self) -> None:
         """The file from its beginning; returns when there is nothing more to wait for."""
@@ -105,8 +119,12 @@ class Follower:
             self._take(id, record)
             if self.stopped:
                 break
+        else:
+            self._reach()
         if source.left_out.bad > 1:
             self._say(f"{self.path}: {source.left_out.note()}")
+        if self._ran_out and not self.path.exists():
+            raise LogError(self.path, None, "it was removed while it was watched")
 
     def _may_grow_clear(self, source: Source) -> bool:
         size = self.path.stat().st_size
@@ -118,13 +136,30 @@ class Follower:
     def _pause(self) -> bool:
         """Wait a moment, with all handed on that can be; False where it is time to stop."""
         idle = time.monotonic() - self._grew
-        if idle >= self.settle:
+        ends = self.stop_after is not None and idle >= self.stop_after
+        if idle >= self.settle or ends:
             self._hand_on()
-        if self.stopped or (self.stop_after is not None and idle >= self.stop_after):
+            self._reach()
+        if self.stopped or ends:
+            self._ran_out = not self.stopped
             self.stopped = True
             return False
         time.sleep(self.poll)
         return True
+
+    def _reach(self) -> None:
+        """What the file held when it was opened has been handed on: say so, once."""
+        if self._log is not None and self._caught_up is not None:
+            caught_up, self._caught_up = self._caught_up, None
+            caught_up(self._log)
+
+    def _look(self) -> None:
+        """Say so when the file is gone; one that comes back is another file."""
+        if self.path.exists():
+            self._gone = False
+        elif not self._gone:
+            self._gone = True
+            self._say(f"{self.path}: it was removed or moved; waiting for it to come back")
 
     def _hand_on(self) -> None:
         for id, record in self._log.held() if self._log else ():
@@ -145,9 +180,11 @@ class _Growing(Source):
             with open(path, "rb") as file:
                 if file.peek(2)[:2] == _GZIP_MAGIC:
                     raise LogError(path, None, "compressed: it cannot be followed")
-                how = None
+                how, waited = None, False
                 while True:
                     while block := file.read(BLOCK):
+                        if waited:
+                            follower._reach()
                         follower._grew = time.monotonic()
                         yield block
                     # Looked at before this last reading: nothing of the old file is lost.
@@ -156,6 +193,8 @@ class _Growing(Source):
                     yield b""
                     if not follower._pause():
                         return
+                    waited = True
+                    follower._look()
                     how = _how_replaced(path, file.fileno(), file.tell())
         except OSError as error:
             raise LogError(path, None, f"cannot be read: {error.strerror}") from None

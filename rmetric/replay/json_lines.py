@@ -51,7 +51,10 @@ def _is_document(entry: Mapping[str, Any]) -> bool:
 def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
     reading = _Reading(source, mapping)
     return Stream(
-        batches=reading.batches(), runs=reading.assembler.runs, held=reading.assembler.held
+        batches=reading.batches(),
+        runs=reading.assembler.runs,
+        held=reading.assembler.held,
+        guessed=lambda: reading.columns.notes,
     )
 
 

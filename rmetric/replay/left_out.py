@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rmetric.logs import LogError
+from rmetric.printed import counted
 
 
 class LeftOut:
@@ -39,9 +40,9 @@ class LeftOut:
         """How many, and the first one, in a sentence; empty where there are none."""
         if not self.bad:
             return ""
-        how_many = "1 line" if self.bad == 1 else f"{self.bad:,} lines"
         were, first = ("was", "namely") if self.bad == 1 else ("were", "the first is")
-        return f"{how_many} could not be read and {were} left out, {first} {self._first}"
+        lines = counted(self.bad, "line")
+        return f"{lines} could not be read and {were} left out, {first} {self._first}"
 
     def check(self, path: Path) -> None:
         """Raise LogError where more than half are bad: then it is another kind of file.

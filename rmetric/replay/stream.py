@@ -24,11 +24,13 @@ class Stream:
             while the records are read. Only at the end are the notes whole, and
             only then has the first of several parts its final ``Run.id``.
         held: takes out the records that wait for what the next line adds.
+        guessed: what was taken for what, so far, in sentences.
     """
 
     batches: Batches
     runs: dict[str, Run]
     held: Callable[[], list[tuple[str, Record]]] = list
+    guessed: Callable[[], list[str]] = list
 
 
 class Reader(Protocol):
@@ -76,7 +78,12 @@ def stream_rows(
         for run in assembler.all_runs():
             run.notes += notes or []
 
-    return Stream(batches=batches(), runs=assembler.runs, held=assembler.held)
+    return Stream(
+        batches=batches(),
+        runs=assembler.runs,
+        held=assembler.held,
+        guessed=lambda: [*columns.notes, *(notes or [])],
+    )
 
 
 def _is_number(cell: object) -> bool:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rmetric.background import Background
 from rmetric.detectors import Detector
+from rmetric.printed import printable
 from rmetric.records import Record
 from rmetric.webhook import checked_url, post
 
@@ -16,29 +18,88 @@ from rmetric.webhook import checked_url, post
 MOST_RUNS = 1000
 
 
+ALARM, CHANGED, ENDED = "ALARM", "CHANGED", "ENDED"
+#: The verdict, of a detector that gives one, that is worth a message by itself.
+FAILING = "failure under way"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Word:
+    """What there is to say of an alarm: it began, its verdict is another one, or it ended.
+
+    Attributes:
+        event: ``ALARM``, ``CHANGED`` or ``ENDED``.
+        id: of the run.
+        step: at which that is so.
+        began: the step at which the alarm began.
+        score: of the detector.
+        reason: its own; empty at the end.
+        verdict: its own; empty where it gives none.
+        was: the verdict before.
+    """
+
+    event: str
+    id: str
+    step: int
+    began: int
+    score: float
+    reason: str
+    verdict: str
+    was: str = ""
+
+    @classmethod
+    def of(cls, event: str, id: str, step: int, detector: Detector, **more: Any) -> Word:
+        more.setdefault("began", step)
+        return cls(
+            event=event,
+            id=id,
+            step=step,
+            score=detector.score,
+            reason=detector.reason,
+            verdict=getattr(detector, "verdict", ""),
+            **more,
+        )
+
+    def followed_by(self, event: str, step: int, detector: Detector) -> Word:
+        return Word.of(event, self.id, step, detector, began=self.began, was=self.verdict)
+
+    @property
+    def urgent(self) -> bool:
+        """Whether somebody should be woken: an alarm, or one that turns into a failure."""
+        return self.event == ALARM or (self.event == CHANGED and self.verdict == FAILING)
+
+    @property
+    def words(self) -> str:
+        """One line, without the run."""
+        if self.event == ENDED:
+            return f"step {self.step}: the alarm of step {self.began} is over"
+        why = self.reason or f"score {self.score:.4g}"
+        was = f" (it was: {self.was})" if self.event == CHANGED else ""
+        return f"step {self.step}: {why}{was}"
+
+
 class Watch:
     """Takes records of any number of runs; each has a detector of its own.
 
     Args:
         make: a fresh detector.
-        alarmed: called with run id, step, score and reason when an alarm begins.
+        tell: called with what there is to say of an alarm.
 
     Attributes:
+        in_alarm: run id -> what was said last, for the runs that are in alarm.
         num_records, num_alarms: taken and begun so far.
     """
 
-    def __init__(
-        self, make: Callable[[], Detector], alarmed: Callable[[str, int, float, str], None]
-    ) -> None:
-        self._make, self._alarmed = make, alarmed
+    def __init__(self, make: Callable[[], Detector], tell: Callable[[Word], None]) -> None:
+        self._make, self._tell = make, tell
         self._detectors: dict[str, Detector] = {}
-        self._in_alarm: set[str] = set()
+        self.in_alarm: dict[str, Word] = {}
         self.num_records = self.num_alarms = 0
 
     def begin_again(self) -> None:
         """Forget every run: the file is another one."""
         self._detectors.clear()
-        self._in_alarm.clear()
+        self.in_alarm.clear()
 
     def take(self, id: str, record: Record) -> None:
         detector = self._detectors.pop(id, None) or self._make()
@@ -46,15 +107,24 @@ class Watch:
         if len(self._detectors) > MOST_RUNS:
             forgotten = next(iter(self._detectors))
             del self._detectors[forgotten]
-            self._in_alarm.discard(forgotten)
+            self.in_alarm.pop(forgotten, None)
         detector.update(record)
         self.num_records += 1
+        before = self.in_alarm.get(id)
         if not detector.alarm:
-            self._in_alarm.discard(id)
-        elif id not in self._in_alarm:
-            self._in_alarm.add(id)
+            if before is not None:
+                del self.in_alarm[id]
+                self._tell(before.followed_by(ENDED, record.step, detector))
+            return
+        if before is None:
             self.num_alarms += 1
-            self._alarmed(id, record.step, detector.score, detector.reason)
+            said = Word.of(ALARM, id, record.step, detector)
+        elif before.verdict != getattr(detector, "verdict", ""):
+            said = before.followed_by(CHANGED, record.step, detector)
+        else:
+            return
+        self.in_alarm[id] = said
+        self._tell(said)
 
 
 class Webhook:
@@ -102,15 +172,16 @@ class Webhook:
         self._say(f"the webhook {problem}, {self.tries} times: an alarm was not posted")
 
 
-def message(path: Path, detector: str, id: str, step: int, score: float, reason: str) -> dict:
+def message(path: Path, detector: str, word: Word) -> dict[str, Any]:
     """What is posted about an alarm; chats show the ``text``."""
     return {
-        "text": f"{id}: alarm at step {step}: {reason}",
-        "event": "ALARM",
+        "text": f"{word.event} {printable(word.id)}: {printable(word.words)}",
+        "event": word.event,
         "source": str(path),
-        "run": id,
-        "step": step,
+        "run": word.id,
+        "step": word.step,
         "detector": detector,
-        "score": score,
-        "reason": reason,
+        "score": word.score,
+        "reason": word.reason,
+        "verdict": word.verdict,
     }
