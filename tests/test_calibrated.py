@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from rmetric.detectors.calibrated import CalibratedDetector, CalibratedRMetric, Thresholds
 from rmetric.detectors.calibrated.calibration import FLOORS
+from rmetric.detectors.calibrated.course import TOO_EARLY, UNDER_WAY
 from rmetric.detectors.calibrated.detector import sources
 from rmetric.lab.archive import read_runs
 from rmetric.records import HardwareEvent, Record
@@ -23,6 +24,7 @@ from tests.streams import full_records
 from tests.test_calibrated_sources import gradient_records
 
 CALIBRATION = Path(__file__).parent.parent / "logs_lab" / "calibration.tar.xz"
+FLOORS_WITHOUT_CLIMB = replace(FLOORS, alone={"loss_jump": 4.0, "not_finite": 1.0}, together={})
 GOLDEN = Path(__file__).with_name("calibrated_reasons.json")
 HUGE = st.sampled_from([0.0, -0.0, 5e-324, 1e-30, 1e30, 1e200, 1.7e308, -1.7e308, -3.0])
 FEW = settings(max_examples=30)
@@ -197,7 +199,7 @@ def test_a_state_goes_on_in_the_middle_of_a_run_word_for_word(cut):
     restore_state(resumed, json.loads(json.dumps(state_of(whole))))
     for record in stream[cut:]:
         told = [
-            (repr(d.score), d.reason, d.verdict, d.evidence, d.contributions)
+            (repr(d.score), d.reason, d.verdict, d.ended, d.evidence, d.contributions)
             for d in (whole.update(record), resumed.update(record))
         ]
         assert told[0] == told[1]
@@ -287,7 +289,7 @@ def test_a_loss_or_weights_that_are_no_number_alarm_at_once(name, bad):
     assert alarmed(Record(**fine), Record(**ill)) == [False, True]
     what = name.replace("_", " ")
     reason = last_words(Record(**fine), Record(**ill), Record(step=3))
-    assert reason == f"failure under way: {what} is {bad}, since step 2"
+    assert reason == f"{UNDER_WAY}: {what} is {bad}, since step 2"
     assert alarmed(Record(**ill), Record(**fine)) == [True, False]
 
 
@@ -301,7 +303,7 @@ def test_one_gradient_norm_that_is_no_number_is_no_alarm_and_two_are():
     # A row without one, such as an evaluation, neither counts nor mends.
     assert alarmed(row(1, nan), row(2, None), row(2, inf), row(3, None)) == [False] * 2 + [True] * 2
     reason = last_words(row(1, nan), row(2, inf), row(3, None))
-    assert "gradient norm is inf, 2 records in a row, since step 2" in reason
+    assert "gradient norm is inf, 2 records in a row, since step 1" in reason
 
 
 def test_counted_entries_of_the_gradient_alarm_at_once():
@@ -317,7 +319,7 @@ def skip(step: int, **fields) -> Record:
 def test_a_loss_scaler_may_leave_out_seven_steps_and_not_eight():
     stream = [skip(step, training_loss=2.0) for step in range(1, 11)]
     assert alarmed(*stream) == [False] * 7 + [True] * 3
-    assert "10 steps in a row were left out, since step 8" in last_words(*stream)
+    assert "10 steps in a row were left out, since step 1" in last_words(*stream)
     taken = Record(step=8, training_loss=2.0, gradient_norm=1.0, skipped=False)
     assert not any(alarmed(*stream[:7], taken, *stream[:7]))
     # An evaluation in between is no step.
@@ -351,15 +353,118 @@ def test_a_jump_that_stays_is_under_way_and_one_that_falls_back_is_recovering():
         for record in records(flat + up):
             detector.update(record)
             told.setdefault(detector.verdict, (record.step, detector.reason))
-        assert told["failure under way"][0] == 203
+        assert told["spike or failure, too early to tell"][0] == 203
         if shape == "stays":
-            assert set(told) == {"healthy", "failure under way"}
+            assert told.keys() == {"healthy", TOO_EARLY, UNDER_WAY}
+            assert told[UNDER_WAY][0] == 213  # the eleventh record of the alarm
             assert "its level is 5" in detector.reason  # forty records later, by the climb
         else:
             step, reason = told["recovering spike"]
             assert 0.7 < up[step - 1] < 1.5
             assert reason.startswith("recovering spike: training loss 3.")
             assert detector.verdict == "healthy"
+
+
+def test_evidence_that_is_not_of_the_losses_is_a_failure_at_once_and_stays_one():
+    # Its probe batch shows it first, and a jump of the loss of the same height leads later.
+    stream = [
+        Record(step=step, training_loss=2.0 + 3 * (step >= 105), probe_loss=2 + 2.0 * (step >= 100))
+        for step in range(110)
+    ]
+    detector = CalibratedDetector()
+    verdicts = [detector.update(record).verdict for record in stream]
+    assert set(verdicts) == {"healthy", UNDER_WAY}
+    assert verdicts.index(UNDER_WAY) == 100
+
+
+def test_a_spike_of_training_and_validation_loss_may_be_either_too():
+    thresholds = replace(FLOORS, alone={"not_finite": 1.0})
+    detector = CalibratedDetector(thresholds)
+    verdicts = []
+    for step in range(200):
+        loss = 2.0 + 2.0 * (step >= 170)
+        validation = loss + 0.01 * (step // 10 % 2) if step % 10 == 0 else None
+        record = Record(step=step, training_loss=loss, validation_loss=validation)
+        verdicts.append(detector.update(record).verdict)
+    assert verdicts.index(TOO_EARLY) == 180
+    assert verdicts.index(UNDER_WAY) == 190
+
+
+def test_why_an_alarm_ended_is_told_from_the_record_on_at_which_it_did():
+    stays = [2.0] * 60 + [614.0] * 60
+    stays_up = "the new level has become usual, the loss is still 614 where 2 was usual before"
+    back = [2.0] * 60 + [6.0] * 5 + [2.0] * 10
+    for losses, why in (
+        (back, "the loss came back to 2"),
+        (stays, stays_up),
+    ):
+        detector, was = CalibratedDetector(FLOORS_WITHOUT_CLIMB), False
+        for record in records(losses):
+            before = detector.ended
+            detector.update(record)
+            if was and not detector.alarm:
+                assert (before, detector.ended) == ("", why)
+            assert not (detector.alarm and detector.ended)
+            was = detector.alarm
+        assert detector.ended == why
+    # From thousands to hundreds is no way back to 2.
+    detector = CalibratedDetector(FLOORS_WITHOUT_CLIMB)
+    for record in records([2.0] * 60 + [9000.0] * 6 + [614.0] * 40):
+        detector.update(record)
+    assert detector.ended.endswith("the loss is still 614 where 2 was usual before")
+    detector = CalibratedDetector()
+    for record in records(stays[:70]):
+        detector.update(record)
+    detector.update(Record(step=71, training_loss=614.0, planned_events=("data_mixture",)))
+    assert detector.ended == "a change was announced"
+    for value, why in ((nan, ""), (2.0, "all values are numbers again"), (nan, "")):
+        assert detector.update(Record(step=80, training_loss=value)).ended == why
+
+
+def test_an_alarm_that_stops_before_its_level_is_usual_says_no_more_than_that():
+    losses = [2.0] * 60 + [4.0] * 3 + [3.3] * 2
+    thresholds = replace(FLOORS_WITHOUT_CLIMB, alone={"loss_jump": 20.0})
+    detector = CalibratedDetector(thresholds)
+    for record in records(losses):
+        detector.update(record)
+    assert detector.ended == ("below the limit, the loss is still 3.3 where 2 was usual before")
+
+
+def test_an_alarm_of_one_worker_ends_in_its_own_words():
+    detector = CalibratedDetector()
+    for step in range(120):
+        norms = (1.0, 1.0, 1.0, 1e3 if 50 <= step < 90 else 1.0)
+        detector.update(Record(step=step, training_loss=2.0, worker_gradient_norms=norms))
+    assert detector.ended == "no longer unusual: gradients"
+
+
+@pytest.mark.parametrize(
+    ("rates", "planned", "told"),
+    [
+        ([1e-3] * 60 + [1e-2] * 3, (), "went from 0.001 to 0.01 at step 61"),
+        ([1e-3] * 60 + [1e-2, 1e-2, 1e-3], (), "went from 0.001 to 0.01 at step 61"),
+        ([1e-3] * 60 + [1e-2] * 3, (61,), None),
+        ([1e-3] * 60 + [1.4e-3] * 3, (), None),
+        ([1e-3] * 40 + [1e-2] * 23, (), None),  # long ago
+        ([1e-4 * 1.6**n for n in range(63)], (), None),  # a warm-up, from record to record
+        ([0.0] * 60 + [1e-3] * 3, (), None),
+    ],
+)
+def test_a_jump_of_the_rate_that_nobody_announced_is_told(rates, planned, told):
+    """It changes words and nothing else."""
+    losses = [2.0] * 60 + [6.0] * 3
+    stream = [
+        replace(record, learning_rate=rate, planned_events=("lr",) * (record.step in planned))
+        for record, rate in zip(records(losses), rates, strict=True)
+    ]
+    detector = CalibratedDetector()
+    with_rate = scores(stream, detector)
+    if planned:
+        assert not detector.alarm
+        return
+    assert with_rate == scores(records(losses))
+    assert detector.reason.endswith(f"; the learning rate {told}") == bool(told)
+    assert ("learning rate" in detector.reason) == bool(told)
 
 
 def test_since_is_the_first_record_of_this_evidence():
@@ -369,7 +474,7 @@ def test_since_is_the_first_record_of_this_evidence():
     for record in records(losses):
         if detector.update(record).alarm:
             since.add(detector.reason.split("since step ")[1])
-    assert since == {"63)"}  # the third record of the jump, by jump as by climb
+    assert since == {"61)"}  # the first record of the jump, by jump as by climb
     assert not detector.alarm
 
 
@@ -384,8 +489,8 @@ def test_since_begins_anew_after_an_announcement():
         if detector.update(record).alarm:
             told[record.step] = detector.reason.split("since step ")[1]
     assert (min(told), max(told)) == (63, 200)
-    assert {since for step, since in told.items() if step < 70} == {"63)"}
-    assert {since for step, since in told.items() if step >= 70} == {"153)"}
+    assert {since for step, since in told.items() if step < 70} == {"61)"}
+    assert {since for step, since in told.items() if step >= 70} == {"151)"}
 
 
 def test_since_begins_anew_with_other_workers():
@@ -401,7 +506,7 @@ def test_since_begins_anew_with_other_workers():
             )  # fmt: skip
         assert detector.alarm
         since.append(detector.reason.split("since step ")[1])
-    assert since == ["10)", "110)"]
+    assert since == ["0)", "100)"]
 
 
 def test_one_batch_that_is_better_by_chance_is_no_recovery():
@@ -409,7 +514,7 @@ def test_one_batch_that_is_better_by_chance_is_no_recovery():
     losses[[66, 70]] = 2.1
     detector = CalibratedDetector()
     verdicts = {detector.update(record).verdict for record in records(losses)}
-    assert verdicts == {"healthy", "failure under way"}
+    assert verdicts == {"healthy", TOO_EARLY, UNDER_WAY}
 
 
 def test_gradients_alone_are_no_recovering_spike():
@@ -425,8 +530,9 @@ def test_gradients_alone_are_no_recovering_spike():
 def test_a_jump_is_told_by_the_least_of_the_records_that_count():
     losses = [2.0] * 60 + [5.0, 4.0, 6.0]
     assert last_words(*records(losses)) == (
-        "failure under way: training loss 6 where 2 was usual, the last 3 records at least 2 or "
-        "100 spreads above it (6.67 times the limit of healthy runs, unusual since step 63)"
+        "spike or failure, too early to tell: training loss 6 where 2 was usual, the last 3 "
+        "records at least 2 or 100 spreads above it "
+        "(6.67 times the limit of healthy runs, unusual since step 61)"
     )
 
 
@@ -438,9 +544,9 @@ def test_two_kinds_of_evidence_are_both_told():
         detector.update(Record(step=step, training_loss=2 + 2.0 * up, gradient_norm=1 + 9.0 * up))
     assert detector.score == detector.pair > 1
     first, second = detector.reason.split("; and ")
-    assert first.startswith("failure under way: training loss 4, its level is 4 and was 2 at its")
+    assert first.startswith(f"{TOO_EARLY}: training loss 4, its level is 4 and was 2 at its")
     assert second.startswith("gradient norm 10, 10 times what was usual (")
-    assert first.count("what counts beside other evidence, unusual since step 7") == 1
+    assert first.count("what counts beside other evidence, unusual since step 70") == 1
 
 
 def test_hardware_alone_never_alarms_and_is_told_beside_a_loss():

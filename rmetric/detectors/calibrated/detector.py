@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from math import inf, nan
 from typing import NamedTuple
 
+from rmetric.detectors.calibrated.course import Course
 from rmetric.detectors.calibrated.gradients import Gradients
 from rmetric.detectors.calibrated.hardware import Hardware
 from rmetric.detectors.calibrated.held_out_loss import ProbeLoss, ValidationLoss
 from rmetric.detectors.calibrated.not_finite import NotFinite
+from rmetric.detectors.calibrated.rate_change import RateChange
 from rmetric.detectors.calibrated.source import Source, clipped
 from rmetric.detectors.calibrated.thresholds import Thresholds, default_thresholds
 from rmetric.detectors.calibrated.training_loss import TrainingLoss
@@ -17,12 +19,6 @@ from rmetric.detectors.calibrated.updates import Updates
 from rmetric.metric import Components
 from rmetric.records import Record
 
-HEALTHY = "healthy"
-RECOVERING = "recovering spike"
-UNDER_WAY = "failure under way"
-
-#: A loss that has come back to this share of its highest rise is recovering.
-_RECOVERED = 0.5
 #: Scores are cut here, so that they can be drawn and averaged.
 MOST = 100.0
 
@@ -84,8 +80,12 @@ class CalibratedDetector:
     Attributes:
         score: 1 is the threshold; nan until there is anything to judge by.
         alarm: whether the score is above 1.
-        reason: evidence in words and numbers, how unusual, since when, and the verdict.
-        verdict: ``healthy``, ``recovering spike`` or ``failure under way``.
+        reason: the verdict, evidence in words and numbers, how unusual and since when, and a jump
+            of the learning rate where one that nobody announced came before.
+        verdict: ``healthy``; ``spike or failure, too early to tell`` in the first ten records of
+            an alarm that rests on the losses; then ``recovering spike`` or ``failure under way``.
+        ended: why the last alarm ended, in words, from the record on at which it did; empty
+            before that and while there is an alarm.
         evidence: statistic -> its strength, 1 being enough for an alarm: alone, or, where
             it never alarms alone, beside another source.
         statistics: what the sources give, in their own units.
@@ -99,7 +99,7 @@ class CalibratedDetector:
     >>> for step in range(60, 63):
     ...     _ = detector.update(Record(step=step, training_loss=4.0))
     >>> detector.alarm, detector.verdict
-    (True, 'failure under way')
+    (True, 'spike or failure, too early to tell')
     """
 
     def __init__(self, thresholds: Thresholds | None = None) -> None:
@@ -109,9 +109,11 @@ class CalibratedDetector:
         self.pair = 0.0
         self.alarm = False
         self.step = 0
+        self.ended = ""
         self._since: dict[str, int] = {}
-        self._before = nan
-        self._highest = 0.0
+        self._course = Course()
+        self._rate = RateChange()
+        self._because_of_rate = ""
         self._leading: list[tuple[int, str]] = []
 
     def update(self, record: Record) -> CalibratedDetector:
@@ -122,7 +124,13 @@ class CalibratedDetector:
                 source.restart()
         for source in self._sources:
             source.update(record)
+        self._rate.update(record)
+        was, led = self.alarm, self._leading
         self._judge()
+        if self.alarm:
+            self._go_on(began=not was)
+        elif was:
+            self._end(led, announced=bool(record.planned_events))
         return self
 
     def _judge(self) -> None:
@@ -150,7 +158,7 @@ class CalibratedDetector:
                 if shared > best:
                     best, best_by = shared, (index, name)
                 if max(strength, shared) > 1:
-                    self._since.setdefault(name, self.step)
+                    self._since.setdefault(name, source.begun.get(name, self.step))
                 else:
                     self._since.pop(name, None)
             if best > first:
@@ -158,20 +166,21 @@ class CalibratedDetector:
                 first, first_by = best, best_by
             elif best > second:
                 second, second_by = best, best_by
-        was = self.alarm
         self.pair = second
         self.score = min(max(alone, second), MOST) if known else nan
         self.alarm = self.score > 1
         self._leading = [alone_by] if alone >= second else [first_by, second_by]
-        if self.alarm:
-            self._follow_loss(began=not was)
 
-    def _follow_loss(self, began: bool) -> None:
-        """How far the loss has been above what it was when the alarm began."""
+    def _go_on(self, began: bool) -> None:
         if began:
-            self._before, self._highest = self._loss.before, 0.0
-        _, level = self._loss.latest
-        self._highest = max(self._highest, level - self._before)  # nan changes nothing
+            self.ended = ""
+            self._because_of_rate = self._rate.words()
+        self._course.follow({name for _, name in self._leading}, self._loss)
+
+    def _end(self, led: Sequence[tuple[int, str]], announced: bool) -> None:
+        labels = {self._sources[index].LABEL: None for index, _ in led}
+        why = self._course.end({name for _, name in led}, labels, self._loss)
+        self.ended = "a change was announced" if announced else why
 
     @property
     def _loss(self) -> TrainingLoss:
@@ -181,16 +190,7 @@ class CalibratedDetector:
 
     @property
     def verdict(self) -> str:
-        if not self.alarm:
-            return HEALTHY
-        names = {name for _, name in self._leading}
-        # The smoothed gradient norm trails a loss that comes back.
-        on_loss = names <= {*TrainingLoss.NAMES, "gradient_norm"} and names != {"gradient_norm"}
-        # Both: one batch that is better by chance is no recovery, nor is one jump over already.
-        still = max(self._loss.latest) - self._before
-        if on_loss and self._highest > 0 and still < _RECOVERED * self._highest:
-            return RECOVERING
-        return UNDER_WAY
+        return self._course.verdict
 
     @property
     def evidence(self) -> dict[str, float]:
@@ -229,7 +229,8 @@ class CalibratedDetector:
         for index, name in self._leading:
             source = self._sources[index]
             parts.append(f"{source.words(name)}{self._unusual(index, name)}")
-        return f"{self.verdict}: {'; and '.join(parts)}"
+        rate = f"; {self._because_of_rate}" if self._because_of_rate else ""
+        return f"{self.verdict}: {'; and '.join(parts)}{rate}"
 
     def _unusual(self, index: int, name: str) -> str:
         value = self._sources[index].statistics[name]

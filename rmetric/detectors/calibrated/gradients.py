@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf, isfinite, log, sqrt
+from math import copysign, inf, isfinite, log, sqrt
 
 from rmetric.detectors.calibrated.past import Deviation, LaggedPast
 from rmetric.detectors.calibrated.source import Source, clipped, times
@@ -15,6 +15,8 @@ _TURNING = 0.2
 _MOST_SPREADS = 6.0
 _MOST_APART = 5.0
 _SETTLED = 10
+#: One value is itself unusual: spreads, logarithm of times the others', minus a cosine.
+_UNUSUAL_SPREADS, _UNUSUAL_TIMES, _UNUSUAL_COSINE = 1.0, log(1.5), 0.1
 
 
 class Gradients(Source):
@@ -42,6 +44,7 @@ class Gradients(Source):
 
     def __init__(self) -> None:
         self.statistics: dict[str, float] = {}
+        self.begun: dict[str, int] = {}
         self._norm = Deviation(LaggedPast(window=80, least=12), absolute=0.02)
         self._variance = Deviation(LaggedPast(window=80, least=12), absolute=0.05)
         self._apart: list[float] = []
@@ -52,19 +55,22 @@ class Gradients(Source):
     def update(self, record: Record) -> None:
         norm = record.gradient_norm
         if norm is not None and 0 < norm < inf:
-            self._judge_norm(norm)
+            self._judge_norm(norm, record.step)
         norms, cosines = record.worker_gradient_norms, record.worker_gradient_cosines
         if norms is None or len(norms) < 2 or not all(isfinite(g) for g in norms):
             return
-        self._judge_workers(norms)
+        self._judge_workers(norms, record.step)
         if cosines is None or norm is None or len(cosines) != len(norms):
             return
         if 0 < norm < inf and all(isfinite(c) for c in cosines):
-            self._judge_directions(norms, cosines, norm)
+            self._judge_directions(norms, cosines, norm, record.step)
 
-    def _judge_norm(self, norm: float) -> None:
+    def _judge_norm(self, norm: float, step: int) -> None:
         self._last = norm
-        self._smooth("gradient_norm", self._norm.update(log(norm)))
+        z = self._norm.update(log(norm))
+        self._smooth("gradient_norm", z)
+        if z == z:
+            self.note("gradient_norm", step, z, _UNUSUAL_SPREADS)
 
     def _smooth(self, name: str, z: float) -> None:
         if z == z:
@@ -72,37 +78,53 @@ class Gradients(Source):
             level += _SMOOTHING * (clipped(z, -_MOST_SPREADS, _MOST_SPREADS) - level)
             self.statistics[name] = level
 
-    def _judge_workers(self, norms: Sequence[float]) -> None:
+    def _judge_workers(self, norms: Sequence[float], step: int) -> None:
         logs = [log(max(g, 1e-12)) for g in norms]
         middle = sorted(logs)[len(logs) // 2]
         if len(self._apart) != len(logs):
             self._apart = [0.0] * len(logs)
+            self.begun.pop("worker_norm", None)
         self._apart = [
             a + _SMOOTHING * (clipped(x - middle, -_MOST_APART, _MOST_APART) - a)
             for a, x in zip(self._apart, logs, strict=True)
         ]
         self.statistics["worker_norm"] = max(abs(a) for a in self._apart)
+        worst = self._worst_norm
+        newest = copysign(1.0, self._apart[worst]) * (logs[worst] - middle)
+        self.note("worker_norm", step, newest, _UNUSUAL_TIMES)
         variance = population_variance(norms)
         if variance < inf:
             self._smooth("gradient_variance", self._variance.update(log(max(variance, 1e-24))))
 
     def _judge_directions(
-        self, norms: Sequence[float], cosines: Sequence[float], norm: float
+        self, norms: Sequence[float], cosines: Sequence[float], norm: float, step: int
     ) -> None:
         number = len(norms)
         if len(self._cosines) != number:
             self._cosines, self._count = [0.0] * number, 0
             self.statistics.pop("opposed_worker", None)
+            self.begun.pop("opposed_worker", None)
         self._count += 1
         total = number * norm
+        newest = []
         for i, (g, c) in enumerate(zip(norms, cosines, strict=True)):
             others = total * total - 2 * number * g * norm * c + g * g
             cosine = 0.0
             if g > 0 and 0 < others < inf:
                 cosine = clipped((total * c - g) / sqrt(others), -1.0, 1.0)
             self._cosines[i] += _TURNING * (cosine - self._cosines[i])
+            newest.append(cosine)
+        self.note("opposed_worker", step, -newest[self._most_opposed], _UNUSUAL_COSINE)
         if self._count > _SETTLED:
             self.statistics["opposed_worker"] = -min(self._cosines)
+
+    @property
+    def _worst_norm(self) -> int:
+        return max(range(len(self._apart)), key=lambda i: abs(self._apart[i]))
+
+    @property
+    def _most_opposed(self) -> int:
+        return min(range(len(self._cosines)), key=lambda i: self._cosines[i])
 
     def restart(self) -> None:
         self._norm.forget()
@@ -111,17 +133,18 @@ class Gradients(Source):
         self._cosines = []
         self._count = 0
         self.statistics.clear()
+        self.begun.clear()
 
     def words(self, name: str) -> str:
         if name == "gradient_norm":
             return f"gradient norm {self._last:.3g}, {times(self._norm.rise)} what was usual"
         if name == "worker_norm":
-            worker = max(range(len(self._apart)), key=lambda i: abs(self._apart[i]))
+            worker = self._worst_norm
             apart = times(self._apart[worker])
             return f"worker {worker}'s gradient norm is {apart} the others' (smoothed)"
         if name == "gradient_variance":
             return f"variance between workers {times(self._variance.rise)} the usual"
-        worker = min(range(len(self._cosines)), key=lambda i: self._cosines[i])
+        worker = self._most_opposed
         return (
             f"worker {worker}'s gradient points against the others' "
             f"(smoothed cosine {self._cosines[worker]:.2f})"

@@ -28,6 +28,7 @@ class Hardware(Source):
 
     def __init__(self) -> None:
         self.statistics: dict[str, float] = {}
+        self.begun: dict[str, int] = {}
         self._counts: deque[int] = deque()
         self._recent = 0
         self._before = 0

@@ -30,9 +30,11 @@ class ValidationLoss(Source):
 
     def __init__(self) -> None:
         self.statistics: dict[str, float] = {}
+        self.begun: dict[str, int] = {}
         self._changes: deque[float] = deque(maxlen=_EVALUATIONS)
         self._last = self._best = nan
         self._before = nan
+        self._step = 0
 
     def update(self, record: Record) -> None:
         loss = record.validation_loss
@@ -46,15 +48,18 @@ class ValidationLoss(Source):
                 rise = (loss - self._best) / max(usual, least, 1e-9)
                 if self._before == self._before:
                     self.statistics["validation_rise"] = min(rise, self._before)
+                    self.begun["validation_rise"] = self._step  # the earlier of the two
                 self._before = rise
             self._changes.append(abs(loss - self._last))
         self._best = loss if self._best != self._best else min(self._best, loss)
         self._last = loss
+        self._step = record.step
 
     def restart(self) -> None:
         self._changes.clear()
         self._last = self._best = self._before = nan
         self.statistics.clear()
+        self.begun.clear()
 
     def words(self, name: str) -> str:
         return f"validation loss {self._last:.4g}, its best was {self._best:.4g}"
@@ -74,6 +79,7 @@ class ProbeLoss(Source):
 
     def __init__(self) -> None:
         self.statistics: dict[str, float] = {}
+        self.begun: dict[str, int] = {}
         self._level = nan
         self._lowest = inf
         self._count = 0
@@ -89,6 +95,7 @@ class ProbeLoss(Source):
         if self._count > _SETTLED:
             unit = _PER_CENT * max(abs(self._lowest), 0.05)
             self.statistics["probe_rise"] = (self._level - self._lowest) / unit
+            self.note("probe_rise", record.step, (loss - self._lowest) / unit, 1.0)
         if self._count > _WARM_UP:
             self._lowest = min(self._lowest, self._level)
 
@@ -97,6 +104,7 @@ class ProbeLoss(Source):
         self._lowest = inf
         self._count = 0
         self.statistics.clear()
+        self.begun.clear()
 
     def words(self, name: str) -> str:
         return f"probe loss {self._level:.4g} (smoothed), its lowest was {self._lowest:.4g}"

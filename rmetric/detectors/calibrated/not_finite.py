@@ -30,8 +30,10 @@ class NotFinite(Source):
 
     def __init__(self) -> None:
         self.statistics: dict[str, float] = {}
+        self.begun: dict[str, int] = {}
         self._norms = 0
         self._skipped = 0
+        self._norms_from = self._skipped_from = 0
         self._field = self._what = ""
 
     def update(self, record: Record) -> None:
@@ -39,6 +41,8 @@ class NotFinite(Source):
         field, what = self._found(record)
         if what:
             self._field, self._what = field, what
+            first = {"skipped": self._skipped_from, "gradient_norm": self._norms_from}
+            self.begun["not_finite"] = first.get(field, record.step)
         elif self._what and self._is_mended(record):
             self._what = ""
         if self.statistics or any(getattr(record, name) is not None for name in _WATCHED):
@@ -48,11 +52,15 @@ class NotFinite(Source):
         if record.skipped:
             # What a loss scaler leaves out is counted as such, not as a gradient norm.
             self._skipped += 1
+            if self._skipped == 1:
+                self._skipped_from = record.step
             return
         if record.skipped is not None or record.training_loss is not None:
             self._skipped = 0
         if record.gradient_norm is not None:
             self._norms = 0 if isfinite(record.gradient_norm) else self._norms + 1
+            if self._norms == 1:
+                self._norms_from = record.step
 
     def _found(self, record: Record) -> tuple[str, str]:
         """The field and what is wrong with it, in words; empty where nothing is."""

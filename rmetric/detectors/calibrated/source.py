@@ -18,6 +18,9 @@ class Source(ABC):
         statistics: name -> how strong the evidence is, higher is worse; a name is
             absent while there is nothing to judge by. Each has its own unit,
             which the source's docstring gives.
+        begun: name -> step of the first of the records that the statistic rests on now, for
+            `reason` and no score; absent where the source does not say. Of one that is smoothed
+            it is the first of the present stretch of values that were themselves unusual.
 
     `update` is called once a record; one that does not hold what the source
     watches leaves it as it was. `restart` is called where the user announced a
@@ -28,6 +31,14 @@ class Source(ABC):
     NAMES: ClassVar[tuple[str, ...]]
     LABEL: ClassVar[str]
     statistics: dict[str, float]
+    begun: dict[str, int]
+
+    def note(self, name: str, step: int, newest: float, unusual: float, usual: float = 0.0) -> None:
+        """A stretch begins with a newest value above `unusual`, and ends with one at `usual`."""
+        if newest > unusual:
+            self.begun.setdefault(name, step)
+        elif newest <= usual:
+            self.begun.pop(name, None)
 
     @abstractmethod
     def update(self, record: Record) -> None: ...

@@ -29,6 +29,8 @@ _LEVEL = 5
 _START_RATIO, _START_STEPS = 0.7, 4.0
 _RATIO, _STEPS = 0.33, 9.0
 _LONG_RUN = 1 / 200
+#: One loss is itself unusual: spreads, and share of a climb that is too far.
+_UNUSUAL_SPREADS, _UNUSUAL_CLIMB = 1.0, 0.5
 
 
 class TrainingLoss(Source):
@@ -53,6 +55,7 @@ class TrainingLoss(Source):
 
     def __init__(self) -> None:
         self.statistics: dict[str, float] = {}
+        self.begun: dict[str, int] = {}
         self._followed = FollowedLoss()
         self._deviation = Deviation(LaggedPast(window=40), relative=0.01, absolute=1e-4)
         self._often = 0.0
@@ -66,6 +69,7 @@ class TrainingLoss(Source):
         self._lowest = inf
         self._count = 0
         self._step: int | None = None
+        self._steps_of: deque[int] = deque(maxlen=_EVERY_STEP)
 
     def update(self, record: Record) -> None:
         loss = self._followed.of(record)
@@ -75,6 +79,7 @@ class TrainingLoss(Source):
         self._step = record.step
         loss = bounded(loss)
         self._count += 1
+        self._steps_of.append(record.step)
         self._judge_level(loss, stride)
         self._judge_climb(loss)
 
@@ -99,6 +104,8 @@ class TrainingLoss(Source):
         if stride > 1 and _SINGLE * jump > lasting:
             lasting, self._judged = _SINGLE * jump, 1
         self.statistics["loss_jump"] = lasting
+        self.begun["loss_jump"] = self._steps_of[-min(self._judged, len(self._steps_of))]
+        self.note("loss_drift", self._steps_of[-1], z, _UNUSUAL_SPREADS)
         drift = self.statistics.get("loss_drift", 0.0)
         drift += _SMOOTHING * (clipped(z, -_MOST_SPREADS, _MOST_SPREADS) - drift)
         self.statistics["loss_drift"] = drift
@@ -112,15 +119,24 @@ class TrainingLoss(Source):
         self._level = level = sorted(self._last)[_LEVEL // 2]
         climb = 0.0
         if self._steps.ready and level > self._lowest:
-            above = level - self._lowest
-            ratio = above / max(abs(self._lowest), 0.5)
-            steps = above / max(self._steps.widened, 0.02 * abs(loss), 0.02)
-            if self._count <= _START:
-                climb = min(ratio / _START_RATIO, steps / _START_STEPS)
-            if self._count > _SETTLED:
-                climb = max(climb, min(ratio / _RATIO, steps / _STEPS))
-        self._lowest = min(self._lowest, level)
+            climb = self._climb_to(level, loss)
         self.statistics["loss_climb"] = climb
+        if self._steps.ready:
+            newest = self._climb_to(loss, loss)
+            self.note("loss_climb", self._steps_of[-1], newest, _UNUSUAL_CLIMB, _UNUSUAL_CLIMB / 2)
+        self._lowest = min(self._lowest, level)
+
+    def _climb_to(self, level: float, loss: float) -> float:
+        """How far a level is above the lowest, in units of what is too far."""
+        climb = 0.0
+        above = level - self._lowest
+        ratio = above / max(abs(self._lowest), 0.5)
+        steps = above / max(self._steps.widened, 0.02 * abs(loss), 0.02)
+        if self._count <= _START:
+            climb = min(ratio / _START_RATIO, steps / _START_STEPS)
+        if self._count > _SETTLED:
+            climb = max(climb, min(ratio / _RATIO, steps / _STEPS))
+        return climb
 
     @property
     def before(self) -> float:
@@ -138,7 +154,7 @@ class TrainingLoss(Source):
     def restart(self) -> None:
         self._deviation.forget()
         self._steps.forget()
-        for recent in (self._recent, self._rises, self._spreads):
+        for recent in (self._recent, self._rises, self._spreads, self._steps_of):
             recent.clear()
         self._last.clear()
         self._lowest = inf
@@ -146,6 +162,7 @@ class TrainingLoss(Source):
         self._often = 0.0
         self._level = nan
         self.statistics.clear()
+        self.begun.clear()
 
     def words(self, name: str) -> str:
         what = f"{self._followed.name} {self._followed.loss:.4g}"

@@ -10,6 +10,8 @@ from rmetric.records import Record
 
 _SMOOTHING = 0.3
 _DOWN, _UP = -3.0, 5.0
+#: An update that is half as large again is itself unusual.
+_UNUSUAL = log(1.5)
 #: Below this share of its peak the scheduled rate says little of the update.
 _FINISHED = 0.01
 
@@ -29,6 +31,7 @@ class Updates(Source):
 
     def __init__(self) -> None:
         self.statistics: dict[str, float] = {}
+        self.begun: dict[str, int] = {}
         self._ratios = LaggedPast(window=80, lag=10, least=12)
         self._peak_rate = 0.0
 
@@ -43,6 +46,7 @@ class Updates(Source):
         ratio = log(norm) - log(rate)
         if self._ratios.ready:
             above = clipped(ratio - self._ratios.usual, _DOWN, _UP)
+            self.note("update_size", record.step, above, _UNUSUAL)
             size = self.statistics.get("update_size", 0.0)
             self.statistics["update_size"] = size + _SMOOTHING * (above - size)
         self._ratios.remember(ratio)
@@ -51,6 +55,7 @@ class Updates(Source):
         self._ratios.forget()
         self._peak_rate = 0.0
         self.statistics.clear()
+        self.begun.clear()
 
     def words(self, name: str) -> str:
         size = times(self.statistics[name])

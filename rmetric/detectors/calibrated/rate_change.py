@@ -1,0 +1,64 @@
+"""A learning rate that jumped before an alarm: for the reason's words, never for the score."""
+
+from __future__ import annotations
+
+from math import inf
+
+from rmetric.records import Record
+
+#: How many times larger or smaller a rate that jumped is, and one that is steady at most.
+_JUMP, _STEADY = 1.5, 1.1
+_RECORDS = 20
+
+
+class RateChange:
+    """The largest jump of the logged learning rate in the last twenty records.
+
+    Only a step out of a steady rate counts, as a warm-up is none, and only one that nobody
+    announced. Of equal ones the first: the rate went up before it came back.
+
+    >>> change = RateChange()
+    >>> for step, rate in enumerate((0.001, 0.001, 0.01), start=300):
+    ...     change.update(Record(step=step, learning_rate=rate))
+    >>> change.words()
+    'the learning rate went from 0.001 to 0.01 at step 302'
+    """
+
+    def __init__(self) -> None:
+        self._rate = 0.0
+        self._was_steady = False
+        self._count = 0
+        self._jump: list[float] = []  # at which record and step, from and to which rate
+
+    def update(self, record: Record) -> None:
+        """Take the next record."""
+        self._count += 1
+        rate, before = record.learning_rate, self._rate
+        announced = bool(record.planned_events)
+        if announced or (self._jump and self._count - self._jump[0] >= _RECORDS):
+            self._jump = []
+        if rate is None or not 0 < rate < inf:
+            return
+        self._rate = rate
+        if before == rate:
+            self._was_steady = True
+            return
+        ratio = _ratio(before, rate) if before else inf
+        if ratio > _JUMP and self._was_steady and not announced:
+            self._note(record.step, before, rate)
+        self._was_steady = ratio <= _STEADY
+
+    def _note(self, step: int, before: float, rate: float) -> None:
+        if not self._jump or _ratio(before, rate) > _ratio(*self._jump[2:]):
+            self._jump = [self._count, step, before, rate]
+
+    def words(self) -> str:
+        """What happened to the rate; empty where nothing did."""
+        if not self._jump:
+            return ""
+        _, step, before, rate = self._jump
+        return f"the learning rate went from {before:.4g} to {rate:.4g} at step {step}"
+
+
+def _ratio(a: float, b: float) -> float:
+    return max(a, b) / min(a, b)
