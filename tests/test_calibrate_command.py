@@ -36,7 +36,7 @@ def logs(tmp_path):
     (folder / "a.jsonl").write_text("\n".join(lines) + "\n")
     rows = [f"{n},{x}" for n, x in enumerate(losses(2, jump=4.0), start=1)]
     (folder / "b.csv").write_text("step,train_loss\n" + "\n".join(rows) + "\n")
-    (folder / "c.jsonl").write_text(lines[0] + '\n{"step": 2, "lo\n' + lines[2])
+    (folder / "c.jsonl").write_text("nothing that a log would hold\n")
     return folder
 
 
@@ -44,10 +44,16 @@ def test_healthy_logs_become_thresholds_and_a_broken_one_is_said(logs, tmp_path,
     out = tmp_path / "new" / "mine.json"
     assert main(["calibrate", str(logs), "--budget", "0", "--out", str(out)]) == 1
     told = capsys.readouterr()
-    assert told.err.startswith(f"failed: {logs / 'c.jsonl'}, line 2: ")
+    assert told.err.startswith(f"failed: {logs / 'c.jsonl'}")
     assert told.err.count("\n") == 1
-    assert told.out.splitlines() == ["2 runs; 1 alarm by the floors", f"thresholds: {out}"]
+    counts, raised, promise, where = told.out.splitlines()
+    assert counts == "2 runs; 1 would alarm under the lowest thresholds that there are"
+    assert promise == "0 of 2 runs alarm; that is no promise for others"
+    assert where == f"thresholds: {out}"
     thresholds = read_thresholds(out)
+    assert raised.startswith("raised above the lowest: ")
+    assert f"loss_jump 4 to {thresholds.alone['loss_jump']:g}" in raised
+    assert "update_size" not in raised
     assert thresholds.alone["loss_jump"] > 4
     for name, shipped in (("a.jsonl", False), ("b.csv", True)):
         (run,) = read_runs(logs / name)
@@ -74,6 +80,35 @@ def test_a_budget_may_give_runs_up(logs, tmp_path, capsys):
     assert main(["calibrate", *paths, "--budget", "0.5", "--out", out]) == 0
     assert "may alarm, by the budget: b" in capsys.readouterr().out
     assert read_thresholds(Path(out)).alone["loss_jump"] == 4
+
+
+@pytest.mark.parametrize(
+    ("budget", "said"),
+    [
+        ("0.02", "1 run cannot show a share of 2 %: at least 50 are needed to see one alarm in 50"),
+        ("0.3", "1 run cannot show a share of 30 %: at least 4 are needed to see one alarm in 4"),
+        ("0", "0 of 1 run alarm; that is no promise for others"),
+    ],
+)
+def test_runs_within_the_floors_and_too_few_of_them_are_said(logs, tmp_path, capsys, budget, said):
+    out = str(tmp_path / "t.json")
+    assert main(["calibrate", str(logs / "a.jsonl"), "--budget", budget, "--out", out]) == 0
+    told = capsys.readouterr().out
+    assert "no threshold was raised: these runs stay within the lowest ones" in told
+    assert said in told
+
+
+def test_enough_runs_for_a_budget_get_no_word_of_it(logs, tmp_path, capsys):
+    paths = [str(logs / "a.jsonl"), str(logs / "b.csv")]
+    assert main(["calibrate", *paths, "--budget", "0.5", "--out", str(tmp_path / "t.json")]) == 0
+    assert "cannot show" not in capsys.readouterr().out
+
+
+def test_the_help_has_the_exit_codes(capsys):
+    with pytest.raises(SystemExit):
+        main(["calibrate", "--help"])
+    told = capsys.readouterr().out
+    assert "exit codes:\n  0  the threshold file is written\n" in told
 
 
 def test_a_path_that_is_not_there_does_not_cost_the_others(logs, tmp_path, capsys):
@@ -125,8 +160,9 @@ def test_a_log_that_was_cut_off_at_its_beginning_does_not_count(logs, tmp_path, 
     (logs / "c.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "lo')
     out = tmp_path / "t.json"
     assert main(["calibrate", str(logs), "--out", str(out)]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith("2 runs; 1 alarm by the floors\nleft out, too short to be judged: c\n")
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("2 runs; 1 would alarm")
+    assert second == "left out, too short to be judged: c"
     assert read_thresholds(out).provenance["too_short"] == ["c"]
 
 

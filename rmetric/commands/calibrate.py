@@ -6,12 +6,15 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
 from rmetric.detectors.calibrated import thresholds_to_json
-from rmetric.detectors.calibrated.calibration import NotHealthy, calibrate
+from rmetric.detectors.calibrated.calibration import FLOORS, NotHealthy, calibrate
+from rmetric.detectors.calibrated.thresholds import Thresholds
 from rmetric.logs import LogError, write_atomically
+from rmetric.printed import counted
 from rmetric.records import Run
 from rmetric.replay import find_logs, read_runs
 from rmetric.strict_json import encode
@@ -19,6 +22,16 @@ from rmetric.strict_json import encode
 NAME = "calibrate"
 HELP = "make a threshold file for the calibrated detector from healthy logs"
 ARCHIVE = ".tar.xz"
+EXAMPLES = """examples:
+  rmetric calibrate healthy_runs/ --budget 0.02 --out mine.json
+  rmetric watch run.jsonl --thresholds mine.json
+
+exit codes:
+  0  the threshold file is written
+  1  a log could not be read (the file is made of the others), or nothing was written: no healthy
+     run, a run with values that are not finite, or --out cannot be written
+  2  an argument is wrong
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,17 +72,52 @@ def run(options: argparse.Namespace) -> int:
     except OSError as error:
         print(f"error: --out {options.out}: cannot be written ({error.strerror})", file=sys.stderr)
         return 1
-    _tell(thresholds.provenance, options.out)
+    _tell(thresholds, options.out)
     return 1 if failed else 0
 
 
-def _tell(provenance: Any, out: Path) -> None:
-    print(f"{provenance['runs']} runs; {provenance['alarmed_by_the_floors']} alarm by the floors")
+def _tell(thresholds: Thresholds, out: Path) -> None:
+    provenance: Any = thresholds.provenance
+    runs, over = provenance["runs"], provenance["alarmed_by_the_floors"]
+    print(f"{counted(runs, 'run')}; {over} would alarm under the lowest thresholds that there are")
     if "too_short" in provenance:
         print(f"left out, too short to be judged: {', '.join(provenance['too_short'])}")
     if provenance["given_up"]:
         print(f"may alarm, by the budget: {', '.join(provenance['given_up'])}")
+    raised = _raised(thresholds)
+    if raised:
+        print(f"raised above the lowest: {', '.join(raised)}")
+    else:
+        print("no threshold was raised: these runs stay within the lowest ones")
+    _tell_too_few(runs, provenance["budget"])
     print(f"thresholds: {out}")
+
+
+def _raised(thresholds: Thresholds) -> list[str]:
+    """Each threshold that these runs moved, from what to what; the pairs move together."""
+    raised = [
+        f"{name} {least:g} to {thresholds.alone[name]:g}"
+        for name, least in FLOORS.alone.items()
+        if thresholds.alone[name] > least
+    ]
+    name, least = next(iter(FLOORS.together.items()))
+    if (factor := thresholds.together[name] / least) > 1:
+        raised.append(f"all of two together, by {factor:.2f}")
+    return raised
+
+
+def _tell_too_few(runs: int, budget: float) -> None:
+    """A share of runs that is smaller than one run cannot be seen in them."""
+    needed = ceil(1 / budget - 1e-9) if budget else inf
+    if runs >= needed:
+        return
+    if not budget:
+        print(f"0 of {counted(runs, 'run')} alarm; that is no promise for others")
+        return
+    print(
+        f"{counted(runs, 'run')} cannot show a share of {100 * budget:g} %: at least {needed} are "
+        f"needed to see one alarm in {needed}"
+    )
 
 
 def _healthy(paths: Sequence[str], out: Path, failed: list[str]) -> Iterator[Run]:
