@@ -6,6 +6,7 @@ import csv
 import hashlib
 import importlib.util
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -212,7 +213,62 @@ def test_plots_are_drawn_for_the_first_runs_and_that_is_said(replay, tmp_path, c
         (tmp_path / f"{name}.csv").write_text(GOOD)
     _, out = replay("*.csv", plots="1")
     assert [path.parent.name for path in sorted(out.rglob("*.png"))] == ["a"]
-    assert "1 of 3 runs were drawn; --plots all draws every one" in capsys.readouterr().out
+    assert "1 of 3 runs have a plot as PNG and PDF beside the page" in capsys.readouterr().out
+
+
+def test_the_console_begins_with_a_summary_and_the_runs_that_were_alarmed(replay, tmp_path, capsys):
+    (tmp_path / "a.csv").write_text(GOOD)
+    (tmp_path / "b.jsonl").write_bytes(own_log("b", outcome="absorbed", failure_kind=None))
+    losses = [2.0 + 0.01 * (s % 3) for s in range(60)] + [9.0] * 3
+    table = "".join(f"{s},{loss}\n" for s, loss in enumerate(losses))
+    (tmp_path / "c.csv").write_text("step,loss\n" + table)
+    assert replay("a.csv", "b.jsonl", "c.csv")[0] == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == (
+        "3 runs: 1 alarmed (calibrated detector), 2 alerted (R-Metric as published); "
+        "by their logs 1 absorbed"
+    )
+    assert lines[1].startswith("c: alarm at step 6")
+    assert [line.split(":")[0] for line in lines[1:4]] == ["c", "a", "b"]
+
+
+def test_a_run_s_name_writes_on_neither_terminal_nor_index(replay, tmp_path, capsys):
+    (tmp_path / "run.jsonl").write_bytes(own_log("\x1b[2Jall\nwell|<b>"))
+    bad = own_log("x").replace(b'"METRICS"', b'"METRICS","step":"\\u001b[2J"', 1)
+    (tmp_path / "bad.jsonl").write_bytes(bad)
+    code, out = replay("run.jsonl", "bad.jsonl")
+    assert code == 1
+    said = capsys.readouterr()
+    assert r"\x1b[2Jall\nwell|<b>: " in said.out
+    shown = (out / "index.md").read_text()
+    assert r"| \\x1b[2Jall\\nwell\|\<b> |" in shown
+    assert (said.out + said.err + shown).replace("\n", "").isprintable()
+
+
+def test_a_run_without_a_name_of_its_own_has_its_file_s(replay, tmp_path):
+    (tmp_path / "tuesday.jsonl").write_bytes(own_log("run"))
+    (tmp_path / "other.jsonl").write_bytes(own_log("named"))
+    _, out = replay("tuesday.jsonl", "other.jsonl")
+    assert [row["id"] for row in index(out)] == ["tuesday", "named"]
+
+
+def test_a_full_disk_is_one_message_and_leaves_no_half_index(tmp_path):
+    (tmp_path / "a.csv").write_text(GOOD)
+    most = 8000  # bytes a file: less than a page takes
+    done = subprocess.run(
+        [sys.executable, "-m", "rmetric", "replay", "a.csv", "--out", "out", "--plots", "none"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)),
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "error: the results cannot be written to out (File too large); what was written before "
+        "is kept"
+    )
+    assert "Traceback" not in done.stderr
+    left = {path.name for path in (tmp_path / "out").iterdir()}
+    assert left == {"a", "index.csv", "index.md"}
+    assert (tmp_path / "out" / "index.csv").read_text().startswith("folder,id")
 
 
 RECORDS = {
@@ -383,6 +439,7 @@ def test_a_safe_name_is_one_plain_part_of_a_path(id):
     ("arguments", "problem"),
     [
         (["absent.csv"], "absent.csv: no such file or folder"),
+        (["/dev/null"], "/dev/null: neither a file nor a folder"),
         (["*.absent"], "*.absent: no such file or folder"),
         (["empty"], "empty: no file in this folder"),
         (["a.csv", "--out", "a.csv"], "--out a.csv: cannot be written"),

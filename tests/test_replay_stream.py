@@ -237,6 +237,12 @@ def test_tensorboard_events_are_a_run_and_are_seen_by_content(tmp_path):
     assert [record.time for record in run.records] == [0.0, 10.0]
 
 
+def test_an_event_file_is_named_by_its_folder(tmp_path):
+    path = event_file(tmp_path / "tuesday" / "version_0", {10: {"loss": 3.0}})
+    assert "tfevents" in path.name
+    assert only(read_runs(path)).id == "tuesday__version_0"
+
+
 def test_the_event_files_of_a_folder_are_one_run(tmp_path):
     event_file(tmp_path / "run", {10: {"loss": 3.0}, 20: {"loss": 2.5}}, ".a")
     event_file(tmp_path / "run", {30: {"loss": 2.0}}, ".b")

@@ -10,11 +10,13 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rmetric.commands.watch import FOLLOWING, add_following, follow
 from rmetric.metric import PRESETS
+from rmetric.printed import counted, printable
 from rmetric.replay import find_logs
 from rmetric.replay.arguments import add_mapping, add_thresholds
 
@@ -27,6 +29,8 @@ DEFAULT_LOGS = "logs_FULL_METRIC"
 DEFAULT_OUT = Path("results/replay")
 DEFAULT_PLOTS = 20
 _ALL = sys.maxsize
+#: Runs that are printed, those with an alarm first.
+MOST_LINES = 20
 _ENDED = {
     "healthy": "was healthy",
     "absorbed": "absorbed a fault",
@@ -122,7 +126,7 @@ def replay(options: argparse.Namespace) -> int:
         check_writable(options.out)
     except ValueError as error:
         hint = "; run_modern_experiments.py writes it" if options.paths == [DEFAULT_LOGS] else ""
-        print(f"error: {error}{hint}", file=sys.stderr)
+        print(printable(f"error: {error}{hint}"), file=sys.stderr)
         return 2
     folders = [Path(given) for given in options.paths if Path(given).is_dir()]
     try:
@@ -136,7 +140,11 @@ def replay(options: argparse.Namespace) -> int:
             named=lambda path: ".jsonl" in path.suffixes or not set(folders) & set(path.parents),
         )
     except OSError as error:
-        print(f"error: {error.filename or options.out}: {error.strerror}", file=sys.stderr)
+        print(
+            f"error: the results cannot be written to {options.out} ({error.strerror}); what was "
+            "written before is kept",
+            file=sys.stderr,
+        )
         return 1
     except KeyboardInterrupt:
         print(f"stopped; what was replayed is in {options.out}/index.html", file=sys.stderr)
@@ -157,25 +165,53 @@ def check_writable(out: Path) -> None:
 def report(result: Replayed, out: Path) -> int:
     """Say what came out; return the exit code."""
     runs = [row for row in result.rows if not row["problem"]]
-    for row in runs[:DEFAULT_PLOTS]:
-        first, published = row["calibrated_first_alarm_step"], row["first_alert_step"]
-        alarm = "no alarm" if first == "" else f"alarm at step {first}"
-        alert = "no alert" if published == "" else f"alert at step {published}"
-        outcome = f"; it {_ENDED.get(row['outcome'], row['outcome'])}" if row["outcome"] else ""
-        failure = "" if row["failure_step"] == "" else f" at step {row['failure_step']}"
-        print(f"{row['id']}: {alarm}; R-Metric as published: {alert}{outcome}{failure}")
-    if len(runs) > DEFAULT_PLOTS:
-        print(f"... and {len(runs) - DEFAULT_PLOTS} more")
+    runs.sort(key=lambda row: row["calibrated_first_alarm_step"] == "")
+    if runs:
+        print(in_short(runs))
+    for row in runs[:MOST_LINES]:
+        print(printable(in_a_line(row)))
+    if len(runs) > MOST_LINES:
+        print(f"... and {len(runs) - MOST_LINES} more")
     if result.passed_over:
-        names = ", ".join(path.name for path in result.passed_over[:5])
+        names = ", ".join(printable(path.name) for path in result.passed_over[:5])
         more = ", ..." if len(result.passed_over) > 5 else ""
-        print(f"passed over {len(result.passed_over)} files that are no logs: {names}{more}")
+        files = counted(len(result.passed_over), "file")
+        verb = "is no log" if len(result.passed_over) == 1 else "are no logs"
+        print(f"passed over {files} that {verb}: {names}{more}")
     if result.num_plots < len(runs):
-        print(f"{result.num_plots} of {len(runs)} runs were drawn; --plots all draws every one")
+        print(
+            f"{result.num_plots} of {counted(len(runs), 'run')} have a plot as PNG and PDF beside "
+            "the page; --plots all draws every one"
+        )
     for problem in result.failed:
-        print(f"failed: {problem}", file=sys.stderr)
+        print(printable(f"failed: {problem}"), file=sys.stderr)
     if not result.rows:
         print("error: none of the files is a log that replay knows", file=sys.stderr)
         return 1
-    print(f"{len(runs)} runs replayed, {len(result.failed)} failed: see {out}/index.html")
+    print(
+        f"{counted(len(runs), 'run')} replayed, {len(result.failed)} failed: see {out}/index.html"
+    )
     return 1 if result.failed else 0
+
+
+def in_short(runs: list[dict[str, Any]]) -> str:
+    """How many runs there are, were alarmed, and ended how, where that is known."""
+    alarmed = sum(row["calibrated_first_alarm_step"] != "" for row in runs)
+    alerted = sum(row["first_alert_step"] != "" for row in runs)
+    words = (
+        f"{counted(len(runs), 'run')}: {alarmed} alarmed (calibrated detector), "
+        f"{alerted} alerted (R-Metric as published)"
+    )
+    ends = Counter(row["outcome"].replace("_", " ") for row in runs if row["outcome"])
+    known = ", ".join(f"{number} {outcome}" for outcome, number in sorted(ends.items()))
+    return f"{words}; by their logs {known}" if known else words
+
+
+def in_a_line(row: dict[str, Any]) -> str:
+    """What the detectors made of one run, and how it ended."""
+    first, published = row["calibrated_first_alarm_step"], row["first_alert_step"]
+    alarm = "no alarm" if first == "" else f"alarm at step {first}"
+    alert = "no alert" if published == "" else f"alert at step {published}"
+    outcome = f"; it {_ENDED.get(row['outcome'], row['outcome'])}" if row["outcome"] else ""
+    failure = "" if row["failure_step"] == "" else f" at step {row['failure_step']}"
+    return f"{row['id']}: {alarm}; R-Metric as published: {alert}{outcome}{failure}"

@@ -134,8 +134,7 @@ def find_logs(paths: Iterable[str | Path]) -> list[Path]:
         matching = [path] if path.exists() else _matching(str(given))
         files = _event_files_as_runs([file for match in matching for file in _files(match)])
         if not files:
-            what = "no file in this folder" if path.is_dir() else "no such file or folder"
-            raise ValueError(f"{given}: {what}")
+            raise ValueError(f"{given}: {_why_none(path)}")
         found |= dict.fromkeys(files)
     return list(found)
 
@@ -256,6 +255,12 @@ def _event_files_as_runs(files: list[Path]) -> list[Path]:
             for file in files
         )
     )
+
+
+def _why_none(path: Path) -> str:
+    if path.is_dir():
+        return "no file in this folder"
+    return "neither a file nor a folder" if path.exists() else "no such file or folder"
 
 
 def _matching(pattern: str) -> list[Path]:

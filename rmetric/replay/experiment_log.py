@@ -13,6 +13,7 @@ from rmetric.logs import LogError, LogReader, decode_number, parse_line
 from rmetric.metric import RMetric
 from rmetric.records import HardwareEvent, Record, Run
 from rmetric.replay.assembler import Batches
+from rmetric.replay.rows import run_name
 from rmetric.replay.settings import settings_of
 from rmetric.replay.source import Source
 from rmetric.replay.stream import Stream
@@ -28,6 +29,8 @@ _COMPUTED_FROM = {
 }
 _TOLERANCE = 1e-9
 _FAR = 2**63
+#: What the monitor calls a run that its user gave no name.
+_UNNAMED = "run"
 
 
 def matches(head: str) -> bool:
@@ -168,6 +171,8 @@ def _batches(
                     raise
                 source.left_out.add(at, f"no JSON object: {shown(line)}")
                 continue
+            if reader.run.id == _UNNAMED:
+                reader.run.id = run_name(source.path)
             source.left_out.good += 1
             if record is not None:
                 yield [record], [_score(line)]

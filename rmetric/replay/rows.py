@@ -75,7 +75,12 @@ def flag(cell: Any) -> bool | None:
 
 
 def run_name(path: Path) -> str:
-    """A name for the run in `path`, with its folder's where the file's says nothing."""
+    """A name for the run in `path`, with its folder's where the file's says nothing.
+
+    TensorBoard's event files say nothing at all: the folder is the run.
+    """
+    if "tfevents" in path.name and path.resolve().parent.name:
+        return run_name(path.resolve().parent)
     name = re.sub(
         r"(\.(jsonl?|ndjson|csv|tsv|txt|log|gz|zst))+$", "", path.name, flags=re.IGNORECASE
     )

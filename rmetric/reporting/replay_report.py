@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import json
 import platform
 import re
@@ -20,8 +21,9 @@ import numpy as np
 import rmetric
 from rmetric.detectors.calibrated import Thresholds
 from rmetric.evaluation import PROTOCOLS, judge
-from rmetric.logs import LogError
+from rmetric.logs import LogError, write_atomically
 from rmetric.metric import Components
+from rmetric.printed import printable
 from rmetric.replay import ReadLog, UnknownFormat, read_log
 from rmetric.replay.scored_run import ScoredRun, score_run
 from rmetric.reporting.page import (
@@ -287,17 +289,20 @@ def _or_blank(value: float) -> str:
 
 
 def write_index(rows: Sequence[Mapping[str, Any]], out: Path) -> None:
-    """The table of all runs and of the files that failed, as CSV, Markdown and a page."""
-    # A name that UTF-8 cannot hold may be why a run failed; the index holds it all the same.
-    utf8: dict[str, Any] = dict(encoding="utf-8", errors="backslashreplace")
-    with open(out / INDEX_NAMES[0], "w", newline="", **utf8) as file:
-        writer = csv.DictWriter(file, INDEX_COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    """The table of all runs and of the files that failed, as CSV, Markdown and a page.
+
+    Each is whole or, where the disk is full, what it was before.
+    """
+    sheet = io.StringIO()
+    writer = csv.DictWriter(sheet, INDEX_COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     lines = ["| " + " | ".join(INDEX_COLUMNS) + " |", "|" + " --- |" * len(INDEX_COLUMNS)]
     lines += ["| " + " | ".join(_markdown(row[c]) for c in INDEX_COLUMNS) + " |" for row in rows]
-    (out / INDEX_NAMES[1]).write_text("\n".join(lines) + "\n", **utf8)
-    (out / INDEX_NAMES[2]).write_text(index_of(rows), **utf8)
+    forms = (sheet.getvalue(), "\n".join(lines) + "\n", index_of(rows))
+    for name, text in zip(INDEX_NAMES, forms, strict=True):
+        # A name that UTF-8 cannot hold may be why a run failed; the index holds it all the same.
+        write_atomically(out / name, [text.encode("utf-8", "backslashreplace")])
 
 
 class _Folders:
@@ -356,5 +361,7 @@ def _index_row(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _markdown(value: Any) -> str:
-    text = f"{value:.3f}" if isinstance(value, float) else str(value)
-    return text.replace("|", "\\|").replace("\n", " ")
+    text = f"{value:.3f}" if isinstance(value, float) else printable(str(value))
+    for special in ("\\", "|", "<"):
+        text = text.replace(special, f"\\{special}")
+    return text
