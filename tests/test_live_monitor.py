@@ -826,6 +826,15 @@ def test_a_nan_does_not_hide_what_comes_after_it():
     assert "training loss" in alert.reason
 
 
+def test_the_end_of_an_alarm_is_told_to_logging_with_its_reason(caplog):
+    for_ten = lambda step, loss: loss * 1000 if 80 <= step < 90 else loss  # noqa: E731
+    with caplog.at_level(logging.INFO, logger="rmetric"):
+        config = MonitorConfig(explosion_factor=1e9)
+        train(make_model(), watched(config=config), steps=110, spoil=for_ten)
+    [line] = [r.getMessage() for r in caplog.records if "alarm is over" in r.getMessage()]
+    assert "the calibrated alarm is over: the loss came back" in line
+
+
 def nan_loss_at(first):
     return lambda step, loss: loss * nan if step >= first else loss
 

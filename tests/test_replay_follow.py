@@ -17,11 +17,12 @@ import pytest
 
 from rmetric.__main__ import main
 from rmetric.commands import COMMANDS
+from rmetric.detectors import make_detector
 from rmetric.detectors.calibrated.thresholds import default_thresholds, thresholds_to_json
 from rmetric.logs import LogError
 from rmetric.records import Record
 from rmetric.replay.follow import Follower
-from rmetric.replay.watch import MOST_RUNS, Watch, Webhook
+from rmetric.replay.watch import FAILING, MOST_RUNS, Watch, Webhook
 from tests.webhook_server import WebhookServer
 
 HEALTHY = [3.0 + 0.01 * (s % 5) for s in range(40)]
@@ -375,6 +376,14 @@ def test_an_alarm_its_change_and_its_end_are_a_line_each_and_only_what_is_urgent
     assert posted[1]["verdict"] == "failure under way"
 
 
+def test_what_is_urgent_is_called_as_the_calibrated_detector_calls_it():
+    detector = make_detector("calibrated")
+    for step in range(90):
+        loss = (2.0 if step < 60 else 4.0) + 0.01 * (step % 3)
+        detector.update(Record(step=step, training_loss=loss))
+    assert (detector.alarm, detector.verdict) == (True, FAILING)
+
+
 @pytest.mark.parametrize(
     ("there", "options", "code", "steps"),
     [
@@ -439,3 +448,14 @@ def test_interrupted_it_ends_with_130(tmp_path):
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
     assert b"Traceback" not in errors
+
+
+def test_the_end_of_an_alarm_has_its_reason_where_the_detector_says_one():
+    said = []
+    watch = Watch(lambda: make_detector("calibrated"), said.append)
+    losses = [2.0 + 0.01 * (step % 3) for step in range(60)] + [4.0] * 4 + [2.0] * 20
+    for step, loss in enumerate(losses):
+        watch.take("run", Record(step=step, training_loss=loss))
+    assert said[0].event == "ALARM"
+    assert said[-1].event == "ENDED"
+    assert ": the loss came back" in said[-1].words

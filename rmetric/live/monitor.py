@@ -655,6 +655,11 @@ class Monitor:
         for name in alarms:
             if name in begun - self._alarmed:
                 self._raise(self._alert(self.last.step, name, self._reason(name)))
+            elif name in self._alarmed - begun and name in self.config.alert_on:
+                why = getattr(self._detectors.get(name), "ended", "")
+                logger.info(
+                    "step %d: the %s alarm is over%s", self.last.step, name, why and f": {why}"
+                )
         self._alarmed = begun
 
     def _told(self, step: int) -> bool:

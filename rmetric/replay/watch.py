@@ -33,7 +33,7 @@ class Word:
         step: at which that is so.
         began: the step at which the alarm began.
         score: of the detector.
-        reason: its own; empty at the end.
+        reason: its own; at the end why it is over, empty where it does not say.
         verdict: its own; empty where it gives none.
         was: the verdict before.
     """
@@ -55,7 +55,8 @@ class Word:
             id=id,
             step=step,
             score=detector.score,
-            reason=detector.reason,
+            # Where it is over, why that is so, of a detector that says it.
+            reason=getattr(detector, "ended", "") if event == ENDED else detector.reason,
             verdict=getattr(detector, "verdict", ""),
             **more,
         )
@@ -72,7 +73,8 @@ class Word:
     def words(self) -> str:
         """One line, without the run."""
         if self.event == ENDED:
-            return f"step {self.step}: the alarm of step {self.began} is over"
+            why = f": {self.reason}" if self.reason else ""
+            return f"step {self.step}: the alarm of step {self.began} is over{why}"
         why = self.reason or f"score {self.score:.4g}"
         was = f" (it was: {self.was})" if self.event == CHANGED else ""
         return f"step {self.step}: {why}{was}"
