@@ -213,7 +213,7 @@ def test_plots_are_drawn_for_the_first_runs_and_that_is_said(replay, tmp_path, c
         (tmp_path / f"{name}.csv").write_text(GOOD)
     _, out = replay("*.csv", plots="1")
     assert [path.parent.name for path in sorted(out.rglob("*.png"))] == ["a"]
-    assert "1 of 3 runs have a plot as PNG and PDF beside the page" in capsys.readouterr().out
+    assert "PNG and PDF beside the page: for 1 of 3 runs; --plots all" in capsys.readouterr().out
 
 
 def test_the_console_begins_with_a_summary_and_the_runs_that_were_alarmed(replay, tmp_path, capsys):

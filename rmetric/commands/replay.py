@@ -180,8 +180,8 @@ def report(result: Replayed, out: Path) -> int:
         print(f"passed over {files} that {verb}: {names}{more}")
     if result.num_plots < len(runs):
         print(
-            f"{result.num_plots} of {counted(len(runs), 'run')} have a plot as PNG and PDF beside "
-            "the page; --plots all draws every one"
+            f"PNG and PDF beside the page: for {result.num_plots} of {counted(len(runs), 'run')}; "
+            "--plots all draws every one"
         )
     for problem in result.failed:
         print(printable(f"failed: {problem}"), file=sys.stderr)
