@@ -197,6 +197,55 @@ def test_an_alarm_that_is_judged_anew_is_listed_again_but_is_one_alarm(judging):
     assert "1 alarm; in alarm at 10 of 20 records." in say(run, trace).details
 
 
+def spiked_run() -> Run:
+    """A spike of the loss that comes back, then nan to the end, logged every step."""
+    losses = [2.0] * 60 + [6.0] * 5 + [2.0] * 20 + [nan] * 15
+    records = [Record(step=s, training_loss=x) for s, x in enumerate(losses, start=1)]
+    return Run(id="spiked", records=records)
+
+
+def test_an_alarm_has_its_end_and_why_and_a_lasting_one_has_none():
+    run = spiked_run()
+    trace = trace_with_reasons("calibrated", run)
+    alarms = [(alarm.step, alarm.until, alarm.ended) for alarm in trace.began]
+    assert alarms == [(63, 66, ""), (67, 67, "the loss came back to 2"), (86, None, "")]
+    said = say(run, trace)
+    assert "too early to tell" in said.headline
+    assert said.details[:2] == [
+        "Judged recovering spike from step 67.", "Over at step 68: the loss came back to 2.",
+    ]  # fmt: skip
+    published = trace_of_r_metric(score_run(eventful_run()))
+    for alarm in published.began:
+        last = len(published.steps) if alarm.until is None else alarm.until
+        assert published.alarms[alarm.position : last].all()
+        assert last == len(published.steps) or not published.alarms[last]
+
+
+def test_the_calibrated_detector_stands_first_and_the_published_metric_has_a_caution():
+    html = page(spiked_run(), "calibrated")
+    cards = re.findall(r'class="saying[^>]* data-detector="(\w+)"', html)
+    assert cards == ["calibrated", "r_metric"]
+    assert html.count("so an alarm of it says little") == 1
+    text = Found(html).text
+    assert text.index("so an alarm of it says little") > text.index("too early to tell")
+    data = Found(html).data
+    kinds = {line["label"]: line["kind"] for line in data["lines"]}
+    assert kinds["first alarm: Calibrated detector"] == "alarm"
+    tones = {panel["name"]: panel["tone"] for panel in data["panels"]}
+    assert {name for name, tone in tones.items() if tone == "alert"} == {
+        "score_calibrated", "evidence_calibrated"
+    }  # fmt: skip
+
+
+def test_a_score_of_nan_does_not_flatten_the_rest():
+    data = Found(page(spiked_run(), "calibrated")).data
+    panels = {panel["name"]: panel for panel in data["panels"]}
+    for name in ("score_calibrated", "evidence_calibrated"):
+        assert panels[name]["cap"] == 5
+    assert max(panels["score_calibrated"]["series"][0]["y"]) == 100  # as it is to be read
+    assert panels["loss"]["cap"] is None
+
+
 def test_the_page_tells_how_to_make_it_again():
     found = Found(page(eventful_run(), command="python replay.py 'a b.csv' --map loss=x"))
     assert "python replay.py 'a b.csv' --map loss=x" in found.text
@@ -244,7 +293,8 @@ def test_every_signal_has_its_curve_and_its_values(judging):
         [score.score for score in scored.scores], rel=1e-5
     )
     assert [(line["kind"], line["x"]) for line in data["lines"]] == [
-        ("onset", 200), ("failure", 360), ("alarm", scored.alert_steps[0]), ("own-alarm", 11),
+        ("onset", 200), ("failure", 360),
+        ("published-alarm", scored.alert_steps[0]), ("own-alarm", 11),
     ]  # fmt: skip
 
 
@@ -368,6 +418,20 @@ def test_the_index_links_runs_and_tells_why_files_failed():
     assert "b.csv, line 2: broken" in found.text
     assert "R-Metric alarms in 1" in found.text
     assert "calibrated" not in found.text, "no run was shown to it"
+
+
+def test_the_index_names_the_file_and_keeps_its_path_at_hand():
+    rows = [
+        row(id="a", source="runs/deep/a b.csv", calibrated_first_alarm_step=3),
+        row(id="b", source="b.csv"),
+        row(id="c", source="C:\\runs\\c.csv"),
+    ]
+    html = index_of(rows)
+    assert '<td title="runs/deep/a b.csv">a b.csv</td>' in html
+    assert "<td>b.csv</td>" in html
+    assert '<td title="C:\\runs\\c.csv">c.csv</td>' in html
+    assert "Alarmed (calibrated)" in html
+    assert "Alarmed (calibrated)" not in index_of([row(id="a")])
 
 
 def test_an_empty_index_is_a_page():

@@ -10,7 +10,7 @@ import pytest
 from rmetric import Record, Run
 from rmetric.reporting.page import index_of
 from tests.pages import HOSTILE, eventful_run, hostile_run, page
-from tests.test_page import row
+from tests.test_page import row, spiked_run
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 from selenium.webdriver import ActionChains, Keys  # noqa: E402
@@ -299,6 +299,51 @@ def test_the_index_is_filtered_by_outcome_and_by_text(browser):
     text.clear()
     text.send_keys("nothing like it")
     assert order(shown) == []
+
+
+def test_the_index_is_filtered_by_alarms_and_finds_paths(browser):
+    rows = [
+        row(id="a", folder="a", source="deep/a.csv", calibrated_first_alarm_step=0),
+        row(id="b", folder="b", source="b.csv"),
+        row(problem="broken", source="bad.csv"),
+    ]
+    shown = browser(index_of(rows))
+    alarmed = shown.find_element(By.NAME, "alarmed")
+    for key, left, count in ((Keys.ARROW_DOWN, ["a"], "1 of 3 shown"),
+                             (Keys.ARROW_DOWN, ["b"], "1 of 3 shown"),
+                             (Keys.HOME, ["a", "b"], "")):  # fmt: skip
+        alarmed.send_keys(key)
+        until(shown, lambda b, left=left: order(b) == left)
+        assert shown.find_element(By.NAME, "count").text == count
+    shown.find_element(By.NAME, "text").send_keys("deep")
+    assert order(shown) == ["a"]
+
+
+def test_a_score_beyond_its_scale_is_cut_on_it_and_read_in_full(browser):
+    shown = browser(page(spiked_run(), "calibrated"))
+    top = (
+        "const p = rmetricPage.panels.find(p => p.spec.name === 'score_calibrated');"
+        "return [p.chart.scales.y.max, p.beyond(p.spec.series[0])]"
+    )
+    until(shown, lambda b: b.execute_script(top)[0])
+    high, beyond = shown.execute_script(top)
+    assert 5 <= high < 6
+    assert beyond == [63, 86]
+    shown.execute_script("rmetricPage.point(90)")
+    value = shown.find_element(By.CSS_SELECTOR, "[data-panel=score_calibrated] .legend b")
+    until(shown, lambda b: value.text == "100")
+
+
+def test_a_short_alarm_of_a_long_run_is_zoomed_to_where_it_fills_something(browser):
+    losses = [2.0] * 60 + [6.0] * 5 + [2.0] * 7000
+    records = [Record(step=10 * s, training_loss=x) for s, x in enumerate(losses, start=1)]
+    shown = browser(page(Run(id="long", records=records), "calibrated"))
+    link = shown.find_element(By.CSS_SELECTOR, ".alarms a")
+    step, length = (int(float(link.get_attribute(f"data-{name}"))) for name in ("step", "length"))
+    shown.execute_script("arguments[0].click()", link)
+    low, high = view(shown)
+    assert low <= step < step + length <= high
+    assert high - low < 1000
 
 
 def test_where_steps_fall_back_the_readout_has_record_and_step(browser):

@@ -75,7 +75,8 @@ def page_of(
     run = scored.run
     notes, more_notes = listed(run.notes + scored.notes, _MOST_NOTES)
     alarms = []
-    for trace in traces:
+    ordered = [*traces[1:], traces[0]]  # as published it stands last, as in the charts
+    for trace in ordered:
         shown, more = listed(trace.began, MOST_ALARMS)
         alarms.append((trace, shown, more))
     return render_run(
@@ -83,7 +84,7 @@ def page_of(
         run=run,
         scored=scored,
         truth_words=say_truth(run),
-        sayings=[say(run, trace) for trace in traces],
+        sayings=[say(run, trace) for trace in ordered],
         alarms=alarms,
         notes=notes,
         more_notes=more_notes,
@@ -119,8 +120,8 @@ def _as_text(config: Mapping[str, Any]) -> str:
 _INDEX = {
     "id": "Run",
     "outcome": "Outcome",
-    "first_alert_step": "First alarm, R\u2011Metric",
     "calibrated_first_alarm_step": "First alarm, calibrated",
+    "first_alert_step": "First alarm, R\u2011Metric",
     "onset_step": "Fault from",
     "failure_step": "Failed at",
     "num_records": "Records",

@@ -177,8 +177,17 @@
     }
 
     // A logarithmic axis has no place for 0 and below: they are marked at the lower edge.
+    // A linear one may end where the rest would be flattened: beyond, the curve keeps to its edge.
     drawable(series) {
-      return this.log ? series.y.map(y => (y !== null && y > 0 ? y : null)) : series.y;
+      if (this.log) return series.y.map(y => (y !== null && y > 0 ? y : null));
+      return this.spec.cap === null ? series.y : series.y.map(y => (y !== null && y > this.spec.cap ? this.spec.cap : y));
+    }
+
+    // Where each stretch beyond that edge begins.
+    beyond(series) {
+      if (this.log || this.spec.cap === null) return [];
+      const above = j => series.y[j] !== null && series.y[j] > this.spec.cap;
+      return series.x.filter((x, j) => above(j) && !(j > 0 && above(j - 1)));
     }
 
     draw() {
@@ -301,12 +310,16 @@
       ctx.beginPath();
       ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
       ctx.clip();
-      ctx.fillStyle = colour("shade");
+      const unit = uPlot.pxRatio, shade = colour(`${this.spec.tone}-shade`), solid = colour(this.spec.tone);
       for (const [from, to] of this.spec.shaded) {
         if (to < view[0] || from > view[1]) continue;
         const left = chart.valToPos(from, "x", true);
-        const width = Math.max(chart.valToPos(to, "x", true) - left, uPlot.pxRatio);
+        const width = Math.max(chart.valToPos(to, "x", true) - left, 2 * unit);
+        ctx.fillStyle = shade;
         ctx.fillRect(left, bbox.top, width, bbox.height);
+        // Its begin is marked: one record of a hundred thousand would not be seen.
+        ctx.fillStyle = solid;
+        ctx.fillRect(left - unit, bbox.top, 3 * unit, 8 * unit);
       }
       ctx.restore();
     }
@@ -320,7 +333,7 @@
       ctx.lineWidth = 1.5 * unit;
       if (this.spec.threshold !== null) {
         const y = chart.valToPos(this.spec.threshold, "y", true);
-        ctx.strokeStyle = colour("alert");
+        ctx.strokeStyle = colour(this.spec.tone);
         ctx.setLineDash([5 * unit, 4 * unit]);
         if (y >= bbox.top && y <= bottom) line(bbox.left, y, right, y);
       }
@@ -356,7 +369,7 @@
         };
         const { nan = [], inf = [], "-inf": below = [] } = series.marks ?? {};
         at(nan, x => { line(x - size, top - size, x + size, top + size); line(x - size, top + size, x + size, top - size); });
-        at(inf, triangle(top + size, top - size));
+        at([...inf, ...this.beyond(series)], triangle(top + size, top - size));
         at(below, triangle(bottom - size, bottom + size));
         if (this.log) at(series.x.filter((x, j) => series.y[j] !== null && series.y[j] <= 0), triangle(bottom - size, bottom));
       });
@@ -381,16 +394,17 @@
   key.hidden = !page.lines.length;
   root.querySelector(".toolbar").hidden = !panels.length;
 
-  // A tenth of the run around a place.
-  function zoomTo(x) {
-    const reach = (page.range[1] - page.range[0]) / 20;
+  // A tenth of the run around a place; of an alarm less, so that it is seen among its neighbours.
+  function zoomTo(x, length = Infinity) {
+    const all = page.range[1] - page.range[0];
+    const reach = Math.min(all / 20, Math.max(2 * length, 40 * all / page.records));
     setView(x - reach, x + reach);
     point(x, null);
   }
 
   root.querySelectorAll("[data-do]").forEach(button => { button.onclick = actions[button.dataset.do]; });
   document.querySelectorAll("[data-record]").forEach(link => {
-    link.addEventListener("click", () => zoomTo(Number(page.byRecord ? link.dataset.record : link.dataset.step)));
+    link.addEventListener("click", () => zoomTo(Number(page.byRecord ? link.dataset.record : link.dataset.step), Number(link.dataset.length)));
   });
 
   root.addEventListener("keydown", event => {

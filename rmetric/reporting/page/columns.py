@@ -50,6 +50,10 @@ _FEW_WORKERS = 8
 _NUM_COLOURS = 8
 #: Greatest value over the median, above which a panel starts logarithmic.
 _WIDE = 20.0
+#: Times the threshold, above which a score is only marked: a nan would flatten all the rest.
+_HIGHEST = 5.0
+#: The detector whose alarms are drawn as such.
+OURS = "calibrated"
 
 
 def charts_of(scored: ScoredRun, traces: Sequence[DetectorTrace]) -> Charts:
@@ -168,13 +172,15 @@ def _of_r_metric(scored: ScoredRun, trace: DetectorTrace) -> list[Panel]:
 
 
 def _of_detector(trace: DetectorTrace) -> list[Panel]:
+    tone = "alert" if trace.name == OURS else "neutral"
     hint = "" if trace.threshold is None else f"alarm above {trace.threshold:g}; "
     score = _column("score", "score", trace.scores)
     panels = [
         Panel(
             name=f"score_{trace.name}", title=f"{trace.title}: score", series=[score],
             hint=f"{hint}shaded where it alarms", threshold=trace.threshold, alarms=trace.alarms,
-            log=False,
+            log=False, tone=tone,
+            cap=None if trace.threshold is None else _HIGHEST * trace.threshold,
         )
     ]  # fmt: skip
     if trace.evidence:
@@ -188,7 +194,7 @@ def _of_detector(trace: DetectorTrace) -> list[Panel]:
             hint += f"; the {len(strongest)} strongest of {len(trace.evidence)}"
         panels.append(
             Panel(name=f"evidence_{trace.name}", title="Evidence", series=series, hint=hint,
-                  threshold=1.0, log=False)
+                  threshold=1.0, log=False, tone=tone, cap=_HIGHEST)
         )  # fmt: skip
     if trace.contributions:
         panels.append(_calibrated_r(trace))
@@ -239,7 +245,7 @@ def _lines(scored: ScoredRun, traces: Sequence[DetectorTrace]) -> list[Line]:
         lines.append(Line(step=truth.failure_step, kind="failure", label=label))
     for trace in traces:
         if trace.first_alarm is not None:
-            kind = "alarm" if trace.name == "r_metric" else "own-alarm"
+            kind = {OURS: "alarm", "r_metric": "published-alarm"}.get(trace.name, "own-alarm")
             label = f"first alarm: {trace.title}"
             lines.append(Line(step=trace.first_alarm, kind=kind, label=label))
     return lines

@@ -5,6 +5,8 @@
   const form = document.querySelector(".filters");
   const collator = new Intl.Collator("en", { numeric: true, sensitivity: "base" });
 
+  const heads = [...document.querySelectorAll("#runs thead th")].map(head => head.textContent);
+
   // A cell as a number where it is one, as text otherwise; null where it is blank.
   function value(row, column) {
     const text = row.cells[column].textContent.trim();
@@ -44,7 +46,12 @@
 
   // What is searched is taken once: a list may have thousands of rows.
   const rows = tables.flatMap(table => [...table.tBodies[0].rows]);
-  const texts = new Map(rows.map(row => [row, row.textContent.toLowerCase()]));
+  const path = row => row.querySelector("td[title]")?.title ?? "";
+  const texts = new Map(rows.map(row => [row, `${row.textContent} ${path(row)}`.toLowerCase()]));
+  // Whether the calibrated detector alarmed; a file that could not be replayed is neither.
+  const choice = form.elements.alarmed;
+  const place = choice ? heads.indexOf(choice.dataset.label) : -1;
+  const alarmed = row => (!row.closest("#runs") ? "" : row.cells[place].textContent ? "yes" : "no");
   const outcomes = new Map(rows.map(row => [row, row.querySelector(".badge")?.textContent ?? ""]));
 
   function filter() {
@@ -53,7 +60,8 @@
     let shown = 0;
     for (const row of rows) {
       const fits = words.every(word => texts.get(row).includes(word))
-        && (!outcome || outcomes.get(row) === outcome);
+        && (!outcome || outcomes.get(row) === outcome)
+        && (!choice?.value || alarmed(row) === choice.value);
       row.hidden = !fits;
       shown += fits;
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,7 @@ from markupsafe import Markup
 
 from rmetric.reporting.page.downsample import kept, merged, spans
 from rmetric.reporting.page.series import Charts, Floats, Panel, Series
+from rmetric.reporting.page.traces import Alarm
 
 _HERE = Path(__file__).parent
 #: A page stays below 2 MB, whatever the run.
@@ -84,6 +86,7 @@ def drawn(charts: Charts, num_buckets: int) -> dict[str, Any]:
     edge = 0.02 * (high - low) or 1.0
     return {
         "byRecord": charts.by_record,
+        "records": len(charts.steps),
         "range": [low - edge, high + edge],
         "stretch": stretch,
         "lines": [
@@ -114,6 +117,8 @@ def _panel(panel: Panel, charts: Charts, axis: Floats, num_buckets: int) -> dict
         "bounds": panel.bounds,
         "log": panel.log,
         "small": panel.small,
+        "cap": panel.cap,
+        "tone": panel.tone,
         "shaded": shaded,
         "series": [_series(one, charts, axis, num_buckets) for one in panel.series],
     }
@@ -220,8 +225,17 @@ def _environment() -> Environment:
     environment.filters["cut"] = _cut
     environment.filters["short"] = lambda text: _cut(str(text), 200)
     environment.filters["outcome"] = lambda value: _cut(value or "not known", 200).replace("_", " ")
+    environment.filters["length_of"] = _length
+    environment.filters["file_name"] = lambda path: re.split(r"[/\\\\]", str(path))[-1]
     environment.filters["thousands"] = lambda value: f"{value:,}"
     return environment
+
+
+def _length(alarm: Alarm, charts: Charts) -> float:
+    """How far an alarm reaches on the axis; of one that lasts, to the last record."""
+    last = len(charts.steps) - 1
+    places = charts.places
+    return float(places[last if alarm.until is None else alarm.until] - places[alarm.position])
 
 
 def listed(values: Sequence[Any], most: int) -> tuple[Sequence[Any], int]:

@@ -45,6 +45,8 @@ class Panel:
         log: whether it starts on a logarithmic scale; None for no choice.
         alarms: at which records it is shaded, shape (T,).
         small: drawn at less height.
+        cap: on a linear scale what is above is drawn there, and marked; None draws all.
+        tone: of threshold and shading: ``alert``, or ``neutral`` where an alarm means less.
     """
 
     name: str
@@ -56,11 +58,18 @@ class Panel:
     log: bool | None = None
     alarms: Bools | None = None
     small: bool = False
+    cap: float | None = None
+    tone: str = "neutral"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A step that matters, as a vertical line: kind is onset, failure, alarm or own-alarm."""
+    """A step that matters, as a vertical line.
+
+    Attributes:
+        kind: onset, failure, or an alarm: ``alarm`` is the calibrated detector's,
+            ``published-alarm`` the R-Metric's, ``own-alarm`` any other's.
+    """
 
     step: int
     kind: str

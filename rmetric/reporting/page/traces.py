@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from math import nan
 
 import numpy as np
@@ -27,12 +28,16 @@ class Alarm:
     Attributes:
         position: of the record in the run.
         verdict: the detector's own, such as ``recovering spike``; empty where it has none.
+        until: position of the record at which it ended or was judged anew; None where it lasts.
+        ended: why it ended, where it did and the detector says so.
     """
 
     position: int
     step: int
     reason: str
     verdict: str = ""
+    until: int | None = None
+    ended: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +97,15 @@ def trace_with_reasons(
     scores, alarms = np.full(count, nan), np.zeros(count, dtype=bool)
     evidence: dict[str, Floats] = {}
     contributions: dict[str, Floats] = {}
-    began, before = [], (False, "")
+    began: list[Alarm] = []
+    before = (False, "")
     for position, record in enumerate(run.records):
         detector.update(record)
         scores[position], alarms[position] = detector.score, detector.alarm
         now = (bool(detector.alarm), str(getattr(detector, "verdict", "")))
+        if before[0] and now != before:
+            ended = "" if now[0] else str(getattr(detector, "ended", ""))
+            began[-1] = replace(began[-1], until=position, ended=ended)
         if now[0] and now != before:
             # The verdict has a place of its own on the page.
             reason = detector.reason.removeprefix(f"{now[1]}: ")
@@ -132,12 +141,12 @@ def _note(
 def trace_of_r_metric(scored: ScoredRun) -> DetectorTrace:
     """The same of the R-Metric, which a replay has scored already."""
     alarms = np.array([score.alarm for score in scored.scores], dtype=bool)
-    starts = np.flatnonzero(alarms & ~np.concatenate([[False], alarms[:-1]]))
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], alarms]).astype(np.int8))).tolist()
     began = []
-    for i in starts.tolist():
+    for i, until in zip_longest(edges[::2], edges[1::2]):
         step, raw, normalised, score, _ = scored.scores[i]
         reason = reason_for(scored.config, raw, normalised, score)
-        began.append(Alarm(position=i, step=step, reason=reason))
+        began.append(Alarm(position=i, step=step, reason=reason, until=until))
     return DetectorTrace(
         name="r_metric",
         title="R-Metric, as published",

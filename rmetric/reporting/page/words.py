@@ -11,11 +11,14 @@ from rmetric.evaluation import judge
 from rmetric.records import Run
 from rmetric.reporting.page.traces import DetectorTrace
 
+_CAUTION = "As published it alarms in most healthy runs too, so an alarm of it says little."
+
 
 class Saying(NamedTuple):
     """What one detector says.
 
     Attributes:
+        caution: what to keep in mind of this detector; empty where there is nothing.
         headline: whether and where it alarms first.
         reason: of that alarm; empty without one.
         details: sentences about the rest of the run.
@@ -26,6 +29,7 @@ class Saying(NamedTuple):
 
     name: str
     title: str
+    caution: str
     headline: str
     reason: str
     details: list[str]
@@ -44,6 +48,7 @@ def say(run: Run, trace: DetectorTrace) -> Saying:
     return Saying(
         name=trace.name,
         title=trace.title,
+        caution=_CAUTION if trace.name == "r_metric" else "",
         headline=headline,
         reason=first.reason if first else "",
         details=_details(trace),
@@ -76,6 +81,7 @@ def _details(trace: DetectorTrace) -> list[str]:
     if trace.began:
         in_alarm = int(trace.alarms.sum())
         times = _count(trace.num_alarms, "alarm")
+        details += _later(trace)
         details.append(f"{times}; in alarm at {in_alarm:,} of {len(trace.alarms):,} records.")
     known = ~np.isnan(trace.scores)
     if not known.any():
@@ -86,6 +92,19 @@ def _details(trace: DetectorTrace) -> list[str]:
     threshold = "" if trace.threshold is None else f"; the threshold is {trace.threshold:g}"
     details.append(f"Highest score {score:.3g}, at step {step:,}{threshold}.")
     return details
+
+
+def _later(trace: DetectorTrace) -> list[str]:
+    """What became of the first alarm: how it was judged later, and its end."""
+    later = []
+    for before, alarm in zip([None, *trace.began], trace.began, strict=False):
+        if before is not None and before.until == alarm.position and alarm.verdict:
+            later.append(f"Judged {alarm.verdict} from step {alarm.step:,}.")
+        elif before is not None:
+            break
+        if alarm.ended and alarm.until is not None:
+            later.append(f"Over at step {int(trace.steps[alarm.until]):,}: {alarm.ended}.")
+    return later
 
 
 def judged(run: Run, trace: DetectorTrace) -> tuple[str, str]:
