@@ -478,6 +478,33 @@ def test_since_is_the_first_record_of_this_evidence():
     assert not detector.alarm
 
 
+@pytest.mark.parametrize(("heights", "since"), [([0.5, 0.5], 610), ([2.0], 610), ([0.0, 2.0], 620)])
+def test_since_of_a_log_that_skips_steps_is_the_first_of_one_or_two_records(heights, since):
+    losses = [*(2 + 0.02 * np.random.default_rng(1).normal(size=60)), *(2 + np.array(heights))]
+    stream = [Record(step=10 * r.step, training_loss=r.training_loss) for r in records(losses)]
+    assert last_words(*stream).endswith(f"unusual since step {since})")
+    assert ("the last 2 records at least" in last_words(*stream)) == (heights == [0.5, 0.5])
+
+
+def test_since_of_an_evaluation_is_the_earlier_of_the_two():
+    detector = CalibratedDetector(replace(FLOORS, alone={"validation_rise": 4.5}))
+    for step in range(0, 220, 10):
+        loss = 2.0 + 0.01 * (step // 10 % 2) + (step >= 200)
+        detector.update(Record(step=step, training_loss=2.0, validation_loss=loss))
+    assert detector.reason.endswith("unusual since step 200)")
+
+
+def test_since_of_what_is_smoothed_is_the_first_value_of_the_stretch_that_is_unusual():
+    """The gradient norm was twice the usual once, and usual again, before it stayed so."""
+    norms = [1.0 + 0.02 * (step % 3) for step in range(120)]
+    norms[95] = 2.0
+    norms[100:] = [2.0] * 8
+    detector = CalibratedDetector(replace(FLOORS, alone={"gradient_norm": 3.0}))
+    for record in records([2.0] * 108, norms):
+        detector.update(record)
+    assert detector.reason.endswith("unusual since step 101)")
+
+
 def test_since_begins_anew_after_an_announcement():
     losses = np.where(np.arange(200) < 60, 2.0, 6.0)
     losses[150:] = 12.0

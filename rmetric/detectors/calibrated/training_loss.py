@@ -175,5 +175,7 @@ class TrainingLoss(Source):
             return f"{what}, {self.statistics[name]:.2f} spreads above it (smoothed)"
         rise = min(list(self._rises)[-self._judged :])
         spreads = min(list(self._spreads)[-self._judged :])
-        records = f"the last {self._judged} records" if self._judged > 1 else "this record"
-        return f"{what}, {records} at least {rise:.3g} or {spreads:.3g} spreads above it"
+        above = f"{rise:.3g} or {spreads:.3g} spreads above it"
+        if self._judged == 1:
+            return f"{what}, {above}"
+        return f"{what}, the last {self._judged} records at least {above}"
