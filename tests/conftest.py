@@ -1,5 +1,10 @@
+import os
+
 from hypothesis import HealthCheck, settings
 
 # No verdict may hang on how busy the machine is.
-settings.register_profile("rmetric", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("rmetric")
+COMMON = dict(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("rmetric", max_examples=50, **COMMON)
+#: HYPOTHESIS_PROFILE=thorough looks ten times as long.
+settings.register_profile("thorough", max_examples=500, **COMMON)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "rmetric"))

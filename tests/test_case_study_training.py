@@ -179,6 +179,7 @@ def test_resuming_a_finished_study_trains_nothing_and_changes_no_log(study, mode
     assert [(study / log).read_bytes() for log in (CONTROL, FAULT)] == logs
 
 
+@pytest.mark.slow
 def test_a_control_alone_is_completed_by_its_fault_later(study, model, dataset, tmp_path):
     out = tmp_path / "out"
     begun = run(*mini(model, dataset, out, "--control", "--resume"))
@@ -193,6 +194,7 @@ def test_a_control_alone_is_completed_by_its_fault_later(study, model, dataset, 
 
 
 @pytest.mark.parametrize("kill_in", [pytest.param(CONTROL, marks=pytest.mark.slow), FAULT])
+@pytest.mark.slow
 def test_a_killed_run_goes_on_as_if_nothing_had_been(study, model, dataset, tmp_path, kill_in):
     out = tmp_path / "out"
     options = [str(option) for option in mini(model, dataset, out)]

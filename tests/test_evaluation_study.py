@@ -202,6 +202,7 @@ def test_a_log_that_states_no_r_contradicts_nothing(folder):
     assert disagreements(read_study(folder)) == []
 
 
+@pytest.mark.slow
 def test_the_forests_are_the_same_in_any_number_of_processes():
     runs = make_runs()[:4]
     one, two = (trace_all("isolation_forest", runs, num_processes=n) for n in (1, 2))

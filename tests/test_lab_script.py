@@ -54,6 +54,7 @@ def test_a_campaign_ends_in_archives_and_a_manifest(campaign):
     assert manifest["versions"].keys() >= {"python", "torch", "transformers"}
 
 
+@pytest.mark.slow
 def test_a_campaign_that_was_killed_ends_with_the_same_bytes(campaign, tmp_path):
     out = tmp_path / "runs"
     command = [sys.executable, str(ROOT / "run_fault_lab.py"), *SMALL]

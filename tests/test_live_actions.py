@@ -468,6 +468,7 @@ class TestBackground:
         assert done == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_slow_dashboard_costs_its_drawings_and_not_the_log(tmp_path, caplog):
     class Slow(Dashboard):
         drawn = 0

@@ -64,6 +64,7 @@ train(make_model(), make, steps=30, spoil=lambda step, loss: time.sleep(0.02) or
 """
 
 
+@pytest.mark.slow
 def test_xids_of_a_training_are_logged_and_those_of_the_application_do_not_count(tmp_path):
     build(tmp_path)
     history = [(10, 0, "xid", 13), (20, 0, "xid", 94), (30, 1, "ecc_uncorrected", 2)]
