@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections import deque
 from math import log, nan
 
 import numpy as np
 
 from rmetric.detectors.followed_loss import LossDetector
+from rmetric.detectors.own_past import SortedWindow
 
 EULER = 0.5772156649015329
 
@@ -54,7 +53,7 @@ class OnlineIsolationForest(LossDetector):
     Source: Liu, Ting, Zhou 2008, "Isolation Forest"; the closed form is ours.
     """
 
-    __slots__ = ("_sorted", "_values", "least", "threshold")
+    __slots__ = ("_window", "least", "threshold")
 
     ON_LOGARITHM = False
 
@@ -68,28 +67,25 @@ class OnlineIsolationForest(LossDetector):
         super().__init__(threshold)
         self.threshold = threshold
         self.least = least
-        self._values: deque[float] = deque(maxlen=window)
-        self._sorted: list[float] = []
+        self._window = SortedWindow(window)
 
     def _judge(self, x: float) -> float:
-        if len(self._values) == self._values.maxlen:
-            del self._sorted[bisect_left(self._sorted, self._values[0])]
-        self._values.append(x)
-        insort(self._sorted, x)
-        return self._isolation(x) if len(self._values) >= self.least else nan
+        self._window.remember(x)
+        return self._isolation(x) if len(self._window) >= self.least else nan
 
     def _why(self) -> str:
         return (
-            f" is easily parted from the {len(self._values) - 1} before it: isolation "
+            f" is easily parted from the {len(self._window) - 1} before it: isolation "
             f"{self.score:.3f}, above {self.threshold:g}"
         )
 
     def _isolation(self, loss: float) -> float:
-        count = len(self._sorted)
-        if loss <= self._sorted[count // 2]:
+        ordered = self._window.ordered
+        count = len(ordered)
+        if loss <= ordered[count // 2]:
             return 0.0
         # Halved: the span of huge finite values would overflow.
-        depth = mean_depth(np.array(self._sorted) / 2, loss / 2)
+        depth = mean_depth(np.array(ordered) / 2, loss / 2)
         return float(2.0 ** (-depth / usual_depth(count)))
 
 

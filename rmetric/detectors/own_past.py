@@ -57,6 +57,46 @@ class OwnPast:
         self._values.append(x)
 
 
+class SortedWindow:
+    """The last `size` values, kept in order as well, so that quantiles are looked up.
+
+    Attributes:
+        ordered: the values from the least to the largest.
+
+    >>> window = SortedWindow(3)
+    >>> for x in (9.0, 1.0, 5.0, 3.0):
+    ...     window.remember(x)
+    >>> window.ordered, window.median
+    ([1.0, 3.0, 5.0], 3.0)
+    """
+
+    __slots__ = ("_values", "ordered")
+
+    def __init__(self, size: int) -> None:
+        self._values: deque[float] = deque(maxlen=size)
+        self.ordered: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self.ordered)
+
+    @property
+    def median(self) -> float:
+        """Only where there are values."""
+        return _middle(self.ordered)
+
+    def remember(self, x: float) -> None:
+        """Take a finite value."""
+        if len(self._values) == self._values.maxlen:
+            del self.ordered[bisect_left(self.ordered, self._values[0])]
+        self._values.append(x)
+        insort(self.ordered, x)
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._values.clear()
+        self.ordered.clear()
+
+
 class RobustPast:
     """Median and scaled median absolute deviation of the last `window` values.
 
@@ -70,28 +110,24 @@ class RobustPast:
     (3.0, 1.4826)
     """
 
-    __slots__ = ("_sorted", "_values", "least")
+    __slots__ = ("_window", "least")
 
     def __init__(self, window: int, least: int) -> None:
         _check(window, least)
         self.least = least
-        self._values: deque[float] = deque(maxlen=window)
-        self._sorted: list[float] = []
+        self._window = SortedWindow(window)
 
     def median_and_deviation(self) -> tuple[float, float] | None:
         """None while too few are past; the deviation is at least LEAST_SPREAD."""
-        if len(self._sorted) < self.least:
+        if len(self._window) < self.least:
             return None
-        usual = _middle(self._sorted)
-        away = _middle(sorted([abs(value - usual) for value in self._sorted]))
+        usual = self._window.median
+        away = _middle(sorted([abs(value - usual) for value in self._window.ordered]))
         return usual, max(MAD_TO_DEVIATION * away, LEAST_SPREAD)
 
     def remember(self, x: float) -> None:
         """Take a finite value."""
-        if len(self._values) == self._values.maxlen:
-            del self._sorted[bisect_left(self._sorted, self._values[0])]
-        self._values.append(x)
-        insort(self._sorted, x)
+        self._window.remember(x)
 
 
 def plain_mean(values: Collection[float]) -> float:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import deque
+
+from rmetric.detectors.own_past import SortedWindow
 
 #: Quantiles over their Gaussian distance from the median: half of a spread is enough to
 #: see noise with a heavy upper tail as wide as it is upwards.
@@ -33,7 +34,7 @@ class LaggedPast:
     (3.0, True)
     """
 
-    __slots__ = ("_recent", "_sorted", "_values", "lag", "least", "window")
+    __slots__ = ("_recent", "_window", "lag", "least")
 
     def __init__(self, window: int = 80, lag: int = 5, least: int = 8) -> None:
         if not 4 <= least <= window or lag < 0:
@@ -41,30 +42,24 @@ class LaggedPast:
                 f"window {window}, lag {lag}, least {least}: needed are 4 <= least <= window "
                 "and lag >= 0"
             )
-        self.window = window
         self.lag = lag
         self.least = least
         self._recent: deque[float] = deque()
-        self._values: deque[float] = deque()
-        self._sorted: list[float] = []
+        self._window = SortedWindow(window)
 
     @property
     def ready(self) -> bool:
-        return len(self._sorted) >= self.least
+        return len(self._window) >= self.least
 
     @property
     def usual(self) -> float:
         """The median; only where `ready`."""
-        ordered = self._sorted
-        half = len(ordered) // 2
-        if len(ordered) % 2:
-            return ordered[half]
-        return ordered[half - 1] / 2 + ordered[half] / 2
+        return self._window.median
 
     @property
     def spread(self) -> float:
         """How far a value lies from the median by chance, at least upwards; only where `ready`."""
-        ordered = self._sorted
+        ordered = self._window.ordered
         count = len(ordered)
         quartiles = (ordered[3 * count // 4] - ordered[count // 4]) / _QUARTILES
         upper = (ordered[9 * count // 10] - self.usual) / _UPPER_TENTH
@@ -73,24 +68,18 @@ class LaggedPast:
     @property
     def widened(self) -> float:
         """The median of sizes that are never negative, wider where few are known."""
-        return self.usual / _HALF_NORMAL * (1 + _FEW / len(self._sorted))
+        return self.usual / _HALF_NORMAL * (1 + _FEW / len(self._window))
 
     def remember(self, x: float) -> None:
         """Take a finite value."""
         self._recent.append(x)
-        if len(self._recent) <= self.lag:
-            return
-        oldest = self._recent.popleft()
-        self._values.append(oldest)
-        insort(self._sorted, oldest)
-        if len(self._values) > self.window:
-            del self._sorted[bisect_left(self._sorted, self._values.popleft())]
+        if len(self._recent) > self.lag:
+            self._window.remember(self._recent.popleft())
 
     def forget(self) -> None:
         """Begin anew."""
         self._recent.clear()
-        self._values.clear()
-        self._sorted.clear()
+        self._window.forget()
 
 
 class Deviation:
