@@ -80,7 +80,8 @@ def parser() -> argparse.ArgumentParser:
     )
     out.add_argument(
         "--open-sealed", action="store_true",
-        help="allow --lab-part test, once: needs --thresholds, and records date, commit and digest",
+        help="allow --lab-part test: needs --thresholds, records date, commit and digest, and must "
+        "find what an earlier opening found",
     )  # fmt: skip
     out.add_argument("--thresholds", type=Path, metavar="FILE", help="frozen before the opening")
     out.add_argument("--date", default=str(date.today()), help="of the opening (default: today)")
@@ -186,7 +187,7 @@ def judge(data: DataSet, names: Sequence[str], costs: Costs, options: argparse.N
 
 
 def check_seal(options: argparse.Namespace) -> None:
-    """The sealed part is opened once, with the digest of what was frozen before."""
+    """The sealed part is opened with the digest of what was frozen before."""
     if SEALED_PART not in options.lab_part or not options.open_sealed:
         return  # the loader refuses where it must
     if options.thresholds is None:

@@ -650,7 +650,7 @@ class Monitor:
         """An alarm is an alert where it begins."""
         assert self.last is not None
         begun = {name for name, alarmed in alarms.items() if alarmed}
-        if self._non_finite_only() and self._told(self.last.step):
+        if self._told(self.last.step) and self._non_finite_only():
             begun.discard("calibrated")  # the rule said it, before the step
         for name in alarms:
             if name in begun - self._alarmed:

@@ -55,11 +55,11 @@ class _Config(NamedTuple):
 class CalibratedDetector:
     """Alarms on evidence that healthy runs do not show, and says which.
 
-    Each source (training loss, validation loss, probe loss, weights, gradients,
+    Each source (training loss, validation loss, probe loss, updates, gradients,
     hardware, and whether all are numbers) gives statistics that are set against
-    the run's own past. A statistic s has two thresholds, taken from healthy and
-    benign runs: strong enough alone (a), and strong enough beside another source
-    (b). With u the largest s / b of each source,
+    the run's own past. A statistic s has two thresholds, floors that are raised
+    where healthy and benign runs go beyond them: strong enough alone (a), and
+    strong enough beside another source (b). With u the largest s / b of each source,
 
         score = max(largest s / a, second largest u),    alarm where score > 1
 
@@ -71,7 +71,7 @@ class CalibratedDetector:
     what is usual before a change of rate, batch or data is no measure after it.
 
     Its weaknesses: it needs some ten records before it can judge a level; what
-    fails within a step shows nothing before; and a level that lasts for forty
+    fails within a step shows nothing before; and a level that lasts for some thirty
     records becomes usual, so an alarm tells the begin of a failure and not its end.
 
     Args:

@@ -170,22 +170,23 @@ REAL_GROUPS = (REAL_CAUGHT, REAL_CAUSAL)
 
 
 def tables(results: Results) -> list[Table]:
-    """One for each group of columns, then those by fault."""
-    found = [table(results, group, i + 1) for i, group in enumerate(groups_of(results))]
-    if results["name"] == "real":
-        return found
-    found += [recall_by_fault(results), alarms_by_change(results)]
-    if "opened" in results["made"] and "calibrated" in results["rows"]:
-        found.append(aims(results))
-    makers = {"left_out": left_out, "missed": missed, "absorbed": absorbed}
-    return [*found, *(make(results) for name, make in makers.items() if name in results)]
+    """One for each group of columns, then those by fault, numbered as they stand."""
+    found = [table(results, group) for group in groups_of(results)]
+    found[0] = replace(found[0], notes=[*found[0].notes, *results["notes"]])
+    if results["name"] != "real":
+        found += [recall_by_fault(results), alarms_by_change(results)]
+        makers = {"left_out": left_out, "missed": missed, "absorbed": absorbed}
+        found += [make(results) for name, make in makers.items() if name in results]
+        if "opened" in results["made"] and "calibrated" in results["rows"]:
+            found.append(aims(results))
+    return [replace(table, number=place) for place, table in enumerate(found, start=1)]
 
 
 def groups_of(results: Results) -> tuple[Group, ...]:
     return REAL_GROUPS if results["name"] == "real" else FAULT_GROUPS
 
 
-def table(results: Results, group: Group, number: int) -> Table:
+def table(results: Results, group: Group) -> Table:
     """The rows of all detectors under one group of columns."""
     rows: list[tuple[Cell, ...]] = [
         (row["title"], *(cell(row.get(field.key), field) for field in group.fields))
@@ -193,14 +194,14 @@ def table(results: Results, group: Group, number: int) -> Table:
     ]
     return Table(
         name=f"{results['name']}_{group.name}",
-        number=number,
+        number=0,
         title=f"{results['title']}: {group.title}",
         columns=(
             Column(label="Detector"),
             *(Column(label=f.label, digits=f.digits) for f in group.fields),
         ),
         rows=rows,
-        notes=[*group.notes, *(results["notes"] if number == 1 else [])],
+        notes=list(group.notes),
     )
 
 
@@ -224,7 +225,7 @@ SHORT_REAL = (
 def short(results: Results) -> Table:
     """The numbers that matter most, without their intervals."""
     fields = SHORT_REAL if results["name"] == "real" else SHORT
-    whole = table(results, Group("short", "in short", fields), 0)
+    whole = table(results, Group("short", "in short", fields))
     rows: list[tuple[Cell, ...]] = [
         tuple(c.point if isinstance(c, Estimate) else c for c in row) for row in whole.rows
     ]
@@ -245,7 +246,7 @@ def wide(results: Results) -> Table:
     for field in (field for group in groups_of(results) for field in group.fields):
         fields.setdefault(field.key, field)
     whole = Group("all", "all columns", (*COUNTS, *fields.values()))
-    return table(results, whole, 0)
+    return table(results, whole)
 
 
 COUNTS = (
@@ -279,7 +280,7 @@ def left_out(results: Results) -> Table:
     )
     return Table(
         name=f"{results['name']}_left_out",
-        number=len(FAULT_GROUPS) + 3,
+        number=0,
         title=f"{results['title']}: benign changes of a kind that was left out of calibration",
         columns=(
             Column(label="Change"),
@@ -341,7 +342,7 @@ def aims(results: Results) -> Table:
         )
     return Table(
         name=f"{results['name']}_aims",
-        number=len(FAULT_GROUPS) + 6,
+        number=0,
         title=f"{results['title']}: what was aimed at before the opening",
         columns=(
             Column(label="Aim for the calibrated detector"),
@@ -373,7 +374,7 @@ def missed(results: Results) -> Table:
     ]
     return Table(
         name=f"{results['name']}_missed",
-        number=len(FAULT_GROUPS) + 4,
+        number=0,
         title=f"{results['title']}: failures that the calibrated detector missed",
         columns=(
             Column(label="Run"),
@@ -394,7 +395,7 @@ def absorbed(results: Results) -> Table:
     ]
     return Table(
         name=f"{results['name']}_absorbed",
-        number=len(FAULT_GROUPS) + 5,
+        number=0,
         title=f"{results['title']}: what the faults did that were absorbed",
         columns=(
             Column(label="The calibrated detector was"),
@@ -433,7 +434,7 @@ def _by_fault(
     )
     return Table(
         name=f"{results['name']}_{name}",
-        number=len(FAULT_GROUPS) + (1 if name == "faults" else 2),
+        number=0,
         title=f"{results['title']}: {title}",
         columns=(
             Column(label="Fault or change"),
