@@ -1,0 +1,251 @@
+"""When to save a checkpoint: regularly, and when somebody asks. Pure: no clock, no files."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import IntEnum
+from math import inf
+
+#: Who may ask for a checkpoint.
+SOURCES = ("risk", "rule", "alarm", "signal", "user")
+HOUR = 3600.0
+
+
+class Vote(IntEnum):
+    """What one rank wants at a step boundary; all ranks do the greatest of their votes."""
+
+    NOTHING = 0
+    REGULAR = 1
+    EMERGENCY = 2
+    FATAL = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Somebody asked for a checkpoint.
+
+    Attributes:
+        number: counts up from 1; cleared only by a durable commit.
+        source: one of `SOURCES`.
+        reason: in words.
+        fatal: it skips the filter on the gap.
+        made_at: seconds, on the clock of the policy's caller.
+        key: what it is about; a second request with the key of one that waits is that one.
+    """
+
+    number: int
+    source: str
+    reason: str
+    fatal: bool
+    made_at: float
+    key: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyConfig:
+    """Settings of `CheckpointPolicy`; an interval in steps or in seconds, one of the two.
+
+    Attributes:
+        interval_steps: steps between regular saves, at least 1.
+        interval_seconds: seconds between regular saves, above 0.
+        least_gap: share of the interval that must have gone by since the last durable
+            save before an emergency may make another, from 0 to 1.
+        most_per_hour: emergency saves begun in any hour, at least 1; fatal ones are
+            counted apart, so that others cannot use up theirs.
+        retry_seconds: wait after a save that failed, doubled with each further one, above 0.
+        longest_retry_seconds: and no longer than this.
+    """
+
+    interval_steps: int | None = None
+    interval_seconds: float | None = None
+    least_gap: float = 0.25
+    most_per_hour: int = 6
+    retry_seconds: float = 10.0
+    longest_retry_seconds: float = 600.0
+
+    def __post_init__(self) -> None:
+        if (self.interval_steps is None) == (self.interval_seconds is None):
+            raise ValueError(
+                f"interval_steps is {self.interval_steps} and interval_seconds "
+                f"{self.interval_seconds}: one of the two must be given"
+            )
+        if self.interval_steps is not None and (
+            type(self.interval_steps) is not int or self.interval_steps < 1
+        ):
+            raise ValueError(f"interval_steps is {self.interval_steps!r}: an int of at least 1")
+        if self.interval_seconds is not None and not 0 < self.interval_seconds < inf:
+            raise ValueError(f"interval_seconds is {self.interval_seconds}: must be above 0")
+        if not 0 <= self.least_gap <= 1:
+            raise ValueError(f"least_gap is {self.least_gap}: it must be from 0 to 1")
+        if type(self.most_per_hour) is not int or self.most_per_hour < 1:
+            raise ValueError(f"most_per_hour is {self.most_per_hour!r}: an int of at least 1")
+        if not 0 < self.retry_seconds <= self.longest_retry_seconds < inf:
+            raise ValueError(
+                f"retry_seconds is {self.retry_seconds} and longest_retry_seconds "
+                f"{self.longest_retry_seconds}: both above 0, the second at least the first"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Save:
+    step: int
+    began: float
+    answers: tuple[int, ...]
+
+
+class CheckpointPolicy:
+    """Decides at each step boundary whether to save; one a rank.
+
+    Each rank asks `vote(now, step)`; the ranks take the greatest of their votes and,
+    if it is above NOTHING, all call `begin` and save. When the checkpoint is durable
+    they call `committed`, else `failed`. A request waits until a save that began
+    after it is durable.
+
+    An emergency save is made if at least `least_gap` of the interval has gone by since
+    the state that was last made durable; a fatal request skips this filter and no
+    other: one save at a time, no two of the same step, a bounded number an hour.
+
+    Args:
+        config: see `PolicyConfig`.
+        now, step: where the run begins or resumes: a state that is durable already,
+            or that it costs nothing to make again.
+
+    >>> policy = CheckpointPolicy(PolicyConfig(interval_steps=100), now=0.0, step=0)
+    >>> policy.request("risk", "GPU 3 at 0.97", now=9.0)
+    1
+    >>> policy.vote(10.0, step=10).name, policy.why_not
+    ('NOTHING', 'request 1 waits: 10 of 25 steps since step 0')
+    >>> policy.vote(30.0, step=30).name
+    'EMERGENCY'
+
+    Source: the proactive fault-tolerance system for Megatron-LM states the filter (25 %
+    of the save interval); numbering, retries and the bound are ours.
+    """
+
+    def __init__(self, config: PolicyConfig, *, now: float, step: int) -> None:
+        self.config = config
+        self.pending: dict[int, Request] = {}
+        self.durable_step, self.durable_time = step, now
+        self.in_flight: _Save | None = None
+        self.why_not = ""
+        self._last_number = 0
+        self._failures, self._retry_at = 0, -inf
+        self._begun: dict[Vote, deque[float]] = {Vote.EMERGENCY: deque(), Vote.FATAL: deque()}
+
+    def request(
+        self, source: str, reason: str, *, now: float, fatal: bool = False, key: str | None = None
+    ) -> int:
+        """Ask for a checkpoint; returns the request's number.
+
+        One that waits already with this `key` (by default source and reason) is the same
+        request, and becomes fatal if this one is. Raises ValueError for an unknown source.
+        """
+        if source not in SOURCES:
+            raise ValueError(f"source is {source!r}: it must be of {', '.join(SOURCES)}")
+        key = f"{source}: {reason}" if key is None else key
+        same = next((one for one in self._unanswered() if one.key == key), None)
+        if same is not None and (same.fatal or not fatal):
+            return same.number
+        if same is None:
+            self._last_number += 1
+        number = self._last_number if same is None else same.number
+        self.pending[number] = Request(
+            number=number, source=source, reason=reason, fatal=fatal, made_at=now, key=key
+        )
+        return number
+
+    def vote(self, now: float, step: int) -> Vote:
+        """What this rank wants at the boundary after `step`; `why_not` says what holds it back."""
+        self.why_not = ""
+        if step == self.durable_step:
+            self._nothing_new()
+            return Vote.NOTHING
+        wanted = self._wanted(now, step)
+        if wanted is Vote.NOTHING:
+            return wanted
+        if self.in_flight is not None:
+            return self._wait(f"the save of step {self.in_flight.step} is not durable yet")
+        if now < self._retry_at:
+            return self._wait(f"the last save failed; next try in {self._retry_at - now:.0f} s")
+        return wanted
+
+    def begin(self, now: float, step: int, vote: Vote) -> None:
+        """All ranks save the state after `step`, for the greatest of their votes."""
+        if self.in_flight is not None:
+            raise RuntimeError(f"the save of step {self.in_flight.step} is still in flight")
+        self.in_flight = _Save(step=step, began=now, answers=tuple(self.pending))
+        if vote in self._begun:
+            self._begun[vote].append(now)
+
+    def committed(self) -> tuple[Request, ...]:
+        """The save in flight is durable; returns the requests that it answers, now cleared."""
+        save = self._ended()
+        self.durable_step, self.durable_time = save.step, save.began
+        self._failures, self._retry_at = 0, -inf
+        return tuple(self.pending.pop(number) for number in save.answers)
+
+    def failed(self, now: float) -> float:
+        """The save in flight failed: its requests wait on. Returns seconds until the next try."""
+        self._ended()
+        wait = self.config.retry_seconds * 2.0 ** min(self._failures, 30)
+        self._failures += 1
+        wait = min(wait, self.config.longest_retry_seconds)
+        self._retry_at = now + wait
+        return wait
+
+    def _wanted(self, now: float, step: int) -> Vote:
+        if self._gap(now, step) >= 1.0:
+            return Vote.REGULAR if not self.pending else self._bounded(now, or_else=Vote.REGULAR)
+        if any(request.fatal for request in self.pending.values()):
+            return self._bounded(now, or_else=Vote.NOTHING)
+        if self.pending and self._gap(now, step) < self.config.least_gap:
+            return self._wait(self._gap_in_words(now, step))
+        return self._bounded(now, or_else=Vote.NOTHING) if self.pending else Vote.NOTHING
+
+    def _bounded(self, now: float, or_else: Vote) -> Vote:
+        fatal = any(request.fatal for request in self.pending.values())
+        vote = Vote.FATAL if fatal else Vote.EMERGENCY
+        begun = self._begun[vote]
+        while begun and begun[0] <= now - HOUR:
+            begun.popleft()
+        if len(begun) < self.config.most_per_hour:
+            return vote
+        self._wait(f"{len(begun)} {vote.name.lower()} saves in an hour are the most allowed")
+        return or_else
+
+    def _gap(self, now: float, step: int) -> float:
+        """Share of the interval since the state that was last made durable."""
+        if self.config.interval_steps is not None:
+            return (step - self.durable_step) / self.config.interval_steps
+        return (now - self.durable_time) / (self.config.interval_seconds or inf)
+
+    def _gap_in_words(self, now: float, step: int) -> str:
+        least = self.config.least_gap
+        if self.config.interval_steps is not None:
+            gone = f"{step - self.durable_step} of {least * self.config.interval_steps:g} steps"
+        else:
+            seconds = now - self.durable_time
+            gone = f"{seconds:.0f} of {least * (self.config.interval_seconds or 0):.0f} s"
+        return f"{gone} since step {self.durable_step}"
+
+    def _wait(self, why: str) -> Vote:
+        numbers = ", ".join(map(str, self.pending))
+        many = "requests" if len(self.pending) > 1 else "request"
+        self.why_not = f"{many} {numbers} waits: {why}" if self.pending else why
+        return Vote.NOTHING
+
+    def _nothing_new(self) -> None:
+        """The state at hand is durable already, which answers whoever asked."""
+        if self.in_flight is None:
+            self.pending.clear()
+
+    def _unanswered(self) -> list[Request]:
+        answered = self.in_flight.answers if self.in_flight else ()
+        return [one for one in self.pending.values() if one.number not in answered]
+
+    def _ended(self) -> _Save:
+        if self.in_flight is None:
+            raise RuntimeError("no save is in flight")
+        save, self.in_flight = self.in_flight, None
+        return save
