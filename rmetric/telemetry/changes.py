@@ -8,9 +8,13 @@ from rmetric.telemetry.reading import Reading
 RISES = {
     "ecc_corrected_errors": "ecc_corrected",
     "ecc_uncorrected_errors": "ecc_uncorrected",
-    "remapped_rows": "row_remapped",
+    "remapped_rows_correctable": "row_remapped",
+    "remapped_rows_uncorrectable": "row_remapped",
     "retired_pages": "page_retired",
     "pcie_replays": "pcie_replay",
+    "nvlink_replays": "nvlink_error",
+    "nvlink_recoveries": "nvlink_error",
+    "nvlink_crc_errors": "nvlink_error",
 }
 
 #: Flags of a reading, each the kind of event that its beginning is.
@@ -49,7 +53,7 @@ class Changes:
     def update(self, reading: Reading) -> list[str]:
         """Take the next reading, in the order of their times."""
         rises = [kind for counter, kind in RISES.items() if self._rose(reading, counter)]
-        return rises + self._entered(states(reading), reading.time)
+        return list(dict.fromkeys(rises)) + self._entered(states(reading), reading.time)
 
     def gone(self, kind: str, time: float) -> list[str]:
         """The GPU does not answer, which is a state like any other."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from rmetric.telemetry.reading import Reading
+from rmetric.telemetry.reading import RECOVERY_ACTIONS, Reading
 
 #: Return codes after which NVML must be opened again.
 CLOSED = {
@@ -18,6 +18,18 @@ CLOSED = {
 }
 #: Return codes by which a GPU is gone, as kinds of events.
 GONE = {15: "gpu_lost", 16: "gpu_reset_required", 28: "gpu_lost"}
+
+#: Numbers of NVML's fields, from its header: 91, 230, and one field a counter of NVLink.
+#: Older GPUs tell sums over their links, later ones each link for itself.
+LINK_COUNT, RECOVERY_ACTION = 91, 230
+NVLINK_SUMS = {
+    "nvlink_replays": (52,),
+    "nvlink_recoveries": (59,),
+    "nvlink_crc_errors": (38, 45),  # flow control, data
+}
+NVLINK_OF_A_LINK = {"nvlink_replays": 161, "nvlink_recoveries": 162, "nvlink_crc_errors": 163}
+#: The member of a field's union that holds its value, by NVML's number of the type.
+VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 THROTTLE_BITS = {
     0x04: "software_power_cap",
@@ -50,6 +62,7 @@ class Library:
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
         self._handles: dict[int, Any] = {}
+        self._link_fields: dict[int, dict[str, list[Any]]] = {}
         try:
             nvml.nvmlInit()
         except nvml.NVMLError as error:
@@ -141,11 +154,6 @@ class Library:
 
     def _reading(self, gpu: int, handle: Any, time: float) -> Reading:
         nvml, ask = self._nvml, self._ask
-        utilisation = ask(nvml.nvmlDeviceGetUtilizationRates, handle)
-        memory = ask(nvml.nvmlDeviceGetMemoryInfo, handle)
-        remaps = ask(nvml.nvmlDeviceGetRemappedRows, handle)
-        pages = [ask(nvml.nvmlDeviceGetRetiredPages, handle, cause) for cause in (0, 1)]
-        ecc = [ask(nvml.nvmlDeviceGetTotalEccErrors, handle, kind, 0) for kind in (0, 1)]
         return Reading(
             gpu=gpu,
             time=time,
@@ -153,24 +161,91 @@ class Library:
             slowdown_temperature_celsius=ask(nvml.nvmlDeviceGetTemperatureThreshold, handle, 1),
             power_watts=_watts(ask(nvml.nvmlDeviceGetPowerUsage, handle)),
             power_limit_watts=_watts(ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
-            utilisation_percent=utilisation and utilisation.gpu,
-            memory_busy_percent=utilisation and utilisation.memory,
-            memory_used_bytes=memory and memory.used,
-            memory_total_bytes=memory and memory.total,
+            sm_clock_mhz=ask(nvml.nvmlDeviceGetClockInfo, handle, 1),
+            sm_clock_max_mhz=ask(nvml.nvmlDeviceGetMaxClockInfo, handle, 1),
+            memory_clock_mhz=ask(nvml.nvmlDeviceGetClockInfo, handle, 2),
+            memory_clock_max_mhz=ask(nvml.nvmlDeviceGetMaxClockInfo, handle, 2),
             throttle_reasons=_words(ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)),
-            ecc_corrected_errors=ecc[0],
-            ecc_uncorrected_errors=ecc[1],
-            remapped_rows=remaps and remaps[0] + remaps[1],
-            row_remap_pending=remaps and bool(remaps[2]),
-            row_remap_failed=remaps and bool(remaps[3]),
-            retired_pages=None if None in pages else len(pages[0]) + len(pages[1]),
-            page_retirement_pending=_flag(ask(nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)),
             pcie_replays=ask(nvml.nvmlDeviceGetPcieReplayCounter, handle),
+            **self._use(handle),
+            **self._memory_errors(handle),
+            **self._links(gpu, handle),
+            recovery_action=_action(self._fields(handle, [RECOVERY_ACTION])[0]),
         )
+
+    def _use(self, handle: Any) -> dict[str, Any]:
+        utilisation = self._ask(self._nvml.nvmlDeviceGetUtilizationRates, handle)
+        memory = self._ask(self._nvml.nvmlDeviceGetMemoryInfo, handle)
+        return {
+            "utilisation_percent": utilisation and utilisation.gpu,
+            "memory_busy_percent": utilisation and utilisation.memory,
+            "memory_used_bytes": memory and memory.used,
+            "memory_total_bytes": memory and memory.total,
+        }
+
+    def _memory_errors(self, handle: Any) -> dict[str, Any]:
+        nvml, ask = self._nvml, self._ask
+        remaps = ask(nvml.nvmlDeviceGetRemappedRows, handle) or (None,) * 4
+        pages = [ask(nvml.nvmlDeviceGetRetiredPages, handle, cause) for cause in (0, 1)]
+        ecc = nvml.nvmlDeviceGetTotalEccErrors
+        return {
+            "ecc_corrected_errors": ask(ecc, handle, 0, 0),
+            "ecc_uncorrected_errors": ask(ecc, handle, 1, 0),
+            "ecc_corrected_errors_lifetime": ask(ecc, handle, 0, 1),
+            "ecc_uncorrected_errors_lifetime": ask(ecc, handle, 1, 1),
+            "remapped_rows_correctable": remaps[0],
+            "remapped_rows_uncorrectable": remaps[1],
+            "row_remap_pending": _flag(remaps[2]),
+            "row_remap_failed": _flag(remaps[3]),
+            "retired_pages": None if None in pages else len(pages[0]) + len(pages[1]),
+            "page_retirement_pending": _flag(
+                ask(nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)
+            ),
+        }
+
+    def _links(self, gpu: int, handle: Any) -> dict[str, Any]:
+        """NVLink's errors over all links, in whichever of two ways this GPU tells them."""
+        if gpu not in self._link_fields:
+            self._link_fields[gpu] = self._find_link_fields(handle)
+        asked = self._link_fields[gpu]
+        values = iter(self._fields(handle, [one for ids in asked.values() for one in ids]))
+        return {name: _sum([next(values) for _ in ids]) for name, ids in asked.items()}
+
+    def _find_link_fields(self, handle: Any) -> dict[str, list[Any]]:
+        sums = [one for ids in NVLINK_SUMS.values() for one in ids]
+        if any(value is not None for value in self._fields(handle, sums)):
+            return {name: list(ids) for name, ids in NVLINK_SUMS.items()}
+        links = range(self._fields(handle, [LINK_COUNT])[0] or 0)
+        return {name: [(one, link) for link in links] for name, one in NVLINK_OF_A_LINK.items()}
+
+    def _fields(self, handle: Any, ids: list[Any]) -> list[Any]:
+        """The values of fields, or of (field, link); None for each that is not told."""
+        found = self._ask(self._nvml.nvmlDeviceGetFieldValues, handle, ids) if ids else []
+        if found is None:
+            return [None] * len(ids)
+        return [_value(field) for field in found]
 
 
 def _watts(milliwatts: int | None) -> float | None:
     return None if milliwatts is None else milliwatts / 1000
+
+
+def _value(field: Any) -> Any:
+    if field.nvmlReturn != 0 or not 0 <= field.valueType < len(VALUE_MEMBERS):
+        return None
+    return getattr(field.value, VALUE_MEMBERS[field.valueType])
+
+
+def _sum(values: list[int | None]) -> int | None:
+    """The sum of what is told; a link that is off tells nothing, and does not hide the others."""
+    told = [value for value in values if value is not None]
+    return sum(told) if told else None
+
+
+def _action(value: int | None) -> str | None:
+    if value is None:
+        return None
+    return RECOVERY_ACTIONS[value] if value < len(RECOVERY_ACTIONS) else f"unknown_{value}"
 
 
 def _flag(value: int | None) -> bool | None:

@@ -1,0 +1,300 @@
+"""The risk score of one GPU: six normalised factors, weighted. Pure: no clock, no NVML."""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from dataclasses import astuple, dataclass, field, fields
+from math import inf, isfinite, sqrt
+
+from rmetric.telemetry.reading import Reading
+
+
+@dataclass(frozen=True, kw_only=True)
+class RiskWeights:
+    """What each factor counts; at least 0 each. The score divides them by their sum."""
+
+    temperature: float = 0.25
+    memory: float = 0.15
+    errors: float = 0.25
+    power: float = 0.10
+    utilisation_drop: float = 0.15
+    temperature_rise: float = 0.10
+
+    def __post_init__(self) -> None:
+        for name, weight in zip(FACTORS, astuple(self), strict=True):
+            if not 0 <= weight < inf:
+                raise ValueError(f"the weight of {name} is {weight}: it must be at least 0")
+        if not self.sum > 0:
+            raise ValueError("all weights are 0: at least one must be above 0")
+        if abs(self.sum - 1) > 1e-6:
+            message = f"the weights sum to {self.sum:g}, not 1: each is divided by that"
+            warnings.warn(message, stacklevel=3)
+
+    @property
+    def sum(self) -> float:
+        return float(sum(astuple(self)))
+
+
+FACTORS = tuple(weight.name for weight in fields(RiskWeights))
+
+#: Counters whose rise is an error, and the setting that says how large a rise is a full one.
+ERRORS = {
+    "ecc_corrected_errors": "corrected_errors_full",
+    "ecc_uncorrected_errors": "uncorrected_errors_full",
+    "remapped_rows_correctable": "remapped_rows_full",
+    "remapped_rows_uncorrectable": "remapped_rows_full",
+    "retired_pages": "remapped_rows_full",
+    "pcie_replays": "link_errors_full",
+    "nvlink_replays": "link_errors_full",
+    "nvlink_recoveries": "link_errors_full",
+    "nvlink_crc_errors": "link_errors_full",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RiskConfig:
+    """Settings of `RiskScore`.
+
+    Weights, interval, window and threshold are the original's. How the factors are
+    normalised it does not say: every setting below them is ours.
+
+    Attributes:
+        weights: of the factors, see `RiskWeights`.
+        interval: seconds between readings, above 0.
+        window: readings that are looked back on, at least 2; none of them is older than
+            window x interval.
+        threshold: score from which on a GPU is at risk, above 0, at most 1.
+        release: share of the threshold below which it no longer is, 0 to 1.
+        temperature_high: °C at which the factor is 1, where the GPU does not tell at
+            what temperature it slows down.
+        temperature_span: °C below that at which the factor is 0.
+        memory_low: share of the memory in use at which the factor is 0; it is 1 at 1.
+        corrected_errors_full, uncorrected_errors_full, remapped_rows_full,
+        link_errors_full: rise within the window that alone makes the factor 1, above 0.
+        power_full: standard deviation of power over its mean that makes the factor 1.
+        recent: readings, at least 1, whose mean utilisation is set against the mean of
+            those before them in the window.
+        least_utilisation: percent below which there is nothing to drop.
+        temperature_rise_full: °C per minute that make the factor 1.
+        least_readings: in the window before power, drop and rise are known.
+    """
+
+    weights: RiskWeights = field(default_factory=RiskWeights)
+    interval: float = 10.0
+    window: int = 60
+    threshold: float = 0.95
+    release: float = 0.9
+    temperature_high: float = 90.0
+    temperature_span: float = 20.0
+    memory_low: float = 0.95
+    corrected_errors_full: float = 100.0
+    uncorrected_errors_full: float = 1.0
+    remapped_rows_full: float = 1.0
+    link_errors_full: float = 1000.0
+    power_full: float = 0.5
+    recent: int = 6
+    least_utilisation: float = 10.0
+    temperature_rise_full: float = 2.0
+    least_readings: int = 12
+
+    def __post_init__(self) -> None:
+        _above_zero(self, "interval", "temperature_span", "power_full", "temperature_rise_full")
+        _above_zero(self, *sorted(set(ERRORS.values())))
+        _counts(self, window=2, recent=1, least_readings=2)
+        if not 0 < self.threshold <= 1:
+            raise ValueError(f"threshold is {self.threshold}: it must be above 0 and at most 1")
+        if not 0 <= self.release <= 1:
+            raise ValueError(f"release is {self.release}: it must be from 0 to 1")
+        if not 0 <= self.memory_low < 1:
+            raise ValueError(f"memory_low is {self.memory_low}: it must be from 0 to below 1")
+        if not 0 <= self.least_utilisation <= 100:
+            raise ValueError(f"least_utilisation is {self.least_utilisation}: 0 to 100 percent")
+        if not isfinite(self.temperature_high):
+            raise ValueError(f"temperature_high is {self.temperature_high}: a finite number of °C")
+        if max(self.least_readings, self.recent + 1) > self.window:
+            raise ValueError(
+                f"least_readings is {self.least_readings} and recent {self.recent}: the "
+                f"window of {self.window} readings must hold the first, and more than the second"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Risk:
+    """The score after one reading.
+
+    Attributes:
+        value: 0 to 1; None while no factor is known.
+        reachable: the most that the known factors could give, 0 to 1.
+        factors: by name, 0 to 1; None for one unknown.
+        measured: what each factor was made of: °C, share of memory, errors as shares of
+            a full rise, standard deviation of power over its mean, share of utilisation
+            lost, °C per minute; None where unknown.
+    """
+
+    value: float | None
+    reachable: float
+    factors: dict[str, float | None]
+    measured: dict[str, float | None]
+
+
+class RiskScore:
+    """The risk of one GPU, online: `update(reading)` gives its `Risk`.
+
+    risk = Σ weight · factor / Σ weight, over all six factors, each clipped to 0 to 1:
+
+        temperature       (T - (limit - span)) / span
+        memory            (used / total - low) / (1 - low)
+        errors            Σ rise of a counter in the window / its full rise
+        power             (standard deviation / mean) over the window / full
+        utilisation_drop  1 - mean of the recent readings / mean of those before
+        temperature_rise  slope of a line through the window's temperatures / full
+
+    A factor that is unknown adds nothing, and its weight is left out of `reachable`: a
+    GPU that tells no errors can reach 0.75, and whoever sets a threshold above that is
+    told so instead of being left with a score that looks calm.
+
+    Args:
+        config: see `RiskConfig`.
+
+    >>> score = RiskScore(RiskConfig())
+    >>> risk = score.update(Reading(gpu=0, time=0.0, temperature_celsius=85.0))
+    >>> risk.value, risk.reachable, risk.factors["errors"]
+    (0.1875, 0.25, None)
+
+    Source: the proactive fault-tolerance system for Megatron-LM, for weights, interval,
+    window and threshold. Weaknesses: it is a sum, so one fatal sign alone gives 0.25 at
+    most (see `rmetric.telemetry.rules`); a cold start is a rise, the end of a job a drop;
+    0.95 needs nearly all six at their worst at the same time.
+    """
+
+    def __init__(self, config: RiskConfig | None = None) -> None:
+        self.config = config or RiskConfig()
+        self._weights = dict(zip(FACTORS, astuple(self.config.weights), strict=True))
+        self._sum = self.config.weights.sum
+        self._temperature: deque[tuple[float, float]] = deque()
+        self._power: deque[tuple[float, float]] = deque()
+        self._utilisation: deque[tuple[float, float]] = deque()
+        self._errors: deque[tuple[float, float]] = deque()
+        self._counters: dict[str, int] = {}
+
+    def update(self, reading: Reading) -> Risk:
+        """Take the next reading, in the order of their times."""
+        config = self.config
+        self._keep(self._temperature, reading.time, _known(reading.temperature_celsius))
+        self._keep(self._power, reading.time, _known(reading.power_watts))
+        self._keep(self._utilisation, reading.time, _known(reading.utilisation_percent))
+        self._keep(self._errors, reading.time, self._new_errors(reading))
+        measured = {
+            "temperature": _known(reading.temperature_celsius),
+            "memory": reading.memory_occupancy,
+            "errors": self._measured_errors(reading),
+            "power": self._fluctuation(reading),
+            "utilisation_drop": self._drop(reading),
+            "temperature_rise": self._rise(reading),
+        }
+        low = self.limit(reading) - config.temperature_span
+        factors = {
+            "temperature": _scaled(measured["temperature"], low, config.temperature_span),
+            "memory": _scaled(measured["memory"], config.memory_low, 1 - config.memory_low),
+            "errors": _scaled(measured["errors"], 0.0, 1.0),
+            "power": _scaled(measured["power"], 0.0, config.power_full),
+            "utilisation_drop": _scaled(measured["utilisation_drop"], 0.0, 1.0),
+            "temperature_rise": _scaled(
+                measured["temperature_rise"], 0.0, config.temperature_rise_full
+            ),
+        }
+        return self._weighed(factors, measured)
+
+    def limit(self, reading: Reading) -> float:
+        """°C at which the temperature factor is 1."""
+        told = _known(reading.slowdown_temperature_celsius)
+        return self.config.temperature_high if told is None else told
+
+    def _weighed(self, factors: dict[str, float | None], measured: dict[str, float | None]) -> Risk:
+        known = {name: value for name, value in factors.items() if value is not None}
+        total = sum(self._weights[name] * value for name, value in known.items())
+        most = sum(self._weights[name] for name in known)
+        # A sum of weights in another order may differ in its last digit.
+        value = min(1.0, total / self._sum) if known else None
+        reachable = min(1.0, most / self._sum)
+        return Risk(value=value, reachable=reachable, factors=factors, measured=measured)
+
+    def _keep(self, past: deque[tuple[float, float]], time: float, value: float | None) -> None:
+        """Add one value to the window and let go of what is out of it."""
+        if value is not None:
+            past.append((time, value))
+        oldest = time - self.config.window * self.config.interval
+        while past and (past[0][0] <= oldest or len(past) > self.config.window):
+            past.popleft()
+
+    def _new_errors(self, reading: Reading) -> float:
+        """Rises since the reading before, each as a share of a full one; a fall is a new level."""
+        new = 0.0
+        for counter, full in ERRORS.items():
+            now = getattr(reading, counter)
+            if now is not None:
+                before, self._counters[counter] = self._counters.get(counter, now), now
+                new += max(0, now - before) / getattr(self.config, full)
+        return new
+
+    def _measured_errors(self, reading: Reading) -> float | None:
+        if all(getattr(reading, counter) is None for counter in ERRORS):
+            return None
+        return sum(new for _, new in self._errors)
+
+    def _fluctuation(self, reading: Reading) -> float | None:
+        if not self._enough(self._power, reading.power_watts):
+            return None
+        values = [power for _, power in self._power]
+        mean = sum(values) / len(values)
+        if mean <= 0:
+            return 0.0
+        return sqrt(sum((value - mean) ** 2 for value in values) / len(values)) / mean
+
+    def _drop(self, reading: Reading) -> float | None:
+        recent = self.config.recent
+        if not self._enough(self._utilisation, reading.utilisation_percent):
+            return None
+        values = [percent for _, percent in self._utilisation]
+        if len(values) <= recent:
+            return None
+        before = sum(values[:-recent]) / (len(values) - recent)
+        if before < self.config.least_utilisation:
+            return 0.0
+        return max(0.0, 1 - sum(values[-recent:]) / recent / before)
+
+    def _rise(self, reading: Reading) -> float | None:
+        if not self._enough(self._temperature, reading.temperature_celsius):
+            return None
+        number = len(self._temperature)
+        middle = sum(time for time, _ in self._temperature) / number
+        spread = sum((time - middle) ** 2 for time, _ in self._temperature)
+        if spread <= 0:
+            return None
+        return 60 * sum((t - middle) * celsius for t, celsius in self._temperature) / spread
+
+    def _enough(self, past: deque[tuple[float, float]], now: float | None) -> bool:
+        return _known(now) is not None and len(past) >= self.config.least_readings
+
+
+def _known(value: float | None) -> float | None:
+    """A number that can be reckoned with; nan and infinity tell nothing of a GPU."""
+    return None if value is None or not isfinite(value) else value
+
+
+def _scaled(value: float | None, low: float, span: float) -> float | None:
+    return None if value is None else min(1.0, max(0.0, (value - low) / span))
+
+
+def _above_zero(config: RiskConfig, *names: str) -> None:
+    for name in names:
+        if not 0 < getattr(config, name) < inf:
+            raise ValueError(f"{name} is {getattr(config, name)!r}: it must be above 0")
+
+
+def _counts(config: RiskConfig, **least: int) -> None:
+    for name, smallest in least.items():
+        value = getattr(config, name)
+        if type(value) is not int or value < smallest:
+            raise ValueError(f"{name} is {value!r}: an int of at least {smallest} is needed")
