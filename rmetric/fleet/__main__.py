@@ -1,6 +1,6 @@
 """What a guard is worth over many GPUs.
 
-    python -m rmetric.fleet risk     who is warned in time, and who for nothing
+python -m rmetric.fleet risk     who is warned in time, and who for nothing
 """
 
 from __future__ import annotations
