@@ -1,0 +1,93 @@
+"""What a weighted sum cannot say: signs that settle the matter by themselves. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rmetric.telemetry.changes import states
+from rmetric.telemetry.reading import Reading
+from rmetric.telemetry.verdict import ACTIONS, LEVELS
+from rmetric.telemetry.xid import xid_entry, xid_of_kind
+
+#: The kind under which a GPU stands that has not been heard of for a while.
+SILENT = "silent"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """What one sign says of a GPU.
+
+    Attributes:
+        kind: of the event or state, as `Changes`, `xid_kind` and `held` name it.
+        level, action: of `verdict.LEVELS` and `verdict.ACTIONS`.
+        words: why.
+    """
+
+    kind: str
+    level: str
+    action: str
+    words: str
+
+    @property
+    def gravity(self) -> tuple[int, int]:
+        return LEVELS.index(self.level), ACTIONS.index(self.action)
+
+
+def _rule(kind: str, level: str, action: str, words: str) -> tuple[str, Rule]:
+    return kind, Rule(kind=kind, level=level, action=action, words=words)
+
+
+#: By kind; those of Xids follow from `xid.CATALOGUE`.
+RULES = dict(
+    (
+        _rule("gpu_lost", "fatal", "reboot", "the driver has lost the GPU"),
+        _rule("gpu_reset_required", "fatal", "reset", "the driver refuses the GPU until a reset"),
+        _rule("row_remap_failed", "fatal", "drain", "no spare row of memory for a failing one"),
+        _rule("ecc_uncorrected", "fatal", "drain", "new uncorrectable memory errors"),
+        _rule("row_remap_pending", "risk", "reset", "a row of memory is replaced at a reset"),
+        _rule("page_retirement_pending", "risk", "reset", "a page is retired at a reset"),
+        _rule("recovery_gpu_reset", "fatal", "reset", "the driver asks for a reset of the GPU"),
+        _rule("recovery_bus_reset", "fatal", "reset", "the driver asks for a reset of the bus"),
+        _rule("recovery_node_reboot", "fatal", "reboot", "the driver asks for a reboot"),
+        _rule("recovery_system_reboot", "fatal", "reboot", "the driver asks for a reboot"),
+        _rule("recovery_drain_p2p", "fatal", "drain", "the driver asks to stop peer traffic"),
+        _rule("recovery_drain_and_reset", "risk", "reset",
+              "the GPU runs at reduced capacity; the driver asks for a reset when work is done"),
+        _rule("recovery_recover_imex_domain", "risk", "watch",
+              "the driver asks to recover the IMEX domain"),
+        _rule("over_temperature", "healthy", "watch", "hotter than where it slows down"),
+        _rule("thermal_throttle", "healthy", "watch", "slowed down by heat"),
+        _rule("hardware_slowdown", "healthy", "watch", "slowed down by its hardware"),
+        _rule("power_brake", "healthy", "watch", "slowed down by the power supply"),
+        _rule(SILENT, "risk", "watch", "nothing is heard of the GPU"),
+    )
+)  # fmt: skip
+
+#: Signs that another one explains: an uncorrectable error that an Xid 94 says was contained
+#: costs the application and not the GPU.
+EXPLAINED_BY = {"ecc_uncorrected": "xid_94"}
+
+
+def rule_of(kind: str) -> Rule | None:
+    """What a sign says; None for a kind that says nothing by itself, such as a PCIe replay.
+
+    >>> rule_of("xid_79").action, rule_of("pcie_replay")
+    ('reboot', None)
+    """
+    number = xid_of_kind(kind)
+    if number is not None:
+        entry = xid_entry(number)
+        words = f"Xid {number}: {entry.words}"
+        return Rule(kind=kind, level=entry.level, action=entry.action, words=words)
+    if kind.startswith("recovery_unknown_"):
+        words = f"the driver recommends action {kind.rpartition('_')[2]}, which is not known here"
+        return Rule(kind=kind, level="risk", action="watch", words=words)
+    return RULES.get(kind)
+
+
+def held(reading: Reading) -> set[str]:
+    """The kinds of the signs that hold as long as readings show them."""
+    found = states(reading)
+    if reading.recovery_action not in (None, "none"):
+        found.add(f"recovery_{reading.recovery_action}")
+    return found
