@@ -1,0 +1,152 @@
+"""The GPUs that are left, node by node, and what they can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """What one GPU can do.
+
+    Attributes:
+        name: for people.
+        memory: bytes, as the driver reports them.
+        peak_flops: dense bfloat16, a second.
+        efficiency: share of the peak that matrix products reach, from above 0 to 1.
+        intra_bandwidth: to GPUs of its node, bytes a second in one direction.
+        inter_bandwidth: its share of the node's network, bytes a second in one direction.
+    """
+
+    name: str
+    memory: float
+    peak_flops: float
+    efficiency: float
+    intra_bandwidth: float
+    inter_bandwidth: float
+
+    def __post_init__(self) -> None:
+        for name in ("memory", "peak_flops", "efficiency", "intra_bandwidth", "inter_bandwidth"):
+            value = getattr(self, name)
+            if not 0 < value < inf:
+                raise ValueError(f"{name} is {value!r}: it must be a number above 0")
+        if self.efficiency > 1:
+            raise ValueError(f"efficiency is {self.efficiency}: it must be at most 1")
+
+
+#: Peak, memory and NVLink from NVIDIA's data sheets of the A100, H100 and H200 (half of the sum
+#: of both directions); the network from those of DGX A100 (200 Gb/s a GPU) and DGX H100 (400).
+#: The efficiencies are fitted to published runs, see docs/planner.md.
+GPUS = {
+    "a100": Gpu(
+        name="A100 80GB SXM", memory=80 * GIB, peak_flops=312e12, efficiency=0.57,
+        intra_bandwidth=300e9, inter_bandwidth=25e9,
+    ),
+    "a100-40": Gpu(
+        name="A100 40GB SXM", memory=40 * GIB, peak_flops=312e12, efficiency=0.57,
+        intra_bandwidth=300e9, inter_bandwidth=25e9,
+    ),
+    "h100": Gpu(
+        name="H100 SXM", memory=81_559 * 2**20, peak_flops=989.4e12, efficiency=0.53,
+        intra_bandwidth=450e9, inter_bandwidth=50e9,
+    ),
+    "h200": Gpu(
+        name="H200 SXM", memory=143_771 * 2**20, peak_flops=989.4e12, efficiency=0.53,
+        intra_bandwidth=450e9, inter_bandwidth=50e9,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A machine and the GPUs on it that can be used, by their numbers there."""
+
+    name: str
+    gpus: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if any(type(gpu) is not int or gpu < 0 for gpu in self.gpus):
+            raise ValueError(f"node {self.name}: GPUs {self.gpus!r}: whole numbers from 0 are used")
+        if len(set(self.gpus)) != len(self.gpus):
+            raise ValueError(f"node {self.name}: a GPU is named twice in {self.gpus}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """The surviving GPUs.
+
+    Attributes:
+        nodes: in the order of their ranks; one without GPUs is allowed.
+        gpu: what each GPU can do; they are all alike.
+        reserve: bytes of each GPU's memory that CUDA, NCCL and fragmentation take.
+    """
+
+    nodes: tuple[Node, ...]
+    gpu: Gpu
+    reserve: float = 4 * GIB
+
+    def __post_init__(self) -> None:
+        names = [node.name for node in self.nodes]
+        if len(set(names)) != len(names):
+            raise ValueError(f"two nodes have one name: {', '.join(names)}")
+        if not 0 <= self.reserve < inf:
+            raise ValueError(f"reserve is {self.reserve!r}: it must be at least 0")
+
+    @classmethod
+    def of(
+        cls, sizes: Sequence[int], gpu: str | Gpu = "a100", *, memory_gib: float | None = None,
+        **others: Any,
+    ) -> Cluster:  # fmt: skip
+        """Nodes node0, node1, ... with that many GPUs each, numbered from 0.
+
+        >>> Cluster.of([8, 7, 8], "h100").num_gpus
+        23
+        """
+        if isinstance(gpu, str):
+            if gpu not in GPUS:
+                raise ValueError(f"gpu is {gpu!r}: {', '.join(GPUS)} or a Gpu is accepted")
+            gpu = GPUS[gpu]
+        if memory_gib is not None:
+            gpu = replace(gpu, memory=memory_gib * GIB)
+        nodes = tuple(
+            Node(name=f"node{i}", gpus=tuple(range(size))) for i, size in enumerate(sizes)
+        )
+        return cls(nodes=nodes, gpu=gpu, **others)
+
+    @property
+    def num_gpus(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(len(node.gpus) for node in self.nodes)
+
+    @property
+    def usable_memory(self) -> float:
+        """Bytes a GPU that training can use."""
+        return max(self.gpu.memory - self.reserve, 0.0)
+
+    def without(self, node: str, gpus: Iterable[int] | None = None) -> Cluster:
+        """What is left when a node, or some of its GPUs, are dropped.
+
+        Raises KeyError for a node or a GPU that is not there.
+        """
+        if node not in {each.name for each in self.nodes}:
+            raise KeyError(f"no node {node!r}: there are {[each.name for each in self.nodes]}")
+        dropped = None if gpus is None else set(gpus)
+        kept = []
+        for each in self.nodes:
+            if each.name == node:
+                unknown = (dropped or set()) - set(each.gpus)
+                if unknown:
+                    raise KeyError(f"node {node} has GPUs {each.gpus}, not {sorted(unknown)}")
+                left = () if dropped is None else tuple(g for g in each.gpus if g not in dropped)
+                each = Node(name=node, gpus=left)
+            if each.gpus:
+                kept.append(each)
+        return replace(self, nodes=tuple(kept))
