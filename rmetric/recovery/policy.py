@@ -9,6 +9,8 @@ from math import inf
 
 #: Who may ask for a checkpoint.
 SOURCES = ("risk", "rule", "alarm", "signal", "user")
+#: Those that tell of a condition, which lasts; a signal and a user's word are said once.
+CONDITIONS = ("risk", "rule", "alarm")
 HOUR = 3600.0
 
 
@@ -19,6 +21,7 @@ class Vote(IntEnum):
     REGULAR = 1
     EMERGENCY = 2
     FATAL = 3
+    FINAL = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +33,7 @@ class Request:
         source: one of `SOURCES`.
         reason: in words.
         fatal: it skips the filter on the gap.
+        final: the training ends when it is durable; skips the bound on the rate, too.
         made_at: seconds, on the clock of the policy's caller.
         key: what it is about; a second request with the key of one that waits is that one.
     """
@@ -38,8 +42,13 @@ class Request:
     source: str
     reason: str
     fatal: bool
+    final: bool
     made_at: float
     key: str
+
+    @property
+    def vote(self) -> Vote:
+        return Vote.FINAL if self.final else Vote.FATAL if self.fatal else Vote.EMERGENCY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +113,10 @@ class CheckpointPolicy:
 
     An emergency save is made if at least `least_gap` of the interval has gone by since
     the state that was last made durable; a fatal request skips this filter and no
-    other: one save at a time, no two of the same step, a bounded number an hour.
+    other: one save at a time, no two of the same step, a bounded number an hour. A final
+    one, after which the training ends, skips the bound as well, and the wait after a
+    failure once. A condition that lasts is not asked again while it is repeated between
+    one durable save and the next, unless it becomes fatal.
 
     Args:
         config: see `PolicyConfig`.
@@ -132,38 +144,62 @@ class CheckpointPolicy:
         self._last_number = 0
         self._failures, self._retry_at = 0, -inf
         self._begun: dict[Vote, deque[float]] = {Vote.EMERGENCY: deque(), Vote.FATAL: deque()}
+        # Key -> fatal, of the conditions that the last durable save answered, and of
+        # those among them that were repeated since.
+        self._standing: dict[str, bool] = {}
+        self._repeated: dict[str, bool] = {}
 
     def request(
-        self, source: str, reason: str, *, now: float, fatal: bool = False, key: str | None = None
-    ) -> int:
+        self,
+        source: str,
+        reason: str,
+        *,
+        now: float,
+        fatal: bool = False,
+        final: bool = False,
+        key: str | None = None,
+    ) -> int | None:
         """Ask for a checkpoint; returns the request's number.
 
         One that waits already with this `key` (by default source and reason) is the same
-        request, and becomes fatal if this one is. Raises ValueError for an unknown source.
+        request, and becomes fatal or final if this one is. None for a condition that was
+        answered and lasts. Raises ValueError for an unknown source.
         """
         if source not in SOURCES:
             raise ValueError(f"source is {source!r}: it must be of {', '.join(SOURCES)}")
-        key = f"{source}: {reason}" if key is None else key
-        same = next((one for one in self._unanswered() if one.key == key), None)
-        if same is not None and (same.fatal or not fatal):
-            return same.number
+        key, fatal = f"{source}: {reason}" if key is None else key, fatal or final
+        if key in self._standing and self._standing[key] >= fatal and source in CONDITIONS:
+            self._repeated[key] = self._standing[key]
+            return None
+        same = self._same(source, key, fatal)
         if same is None:
             self._last_number += 1
-        number = self._last_number if same is None else same.number
+            number = self._last_number
+        else:
+            number, fatal, final = same.number, fatal or same.fatal, final or same.final
+            if (fatal, final) == (same.fatal, same.final):
+                return number
+        if final:
+            self._retry_at = -inf
         self.pending[number] = Request(
-            number=number, source=source, reason=reason, fatal=fatal, made_at=now, key=key
-        )
+            number=number, source=source, reason=reason, fatal=fatal, final=final,
+            made_at=now, key=key,
+        )  # fmt: skip
         return number
+
+    @property
+    def ending(self) -> bool:
+        """Somebody waits for a last checkpoint."""
+        return any(request.final for request in self.pending.values())
 
     def vote(self, now: float, step: int) -> Vote:
         """What this rank wants at the boundary after `step`; `why_not` says what holds it back."""
         self.why_not = ""
-        if step == self.durable_step:
-            self._nothing_new()
-            return Vote.NOTHING
         wanted = self._wanted(now, step)
         if wanted is Vote.NOTHING:
             return wanted
+        if step == self.durable_step:
+            return self._wait(f"step {step} is durable already")
         if self.in_flight is not None:
             return self._wait(f"the save of step {self.in_flight.step} is not durable yet")
         if now < self._retry_at:
@@ -183,7 +219,10 @@ class CheckpointPolicy:
         save = self._ended()
         self.durable_step, self.durable_time = save.step, save.began
         self._failures, self._retry_at = 0, -inf
-        return tuple(self.pending.pop(number) for number in save.answers)
+        answered = tuple(self.pending.pop(number) for number in save.answers)
+        conditions = {one.key: one.fatal for one in answered if one.source in CONDITIONS}
+        self._standing, self._repeated = self._repeated | conditions, {}
+        return answered
 
     def failed(self, now: float) -> float:
         """The save in flight failed: its requests wait on. Returns seconds until the next try."""
@@ -195,24 +234,22 @@ class CheckpointPolicy:
         return wait
 
     def _wanted(self, now: float, step: int) -> Vote:
+        most = max((request.vote for request in self.pending.values()), default=Vote.NOTHING)
+        if most is Vote.FINAL:
+            return most
         if self._gap(now, step) >= 1.0:
-            return Vote.REGULAR if not self.pending else self._bounded(now, or_else=Vote.REGULAR)
-        if any(request.fatal for request in self.pending.values()):
-            return self._bounded(now, or_else=Vote.NOTHING)
-        if self.pending and self._gap(now, step) < self.config.least_gap:
+            return Vote.REGULAR  # which answers whoever waits
+        if most is Vote.EMERGENCY and self._gap(now, step) < self.config.least_gap:
             return self._wait(self._gap_in_words(now, step))
-        return self._bounded(now, or_else=Vote.NOTHING) if self.pending else Vote.NOTHING
+        return most if most is Vote.NOTHING else self._bounded(now, most)
 
-    def _bounded(self, now: float, or_else: Vote) -> Vote:
-        fatal = any(request.fatal for request in self.pending.values())
-        vote = Vote.FATAL if fatal else Vote.EMERGENCY
+    def _bounded(self, now: float, vote: Vote) -> Vote:
         begun = self._begun[vote]
         while begun and begun[0] <= now - HOUR:
             begun.popleft()
         if len(begun) < self.config.most_per_hour:
             return vote
-        self._wait(f"{len(begun)} {vote.name.lower()} saves in an hour are the most allowed")
-        return or_else
+        return self._wait(f"{len(begun)} {vote.name.lower()} saves in an hour are the most allowed")
 
     def _gap(self, now: float, step: int) -> float:
         """Share of the interval since the state that was last made durable."""
@@ -235,14 +272,14 @@ class CheckpointPolicy:
         self.why_not = f"{many} {numbers} waits: {why}" if self.pending else why
         return Vote.NOTHING
 
-    def _nothing_new(self) -> None:
-        """The state at hand is durable already, which answers whoever asked."""
-        if self.in_flight is None:
-            self.pending.clear()
-
-    def _unanswered(self) -> list[Request]:
+    def _same(self, source: str, key: str, fatal: bool) -> Request | None:
+        """The request that waits with this key; a condition also waits while it is saved for."""
         answered = self.in_flight.answers if self.in_flight else ()
-        return [one for one in self.pending.values() if one.number not in answered]
+        for one in self.pending.values():
+            lasts = source in CONDITIONS and one.fatal >= fatal
+            if one.key == key and (lasts or one.number not in answered):
+                return one
+        return None
 
     def _ended(self) -> _Save:
         if self.in_flight is None:

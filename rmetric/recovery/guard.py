@@ -1,0 +1,446 @@
+"""Saves a training when somebody asks: the policy, at each step boundary, on all ranks alike."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+from math import inf
+from pathlib import Path
+from statistics import median
+from types import FrameType
+from typing import Any, NamedTuple, Protocol
+
+from rmetric.recovery.checkpoints import Checkpoints, Done, Failed, Good
+from rmetric.recovery.interval import Advice, FailureRate, advise
+from rmetric.recovery.policy import SOURCES, CheckpointPolicy, PolicyConfig, Request, Vote
+from rmetric.recovery.ranks import Ranks
+from rmetric.recovery.run_folder import RunFolder
+from rmetric.telemetry.verdict import GpuVerdict
+
+logger = logging.getLogger("rmetric")
+
+STOP, SAVE = "stop", "save"
+#: SIGTERM is what SLURM, Kubernetes and torchrun send before they kill.
+SIGNALS: Mapping[int, str] = {signal.SIGTERM: STOP, signal.SIGUSR1: SAVE}
+
+#: What is thought of this node's GPUs now; it must not wait.
+VerdictSource = Callable[[], Iterable[GpuVerdict]]
+
+
+class Saver(Protocol):
+    """What the guard saves by; `Checkpoints` is one."""
+
+    def begin(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        about: Mapping[str, Any] | None = None,
+        *,
+        own: Any = None,
+        request: int = 0,
+        problem: str = "",
+    ) -> None: ...
+
+    def poll(self) -> Done | Failed | None: ...
+
+    def wait(self, timeout: float | None = None) -> Done | Failed | None: ...
+
+    def newest_good(self) -> Good | None: ...
+
+    def load(self, good: Good, state: dict[str, Any]) -> dict[str, Any]: ...
+
+
+class Guard:
+    """Checkpoints at each interval, and when risk, a rule, an alarm, a signal or a user asks.
+
+    All ranks call `step` after each step. What each has heard becomes a vote; one
+    all-reduce of four numbers on the CPU (gloo) makes it the same everywhere, and so all
+    ranks save the same step. Nothing here waits for a device unless a save begins. A save
+    that fails is reported and tried again; it never ends the training.
+
+        guard = Guard(
+            Checkpoints("checkpoints", fingerprint="tiny, 4 layers"),
+            policy=PolicyConfig(interval_steps=100),
+            state=lambda: {"training": ModelState(model, optimizer)},
+        )
+        resumed = guard.resume()
+        for step in range(resumed["step"] + 1 if resumed else 1, 1001):
+            train(step)
+            guard.step(step)
+            if guard.should_stop:
+                break
+        guard.close()
+
+    A signal that ends the training (SIGTERM) and a user's request to stop make a last
+    save at the next boundary; the guard waits there until it is durable, after a signal
+    for at most `grace_seconds`, and then sets `should_stop` on all ranks at the same step.
+
+    Args:
+        checkpoints: or a folder for them, or None for that of the run folder; both need
+            `fingerprint`, see `Checkpoints`.
+        policy: when to save.
+        state: returns what to save: tensors, or what has a `state_dict`, by name.
+        about: returns plain values to keep with it, such as the data's position; rank 0's count.
+        own: returns plain values of this rank alone, such as `random_values`.
+        folder: the run folder; None for that of the supervisor that launched this, if one did.
+        signals: number -> ``"stop"`` or ``"save"``; empty to catch none.
+        telemetry: verdicts on the GPUs of this rank's node. Give it to one rank a node.
+        check_every: steps between two boundaries that are looked at, at least 1.
+        grace_seconds: from a signal that ends the training until it ends, saved or not.
+        heartbeat_seconds: least time between two beats in the run folder.
+        clock: seconds, for tests.
+
+    Attributes:
+        should_stop: the training is to end now; the same on all ranks.
+        resumed: the checkpoint that `resume` loaded; None before, or without one.
+        own_values: what this rank had given as `own`; None without.
+        last: how the last save ended; None before the first.
+        problem: why the last save failed; empty where it did not.
+    """
+
+    def __init__(
+        self,
+        checkpoints: Saver | Path | str | None = None,
+        *,
+        policy: PolicyConfig,
+        state: Callable[[], dict[str, Any]],
+        about: Callable[[], Mapping[str, Any]] | None = None,
+        own: Callable[[], Any] | None = None,
+        folder: RunFolder | None = None,
+        fingerprint: str | Mapping[str, Any] | None = None,
+        signals: Mapping[int, str] = SIGNALS,
+        telemetry: VerdictSource | None = None,
+        check_every: int = 1,
+        grace_seconds: float = 30.0,
+        heartbeat_seconds: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if type(check_every) is not int or check_every < 1:
+            raise ValueError(f"check_every is {check_every!r}: it must be an int of at least 1")
+        if not 0 < grace_seconds < inf:
+            raise ValueError(f"grace_seconds is {grace_seconds}: it must be above 0")
+        self.folder = folder or RunFolder.of_environment()
+        self.checkpoints = self._saver(checkpoints, fingerprint)
+        self.ranks = Ranks()
+        self.policy = CheckpointPolicy(policy, now=clock(), step=0)
+        self.should_stop = False
+        self.resumed: Good | None = None
+        self.own_values: Any = None
+        self.last: Done | Failed | None = None
+        self.problem = ""
+        self._config, self._state, self._about, self._own = policy, state, about, own
+        self._telemetry, self._check_every, self._clock = telemetry, check_every, clock
+        self._grace, self._beat_every = grace_seconds, heartbeat_seconds
+        self._asked: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._in_flight: Vote | None = None
+        self._outcome: Done | Failed | None = None
+        self._file_numbers: dict[int, int] = {}  # number of the policy's -> of the folder's
+        self._seen_request = self._newest = 0
+        self._times: list[Done] = []
+        self._calls = self._last_step = self._saving_step = 0
+        self._beat_at = self._read_at = self._ends_at = -inf
+        self._said = ""
+        self._ears = _Ears(signals)
+        self._beat("starting")
+
+    # -- what a training calls
+
+    def resume(self) -> dict[str, Any] | None:
+        """Load the newest good checkpoint into `state()`; what was said about it, with ``step``.
+
+        None where there is none. All ranks call it, before the first step. Raises
+        UnfitCheckpoint or ValueError for one that is not of this training.
+        """
+        good = self.checkpoints.newest_good()
+        if good is None:
+            return None
+        about = self.checkpoints.load(good, self._state())
+        self.resumed, self.own_values = good, good.own(self.ranks.rank)
+        self.policy = CheckpointPolicy(self._config, now=self._clock(), step=good.step)
+        self._last_step = good.step
+        if self.folder and self.ranks.rank == 0 and good.request > self.folder.answered():
+            self.folder.answer(good.request, good.step)  # it was killed in between
+        return {**about, "step": good.step}
+
+    def step(self, step: int) -> None:
+        """The step is done, on all ranks. Raises what gloo raises where a rank is lost."""
+        self._last_step = step
+        self._beat("training")
+        self._calls += 1
+        if self._calls % self._check_every:
+            return
+        self._listen()
+        goes_on = True
+        while goes_on and not self.should_stop:
+            agreed = self._agree(step)
+            goes_on = self._act(step, agreed) and agreed.ending
+
+    def request(
+        self, source: str, reason: str, *, fatal: bool = False, key: str | None = None
+    ) -> None:
+        """Ask for a checkpoint, from any rank and any thread; heard at the next boundary.
+
+        Raises ValueError for a source that is none of `rmetric.recovery.policy.SOURCES`.
+        """
+        if source not in SOURCES:
+            raise ValueError(f"source is {source!r}: it must be of {', '.join(SOURCES)}")
+        self._asked.put({"source": source, "reason": reason, "fatal": fatal, "key": key})
+
+    def save(self, step: int, reason: str = "the training asks") -> Done | Failed | None:
+        """Save now and wait until it is durable; all ranks call it, at the end for example.
+
+        None where `step` is durable already.
+        """
+        if self._in_flight is not None:
+            self._settle(self._outcome or self.checkpoints.wait())
+        if step == self.policy.durable_step and (self.last or self.resumed):
+            return None
+        logger.info("rmetric: step %d is saved: %s", step, reason)
+        self._begin(step, Vote.REGULAR)
+        self._settle(self.checkpoints.wait())
+        return self.last
+
+    def close(self, *, finished: bool = False) -> None:
+        """Wait for the save in flight and give the signals back; all ranks call it.
+
+        Args:
+            finished: the training reached its end, and is not to be started again.
+        """
+        if self._in_flight is not None:
+            self._beat("saving")
+            self._settle(self._outcome or self.checkpoints.wait(max(self._grace, 600.0)))
+        self._ears.close()
+        if finished:
+            self._beat("finished")
+
+    def __enter__(self) -> Guard:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is None:
+            self.close()
+        else:
+            self._ears.close()  # other ranks may be gone: nothing is waited for
+
+    def advice(
+        self, *, failures_per_hour: float | FailureRate, restart_seconds: float = 0.0
+    ) -> Advice:
+        """The interval that this training's own saves ask for; see `rmetric.recovery.interval`.
+
+        What a save costs is the median of what it blocked; what it slows down the steps
+        beside it is not known here. Raises ValueError before the first save is durable.
+        """
+        if not self._times:
+            raise ValueError("no save is durable yet: there is no time to go by")
+        return advise(
+            save_seconds=median(done.blocking_seconds for done in self._times),
+            durable_seconds=median(done.seconds for done in self._times),
+            failures_per_hour=failures_per_hour,
+            restart_seconds=restart_seconds,
+        )
+
+    # -- who asks
+
+    def _listen(self) -> None:
+        now = self._clock()
+        for number, meaning in self._ears.heard():
+            name = signal.Signals(number).name
+            if meaning == STOP and self._ends_at < 0:
+                self._ends_at = now + self._grace
+            self._ask("signal", name, key=name, fatal=meaning == STOP, final=meaning == STOP)
+        while not self._asked.empty():
+            self._ask(**self._asked.get())
+        if now - self._read_at >= 1.0:
+            self._read_at = now
+            self._read_folder()
+            self._read_telemetry()
+
+    def _ask(self, source: str, reason: str, **more: Any) -> int | None:
+        number = self.policy.request(source, reason, now=self._clock(), **more)
+        if number is not None and number > self._newest:
+            self._newest = number
+            logger.warning("rmetric: a checkpoint is asked for by %s: %s", source, reason)
+        return number
+
+    def _read_folder(self) -> None:
+        """Rank 0 alone looks; the others hear of it by its vote."""
+        if self.folder is None or self.ranks.rank != 0:
+            return
+        asked = self.folder.request()
+        if asked is None or asked.number <= max(self._seen_request, self.folder.answered()):
+            return
+        self._seen_request = asked.number
+        source = asked.source if asked.source in SOURCES else "user"
+        number = self._ask(
+            source, asked.reason, fatal=asked.fatal, final=asked.stop,
+            key=f"request {asked.number}",
+        )  # fmt: skip
+        if number is not None:
+            self._file_numbers[number] = asked.number
+
+    def _read_telemetry(self) -> None:
+        if self._telemetry is None:
+            return
+        try:
+            for verdict in self._telemetry():
+                if verdict.level != "healthy":
+                    fatal = verdict.level == "fatal"
+                    words = f"GPU {verdict.key}: {'; '.join(verdict.reasons) or verdict.level}"
+                    key = f"GPU {verdict.key}"
+                    self._ask("rule" if fatal else "risk", words, fatal=fatal, key=key)
+        except Exception as error:
+            self._telemetry = None
+            logger.error("rmetric: telemetry is no longer asked: %s", error)
+
+    # -- what all ranks do
+
+    def _agree(self, step: int) -> _Agreed:
+        now = self._clock()
+        if self._in_flight is not None and self._outcome is None:
+            self._outcome = self.checkpoints.poll()
+        vote = self.policy.vote(now, step)
+        self._tell_why_not()
+        running = self._in_flight is not None and self._outcome is None
+        over = 0 <= self._ends_at <= now
+        failed = isinstance(self._outcome, Failed)
+        said = (vote, running, failed, self.policy.ending, over)
+        greatest = self.ranks.greatest([int(one) for one in said])
+        return _Agreed(Vote(greatest[0]), *(bool(one) for one in greatest[1:]))
+
+    def _act(self, step: int, agreed: _Agreed) -> bool:
+        """Do what was agreed; whether there was anything to do that is worth asking after."""
+        if agreed.over:
+            logger.error("rmetric: the time to save is over: the training ends at step %d", step)
+            self.should_stop = True
+        elif self._in_flight is not None and not agreed.running:
+            if agreed.failed and not isinstance(self._outcome, Failed):
+                self._outcome = Failed(step=self._saving_step, problem="on another rank")
+            self._settle(self._outcome)
+        elif agreed.vote:
+            self._begin(step, agreed.vote)
+        elif not (agreed.ending and agreed.running):
+            return False
+        if agreed.ending and self._in_flight is not None:
+            self._beat("saving")
+            self._outcome = self._outcome or self.checkpoints.wait(min(self._grace, 1.0))
+        return True
+
+    def _begin(self, step: int, vote: Vote) -> None:
+        self._beat("saving")
+        self.policy.begin(self._clock(), step, vote)
+        self._in_flight, self._outcome, self._saving_step = vote, None, step
+        state, about, own, problem = {}, None, None, ""
+        try:
+            state = self._state()
+            about = self._about() if self._about else None
+            own = self._own() if self._own else None
+        except Exception as error:  # the other ranks are to hear of it
+            problem = f"its state cannot be had: {type(error).__name__}: {error}"
+        answers = [n for mine, n in self._file_numbers.items() if mine in self.policy.pending]
+        self.checkpoints.begin(
+            step, state, about, own=own, request=max(answers, default=0), problem=problem
+        )
+
+    def _settle(self, outcome: Done | Failed | None) -> None:
+        """The save in flight has ended on all ranks, as on this one."""
+        vote, self._in_flight, self._outcome = self._in_flight, None, None
+        outcome = outcome or Failed(step=self._saving_step, problem="it did not end in time")
+        self.last = outcome
+        if isinstance(outcome, Failed):
+            self.problem = outcome.problem
+            wait = self.policy.failed(self._clock())
+            logger.error(
+                "rmetric: step %d is not saved: %s; next try in %.0f s",
+                outcome.step, outcome.problem, wait,
+            )  # fmt: skip
+            return
+        self.problem = ""
+        self._times = [*self._times[-19:], outcome]
+        self._answer(self.policy.committed(), outcome.step)
+        logger.info("rmetric: step %d is durable and good: %s", outcome.step, outcome.good.path)
+        self.should_stop = self.should_stop or vote is Vote.FINAL
+
+    def _answer(self, requests: tuple[Request, ...], step: int) -> None:
+        numbers = [self._file_numbers.pop(one.number, 0) for one in requests]
+        if self.folder is not None and any(numbers):
+            try:
+                self.folder.answer(max(numbers), step)
+            except OSError as error:
+                logger.error(
+                    "rmetric: request %d is answered, but not noted: %s", max(numbers), error
+                )
+
+    # -- small things
+
+    def _saver(self, given: Saver | Path | str | None, fingerprint: Any) -> Saver:
+        if given is None and self.folder is not None:
+            given = self.folder.checkpoints
+        if isinstance(given, (str, os.PathLike)):
+            if fingerprint is None:
+                raise ValueError(f"a folder ({given}) needs a fingerprint of the model beside it")
+            return Checkpoints(given, fingerprint=fingerprint)
+        if given is None:
+            raise ValueError("checkpoints is None, and no supervisor's folder is known")
+        return given
+
+    def _beat(self, phase: str) -> None:
+        now = self._clock()
+        if self.folder is None or (phase == "training" and now - self._beat_at < self._beat_every):
+            return
+        self._beat_at = now
+        try:
+            self.folder.beat(self.ranks.rank, self._last_step, phase)
+        except OSError as error:
+            logger.error("rmetric: no heartbeat: %s", error)
+
+    def _tell_why_not(self) -> None:
+        why = self.policy.why_not.split(":")[0]
+        if self.policy.pending and why and why != self._said:
+            logger.info("rmetric: %s", self.policy.why_not)
+            self._said = why
+
+
+class _Agreed(NamedTuple):
+    """What any of the ranks said: the greatest vote; a save still runs; it failed; the
+    training is to end after a save; the time for that is over."""
+
+    vote: Vote
+    running: bool
+    failed: bool
+    ending: bool
+    over: bool
+
+
+class _Ears:
+    """Notes signals; nothing else is done while one is handled."""
+
+    def __init__(self, signals: Mapping[int, str]) -> None:
+        wrong = set(signals.values()) - {STOP, SAVE}
+        if wrong:
+            raise ValueError(f"signals has {sorted(wrong)}: {STOP!r} and {SAVE!r} are accepted")
+        self._meaning, self._heard = dict(signals), set[int]()
+        self._before: dict[int, Any] = {}
+        for number in signals:
+            try:
+                self._before[number] = signal.signal(number, self._hear)
+            except ValueError:
+                logger.error("rmetric: signals are not heard outside of the main thread")
+                break
+
+    def heard(self) -> list[tuple[int, str]]:
+        """Those since the last time."""
+        numbers, self._heard = self._heard, set()
+        return [(number, self._meaning[number]) for number in sorted(numbers)]
+
+    def close(self) -> None:
+        for number, handler in self._before.items():
+            if signal.getsignal(number) == self._hear:  # else somebody hears in turn
+                signal.signal(number, handler)
+        self._before = {}
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self._heard.add(number)

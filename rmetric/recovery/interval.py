@@ -1,0 +1,237 @@
+"""How often to save: the interval that loses least, from measured times. Pure.
+
+Saving often costs the time of the saves, saving seldom the work since the last one.
+
+    first order   sqrt(2 C M)                                                      (Young)
+    higher order  sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + C / 2M / 9) - C,  M if C >= 2M (Daly)
+    expected      E[ETTR] = (1 - r (u + D / 2)) / (1 + w / D)
+
+with C and w the time that one save costs, M the mean time between failures, r = 1 / M,
+u the time from a failure until the training goes on, D the interval.
+
+Sources: J. W. Young, A first order approximation to the optimum checkpoint interval,
+CACM 17(9), 1974; J. T. Daly, A higher order estimate of the optimum checkpoint interval
+for restart dumps, FGCS 22(3), 2006; Revisiting Reliability in Large-Scale Machine Learning
+Research Clusters, arXiv 2410.21680, for E[ETTR].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, sqrt
+
+HOUR = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureRate:
+    """Failures per hour, with the interval that the count leaves open.
+
+    Attributes:
+        per_hour: failures / hours.
+        low, high: exact (Gamma) interval of a Poisson rate.
+        failures, hours: that it was counted from; None for a rate that was given.
+        level: of the interval.
+    """
+
+    per_hour: float
+    low: float
+    high: float
+    failures: int | None = None
+    hours: float | None = None
+    level: float = 0.95
+
+
+def failure_rate(failures: int, hours: float, *, level: float = 0.95) -> FailureRate:
+    """The rate of a Poisson process of which so many events were seen in so long.
+
+    Raises ValueError for a negative count, hours not above 0, a level not inside of 0 to 1.
+
+    >>> rate = failure_rate(4, 100.0)
+    >>> f"{rate.per_hour:.2f} ({rate.low:.3f} to {rate.high:.3f}) an hour"
+    '0.04 (0.011 to 0.102) an hour'
+    """
+    if type(failures) is not int or failures < 0:
+        raise ValueError(f"failures is {failures!r}: it must be an int of at least 0")
+    _above_zero("hours", hours)
+    if not 0 < level < 1:
+        raise ValueError(f"level is {level}: it must be between 0 and 1")
+    from scipy.stats import gamma
+
+    tail = (1 - level) / 2
+    low = float(gamma.ppf(tail, failures)) / hours if failures else 0.0
+    high = float(gamma.isf(tail, failures + 1)) / hours
+    return FailureRate(
+        per_hour=failures / hours, low=low, high=high, failures=failures, hours=hours, level=level
+    )
+
+
+def young(save_seconds: float, failure_seconds: float) -> float:
+    """Young's interval, in seconds; inf where nothing ever fails.
+
+    Args:
+        save_seconds: that one save costs the training, above 0.
+        failure_seconds: mean time between failures, above 0.
+
+    >>> round(young(120.0, 1.8 * 3600)), round(young(20.0, 1.8 * 3600))
+    (1247, 509)
+    """
+    _above_zero("save_seconds", save_seconds)
+    _above_zero("failure_seconds", failure_seconds, or_infinite=True)
+    return sqrt(2.0 * save_seconds * failure_seconds)
+
+
+def daly(save_seconds: float, failure_seconds: float) -> float:
+    """Daly's interval between the end of one save and the beginning of the next, in seconds.
+
+    >>> round(daly(120.0, 1.8 * 3600))
+    1168
+    """
+    first = young(save_seconds, failure_seconds)
+    if first == inf or save_seconds >= 2.0 * failure_seconds:
+        return failure_seconds
+    share = save_seconds / (2.0 * failure_seconds)
+    return first * (1.0 + sqrt(share) / 3.0 + share / 9.0) - save_seconds
+
+
+def expected_ettr(
+    interval_seconds: float,
+    *,
+    save_seconds: float,
+    restart_seconds: float,
+    failures_per_hour: float,
+) -> float:
+    """E[ETTR], the expected share of the time that is training which is kept.
+
+    The closed form of arXiv 2410.21680, for a whole job: `failures_per_hour` is its nodes
+    times their rate. Never below 0, where its assumption (failures are rare beside the
+    interval) no longer holds.
+
+    Raises ValueError for an interval not above 0, a negative cost or rate.
+
+    >>> f"{expected_ettr(3600, save_seconds=20, restart_seconds=300, failures_per_hour=0.1):.3f}"
+    '0.936'
+    """
+    _above_zero("interval_seconds", interval_seconds)
+    _not_negative("save_seconds", save_seconds)
+    _not_negative("restart_seconds", restart_seconds)
+    _not_negative("failures_per_hour", failures_per_hour)
+    lost = failures_per_hour / HOUR * (restart_seconds + interval_seconds / 2.0)
+    return max(0.0, 1.0 - lost) / (1.0 + save_seconds / interval_seconds)
+
+
+def best_interval(
+    *, save_seconds: float, restart_seconds: float, failures_per_hour: float
+) -> float:
+    """The interval at which `expected_ettr` is greatest, in seconds; inf where nothing fails.
+
+    Where the derivative of (a - b D) D / (D + w), with a = 1 - r u and b = r / 2, is zero:
+    D = sqrt(w² + a w / b) - w. Raises ValueError where restarts alone take all the time.
+    """
+    _above_zero("save_seconds", save_seconds)
+    _not_negative("restart_seconds", restart_seconds)
+    _not_negative("failures_per_hour", failures_per_hour)
+    if failures_per_hour == 0:
+        return inf
+    rate = failures_per_hour / HOUR
+    left = 1.0 - rate * restart_seconds
+    if left <= 0:
+        raise ValueError(
+            f"restart_seconds is {restart_seconds:g} at {failures_per_hour:g} failures an hour: "
+            "restarts take all the time, no interval helps"
+        )
+    return sqrt(save_seconds**2 + 2.0 * save_seconds * left / rate) - save_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """What interval a training should save at.
+
+    Attributes:
+        young, daly, best: seconds, by the three formulas at the rate as it was counted.
+        shortest, longest: of `best`, at the ends of the rate's interval.
+        ettr: expected at `best`; None where nothing fails.
+        words: the same in a sentence.
+    """
+
+    young: float
+    daly: float
+    best: float
+    shortest: float
+    longest: float
+    ettr: float | None
+    words: str
+
+
+def advise(
+    *,
+    save_seconds: float,
+    failures_per_hour: float | FailureRate,
+    durable_seconds: float = 0.0,
+    restart_seconds: float = 0.0,
+) -> Advice:
+    """The interval for a training, from what was measured of it.
+
+    Args:
+        save_seconds: that one save costs the training: what it blocks, and what it slows.
+        failures_per_hour: of the whole training.
+        durable_seconds: from the beginning of a save until it counts; a failure in
+            between loses that much more, which no interval changes.
+        restart_seconds: from a failure until the training goes on.
+    """
+    rate = failures_per_hour
+    if not isinstance(rate, FailureRate):
+        _not_negative("failures_per_hour", rate)
+        rate = FailureRate(per_hour=rate, low=rate, high=rate)
+    _not_negative("durable_seconds", durable_seconds)
+    lost = restart_seconds + durable_seconds
+    mean = HOUR / rate.per_hour if rate.per_hour else inf
+
+    def best(per_hour: float) -> float:
+        return best_interval(
+            save_seconds=save_seconds, restart_seconds=lost, failures_per_hour=per_hour
+        )
+
+    at_best = best(rate.per_hour)
+    ettr = None
+    if at_best < inf:
+        ettr = expected_ettr(
+            at_best, save_seconds=save_seconds, restart_seconds=lost,
+            failures_per_hour=rate.per_hour,
+        )  # fmt: skip
+    shortest, longest = best(rate.high), best(rate.low)
+    return Advice(
+        young=young(save_seconds, mean),
+        daly=daly(save_seconds, mean),
+        best=at_best,
+        shortest=shortest,
+        longest=longest,
+        ettr=ettr,
+        words=_in_words(at_best, shortest, longest, save_seconds, rate, ettr),
+    )
+
+
+def _in_words(
+    best: float, shortest: float, longest: float, cost: float, rate: FailureRate, ettr: float | None
+) -> str:
+    counted = "" if rate.failures is None else f", counted {rate.failures} in {rate.hours:g} h"
+    why = f"a save costs {cost:.3g} s and {rate.per_hour:.3g} failures an hour are met{counted}"
+    if ettr is None:
+        least = f"at least every {shortest:.0f} s, " if shortest < inf else ""
+        return f"{why}: {least}no failure was seen, so no longest interval follows"
+    between = "" if shortest == longest else f" ({shortest:.0f} to {_seconds(longest)})"
+    return f"{why}: save every {best:.0f} s{between}, expected ETTR {ettr:.4f}"
+
+
+def _seconds(value: float) -> str:
+    return "no end" if value == inf else f"{value:.0f}"
+
+
+def _above_zero(name: str, value: float, *, or_infinite: bool = False) -> None:
+    if not (0 < value < inf or (or_infinite and value == inf)):
+        raise ValueError(f"{name} is {value}: it must be above 0")
+
+
+def _not_negative(name: str, value: float) -> None:
+    if not 0 <= value < inf:
+        raise ValueError(f"{name} is {value}: it must be at least 0")

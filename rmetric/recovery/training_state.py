@@ -1,0 +1,97 @@
+"""What a training has to save, in the form that `Checkpoints` takes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+#: One flat name a tensor, so that pipeline stages never give two things one name.
+OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
+
+
+class ModelState:
+    """Model and optimiser under names that are the same in every layout.
+
+    ``{"training": ModelState(model, optimizer)}`` is a state that `Checkpoints` saves, and
+    fills in place; tensors that are sharded (DTensor) stay so.
+
+    Args:
+        model: or its parts on this rank, where it is cut into pipeline stages.
+        optimizer: or one a part; none where there is nothing of it to save.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Sequence[nn.Module],
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (),
+    ) -> None:
+        self.models = [model] if isinstance(model, nn.Module) else list(model)
+        one = isinstance(optimizer, torch.optim.Optimizer)
+        self.optimizers: list[Any] = [optimizer] if one else list(optimizer)  # type: ignore[arg-type]
+        if len(self.optimizers) not in (0, len(self.models)):
+            raise ValueError(
+                f"{len(self.optimizers)} optimisers for {len(self.models)} parts of a model: "
+                "none, or one a part is needed"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"model": {}, "optimizer": {}}
+        for model in self.models:
+            state["model"].update(get_model_state_dict(model))
+        for model, optimizer in zip(self.models, self.optimizers, strict=False):
+            state["optimizer"].update(get_optimizer_state_dict(model, optimizer, options=OPTIONS))
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for model in self.models:
+            names = get_model_state_dict(model)
+            set_model_state_dict(model, {name: state["model"][name] for name in names})
+        for model, optimizer in zip(self.models, self.optimizers, strict=False):
+            set_optimizer_state_dict(model, optimizer, dict(state["optimizer"]), options=OPTIONS)
+
+
+def random_values() -> dict[str, Any]:
+    """The state of this process's random numbers (python, numpy, torch, CUDA), as JSON holds it.
+
+    For `own` of `Checkpoints.begin`: each rank has its own.
+    """
+    version, numbers, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    return {
+        "python": [version, list(numbers), gauss],
+        "numpy": [name, [int(key) for key in keys], position, has_gauss, cached],
+        "torch": _hex(torch.get_rng_state()),
+        "cuda": None if cuda is None else _hex(cuda),
+    }
+
+
+def set_random_values(values: Mapping[str, Any]) -> None:
+    """Go on with the random numbers that `random_values` gave."""
+    version, numbers, gauss = values["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    name, keys, *rest = values["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))  # noqa: NPY002
+    torch.set_rng_state(_tensor(values["torch"]))
+    if values["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(_tensor(values["cuda"]))
+
+
+def _hex(state: torch.Tensor) -> str:
+    return bytes(state.tolist()).hex()
+
+
+def _tensor(text: str) -> torch.Tensor:
+    return torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8)

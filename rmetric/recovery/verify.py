@@ -1,0 +1,77 @@
+"""Is what lies in a checkpoint's folder what was meant to be saved?"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+BLOCK = 1 << 20
+
+
+def digest(path: Path) -> dict[str, Any]:
+    """Size in bytes and sha256 of a file, read from the disk where the system can be asked to."""
+    sha = hashlib.sha256()
+    with path.open("rb") as file:
+        if hasattr(os, "posix_fadvise"):  # else it is the memory that is read, not the disk
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        while block := file.read(BLOCK):
+            sha.update(block)
+    return {"size": path.stat().st_size, "sha256": sha.hexdigest()}
+
+
+def damaged(folder: Path, files: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> str:
+    """Why one of these files is not as it was written; empty where all are."""
+    for name in names:
+        path, meant = folder / name, files[name]
+        try:
+            size = path.stat().st_size
+            if size != meant["size"]:
+                return f"{name} has {size} bytes instead of {meant['size']}"
+            if digest(path)["sha256"] != meant["sha256"]:
+                return f"{name} is not what was written (sha256)"
+        except OSError as error:
+            return f"{name} cannot be read: {error}"
+    return ""
+
+
+def non_finite(
+    folder: Path, metadata: Any, files: Collection[str], *, may_be_infinite: Collection[str] = ()
+) -> str:
+    """Which tensor in these files of a DCP checkpoint holds nan or inf; empty where none does.
+
+    Args:
+        metadata: DCP's own, as `FileSystemReader.read_metadata` gives it.
+        may_be_infinite: patterns of names that may hold an infinity, such as masks; nan is
+            nowhere allowed.
+    """
+    for name, tensor in _tensors(folder, metadata, files):
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            continue
+        allowed = any(fnmatchcase(name, pattern) for pattern in may_be_infinite)
+        bad = int((tensor.isnan() if allowed else ~tensor.isfinite()).sum())
+        if bad:
+            return f"{name} holds {bad} of {tensor.numel()} values that are not finite"
+    return ""
+
+
+def _tensors(folder: Path, metadata: Any, files: Collection[str]) -> Iterator[tuple[str, Any]]:
+    """Every tensor, or piece of one, that DCP wrote to these files; one in memory at a time."""
+    import torch
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    pieces = [
+        (where.relative_path, where.offset, where.length, index.fqn)
+        for index, where in metadata.storage_data.items()
+        if where.relative_path in files
+        and isinstance(metadata.state_dict_metadata[index.fqn], TensorStorageMetadata)
+    ]
+    for file_name, offset, length, name in sorted(pieces):
+        with (folder / file_name).open("rb") as file:
+            file.seek(offset)
+            piece = io.BytesIO(file.read(length))
+        yield name, torch.load(piece, map_location="cpu", weights_only=True)
