@@ -145,7 +145,8 @@ class Judge:
         share = {name: getattr(weights, name) / weights.sum for name in self._risk.factors}
         adds = {name: share[name] * (factor or 0) for name, factor in self._risk.factors.items()}
         parts = [
-            f"{name.replace('_', ' ')} {adds[name]:.2f} of {share[name]:.2f} ({self._measured(name)})"
+            f"{name.replace('_', ' ')} {adds[name]:.2f} of {share[name]:.2f} "
+            f"({self._measured(name)})"
             for name in sorted(adds, key=adds.__getitem__, reverse=True)
             if adds[name] > 0
         ]

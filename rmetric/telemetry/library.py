@@ -40,8 +40,19 @@ THROTTLE_BITS = {
 }
 
 
+#: Of these, those that say that the driver itself is away.
+DRIVER_AWAY = (9, 12, 18)
+
+
 class NvmlClosed(Exception):
-    """NVML cannot be used and must be opened again; says why in words."""
+    """NVML cannot be used and must be opened again; says why in words.
+
+    `driver_away` is True where the driver itself is gone, and not only this connection.
+    """
+
+    def __init__(self, message: str, code: int | None = None) -> None:
+        super().__init__(message)
+        self.driver_away = code in DRIVER_AWAY
 
 
 class GpuGone(Exception):
@@ -66,7 +77,7 @@ class Library:
         try:
             nvml.nvmlInit()
         except nvml.NVMLError as error:
-            raise NvmlClosed(CLOSED.get(error.value, f"NVML: {error}")) from None
+            raise NvmlClosed(CLOSED.get(error.value, f"NVML: {error}"), error.value) from None
         self._event_set = self._ask(nvml.nvmlEventSetCreate)
 
     def close(self) -> None:
@@ -101,7 +112,7 @@ class Library:
             return self._reading(gpu, self._handle(gpu), time)
         except nvml.NVMLError as error:
             if error.value in CLOSED:
-                raise NvmlClosed(CLOSED[error.value]) from None
+                raise NvmlClosed(CLOSED[error.value], error.value) from None
             self._handles.pop(gpu, None)
             kind = GONE.get(error.value, "gpu_lost")
             raise GpuGone(f"GPU {gpu} does not answer: {error}", kind) from None
@@ -128,7 +139,7 @@ class Library:
             return function(*arguments)
         except self._nvml.NVMLError as error:
             if error.value in CLOSED:
-                raise NvmlClosed(CLOSED[error.value]) from None
+                raise NvmlClosed(CLOSED[error.value], error.value) from None
             if error.value in GONE:
                 raise
             return None

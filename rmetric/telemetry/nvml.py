@@ -10,12 +10,12 @@ from time import monotonic
 from rmetric.records import HardwareEvent
 from rmetric.telemetry.changes import Changes
 from rmetric.telemetry.library import GpuGone, Library, NvmlClosed
-from rmetric.telemetry.reading import Reading
+from rmetric.telemetry.reading import Reading, Sign
 from rmetric.telemetry.xid import xid_kind
 
 HUNG_AFTER_SECONDS = 10.0
 WAIT_SECONDS = 0.25  # of one wait for an Xid: bounds how long `close` takes
-EVENTS_KEPT = 10_000  # of those that nobody has polled for
+EVENTS_KEPT = 10_000  # of those that nobody has polled for; likewise of what was heard
 
 
 class NvmlEvents:
@@ -34,6 +34,7 @@ class NvmlEvents:
             has every event twice.
         interval: seconds between readings, above 0.
         quiet: seconds without it after which an incident may count again, at least 0.
+        keep: keep every reading and sign for `heard`.
 
     Attributes:
         start: the run's beginning on `time.monotonic`'s clock, which the times of
@@ -52,6 +53,7 @@ class NvmlEvents:
         devices: Sequence[int | str] | None = None,
         interval: float = 10.0,
         quiet: float = 60.0,
+        keep: bool = False,
     ) -> None:
         _check(devices, interval, quiet)
         self.start = monotonic()
@@ -59,6 +61,8 @@ class NvmlEvents:
         self._gpus: list[int] = []
         self._changes: dict[int, Changes] = {}
         self._events: deque[tuple[float, str, int]] = deque(maxlen=EVENTS_KEPT)
+        self._heard: deque[Reading | Sign] = deque(maxlen=EVENTS_KEPT if keep else 0)
+        self._driver_away = False
         self._readings: tuple[Reading, ...] = ()
         self._problem: str | None = "NVML has not answered yet"
         self._asked_at: float | None = None  # when the call in progress began
@@ -84,6 +88,10 @@ class NvmlEvents:
         """The events since the last poll, at once."""
         waiting = [self._events.popleft() for _ in range(len(self._events))]
         return tuple(HardwareEvent(time - self.start, kind, gpu) for time, kind, gpu in waiting)
+
+    def heard(self) -> tuple[Reading | Sign, ...]:
+        """Every reading and sign since the last call, at once; see `keep`."""
+        return tuple(self._heard.popleft() for _ in range(len(self._heard)))
 
     def readings(self) -> tuple[Reading, ...]:
         """The latest reading of each GPU that answers."""
@@ -117,6 +125,7 @@ class NvmlEvents:
                 self._watch()
             except Exception as error:  # nothing may reach the training
                 self._problem = str(error) or type(error).__name__
+                self._driver_away |= getattr(error, "driver_away", False)
             self._readings, self._asked_at = (), None
             self._settled.set()
             self._closed.wait(self._interval)
@@ -126,6 +135,9 @@ class NvmlEvents:
         self._asked_at = monotonic()
         library = _open()
         try:
+            if self._driver_away:
+                self._driver_away, now = False, monotonic()
+                self._heard.extend(Sign(gpu=g, time=now, kind="driver_loaded") for g in self._gpus)
             self._gpus = self._gpus or library.find(self._devices)
             while not self._closed.is_set():
                 until = monotonic() + self._interval
@@ -147,9 +159,11 @@ class NvmlEvents:
             except GpuGone as gone:
                 problems.append(str(gone))
                 kinds = changes.gone(gone.kind, now)
+                self._heard.append(Sign(gpu=gpu, time=now, kind=gone.kind))
             else:
                 readings.append(reading)
                 kinds = changes.update(reading)
+                self._heard.append(reading)
             self._events.extend((now, kind, gpu) for kind in kinds)
         self._readings, self._problem = tuple(readings), "; ".join(problems) or None
 
@@ -164,6 +178,7 @@ class NvmlEvents:
                 gpu, kind = found[0], xid_kind(found[1])
                 if self._changes_of(gpu).begins(kind, now):
                     self._events.append((now, kind, gpu))
+                self._heard.append(Sign(gpu=gpu, time=now, kind=kind))
             if now >= until:
                 return
 

@@ -100,6 +100,21 @@ class Reading:
         return cls(**values)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sign:
+    """Something that happened to one GPU between two readings, or kept it from being read.
+
+    Attributes:
+        gpu, time: as of a `Reading`.
+        kind: an Xid's (`xid.xid_kind`), ``gpu_lost``, ``gpu_reset_required``, or
+            ``driver_loaded`` where the driver was gone and is there again.
+    """
+
+    gpu: int
+    time: float
+    kind: str
+
+
 #: By NVML's number for it.
 RECOVERY_ACTIONS = (
     "none",

@@ -1,0 +1,61 @@
+"""Telemetry as JSONL: readings, signs and verdicts, one object a line.
+
+    {"event": "READING", "node": "", "gpu": 0, "time": 1760000000.0, "temperature_celsius": 61}
+    {"event": "SIGN", "node": "", "gpu": 0, "time": 1760000004.0, "kind": "xid_79"}
+    {"event": "VERDICT", "node": "", "gpu": 0, "time": 1760000004.0, "level": "fatal", ...}
+
+Times are seconds since the epoch, the other names and units those of `Reading` and
+`GpuVerdict`. What is missing is absent. Lines of other events are passed over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from rmetric.strict_json import encode_line, field, mapping, number, parse_line, text, whole_number
+from rmetric.telemetry.reading import Reading, Sign
+from rmetric.telemetry.verdict import GpuVerdict
+
+READING, SIGN, VERDICT = "READING", "SIGN", "VERDICT"
+#: What was heard of a GPU, and what was made of it.
+Heard = Reading | Sign
+
+
+def heard_line(heard: Heard, node: str = "") -> bytes:
+    """A reading or a sign as a line, with its line end."""
+    if isinstance(heard, Reading):
+        return encode_line({"event": READING, "node": node} | heard.as_json())
+    return encode_line({"event": SIGN, "node": node} | asdict(heard))
+
+
+def verdict_line(verdict: GpuVerdict) -> bytes:
+    """A verdict as a line, with its line end."""
+    return encode_line({"event": VERDICT} | verdict.as_json())
+
+
+def read_line(line: bytes) -> tuple[str, Heard | GpuVerdict] | None:
+    """The node and what a line holds; None for an empty line or another event.
+
+    Raises ValueError, which says what was found and what is accepted.
+    """
+    if not line.strip():
+        return None
+    entry = mapping(parse_line(line))
+    node = field(entry, "node", text) or ""
+    event = entry.get("event")
+    if event == READING:
+        return node, Reading.from_json(entry)
+    if event == SIGN:
+        return node, _sign(entry)
+    if event == VERDICT:
+        return node, GpuVerdict.from_json(entry)
+    return None
+
+
+def _sign(entry: dict[str, Any]) -> Sign:
+    gpu, time = field(entry, "gpu", whole_number), field(entry, "time", number)
+    kind = field(entry, "kind", text)
+    if gpu is None or time is None or kind is None:
+        raise ValueError(f"a sign has gpu, time and kind; found {gpu!r}, {time!r} and {kind!r}")
+    return Sign(gpu=gpu, time=time, kind=kind)
