@@ -162,6 +162,7 @@ class Guard:
         self.resumed, self.own_values = good, good.own(self.ranks.rank)
         self.policy = CheckpointPolicy(self._config, now=self._clock(), step=good.step)
         self._last_step = good.step
+        self._beat("starting")  # at the step where it comes back
         if self.folder and self.ranks.rank == 0 and good.request > self.folder.answered():
             self.folder.answer(good.request, good.step)  # it was killed in between
         return {**about, "step": good.step}

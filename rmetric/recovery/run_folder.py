@@ -62,6 +62,7 @@ class Heartbeat:
         step: last step that is done.
         phase: one of `PHASES`.
         time: seconds since the epoch, of its writing.
+        resumed: step at which this process came back: of its last beat while starting.
     """
 
     rank: int
@@ -71,6 +72,7 @@ class Heartbeat:
     step: int
     phase: str
     time: float
+    resumed: int | None = None
 
 
 class RunFolder:
@@ -93,6 +95,7 @@ class RunFolder:
         self.telemetry = self.path / "telemetry"
         self.checkpoints = self.path / "checkpoints"
         self.logs = self.path / "logs"
+        self._resumed: int | None = None
 
     @classmethod
     def of_environment(cls) -> RunFolder | None:
@@ -133,6 +136,17 @@ class RunFolder:
         number = (_read(self.answered_file) or {}).get("number")
         return number if isinstance(number, int) else 0
 
+    def withdraw(self) -> None:
+        """Whoever asked no longer wants it: a launch that begins now must not obey it."""
+        last = self.request()
+        if last is not None and last.number > self.answered():
+            _replace(self.answered_file, {"number": last.number, "step": None})
+
+    def answered_step(self) -> int | None:
+        """The step of the checkpoint that answered; None where there is none."""
+        step = (_read(self.answered_file) or {}).get("step")
+        return step if isinstance(step, int) else None
+
     def set_layout(self, layout: Layout) -> None:
         _replace(self.layout_file, layout.as_json())
 
@@ -147,6 +161,8 @@ class RunFolder:
         """Say where this process is. Called by each rank, at most about once a second."""
         if phase not in PHASES:
             raise ValueError(f"phase is {phase!r}: it must be of {', '.join(PHASES)}")
+        if phase == "starting":
+            self._resumed = step
         beat = Heartbeat(
             rank=rank,
             pid=os.getpid(),
@@ -155,6 +171,7 @@ class RunFolder:
             step=step,
             phase=phase,
             time=time.time(),
+            resumed=self._resumed,
         )
         _replace(self.heartbeats / f"rank-{rank}.json", asdict(beat))
 

@@ -1,0 +1,161 @@
+"""Why a launch failed: which rank first, and why, in words. Reads what is there, trusts none of it.
+
+The sources, the surest first: torchrun's error file, its report of the root cause in the
+log, the last words of the rank, the exit code, the heartbeats that stopped first.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rmetric.recovery.run_folder import Heartbeat
+from rmetric.recovery.supervisor.allocation import Allocation
+from rmetric.recovery.supervisor.events import Failure
+
+#: Bytes of the end of a log that are looked at.
+TAIL = 64 * 1024
+_ROOT = re.compile(
+    r"Root Cause \(first observed failure\):.*?"
+    r"rank\s*: (?P<rank>\d+) \(local_rank: \d+\)\s+"
+    r"exitcode\s*: (?P<code>-?\d+) \(pid: \d+\)",
+    re.DOTALL,
+)
+#: The line that ends a traceback, perhaps with the rank that torch puts before it.
+_RAISED = re.compile(
+    r"^(?:\[rank(?P<rank>\d+)\]: ?|\[[^\]]*?(?P<tag>\d+)\]: ?)?"
+    r"(?P<words>(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b.*)$",
+    re.MULTILINE,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Root:
+    """What torchrun calls the root cause."""
+
+    rank: int | None = None
+    code: int | None = None
+    words: str = ""
+
+
+def of_exit(
+    code: int,
+    *,
+    node: str,
+    allocation: Allocation,
+    log: str,
+    error_file: Path | None,
+    beats: Mapping[int, Heartbeat],
+) -> Failure:
+    """Why a launch whose process on `node` exited with `code`, which is not 0, failed.
+
+    Args:
+        log: the end of what it printed.
+        error_file: that torchrun was told to leave.
+        beats: the last heartbeats of its ranks.
+    """
+    root = _root_of(log)
+    said = _error_file(error_file, root.rank) or _raised(log, root.rank)
+    if root.rank is None and code < 0:
+        words = f"the launcher was killed by {signal_name(code)}"
+        return Failure(kind="signal", words=words, code=code, node=node)
+    rank, at = root.rank, root.code if root.code is not None else code
+    gpu = allocation.gpu_of(rank) if rank is not None else None
+    who = "the training" if rank is None else f"rank {rank}"
+    beat = beats.get(rank) if rank is not None else None
+    step = f" after step {beat.step}" if beat else ""
+    where = gpu[0] if gpu else node
+    if at < 0:
+        words = f"{who} was killed by {signal_name(at)}{step}"
+        return Failure(kind="signal", words=words, code=at, rank=rank, node=where, gpu=gpu)
+    why = said or _last_line(log)
+    kind = "exception" if said else "exit"
+    words = f"{who} failed{step}, exit {at}" + (f": {why}" if why else "")
+    return Failure(kind=kind, words=words[:500], code=at, rank=rank, node=where, gpu=gpu)
+
+
+def of_hang(
+    beats: Mapping[int, Heartbeat], silent: float, limit: float, allocation: Allocation
+) -> Failure:
+    """Why a launch that has done nothing for `silent` seconds hangs; the rank furthest behind."""
+    if not beats:
+        words = f"it has not begun to train in {silent:.0f} s, {limit:g} are allowed"
+        return Failure(kind="hang", words=words)
+    rank = min(beats, key=lambda r: (beats[r].step, beats[r].time))
+    first, others = beats[rank], [beats[r].step for r in beats if r != rank]
+    alone = bool(others) and (min(others) > first.step)
+    gpu = allocation.gpu_of(rank) if alone else None
+    who = f"rank {rank} stands at step {first.step}" if alone else f"all stand at step {first.step}"
+    if alone:
+        who += f", the others at {min(others)} or later"
+    words = f"no sign of life for {silent:.0f} s while {first.phase}, {limit:g} are allowed; {who}"
+    return Failure(
+        kind="hang", words=words, rank=rank if alone else None, gpu=gpu, node=gpu[0] if gpu else ""
+    )
+
+
+def signal_name(code: int) -> str:
+    """`SIGKILL` for -9 and for 137."""
+    number = -code if code < 0 else code - 128
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def tail(path: Path, size: int = TAIL) -> str:
+    """The end of a log; empty where there is none."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - size))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _root_of(log: str) -> _Root:
+    """The earliest root cause that the agents of the nodes report."""
+    found = _ROOT.search(log)
+    if found is None:
+        return _Root()
+    return _Root(rank=int(found["rank"]), code=int(found["code"]))
+
+
+def _error_file(path: Path | None, rank: int | None) -> str:
+    """The message in torchrun's error file; empty where it does not say."""
+    try:
+        message: Any = json.loads(path.read_text())["message"] if path else ""
+        message = message["message"] if isinstance(message, dict) else message
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    # The agent's own report about its children is what the log says already.
+    return "" if "FAILED" in str(message)[:200] else " ".join(str(message).split())[:300]
+
+
+def _raised(log: str, rank: int | None) -> str:
+    """The exception of this rank; where it has no name on it, the first of the log."""
+    raised = [m for m in _RAISED.finditer(log) if not m["words"].startswith(_AGENT)]
+    of_rank = [
+        m for m in raised if rank is not None and rank in (_number(m, "rank"), _number(m, "tag"))
+    ]
+    best = of_rank[-1:] or raised[:1]
+    return " ".join(best[0]["words"].split())[:300] if best else ""
+
+
+#: What torchrun itself raises about its children.
+_AGENT = ("torch.distributed.elastic", "ChildFailedError", "SystemExit")
+
+
+def _number(match: re.Match[str], name: str) -> int | None:
+    return int(match[name]) if match[name] else None
+
+
+def _last_line(log: str) -> str:
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""

@@ -1,0 +1,495 @@
+"""What acts: carries out what the core decides, and tells it what is noticed."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from rmetric.recovery.run_folder import RunFolder
+from rmetric.recovery.supervisor import diagnosis, processes
+from rmetric.recovery.supervisor.allocation import Planner, Pool
+from rmetric.recovery.supervisor.core import Core, Settings
+from rmetric.recovery.supervisor.events import (
+    Action,
+    Ask,
+    Began,
+    Drop,
+    Durable,
+    End,
+    Ended,
+    Event,
+    Exited,
+    Failure,
+    Finish,
+    Hung,
+    Interrupted,
+    Launch,
+    Note,
+    Stepped,
+    Verdict,
+    WakeAt,
+    Wanted,
+    Woke,
+)
+from rmetric.recovery.supervisor.journal import Journal, Lock, past_of
+from rmetric.recovery.supervisor.launch import Program, Running
+from rmetric.recovery.supervisor.summary import in_words, summarise
+from rmetric.recovery.supervisor.watch import (
+    News,
+    Patience,
+    Polled,
+    Pulse,
+    VerdictFiles,
+    VerdictSource,
+    follow_alarms,
+    words_of,
+)
+from rmetric.telemetry.verdict import GpuVerdict
+
+#: Signals that ask the supervisor to end, and the one that asks for a checkpoint only.
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SAVING = signal.SIGUSR1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """Seconds: between two looks, between two `progress` lines, from TERM to KILL."""
+
+    poll: float = 1.0
+    progress: float = 30.0
+    grace: float = 15.0
+
+
+@dataclass(kw_only=True)
+class Watched:
+    """What is looked at beside the processes and their heartbeats.
+
+    Attributes:
+        sources: of verdicts, beside the files in the run folder.
+        log: that the calibrated detector follows; None for none.
+        echo: show what the training prints.
+    """
+
+    sources: list[VerdictSource] = field(default_factory=list)
+    log: Path | None = None
+    echo: bool = False
+
+
+@dataclass(frozen=True)
+class _Exit:
+    """A launcher has ended."""
+
+    number: int
+    node: str
+    code: int
+
+
+class Supervisor:
+    """Runs one training in one folder until it has finished, is stopped, or is given up.
+
+    Args:
+        folder: that it shares with the training.
+        program: what is run.
+        pool: GPUs that there are.
+        plan: from GPUs that are left to where and how it runs.
+        settings, patience, pace, watched: see there.
+        seed: of the jitter.
+        again: run a folder that is finished.
+        say: called with a line for people.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        program: Program,
+        pool: Pool,
+        plan: Planner,
+        *,
+        settings: Settings | None = None,
+        patience: Patience | None = None,
+        pace: Pace | None = None,
+        watched: Watched | None = None,
+        seed: int = 0,
+        again: bool = False,
+        say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+    ) -> None:
+        self.folder, self.program, self.pool, self.plan = folder, program, pool, plan
+        self.settings, self.patience = settings or Settings(), patience or Patience()
+        self.pace, self.watched = pace or Pace(), watched or Watched()
+        self.seed, self.again, self._say = seed, again, say
+        self._heard: SimpleQueue[Event | _Exit | GpuVerdict | str] = SimpleQueue()
+        self._running: Running | None = None
+        self._pulse: Pulse | None = None
+        self._wake_at = self._look_at = self._progress_at = 0.0
+        self._stop_number: int | None = None
+        self._request_before = self._answered = self._echoed = 0
+        self._exits: dict[str, int] = {}
+        self._code: int | None = None
+        self._adopts = False
+
+    def run(self) -> int:
+        """Returns the exit code; raises LockedError where another supervisor is at it."""
+        with Lock(self.folder):
+            self.journal = Journal(self.folder.journal)
+            try:
+                return self._run()
+            finally:
+                self.journal.close()
+
+    def _run(self) -> int:
+        self._token = _token_of(self.journal)
+        past = past_of(self.journal.lines)
+        self.core = Core(
+            self.settings, self.pool, self.plan,
+            rng=np.random.default_rng([self.seed, past.launches]), past=past, again=self.again,
+        )  # fmt: skip
+        self._news = News(self.pool, os.uname().nodename)
+        self._answered = self.folder.answered()
+        self._note(
+            "supervisor", pid=os.getpid(), node=os.uname().nodename, token=self._token,
+            command=list(self.program.arguments), gpus=_shown_pool(self.pool),
+        )  # fmt: skip
+        self._adopts = processes.adopt_orphans()
+        stop_watching = self._watch()
+        try:
+            with self._signals():
+                self._tell(Began(time=time.monotonic()))
+                while self._code is None:
+                    self._hear()
+            return self._code
+        finally:
+            for stop in stop_watching:
+                stop()
+            if self._code is None:  # an error of ours leaves nobody behind
+                self._end("the supervisor failed")
+            self._summarise()
+
+    def _watch(self) -> list[Callable[[], object]]:
+        sources = [VerdictFiles(self.folder.telemetry), *self.watched.sources]
+        polled = Polled(sources, self._heard.put, self._heard.put, self.pace.poll)
+        stops: list[Callable[[], object]] = [polled.close]
+        if self.watched.log is not None:
+            stops.append(
+                follow_alarms(
+                    self.watched.log,
+                    lambda words: self._heard.put(
+                        Wanted(time=time.monotonic(), source="alarm", words=words)
+                    ),
+                    self._heard.put,
+                    self.pace.poll,
+                )
+            )
+        return stops
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        def heard(number: int, _frame: FrameType | None) -> None:
+            now = time.monotonic()
+            if number == SAVING:
+                self._heard.put(Wanted(time=now, source="signal", words="SIGUSR1"))
+            else:
+                self._heard.put(Interrupted(time=now, signal=number))
+
+        before = {number: signal.signal(number, heard) for number in (*ENDING, SAVING)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _hear(self) -> None:
+        """Wait for the next thing, no longer than until the next look or waking."""
+        now = time.monotonic()
+        due = min(self._wake_at or now + self.pace.poll, self._look_at)
+        try:
+            heard = self._heard.get(timeout=max(0.0, due - now))
+        except Empty:
+            heard = None
+        now = time.monotonic()
+        if heard is not None:
+            self._take(heard, now)
+        if now >= self._look_at:
+            self._look(now)
+            self._look_at = now + self.pace.poll
+        if self._wake_at and now >= self._wake_at:
+            self._wake_at = 0.0
+            self._tell(Woke(time=now))
+
+    def _take(self, heard: Event | _Exit | GpuVerdict | str, now: float) -> None:
+        if isinstance(heard, str):
+            self._note("trouble", words=heard)
+        elif isinstance(heard, GpuVerdict):
+            self._judge(heard, now)
+        elif isinstance(heard, _Exit):
+            self._exited(heard, now)
+        else:
+            self._tell(heard)
+
+    def _judge(self, verdict: GpuVerdict, now: float) -> None:
+        gpu = self._news.of(verdict)
+        if gpu is None:
+            return
+        words = words_of(verdict)
+        self._note("verdict", gpu=gpu, level=verdict.level, action=verdict.action, words=words)
+        self._tell(
+            Verdict(time=now, gpu=gpu, level=verdict.level, action=verdict.action, words=words)
+        )
+
+    def _exited(self, exit: _Exit, now: float) -> None:
+        running = self._running
+        if running is None or exit.number != running.number:
+            return
+        self._look(now)
+        self._exits[exit.node] = exit.code
+        if exit.code == 0 and len(self._exits) < len(running.allocation.gpus):
+            return  # the other nodes have not ended yet
+        self._echo()
+        if exit.code == 0:
+            self._tell(Exited(time=now, stopped=self._was_stopped()))
+            return
+        failure = diagnosis.of_exit(
+            exit.code,
+            node=exit.node,
+            allocation=running.allocation,
+            log=diagnosis.tail(running.log),
+            error_file=running.error_files.get(exit.node),
+            beats=self._pulse.beats if self._pulse else {},
+        )
+        self._tell(Exited(time=now, failure=failure))
+
+    def _was_stopped(self) -> bool:
+        """Whether it exited because somebody else's request asked it to stop."""
+        request = self.folder.request()
+        phases = [beat.phase for beat in (self._pulse.beats if self._pulse else {}).values()]
+        asked = request is not None and request.stop and request.number > self._request_before
+        return asked and not (phases and all(phase == "finished" for phase in phases))
+
+    def _look(self, now: float) -> None:
+        """Heartbeats, answers, output."""
+        if self._running is None:
+            return
+        failure = self._follow(self._running, now)
+        self._answers(now)
+        self._echo()
+        if failure is not None:
+            self._tell(Hung(time=now, failure=failure))
+
+    def _follow(self, running: Running, now: float) -> Failure | None:
+        """Take the heartbeats of now; what is wrong, if it hangs."""
+        pulse = self._pulse
+        if pulse is None:
+            return None
+        resumed, step = pulse.resumed, pulse.step
+        failure = pulse.look(self.folder.beats(running.token), now)
+        if resumed is None and pulse.resumed is not None:
+            self._note("resumed", launch=running.number, step=pulse.resumed, at=pulse.resumed_at)
+        if pulse.step is not None and pulse.step != step and pulse.resumed is not None:
+            if now >= self._progress_at:
+                self._progress(running, now)
+            self._stepped(now, pulse.step, pulse.resumed)
+        return failure
+
+    def _stepped(self, now: float, step: int, resumed: int) -> None:
+        before = self.core.restarts
+        self._tell(Stepped(time=now, step=step, resumed=resumed))
+        if before and not self.core.restarts:
+            self._note("enough progress", step=step)
+
+    def _progress(self, running: Running, now: float) -> None:
+        if self._pulse and self._pulse.step is not None:
+            self._note(
+                "progress", launch=running.number, step=self._pulse.step, at=self._pulse.step_at
+            )
+            self._progress_at = now + self.pace.progress
+
+    def _answers(self, now: float) -> None:
+        answered = self.folder.answered()
+        if answered > self._answered:
+            self._answered = answered
+            self._note("answered", number=answered, step=self.folder.answered_step())
+            if self._stop_number is not None and answered >= self._stop_number:
+                self._stop_number = None
+                self._tell(Durable(time=now))
+
+    def _echo(self) -> None:
+        if not self.watched.echo or self._running is None:
+            return
+        with open(self._running.log, "rb") as file:
+            file.seek(self._echoed)
+            data = file.read()
+        self._echoed += len(data)
+        sys.stdout.write(data.decode("utf-8", "replace"))
+        sys.stdout.flush()
+
+    def _tell(self, event: Event) -> None:
+        for action in self.core.on(event):
+            self._act(action)
+
+    def _act(self, action: Action) -> None:
+        if isinstance(action, Launch):
+            self._launch(action)
+        elif isinstance(action, Ask):
+            self._ask(action)
+        elif isinstance(action, End):
+            ended = self._end(action.why)
+            self._heard.put(ended)
+        elif isinstance(action, WakeAt):
+            self._wake_at = action.time
+        elif isinstance(action, Drop):
+            self._note("dropped", gpus=action.gpus, words=action.why)
+        elif isinstance(action, Finish):
+            self._note("over", outcome=action.outcome, words=action.words, code=action.code)
+            self._code = action.code
+        else:
+            self._note_of(action)
+
+    def _note_of(self, note: Note) -> None:
+        fields: dict[str, Any] = {"words": note.words}
+        if note.seconds is not None:
+            fields["seconds"] = round(note.seconds, 3)
+        if note.failure is not None:
+            if self._running:
+                self._progress(self._running, time.monotonic())
+            fields |= {k: v for k, v in asdict(note.failure).items() if k != "words"}
+            fields["launch"] = self._running.number if self._running else 0
+            fields["last_sign"] = self._pulse.last_sign if self._pulse else None
+        self._note(note.event, **fields)
+
+    def _launch(self, action: Launch) -> None:
+        allocation, token = action.allocation, f"{self._token}-{action.number}"
+        self.folder.withdraw()
+        self.folder.set_layout(allocation.layout)
+        request = self.folder.request()
+        self._request_before = request.number if request else 0
+        self._answered, self._stop_number = self.folder.answered(), None
+        self._exits, self._echoed, self._wake_at, self._progress_at = {}, 0, 0.0, 0.0
+        # Written before it is started: whoever comes after a crash knows what to look for.
+        self._note(
+            "launch", launch=action.number, token=token, gpus=_shown_pool(allocation.gpus),
+            layout=allocation.layout.as_json(), words=str(allocation.layout),
+        )  # fmt: skip
+        self._running = Running(
+            action.number, token, allocation, self.program, self.folder,
+            lambda number, node, code: self._heard.put(_Exit(number, node, code)),
+        )  # fmt: skip
+        self._pulse = Pulse(self.patience, allocation, self._running.log, time.monotonic())
+        self._note("started", launch=action.number, pids=self._running.pids)
+
+    def _ask(self, action: Ask) -> None:
+        try:
+            number = self.folder.ask(
+                action.source, action.reason, fatal=action.fatal, stop=action.stop
+            )
+        except OSError as error:
+            self._note("trouble", words=f"the request cannot be written: {error}")
+            return
+        self._note("asked", number=number, **asdict(action))
+        if action.stop:
+            self._stop_number = number
+
+    def _end(self, why: str) -> Ended:
+        """End every process of every launch of this folder, here and on other nodes."""
+        running, self._running = self._running, None
+        if running is not None:
+            self._follow(running, time.monotonic())
+            self._progress(running, time.monotonic())
+        remote = {node: self._end_on(node) for node in self.pool if self.program.prefixes.get(node)}
+        also = [*(running.pids.values() if running else ())]
+        also += processes.children() if self._adopts else []
+        ending = processes.end(self._token, grace=self.pace.grace, also=also)
+        left, unreachable = ending.left, []
+        for node, process in remote.items():
+            code = self._wait(process)
+            left += code == 1
+            unreachable += [node] if code not in (0, 1) else []
+        if self._adopts:
+            processes.reap()
+        self._note(
+            "ended", words=why, found=ending.found, killed=ending.killed, left=left,
+            unreachable=unreachable,
+        )  # fmt: skip
+        self._summarise()
+        return Ended(time=time.monotonic(), left=left, unreachable=tuple(unreachable))
+
+    def _end_on(self, node: str) -> subprocess.Popen[bytes] | None:
+        module = "rmetric.recovery.supervisor.processes"
+        command = [sys.executable, "-m", module, self._token, str(self.pace.grace)]
+        try:
+            return subprocess.Popen(
+                self.program.behind(node, command, {}),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        except OSError:
+            return None
+
+    def _wait(self, process: subprocess.Popen[bytes] | None) -> int:
+        if process is None:
+            return -1
+        try:
+            return process.wait(self.pace.grace + 30.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return -1
+
+    def _note(self, event: str, **fields: Any) -> None:
+        try:
+            line = self.journal.write(event, **fields)
+        except OSError as error:
+            self._say(f"the journal cannot be written: {error}")
+            line = self.journal.lines[-1]
+        if event not in QUIET:
+            self._say(told(line))
+
+    def _summarise(self) -> None:
+        summary = summarise(self.journal.lines)
+        try:
+            self.folder.summary.write_text(in_words(summary))
+            text = json.dumps(summary.as_json(), indent=1) + "\n"
+            self.folder.summary.with_suffix(".json").write_text(text)
+        except OSError as error:
+            self._say(f"the summary cannot be written: {error}")
+
+
+#: Lines of the journal that are not said aloud.
+QUIET = ("started", "progress")
+
+
+def told(line: dict[str, Any]) -> str:
+    """A line of the journal for people.
+
+    >>> told({"time": 0.0, "event": "waiting", "words": "before the next launch", "seconds": 2.0})
+    '[supervisor] waiting before the next launch (seconds 2.0)'
+    """
+    hidden = ("time", "event", "words", "token", "layout", "at", "last_sign", "pid")
+    shown = {k: v for k, v in line.items() if k not in hidden and v not in (None, "", [], {})}
+    more = ", ".join(f"{key} {value}" for key, value in shown.items())
+    words = f" {line['words']}" if line.get("words") else ""
+    return f"[supervisor] {line['event']}{words}" + (f" ({more})" if more else "")
+
+
+def _token_of(journal: Journal) -> str:
+    """What all launches of this folder have in common; the first supervisor draws it."""
+    for line in journal.lines:
+        if isinstance(line.get("token"), str) and line["event"] == "supervisor":
+            return str(line["token"])
+    return secrets.token_hex(8)
+
+
+def _shown_pool(pool: Pool) -> dict[str, Iterable[int]]:
+    return {node: list(gpus) for node, gpus in pool.items()}

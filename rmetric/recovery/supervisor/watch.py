@@ -1,0 +1,304 @@
+"""What is noticed of a running training: steps, hangs, verdicts on GPUs, alarms of its log."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Any, Protocol
+
+from rmetric.recovery.run_folder import Heartbeat
+from rmetric.recovery.supervisor import diagnosis
+from rmetric.recovery.supervisor.allocation import Allocation, Gpu
+from rmetric.recovery.supervisor.events import Failure
+from rmetric.strict_json import parse_line
+from rmetric.telemetry.verdict import ACTIONS, LEVELS, GpuVerdict
+
+#: A verdict that lay there already counts if it is no older than this many seconds.
+FRESH_SECONDS = 600.0
+
+
+class VerdictSource(Protocol):
+    """Where verdicts on GPUs come from."""
+
+    def poll(self) -> Sequence[GpuVerdict]:
+        """The verdicts since the last call."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long a training may show no sign of life, in seconds, by what it last said it does.
+
+    Attributes:
+        start: until it trains; also to exit, once it is finished.
+        hang: while it trains.
+        saving: while it saves and may not beat.
+        quiet: how long its output may not grow; None not to look, for a program with
+            no heartbeats.
+    """
+
+    start: float = 600.0
+    hang: float = 300.0
+    saving: float = 1800.0
+    quiet: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value is not None and not 0 < value < inf:
+                raise ValueError(f"{name} is {value}: a number of seconds above 0 is accepted")
+
+    def of(self, phase: str) -> float:
+        return {"training": self.hang, "saving": self.saving}.get(phase, self.start)
+
+
+class Pulse:
+    """Follows the heartbeats and the output of one launch.
+
+    A beat counts as seen when its file says something else than before: clocks of other
+    nodes are not compared with ours.
+
+    Args:
+        now: seconds, on the clock of `look`.
+
+    Attributes:
+        resumed: step at which it came back; None until it trains.
+        resumed_at: time of that, by the beat's clock.
+        step: the last that all ranks have done; None until then.
+        step_at: time of that, by the beat's clock.
+    """
+
+    def __init__(self, patience: Patience, allocation: Allocation, log: Path, now: float) -> None:
+        self.patience, self.allocation, self.log = patience, allocation, log
+        self.resumed: int | None = None
+        self.step: int | None = None
+        self.resumed_at = self.step_at = 0.0
+        self.beats: dict[int, Heartbeat] = {}
+        self._seen: dict[int, float] = {}
+        self._began = now
+        self._size, self._grew = -1, now
+
+    def look(self, beats: Mapping[int, Heartbeat], now: float) -> Failure | None:
+        """Take the beats of now; what is wrong, if it hangs."""
+        for rank, beat in beats.items():
+            if self.beats.get(rank) != beat:
+                self._seen[rank] = now
+        self.beats = dict(beats)
+        self._note_step()
+        return self._silent(now) or self._quiet(now)
+
+    @property
+    def last_sign(self) -> float | None:
+        """Seconds since the epoch of the oldest last heartbeat; None where there is none."""
+        return min((beat.time for beat in self.beats.values()), default=None)
+
+    def _note_step(self) -> None:
+        at_work = [beat for beat in self.beats.values() if beat.phase != "starting"]
+        if not at_work:
+            return
+        first = min(at_work, key=lambda beat: (beat.time, beat.rank))
+        if self.resumed is None:
+            said = [beat.resumed for beat in at_work if beat.resumed is not None]
+            self.resumed = min(said, default=min(beat.step for beat in at_work))
+            self.resumed_at = first.time
+        step = min(beat.step for beat in at_work)
+        if self.step is None or step > self.step:
+            self.step, self.step_at = step, max(beat.time for beat in at_work if beat.step >= step)
+
+    def _silent(self, now: float) -> Failure | None:
+        if not self.beats:
+            silent, limit = now - self._began, self.patience.start
+            # A program that never beats cannot be told from one that starts.
+            return None if silent <= limit or self.patience.quiet else self._hang(silent, limit)
+        for rank, beat in self.beats.items():
+            silent, limit = now - self._seen[rank], self.patience.of(beat.phase)
+            if silent > limit:
+                return self._hang(silent, limit)
+        return None
+
+    def _quiet(self, now: float) -> Failure | None:
+        if self.patience.quiet is None:
+            return None
+        size = self.log.stat().st_size if self.log.exists() else 0
+        if size != self._size:
+            self._size, self._grew = size, now
+        silent = now - self._grew
+        if silent <= self.patience.quiet:
+            return None
+        words = f"it has printed nothing for {silent:.0f} s, {self.patience.quiet:g} are allowed"
+        return Failure(kind="hang", words=words)
+
+    def _hang(self, silent: float, limit: float) -> Failure:
+        return diagnosis.of_hang(self.beats, silent, limit, self.allocation)
+
+
+class VerdictFiles:
+    """Verdicts that others write into the run folder: `telemetry/*.jsonl`, one a line.
+
+    Of what lay there at first only what is fresh counts, and of it the last of each GPU.
+    A line that is no verdict is passed over; one not yet ended is read when it is.
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        self.folder, self._clock = folder, clock
+        self._read: dict[Path, int] = {}
+        self._first = True
+
+    def poll(self) -> list[GpuVerdict]:
+        found = [v for path in sorted(self.folder.glob("*.jsonl")) for v in self._new(path)]
+        if self._first:
+            self._first = False
+            last = {verdict.key: verdict for verdict in found}
+            oldest = self._clock() - FRESH_SECONDS
+            found = [verdict for verdict in last.values() if verdict.time >= oldest]
+        return found
+
+    def _new(self, path: Path) -> list[GpuVerdict]:
+        at = self._read.get(path, 0)
+        try:
+            with open(path, "rb") as file:
+                if file.seek(0, 2) < at:
+                    at = 0  # begun again
+                file.seek(at)
+                data = file.read()
+        except OSError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read[path] = at + len(whole)
+        verdicts = [verdict_of(line) for line in whole.splitlines()]
+        return [verdict for verdict in verdicts if verdict is not None]
+
+
+def verdict_of(line: bytes) -> GpuVerdict | None:
+    """The verdict of one line; None for what is none."""
+    try:
+        entry: Any = parse_line(line)
+        known = {name: entry[name] for name in ("gpu", "time", "level", "action")}
+        reasons = tuple(map(str, entry.get("reasons") or ()))
+        verdict = GpuVerdict(**known, node=entry.get("node") or "", reasons=reasons)
+        ok = verdict.level in LEVELS and verdict.action in ACTIONS and type(verdict.gpu) is int
+        return verdict if ok and verdict.time == verdict.time else None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+class News:
+    """Lets through only verdicts that say something else of their GPU than the last.
+
+    Args:
+        nodes: that are used; with one, a verdict without a node, or with this machine's
+            name, is about it.
+        here: this machine's name.
+    """
+
+    def __init__(self, nodes: Iterable[str], here: str) -> None:
+        self._nodes, self._here = list(nodes), here
+        self._last: dict[Gpu, tuple[str, str]] = {}
+
+    def of(self, verdict: GpuVerdict) -> Gpu | None:
+        """The GPU that is thought of otherwise than before; None where there is no news."""
+        node = self._node(verdict.node)
+        if node is None:
+            return None
+        gpu = (node, verdict.gpu)
+        said = (verdict.level, verdict.action)
+        if self._last.get(gpu, ("healthy", "none")) == said:
+            return None
+        self._last[gpu] = said
+        return gpu
+
+    def _node(self, name: str) -> str | None:
+        if name in self._nodes:
+            return name
+        alone = len(self._nodes) == 1 and name in ("", self._here)
+        return self._nodes[0] if alone else None
+
+
+def words_of(verdict: GpuVerdict) -> str:
+    """A verdict in a line."""
+    name = f"GPU {verdict.gpu}" + (f" of {verdict.node}" if verdict.node else "")
+    return f"{name} is {verdict.level}: {'; '.join(verdict.reasons) or verdict.action}"[:500]
+
+
+class Polled:
+    """Asks sources for verdicts from a thread of its own: a driver may keep it waiting.
+
+    Args:
+        sources: see `VerdictSource`; one that raises is told once and asked no more.
+        told: called with each verdict.
+        wrong: called with what went wrong, in words.
+        seconds: between two questions.
+    """
+
+    def __init__(
+        self,
+        sources: Iterable[VerdictSource],
+        told: Callable[[GpuVerdict], None],
+        wrong: Callable[[str], None],
+        seconds: float,
+    ) -> None:
+        self._sources, self._told, self._wrong = list(sources), told, wrong
+        self._seconds, self._stop = seconds, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="verdicts", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(1.0)
+
+    def _run(self) -> None:
+        while self._sources:
+            for source in list(self._sources):
+                try:
+                    for verdict in source.poll():
+                        self._told(verdict)
+                except Exception as error:
+                    self._sources.remove(source)
+                    self._wrong(f"{type(source).__name__}: {type(error).__name__}: {error}")
+            if self._stop.wait(self._seconds):
+                return
+
+
+def follow_alarms(
+    log: Path, told: Callable[[str], None], wrong: Callable[[str], None], seconds: float
+) -> Callable[[], None]:
+    """Follow a training's log with the calibrated detector, on a thread; returns what stops it.
+
+    Args:
+        log: in any form that `rmetric watch` reads; it may not be there yet.
+        told: called with the words of each alarm that is news.
+        wrong: called with why it cannot be followed.
+        seconds: between two looks.
+    """
+    from rmetric.detectors import make_detector
+    from rmetric.logs import LogError
+    from rmetric.replay.follow import Follower
+    from rmetric.replay.watch import Watch, Word
+
+    past = True
+
+    def tell(word: Word) -> None:
+        if word.urgent and not past:
+            told(f"{word.id}: {word.words}")
+
+    def caught_up(_log: object) -> None:
+        nonlocal past
+        past = False
+
+    past = log.exists()
+    watch = Watch(lambda: make_detector("calibrated"), tell)
+    follower = Follower(
+        log, watch.take, wrong, wait=True, poll=seconds,
+        begun_again=watch.begin_again, caught_up=caught_up,
+    )  # fmt: skip
+
+    def run() -> None:
+        try:
+            follower.run()
+        except LogError as error:
+            wrong(str(error))
+
+    threading.Thread(target=run, name="alarms", daemon=True).start()
+    return follower.stop
