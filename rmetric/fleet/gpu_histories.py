@@ -7,6 +7,7 @@ where its data sheet states them (700 W, 80 GB, 1980 MHz), else by hand.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,8 @@ from scipy.signal import lfilter
 
 from rmetric.fleet.gpu_failures import Failure, Signs, contain, fail
 from rmetric.fleet.job_life import DAY, HOUR, STEP_SECONDS, Bools, Floats, JobLife, Life, live
-from rmetric.telemetry.reading import Reading
+from rmetric.telemetry.reading import Reading, Sign
+from rmetric.telemetry.xid import xid_kind
 
 SLOWDOWN_CELSIUS, ROOM_CELSIUS = 89.0, 27.0
 IDLE_WATTS, LIMIT_WATTS = 75.0, 700.0
@@ -41,6 +43,7 @@ class History:
         throttles: whether each reason held, by its word.
         told: whether there is a reading at all; False while the driver is away.
         lost: whether the GPU no longer answers.
+        reloaded: whether the driver is new at this reading.
         xids: time and number of each, in order.
         failure: what happened in truth; None for a GPU that stays healthy.
     """
@@ -51,6 +54,7 @@ class History:
     throttles: dict[str, Bools]
     told: Bools
     lost: Bools
+    reloaded: Bools
     xids: tuple[tuple[float, int], ...]
     failure: Failure | None = None
 
@@ -71,11 +75,19 @@ class History:
             memory_clock_mhz=MEMORY_MHZ, memory_clock_max_mhz=MEMORY_MHZ, **values,
         )  # fmt: skip
 
-    def readings(self) -> Iterator[Reading]:
-        for index in np.flatnonzero(self.told):
-            reading = self.reading(int(index))
-            assert reading is not None
-            yield reading
+    def heard(self) -> Iterator[Reading | Sign]:
+        """What a watcher would have heard, in order: readings, and signs between them."""
+        xids = deque(self.xids)
+        for index, time in enumerate(self.times.tolist()):
+            if self.reloaded[index]:
+                yield Sign(gpu=self.gpu, time=time, kind="driver_loaded")
+            reading = self.reading(index)
+            if reading is not None:
+                yield reading
+            while xids and xids[0][0] <= time:
+                yield Sign(gpu=self.gpu, time=time, kind=xid_kind(xids.popleft()[1]))
+            if self.lost[index] and not self.lost[index - 1]:
+                yield Sign(gpu=self.gpu, time=time, kind="gpu_lost")
 
 
 def healthy(rng: np.random.Generator, *, gpu: int, days: float, job: JobLife) -> History:
@@ -140,6 +152,7 @@ def _history(
         },
         told=~(life.unread | signs.lost),
         lost=signs.lost,
+        reloaded=life.reloaded,
         xids=tuple(
             (reading * STEP_SECONDS, number) for reading, number in sorted(life.xids + signs.xids)
         ),

@@ -26,7 +26,7 @@ from joblib import Parallel, delayed
 
 from rmetric.fleet import published
 from rmetric.fleet.gpu_histories import History, contained, failing, healthy
-from rmetric.fleet.job_life import DAY, HOUR, STEP_SECONDS, Bools, Floats, JobLife
+from rmetric.fleet.job_life import DAY, HOUR, Bools, Floats, JobLife
 from rmetric.fleet.predictors import ON_CURVES, PREDICTORS, Predictor, signals
 
 #: Seconds before a failure in which an alarm is right; the second is what an emergency
@@ -71,7 +71,7 @@ class Judged:
     Attributes:
         num_false: incidents that begin outside every horizon.
         days: watched outside every horizon.
-        firing: readings with an alarm among them, as a share.
+        firing: share of that time with an alarm; nan where nothing was watched.
         leads: seconds from the first incident that begins within the horizon to each
             failure; nan where there was none with enough lead.
         at_failure: whether each failure that was not announced was detected as it happened.
@@ -94,32 +94,47 @@ class Watched:
     judged: dict[str, dict[str, Judged]]
 
 
-def judge(times: Floats, alarms: Bools, failures: Sequence[float], horizon: float) -> Judged:
-    """Set alarms against failures, causally; the first alarm of an incident counts.
+class Truth:
+    """What happened to one GPU, against which alarms are set, causally.
 
-    An alarm that has been on since before the horizon has warned of nothing.
+    The first alarm of an incident counts: one that has been on since before the horizon
+    has warned of nothing.
 
     Args:
         times: of the readings, rising, shape (T,).
-        alarms: after each reading, shape (T,).
         failures: times.
         horizon: seconds before a failure in which an alarm is right.
     """
-    begun = beginnings(times[alarms])
-    leads, at_failure = [], []
-    for failure in failures:
-        right = begun[(begun >= failure - horizon) & (begun <= failure - LEAST_LEAD)]
-        late = (begun > failure - LEAST_LEAD) & (begun <= failure + AT_FAILURE)
-        leads.append(float(failure - right[0]) if right.size else nan)
-        at_failure.append(bool(late.any() and not right.size))
-    elsewhere = _elsewhere(times, failures, horizon)
-    return Judged(
-        num_false=int(_elsewhere(begun, failures, horizon).sum()),
-        days=float(elsewhere.sum() * STEP_SECONDS / DAY),
-        firing=float((alarms & elsewhere).sum() / max(1, elsewhere.sum())),
-        leads=tuple(leads),
-        at_failure=tuple(at_failure),
-    )
+
+    def __init__(self, times: Floats, failures: Sequence[float], horizon: float) -> None:
+        self.times, self.failures, self.horizon = times, failures, horizon
+        spans = np.diff(times, append=times[-1] + np.median(np.diff(times)))
+        #: Seconds that each reading stands for, away from failures; of a long silence a part.
+        self._seconds = np.minimum(spans, QUIET) * self._elsewhere(times)
+
+    def judge(self, alarms: Bools) -> Judged:
+        """What alarms after each reading, shape (T,), are worth."""
+        begun = beginnings(self.times[alarms])
+        leads, at_failure = [], []
+        for failure in self.failures:
+            right = begun[(begun >= failure - self.horizon) & (begun <= failure - LEAST_LEAD)]
+            late = (begun > failure - LEAST_LEAD) & (begun <= failure + AT_FAILURE)
+            leads.append(float(failure - right[0]) if right.size else nan)
+            at_failure.append(bool(late.any() and not right.size))
+        watched = float(self._seconds.sum())
+        return Judged(
+            num_false=int(self._elsewhere(begun).sum()),
+            days=watched / DAY,
+            firing=float(self._seconds[alarms].sum()) / watched if watched else nan,
+            leads=tuple(leads),
+            at_failure=tuple(at_failure),
+        )
+
+    def _elsewhere(self, times: Floats) -> Bools:
+        elsewhere = np.ones(times.size, dtype=np.bool_)
+        for at in self.failures:
+            elsewhere &= (times < at - self.horizon) | (times > at + AT_FAILURE)
+        return elsewhere
 
 
 def beginnings(times: Floats) -> Floats:
@@ -129,11 +144,6 @@ def beginnings(times: Floats) -> Floats:
     array([   0., 1220.])
     """
     return times[np.diff(times, prepend=-np.inf) > QUIET]
-
-
-def _elsewhere(times: Floats, failures: Sequence[float], horizon: float) -> Bools:
-    near = [(times >= at - horizon) & (times <= at + AT_FAILURE) for at in failures]
-    return ~np.any([np.zeros(times.size, dtype=np.bool_), *near], axis=0)
 
 
 def simulate(plan: Plan, job: JobLife, stratum: str, index: int) -> History:
@@ -153,17 +163,15 @@ def watch(stratum: str, history: History, predictors: Sequence[Predictor]) -> Wa
     found, failure = signals(history), history.failure
     failures = () if failure is None else (float(history.times[failure.reading]),)
     alarms = {one.name: one.alarms(found) for one in predictors}
+    judged = {}
+    for label, horizon in HORIZONS.items():
+        truth = Truth(history.times, failures, horizon)
+        judged[label] = {name: truth.judge(alarm) for name, alarm in alarms.items()}
     return Watched(
         stratum=stratum,
         cause="" if failure is None else failure.cause,
         sign="" if failure is None else failure.sign,
-        judged={
-            label: {
-                name: judge(history.times, alarm, failures, horizon)
-                for name, alarm in alarms.items()
-            }
-            for label, horizon in HORIZONS.items()
-        },
+        judged=judged,
     )
 
 

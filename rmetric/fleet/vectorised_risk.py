@@ -26,8 +26,9 @@ def as_coded(reading: Reading) -> Reading:
     """The reading as the original code sees it, see `AS_CODED`."""
     busy = reading.memory_busy_percent
     used = None if busy is None else round(busy)
-    seen: dict[str, Any] = {"memory_used_bytes": used, "memory_total_bytes": 100}
-    return replace(reading, **seen, **dict.fromkeys(ERRORS, 0))
+    seen: dict[str, Any] = dict.fromkeys(ERRORS, 0)
+    seen |= {"memory_used_bytes": used, "memory_total_bytes": 100}
+    return replace(reading, **seen)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,9 @@ def risk_values(history: History, config: RiskConfig, coded: bool = False) -> Fl
     reach = config.window * config.interval / STEP_SECONDS
     end = np.arange(1, told.size + 1)
     first = np.maximum(np.searchsorted(step, step - reach, side="right"), end - config.window)
+    if not coded:  # the guard begins anew with a new driver, the original knows of none
+        reloads = np.where(history.reloaded[told], end - 1, 0)
+        first = np.maximum(first, np.maximum.accumulate(reloads))
     windows = _Windows(first=first, end=end)
     celsius = np.rint(columns["temperature_celsius"]).astype(np.int64)
     factors = {
