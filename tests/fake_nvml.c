@@ -10,7 +10,8 @@
    A value of -1 is "not supported"; `gone` is the code that every call on this GPU
    returns. Three names act: `xid` queues an Xid, `hang` lets the next call sleep so many
    milliseconds, `driver` 0 takes the driver away and 1 brings it back, with the
-   volatile counters at 0. FAKE_NVML_GPUS is the number of GPUs. */
+   volatile counters at 0. NVLink's errors are told as sums, or by each of `links` links
+   (link_replays and so on, the same on each). FAKE_NVML_GPUS is the number of GPUs. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,13 +20,21 @@
 enum { SUCCESS, UNINITIALIZED, INVALID, UNSUPPORTED, DRIVER = 9, TIMEOUT = 10 };
 enum { TEMPERATURE, SLOWDOWN, POWER, POWER_LIMIT, UTILISATION, BUSY, USED, TOTAL, THROTTLE,
        ECC_CORRECTED, ECC_UNCORRECTED, REMAPPED, PENDING, FAILED, RETIRED, RETIREMENT,
-       REPLAYS, GONE, NAMES };
+       REPLAYS, GONE, SM_CLOCK, SM_CLOCK_MAX, MEMORY_CLOCK, MEMORY_CLOCK_MAX,
+       ECC_CORRECTED_LIFETIME, ECC_UNCORRECTED_LIFETIME, REMAPPED_CORRECTABLE,
+       NVLINK_REPLAYS, NVLINK_RECOVERIES, NVLINK_CRC_FLIT, NVLINK_CRC_DATA,
+       LINKS, LINK_REPLAYS, LINK_RECOVERIES, LINK_CRC, RECOVERY, NAMES };
 static const char *names[NAMES] = {
     "temperature", "slowdown", "power", "power_limit", "utilisation", "busy", "used", "total",
     "throttle", "ecc_corrected", "ecc_uncorrected", "remapped", "remap_pending",
-    "remap_failed", "retired", "retirement_pending", "replays", "gone"};
+    "remap_failed", "retired", "retirement_pending", "replays", "gone", "sm_clock",
+    "sm_clock_max", "memory_clock", "memory_clock_max", "ecc_corrected_lifetime",
+    "ecc_uncorrected_lifetime", "remapped_correctable", "nvlink_replays", "nvlink_recoveries",
+    "nvlink_crc_flit", "nvlink_crc_data", "links", "link_replays", "link_recoveries", "link_crc",
+    "recovery"};
 static const long long healthy[NAMES] = {60, 90, 300000, 700000, 95, 40, 60000000000LL,
-                                         80000000000LL, 0, 0, 0, 0, 0, 0, -1, -1, 0, 0};
+                                         80000000000LL, 0, 0, 0, 0, 0, 0, -1, -1, 0, 0, 1755,
+                                         1980, 2619, 2619, 7, 0, 0, -1, -1, -1, -1, 4, 0, 0, 0, 0};
 #define GPUS 8
 typedef struct { long long is[NAMES]; } gpu_t;
 typedef struct { gpu_t *gpu; unsigned long long type, xid; unsigned gi, ci; } event_t;
@@ -152,15 +161,17 @@ int nvmlDeviceGetMemoryInfo(gpu_t *gpu, unsigned long long out[3]) {
 
 int nvmlDeviceGetTotalEccErrors(gpu_t *gpu, unsigned kind, unsigned counter,
                                 unsigned long long *out) {
-    long long value; int code = get(gpu, kind ? ECC_UNCORRECTED : ECC_CORRECTED, &value);
+    int volatiles = kind ? ECC_UNCORRECTED : ECC_CORRECTED;
+    int lifetimes = kind ? ECC_UNCORRECTED_LIFETIME : ECC_CORRECTED_LIFETIME;
+    long long value; int code = get(gpu, counter ? lifetimes : volatiles, &value);
     *out = value;
-    return counter == 0 ? code : INVALID;
+    return code;
 }
 
 int nvmlDeviceGetRemappedRows(gpu_t *gpu, unsigned *correctable, unsigned *uncorrectable,
                               unsigned *pending, unsigned *failed) {
     long long value; int code = get(gpu, REMAPPED, &value);
-    *correctable = 0; *uncorrectable = value;
+    *correctable = gpu->is[REMAPPED_CORRECTABLE]; *uncorrectable = value;
     *pending = gpu->is[PENDING]; *failed = gpu->is[FAILED];
     return code;
 }
@@ -172,4 +183,43 @@ int nvmlDeviceGetRetiredPages(gpu_t *gpu, unsigned cause, unsigned *number,
     if (pages) memset(pages, 0, value * sizeof *pages);
     *number = value;
     return code;
+}
+
+static int clock_of(gpu_t *gpu, unsigned which, int sm, int memory, unsigned *out) {
+    long long value; int code = get(gpu, which == 1 ? sm : memory, &value);
+    *out = value;
+    return which == 1 || which == 2 ? code : INVALID;
+}
+
+int nvmlDeviceGetClockInfo(gpu_t *gpu, unsigned which, unsigned *out) {
+    return clock_of(gpu, which, SM_CLOCK, MEMORY_CLOCK, out);
+}
+
+int nvmlDeviceGetMaxClockInfo(gpu_t *gpu, unsigned which, unsigned *out) {
+    return clock_of(gpu, which, SM_CLOCK_MAX, MEMORY_CLOCK_MAX, out);
+}
+
+typedef struct {
+    unsigned field, scope; long long timestamp, latency; unsigned type, code;
+    union { double d; unsigned u; unsigned long long ull; } value;
+} field_t;
+
+int nvmlDeviceGetFieldValues(gpu_t *gpu, int number, field_t *asked) {
+    static const unsigned fields[][2] = {
+        {52, NVLINK_REPLAYS}, {59, NVLINK_RECOVERIES}, {38, NVLINK_CRC_FLIT},
+        {45, NVLINK_CRC_DATA}, {91, LINKS}, {161, LINK_REPLAYS}, {162, LINK_RECOVERIES},
+        {163, LINK_CRC}, {230, RECOVERY}};
+    for (field_t *one = asked; one < asked + number; one++) {
+        one->code = UNSUPPORTED;
+        for (unsigned n = 0; n < sizeof fields / sizeof *fields; n++) {
+            if (fields[n][0] != one->field) continue;
+            long long value; int code = get(gpu, fields[n][1], &value);
+            int a_link = one->field >= 161 && one->field <= 163;
+            int whole = one->field == 91 || one->field == 230;
+            one->code = a_link && one->scope >= gpu->is[LINKS] ? INVALID : code;
+            one->type = whole ? 1 : 3;
+            if (whole) one->value.u = value; else one->value.ull = value;
+        }
+    }
+    return state(gpu);
 }

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +58,47 @@ def play(
     **settings: Any,
 ) -> dict[str, Any]:
     """Watch `history` for so many ticks and `linger` seconds; returns what `watch` saw."""
+    task = {"ticks": ticks, "hung_after": hung_after, "linger": linger}
+    task["settings"] = {"interval": 1e-3} | settings
+    return run(["watch", json.dumps(task)], folder, history, gpus, cuda_visible)
+
+
+def play_verdicts(
+    folder: Path,
+    history: list[Line],
+    *,
+    ticks: int,
+    gpus: int = 1,
+    seconds_a_tick: float | None = 10.0,
+    hung_after: float = 10.0,
+    linger: float = 0.0,
+    silence: float = 60.0,
+    **config: Any,
+) -> dict[str, Any]:
+    """Judge `history`; its readings are taken to be `seconds_a_tick` apart, None: as they come."""
+    task = {
+        "ticks": ticks,
+        "seconds_a_tick": seconds_a_tick,
+        "hung_after": hung_after,
+        "linger": linger,
+        "silence": silence,
+        "config": config,
+    }
+    return run(["judge", json.dumps(task)], folder, history, gpus)
+
+
+def run(
+    arguments: list[str],
+    folder: Path,
+    history: list[Line],
+    gpus: int,
+    cuda_visible: str | None = None,
+) -> dict[str, Any]:
     environment = os.environ | environment_of(folder, history, gpus)
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     if cuda_visible is not None:
         environment["CUDA_VISIBLE_DEVICES"] = cuda_visible
-    task = {"ticks": ticks, "hung_after": hung_after, "linger": linger}
-    task["settings"] = {"interval": 1e-3} | settings
-    command = [sys.executable, "-m", "tests.fake_nvml", json.dumps(task)]
+    command = [sys.executable, "-m", "tests.fake_nvml", *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -105,9 +140,57 @@ def look(watcher: Any, seen: dict[str, Any]) -> None:
         seen["states"].append(state)
 
 
+def judge(
+    ticks: int,
+    seconds_a_tick: float | None,
+    hung_after: float,
+    linger: float,
+    silence: float,
+    config: dict[str, Any],
+) -> dict[str, Any]:
+    """In the other process: what a GpuWatch thinks until the history has run so many ticks."""
+    from rmetric.telemetry import gpu_watch, nvml
+    from rmetric.telemetry.risk import RiskConfig
+
+    nvml.HUNG_AFTER_SECONDS = hung_after
+    library = ctypes.CDLL("libnvidia-ml.so.1")
+    if seconds_a_tick is not None:
+        gpu_watch.NvmlEvents = lambda *a, interval, **k: nvml.NvmlEvents(*a, interval=1e-6, **k)
+    watch = gpu_watch.GpuWatch(config=RiskConfig(**config), silence=silence)
+    if seconds_a_tick is not None:
+        watch.hardware.heard = stretched(watch.hardware.heard, seconds_a_tick)
+    seen: dict[str, Any] = {"verdicts": [], "problems": []}
+    end = float("inf")
+    while time.monotonic() < end:
+        if end == float("inf") and library.fake_nvml_tick() >= ticks:
+            end = time.monotonic() + linger
+        seen["verdicts"] += [verdict.as_json() for verdict in watch.poll()]
+        if [watch.problem] != seen["problems"][-1:]:
+            seen["problems"].append(watch.problem)
+        time.sleep(0.002)
+    watch.close()
+    seen["verdicts"] += [verdict.as_json() for verdict in watch.poll()]
+    seen["last"] = {key: verdict.as_json() for key, verdict in watch.verdicts().items()}
+    return seen
+
+
+def stretched(heard: Any, seconds_a_tick: float) -> Any:
+    """`heard` with its readings `seconds_a_tick` apart, and its signs between them."""
+    number: dict[int, int] = {}
+    began = time.monotonic()
+
+    def at(item: Any) -> Any:
+        is_reading = hasattr(item, "power_watts")
+        number[item.gpu] = number.get(item.gpu, 0) + is_reading
+        offset = number[item.gpu] + (0.0 if is_reading else 0.4)
+        return replace(item, time=began + seconds_a_tick * offset)
+
+    return lambda: tuple(at(item) for item in heard())
+
+
 def plain(value: Any) -> Any:
     return sorted(value) if isinstance(value, frozenset) else value
 
 
 if __name__ == "__main__":
-    print(json.dumps(watch(**json.loads(sys.argv[1]))))
+    print(json.dumps({"watch": watch, "judge": judge}[sys.argv[1]](**json.loads(sys.argv[2]))))

@@ -9,4 +9,7 @@ COMMANDS = {
     "replay": "replay logs that exist already: scores, alerts, a page for each run",
     "watch": "follow a log that is being written, and alarm (replay --follow)",
     "calibrate": "make a threshold file for the calibrated detector from healthy logs",
+    "telemetry": "watch this machine's GPUs: readings, risk, and what each asks for",
+    "supervise": "start a training, and again after a failure, with the GPUs that are left",
+    "plan": "the best TP x PP x DP layout for the GPUs that are left",
 }

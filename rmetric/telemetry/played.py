@@ -7,6 +7,7 @@ from math import inf
 from pathlib import Path
 from time import monotonic
 
+from rmetric.logs import LogError
 from rmetric.telemetry.lines import Heard, read_line
 from rmetric.telemetry.reading import Reading
 from rmetric.telemetry.risk import RiskConfig
@@ -22,7 +23,7 @@ class PlayedReadings:
 
     Args:
         path: of the recording, which is read whole. Raises OSError where it cannot be,
-            ValueError with file and line for what is no telemetry or goes back in time.
+            LogError with file and line for what is no telemetry or goes back in time.
         speed: recorded seconds a second, above 0; infinity plays all at the first poll.
         config, record: as of `GpuWatch`.
         clock: seconds, for tests.
@@ -83,13 +84,13 @@ def _read(path: Path) -> list[tuple[str, Heard]]:
         try:
             entry = read_line(line)
         except ValueError as error:
-            raise ValueError(f"{path}, line {number}: {error}") from None
+            raise LogError(path, number, str(error)) from None
         if entry is None or isinstance(entry[1], GpuVerdict):
             continue
         if found and not entry[1].time >= found[-1][1].time:
-            problem = f"time {entry[1].time} comes after {found[-1][1].time}"
-            raise ValueError(f"{path}, line {number}: {problem}; times must not fall")
+            after = found[-1][1].time
+            raise LogError(path, number, f"time {entry[1].time} after {after}: it must not fall")
         found.append((entry[0], entry[1]))
     if not found:
-        raise ValueError(f"{path}: found no readings; lines of READING and SIGN are accepted")
+        raise LogError(path, None, "found no readings; lines of READING and SIGN are accepted")
     return found
