@@ -1,0 +1,377 @@
+"""When to save: laws that hold whatever is asked, and whatever goes wrong."""
+
+from collections import deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from rmetric.recovery.interval import (
+    FailureRate,
+    advise,
+    best_interval,
+    daly,
+    expected_ettr,
+    failure_rate,
+    young,
+)
+from rmetric.recovery.policy import CONDITIONS, SOURCES, CheckpointPolicy, PolicyConfig, Vote
+
+HOUR = 3600.0
+
+
+def a_policy(**settings):
+    config = {"interval_steps": 100} | settings
+    return CheckpointPolicy(PolicyConfig(**config), now=0.0, step=0)
+
+
+class PolicyMachine(RuleBasedStateMachine):
+    """A training that steps, saves when the policy says so, and is asked by everybody."""
+
+    @initialize(
+        by_steps=st.booleans(),
+        interval=st.integers(4, 60),
+        least_gap=st.sampled_from([0.0, 0.25, 1.0]),
+        most=st.integers(1, 4),
+    )
+    def begin(self, by_steps, interval, least_gap, most):
+        name = "interval_steps" if by_steps else "interval_seconds"
+        self.config = PolicyConfig(
+            **{name: interval}, least_gap=least_gap, most_per_hour=most, retry_seconds=10.0
+        )
+        self.now, self.at = 0.0, 0
+        self.policy = CheckpointPolicy(self.config, now=0.0, step=0)
+        self.durable = (0, 0.0)  # step and time of the state that is durable
+        self.flight = None  # step, time, and what waited when it began
+        self.begun = {Vote.EMERGENCY: [], Vote.FATAL: []}
+        self.durable_steps = [0]
+        self.asked = {}  # number -> the latest request of that number
+        self.answered = set()
+        self.failed_at, self.failures, self.final_since_failure = None, 0, False
+
+    def gap(self):
+        step, time = self.durable
+        if self.config.interval_steps:
+            return (self.at - step) / self.config.interval_steps
+        return (self.now - time) / self.config.interval_seconds
+
+    @rule(
+        source=st.sampled_from(SOURCES),
+        what=st.integers(0, 2),
+        fatal=st.booleans(),
+        final=st.integers(0, 9).map(lambda n: n == 0),
+    )
+    def ask(self, source, what, fatal, final):
+        number = self.policy.request(source, str(what), now=self.now, fatal=fatal, final=final)
+        if number is None:
+            assert source in CONDITIONS
+            return
+        assert number in self.policy.pending
+        before = self.asked.get(number)
+        self.asked[number] = self.policy.pending[number]
+        if final and not (before and before.final):
+            self.final_since_failure = True
+        assert self.asked[number].final >= final
+        assert self.asked[number].fatal >= (fatal or final)
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 5.0, 30.0, 700.0]), steps=st.integers(0, 3))
+    def go_on(self, seconds, steps):
+        for _ in range(steps or 1):
+            self.now += seconds
+            self.at += steps > 0
+            self.boundary()
+
+    def boundary(self):
+        waiting = dict(self.policy.pending)
+        vote = self.policy.vote(self.now, self.at)
+        assert self.policy.vote(self.now, self.at) is vote  # asking changes nothing
+        if vote is Vote.NOTHING:
+            assert not waiting or self.policy.why_not
+            return
+        assert self.flight is None, "two in flight"
+        assert self.at != self.durable[0], "two of the same step"
+        grave = [one.vote for one in waiting.values()]
+        if vote is Vote.REGULAR:
+            assert self.gap() >= 1
+        elif vote is Vote.EMERGENCY:
+            assert self.gap() >= self.config.least_gap
+            assert max(grave) is Vote.EMERGENCY
+        else:
+            assert vote in grave  # the filter is skipped for nothing less
+        if self.failed_at is not None and not self.final_since_failure:
+            wait = min(10.0 * 2.0 ** (self.failures - 1), self.config.longest_retry_seconds)
+            assert self.now >= self.failed_at + wait, "tried again too soon"
+        if vote in self.begun:
+            hour = [time for time in self.begun[vote] if time > self.now - HOUR]
+            assert len(hour) < self.config.most_per_hour, "too many in an hour"
+            self.begun[vote].append(self.now)
+        self.policy.begin(self.now, self.at, vote)
+        self.final_since_failure = False
+        self.flight = (self.at, self.now, set(waiting))
+        with pytest.raises(RuntimeError, match="in flight"):
+            self.policy.begin(self.now, self.at, vote)
+
+    @precondition(lambda self: self.flight is not None)
+    @rule()
+    def becomes_durable(self):
+        step, began, waited = self.flight
+        answered = self.policy.committed()
+        assert {one.number for one in answered} == waited
+        self.answered |= waited
+        assert step not in self.durable_steps
+        self.durable_steps.append(step)
+        self.durable, self.flight, self.failed_at, self.failures = (step, began), None, None, 0
+        assert not self.answered & set(self.policy.pending)
+
+    @precondition(lambda self: self.flight is not None)
+    @rule()
+    def fails(self):
+        waited = self.flight[2]
+        wait = self.policy.failed(self.now)
+        assert 10.0 <= wait <= self.config.longest_retry_seconds
+        self.flight, self.failed_at, self.failures = None, self.now, self.failures + 1
+        self.final_since_failure = False
+        assert waited <= set(self.policy.pending), "a request was lost"
+
+    @invariant()
+    def a_request_waits_until_it_is_answered(self):
+        if hasattr(self, "policy"):
+            assert set(self.asked) - self.answered == set(self.policy.pending)
+
+    @invariant()
+    def numbers_count_up(self):
+        if hasattr(self, "policy"):
+            assert list(self.asked) == list(range(1, len(self.asked) + 1))
+
+
+PolicyMachine.TestCase.settings = settings(stateful_step_count=40, deadline=None)
+TestPolicy = PolicyMachine.TestCase
+
+
+def saves_of(policy, *, seconds, every, ask, save_seconds=20.0, fails=lambda now: False):
+    """Run a training whose steps take ten seconds; (time, vote) of each save that was begun."""
+    saves, ends, at = [], deque(), 0
+    for at in range(1, int(seconds / every) + 1):
+        now = at * every
+        if ends and now >= ends[0]:
+            ends.popleft()
+            policy.failed(now) if fails(now) else policy.committed()
+        ask(policy, now)
+        vote = policy.vote(now, at)
+        if vote:
+            policy.begin(now, at, vote)
+            saves.append((now, vote))
+            ends.append(now + save_seconds)
+    return saves
+
+
+@pytest.mark.parametrize("fatal", [False, True])
+def test_a_condition_that_lasts_a_day_asks_once(fatal):
+    def ask(policy, now):
+        policy.request("rule", "GPU 3 overheats", now=now, fatal=fatal, key="GPU 3")
+
+    asked = saves_of(a_policy(interval_seconds=HOUR, interval_steps=None),
+                     seconds=24 * HOUR, every=10.0, ask=ask)  # fmt: skip
+    assert sum(vote > Vote.REGULAR for _, vote in asked) == 1
+    assert len(asked) <= 25
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("fatal", [False, True])
+def test_no_storm_whatever_changes_every_ten_seconds(source, fatal):
+    def ask(policy, now):
+        policy.request(source, f"seen at {now}", now=now, fatal=fatal)
+
+    asked = saves_of(a_policy(interval_seconds=HOUR, interval_steps=None),
+                     seconds=24 * HOUR, every=10.0, ask=ask)  # fmt: skip
+    assert len(asked) <= 24 * 6 + 24
+
+
+def test_no_storm_while_every_save_fails():
+    def ask(policy, now):
+        policy.request("rule", "GPU 3 is going", now=now, fatal=True)
+
+    asked = saves_of(a_policy(most_per_hour=1000), seconds=24 * HOUR, every=10.0, ask=ask,
+                     fails=lambda now: True)  # fmt: skip
+    assert 24 * 5 < len(asked) <= 24 * 6 + 10  # ten minutes is the longest wait, and it is reached
+    waits = [b - a for (a, _), (b, _) in zip(asked, asked[1:], strict=False)]
+    assert waits == sorted(waits)
+
+
+def test_an_emergency_waits_for_a_quarter_of_the_interval_and_a_fatal_one_does_not():
+    policy = a_policy()
+    policy.request("risk", "GPU 3 at 0.97", now=1.0)
+    assert policy.vote(1.0, 24) is Vote.NOTHING
+    assert policy.why_not == "request 1 waits: 24 of 25 steps since step 0"
+    assert policy.vote(1.0, 25) is Vote.EMERGENCY
+    policy.request("rule", "Xid 79", now=2.0, fatal=True)
+    assert policy.vote(2.0, 24) is Vote.FATAL
+
+
+def test_a_regular_save_answers_whoever_waits_and_costs_no_emergency():
+    policy = a_policy(most_per_hour=1)
+    policy.request("user", "before the upgrade", now=1.0)
+    assert policy.vote(1.0, 100) is Vote.REGULAR
+    policy.begin(1.0, 100, Vote.REGULAR)
+    assert [one.reason for one in policy.committed()] == ["before the upgrade"]
+    policy.request("user", "again", now=2.0)
+    assert policy.vote(2.0, 130) is Vote.EMERGENCY
+
+
+def test_what_is_asked_while_a_save_runs_is_not_answered_by_it():
+    policy = a_policy()
+    policy.request("user", "first", now=1.0)
+    policy.begin(1.0, 30, policy.vote(1.0, 30))
+    later = policy.request("user", "first", now=2.0)
+    assert later == 2
+    assert [one.number for one in policy.committed()] == [1]
+    assert list(policy.pending) == [2]
+
+
+def test_a_condition_answered_is_asked_again_when_it_is_fatal_or_was_away():
+    policy = a_policy()
+
+    def save(step):
+        policy.begin(0.0, step, policy.vote(0.0, step))
+        policy.committed()
+
+    assert policy.request("risk", "hot", now=0.0, key="GPU 3") == 1
+    save(30)
+    assert policy.request("risk", "hot", now=0.0, key="GPU 3") is None
+    save(130)
+    assert policy.request("risk", "hot", now=0.0, key="GPU 3") is None, "repeated in between"
+    assert policy.request("rule", "lost", now=0.0, key="GPU 3", fatal=True) == 2
+    save(140)
+    save(240)  # nobody spoke of it since
+    assert policy.request("risk", "hot", now=0.0, key="GPU 3") == 3
+
+
+def test_the_last_save_waits_for_no_bound_and_once_for_no_failure():
+    policy = a_policy(most_per_hour=1)
+    policy.request("rule", "Xid 79", now=1.0, fatal=True)
+    policy.begin(1.0, 5, policy.vote(1.0, 5))
+    policy.failed(2.0)
+    assert policy.vote(3.0, 6) is Vote.NOTHING
+    policy.request("signal", "SIGTERM", now=3.0, final=True)
+    assert policy.ending
+    assert policy.vote(3.0, 6) is Vote.FINAL
+    policy.begin(3.0, 6, Vote.FINAL)
+    policy.failed(4.0)
+    policy.request("signal", "SIGTERM", now=5.0, final=True)
+    assert policy.vote(5.0, 7) is Vote.NOTHING, "the same signal does not skip a second wait"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"interval_steps": 0}, "interval_steps is 0"),
+        ({"interval_steps": 1.5}, "interval_steps is 1.5"),
+        ({"interval_steps": None}, "one of the two"),
+        ({"interval_seconds": 10.0}, "one of the two"),
+        ({"interval_steps": None, "interval_seconds": 0.0}, "interval_seconds is 0.0"),
+        ({"interval_steps": None, "interval_seconds": float("nan")}, "interval_seconds is nan"),
+        ({"least_gap": 1.1}, "least_gap is 1.1"),
+        ({"least_gap": -0.1}, "least_gap is -0.1"),
+        ({"most_per_hour": 0}, "most_per_hour is 0"),
+        ({"retry_seconds": 0.0}, "retry_seconds is 0.0"),
+        ({"retry_seconds": 700.0}, "longest_retry_seconds"),
+    ],
+)
+def test_bad_settings_are_named(wrong, words):
+    with pytest.raises(ValueError, match=words):
+        a_policy(**wrong)
+
+
+def test_an_unknown_source_is_named():
+    with pytest.raises(ValueError, match=r"source is 'weather': it must be of risk, rule"):
+        a_policy().request("weather", "rain", now=0.0)
+
+
+# -- how often
+
+
+positive = st.floats(1e-3, 1e6)
+
+
+@given(save=positive, failure=positive)
+def test_the_higher_order_goes_to_the_first_order_as_saves_become_cheap(save, failure):
+    if save < 2 * failure:
+        share = (save / (2 * failure)) ** 0.5
+        assert abs(daly(save, failure) / young(save, failure) - 1) <= share + 1e-9
+    else:
+        assert daly(save, failure) == failure
+
+
+@given(save=st.floats(0.01, 1e3), restart=st.floats(0, 1e3), rate=st.floats(1e-3, 3), by=positive)
+def test_no_interval_is_expected_to_be_better_than_the_best(save, restart, rate, by):
+    costs = {"save_seconds": save, "restart_seconds": restart, "failures_per_hour": rate}
+    best = best_interval(**costs)
+    at_best = expected_ettr(best, **costs)
+    for other in (by, best * 0.9, best * 1.1):
+        assert expected_ettr(other, **costs) <= at_best + 1e-12
+
+
+@given(failures=st.integers(0, 200), hours=st.floats(0.1, 1e5))
+def test_the_rate_lies_in_its_interval_which_holds_the_chance_it_says(failures, hours):
+    from scipy.stats import poisson
+
+    rate = failure_rate(failures, hours)
+    assert rate.low <= rate.per_hour <= rate.high
+    assert poisson.cdf(failures, rate.high * hours) == pytest.approx(0.025, rel=1e-6)
+    if failures:
+        assert poisson.sf(failures - 1, rate.low * hours) == pytest.approx(0.025, rel=1e-6)
+
+
+def test_published_numbers():
+    assert young(120.0, 1.8 * HOUR) == pytest.approx(1248, rel=1e-3)
+    assert young(20.0, 1.8 * HOUR) == pytest.approx(510, rel=2e-3)
+
+
+def test_advice_in_words():
+    advice = advise(save_seconds=20.0, durable_seconds=60.0, failures_per_hour=failure_rate(4, 40))
+    assert advice.shortest < advice.best < advice.longest
+    assert advice.words == (
+        "a save costs 20 s and 0.1 failures an hour are met, counted 4 in 40 h: "
+        f"save every {advice.best:.0f} s ({advice.shortest:.0f} to {advice.longest:.0f}), "
+        f"expected ETTR {advice.ettr:.4f}"
+    )
+    none = advise(save_seconds=20.0, failures_per_hour=failure_rate(0, 40))
+    assert none.ettr is None
+    assert none.words.endswith("s, no failure was seen, so no longest interval follows")
+    given_rate = advise(save_seconds=20.0, failures_per_hour=0.1)
+    assert given_rate.shortest == given_rate.longest == given_rate.best
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: young(0.0, 100.0), "save_seconds is 0.0"),
+        (lambda: daly(1.0, -1.0), "failure_seconds is -1.0"),
+        (lambda: failure_rate(-1, 1.0), "failures is -1"),
+        (lambda: failure_rate(1, 0.0), "hours is 0.0"),
+        (lambda: failure_rate(1, 1.0, level=1.0), "level is 1.0"),
+        (lambda: advise(save_seconds=1.0, failures_per_hour=-0.1), "failures_per_hour is -0.1"),
+        (
+            lambda: best_interval(save_seconds=1.0, restart_seconds=3601.0, failures_per_hour=1.0),
+            "no interval helps",
+        ),
+        (
+            lambda: expected_ettr(
+                0.0, save_seconds=1.0, restart_seconds=1.0, failures_per_hour=1.0
+            ),
+            "interval_seconds is 0.0",
+        ),
+    ],
+)
+def test_bad_numbers_are_named(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+def test_a_rate_that_is_given_is_its_own_interval():
+    rate = FailureRate(per_hour=0.5, low=0.2, high=0.9)
+    advice = advise(save_seconds=5.0, failures_per_hour=rate)
+    assert advice.shortest == best_interval(
+        save_seconds=5.0, restart_seconds=0.0, failures_per_hour=0.9
+    )
