@@ -18,6 +18,8 @@ class Layout:
         expert: GPUs that the experts are spread over (EP); they are taken from `data`.
         micro_batch: samples of one forward pass of one copy.
         accumulation: micro-batches of one copy in a step.
+        replicas: whole sets of shards that `data` is made of, where an engine shards all
+            (HSDP); a divisor of `data`.
     """
 
     tensor: int = 1
@@ -27,12 +29,15 @@ class Layout:
     expert: int = 1
     micro_batch: int = 1
     accumulation: int = 1
+    replicas: int = 1
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if type(value) is not int or value < 1:
                 raise ValueError(f"{field.name} is {value!r}: it must be an int of at least 1")
+        if self.data % self.replicas:
+            raise ValueError(f"replicas is {self.replicas}: it must divide data, {self.data}")
 
     @property
     def num_gpus(self) -> int:
@@ -47,8 +52,9 @@ class Layout:
         names = {"TP": self.tensor, "PP": self.pipeline, "CP": self.context, "DP": self.data}
         split = " x ".join(f"{name}{n}" for name, n in names.items() if n > 1 or name != "CP")
         experts = f", EP{self.expert}" if self.expert > 1 else ""
+        shards = f" ({self.replicas} x {self.data // self.replicas} shards)"
         return (
-            f"{split}{experts}, batch {self.global_batch} = "
+            f"{split}{shards * (self.replicas > 1)}{experts}, batch {self.global_batch} = "
             f"{self.micro_batch} x {self.accumulation} x {self.data}"
         )
 

@@ -138,8 +138,9 @@ def _stage(
 ) -> Memory:
     shared, experts, largest = stage_parameters(model, layout, engine, stage)
     copies = layout.data * layout.context
+    shards = copies / layout.replicas
     whole = shared + experts
-    sharded = shared / copies + experts * layout.expert / copies
+    sharded = shared / shards + experts * layout.expert / shards
     dense, expert = layers_of_stage(model, layout.pipeline, stage)
     tokens = layout.micro_batch * model.sequence / layout.context
     in_flight = min(layout.pipeline - stage, layout.accumulation)
@@ -171,9 +172,9 @@ def memory_in_words(
 ) -> list[tuple[str, float, str]]:  # fmt: skip
     """Each term: its name, its bytes, and the formula behind it."""
     shared, experts, _ = stage_parameters(model, layout, engine, needed.stage)
-    copies = layout.data * layout.context
+    copies = layout.data * layout.context // layout.replicas
     count = f"{(shared + experts) / 1e9:.2f} billion parameters of stage {needed.stage}"
-    over = f" / {copies} copies" if copies > 1 else ""
+    over = f" / {copies} shards" if copies > 1 else ""
     all_over = over if engine.fully_sharded else ""
     optimiser_over = over if engine.fully_sharded or shard_optimiser else ""
     in_flight = min(layout.pipeline - needed.stage, layout.accumulation)

@@ -41,6 +41,12 @@ def together(layout: Layout) -> int:
     return layout.tensor * lcm(layout.context, layout.expert)
 
 
+def shard_block(layout: Layout) -> int:
+    """GPUs of a stage that hold one whole set of shards, in whole groups of `together`."""
+    block = layout.num_gpus // (layout.pipeline * layout.replicas)
+    return lcm(block, together(layout))
+
+
 def room(sizes: Sequence[int], block: int) -> int:
     """Blocks of that many GPUs that nodes of these sizes hold.
 
@@ -51,9 +57,11 @@ def room(sizes: Sequence[int], block: int) -> int:
 
 
 def reach(sizes: Sequence[int], layout: Layout) -> Reach:
-    """Whether each stage, and all of a layout, can lie in single nodes."""
+    """Whether each set of shards, each stage, and all of a layout can lie in single nodes."""
     stage = layout.num_gpus // layout.pipeline
+    shards = shard_block(layout)
     return Reach(
+        shards_in_node=room(sizes, shards) * shards >= layout.num_gpus,
         stages_in_node=room(sizes, stage) >= layout.pipeline,
         all_in_node=max(sizes, default=0) >= layout.num_gpus,
     )
@@ -65,7 +73,7 @@ def place(cluster: Cluster, layout: Layout) -> Placement:
     Raises ValueError if the groups of the layout do not fit into the nodes.
     """
     stage = layout.num_gpus // layout.pipeline
-    for block in (layout.num_gpus, stage, together(layout)):
+    for block in (layout.num_gpus, stage, shard_block(layout), together(layout)):
         if room(cluster.sizes, block) * block >= layout.num_gpus:
             return _place_blocks(cluster, layout.num_gpus // block, block)
     raise ValueError(

@@ -231,9 +231,9 @@ def _choose(found: Sequence[Found], current: Layout | None, margin: float) -> tu
     near = [each for each in found if each.step.tokens_per_second >= enough]
     best = min(near, key=lambda each: len(_changes(current, each.layout)))
     changed = _changes(current, best.layout)
-    what = f"changes only {' and '.join(changed)}" if changed else "keeps TP, PP, CP and EP"
+    what = f"changes {', '.join(changed)}" if changed else "keeps TP, PP, CP and EP"
     if best is fastest:
-        return best, f"the highest estimated throughput; of the present layout it {what}"
+        return best, f"the highest estimated throughput; it {what}"
     slower = 100 * (1 - best.step.tokens_per_second / fastest.step.tokens_per_second)
     return best, (
         f"{slower:.1f} % slower than the fastest, within the margin of {100 * margin:g} %, and it "
@@ -271,7 +271,7 @@ def _remarks(
             f"rate times {ratio**0.5:.4f} keeps Adam's noise as it was (square-root rule), times "
             f"{ratio:.4f} SGD's"
         )
-    elif current is not None and current.accumulation != layout.accumulation:
+    elif current is not None and current.global_batch == batch.samples:
         remarks.append(
             f"the batch of {batch.samples} is kept: {layout.accumulation} micro-batches of "
             f"{layout.micro_batch} a copy, where there were {current.accumulation} of "

@@ -9,7 +9,7 @@ from rmetric.recovery.engines import Engine
 from rmetric.recovery.layout import Layout
 from rmetric.recovery.memory import Memory, memory
 from rmetric.recovery.model_shape import ModelShape
-from rmetric.recovery.placement import room, together
+from rmetric.recovery.placement import reach, room, together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +50,7 @@ def broken_rules(problem: Problem, layout: Layout, recompute: bool) -> dict[str,
         "tensor": tensor_rule(problem, layout.tensor),
         "pipeline": pipeline_rule(problem, layout.pipeline),
         "context": context_rule(problem, layout.tensor, layout.context),
+        "replicas": replica_rule(problem, layout),
         "experts": expert_rule(problem, layout.expert, layout.data * layout.context),
         "batch": batch_rule(problem, layout),
         "node": node_rule(problem, layout),
@@ -125,6 +126,20 @@ def expert_rule(problem: Problem, size: int, copies: int) -> str:
         return f"EP{size} does not divide {experts} experts"
     if copies % size:
         return f"EP{size} does not divide the {copies} copies (DP x CP)"
+    return ""
+
+
+def replica_rule(problem: Problem, layout: Layout) -> str:
+    """Several sets of shards are of use only if each lies inside a node."""
+    if layout.replicas == 1:
+        return ""
+    if not problem.engine.fully_sharded:
+        return f"{problem.engine.name} has no sets of shards: replicas is {layout.replicas}"
+    shards = layout.data * layout.context // layout.replicas
+    if shards % layout.expert or shards % layout.context:
+        return f"a set of {shards} shards cannot be split by CP and EP"
+    if not reach(problem.cluster.sizes, layout).shards_in_node:
+        return f"a set of {shards} shards does not lie inside a node"
     return ""
 
 

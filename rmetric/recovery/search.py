@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import lcm
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from rmetric.recovery.rules import (
     expert_rule,
     needed_memory,
     pipeline_rule,
+    replica_rule,
     tensor_rule,
 )
 from rmetric.recovery.throughput import Step, estimate, step_flops
@@ -60,7 +62,7 @@ def order(found: Found) -> tuple[float | int, ...]:
     one = found.layout
     return (
         -found.step.tokens_per_second, one.num_gpus, one.pipeline, one.context, one.tensor,
-        one.expert, -one.micro_batch, found.recompute,
+        one.expert, one.replicas, -one.micro_batch, found.recompute,
     )  # fmt: skip
 
 
@@ -93,11 +95,23 @@ def layouts(problem: Problem, split: Split) -> Iterator[Layout]:
     _, tensor, pipeline, context, expert, data = split
     for micro_batch in problem.micro_batches:
         accumulation = _accumulation(problem, micro_batch * data)
-        if accumulation:
-            yield Layout(
-                tensor=tensor, pipeline=pipeline, context=context, data=data, expert=expert,
-                micro_batch=micro_batch, accumulation=accumulation,
-            )  # fmt: skip
+        if not accumulation:
+            continue
+        layout = Layout(
+            tensor=tensor, pipeline=pipeline, context=context, data=data, expert=expert,
+            micro_batch=micro_batch, accumulation=accumulation,
+        )  # fmt: skip
+        yield layout
+        if problem.engine.fully_sharded:
+            yield from _with_replicas(problem, layout)
+
+
+def _with_replicas(problem: Problem, layout: Layout) -> Iterator[Layout]:
+    for replicas in range(2, layout.data + 1):
+        if layout.data % replicas == 0:
+            several = replace(layout, replicas=replicas)
+            if not replica_rule(problem, several):
+                yield several
 
 
 def _of_split(problem: Problem, split: Split) -> Iterator[Found]:

@@ -24,6 +24,7 @@ LAUNCH_SECONDS = 1e-4
 class Reach(NamedTuple):
     """Whether whole groups of a layout lie inside single nodes."""
 
+    shards_in_node: bool
     stages_in_node: bool
     all_in_node: bool
 
@@ -149,15 +150,25 @@ def _data_seconds(
     bandwidth = gpu.intra_bandwidth if reach.stages_in_node else gpu.inter_bandwidth
     shared, experts, _ = stage_parameters(model, layout, engine, 0)
     of_experts = copies / layout.expert
-    moved = shared * (copies - 1) / copies + experts * (of_experts - 1) / of_experts
     if engine.fully_sharded:
-        # Each micro-batch: bf16 weights for the forward and the backward, fp32 gradients.
-        seconds = layout.accumulation * (2 + 2 + 4) * moved / bandwidth
-        return max(0.0, seconds - compute)
+        r = layout.replicas
+        gathering = gpu.intra_bandwidth if reach.shards_in_node else gpu.inter_bandwidth
+        moved = _ring(shared, copies / r) + _ring(experts, of_experts / r)
+        # Each micro-batch: bf16 weights for the forward and the backward, fp32 gradients;
+        # these are then summed over the replicas, shard by shard.
+        summed = 2 * 4 * _ring(shared * r / copies + experts * r / of_experts, r)
+        seconds = (2 + 2 + 4) * moved / gathering + summed / bandwidth
+        return max(0.0, layout.accumulation * seconds - compute)
+    moved = _ring(shared, copies) + _ring(experts, of_experts)
     bytes_each = engine.gradient_bytes + (
         engine.weight_bytes if shard_optimiser else engine.gradient_bytes
     )
     return bytes_each * moved / bandwidth
+
+
+def _ring(size: float, members: float) -> float:
+    """What each of `members` sends so that all have the whole of `size`."""
+    return size * (members - 1) / members
 
 
 def _with_rate(tokens: float, **seconds: float) -> Step:
