@@ -1,6 +1,7 @@
 """When to save: laws that hold whatever is asked, and whatever goes wrong."""
 
 from collections import deque
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -195,7 +196,7 @@ def test_no_storm_while_every_save_fails():
     asked = saves_of(a_policy(most_per_hour=1000), seconds=24 * HOUR, every=10.0, ask=ask,
                      fails=lambda now: True)  # fmt: skip
     assert 24 * 5 < len(asked) <= 24 * 6 + 10  # ten minutes is the longest wait, and it is reached
-    waits = [b - a for (a, _), (b, _) in zip(asked, asked[1:], strict=False)]
+    waits = [b - a for (a, _), (b, _) in pairwise(asked)]
     assert waits == sorted(waits)
 
 
