@@ -14,6 +14,7 @@ from rmetric.fleet import closed_form, guarded_job
 from rmetric.fleet.guarded_job import SHARES, Outcome, replicate, simulate
 from rmetric.fleet.job_settings import DAY, Fleet, Job, Predictor, Saves
 from rmetric.fleet.troubles import Failure, FalseAlarm, failures
+from rmetric.recovery.interval import daly, expected_ettr, young
 
 pytest.importorskip("simpy")
 
@@ -310,28 +311,33 @@ def test_agrees_with_renewal_theory(interval: float, blocking: float, durable: f
     assert simulated(10_000, interval, blocking, durable) == pytest.approx(exact, rel=0.01)
 
 
+def published(mtbf: float) -> float:
+    return expected_ettr(
+        3600.0, save_seconds=60.0, restart_seconds=300.0, failures_per_hour=3600.0 / mtbf
+    )
+
+
 def test_agrees_with_the_published_form_where_failures_are_rare() -> None:
     rare = fleet(num_gpus=1024, restart_seconds=300.0)  # a failure in 29 hours
-    timing = dict(interval=3600.0, blocking=60.0)
-    there = job(fleet=rare, saves=saves(3600.0, 60.0), work_seconds=1500 * 29 * 3600.0)
-    published = closed_form.published_ettr(
-        mtbf=rare.seconds_between_failures, restart=300.0, **timing
-    )
-    assert replicate(there, seed=0).ettr == pytest.approx(published, rel=0.01)
+    mtbf = rare.seconds_between_failures
+    long = job(fleet=rare, saves=saves(3600.0, 60.0), work_seconds=1500 * mtbf)
+    assert replicate(long, seed=0).ettr == pytest.approx(published(mtbf), rel=0.01)
 
 
 def test_the_published_form_is_the_exact_one_to_first_order() -> None:
-    timing = dict(interval=3600.0, blocking=60.0, restart=300.0)
     for mtbf, within in ((1e7, 1e-5), (1e6, 1e-4), (1e5, 2e-3)):
-        exact = closed_form.exact_ettr(mtbf=mtbf, durable=60.0, **timing)
-        assert closed_form.published_ettr(mtbf=mtbf, **timing) == pytest.approx(exact, abs=within)
+        exact = closed_form.exact_ettr(
+            mtbf=mtbf, interval=3600.0, blocking=60.0, durable=60.0, restart=300.0
+        )
+        assert published(mtbf) == pytest.approx(exact, abs=within)
 
 
 def test_the_simulated_curve_is_highest_at_the_young_daly_interval() -> None:
-    young = closed_form.young_interval(mtbf=3600.0, blocking=20.0)
-    around = [young * factor for factor in (0.25, 0.5, 0.71, 1.41, 2.0, 4.0)]
-    top = simulated(2500, young, 20.0, 20.0)
-    others = [simulated(2500, interval, 20.0, 20.0) for interval in around]
+    best = young(20.0, 3600.0)
+    top = simulated(2500, best, 20.0, 20.0)
+    others = [
+        simulated(2500, best * factor, 20.0, 20.0) for factor in (0.25, 0.5, 0.71, 1.41, 2.0, 4.0)
+    ]
     assert max(others) < top * 1.005  # the curve is flat: any near it is as good
     assert others[0] < 0.97 * top
     assert others[-1] < 0.97 * top
@@ -349,7 +355,8 @@ def test_best_interval_is_best_and_near_young_daly(mtbf: float, share: float) ->
     best = closed_form.best_interval(mtbf=mtbf, blocking=blocking)
     top = ettr(best)
     assert all(ettr(best * factor) < top for factor in (0.5, 0.9, 1.1, 2.0))
-    assert ettr(closed_form.young_interval(mtbf=mtbf, blocking=blocking)) > 0.99 * top
+    for interval in (young(blocking, mtbf), daly(blocking, mtbf)):
+        assert ettr(interval) > 0.99 * top
 
 
 def test_without_saves_a_job_starts_from_zero() -> None:

@@ -1,4 +1,6 @@
-"""The effective training time ratio of a job, where it can be computed.
+"""The effective training time ratio of a job, where it can be computed exactly.
+
+First-order forms (Young, Daly, arXiv 2410.21680) are in `rmetric.recovery.interval`.
 
 Words for the symbols: `mtbf` M, mean seconds between two failures of the whole job (failures
 are exponential here); `interval` the computing between two saves; `blocking` what a save stands
@@ -8,23 +10,15 @@ the first new step. All in seconds; nodes are always there, nobody warns.
 
 from __future__ import annotations
 
-from math import exp, expm1, sqrt
+from math import exp, expm1
 
 from scipy.special import lambertw
-
-
-def published_ettr(*, mtbf: float, interval: float, blocking: float, restart: float) -> float:
-    """(1 - (u + D / 2) / M) / (1 + w / D), to first order in 1 / M; may fall below 0.
-
-    Source: arXiv 2410.21680, where 1 / M is written N r, nodes times their failure rate.
-    """
-    return (1.0 - (restart + interval / 2.0) / mtbf) / (1.0 + blocking / interval)
 
 
 def exact_ettr(
     *, mtbf: float, interval: float, blocking: float, durable: float, restart: float
 ) -> float:
-    """The same for a long job, with nothing neglected.
+    """Of a long job that saves regularly, with nothing neglected.
 
     A failure begins a stretch of restart + interval + durable that must go by without
     another until there is a new state to fall back to; from then on there is one each
@@ -56,11 +50,6 @@ def unsaved_ettr(*, mtbf: float, work: float, restart: float) -> float:
     return work / ((mtbf + restarted) * expm1(work / mtbf))
 
 
-def young_interval(*, mtbf: float, blocking: float) -> float:
-    """sqrt(2 w M) (Young 1974; Daly 2006, to first order)."""
-    return sqrt(2.0 * blocking * mtbf)
-
-
 def best_interval(*, mtbf: float, blocking: float) -> float:
     """Where `exact_ettr` is greatest; `durable` and `restart` move no optimum.
 
@@ -79,8 +68,3 @@ def most_an_emergency_saves(
     for; a warning can save that, in `recall` of the failures. It saves no restart.
     """
     return recall * (interval / 2.0 + durable) / mtbf
-
-
-def false_alarms_a_hit_pays_for(*, interval: float, blocking: float) -> float:
-    """Saves that one failure caught in time pays for, at most: about half an interval / w."""
-    return interval / 2.0 / blocking
