@@ -123,7 +123,7 @@ def _surroundings(rng: np.random.Generator, num: int, days: float, job: JobLife)
     hours = np.arange(num) * STEP_SECONDS / HOUR
     rack = rng.normal(0.0, 2.0) + job.hot_celsius * (rng.random() < job.hot_share)
     degrees = rack + 1.5 * np.sin(2 * np.pi * (hours / 24 + rng.random()))
-    degrees += rng.normal(0.0, 1.0) * hours / 24
+    degrees += rng.normal(0.0, 1.5) * np.sin(2 * np.pi * (hours / 120 + rng.random()))
     for first, last in _spells(rng, num, job.airflow_per_day * days, HOUR, 3 * HOUR):
         ramp = np.minimum(1.0, np.minimum(np.arange(last - first), np.arange(last - first)[::-1])
                           / (600 / STEP_SECONDS))  # fmt: skip

@@ -58,11 +58,15 @@ PREDICTORS = (
     _one("temperature", "Temperature above the slowdown limit", ("temperature", 1.0)),
     _one("uncorrected", "Any uncorrectable ECC error", ("uncorrected", 1.0)),
     _one("corrected", "10 corrected ECC errors in an hour", ("corrected", CORRECTED_AN_HOUR)),
+    _one(
+        "both", "Rules, or 10 corrected in an hour",
+        ("rules", 0.5), ("corrected", CORRECTED_AN_HOUR),
+    ),
     _one("xid", "Any Xid", ("xid", 1.0)),
     _one("always", "Always on", ("anything", 0.0)),
     _one("hourly", "Once an hour", ("hour", 1.0)),
     _one("never", "Never"),
-)
+)  # fmt: skip
 
 #: Thresholds along which a signal's curve is drawn.
 CURVES = {

@@ -20,7 +20,7 @@ CAPTION = (
     "no more can be announced but by chance). Symbols are the predictors, lines what every "
     "threshold on a signal would give; where a line turns back, alarms run into one another. Grey: "
     "what random alarms of the same rate announce. Bars are 95 % intervals; no false alarm was "
-    "seen of those at the left edge."
+    "seen of those at the left edge. Up goes by the root."
 )
 CURVE_TITLES = {
     "risk": "score as described",
@@ -80,12 +80,15 @@ def _point(axes: Axes, strata: Strata, horizon: str, name: str) -> None:
     marker, signal = SYMBOLS[name]
     false = estimates.false_alarms(strata, horizon, name)
     found = estimates.recall(strata, SHARE, horizon, name)
+    colour = COLOURS.get(signal, "black")
     axes.errorbar(
         false.point, found.point,
         xerr=[[false.point - false.low], [false.high - false.point]],
         yerr=[[found.point - found.low], [found.high - found.point]],
-        marker=marker, color=COLOURS.get(signal, "black"), linestyle="", elinewidth=0.6,
-        markersize=8 if marker == "*" else 5, markeredgecolor="white", markeredgewidth=0.4,
+        marker=marker, color=colour, linestyle="", elinewidth=0.5, alpha=0.9,
+        # Hollow, so that others at the same place are seen through it.
+        markerfacecolor="none" if marker == "s" else colour,
+        markersize={"*": 8, "s": 8}.get(marker, 5),
         label=next(one.title for one in PREDICTORS if one.name == name),
         zorder=5, clip_on=False,
     )  # fmt: skip
@@ -94,7 +97,11 @@ def _point(axes: Axes, strata: Strata, horizon: str, name: str) -> None:
 def _dress(axes: Axes, title: str) -> None:
     axes.set_title(title, loc="left", fontsize=7.5)
     axes.set_xscale("symlog", linthresh=LINEAR_BELOW, linscale=0.5)
-    axes.set(xlim=(-2e-5, 45.0), ylim=(-0.02, 1.03), xlabel="false alarms a GPU-day")
+    # Roots give room to the few failures that can be announced.
+    axes.set_yscale("function", functions=(lambda y: np.sqrt(np.maximum(y, 0)), np.square))
+    axes.set(xlim=(-2e-5, 45.0), ylim=(0.0, 1.03), xlabel="false alarms a GPU-day")
+    axes.set_yticks([0, 0.01, 0.05, 0.1, SHARE, 0.5, 1])
+    axes.yaxis.set_minor_locator(NullLocator())
     axes.set_xticks([0, 1e-4, 1e-3, 1e-2, 0.1, 1, 10])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:g}"))
