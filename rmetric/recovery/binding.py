@@ -31,7 +31,7 @@ def why_nothing_fits(problem: Problem) -> tuple[str, list[str]]:
 
 def _no_layout(problem: Problem) -> str:
     """The rules leave nothing to weigh, so a size was asked for that cannot be had."""
-    if not any(True for _ in splits(replace(problem, relaxed=frozenset({"batch"})))):
+    if not any(True for _ in splits(replace(problem, relaxed=frozenset({"batch"})), hopeless=True)):
         asked = {
             "TP": problem.tensor, "PP": problem.pipeline,
             "CP": problem.context, "EP": problem.expert,

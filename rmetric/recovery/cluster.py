@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
 from typing import Any
 
@@ -118,11 +119,11 @@ class Cluster:
         )
         return cls(nodes=nodes, gpu=gpu, **others)
 
-    @property
+    @cached_property
     def num_gpus(self) -> int:
         return sum(self.sizes)
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[int, ...]:
         return tuple(len(node.gpus) for node in self.nodes)
 

@@ -6,8 +6,8 @@ tensor groups. Consecutive ranks on a node are then a tensor group, a stage, or 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import lcm
 
 from rmetric.recovery.cluster import Cluster
@@ -47,7 +47,8 @@ def shard_block(layout: Layout) -> int:
     return lcm(block, together(layout))
 
 
-def room(sizes: Sequence[int], block: int) -> int:
+@lru_cache(maxsize=4096)
+def room(sizes: tuple[int, ...], block: int) -> int:
     """Blocks of that many GPUs that nodes of these sizes hold.
 
     >>> room((8, 7, 8), 4)
@@ -56,7 +57,7 @@ def room(sizes: Sequence[int], block: int) -> int:
     return sum(size // block for size in sizes)
 
 
-def reach(sizes: Sequence[int], layout: Layout) -> Reach:
+def reach(sizes: tuple[int, ...], layout: Layout) -> Reach:
     """Whether each set of shards, each stage, and all of a layout can lie in single nodes."""
     stage = layout.num_gpus // layout.pipeline
     shards = shard_block(layout)

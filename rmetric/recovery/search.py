@@ -47,13 +47,18 @@ def search(problem: Problem, *, keep: int, margin: float) -> list[Found]:
     and all within `margin` of the fastest. Unordered; others may be among them."""
     best: dict[tuple[int, ...], Found] = {}
     for split in sorted(splits(problem), reverse=True):
-        if split.bound < _cutoff(best, keep, margin):
+        least = _cutoff(best, keep, margin)
+        if split.bound < least:
             break
         family = split[1:5]
-        for found in _of_split(problem, split):
-            held = best.get(family)
+        held = best.get(family)
+        if held is not None:
+            least = max(least, held.step.tokens_per_second)
+        if split.bound < least:
+            continue
+        for found in _of_split(problem, split, least):
             if held is None or order(found) < order(held):
-                best[family] = found
+                best[family] = held = found
     return list(best.values())
 
 
@@ -66,13 +71,44 @@ def order(found: Found) -> tuple[float | int, ...]:
     )  # fmt: skip
 
 
-def splits(problem: Problem) -> Iterator[Split]:
-    """All sizes that obey the rules but those of batch and memory."""
+def splits(problem: Problem, *, hopeless: bool = False) -> Iterator[Split]:
+    """All sizes that obey the rules but those of batch and memory.
+
+    Those of which even the leanest layout does not fit are left out unless `hopeless`.
+    """
+    copies = [n for n in range(1, problem.cluster.num_gpus + 1) if _shares(problem, n)]
+    for tensor, pipeline, context, expert, most in _families(problem):
+        if not hopeless and not _may_fit(problem, tensor, pipeline, context, expert, most):
+            continue
+        for data in copies:
+            if data > most:
+                break
+            if expert == 1 or not expert_rule(problem, expert, data * context):
+                bound = _bound(problem, tensor, pipeline, context, data)
+                yield Split(bound, tensor, pipeline, context, expert, data)
+
+
+def layouts(problem: Problem, split: Split) -> Iterator[Layout]:
+    """The layouts of a split that come to the batch, each with one set of shards."""
+    _, tensor, pipeline, context, expert, data = split
+    for micro_batch in problem.micro_batches:
+        accumulation = _accumulation(problem, micro_batch * data)
+        if accumulation:
+            yield Layout(
+                tensor=tensor, pipeline=pipeline, context=context, data=data, expert=expert,
+                micro_batch=micro_batch, accumulation=accumulation,
+            )  # fmt: skip
+
+
+def _families(problem: Problem) -> Iterator[tuple[int, int, int, int, int]]:
+    """TP, PP, CP, EP, and the most copies that the nodes have room for."""
     sizes, total = problem.cluster.sizes, problem.cluster.num_gpus
-    widest = total if "node" in problem.relaxed else max(sizes, default=0)
     if "node" in problem.relaxed:
         sizes = (total,)
-    pipelines = [p for p in range(1, total + 1) if not pipeline_rule(problem, p)]
+    widest = max(sizes, default=0)
+    pipelines = [
+        p for p in range(1, min(total, problem.model.layers) + 1) if not pipeline_rule(problem, p)
+    ]
     for tensor in range(1, widest + 1):
         if tensor_rule(problem, tensor):
             continue
@@ -81,57 +117,65 @@ def splits(problem: Problem) -> Iterator[Split]:
                 continue
             for expert in _experts(problem, widest // tensor):
                 block = tensor * lcm(context, expert)
-                most = room(sizes, block) * block
+                used = room(sizes, block) * block
                 for pipeline in pipelines:
-                    stage = tensor * context
-                    for data in _copies(problem, most // (stage * pipeline)):
-                        if expert == 1 or not expert_rule(problem, expert, data * context):
-                            bound = _bound(problem, tensor, pipeline, context, data)
-                            yield Split(bound, tensor, pipeline, context, expert, data)
+                    most = used // (tensor * context * pipeline)
+                    if most:
+                        yield tensor, pipeline, context, expert, most
 
 
-def layouts(problem: Problem, split: Split) -> Iterator[Layout]:
-    """The layouts of a split that come to the batch."""
-    _, tensor, pipeline, context, expert, data = split
-    for micro_batch in problem.micro_batches:
-        accumulation = _accumulation(problem, micro_batch * data)
-        if not accumulation:
+def _may_fit(
+    problem: Problem, tensor: int, pipeline: int, context: int, expert: int, most: int
+) -> bool:
+    """Whether the leanest layout fits: most copies, smallest micro-batch, one in flight."""
+    leanest = Layout(
+        tensor=tensor, pipeline=pipeline, context=context, data=most, expert=expert,
+        micro_batch=problem.micro_batches[0],
+    )  # fmt: skip
+    needed = min(needed_memory(problem, leanest, each).total for each in problem.recompute)
+    return needed <= problem.cluster.usable_memory
+
+
+def _of_split(problem: Problem, split: Split, least: float = 0.0) -> Iterator[Found]:
+    """What fits of a split; some of what makes less than `least` tokens a second is left out."""
+    for layout in layouts(problem, split):
+        found = _judged(problem, layout)
+        if found is None:
             continue
-        layout = Layout(
-            tensor=tensor, pipeline=pipeline, context=context, data=data, expert=expert,
-            micro_batch=micro_batch, accumulation=accumulation,
-        )  # fmt: skip
-        yield layout
-        if problem.engine.fully_sharded:
+        yield found
+        # More sets of shards need more memory; all they save is time that the data takes.
+        step = found.step
+        at_best = (1 + 1e-9) * step.tokens_per_second * step.seconds / (step.seconds - step.data)
+        if problem.engine.fully_sharded and step.data and at_best >= least:
             yield from _with_replicas(problem, layout)
 
 
-def _with_replicas(problem: Problem, layout: Layout) -> Iterator[Layout]:
+def _with_replicas(problem: Problem, layout: Layout) -> Iterator[Found]:
     for replicas in range(2, layout.data + 1):
         if layout.data % replicas == 0:
             several = replace(layout, replicas=replicas)
             if not replica_rule(problem, several):
-                yield several
+                found = _judged(problem, several)
+                if found is not None:
+                    yield found
 
 
-def _of_split(problem: Problem, split: Split) -> Iterator[Found]:
-    cluster = problem.cluster
-    for layout in layouts(problem, split):
-        for recompute in problem.recompute:
-            needed = needed_memory(problem, layout, recompute)
-            if needed.total > cluster.usable_memory:
-                continue
+def _judged(problem: Problem, layout: Layout) -> Found | None:
+    """A layout with its costs, if it fits; computing again what fits anyway is never faster."""
+    for recompute in problem.recompute:
+        needed = needed_memory(problem, layout, recompute)
+        if needed.total <= problem.cluster.usable_memory:
             step = estimate(
                 problem.model,
                 layout,
                 problem.engine,
-                cluster.gpu,
-                reach(cluster.sizes, layout),
+                problem.cluster.gpu,
+                reach(problem.cluster.sizes, layout),
                 recompute=recompute,
                 shard_optimiser=problem.shard_optimiser,
             )
-            yield Found(layout, recompute, needed, step)
-            break  # computing again what fits anyway is never faster
+            return Found(layout, recompute, needed, step)
+    return None
 
 
 def _cutoff(best: dict[tuple[int, ...], Found], keep: int, margin: float) -> float:
@@ -147,12 +191,8 @@ def _experts(problem: Problem, most: int) -> list[int]:
     return [e for e in range(1, most + 1) if not expert_rule(problem, e, e)]
 
 
-def _copies(problem: Problem, most: int) -> list[int]:
-    """Numbers of copies that some micro-batch can share the batch among."""
-    return [n for n in range(1, most + 1) if _shares(problem, n)]
-
-
 def _shares(problem: Problem, copies: int) -> bool:
+    """Whether some micro-batch lets that many copies share the batch."""
     return any(_accumulation(problem, each * copies) for each in problem.micro_batches)
 
 
@@ -177,7 +217,8 @@ def _bound(problem: Problem, tensor: int, pipeline: int, context: int, data: int
     most = problem.samples * (1 + problem.largest_change) / data
     if "batch" in problem.relaxed:
         most = max(most, 1.0)
-    return pipeline * data * context / seconds * most / (most + pipeline - 1)
+    # A hair more, so that rounding never hides a layout.
+    return (1 + 1e-9) * pipeline * data * context / seconds * most / (most + pipeline - 1)
 
 
 def fits(problem: Problem) -> Found | None:
@@ -192,7 +233,7 @@ def smallest(problem: Problem) -> tuple[Layout, bool, Memory] | None:
     """The layout that needs least memory, whether it fits or not; None if rules leave none."""
     each = (
         (layout, recompute, needed_memory(problem, layout, recompute))
-        for split in splits(problem)
+        for split in splits(problem, hopeless=True)
         for layout in layouts(problem, split)
         for recompute in problem.recompute
     )
