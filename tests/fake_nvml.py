@@ -73,15 +73,23 @@ def play_verdicts(
     hung_after: float = 10.0,
     linger: float = 0.0,
     silence: float = 60.0,
+    record: Path | None = None,
+    pace: float = 1e-6,
     **config: Any,
 ) -> dict[str, Any]:
-    """Judge `history`; its readings are taken to be `seconds_a_tick` apart, None: as they come."""
+    """Judge `history` up to the reading at tick `ticks`.
+
+    Its readings come every `pace` seconds and are taken to be `seconds_a_tick` apart; None:
+    they are what they are, `interval` seconds apart. What was heard goes to the file `record`.
+    """
     task = {
         "ticks": ticks,
         "seconds_a_tick": seconds_a_tick,
         "hung_after": hung_after,
         "linger": linger,
         "silence": silence,
+        "record": record and str(record),
+        "pace": pace,
         "config": config,
     }
     return run(["judge", json.dumps(task)], folder, history, gpus)
@@ -146,19 +154,23 @@ def judge(
     hung_after: float,
     linger: float,
     silence: float,
+    record: str | None,
+    pace: float,
     config: dict[str, Any],
 ) -> dict[str, Any]:
     """In the other process: what a GpuWatch thinks until the history has run so many ticks."""
     from rmetric.telemetry import gpu_watch, nvml
+    from rmetric.telemetry.export import JsonlFile
     from rmetric.telemetry.risk import RiskConfig
 
     nvml.HUNG_AFTER_SECONDS = hung_after
     library = ctypes.CDLL("libnvidia-ml.so.1")
     if seconds_a_tick is not None:
-        gpu_watch.NvmlEvents = lambda *a, interval, **k: nvml.NvmlEvents(*a, interval=1e-6, **k)
-    watch = gpu_watch.GpuWatch(config=RiskConfig(**config), silence=silence)
+        gpu_watch.NvmlEvents = lambda *a, interval, **k: nvml.NvmlEvents(*a, interval=pace, **k)
+    kept = JsonlFile(Path(record)).heard if record else None
+    watch = gpu_watch.GpuWatch(config=RiskConfig(**config), silence=silence, record=kept)
     if seconds_a_tick is not None:
-        watch.hardware.heard = stretched(watch.hardware.heard, seconds_a_tick)
+        watch.hardware.heard = stretched(watch.hardware.heard, seconds_a_tick, ticks - 2)
     seen: dict[str, Any] = {"verdicts": [], "problems": []}
     end = float("inf")
     while time.monotonic() < end:
@@ -174,18 +186,23 @@ def judge(
     return seen
 
 
-def stretched(heard: Any, seconds_a_tick: float) -> Any:
-    """`heard` with its readings `seconds_a_tick` apart, and its signs between them."""
+def stretched(heard: Any, seconds_a_tick: float, most: int) -> Any:
+    """`heard` with its readings `seconds_a_tick` apart, and its signs between them.
+
+    What comes after `most` readings of a GPU is left out: how much that is, is chance.
+    """
     number: dict[int, int] = {}
     began = time.monotonic()
 
-    def at(item: Any) -> Any:
-        is_reading = hasattr(item, "power_watts")
-        number[item.gpu] = number.get(item.gpu, 0) + is_reading
-        offset = number[item.gpu] + (0.0 if is_reading else 0.4)
-        return replace(item, time=began + seconds_a_tick * offset)
+    def take() -> Any:
+        for item in heard():
+            is_reading = hasattr(item, "power_watts")
+            number[item.gpu] = number.get(item.gpu, 0) + is_reading
+            if number[item.gpu] <= most:
+                offset = number[item.gpu] + (0.0 if is_reading else 0.4)
+                yield replace(item, time=began + seconds_a_tick * offset)
 
-    return lambda: tuple(at(item) for item in heard())
+    return lambda: tuple(take())
 
 
 def plain(value: Any) -> Any:

@@ -115,8 +115,10 @@ class Judge:
             rule = rule_of(kind)
             if rule is not None and rule.level != "fatal" and time - last >= self._hold:
                 del self._last_seen[kind]
+        for kind, other in EXPLAINED_BY.items():
+            if other in self._last_seen:
+                self._last_seen.pop(kind, None)
         kinds = self._states | set(self._last_seen) | ({SILENT} if self._silence else set())
-        kinds -= {kind for kind, other in EXPLAINED_BY.items() if other in self._last_seen}
         rules = [rule for kind in sorted(kinds) if (rule := rule_of(kind)) is not None]
         return sorted(rules, key=lambda rule: rule.gravity, reverse=True)
 

@@ -272,7 +272,9 @@ class RiskScore:
         spread = sum((time - middle) ** 2 for time, _ in self._temperature)
         if spread <= 0:
             return None
-        return 60 * sum((t - middle) * celsius for t, celsius in self._temperature) / spread
+        # Both are centred: a constant temperature has a slope of 0 and not of rounding errors.
+        mean = sum(celsius for _, celsius in self._temperature) / number
+        return 60 * sum((t - middle) * (c - mean) for t, c in self._temperature) / spread
 
     def _enough(self, past: deque[tuple[float, float]], now: float | None) -> bool:
         return _known(now) is not None and len(past) >= self.config.least_readings

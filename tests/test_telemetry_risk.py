@@ -1,0 +1,246 @@
+"""The risk score: laws, its factors by hand, and settings that are refused."""
+
+import warnings
+from dataclasses import astuple, replace
+from math import inf, nan
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmetric.telemetry.reading import RECOVERY_ACTIONS, Reading
+from rmetric.telemetry.risk import ERRORS, FACTORS, RiskConfig, RiskScore, RiskWeights
+
+FULL = dict(
+    slowdown_temperature_celsius=90.0,
+    memory_total_bytes=100,
+    **dict.fromkeys(ERRORS, 0),
+)
+
+
+def reading(time, **values):
+    return Reading(gpu=0, time=time, **(FULL | values))
+
+
+values = {
+    "temperature_celsius": st.none() | st.just(nan) | st.floats(20, 110),
+    "power_watts": st.none() | st.floats(0, 1500),
+    "utilisation_percent": st.none() | st.floats(0, 100),
+    "memory_used_bytes": st.none() | st.integers(0, 100),
+    "ecc_corrected_errors": st.none() | st.integers(0, 500),
+    "nvlink_replays": st.none() | st.integers(0, 5000),
+}
+histories = st.lists(st.fixed_dictionaries(values), min_size=1, max_size=40)
+
+
+def scored(history, config=None, **last):
+    """The risk after a history, whose last reading has `last` in place of its own."""
+    score = RiskScore(config)
+    history = [*history[:-1], history[-1] | last]
+    return [score.update(reading(10.0 * n, **one)) for n, one in enumerate(history)][-1]
+
+
+class TestLaws:
+    @given(histories)
+    def test_score_factors_and_reach_lie_between_0_and_1(self, history):
+        risk = scored(history)
+        known = {name: factor for name, factor in risk.factors.items() if factor is not None}
+        assert all(0 <= factor <= 1 for factor in known.values())
+        assert (risk.value is None) == (not known)
+        assert risk.value is None or 0 <= risk.value <= risk.reachable + 1e-12 <= 1 + 1e-12
+
+    @given(histories)
+    def test_the_score_is_the_weighted_sum_of_its_factors(self, history):
+        risk = scored(history)
+        known = [(w, f) for w, f in zip(astuple(RiskWeights()), risk.factors.values(), strict=True)]
+        expected = sum(w * f for w, f in known if f is not None)
+        assert risk.value is None or risk.value == pytest.approx(expected)
+        assert risk.reachable == pytest.approx(sum(w for w, f in known if f is not None))
+
+    @given(histories, st.floats(0.1, 10))
+    def test_weights_in_another_scale_give_the_same_score(self, history, scale):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            weights = RiskWeights(**{n: scale * getattr(RiskWeights(), n) for n in FACTORS})
+        scaled, plain = scored(history, RiskConfig(weights=weights)), scored(history)
+        assert scaled.value == pytest.approx(plain.value)
+        assert scaled.reachable == pytest.approx(plain.reachable)
+
+    @given(histories, st.floats(20, 110), st.floats(20, 110))
+    def test_a_hotter_gpu_is_never_less_at_risk(self, history, one, other):
+        cool, hot = sorted((one, other))
+        low = scored(history, temperature_celsius=cool).value
+        assert low <= scored(history, temperature_celsius=hot).value + 1e-12
+
+    @given(histories, st.sampled_from(sorted(ERRORS)), st.integers(0, 999), st.integers(0, 999))
+    def test_more_errors_are_never_less_at_risk(self, history, counter, one, other):
+        few, many = sorted((one, other))
+        assert scored(history, **{counter: few}).value <= scored(history, **{counter: many}).value
+
+    @given(histories, st.integers(0, 100), st.integers(0, 100))
+    def test_fuller_memory_is_never_less_at_risk(self, history, one, other):
+        less, more = sorted((one, other))
+        low = scored(history, memory_used_bytes=less).value
+        assert low <= scored(history, memory_used_bytes=more).value
+
+    @given(histories, st.floats(0, 100), st.floats(0, 100))
+    def test_lower_utilisation_is_never_less_at_risk(self, history, one, other):
+        low, high = sorted((one, other))
+        idle = scored(history, utilisation_percent=low).value
+        assert idle is None or idle >= scored(history, utilisation_percent=high).value - 1e-12
+
+    @given(histories)
+    def test_a_prefix_gives_the_same_scores(self, history):
+        score = RiskScore()
+        online = [score.update(reading(10.0 * n, **one)) for n, one in enumerate(history)]
+        assert online[len(history) // 2] == scored(history[: len(history) // 2 + 1])
+
+
+class TestFactors:
+    def test_each_against_numpy(self):
+        rng = np.random.default_rng(0)
+        celsius, watts = rng.uniform(60, 85, 90), rng.uniform(100, 700, 90)
+        percent = rng.uniform(40, 100, 90)
+        history = [
+            {"temperature_celsius": c, "power_watts": w, "utilisation_percent": u}
+            for c, w, u in zip(celsius, watts, percent, strict=True)
+        ]
+        measured = scored(history).measured
+        times = np.arange(60) / 6  # minutes
+        slope = np.polyfit(times, celsius[-60:], 1)[0]
+        assert measured["temperature_rise"] == pytest.approx(slope)
+        assert measured["power"] == pytest.approx(watts[-60:].std() / watts[-60:].mean())
+        drop = max(0, 1 - percent[-6:].mean() / percent[-60:-6].mean())
+        assert measured["utilisation_drop"] == pytest.approx(drop)
+
+    def test_errors_leave_with_the_window_and_a_reload_is_none(self):
+        rises = [0, 50, 50, 20] + [20] * 60
+        score = RiskScore()
+        risks = [
+            score.update(reading(10.0 * n, ecc_corrected_errors=count)).factors["errors"]
+            for n, count in enumerate(rises)
+        ]
+        assert risks[:4] == [0.0, 0.5, 0.5, 0.5]
+        assert risks[60:62] == [0.5, 0.0]  # the rise at 10 s is out of the window at 610 s
+
+    def test_what_is_older_than_the_window_does_not_count_however_few_readings(self):
+        score = RiskScore()
+        for n in range(20):
+            score.update(reading(10.0 * n, temperature_celsius=40.0 + n))
+        risk = score.update(reading(5000.0, temperature_celsius=80.0))
+        assert risk.factors["temperature_rise"] is None
+
+    def test_a_constant_temperature_does_not_rise_at_todays_times(self):
+        score = RiskScore()
+        for n in range(60):
+            risk = score.update(reading(1.8e9 + 10.001 * n, temperature_celsius=63.0))
+        assert risk.measured["temperature_rise"] == 0.0
+
+    def test_the_gpus_own_limit_goes_before_ours(self):
+        hot = {"temperature_celsius": 80.0}
+        assert scored([hot | {"slowdown_temperature_celsius": 80.0}]).factors["temperature"] == 1.0
+        assert scored([hot | {"slowdown_temperature_celsius": None}]).factors["temperature"] == 0.5
+
+    def test_missing_is_not_zero(self):
+        risk = scored([dict.fromkeys(ERRORS)])
+        assert risk.value is None
+        assert risk.reachable == 0.0
+        risk = scored([{"temperature_celsius": 30.0}])
+        assert risk.value == 0.0
+        assert risk.reachable == pytest.approx(0.5)
+        assert risk.factors["memory"] is None
+
+    @pytest.mark.parametrize("strange", [nan, inf, -inf])
+    def test_a_value_that_is_no_number_is_unknown_and_does_no_harm_later(self, strange):
+        warm = {"temperature_celsius": 80.0, "power_watts": 500.0}
+        odd = dict.fromkeys(warm, strange)
+        assert scored([warm] * 20 + [odd]).factors["temperature"] is None
+        assert scored([warm] * 10 + [odd] + [warm] * 10).factors == scored([warm] * 20).factors
+
+
+class TestSettings:
+    def test_the_originals_are_the_default(self):
+        assert astuple(RiskWeights()) == (0.25, 0.15, 0.25, 0.10, 0.15, 0.10)
+        assert RiskWeights().sum == pytest.approx(1.0)
+        config = RiskConfig()
+        assert (config.interval, config.window, config.threshold) == (10.0, 60, 0.95)
+
+    @pytest.mark.parametrize("weight", [-0.1, nan, inf])
+    def test_a_weight_that_is_none_is_refused(self, weight):
+        with pytest.raises(ValueError, match="weight of errors"):
+            RiskWeights(errors=weight)
+
+    def test_weights_that_are_all_zero_are_refused(self):
+        with pytest.raises(ValueError, match="all weights are 0"):
+            RiskWeights(**dict.fromkeys(FACTORS, 0.0))
+
+    def test_weights_that_do_not_sum_to_one_warn(self):
+        with pytest.warns(UserWarning, match=r"the weights sum to 1\.25, not 1"):
+            RiskWeights(errors=0.5)
+
+    def test_weights_that_sum_to_one_do_not_warn(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            RiskWeights()
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"interval": 0.0},
+            {"interval": nan},
+            {"interval": -1.0},
+            {"window": 1},
+            {"window": 60.0},
+            {"threshold": 0.0},
+            {"threshold": 1.1},
+            {"release": 1.5},
+            {"temperature_span": 0.0},
+            {"temperature_high": inf},
+            {"memory_low": 1.0},
+            {"corrected_errors_full": 0.0},
+            {"power_full": -1.0},
+            {"recent": 0},
+            {"recent": 60},
+            {"least_readings": 61},
+            {"least_utilisation": 101.0},
+            {"temperature_rise_full": 0.0},
+        ],
+        ids=str,
+    )
+    def test_a_setting_out_of_range_is_refused_by_name(self, settings):
+        (name,) = settings
+        with pytest.raises(ValueError, match=name):
+            RiskConfig(**settings)
+
+
+class TestReading:
+    @given(
+        st.fixed_dictionaries(
+            values
+            | {
+                "temperature_celsius": st.none() | st.floats(allow_nan=False),
+                "row_remap_failed": st.none() | st.booleans(),
+                "recovery_action": st.none() | st.sampled_from(RECOVERY_ACTIONS),
+                "throttle_reasons": st.none() | st.frozensets(st.sampled_from(["a", "b"])),
+            }
+        )
+    )
+    def test_json_gives_the_reading_back(self, some):
+        one = replace(reading(5.0), **some)
+        entry = one.as_json()
+        assert None not in entry.values()
+        assert Reading.from_json(entry | {"event": "READING", "node": "a"}) == one
+
+    @pytest.mark.parametrize(
+        ("entry", "problem"),
+        [
+            ({"gpu": 0}, "'time' is missing"),
+            ({"gpu": 0.5, "time": 1}, "'gpu': found 0.5"),
+            ({"gpu": 0, "time": 1, "pcie_replays": "many"}, "'pcie_replays': found 'many'"),
+            ({"gpu": 0, "time": 1, "row_remap_failed": 1}, "'row_remap_failed': found 1"),
+        ],
+    )
+    def test_what_is_no_reading_is_refused_by_key(self, entry, problem):
+        with pytest.raises(ValueError, match=problem):
+            Reading.from_json(entry)
