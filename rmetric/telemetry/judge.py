@@ -129,15 +129,20 @@ class Judge:
         return value is not None and value >= least
 
     def _words(self, rule: Rule) -> str:
+        numbers = self._numbers(rule.kind)
+        return f"{rule.words}: {numbers}" if numbers else rule.words
+
+    def _numbers(self, kind: str) -> str:
+        """What was measured, for the signs that rest on a number."""
+        if kind == SILENT:
+            return self._silence
         reading = self._reading
-        if rule.kind == SILENT:
-            return f"{rule.words}: {self._silence}"
-        if rule.kind == "over_temperature" and reading is not None:
+        if kind == "over_temperature" and kind in self._states and reading is not None:
             celsius, limit = reading.temperature_celsius, reading.slowdown_temperature_celsius
-            return f"{rule.words}: {celsius:.0f} °C, its limit is {limit:.0f} °C"
-        if rule.kind == "ecc_uncorrected" and reading is not None:
-            return f"{rule.words}: {reading.ecc_uncorrected_errors} since the driver was loaded"
-        return rule.words
+            return f"{celsius:.0f} °C, its limit is {limit:.0f} °C"
+        if kind == "ecc_uncorrected" and self._uncorrected is not None:
+            return f"{self._uncorrected} since the driver was loaded"
+        return ""
 
     def _score_in_words(self) -> str:
         """The score against its threshold, and what it is made of, the largest share first."""
