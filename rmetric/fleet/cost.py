@@ -95,7 +95,8 @@ def a_job(
     fleet = Fleet(num_gpus=num_gpus, **settings)
     costs, mtbf = SAVES[saves], fleet.seconds_between_failures
     interval = young(costs.blocking_seconds, mtbf) if interval is None else interval
-    interval = max(round(interval / 10.0), 1) * 10.0
+    if interval > 0:
+        interval = max(round(interval / 10.0), 1) * 10.0
     failures = min(max(MOST_SAVES * interval / mtbf, LEAST_FAILURES), MOST_FAILURES)
     return Job(
         fleet=fleet,
