@@ -137,6 +137,7 @@ class TestHistories:
 
     def test_what_a_gpu_does_not_tell_is_missing_and_not_zero(self, nvml):
         names = ("temperature", "power", "ecc_corrected", "remapped", "replays", "throttle")
+        names += ("sm_clock", "memory_clock_max", "ecc_uncorrected_lifetime", "links", "recovery")
         seen = play(nvml, [(1, 0, name, -1) for name in names], ticks=5)
         (reading,) = seen["readings"]
         assert reading["temperature_celsius"] is None
@@ -144,8 +145,71 @@ class TestHistories:
         assert reading["ecc_corrected_errors"] is None
         assert reading["row_remap_pending"] is None
         assert reading["throttle_reasons"] is None
+        assert reading["sm_clock_mhz"] is None
+        assert reading["memory_clock_max_mhz"] is None
+        assert reading["ecc_uncorrected_errors_lifetime"] is None
+        assert reading["nvlink_replays"] is None
+        assert reading["recovery_action"] is None
         assert reading["power_limit_watts"] == 700.0
         assert seen["states"][-1] == [True, None]
+
+    def test_every_quantity_is_read_with_its_unit(self, nvml):
+        history = [(1, 0, "ecc_corrected_lifetime", 40), (1, 0, "ecc_uncorrected_lifetime", 2)]
+        history += [(1, 0, "ecc_corrected", 5), (1, 0, "remapped_correctable", 3)]
+        history += [(1, 0, "remapped", 1), (1, 0, "recovery", 4), (1, 0, "retired", 0)]
+        history += [(1, 0, "retirement_pending", 0), (1, 0, "link_crc", 6)]
+        (reading,) = play(nvml, history, ticks=5)["readings"]
+        assert reading.pop("time") > 0
+        assert reading == {
+            "gpu": 0,
+            "temperature_celsius": 60,
+            "slowdown_temperature_celsius": 90,
+            "power_watts": 300.0,
+            "power_limit_watts": 700.0,
+            "utilisation_percent": 95,
+            "memory_busy_percent": 40,
+            "memory_used_bytes": 60_000_000_000,
+            "memory_total_bytes": 80_000_000_000,
+            "sm_clock_mhz": 1755,
+            "sm_clock_max_mhz": 1980,
+            "memory_clock_mhz": 2619,
+            "memory_clock_max_mhz": 2619,
+            "throttle_reasons": [],
+            "ecc_corrected_errors": 5,
+            "ecc_uncorrected_errors": 0,
+            "ecc_corrected_errors_lifetime": 40,
+            "ecc_uncorrected_errors_lifetime": 2,
+            "remapped_rows_correctable": 3,
+            "remapped_rows_uncorrectable": 1,
+            "row_remap_pending": False,
+            "row_remap_failed": False,
+            "retired_pages": 0,
+            "page_retirement_pending": False,
+            "pcie_replays": 0,
+            "nvlink_replays": 0,
+            "nvlink_recoveries": 0,
+            "nvlink_crc_errors": 24,  # 6 on each of 4 links
+            "recovery_action": "drain_and_reset",
+        }
+
+    def test_nvlink_errors_are_read_as_sums_where_the_driver_has_them(self, nvml):
+        history = [(1, 0, "nvlink_replays", 7), (1, 0, "nvlink_recoveries", 1)]
+        history += [(1, 0, "nvlink_crc_flit", 30), (1, 0, "nvlink_crc_data", 4)]
+        history += [(1, 0, "link_replays", 99), (5, 0, "nvlink_recoveries", 2)]
+        seen = play(nvml, history, ticks=10)
+        (reading,) = seen["readings"]
+        assert reading["nvlink_replays"] == 7
+        assert reading["nvlink_recoveries"] == 2
+        assert reading["nvlink_crc_errors"] == 34
+        assert kinds(seen) == ["nvlink_error"]
+
+    def test_rises_of_several_nvlink_counters_at_once_are_one_event(self, nvml):
+        history = [(5, 0, "link_replays", 3), (5, 0, "link_crc", 2)]
+        assert kinds(play(nvml, history, ticks=10)) == ["nvlink_error"]
+
+    def test_advice_that_is_newer_than_this_is_kept_by_its_number(self, nvml):
+        (reading,) = play(nvml, [(1, 0, "recovery", 42)], ticks=5)["readings"]
+        assert reading["recovery_action"] == "unknown_42"
 
 
 class TestDevices:
