@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.signal import lfilter
 
 from rmetric.fleet.gpu_failures import Failure, Signs, contain, fail
 from rmetric.fleet.job_life import DAY, HOUR, STEP_SECONDS, Bools, Floats, JobLife, Life, live
@@ -105,10 +104,16 @@ def contained(rng: np.random.Generator, *, gpu: int, job: JobLife) -> History:
 
 
 def failing(
-    rng: np.random.Generator, *, gpu: int, cause: str, with_sign: bool, job: JobLife
+    rng: np.random.Generator,
+    *,
+    gpu: int,
+    cause: str,
+    with_sign: bool,
+    job: JobLife,
+    before: float = WARM_UP_SECONDS + BEFORE_SECONDS,
 ) -> History:
-    """The day before a failure, and the minutes after it."""
-    at = _readings(WARM_UP_SECONDS + BEFORE_SECONDS)
+    """The time before a failure, in seconds, and the minutes after it."""
+    at = _readings(before)
     life = live(rng, at + _readings(AFTER_SECONDS), job)
     signs, failure = fail(rng, life, cause, at, with_sign)
     return _history(rng, gpu, life, signs, failure)
@@ -179,6 +184,8 @@ def _power(rng: np.random.Generator, life: Life, signs: Signs, clock: Floats) ->
 
 def _temperature(life: Life, signs: Signs, power: Floats) -> Floats:
     """What the chip comes to, a minute behind."""
+    from scipy.signal import lfilter  # takes a second to import
+
     load = power / LIMIT_WATTS
     steady = ROOM_CELSIUS + life.ambient + signs.heat * load + _KELVIN_PER_WATT * power
     keep = np.exp(-STEP_SECONDS / LAG_SECONDS)

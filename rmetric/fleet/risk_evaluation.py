@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from math import isnan, nan
+from math import inf, isnan, nan
 
 import numpy as np
 from joblib import Parallel, delayed
@@ -40,7 +40,7 @@ STRATA = ("healthy", "contained", "with_sign", "without")
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is sampled; counts of histories, at least 1 each.
+    """What is sampled; counts of histories are at least 1 each, days 0.01.
 
     Attributes:
         gpus, days: healthy GPUs, and how long each is watched.
@@ -56,8 +56,8 @@ class Plan:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            least = 0 if name == "seed" else 1
-            if not value >= least:
+            least = {"seed": 0, "days": 0.01}.get(name, 1)
+            if not least <= value < inf:
                 raise ValueError(f"{name} is {value}: it must be at least {least}")
 
     def sizes(self) -> dict[str, int]:

@@ -15,10 +15,11 @@ from typing import Any
 
 import rmetric
 from rmetric.evaluation import intervals
+from rmetric.evaluation.intervals import Estimate
 from rmetric.fleet import gpu_failures, published
 from rmetric.fleet.job_life import JobLife
 from rmetric.fleet.recorded import evaluate_recorded
-from rmetric.fleet.risk_estimates import Strata, firing
+from rmetric.fleet.risk_estimates import Strata, firing, precision
 from rmetric.fleet.risk_evaluation import Plan, evaluate
 from rmetric.fleet.risk_tables import KNOWN_FIRING, SHARE, percent, tables
 from rmetric.logs import write_atomically
@@ -129,11 +130,14 @@ def summary(made: Sequence[Table], strata: Strata) -> str:
     in_an_hour = {str(row[0]): row for row in hour.rows}
     guard, coded = rows["Score at 0.95 with rules"], rows["Score as the code behaves, 0.10"]
     described = rows["Score as described, 0.95"]
+    rare = precision(Estimate(SHARE, SHARE, SHARE), Estimate(0.01, 0.01, 0.01))
     fires = percent(firing(strata, "24 h", "coded_010"))
     lines = (
         f"{show(of_published[0], 0)} % of a GPU's failures have any sign before them. No predictor "
         f"can announce more of them but by chance, that is {show(of_published[2], 1)} % of all "
         "unexpected interruptions.",
+        "Failures are rare, too: whoever announced every failure with a sign, with one false alarm "
+        f"in a hundred GPU-days, would be right in {show(100 * rare.point, 1)} % of the alarms.",
         f"The score as described, at 0.95, announces {show(described[1], 1)} % of a GPU's failures "
         f"with {show(described[10], 1)} false alarms a 1000 GPU-days: it does not fire.",
         f"At 0.10, as the code behaves, it announces {show(coded[1], 1)} %, with "

@@ -82,8 +82,8 @@ def _scores(strata: Strata, number: int, horizon: str) -> Table:
         ),
         rows=[_score(strata, horizon, one.name, one.title) for one in PREDICTORS],
         notes=[
-            f"{100 * SHARE:.0f} % of the failures have a sign. 'Of those without' are hit by chance; "
-            "'by chance' is what alarms of the same rate at random times would hit.",
+            f"{100 * SHARE:.0f} % of the failures have a sign. Those without are hit by chance; "
+            "'by chance at its rate' is what as many alarms at random times would hit.",
             "The first alarm of an incident counts, with at least 60 s of lead; an incident ends "
             "after 10 minutes without an alarm. 'Always on' therefore warns once, too early.",
             "Median lead: of the failures with a sign that were announced; lead times are set by "
