@@ -47,6 +47,7 @@ def _add_layout(group: argparse._ArgumentGroup) -> None:
     _add(group, "tensor", 1, "ranks that share each layer")
     _add(group, "pipeline", 1, "stages that the layers are cut into")
     _add(group, "data", None, "copies that see other samples (default: as many as ranks are left)")
+    _add(group, "replicas", 1, "whole sets of shards that the copies are made of")
     _add(group, "batch", 8, "samples of a step")
     _add(group, "micro-batch", 1, "samples of a forward pass")
 

@@ -1,10 +1,11 @@
 """The model cut up by PyTorch's own parallelism, and one step's gradient under any layout.
 
-Ranks lie on a mesh of pipeline x data x tensor, the tensor-parallel ones beside each other.
+Ranks lie on a mesh of pipeline x replicas x shards x tensor, where the replicas' shards are
+the data-parallel ranks, and the tensor-parallel ones lie beside each other.
 
 - tensor: `parallelize_module`. The embedding and the head are cut along the hidden
   size, so the vocabulary need not be divisible.
-- data: FSDP2's `fully_shard`, of each layer and of the rest.
+- data: FSDP2's `fully_shard`, of each layer and of the rest; with replicas, HSDP.
 - pipeline: `Schedule1F1B`, or GPipe where there are fewer micro-batches than stages.
 
 The loss is the mean over all tokens of the global batch: each micro-batch gives its sum
@@ -14,6 +15,7 @@ for the order of additions.
 
 from __future__ import annotations
 
+import warnings
 from math import prod
 from typing import Any, NamedTuple
 
@@ -25,6 +27,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
+    PrepareModuleInput,
     RowwiseParallel,
     parallelize_module,
 )
@@ -34,7 +37,10 @@ from rmetric.recovery.layout import Layout
 from rmetric.reference_training.model import Llama, initialise
 from rmetric.reference_training.shape import Shape, check_layout
 
-DIMENSIONS = ("pipeline", "data", "tensor")
+# A tensor-parallel head gives a view. It is only read here, so its hooks stay where they are.
+warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+
+DIMENSIONS = ("pipeline", "replicas", "shards", "tensor")
 
 
 class StepTotals(NamedTuple):
@@ -69,11 +75,13 @@ class Parallel:
     def __init__(self, shape: Shape, layout: Layout, seed: int, device: torch.device) -> None:
         check_layout(shape, layout)
         self.shape, self.layout, self.device = shape, layout, device
-        sizes = (layout.pipeline, layout.data, layout.tensor)
+        shards = layout.data // layout.replicas
+        sizes = (layout.pipeline, layout.replicas, shards, layout.tensor)
         self.mesh = init_device_mesh(device.type, sizes, mesh_dim_names=DIMENSIONS)
         self.stage = self.mesh.get_local_rank("pipeline")
         self.num_samples = layout.micro_batch * layout.accumulation
-        self.first_sample = self.mesh.get_local_rank("data") * self.num_samples
+        copy = self.mesh.get_local_rank("replicas") * shards + self.mesh.get_local_rank("shards")
+        self.first_sample = copy * self.num_samples
         self.model = Llama(shape, self.stage, layout.pipeline)
         initialise(self.model, shape, seed)
         self.model.to(device)
@@ -82,7 +90,8 @@ class Parallel:
             # Every rank has made the whole weights: nobody need send them.
             parallelize_module(self.model, self.mesh["tensor"], plan, src_data_rank=None)
         if layout.data > 1:
-            shard(self.model, self.mesh["data"], reshard=layout.pipeline == 1)
+            over = self.mesh["replicas", "shards"] if layout.replicas > 1 else self.mesh["shards"]
+            shard(self.model, over, reshard=layout.pipeline == 1)
         self._schedule = self._make_schedule() if layout.pipeline > 1 else None
 
     def backward(self, tokens_BT: Tensor) -> Tensor:
@@ -192,7 +201,15 @@ def tensor_plan(model: Llama) -> dict[str, Any]:
         plan["embedding"] = ColwiseParallel(output_layouts=Replicate())
     if model.head is not None:
         plan["head"] = RowwiseParallel(input_layouts=Replicate())
+    # Made distributed once a block, so that the gradients to it are added up before they travel.
+    whole = Replicate()
     for number in model.layers:
+        plan[f"layers.{number}.attention"] = PrepareModuleInput(
+            input_layouts=(whole, None), desired_input_layouts=(whole, None)
+        )
+        plan[f"layers.{number}.feed_forward"] = PrepareModuleInput(
+            input_layouts=(whole,), desired_input_layouts=(whole,)
+        )
         for name in ("attention.q", "attention.k", "attention.v"):
             plan[f"layers.{number}.{name}"] = ColwiseParallel()
         for name in ("feed_forward.gate", "feed_forward.up"):

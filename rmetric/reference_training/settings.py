@@ -107,7 +107,7 @@ def data_of(options: argparse.Namespace, shape: Shape) -> Data:
 def check_numbers(options: argparse.Namespace) -> None:
     """Raises ValueError."""
     _at_least(options, 1, "steps", "print_every", "keep", "tensor", "pipeline", "batch")
-    _at_least(options, 1, "micro_batch")
+    _at_least(options, 1, "micro_batch", "replicas")
     _at_least(options, 0, "warmup", "seed", "sleep")
     for name in ("data", "threads"):
         if getattr(options, name) is not None:
@@ -155,6 +155,7 @@ def layout_of(options: argparse.Namespace, folder: RunFolder, ranks: int) -> tup
         data=data,
         micro_batch=options.micro_batch,
         accumulation=accumulation,
+        replicas=options.replicas,
     )
     return layout, "the command line"
 
