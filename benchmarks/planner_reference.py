@@ -8,7 +8,7 @@ memory and time, which are checked against the runs below instead.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import lcm
+from math import inf, lcm
 from typing import NamedTuple
 
 from rmetric.recovery.cluster import Cluster
@@ -44,6 +44,18 @@ def try_all(
                 model, layout, engine, cluster.gpu, _reach(layout, sizes), recompute=recompute
             )
             yield Tried(layout, recompute, step.tokens_per_second)
+
+
+def least_memory(model: ModelShape, cluster: Cluster, batch: BatchSpec, engine: Engine) -> float:
+    """Bytes a GPU of the layout that needs least, whether there are as many or not; inf if none."""
+    sizes = [len(node.gpus) for node in cluster.nodes]
+    needed = (
+        memory(model, layout, engine, recompute=recompute).total
+        for layout in _every_layout(sum(sizes), model, batch)
+        if _obeys(layout, model, sizes, engine)
+        for recompute in (False, True)
+    )
+    return min(needed, default=inf)
 
 
 def _every_layout(gpus: int, model: ModelShape, batch: BatchSpec) -> Iterator[Layout]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rmetric.recovery.cluster import GIB
+from rmetric.recovery.cluster import in_words
 from rmetric.recovery.layout import Layout
 from rmetric.recovery.rules import Problem, broken_rules
 from rmetric.recovery.search import fits, smallest, splits
@@ -20,11 +20,9 @@ def why_nothing_fits(problem: Problem) -> tuple[str, list[str]]:
         return _no_layout(problem), _would_help(problem)
     layout, recompute, needed = least
     again = ", with activations computed again" if recompute else ""
-    usable, cluster = problem.cluster.usable_memory, problem.cluster
     why = (
-        f"memory: the smallest layout ({layout}{again}) needs {needed.total / GIB:.1f} GiB on each "
-        f"GPU and there are {usable / GIB:.1f} ({cluster.gpu.memory / GIB:.1f} less "
-        f"{cluster.reserve / GIB:.1f} in reserve)"
+        f"memory: the smallest layout ({layout}{again}) needs {in_words(needed.total)} on each GPU "
+        f"and {problem.cluster.memory_in_words}"
     )
     return why, _would_help(problem)
 

@@ -11,6 +11,17 @@ from typing import Any
 GIB = 2**30
 
 
+def in_words(size: float) -> str:
+    """Bytes as people read them.
+
+    >>> in_words(80 * GIB), in_words(3_500_000)
+    ('80.0 GiB', '3.3 MiB')
+    """
+    if size >= 0.1 * GIB or not size:
+        return f"{size / GIB:.1f} GiB"
+    return f"{size / 2**20:.1f} MiB" if size >= 0.1 * 2**20 else f"{size / 2**10:.1f} KiB"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
     """What one GPU can do.
@@ -131,6 +142,13 @@ class Cluster:
     def usable_memory(self) -> float:
         """Bytes a GPU that training can use."""
         return max(self.gpu.memory - self.reserve, 0.0)
+
+    @property
+    def memory_in_words(self) -> str:
+        return (
+            f"there are {in_words(self.usable_memory)} ({in_words(self.gpu.memory)} less "
+            f"{in_words(self.reserve)} in reserve)"
+        )
 
     def without(self, node: str, gpus: Iterable[int] | None = None) -> Cluster:
         """What is left when a node, or some of its GPUs, are dropped.

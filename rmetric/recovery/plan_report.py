@@ -8,7 +8,7 @@ from textwrap import wrap
 from typing import Any
 
 from rmetric.printed import counted, printable
-from rmetric.recovery.cluster import GIB, Cluster
+from rmetric.recovery.cluster import Cluster, in_words
 from rmetric.recovery.engines import engine_named
 from rmetric.recovery.layout import Layout
 from rmetric.recovery.layout_arguments import (
@@ -95,7 +95,7 @@ def as_text(question: Question, answer: Plan) -> str:
         f"{printable(model.name)}: {model.parameters / 1e9:.2f} billion parameters, sequence "
         f"{model.sequence:,}, batch {question.batch.samples:,}",
         f"{counted(cluster.num_gpus, 'GPU')} ({sizes}), {cluster.gpu.name}, "
-        f"{cluster.usable_memory / GIB:.1f} of {cluster.gpu.memory / GIB:.1f} GiB usable; "
+        f"{in_words(cluster.usable_memory)} of {in_words(cluster.gpu.memory)} usable; "
         f"{answer.engine}",
         *(f"assumed: {printable(each)}" for each in model.assumed),
         "",
@@ -118,7 +118,7 @@ def _best(question: Question, answer: Plan, best: Option) -> list[str]:
     lines = [
         f"Plan: {best.layout}{again}",
         f"  {best.step.tokens_per_second:,.0f} tokens a second, {best.step.seconds:.3g} s a step; "
-        f"{best.memory.total / GIB:.1f} of {usable / GIB:.1f} GiB on the fullest GPU (estimates)",
+        f"{in_words(best.memory.total)} of {in_words(usable)} on the fullest GPU (estimates)",
         *_wrapped(f"  Why: {answer.why}."),
         *(line for each in best.remarks for line in _wrapped(f"  Note: {each}.")),
         "",
@@ -136,7 +136,7 @@ def _best(question: Question, answer: Plan, best: Option) -> list[str]:
         question.model, best.layout, engine_named(answer.engine), best.memory,
         recompute=best.recompute, shard_optimiser=question.options.shard_optimiser,
     )  # fmt: skip
-    rows = [(name, f"{size / GIB:.1f} GiB", how) for name, size, how in terms]
+    rows = [(name, in_words(size), how) for name, size, how in terms]
     lines += _columns(rows, right=(1,))
     return [*lines, "", "GPUs", *_gpus(best)]
 
@@ -173,7 +173,7 @@ def _alternatives(answer: Plan) -> list[str]:
     for each in answer.alternatives:
         ratio = each.step.tokens_per_second / answer.best.step.tokens_per_second - 1
         remark = "computed again" if each.recompute else ""
-        fullest = f"{each.memory.total / GIB:.1f} GiB"
+        fullest = in_words(each.memory.total)
         rows.append((str(each.layout), f"{ratio:+.1%}", fullest, remark))
     return ["", "Next best", *_columns(rows, right=(1, 2))]
 

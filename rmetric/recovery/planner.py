@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rmetric.recovery.cluster import GIB, Cluster
+from rmetric.recovery.cluster import Cluster, in_words
 from rmetric.recovery.engines import engine_named
 from rmetric.recovery.layout import Layout
 from rmetric.recovery.memory import Memory
@@ -285,7 +285,7 @@ def _remarks(
         remarks.append("one copy is left: a further failure cannot be met by dropping a copy")
     tight = problem.cluster.usable_memory - found.memory.total
     if tight < 0.05 * problem.cluster.usable_memory:
-        remarks.append(f"tight: {tight / GIB:.1f} GiB are left by an estimate")
+        remarks.append(f"tight: {in_words(tight)} are left by an estimate")
     if placement.idle:
         remarks.append(f"{len(placement.idle)} of {problem.cluster.num_gpus} GPUs stay idle")
     return remarks

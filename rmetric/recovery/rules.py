@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rmetric.recovery.cluster import GIB, Cluster
+from rmetric.recovery.cluster import Cluster, in_words
 from rmetric.recovery.engines import Engine
 from rmetric.recovery.layout import Layout
 from rmetric.recovery.memory import Memory, memory
@@ -68,21 +68,25 @@ def tensor_rule(problem: Problem, size: int) -> str:
         return f"TP{size} is not among the allowed {_list(problem.tensor)}"
     if "tensor" in problem.relaxed:
         return ""
-    kv_fits = model.kv_heads % size == 0 or (engine.kv_may_divide and size % model.kv_heads == 0)
-    if not kv_fits:
-        how = "divide or be a multiple of" if engine.kv_may_divide else "divide"
-        return f"TP{size} must {how} the {model.kv_heads} KV heads"
     split = {
         "heads": model.heads,
         "hidden size": model.hidden,
         "feed-forward width": model.ffn,
         "expert width": model.expert_ffn,
         "shared expert's width": model.shared_expert_ffn,
-        "sequence": model.sequence,
     }
     for name, number in split.items():
         if number % size:
             return f"TP{size} does not divide {_of(number, name)}"
+    if model.sequence % size:
+        return (
+            f"TP{size} does not divide the sequence of {model.sequence}, which sequence "
+            "parallelism splits"
+        )
+    kv_fits = model.kv_heads % size == 0 or (engine.kv_may_divide and size % model.kv_heads == 0)
+    if not kv_fits:
+        how = "divide or be a multiple of" if engine.kv_may_divide else "divide"
+        return f"TP{size} must {how} the {model.kv_heads} KV heads"
     return ""
 
 
@@ -176,11 +180,7 @@ def memory_rule(problem: Problem, needed: Memory) -> str:
     if needed.total <= problem.cluster.usable_memory:
         return ""
     cluster = problem.cluster
-    return (
-        f"it needs {needed.total / GIB:.1f} GiB on each GPU and there are "
-        f"{cluster.usable_memory / GIB:.1f} ({cluster.gpu.memory / GIB:.1f} less "
-        f"{cluster.reserve / GIB:.1f} in reserve)"
-    )
+    return f"it needs {in_words(needed.total)} on each GPU and {cluster.memory_in_words}"
 
 
 def needed_memory(problem: Problem, layout: Layout, recompute: bool) -> Memory:

@@ -127,7 +127,7 @@ def estimate(
         tensor=whole * tensor,
         context=whole * context,
         expert=even * with_experts * expert,
-        bubble=(m - 1) * slowest + through - busy,
+        bubble=max(0.0, (m - 1) * slowest + through - busy),  # rounding may leave a trace
         pipeline=hop * (m + p - 1),
         data=_data_seconds(
             model, layout, engine, gpu, reach, shard_optimiser=shard_optimiser, compute=compute

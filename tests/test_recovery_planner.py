@@ -1,0 +1,472 @@
+"""The layout planner: against every layout tried, laws, published figures, and bad input."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from math import inf, lcm
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from benchmarks.planner import estimated_teraflops
+from benchmarks.planner_reference import LLAMA_405B, NARAYANAN, least_memory, try_all
+from rmetric.recovery.cluster import GIB, GPUS, Cluster, Node, in_words
+from rmetric.recovery.engines import ENGINES, padded_vocabulary
+from rmetric.recovery.layout import Layout
+from rmetric.recovery.memory import activation_bytes, layers_of_stage, memory
+from rmetric.recovery.model_shape import ModelShape
+from rmetric.recovery.placement import place, together
+from rmetric.recovery.planner import BatchSpec, Option, Plan, PlanOptions, check, plan
+from rmetric.recovery.throughput import step_flops
+
+LLAMA_8B = ModelShape(
+    layers=32, hidden=4096, heads=32, kv_heads=8, head_size=128, ffn=14336, vocabulary=128256,
+    sequence=8192, name="Llama 3 8B",
+)  # fmt: skip
+LLAMA_70B = replace(LLAMA_8B, layers=80, hidden=8192, heads=64, ffn=28672, name="Llama 3 70B")
+#: The largest model of the proactive fault-tolerance system for Megatron-LM, 7.1 billion.
+GPT_7B = ModelShape.gpt(layers=36, hidden=4032, heads=32, vocabulary=50257, sequence=2048)
+
+
+@st.composite
+def models(draw: st.DrawFn) -> ModelShape:
+    heads = draw(st.sampled_from([1, 2, 3, 4, 6, 8, 12]))
+    kv_heads = draw(st.sampled_from([n for n in range(1, heads + 1) if heads % n == 0]))
+    head_size = draw(st.sampled_from([32, 64]))
+    experts = draw(st.sampled_from([0, 0, 2, 4, 6]))
+    layers = draw(st.integers(1, 8))
+    return ModelShape(
+        layers=layers,
+        hidden=heads * head_size,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        ffn=heads * draw(st.sampled_from([96, 128])),
+        vocabulary=draw(st.sampled_from([256, 1000])),
+        sequence=draw(st.sampled_from([96, 128, 1024])),
+        gated=draw(st.booleans()),
+        tied=draw(st.booleans()),
+        experts=experts,
+        experts_per_token=min(experts, 2),
+        expert_ffn=heads * 64 if experts else 0,
+        dense_layers=draw(st.integers(0, layers - 1)) if experts else 0,
+    )
+
+
+@st.composite
+def clusters(draw: st.DrawFn, model: ModelShape, engine: str, largest: int = 4) -> Cluster:
+    """Small nodes, of a memory that often binds, with kernels that sometimes matter."""
+    sizes = draw(st.lists(st.integers(0, largest), min_size=1, max_size=3))
+    whole = memory(model, Layout(), ENGINES[engine]).total
+    slow = draw(st.sampled_from([1e9, 1e12, 1e15]))
+    gpu = replace(
+        GPUS["a100"],
+        memory=whole * draw(st.floats(0.02, 3.0)),
+        peak_flops=slow,
+        inter_bandwidth=draw(st.sampled_from([1e6, 1e9, 25e9])),
+    )
+    return Cluster.of(sizes, gpu, reserve=0.0)
+
+
+@st.composite
+def questions(draw: st.DrawFn, largest: int = 4) -> tuple[ModelShape, Cluster, BatchSpec, str]:
+    engine = draw(st.sampled_from(sorted(ENGINES)))
+    model = draw(models())
+    batch = BatchSpec(
+        samples=draw(st.sampled_from([1, 6, 12, 16, 60])),
+        micro_batches=draw(st.sampled_from([(1,), (1, 2), (1, 2, 4, 8), (2, 3)])),
+    )
+    return model, draw(clusters(model, engine, largest)), batch, engine
+
+
+def rate(found: Plan) -> float:
+    return found.best.step.tokens_per_second if found.best else 0.0
+
+
+def family(layout: Layout) -> tuple[int, ...]:
+    return layout.tensor, layout.pipeline, layout.context, layout.expert
+
+
+@given(questions())
+def test_the_best_and_the_next_are_those_of_trying_everything(question):
+    model, cluster, batch, engine = question
+    found = plan(model, cluster, batch, engine=engine)
+    best: dict[tuple[int, ...], float] = {}
+    for each in try_all(model, cluster, batch, ENGINES[engine]):
+        key = family(each.layout)
+        best[key] = max(best.get(key, 0.0), each.tokens_per_second)
+    rates = sorted(best.values(), reverse=True)[:5]
+    options = [found.best, *found.alternatives] if found.best else []
+    assert [option.step.tokens_per_second for option in options] == pytest.approx(rates)
+    if not options:
+        assert found.why
+        assert not rates
+
+
+@pytest.mark.parametrize("engine", sorted(ENGINES))
+@pytest.mark.parametrize("sizes", [[8] * 8, [8] * 7 + [7], [8, 7, 8], [5, 8, 3, 8]])
+@pytest.mark.parametrize("model", [LLAMA_8B, LLAMA_70B], ids=lambda model: model.name)
+def test_up_to_64_gpus_the_best_is_that_of_trying_everything(engine, sizes, model):
+    cluster, batch = Cluster.of(sizes, "h100"), BatchSpec(samples=480)
+    tried = [each.tokens_per_second for each in try_all(model, cluster, batch, ENGINES[engine])]
+    assert rate(plan(model, cluster, batch, engine=engine)) == max(tried, default=0.0)
+
+
+@given(questions(), st.floats(1.0, 3.0))
+def test_more_memory_never_makes_it_worse(question, factor):
+    model, cluster, batch, engine = question
+    larger = replace(cluster, gpu=replace(cluster.gpu, memory=cluster.gpu.memory * factor))
+    with_less = rate(plan(model, cluster, batch, engine=engine))
+    assert rate(plan(model, larger, batch, engine=engine)) >= with_less
+
+
+@given(questions(), st.data())
+def test_one_more_gpu_never_makes_it_worse(question, data):
+    model, cluster, batch, engine = question
+    index = data.draw(st.integers(0, len(cluster.nodes)))
+    found = list(cluster.nodes)
+    if index < len(found):
+        found[index] = replace(found[index], gpus=(*found[index].gpus, 99))
+    else:
+        found.append(Node(name="new", gpus=(0,)))
+    larger = replace(cluster, nodes=tuple(found))
+    assert larger.num_gpus == cluster.num_gpus + 1
+    fewer = rate(plan(model, cluster, batch, engine=engine))
+    assert rate(plan(model, larger, batch, engine=engine)) >= fewer
+
+
+@given(questions(largest=6))
+def test_every_option_can_be_used(question):
+    model, cluster, batch, engine = question
+    found = plan(model, cluster, batch, engine=engine)
+    for option in (found.best, *found.alternatives):
+        if option is None:
+            continue
+        layout = option.layout
+        assert layout.global_batch == batch.samples
+        assert layout.micro_batch in batch.micro_batches
+        complaints = check(model, cluster, batch, layout, engine=engine, recompute=option.recompute)
+        assert complaints == ()
+        assert option.memory.total <= cluster.usable_memory
+        assert option.step.seconds > 0
+        assert min(option.step) >= 0
+        assert_placed(option, cluster)
+
+
+def assert_placed(option: Option, cluster: Cluster) -> None:
+    """Every rank has a GPU of its own, and the groups that talk most lie in one node."""
+    layout, placement = option.layout, option.placement
+    every = [(node.name, gpu) for node in cluster.nodes for gpu in node.gpus]
+    assert sorted(placement.ranks + placement.idle) == sorted(every)
+    assert len(placement.ranks) == layout.num_gpus
+    names = [name for name, _ in placement.ranks]
+    assert sum(placement.per_node.values()) == layout.num_gpus
+    changes = sum(a != b for a, b in itertools.pairwise(names))
+    assert changes == len(placement.per_node) - 1  # as torchrun numbers them
+    t, c = layout.tensor, layout.context
+    for group in (t, t * c, t * layout.expert):
+        for begin in range(0, layout.num_gpus, group):
+            assert len(set(names[begin : begin + group])) == 1
+
+
+@given(questions())
+def test_the_same_question_has_the_same_answer(question):
+    model, cluster, batch, engine = question
+    first = plan(model, cluster, batch, engine=engine)
+    assert json.dumps(first.as_json()) == json.dumps(
+        plan(model, cluster, batch, engine=engine).as_json()
+    )
+
+
+@given(questions(), st.data())
+def test_a_smaller_change_is_taken_within_the_margin(question, data):
+    model, cluster, batch, engine = question
+    free = plan(model, cluster, batch, engine=engine, options=PlanOptions(alternatives=99))
+    assume(free.best is not None)
+    options = [free.best, *free.alternatives]
+    current = data.draw(st.sampled_from(options)).layout
+    margin = data.draw(st.sampled_from([0.0, 0.03, 0.5]))
+    found = plan(
+        model, cluster, batch, engine=engine, current=current, options=PlanOptions(margin=margin)
+    )
+
+    def changes(option):
+        pairs = zip(family(option.layout), family(current), strict=True)
+        return sum(a != b for a, b in pairs)
+
+    enough = (1 - margin) * rate(free)
+    assert rate(found) >= enough
+    near = [option for option in options if option.step.tokens_per_second >= enough]
+    assert changes(found.best) == min(map(changes, near))
+
+
+@given(questions(), st.sampled_from([0.0, 0.1, 0.4]))
+def test_a_batch_that_may_change_stays_near_and_never_makes_it_worse(question, change):
+    model, cluster, batch, engine = question
+    loose = replace(batch, keep=False, largest_change=change)
+    found = plan(model, cluster, loose, engine=engine)
+    assert rate(found) >= rate(plan(model, cluster, batch, engine=engine)) * (1 - 1e-12)
+    if found.best is not None:
+        became = found.best.layout.global_batch
+        assert abs(became - batch.samples) <= change * batch.samples
+        said = any(f"becomes {became} instead of" in each for each in found.best.remarks)
+        assert said == (became != batch.samples)
+
+
+@given(questions())
+def test_the_memory_that_is_needed_is_told_truly(question):
+    model, cluster, batch, engine = question
+    least = least_memory(model, cluster, batch, ENGINES[engine])
+    assume(least < inf)
+    enough = replace(cluster, gpu=replace(cluster.gpu, memory=least))
+    assert plan(model, enough, batch, engine=engine).best is not None
+    short = replace(cluster, gpu=replace(cluster.gpu, memory=least * (1 - 1e-9)))
+    found = plan(model, short, batch, engine=engine)
+    assert found.best is None
+    assert f"needs {in_words(least)} on each GPU" in found.why
+
+
+def test_the_first_planner_would_have_gone_to_seven_copies_which_do_not_fit():
+    """TP1 PP1 DP7 for 7 survivors: the model does not fit, and 1024 samples do not divide."""
+    cluster, batch = Cluster.of([7], "a100-40"), BatchSpec(samples=1024)
+    wrong = Layout(data=7, accumulation=146)
+    complaints = check(GPT_7B, cluster, batch, wrong)
+    assert any("needs" in each and "there are 36.0 GiB" in each for each in complaints)
+    assert any("7 does not divide it" in each for each in complaints)
+    best = plan(GPT_7B, cluster, batch, current=Layout(tensor=4, data=2)).best
+    assert best is not None
+    assert best.layout.global_batch == 1024
+    assert best.memory.total <= 36 * GIB
+    assert (best.layout.tensor, best.layout.pipeline, best.layout.data) != (1, 1, 7)
+
+
+def test_three_copies_of_sixteen_samples_would_drop_one():
+    batch = BatchSpec(samples=16)
+    tiny = ModelShape.gpt(layers=2, hidden=64, heads=4, vocabulary=256, sequence=64)
+    cluster = Cluster.of([3], "a100")
+    complaints = check(tiny, cluster, batch, Layout(data=3, accumulation=5))
+    assert complaints == (
+        "a batch of 16 is not kept: micro-batch 1 x accumulation 5 x DP3 is 15 "
+        "(3 does not divide it)",
+    )
+    best = plan(tiny, cluster, batch).best
+    assert best is not None
+    assert best.layout.global_batch == 16
+
+
+def test_no_gpu():
+    for cluster in (Cluster.of([]), Cluster.of([0, 0])):
+        found = plan(LLAMA_8B, cluster, BatchSpec(samples=8))
+        assert found.best is None
+        assert found.why == "no GPU is left"
+
+
+def test_heads_that_no_tp_divides_are_named_as_what_stands_in_the_way():
+    """12 heads and 11 layers on 7 GPUs: TP7 would fit, and does not divide the heads."""
+    model = ModelShape.gpt(layers=11, hidden=6144, heads=12, vocabulary=50257, sequence=2048)
+    cluster = Cluster.of([7], "a100", memory_gib=18)
+    found = plan(model, cluster, BatchSpec(samples=8))
+    assert found.best is None
+    assert found.why.startswith("memory: the smallest layout (TP4 x PP1 x DP1")
+    tensor = [each for each in found.would_help if each.startswith("TP7")]
+    assert tensor
+    assert "would fit in memory, but TP7 does not divide 12 heads" in tensor[0]
+
+
+def test_a_node_that_is_too_small_is_named_as_what_stands_in_the_way():
+    model = replace(LLAMA_70B, layers=79, sequence=2048)
+    cluster = Cluster.of([4, 4, 4, 4], "a100")
+    found = plan(model, cluster, BatchSpec(samples=8))
+    assert found.best is None
+    assert any("groups of 16 within a node, but the nodes have 4" in x for x in found.would_help)
+
+
+def test_a_model_that_fits_nowhere():
+    found = plan(LLAMA_405B, Cluster.of([8], "h100"), BatchSpec(samples=8))
+    assert found.best is None
+    assert found.would_help == ()
+    assert "GiB on each GPU and there are 75.6 GiB (79.6 GiB less 4.0 GiB in reserve)" in found.why
+
+
+def test_sizes_that_were_asked_for_and_cannot_be_had():
+    cluster, batch = Cluster.of([8]), BatchSpec(samples=8)
+    tensor = plan(LLAMA_8B, cluster, batch, options=PlanOptions(tensor=(3,)))
+    assert tensor.why == "no layout with TP of 3: TP3 does not divide 32 heads"
+    pipeline = plan(LLAMA_8B, cluster, batch, options=PlanOptions(pipeline=(5,)))
+    assert pipeline.why == "no layout with PP of 5: PP5 does not divide 32 layers"
+    micro = plan(LLAMA_8B, cluster, BatchSpec(samples=9, micro_batches=(2,)))
+    assert micro.why.startswith("batch: no micro-batch of 2")
+
+
+def test_uneven_stages_are_an_option():
+    model = replace(LLAMA_8B, layers=31, sequence=2048)
+    cluster = Cluster.of([3], "a100")
+    batch, only = BatchSpec(samples=6), PlanOptions(tensor=(1,), pipeline=(3,), context=(1,))
+    assert plan(model, cluster, batch, options=only).best is None
+    best = plan(model, cluster, batch, options=replace(only, uneven_stages=True)).best
+    assert best is not None
+    assert best.layout.pipeline == 3
+    assert [sum(layers_of_stage(model, 3, i)) for i in range(3)] == [11, 10, 10]
+
+
+def test_kv_heads_decide_by_engine():
+    """Megatron copies KV heads to a larger TP; torchtitan cannot."""
+    model = replace(LLAMA_8B, kv_heads=2)
+    cluster, batch, layout = Cluster.of([8], "h200"), BatchSpec(samples=8), Layout(
+        tensor=4, data=2, accumulation=4
+    )  # fmt: skip
+    assert check(model, cluster, batch, layout) == ()
+    assert check(model, cluster, batch, layout, engine="torchtitan") == (
+        "TP4 must divide the 2 KV heads",
+    )
+    assert check(model, cluster, batch, layout, engine="fsdp")[0].startswith("fsdp has no tensor")
+
+
+def test_uneven_nodes_keep_tensor_groups_whole():
+    cluster = Cluster.of([8, 7, 8], "h100")
+    layout = Layout(tensor=4, pipeline=5, accumulation=4)
+    placement = place(cluster, layout)
+    assert placement.per_node == {"node0": 8, "node1": 4, "node2": 8}
+    assert placement.ranks[8:12] == (("node1", 0), ("node1", 1), ("node1", 2), ("node1", 3))
+    assert placement.idle == (("node1", 4), ("node1", 5), ("node1", 6))
+    with pytest.raises(ValueError, match="6 groups of 4 GPUs in one node each"):
+        place(cluster, replace(layout, pipeline=6))
+
+
+def test_a_stage_is_kept_in_a_node_where_it_can_be():
+    """Two stages of 6 GPUs on nodes of 8, 4 and 8: none is spread."""
+    placement = place(Cluster.of([8, 4, 8]), Layout(tensor=2, pipeline=2, data=3))
+    assert placement.per_node == {"node0": 6, "node2": 6}
+
+
+def test_expert_groups_lie_in_a_node():
+    layout = Layout(tensor=2, context=2, data=4, expert=4)
+    assert together(layout) == 2 * lcm(2, 4)
+    assert place(Cluster.of([8, 8]), layout).per_node == {"node0": 8, "node1": 8}
+
+
+def test_a_dropped_gpu_and_a_dropped_node():
+    cluster = Cluster.of([2, 2])
+    assert cluster.without("node0", [1]).nodes[0].gpus == (0,)
+    assert [node.name for node in cluster.without("node0").nodes] == ["node1"]
+    assert [node.name for node in cluster.without("node0", [0, 1]).nodes] == ["node1"]
+    with pytest.raises(KeyError, match="node9"):
+        cluster.without("node9")
+    with pytest.raises(KeyError, match=r"not \[7\]"):
+        cluster.without("node0", [7])
+
+
+# Published figures
+
+
+def test_parameters_of_llama_3():
+    """As the published checkpoints have them."""
+    assert LLAMA_8B.parameters == 8_030_261_248
+    assert LLAMA_70B.parameters == 70_553_706_496
+    assert LLAMA_405B.parameters == 405_853_388_800
+
+
+def test_parameters_of_gpt_3():
+    """By the formula of arXiv 2104.04473: 12 l h^2 (1 + 13/12h + (V + s)/12lh), and a last norm."""
+    gpt = ModelShape.gpt(layers=96, hidden=12288, heads=96, vocabulary=50257, sequence=2048)
+    h, layers = 12288, 96
+    assert gpt.parameters == 12 * layers * h**2 + 13 * layers * h + (50257 + 2048) * h + 2 * h
+    assert round(gpt.parameters / 1e9, 1) == 174.6
+
+
+@pytest.mark.parametrize("run", NARAYANAN, ids=lambda run: str(run.billions))
+def test_parameters_work_and_time_of_published_runs(run):
+    model, batch = run.model, run.batch
+    assert round(model.parameters / 1e9, 1) == run.billions
+    s, layers, h, vocabulary = model.sequence, model.layers, model.hidden, model.vocabulary
+    published = 96 * batch * s * layers * h**2
+    published *= 1 + s / (6 * h) + vocabulary / (16 * layers * h)
+    assert step_flops(model, batch, recompute=True) == pytest.approx(published, rel=1e-12)
+    estimated = estimated_teraflops(run, GPUS["a100"], recompute=True, chunks=1)
+    assert 0.85 < estimated / run.published < 1.15
+
+
+def test_activations_of_a_gpt_layer():
+    """34 s b h bytes, and 5 a s^2 b more of scores (arXiv 2205.05198, equation 1)."""
+    dense, _ = activation_bytes(GPT_7B)
+    assert dense == 34 * GPT_7B.hidden
+    eager, _ = activation_bytes(GPT_7B, flash_attention=False)
+    assert eager - dense == 5 * GPT_7B.heads * GPT_7B.sequence
+
+
+@pytest.mark.parametrize("data", [1, 4])
+def test_bytes_of_a_parameter(data):
+    """Megatron: 18, or 6 + 12 / d; fully sharded fp32: 16 / d."""
+    model, layout = GPT_7B, Layout(data=data)
+    padded = padded_vocabulary(model.vocabulary, 1, ENGINES["megatron"]) - model.vocabulary
+    megatron_parameters = model.parameters + padded * model.hidden
+
+    def state(engine, shard):
+        needed = memory(model, layout, ENGINES[engine], shard_optimiser=shard)
+        return needed.weights + needed.gradients + needed.optimiser
+
+    assert state("megatron", False) == pytest.approx(18 * megatron_parameters)
+    assert state("megatron", True) == pytest.approx((6 + 12 / data) * megatron_parameters)
+    assert state("fsdp", True) == pytest.approx(16 / data * model.parameters)
+
+
+def test_the_vocabulary_of_gpt_2_is_padded_as_megatron_does():
+    assert padded_vocabulary(50257, 1, ENGINES["megatron"]) == 50304
+    assert padded_vocabulary(50257, 8, ENGINES["megatron"]) == 51200
+
+
+def test_a_pipeline_holds_as_many_micro_batches_as_there_are_stages_to_go():
+    """One-forward-one-backward: the first of p stages holds p, or all there are."""
+
+    def kept(pipeline, accumulation):
+        layout = Layout(pipeline=pipeline, accumulation=accumulation)
+        return memory(replace(LLAMA_8B, vocabulary=1), layout, ENGINES["megatron"]).activations
+
+    assert kept(4, 8) == pytest.approx(kept(1, 8), rel=0.02)
+    assert kept(4, 1) == pytest.approx(kept(1, 8) / 4, rel=0.02)
+
+
+@given(questions())
+def test_parts_of_the_model_add_up(question):
+    model, _, _, _ = question
+    for stages in range(1, model.layers + 1):
+        per_stage = [layers_of_stage(model, stages, i) for i in range(stages)]
+        assert sum(map(sum, per_stage)) == model.layers
+        assert sum(experts for _, experts in per_stage) == model.expert_layers
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: BatchSpec(samples=0), "the batch is 0"),
+        (lambda: BatchSpec(samples=8, micro_batches=()), "micro_batches is"),
+        (lambda: BatchSpec(samples=8, largest_change=1.0), "largest_change is 1.0"),
+        (lambda: PlanOptions(tensor=(0,)), "tensor is"),
+        (lambda: PlanOptions(recompute=()), "recompute is empty"),
+        (lambda: PlanOptions(margin=1.0), "margin is 1.0"),
+        (lambda: Cluster.of([8], "b300"), "gpu is 'b300': a100, a100-40, h100, h200"),
+        (lambda: Cluster.of([8], memory_gib=0), "memory is 0"),
+        (lambda: Cluster.of([8], reserve=-1.0), "reserve is -1.0"),
+        (lambda: Node(name="a", gpus=(0, 0)), "named twice"),
+        (lambda: Cluster(nodes=(Node(name="a", gpus=()),) * 2, gpu=GPUS["a100"]), "one name"),
+        (lambda: replace(LLAMA_8B, kv_heads=5), "must divide the 32 heads"),
+        (lambda: replace(LLAMA_8B, layers=0), "layers is 0"),
+        (lambda: replace(LLAMA_8B, gated=1), "gated is 1"),
+        (lambda: replace(LLAMA_8B, experts=8), "8 experts need experts_per_token"),
+        (lambda: Layout(data=3, replicas=2), "must divide data, 3"),
+    ],
+)  # fmt: skip
+def test_bad_input(make, words):
+    with pytest.raises(ValueError, match=words.replace("(", r"\(")):
+        make()
+
+
+def test_an_unknown_engine():
+    with pytest.raises(ValueError, match="engine is 'jax': it must be of megatron, torchtitan"):
+        plan(LLAMA_8B, Cluster.of([8]), BatchSpec(samples=8), engine="jax")
