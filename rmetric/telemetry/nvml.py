@@ -14,7 +14,7 @@ from rmetric.telemetry.reading import Reading, Sign
 from rmetric.telemetry.xid import xid_kind
 
 HUNG_AFTER_SECONDS = 10.0
-WAIT_SECONDS = 0.25  # of one wait for an Xid: bounds how long `close` takes
+WAIT_SECONDS = 1.0  # of one wait for an Xid, which ends it: bounds how long `close` takes
 EVENTS_KEPT = 10_000  # of those that nobody has polled for; likewise of what was heard
 
 
@@ -106,7 +106,7 @@ class NvmlEvents:
         """Stop; a call that hangs is left to itself."""
         self._closed.set()
         if self._thread.is_alive():
-            self._thread.join(timeout=4 * WAIT_SECONDS)
+            self._thread.join(timeout=2 * WAIT_SECONDS)
 
     def __enter__(self) -> NvmlEvents:
         return self

@@ -6,6 +6,7 @@ import warnings
 from collections import deque
 from dataclasses import astuple, dataclass, field, fields
 from math import inf, isfinite, sqrt
+from operator import mul
 
 from rmetric.telemetry.reading import Reading
 
@@ -172,10 +173,8 @@ class RiskScore:
         self.config = config or RiskConfig()
         self._weights = dict(zip(FACTORS, astuple(self.config.weights), strict=True))
         self._sum = self.config.weights.sum
-        self._temperature: deque[tuple[float, float]] = deque()
-        self._power: deque[tuple[float, float]] = deque()
-        self._utilisation: deque[tuple[float, float]] = deque()
-        self._errors: deque[tuple[float, float]] = deque()
+        self._temperature, self._power = _Window(), _Window()
+        self._utilisation, self._errors = _Window(), _Window()
         self._counters: dict[str, int] = {}
 
     def update(self, reading: Reading) -> Risk:
@@ -220,13 +219,11 @@ class RiskScore:
         reachable = min(1.0, most / self._sum)
         return Risk(value=value, reachable=reachable, factors=factors, measured=measured)
 
-    def _keep(self, past: deque[tuple[float, float]], time: float, value: float | None) -> None:
-        """Add one value to the window and let go of what is out of it."""
+    def _keep(self, past: _Window, time: float, value: float | None) -> None:
+        """Add one value to a window and let go of what is out of it."""
         if value is not None:
-            past.append((time, value))
-        oldest = time - self.config.window * self.config.interval
-        while past and (past[0][0] <= oldest or len(past) > self.config.window):
-            past.popleft()
+            past.add(time, value)
+        past.cut(time - self.config.window * self.config.interval, self.config.window)
 
     def _new_errors(self, reading: Reading) -> float:
         """Rises since the reading before, each as a share of a full one; a fall is a new level."""
@@ -235,28 +232,25 @@ class RiskScore:
             now = getattr(reading, counter)
             if now is not None:
                 before, self._counters[counter] = self._counters.get(counter, now), now
-                new += max(0, now - before) / getattr(self.config, full)
+                if now > before:
+                    new += (now - before) / getattr(self.config, full)
         return new
 
     def _measured_errors(self, reading: Reading) -> float | None:
         if all(getattr(reading, counter) is None for counter in ERRORS):
             return None
-        return sum(new for _, new in self._errors)
+        return sum(self._errors.values)
 
     def _fluctuation(self, reading: Reading) -> float | None:
         if not self._enough(self._power, reading.power_watts):
             return None
-        values = [power for _, power in self._power]
-        mean = sum(values) / len(values)
-        if mean <= 0:
-            return 0.0
-        return sqrt(sum((value - mean) ** 2 for value in values) / len(values)) / mean
+        mean, off = _centred(self._power.values)
+        return sqrt(_product(off, off) / len(off)) / mean if mean > 0 else 0.0
 
     def _drop(self, reading: Reading) -> float | None:
-        recent = self.config.recent
+        recent, values = self.config.recent, list(self._utilisation.values)
         if not self._enough(self._utilisation, reading.utilisation_percent):
             return None
-        values = [percent for _, percent in self._utilisation]
         if len(values) <= recent:
             return None
         before = sum(values[:-recent]) / (len(values) - recent)
@@ -267,17 +261,42 @@ class RiskScore:
     def _rise(self, reading: Reading) -> float | None:
         if not self._enough(self._temperature, reading.temperature_celsius):
             return None
-        number = len(self._temperature)
-        middle = sum(time for time, _ in self._temperature) / number
-        spread = sum((time - middle) ** 2 for time, _ in self._temperature)
-        if spread <= 0:
-            return None
         # Both are centred: a constant temperature has a slope of 0 and not of rounding errors.
-        mean = sum(celsius for _, celsius in self._temperature) / number
-        return 60 * sum((t - middle) * (c - mean) for t, c in self._temperature) / spread
+        _, times = _centred(self._temperature.times)
+        _, celsius = _centred(self._temperature.values)
+        spread = _product(times, times)
+        return 60 * _product(times, celsius) / spread if spread > 0 else None
 
-    def _enough(self, past: deque[tuple[float, float]], now: float | None) -> bool:
-        return _known(now) is not None and len(past) >= self.config.least_readings
+    def _enough(self, past: _Window, now: float | None) -> bool:
+        return _known(now) is not None and len(past.values) >= self.config.least_readings
+
+
+class _Window:
+    """The latest values and their times; two rows, so that sums over one are quick."""
+
+    def __init__(self) -> None:
+        self.times: deque[float] = deque()
+        self.values: deque[float] = deque()
+
+    def add(self, time: float, value: float) -> None:
+        self.times.append(time)
+        self.values.append(value)
+
+    def cut(self, oldest: float, most: int) -> None:
+        """Let go of what is as old as `oldest` or older, and of more than `most` values."""
+        while self.times and (self.times[0] <= oldest or len(self.times) > most):
+            self.times.popleft()
+            self.values.popleft()
+
+
+def _centred(values: deque[float]) -> tuple[float, list[float]]:
+    """The mean, and by how much each value differs from it."""
+    mean = sum(values) / len(values)
+    return mean, [value - mean for value in values]
+
+
+def _product(one: list[float], other: list[float]) -> float:
+    return sum(map(mul, one, other))
 
 
 def _known(value: float | None) -> float | None:
