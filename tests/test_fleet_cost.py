@@ -78,7 +78,7 @@ def test_gains_are_taken_seed_by_seed() -> None:
 
 
 def test_break_even_is_where_hits_and_false_alarms_are_worth_the_same() -> None:
-    """With a gain of 3 points for all hits and a loss of 1 by today's false alarms."""
+    """With a gain of 3 points by all hits and a loss of 1 by four false alarms to a failure."""
     shares = {name: np.zeros(4) for name in SHARES}
 
     def get(job: Job) -> Measured:
@@ -86,10 +86,11 @@ def test_break_even_is_where_hits_and_false_alarms_are_worth_the_same() -> None:
         change -= 0.01 * (job.predictor.false_alarms_per_gpu_day > 0)
         return Measured(np.full(4, 0.8 + change), shares)
 
-    won, lost, paid_for = break_even(get, 2048, "synchronous")
-    assert (won.point, lost.point) == pytest.approx((3.0, -1.0))
-    false_alarms_a_failure = (0.84 / 504) / (6.5e-3 / 8)
-    assert paid_for == pytest.approx((3 * false_alarms_a_failure,) * 3)
+    mtbf = a_job(2048, "synchronous").fleet.seconds_between_failures
+    found = break_even(get, 2048, "synchronous")
+    assert found.hit == pytest.approx((0.03 * mtbf,) * 3)
+    assert found.alarm == pytest.approx((0.01 * mtbf / 4,) * 3)
+    assert found.paid_for == pytest.approx((12.0,) * 3)
 
 
 @pytest.mark.usefixtures("short_jobs")

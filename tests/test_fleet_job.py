@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from math import inf
 
 import numpy as np
@@ -357,6 +358,27 @@ def test_best_interval_is_best_and_near_young_daly(mtbf: float, share: float) ->
     assert all(ettr(best * factor) < top for factor in (0.5, 0.9, 1.1, 2.0))
     for interval in (young(blocking, mtbf), daly(blocking, mtbf)):
         assert ettr(interval) > 0.99 * top
+
+
+def test_a_false_alarm_costs_less_than_its_save_and_a_hit_what_is_said() -> None:
+    """At a failure in ten hours, saves of 60 s, warnings 61 to 70 s ahead."""
+    mtbf, blocking = 36_000.0, 60.0
+    interval = round(young(blocking, mtbf), -1)
+    ten_hourly = fleet(failures_per_node_day=0.6, restart_seconds=0.0)
+    usual = job(fleet=ten_hourly, saves=saves(interval, blocking), work_seconds=1500 * mtbf)
+    # Two false alarms to a failure.
+    crying = replace(usual, predictor=Predictor(false_alarms_per_gpu_day=2 * 0.6 / 8))
+    told = [Failure(one.time, one.slot, 70.0) for one in islice(failures(usual, 0), 2500)]
+
+    base = replicate(usual, 0)
+    a_failure = base.counts["failures"] / base.wall
+    costs = (base.ettr - replicate(crying, 0).ettr) / (2 * a_failure)
+    wins = (simulate(usual, told).ettr - base.ettr) / a_failure
+    rare = closed_form.false_alarm_costs(blocking=blocking, least_gap=0.25)
+    in_time = closed_form.hit_saves(interval=interval, blocking=blocking, least_gap=0.25)
+    assert rare == pytest.approx(0.281 * blocking, rel=1e-2)
+    assert costs == pytest.approx(rare, abs=0.15 * blocking)
+    assert wins == pytest.approx(in_time, rel=0.1)
 
 
 def test_without_saves_a_job_starts_from_zero() -> None:

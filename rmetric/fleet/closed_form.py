@@ -68,3 +68,24 @@ def most_an_emergency_saves(
     for; a warning can save that, in `recall` of the failures. It saves no restart.
     """
     return recall * (interval / 2.0 + durable) / mtbf
+
+
+def hit_saves(*, interval: float, blocking: float, least_gap: float) -> float:
+    """Seconds that a warning just in time for a save is worth, to first order in 1 / M.
+
+    It finds the training anywhere in its interval; below `least_gap` of it nothing is
+    saved, above it the computing since the last save is kept for the price of one more.
+    """
+    return interval * (1.0 - least_gap**2) / 2.0 - blocking * (1.0 - least_gap)
+
+
+def false_alarm_costs(*, blocking: float, least_gap: float) -> float:
+    """Seconds that a rare false alarm costs at Young/Daly's interval, to first order in 1 / M.
+
+    Less than its save, as the next regular one comes a whole interval later. A save
+    made at the share x of an interval costs w + x² D² / 2M there, where a training spends
+    2 w / D of its time on saves and lost work anyway: w (1 - x)² more. An alarm before
+    `least_gap` waits for it.
+    """
+    left = 1.0 - least_gap
+    return blocking * (left**2 * least_gap + left**3 / 3.0)

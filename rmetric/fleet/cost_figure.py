@@ -90,8 +90,8 @@ def _break_even(axes: Axes, get: Get, points: Sequence[Point]) -> None:
     failures_per_gpu_day = RATES["RSC-1"] / 8
     for size in BREAK_EVEN_SIZES:
         for saves, line in LINES.items():
-            _, _, paid_for = break_even(get, size, saves)
-            recall = alarms / failures_per_gpu_day / paid_for.point
+            paid_for = break_even(get, size, saves).paid_for.point
+            recall = alarms / failures_per_gpu_day / paid_for
             axes.plot(alarms, recall, line, color=SIZE_COLOURS[size],
                       label=f"{size:,} GPUs" if saves == "asynchronous" else None)  # fmt: skip
     axes.plot([], [], "--", color=GREY, label="synchronous saves")

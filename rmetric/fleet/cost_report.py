@@ -36,7 +36,7 @@ HELP = "what emergency saves, shrinking and quick restarts are worth to a job on
 OUT = Path("results", "guard", "cost")
 PAGE = Path("docs", "fleet_cost.md")  # made anew with the results in OUT
 COMMAND = "python -m rmetric.fleet cost"
-REPLICATIONS = 24
+REPLICATIONS = 40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

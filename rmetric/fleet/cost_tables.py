@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rmetric.evaluation import Estimate
-from rmetric.fleet.closed_form import exact_ettr, most_an_emergency_saves, unsaved_ettr
+from rmetric.fleet.closed_form import exact_ettr, false_alarm_costs, hit_saves, unsaved_ettr
 from rmetric.fleet.cost import (
     RATES,
     RECALLS,
@@ -18,6 +18,7 @@ from rmetric.fleet.cost import (
     UNSAVED_DAYS,
     Measured,
     a_job,
+    mean,
     one_percent,
 )
 from rmetric.fleet.job_settings import DAY, Job, Predictor
@@ -29,6 +30,8 @@ BIG = SIZES[-1]
 #: Sizes of which the break-even is asked.
 BREAK_EVEN_SIZES = SIZES[2:]
 ALWAYS = "always one"
+#: False alarms to a failure, where their cost is measured: about twice today's.
+ALARMS_PER_FAILURE = 4.0
 
 
 def tables(get: Get) -> Iterator[Table]:
@@ -106,20 +109,32 @@ def _strategies(get: Get) -> Table:
     )
 
 
-def break_even(get: Get, size: int, saves: str, drops: bool = False) -> tuple[Estimate, ...]:
-    """Gain of a recall of 1, gain of false alarms alone (both in points), false alarms a hit."""
-    base = get(a_job(size, saves))
-    hits = get(a_job(size, saves, Predictor(recall=1.0, drops=drops)))
-    alarms = TODAY.false_alarms_per_gpu_day
-    false = get(a_job(size, saves, Predictor(false_alarms_per_gpu_day=alarms, drops=drops)))
-    failures_per_gpu_day = a_job(size, saves).fleet.failures_per_node_day / 8
-    scale = alarms / failures_per_gpu_day
-    won_S, lost_S = hits.ettr_S - base.ettr_S, base.ettr_S - false.ettr_S
-    drawn = np.random.default_rng(0).integers(len(won_S), size=(2000, len(won_S)))
-    ratios = scale * won_S[drawn].mean(axis=1) / lost_S[drawn].mean(axis=1)
-    low, high = np.percentile(ratios, [2.5, 97.5])
-    point = float(scale * won_S.mean() / lost_S.mean())
-    return hits.gain(base), false.gain(base), Estimate(point, float(low), float(high))
+class BreakEven(NamedTuple):
+    """Of warnings on one fleet: seconds a failure warned of saves, seconds a false alarm
+    costs, and how many of the second the first pays for."""
+
+    hit: Estimate
+    alarm: Estimate
+    paid_for: Estimate
+
+
+def break_even(get: Get, size: int, saves: str) -> BreakEven:
+    """Each measured without the other, against no warnings at all.
+
+    A gain in ETTR times the mean time between failures is seconds a failure.
+    """
+    job = a_job(size, saves)
+    mtbf = job.fleet.seconds_between_failures
+    rate = ALARMS_PER_FAILURE * job.fleet.failures_per_node_day / job.fleet.gpus_per_node
+    base = get(job)
+    hits = get(a_job(size, saves, Predictor(recall=1.0)))
+    alarms = get(a_job(size, saves, Predictor(false_alarms_per_gpu_day=rate)))
+    hit_S = (hits.ettr_S - base.ettr_S) * mtbf
+    alarm_S = (base.ettr_S - alarms.ettr_S) * mtbf / ALARMS_PER_FAILURE
+    drawn = np.random.default_rng(0).integers(len(hit_S), size=(2000, len(hit_S)))
+    low, high = np.percentile(hit_S[drawn].mean(axis=1) / alarm_S[drawn].mean(axis=1), [2.5, 97.5])
+    ratio = Estimate(float(hit_S.mean() / alarm_S.mean()), float(low), float(high))
+    return BreakEven(mean(hit_S), mean(alarm_S), ratio)
 
 
 def _break_even(get: Get) -> Table:
@@ -127,43 +142,50 @@ def _break_even(get: Get) -> Table:
     for size in BREAK_EVEN_SIZES:
         for saves in SAVES:
             job = a_job(size, saves)
-            interval = job.saves.interval_seconds or 0.0
-            won, lost, ratio = break_even(get, size, saves)
-            today = get(a_job(size, saves, TODAY)).gain(get(job))
-            most = 100 * most_an_emergency_saves(
-                mtbf=job.fleet.seconds_between_failures,
-                interval=interval,
-                durable=job.saves.durable_seconds,
-                recall=1.0,
-            )
+            interval, blocking = job.saves.interval_seconds or 0.0, job.saves.blocking_seconds
+            gap = job.saves.least_gap
+            found = break_even(get, size, saves)
             rows.append(
-                (f"{size:,}", saves, interval / 60, most, won, lost, ratio,
-                 100 / (1 + ratio.point), today)
-            )  # fmt: skip
+                (
+                    f"{size:,}",
+                    saves,
+                    interval / 60,
+                    found.hit,
+                    hit_saves(interval=interval, blocking=blocking, least_gap=gap),
+                    found.alarm,
+                    false_alarm_costs(blocking=blocking, least_gap=gap),
+                    found.paid_for,
+                    100 / (1 + found.paid_for.point),
+                    get(a_job(size, saves, TODAY)).gain(get(job)),
+                )
+            )
     hits = TODAY.recall * RATES["RSC-1"] / 8
     right = hits / (hits + TODAY.false_alarms_per_gpu_day)
     return Table(
         name="break_even",
         number=2,
-        title="What a predictor could win, what its false alarms cost, and when the two are even",
+        title="What a warning saves, what a false alarm costs, and when the two are even",
         columns=(
             Column(label="GPUs"),
             Column(label="Saves"),
             Column(label="Interval (min)", digits=0),
-            Column(label="Bound on the gain (points)"),
-            Column(label="Gain of recall 1, no false alarms"),
-            Column(label="Gain of today's false alarms alone"),
-            Column(label="False alarms that a hit pays for", digits=1),
+            Column(label="A hit saves (s)", digits=0),
+            Column(label="just in time (s)", digits=0),
+            Column(label="A false alarm costs (s)", digits=1),
+            Column(label="a rare one (s)", digits=1),
+            Column(label="False alarms a hit pays for", digits=1),
             Column(label="Precision needed (%)", digits=0),
-            Column(label="Gain of today's predictor"),
+            Column(label="Gain of today's predictor (points)"),
         ),
         rows=rows,
         grouped=True,
         notes=[
-            "Gains are in percentage points of ETTR over Young/Daly without a predictor, seed by "
-            "seed under the same failures; a node is always there.",
-            "Bound: (half the interval + the time to be durable) / mean time between failures. "
-            "Warnings come an exponential time before the failure, 10 minutes in the mean.",
+            "Against Young/Daly's interval without a predictor, seed by seed under the same "
+            "failures; a node is always there. A hit: every failure is warned of, 10 minutes ahead "
+            "in the mean, exponentially distributed, and there are no false alarms. False alarms: "
+            f"{ALARMS_PER_FAILURE:g} to a failure, and no hits.",
+            "Just in time, a rare one: to first order (`rmetric.fleet.closed_form`), for warnings "
+            "that come just before the failure and alarms that are few in an interval.",
             f"Today's predictor: recall {TODAY.recall:g}, "
             f"{TODAY.false_alarms_per_gpu_day:.2g} false alarms a GPU-day; at the failure rate of "
             f"RSC-1 {100 * right:.0f} % of its alarms are right.",

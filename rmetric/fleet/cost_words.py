@@ -15,7 +15,7 @@ from rmetric.fleet.cost_tables import (
     variant,
     ways,
 )
-from rmetric.reporting.table import show
+from rmetric.fleet.job_settings import Predictor
 
 
 def sentences(get: Get) -> dict[str, str]:
@@ -42,7 +42,7 @@ def _most(get: Get) -> list[str]:
         bound = 100 * most_an_emergency_saves(
             mtbf=mtbf, interval=interval, durable=job.saves.durable_seconds, recall=TODAY.recall
         )
-        won, _, _ = break_even(get, BIG, saves)
+        won = get(a_job(BIG, saves, Predictor(recall=1.0))).gain(get(job))
         lines.append(
             f"{BIG:,} GPUs, {saves} saves: a failure every {mtbf / 3600:.1f} h, a save every "
             f"{interval / 60:.0f} minutes. A predictor with a recall of {TODAY.recall:g} can win "
@@ -61,14 +61,18 @@ def _pays(get: Get) -> list[str]:
     ]
     for size in BREAK_EVEN_SIZES:
         for saves in SAVES:
-            _, _, ratio = break_even(get, size, saves)
+            found = break_even(get, size, saves)
             gain = get(a_job(size, saves, TODAY)).gain(get(a_job(size, saves)))
-            sign = "pays" if gain.low > 0 else "costs" if gain.high < 0 else "makes no difference"
             lines.append(
-                f"{size:,} GPUs, {saves}: a hit pays for {show(ratio, 1)} false alarms; today's "
-                f"predictor {sign}, {points(gain)}."
+                f"{size:,} GPUs, {saves}: a hit saves {found.hit.point:.0f} s, a false alarm costs "
+                f"{found.alarm.point:.0f} s; today's predictor {verdict(gain)} ({points(gain)})."
             )
     return lines
+
+
+def verdict(gain: Estimate) -> str:
+    """By the interval, not by the point."""
+    return "pays" if gain.low > 0 else "costs" if gain.high < 0 else "makes no clear difference"
 
 
 def _warning(get: Get) -> list[str]:
