@@ -1,6 +1,7 @@
 """What a guard is worth over many GPUs.
 
 python -m rmetric.fleet risk     who is warned in time, and who for nothing
+python -m rmetric.fleet cost     what emergency saves and shrinking are worth to a job
 """
 
 from __future__ import annotations
