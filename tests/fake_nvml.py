@@ -17,8 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 SOURCE = Path(__file__).with_suffix(".c")
 
 Line = tuple[int, int, str, int]  # tick, GPU, name, value: see the C file
@@ -26,6 +24,8 @@ Line = tuple[int, int, str, int]  # tick, GPU, name, value: see the C file
 
 def build(folder: Path) -> Path:
     """Compile the library into `folder`; skips the test where that cannot be done."""
+    import pytest  # here, since each history's process loads this module
+
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
     compiler = shutil.which("cc") or pytest.skip("there is no C compiler (cc)")
     library = folder / "libnvidia-ml.so.1"
