@@ -87,6 +87,8 @@ class Checkpoints:
     which tells of damage and not of malice: load what you trust.
     """
 
+    saves_later = False
+
     def __init__(
         self,
         folder: Path | str,
@@ -309,6 +311,8 @@ class Checkpoints:
         take_name(save.part, final)
         self._tidy(final, older)
         return Done(
+            step=save.step,
+            path=final,
             good=read_good(final),
             blocking_seconds=save.blocking_seconds,
             durable_seconds=save.durable_seconds,

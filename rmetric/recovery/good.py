@@ -73,20 +73,20 @@ class Done:
     """A save that ended well.
 
     Attributes:
-        good: the checkpoint.
+        step: that was saved.
+        path: where it lies.
+        good: what is known of it; None where another program wrote it in its own form.
         blocking_seconds: that the training waited.
         durable_seconds: from the beginning until all files were on the disk.
         seconds: until it was read back and had its name.
     """
 
-    good: Good
+    step: int
+    path: Path
+    good: Good | None = None
     blocking_seconds: float
     durable_seconds: float
     seconds: float
-
-    @property
-    def step(self) -> int:
-        return self.good.step
 
 
 @dataclass(frozen=True, kw_only=True)

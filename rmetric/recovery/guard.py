@@ -32,7 +32,14 @@ VerdictSource = Callable[[], Iterable[GpuVerdict]]
 
 
 class Saver(Protocol):
-    """What the guard saves by; `Checkpoints` is one."""
+    """What the guard saves by; `Checkpoints` is one.
+
+    Attributes:
+        saves_later: `begin` only asks, and the save is made when the step's end is over:
+            the guard must not wait for it there.
+    """
+
+    saves_later: bool
 
     def begin(
         self,
@@ -160,12 +167,16 @@ class Guard:
             return None
         about = self.checkpoints.load(good, self._state())
         self.resumed, self.own_values = good, good.own(self.ranks.rank)
-        self.policy = CheckpointPolicy(self._config, now=self._clock(), step=good.step)
-        self._last_step = good.step
-        self._beat("starting")  # at the step where it comes back
+        self.start(good.step)
         if self.folder and self.ranks.rank == 0 and good.request > self.folder.answered():
             self.folder.answer(good.request, good.step)  # it was killed in between
         return {**about, "step": good.step}
+
+    def start(self, step: int) -> None:
+        """The training goes on after `step`, which `resume` or somebody else has loaded."""
+        self.policy = CheckpointPolicy(self._config, now=self._clock(), step=step)
+        self._last_step = step
+        self._beat("starting")  # at the step where it comes back
 
     def step(self, step: int) -> None:
         """The step is done, on all ranks. Raises what gloo raises where a rank is lost."""
@@ -175,6 +186,10 @@ class Guard:
         if self._calls % self._check_every:
             return
         self._listen()
+        self.look(step)
+
+    def look(self, step: int) -> None:
+        """Ask all ranks, and do what they agree on; part of `step`."""
         goes_on = True
         while goes_on and not self.should_stop:
             agreed = self._agree(step)
@@ -190,6 +205,12 @@ class Guard:
         if source not in SOURCES:
             raise ValueError(f"source is {source!r}: it must be of {', '.join(SOURCES)}")
         self._asked.put({"source": source, "reason": reason, "fatal": fatal, "key": key})
+
+    def adopt(self, step: int) -> None:
+        """The training has begun a save of its own, on all ranks; the saver says how it ends."""
+        if self._in_flight is None and step != self.policy.durable_step:
+            self.policy.begin(self._clock(), step, Vote.REGULAR)
+            self._in_flight, self._outcome, self._saving_step = Vote.REGULAR, None, step
 
     def save(self, step: int, reason: str = "the training asks") -> Done | Failed | None:
         """Save now and wait until it is durable; all ranks call it, at the end for example.
@@ -325,6 +346,8 @@ class Guard:
             self._begin(step, agreed.vote)
         elif not (agreed.ending and agreed.running):
             return False
+        if self.checkpoints.saves_later:
+            return False
         if agreed.ending and self._in_flight is not None:
             self._beat("saving")
             self._outcome = self._outcome or self.checkpoints.wait(min(self._grace, 1.0))
@@ -362,7 +385,7 @@ class Guard:
         self.problem = ""
         self._times = [*self._times[-19:], outcome]
         self._answer(self.policy.committed(), outcome.step)
-        logger.info("rmetric: step %d is durable and good: %s", outcome.step, outcome.good.path)
+        logger.info("rmetric: step %d is durable and good: %s", outcome.step, outcome.path)
         self.should_stop = self.should_stop or vote is Vote.FINAL
 
     def _answer(self, requests: tuple[Request, ...], step: int) -> None:
