@@ -143,12 +143,13 @@ def _incidents(lines: Iterable[Line]) -> list[Incident]:
 
 
 def _what_was_done(incident: Incident, line: Line) -> None:
-    done = {
-        "answered": f"checkpoint of step {line.get('step')}",
-        "dropped": "dropped " + ", ".join(map(_gpu, line.get("gpus", ()))),
-        "launch": "restarted",
-        "over": line.get("outcome", ""),
-    }.get(line["event"])
+    event, done = line["event"], ""
+    if event == "answered":
+        done = f"checkpoint of step {line.get('step')}"
+    elif event == "dropped":
+        done = f"dropped {', '.join(map(_gpu, line['gpus']))}"
+    elif event in ("launch", "over"):
+        done = line.get("outcome", "restarted")
     if done:
         incident.action += f"{', ' if incident.action else ''}{done}"
     if line["event"] == "launch":

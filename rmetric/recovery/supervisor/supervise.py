@@ -53,11 +53,12 @@ from rmetric.recovery.supervisor.watch import (
     Patience,
     Polled,
     Pulse,
-    VerdictFiles,
-    VerdictSource,
     follow_alarms,
+    fresh_verdicts,
     words_of,
 )
+from rmetric.telemetry.followed import FollowedVerdicts
+from rmetric.telemetry.sources import AllSources, VerdictSource
 from rmetric.telemetry.verdict import GpuVerdict
 
 #: Signals that ask the supervisor to end, and the one that asks for a checkpoint only.
@@ -109,6 +110,8 @@ class Supervisor:
         settings, patience, pace, watched: see there.
         seed: of the jitter.
         again: run a folder that is finished.
+        adopt: this process has no children but those of the training, and takes those in
+            that the training leaves behind.
         say: called with a line for people.
     """
 
@@ -125,6 +128,7 @@ class Supervisor:
         watched: Watched | None = None,
         seed: int = 0,
         again: bool = False,
+        adopt: bool = False,
         say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     ) -> None:
         self.folder, self.program, self.pool, self.plan = folder, program, pool, plan
@@ -136,10 +140,11 @@ class Supervisor:
         self._pulse: Pulse | None = None
         self._wake_at = self._look_at = self._progress_at = 0.0
         self._stop_number: int | None = None
+        self._noted_step: int | None = None
         self._request_before = self._answered = self._echoed = 0
         self._exits: dict[str, int] = {}
         self._code: int | None = None
-        self._adopts = False
+        self._adopts = adopt
 
     def run(self) -> int:
         """Returns the exit code; raises LockedError where another supervisor is at it."""
@@ -163,7 +168,7 @@ class Supervisor:
             "supervisor", pid=os.getpid(), node=os.uname().nodename, token=self._token,
             command=list(self.program.arguments), gpus=_shown_pool(self.pool),
         )  # fmt: skip
-        self._adopts = processes.adopt_orphans()
+        self._adopts = self._adopts and processes.adopt_orphans()
         stop_watching = self._watch()
         try:
             with self._signals():
@@ -179,8 +184,11 @@ class Supervisor:
             self._summarise()
 
     def _watch(self) -> list[Callable[[], object]]:
-        sources = [VerdictFiles(self.folder.telemetry), *self.watched.sources]
-        polled = Polled(sources, self._heard.put, self._heard.put, self.pace.poll)
+        files = FollowedVerdicts(self.folder.telemetry)
+        for verdict in fresh_verdicts(files, time.time()):
+            self._heard.put(verdict)
+        source = AllSources([files, *self.watched.sources])
+        polled = Polled(source, self._heard.put, self._heard.put, self.pace.poll)
         stops: list[Callable[[], object]] = [polled.close]
         if self.watched.log is not None:
             stops.append(
@@ -297,6 +305,7 @@ class Supervisor:
         failure = pulse.look(self.folder.beats(running.token), now)
         if resumed is None and pulse.resumed is not None:
             self._note("resumed", launch=running.number, step=pulse.resumed, at=pulse.resumed_at)
+            self._noted_step, self._progress_at = pulse.resumed, now + self.pace.progress
         if pulse.step is not None and pulse.step != step and pulse.resumed is not None:
             if now >= self._progress_at:
                 self._progress(running, now)
@@ -310,11 +319,11 @@ class Supervisor:
             self._note("enough progress", step=step)
 
     def _progress(self, running: Running, now: float) -> None:
-        if self._pulse and self._pulse.step is not None:
-            self._note(
-                "progress", launch=running.number, step=self._pulse.step, at=self._pulse.step_at
-            )
-            self._progress_at = now + self.pace.progress
+        step = self._pulse.step if self._pulse else None
+        self._progress_at = now + self.pace.progress
+        if self._pulse and step is not None and step != self._noted_step:
+            self._noted_step = step
+            self._note("progress", launch=running.number, step=step, at=self._pulse.step_at)
 
     def _answers(self, now: float) -> None:
         answered = self.folder.answered()
@@ -457,12 +466,12 @@ class Supervisor:
             self._say(told(line))
 
     def _summarise(self) -> None:
-        summary = summarise(self.journal.lines)
         try:
+            summary = summarise(self.journal.lines)
             self.folder.summary.write_text(in_words(summary))
             text = json.dumps(summary.as_json(), indent=1) + "\n"
             self.folder.summary.with_suffix(".json").write_text(text)
-        except OSError as error:
+        except Exception as error:  # whatever a journal holds, it is not worth a training
             self._say(f"the summary cannot be written: {error}")
 
 

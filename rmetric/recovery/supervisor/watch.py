@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Any, Protocol
 
 from rmetric.recovery.run_folder import Heartbeat
 from rmetric.recovery.supervisor import diagnosis
 from rmetric.recovery.supervisor.allocation import Allocation, Gpu
 from rmetric.recovery.supervisor.events import Failure
-from rmetric.strict_json import parse_line
-from rmetric.telemetry.verdict import ACTIONS, LEVELS, GpuVerdict
+from rmetric.telemetry.sources import VerdictSource
+from rmetric.telemetry.verdict import GpuVerdict
 
 #: A verdict that lay there already counts if it is no older than this many seconds.
 FRESH_SECONDS = 600.0
-
-
-class VerdictSource(Protocol):
-    """Where verdicts on GPUs come from."""
-
-    def poll(self) -> Sequence[GpuVerdict]:
-        """The verdicts since the last call."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +27,8 @@ class Patience:
         start: until it trains; also to exit, once it is finished.
         hang: while it trains.
         saving: while it saves and may not beat.
-        quiet: how long its output may not grow; None not to look, for a program with
-            no heartbeats.
+        quiet: how long its output may not grow once there is some, for a program without
+            heartbeats; None not to look.
     """
 
     start: float = 600.0
@@ -66,7 +57,7 @@ class Pulse:
     Attributes:
         resumed: step at which it came back; None until it trains.
         resumed_at: time of that, by the beat's clock.
-        step: the last that all ranks have done; None until then.
+        step: the last that any rank has done, which then the others have begun; None until then.
         step_at: time of that, by the beat's clock.
     """
 
@@ -103,9 +94,9 @@ class Pulse:
             said = [beat.resumed for beat in at_work if beat.resumed is not None]
             self.resumed = min(said, default=min(beat.step for beat in at_work))
             self.resumed_at = first.time
-        step = min(beat.step for beat in at_work)
-        if self.step is None or step > self.step:
-            self.step, self.step_at = step, max(beat.time for beat in at_work if beat.step >= step)
+        last = max(at_work, key=lambda beat: (beat.step, -beat.time))
+        if self.step is None or last.step > self.step:
+            self.step, self.step_at = last.step, last.time
 
     def _silent(self, now: float) -> Failure | None:
         if not self.beats:
@@ -125,63 +116,25 @@ class Pulse:
         if size != self._size:
             self._size, self._grew = size, now
         silent = now - self._grew
-        if silent <= self.patience.quiet:
+        limit = self.patience.quiet if size else self.patience.start
+        if silent <= limit:
             return None
-        words = f"it has printed nothing for {silent:.0f} s, {self.patience.quiet:g} are allowed"
+        words = f"it has printed nothing for {silent:.0f} s, {limit:g} are allowed"
         return Failure(kind="hang", words=words)
 
     def _hang(self, silent: float, limit: float) -> Failure:
         return diagnosis.of_hang(self.beats, silent, limit, self.allocation)
 
 
-class VerdictFiles:
-    """Verdicts that others write into the run folder: `telemetry/*.jsonl`, one a line.
+def fresh_verdicts(source: VerdictSource, now: float) -> list[GpuVerdict]:
+    """What a source that has been there before us thinks of each GPU, if it is no history.
 
-    Of what lay there at first only what is fresh counts, and of it the last of each GPU.
-    A line that is no verdict is passed over; one not yet ended is read when it is.
+    Args:
+        now: seconds since the epoch.
     """
-
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
-        self.folder, self._clock = folder, clock
-        self._read: dict[Path, int] = {}
-        self._first = True
-
-    def poll(self) -> list[GpuVerdict]:
-        found = [v for path in sorted(self.folder.glob("*.jsonl")) for v in self._new(path)]
-        if self._first:
-            self._first = False
-            last = {verdict.key: verdict for verdict in found}
-            oldest = self._clock() - FRESH_SECONDS
-            found = [verdict for verdict in last.values() if verdict.time >= oldest]
-        return found
-
-    def _new(self, path: Path) -> list[GpuVerdict]:
-        at = self._read.get(path, 0)
-        try:
-            with open(path, "rb") as file:
-                if file.seek(0, 2) < at:
-                    at = 0  # begun again
-                file.seek(at)
-                data = file.read()
-        except OSError:
-            return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._read[path] = at + len(whole)
-        verdicts = [verdict_of(line) for line in whole.splitlines()]
-        return [verdict for verdict in verdicts if verdict is not None]
-
-
-def verdict_of(line: bytes) -> GpuVerdict | None:
-    """The verdict of one line; None for what is none."""
-    try:
-        entry: Any = parse_line(line)
-        known = {name: entry[name] for name in ("gpu", "time", "level", "action")}
-        reasons = tuple(map(str, entry.get("reasons") or ()))
-        verdict = GpuVerdict(**known, node=entry.get("node") or "", reasons=reasons)
-        ok = verdict.level in LEVELS and verdict.action in ACTIONS and type(verdict.gpu) is int
-        return verdict if ok and verdict.time == verdict.time else None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
+    source.poll()
+    oldest = now - FRESH_SECONDS
+    return [verdict for verdict in source.verdicts().values() if verdict.time >= oldest]
 
 
 class News:
@@ -223,42 +176,40 @@ def words_of(verdict: GpuVerdict) -> str:
 
 
 class Polled:
-    """Asks sources for verdicts from a thread of its own: a driver may keep it waiting.
+    """Asks a source for verdicts from a thread of its own: a driver may keep it waiting.
 
     Args:
-        sources: see `VerdictSource`; one that raises is told once and asked no more.
+        source: see `VerdictSource`.
         told: called with each verdict.
-        wrong: called with what went wrong, in words.
+        wrong: called with what keeps the source from knowing, in words, when that changes.
         seconds: between two questions.
     """
 
     def __init__(
         self,
-        sources: Iterable[VerdictSource],
+        source: VerdictSource,
         told: Callable[[GpuVerdict], None],
         wrong: Callable[[str], None],
         seconds: float,
     ) -> None:
-        self._sources, self._told, self._wrong = list(sources), told, wrong
+        self._source, self._told, self._wrong = source, told, wrong
         self._seconds, self._stop = seconds, threading.Event()
-        self._thread = threading.Thread(target=self._run, name="verdicts", daemon=True)
-        self._thread.start()
+        self._problem: str | None = None
+        threading.Thread(target=self._run, name="verdicts", daemon=True).start()
 
     def close(self) -> None:
         self._stop.set()
-        self._thread.join(1.0)
+        self._source.close()
 
     def _run(self) -> None:
-        while self._sources:
-            for source in list(self._sources):
-                try:
-                    for verdict in source.poll():
-                        self._told(verdict)
-                except Exception as error:
-                    self._sources.remove(source)
-                    self._wrong(f"{type(source).__name__}: {type(error).__name__}: {error}")
-            if self._stop.wait(self._seconds):
-                return
+        while not self._stop.is_set():
+            for verdict in self._source.poll():
+                self._told(verdict)
+            problem, before = self._source.problem, self._problem
+            self._problem = problem
+            if problem and problem != before:
+                self._wrong(problem)
+            self._stop.wait(self._seconds)
 
 
 def follow_alarms(

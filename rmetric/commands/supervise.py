@@ -1,0 +1,291 @@
+"""Start a training, watch it, and start it again after a failure, with the GPUs that are left.
+
+FOLDER is shared with the training: its heartbeats, checkpoints and requests, the journal
+of what happened, and summary.md. What stands behind `--` is run as it stands, without a
+shell; of torchrun and ft_launcher the numbers of processes and nodes are set, and in the
+arguments of any program {tensor} {pipeline} {context} {data} {expert} {micro_batch}
+{accumulation} {batch} {gpus} are filled in. See docs/supervisor.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+NAME = "supervise"
+HELP = "start a training, and start it again after a failure, with the GPUs that are left"
+LOCKED = 3
+EXAMPLES = """examples:
+  rmetric supervise runs/a -- torchrun --nproc-per-node 4 train.py
+  rmetric supervise runs/a --batch 64 --layout tensor=2,data=4 --hang-seconds 120 \\
+      -- torchrun --nproc-per-node 8 train.py --tp {tensor} --accumulate {accumulation}
+  rmetric supervise runs/a --nodes n1:8,n2:8 --prefix 'ssh {node}' -- torchrun train.py
+
+exit codes: 0 finished, now or before; 1 given up, summary.md says why; 2 the command line is
+wrong; 3 another supervisor has the folder; 4 a request asked the training to stop; 128 + the
+signal that ended the supervisor"""
+
+#: Option -> what it says; the names, types and defaults are those of the settings.
+_SETTINGS = {
+    "max_restarts": "restarts in a row before it is given up",
+    "enough_steps": "new steps after which restarts are counted anew",
+    "backoff_seconds": "wait before a restart, doubled with each in a row",
+    "longest_backoff_seconds": "and no longer than this",
+    "suspect_after": "failures in a row of a rank's GPU, or a node, until it is dropped",
+    "save_seconds": "the longest wait for a checkpoint before a bad GPU is given up",
+    "stop_seconds": "the same when the supervisor itself is asked to end",
+}
+_PATIENCE = {
+    "start": "without a sign of life until it trains",
+    "hang": "without a heartbeat while it trains",
+    "saving": "without a heartbeat while it saves",
+    "quiet": "without output; for a program without heartbeats (default: not looked at)",
+}
+_PACE = {
+    "poll": "between two looks",
+    "progress": "between two lines of progress in the journal",
+    "grace": "for processes to end by themselves before they are killed",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from rmetric.recovery.supervisor.core import Settings
+    from rmetric.recovery.supervisor.supervise import Pace
+    from rmetric.recovery.supervisor.watch import Patience
+
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="of the run")
+    parser.add_argument(
+        "command", nargs="+", metavar="-- COMMAND", help="the training: a program and its arguments"
+    )
+    where = parser.add_argument_group("where it runs")
+    where.add_argument(
+        "--gpus",
+        metavar="LIST",
+        type=gpu_list,
+        help="of this machine, such as 0-3,6 (default: --nproc-per-node of them)",
+    )
+    where.add_argument(
+        "--nodes",
+        metavar="NAME:GPUS,...",
+        type=node_list,
+        help="several machines and how many GPUs each has",
+    )
+    where.add_argument(
+        "--prefix",
+        default="",
+        metavar="WORDS",
+        help="before the command of each node, such as 'ssh {node}'",
+    )
+    how = parser.add_argument_group("how it is split")
+    how.add_argument(
+        "--layout",
+        metavar="NAME=N,...",
+        type=layout,
+        default=None,
+        help="tensor, pipeline, context, expert, micro_batch, accumulation, data",
+    )
+    how.add_argument(
+        "--batch",
+        type=int,
+        metavar="SAMPLES",
+        help="of a step, kept with fewer copies by accumulation",
+    )
+    how.add_argument(
+        "--model",
+        type=Path,
+        metavar="FILE",
+        help="shape of the model: any layout may be planned; needs --batch",
+    )
+    how.add_argument("--engine", default="megatron", help="for which to plan (default: megatron)")
+    how.add_argument("--gpu", default="h100", help="type of the GPUs, to plan (default: h100)")
+    how.add_argument("--gpu-memory", type=float, metavar="GIB", help="if it has another memory")
+    _numbers(parser.add_argument_group("trying again"), _SETTINGS, Settings(), "")
+    _numbers(parser.add_argument_group("seconds"), _PATIENCE, Patience(), "_seconds")
+    _numbers(parser.add_argument_group("pace, in seconds"), _PACE, Pace(), "_seconds")
+    watching = parser.add_argument_group("watching")
+    watching.add_argument(
+        "--watch-log", type=Path, metavar="LOG", help="of the training, for the calibrated detector"
+    )
+    watching.add_argument(
+        "--nvml-seconds",
+        type=float,
+        metavar="N",
+        help="read and judge this machine's GPUs so often; FOLDER/telemetry is always read",
+    )
+    watching.add_argument("--echo", action="store_true", help="show what the training prints")
+    parser.add_argument("--again", action="store_true", help="run a folder that has finished")
+    parser.add_argument("--seed", type=int, default=0, help="of the waits' jitter (default: 0)")
+
+
+def _numbers(group: Any, words: dict[str, str], defaults: Any, suffix: str) -> None:
+    for field in fields(defaults):
+        if field.name in words:
+            default = getattr(defaults, field.name)
+            said = "" if default is None else f" (default: {default:g})"
+            group.add_argument(
+                f"--{(field.name + suffix).replace('_', '-')}",
+                type=int if isinstance(default, int) else float,
+                default=default, metavar="N", help=words[field.name] + said,
+            )  # fmt: skip
+
+
+def gpu_list(text: str) -> tuple[int, ...]:
+    """`0-2,5` as (0, 1, 2, 5)."""
+    found: list[int] = []
+    try:
+        for part in text.split(","):
+            first, dash, last = part.partition("-")
+            found += range(int(first), int(last if dash else first) + 1)
+    except ValueError:
+        found = []
+    if not found or len(set(found)) < len(found):
+        raise argparse.ArgumentTypeError(f"{text!r}: GPUs such as 0-3,6 are accepted, each once")
+    return tuple(found)
+
+
+def node_list(text: str) -> dict[str, tuple[int, ...]]:
+    """`a:4,b:2` as {'a': (0, 1, 2, 3), 'b': (0, 1)}."""
+    found: dict[str, tuple[int, ...]] = {}
+    for part in text.split(","):
+        name, _, number = part.rpartition(":")
+        if not name or not number.isdigit() or int(number) < 1 or name in found:
+            raise argparse.ArgumentTypeError(
+                f"{part!r}: NAME:GPUS with at least one GPU is accepted, each name once"
+            )
+        found[name] = tuple(range(int(number)))
+    return found
+
+
+def layout(text: str) -> dict[str, int]:
+    """`tensor=2,data=4` as numbers by name."""
+    from rmetric.recovery.layout import Layout
+
+    known = list(Layout().as_json())
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, number = part.partition("=")
+        if name not in known or not number.isdigit() or int(number) < 1:
+            raise argparse.ArgumentTypeError(
+                f"{part!r}: NAME=N with N from 1 is accepted, NAME of {', '.join(known)}"
+            )
+        found[name] = int(number)
+    return found
+
+
+def run(options: argparse.Namespace) -> int:
+    from rmetric.recovery.supervisor.journal import LockedError
+
+    try:
+        supervisor = _supervisor(options)
+    except (ValueError, OSError, ImportError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    try:
+        return supervisor.run()
+    except LockedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return LOCKED
+
+
+def _supervisor(options: argparse.Namespace) -> Any:
+    from rmetric.recovery.run_folder import RunFolder
+    from rmetric.recovery.supervisor.core import Settings
+    from rmetric.recovery.supervisor.launch import Program
+    from rmetric.recovery.supervisor.supervise import Pace, Supervisor, Watched
+    from rmetric.recovery.supervisor.watch import Patience
+
+    pool = _pool(options)
+    prefixes = {node: _prefix(options.prefix, node) for node in pool}
+    program = Program(
+        arguments=tuple(options.command),
+        prefixes=prefixes,
+        visible=options.gpus is not None or _has_gpus(),
+        master="" if any(prefixes.values()) else "127.0.0.1",
+    )
+    if len(pool) > 1 and not program.is_torchrun:
+        raise ValueError(f"--nodes needs torchrun or ft_launcher, found {options.command[0]}")
+    return Supervisor(
+        RunFolder(options.folder),
+        program,
+        pool,
+        _planner(options, pool),
+        settings=Settings(**{name: getattr(options, name) for name in _SETTINGS}),
+        patience=Patience(**{name: getattr(options, f"{name}_seconds") for name in _PATIENCE}),
+        pace=Pace(**{name: getattr(options, f"{name}_seconds") for name in _PACE}),
+        watched=Watched(sources=_sources(options), log=options.watch_log, echo=options.echo),
+        seed=options.seed,
+        again=options.again,
+        adopt=True,
+    )
+
+
+def _pool(options: argparse.Namespace) -> dict[str, tuple[int, ...]]:
+    if options.nodes is not None:
+        if options.gpus is not None:
+            raise ValueError("--gpus and --nodes: one of the two")
+        return dict(options.nodes)
+    return {"": options.gpus if options.gpus is not None else tuple(range(_asked(options)))}
+
+
+def _asked(options: argparse.Namespace) -> int:
+    """How many processes the command itself asks for."""
+    from rmetric.recovery.layout import Layout
+    from rmetric.recovery.supervisor.launch import option_of
+
+    said = option_of(options.command, "nproc-per-node")
+    if said is None:
+        return Layout(**(options.layout or {})).num_gpus
+    if not said.isdigit() or int(said) < 1:
+        raise ValueError(f"--nproc-per-node is {said!r}: say which GPUs there are with --gpus")
+    return int(said)
+
+
+def _prefix(words: str, node: str) -> tuple[str, ...]:
+    return tuple(word.replace("{node}", node) for word in shlex.split(words))
+
+
+def _planner(options: argparse.Namespace, pool: dict[str, tuple[int, ...]]) -> Any:
+    from rmetric.recovery.supervisor.allocation import allot, by_model, shrink_data
+
+    if options.model is not None:
+        return _by_model(options, by_model)
+    first = _first_layout(options.layout or {}, sum(map(len, pool.values())))
+    if allot(first, pool) is None:
+        raise ValueError(f"--layout {first} needs {first.num_gpus} GPUs, evenly on nodes: {pool}")
+    return shrink_data(first, options.batch)
+
+
+def _first_layout(said: dict[str, int], gpus: int) -> Any:
+    from rmetric.recovery.layout import Layout
+
+    one_copy = Layout(**{**said, "data": 1}).num_gpus
+    return Layout(**{"data": max(1, gpus // one_copy), **said})
+
+
+def _by_model(options: argparse.Namespace, by_model: Any) -> Any:
+    from rmetric.recovery.cluster import Cluster
+    from rmetric.recovery.model_shape import ModelShape
+    from rmetric.recovery.planner import BatchSpec
+
+    if options.batch is None:
+        raise ValueError("--model needs --batch")
+    gpu = Cluster.of([1], options.gpu, memory_gib=options.gpu_memory).gpu
+    model, batch = ModelShape.from_json(options.model), BatchSpec(samples=options.batch)
+    return by_model(model, gpu, batch, engine=options.engine)
+
+
+def _sources(options: argparse.Namespace) -> list[Any]:
+    if options.nvml_seconds is None:
+        return []
+    from rmetric.telemetry.gpu_watch import GpuWatch
+    from rmetric.telemetry.risk import RiskConfig
+
+    return [GpuWatch(config=RiskConfig(interval=options.nvml_seconds))]
+
+
+def _has_gpus() -> bool:
+    return any(Path("/dev").glob("nvidia[0-9]*"))

@@ -1,0 +1,345 @@
+"""The supervisor with real processes, killed for real: a training in miniature without torch."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rmetric.__main__ import main
+from rmetric.recovery.layout import Layout
+from rmetric.recovery.run_folder import LAUNCH_VARIABLE, RunFolder
+from rmetric.recovery.supervisor import processes
+from rmetric.recovery.supervisor.allocation import shrink_data
+from rmetric.recovery.supervisor.core import Settings
+from rmetric.recovery.supervisor.journal import Lock, LockedError, read_journal
+from rmetric.recovery.supervisor.launch import Program
+from rmetric.recovery.supervisor.summary import summarise
+from rmetric.recovery.supervisor.supervise import Pace, Supervisor
+from rmetric.recovery.supervisor.watch import Patience
+from rmetric.telemetry.lines import verdict_line
+from rmetric.telemetry.verdict import GpuVerdict
+
+SMALL = str(Path(__file__).with_name("small_workers.py"))
+AGENT = (sys.executable, SMALL, "agent", "--ranks", "{gpus}", "--seconds", "0.01")
+
+
+class Told:
+    """A supervised run: its exit code and its journal."""
+
+    def __init__(self, folder: Path, code: int):
+        self.folder, self.code = RunFolder(folder), code
+        self.lines = read_journal(self.folder.journal)
+        self.summary = summarise(self.lines)
+
+    def of(self, event):
+        return [line for line in self.lines if line["event"] == event]
+
+    def log(self, launch):
+        return (self.folder.logs / f"launch-{launch}.log").read_text()
+
+    @property
+    def failures(self):
+        return [line["words"] for line in self.of("failure")]
+
+    def nobody_is_left(self):
+        token = self.of("supervisor")[0]["token"]
+        return not processes.of_launches(token)
+
+
+def supervisor(folder, faults=(), *, more=(), gpus=2, patience=None, batch=None, **settings):
+    folder.mkdir(exist_ok=True)
+    (folder / "faults.json").write_text(json.dumps(list(faults)))
+    chosen = {"backoff_seconds": 0.01, "save_seconds": 5.0, "settle_seconds": 1.0} | settings
+    return Supervisor(
+        RunFolder(folder),
+        Program(arguments=(*AGENT, *more), prefixes={"": ()}),
+        {"": tuple(range(gpus))},
+        shrink_data(Layout(data=gpus, accumulation=1 if batch is None else batch // gpus), batch),
+        settings=Settings(**chosen),
+        patience=patience or Patience(start=20.0, hang=20.0),
+        pace=Pace(poll=0.03, progress=0.05, grace=0.2),
+        say=lambda line: None,
+    )
+
+
+def run(folder, faults=(), **more):
+    return Told(folder, supervisor(folder, faults, **more).run())
+
+
+def fault(do, launch=1, rank=1, step=7):
+    return {"launch": launch, "rank": rank, "step": step, "do": do}
+
+
+def test_a_healthy_training_finishes_and_a_finished_folder_is_not_run_again(tmp_path):
+    told = run(tmp_path)
+    assert (told.code, told.summary.outcome, told.summary.step) == (0, "finished", 40)
+    assert "of layout 2" in told.log(1)
+    assert told.failures == []
+    again = run(tmp_path)
+    assert (again.code, len(again.of("launch"))) == (0, 1)
+    assert again.of("over")[-1]["words"] == "it had finished before"
+
+
+@pytest.mark.parametrize(
+    ("do", "words"),
+    [
+        ("kill", "rank 1 was killed by SIGKILL after step 7"),
+        ("raise", "rank 1 failed after step 7, exit 1: RuntimeError: the loss of step 7 is a cat"),
+        ("exit", "rank 1 failed after step 7, exit 7: "),
+        ("agent", "the launcher was killed by SIGKILL"),
+    ],
+)
+def test_a_rank_or_the_agent_fails_and_training_goes_on(tmp_path, do, words):
+    told = run(tmp_path, [fault(do)])
+    assert f"fault: {do}" in told.log(1)
+    assert told.failures[0].startswith(words)
+    assert (told.code, told.summary.outcome, told.summary.step) == (0, "finished", 40)
+    assert told.of("resumed")[1]["step"] >= 5
+    assert told.nobody_is_left()
+    if do == "agent":  # its ranks outlived it, and one of them does not listen to TERM
+        assert told.of("ended")[1]["killed"] >= 1
+    (incident,) = told.summary.incidents
+    assert incident.launch == 1
+    assert incident.resume_seconds > 0
+    assert incident.steps_lost < 40
+    assert 0 < told.summary.ettr < 1
+
+
+def test_a_hang_is_noticed_and_what_does_not_listen_is_killed(tmp_path):
+    told = run(tmp_path, [fault("hang")], patience=Patience(hang=0.4))
+    assert "fault: hang" in told.log(1)
+    assert "rank 1 stands at step 7, the others at" in told.failures[0]
+    assert told.of("ended")[1]["found"] >= 2
+    assert told.code == 0
+    assert told.summary.incidents[0].notice_seconds > 0.3
+    assert told.nobody_is_left()
+
+
+def test_one_that_does_not_begin_is_noticed(tmp_path):
+    told = run(tmp_path, more=("--silent", "--seconds", "60"), patience=Patience(start=0.3),
+               max_restarts=0)  # fmt: skip
+    assert told.code == 1
+    assert "has not begun to train" in told.failures[0]
+    assert told.nobody_is_left()
+
+
+def test_a_program_without_heartbeats_is_watched_by_its_output(tmp_path):
+    told = run(tmp_path, [fault("hang", rank=0), fault("hang", rank=1)], more=("--silent",),
+               patience=Patience(quiet=0.5))  # fmt: skip
+    assert told.failures[0].startswith("it has printed nothing for")
+    assert told.code == 0
+
+
+def test_a_second_failure_during_recovery_is_like_any_other(tmp_path):
+    told = run(tmp_path, [fault("kill"), fault("start", launch=2), fault("agent", launch=3)])
+    assert [words[:40] for words in told.failures] == [
+        "rank 1 was killed by SIGKILL after step ",
+        "rank 1 failed, exit 1: ValueError: no su",
+        "the launcher was killed by SIGKILL",
+    ]
+    assert (told.code, told.summary.launches) == (0, 4)
+    assert told.summary.incidents[0].resume_seconds is None
+    assert told.nobody_is_left()
+
+
+def test_what_fails_the_same_way_at_once_is_given_up(tmp_path):
+    told = run(tmp_path, [fault("start", launch=0)])
+    assert told.code == 1
+    assert told.summary.launches == 2
+    assert told.summary.words.startswith(
+        "it fails the same way at once: rank 1 failed, exit 1: ValueError: no sueError: no such"
+    )
+
+
+def test_restarts_are_bounded(tmp_path):
+    told = run(tmp_path, [fault("kill", launch=0)], max_restarts=2)
+    assert (told.code, told.summary.launches) == (1, 3)
+    assert "2 restarts in a row were of no use" in told.summary.words
+
+
+def test_what_cannot_be_started_is_said(tmp_path):
+    one = supervisor(tmp_path)
+    one.program = Program(arguments=("no-such-program",), prefixes={"": ()})
+    assert one.run() == 1
+    told = Told(tmp_path, 1)
+    assert "no-such-program cannot be started" in told.failures[0]
+    assert told.summary.words.startswith("it fails the same way at once")
+
+
+def test_a_fatal_gpu_is_drained_and_training_goes_on_with_the_rest(tmp_path):
+    verdict = GpuVerdict(gpu=2, time=time.time(), level="fatal", action="reboot",
+                         reasons=("Xid 79: the GPU has fallen off the bus",))  # fmt: skip
+    folder = RunFolder(tmp_path)
+    one = supervisor(tmp_path, gpus=4, batch=12, more=("--every", "1000"))
+
+    class Script:
+        """Writes the verdict into the folder when step 9 was seen, as another process would."""
+
+        problem = None
+
+        def poll(self):
+            if any(beat.step >= 9 for beat in folder.beats().values()):
+                folder.telemetry.mkdir(exist_ok=True)
+                (folder.telemetry / "here.jsonl").write_bytes(verdict_line(verdict))
+            return ()
+
+        def verdicts(self):
+            return {}
+
+        def close(self):
+            pass
+
+    one.watched.sources.append(Script())
+    told = Told(tmp_path, one.run())
+    assert told.code == 0
+    assert told.failures == ["GPU 2 is fatal: Xid 79: the GPU has fallen off the bus"]
+    (asked,) = told.of("asked")
+    assert (asked["fatal"], asked["stop"]) == (True, True)
+    (answered,) = told.of("answered")
+    assert told.of("resumed")[1]["step"] == answered["step"] >= 9
+    assert told.of("dropped")[0]["gpus"] == [["", 2]]
+    first, second = (Layout.from_json(line["layout"]) for line in told.of("launch"))
+    assert (first.data, second.data) == (4, 3)
+    assert first.global_batch == second.global_batch == 12
+    assert told.of("launch")[1]["gpus"] == {"": [0, 1, 3]}
+    assert "of layout 3" in told.log(2)
+    assert told.summary.steps_lost <= 3  # those of ranks that ran ahead: these are not in step
+    assert "Xid 79" in told.folder.summary.read_text()
+    # Another supervisor on the folder does not take the GPU back.
+    assert supervisor(tmp_path, gpus=4).run() == 0
+
+
+def test_verdicts_of_yesterday_are_history(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.telemetry.mkdir()
+    old = GpuVerdict(gpu=0, time=time.time() - 86400, level="fatal", action="drain")
+    (folder.telemetry / "n.jsonl").write_bytes(verdict_line(old) + b'{"event": "VERD')
+    told = run(tmp_path)
+    assert (told.code, told.of("verdict"), told.of("dropped")) == (0, [], [])
+
+
+def test_a_request_of_a_user_to_stop_is_obeyed(tmp_path):
+    one = supervisor(tmp_path, more=("--seconds", "0.05"))
+    folder = RunFolder(tmp_path)
+
+    class User:
+        problem = None
+        asked = False
+
+        def poll(self):
+            if not self.asked and any(beat.step >= 3 for beat in folder.beats().values()):
+                self.asked = bool(folder.ask("user", "enough for today", stop=True))
+            return ()
+
+        def verdicts(self):
+            return {}
+
+        def close(self):
+            pass
+
+    one.watched.sources.append(User())
+    told = Told(tmp_path, one.run())
+    assert (told.code, told.summary.outcome) == (4, "stopped")
+    stopped_at = told.summary.step
+    assert stopped_at < 40
+    told = run(tmp_path)
+    assert (told.code, told.summary.step) == (0, 40)
+    assert told.of("resumed")[1]["step"] >= 3
+
+
+def test_two_supervisors_on_one_folder(tmp_path, capsys):
+    with Lock(RunFolder(tmp_path)):
+        with pytest.raises(LockedError, match=rf"by process {os.getpid()} on "):
+            supervisor(tmp_path).run()
+        assert main(["supervise", str(tmp_path), "--", "true"]) == 3
+    assert f"supervised already, by process {os.getpid()}" in capsys.readouterr().err
+    assert run(tmp_path).code == 0
+
+
+def command(folder, faults=(), *options):
+    folder.mkdir(exist_ok=True)
+    (folder / "faults.json").write_text(json.dumps(list(faults)))
+    return [
+        sys.executable, "-m", "rmetric", "supervise", str(folder), "--gpus", "0-1",
+        "--poll-seconds", "0.05", "--backoff-seconds", "0.01", "--grace-seconds", "0.3",
+        *options, "--", *AGENT, "--seconds", "0.05",
+    ]  # fmt: skip
+
+
+def until(condition, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.02)
+
+
+def steps(folder):
+    return [beat.step for beat in RunFolder(folder).beats().values()]
+
+
+def test_sigterm_saves_and_ends_all(tmp_path):
+    process = subprocess.Popen(command(tmp_path), stderr=subprocess.PIPE)
+    until(lambda: len(steps(tmp_path)) == 2 and min(steps(tmp_path)) >= 3)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    told = Told(tmp_path, process.returncode)
+    assert (told.code, told.summary.outcome, told.summary.words) == (143, "stopped", "signal 15")
+    (answered,) = told.of("answered")
+    assert answered["step"] >= 3
+    assert int((tmp_path / "saved").read_text()) == answered["step"]
+    assert told.nobody_is_left()
+
+
+def test_a_killed_supervisor_is_followed_by_one_that_ends_its_orphans_and_goes_on(tmp_path):
+    process = subprocess.Popen(command(tmp_path), stderr=subprocess.DEVNULL)
+    until(lambda: len(steps(tmp_path)) == 2 and min(steps(tmp_path)) >= 6)
+    process.kill()
+    process.wait()
+    token = read_journal(RunFolder(tmp_path).journal)[0]["token"]
+    orphans = processes.of_launches(token)
+    assert len(orphans) == 3  # the agent and two ranks train on
+    with open(tmp_path / "journal.jsonl", "ab") as journal:
+        journal.write(b'{"time": 17, "event": "prog')  # as a crash leaves it
+    told = run(tmp_path)
+    assert not any(map(processes.is_alive, orphans))
+    assert told.code == 0
+    assert [line["found"] for line in told.of("ended")[:2]] == [0, 3]
+    assert [line["launch"] for line in told.of("launch")] == [1, 2]
+    assert told.of("resumed")[-1]["step"] >= 5
+    assert told.nobody_is_left()
+
+
+def test_an_environment_that_is_no_ones_is_left_alone(tmp_path):
+    other = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"],
+        env={**os.environ, LAUNCH_VARIABLE: "somebody-else-1"},
+    )
+    try:
+        assert run(tmp_path, [fault("kill")]).code == 0
+        assert psutil.Process(other.pid).is_running()
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_a_full_disk_does_not_end_the_training(tmp_path, monkeypatch):
+    said = []
+    one = supervisor(tmp_path)
+    one._say = said.append
+    written = []
+
+    def full(handle):
+        written.append(handle)
+        if len(written) > 3:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("rmetric.recovery.supervisor.journal.os.fsync", full)
+    assert one.run() == 0
+    assert any("No space left" in line for line in said)

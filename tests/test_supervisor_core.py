@@ -1,0 +1,326 @@
+"""The core of the supervisor: laws that hold whatever happens in whatever order."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmetric.recovery.layout import Layout
+from rmetric.recovery.supervisor.allocation import allot, shrink_data
+from rmetric.recovery.supervisor.core import Core, Past, Settings
+from rmetric.recovery.supervisor.events import (
+    Ask,
+    Began,
+    Drop,
+    Durable,
+    End,
+    Ended,
+    Exited,
+    Failure,
+    Finish,
+    Hung,
+    Interrupted,
+    Launch,
+    Note,
+    Stepped,
+    Verdict,
+    WakeAt,
+    Wanted,
+    Woke,
+)
+
+POOL = {"": (0, 1, 2, 3)}
+
+
+def core(pool=POOL, past=None, again=False, **settings):
+    layout = Layout(data=sum(map(len, pool.values())), accumulation=3)
+    chosen = Settings(jitter=0.0, **settings)
+    plan = shrink_data(layout, layout.global_batch)
+    rng = np.random.default_rng(0)
+    return Core(chosen, pool, plan, rng=rng, past=past, again=again)
+
+
+def started(**settings):
+    one = core(**settings)
+    one.on(Began(time=0.0))
+    (_note, launch) = one.on(Ended(time=0.0))
+    assert isinstance(launch, Launch)
+    return one
+
+
+def failed(words="boom 7", **more):
+    return Failure(kind="exception", words=words, **more)
+
+
+def kinds(actions):
+    return [type(action) for action in actions]
+
+
+def verdict(gpu, level="fatal", action="drain"):
+    return Verdict(time=5.0, gpu=("", gpu), level=level, action=action, words="Xid 79")
+
+
+def test_a_failure_ends_all_processes_and_then_waits_before_it_starts_again():
+    one = started(backoff_seconds=4.0)
+    one.on(Stepped(time=1.0, step=3, resumed=0))
+    assert kinds(one.on(Exited(time=2.0, failure=failed()))) == [Note, End]
+    note, wake = one.on(Ended(time=3.0))
+    assert (note.seconds, wake.time) == (4.0, 7.0)
+    assert one.on(Woke(time=6.9)) == []
+    (launch,) = one.on(Woke(time=7.0))
+    assert launch.number == 2
+
+
+def test_waits_double_up_to_a_cap_and_are_counted_anew_after_progress():
+    one = started(backoff_seconds=1.0, longest_backoff_seconds=3.0, enough_steps=10)
+    waits, time, step = [], 0.0, 0
+    for n in range(6):
+        step += 10 if n == 4 else 1
+        one.on(Stepped(time=time, step=step, resumed=0))
+        one.on(Exited(time=time, failure=failed()))
+        waits.append(one.on(Ended(time=time))[0].seconds)
+        time += 10.0
+        one.on(Woke(time=time))
+    assert waits == [1.0, 2.0, 3.0, 3.0, 1.0, 2.0]
+
+
+def test_a_fatal_gpu_is_saved_dropped_and_replaced_by_a_smaller_layout():
+    one = started()
+    drop, note, ask, _wake = one.on(verdict(1))
+    assert drop == Drop((("", 1),), "Xid 79")
+    assert note.failure.gpu == ("", 1)
+    assert (ask.fatal, ask.stop) == (True, True)
+    assert kinds(one.on(Durable(time=6.0))) == [WakeAt]
+    assert kinds(one.on(Woke(time=11.0))) == [End]
+    assert one.on(Ended(time=11.0))[0].seconds == 0.0
+    _plan, launch = one.on(Woke(time=11.0))
+    assert launch.allocation.gpus == {"": (0, 2, 3)}
+    assert launch.allocation.layout == Layout(data=3, accumulation=4)
+
+
+def test_it_does_not_wait_for_a_checkpoint_forever():
+    one = started(save_seconds=30.0)
+    one.on(verdict(1))
+    assert one.on(Woke(time=34.9)) == []
+    assert kinds(one.on(Woke(time=35.0))) == [End]
+
+
+def test_a_gpu_that_is_not_used_goes_without_a_word():
+    one = core(pool={"": (0, 1, 2, 3)})
+    one.plan = shrink_data(Layout(data=2), None)
+    one.on(Began(time=0.0))
+    one.on(Ended(time=0.0))
+    used = one._used
+    assert len(used) == 4 or kinds(one.on(verdict(3))) == [Drop]
+
+
+def test_a_risk_asks_for_a_checkpoint_and_goes_on():
+    one = started()
+    assert one.on(verdict(1, "risk", "watch")) == [Ask("risk", "Xid 79")]
+    assert one.on(Wanted(time=6.0, source="alarm", words="a spike")) == [Ask("alarm", "a spike")]
+    assert one.phase == "running"
+
+
+def test_an_application_error_restarts_with_the_same_gpus():
+    one = started()
+    assert kinds(one.on(verdict(1, "fatal", "restart_application"))) == [Note, Ask, WakeAt]
+    one.on(Exited(time=6.0))
+    one.on(Ended(time=6.0))
+    (launch,) = one.on(Woke(time=1e9))
+    assert launch.allocation.gpus == POOL
+
+
+def test_the_same_failure_at_once_twice_is_enough():
+    one = started()
+    one.on(Exited(time=1.0, failure=failed("no file data-1.bin", code=1, rank=0)))
+    one.on(Ended(time=1.0))
+    one.on(Woke(time=1e3))
+    one.on(Exited(time=1001.0, failure=failed("no file data-2.bin", code=1, rank=0)))
+    (finish,) = one.on(Ended(time=1001.0))
+    assert finish == Finish("gave up", "it fails the same way at once: no file data-2.bin", 1)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        failed("something else", code=1, rank=0),
+        Failure(kind="signal", words="boom", code=-9, rank=0),
+    ],
+)
+def test_another_failure_at_once_or_a_kill_is_tried_again(other):
+    one = started()
+    for time in (1.0, 1001.0):
+        first = other if other.code == -9 else failed(f"other{'x' * int(time)}")
+        one.on(Exited(time=time, failure=first))
+        assert isinstance(one.on(Ended(time=time))[-1], WakeAt)
+        one.on(Woke(time=time + 999.0))
+
+
+def test_a_failure_after_a_step_is_not_at_once():
+    one = started()
+    for time in (1.0, 1001.0, 2001.0):
+        one.on(Stepped(time=time, step=1, resumed=0))
+        one.on(Exited(time=time, failure=failed()))
+        assert isinstance(one.on(Ended(time=time))[-1], WakeAt)
+        one.on(Woke(time=time + 999.0))
+
+
+def test_the_gpu_of_a_rank_that_fails_thrice_in_a_row_is_dropped():
+    one = started(suspect_after=3)
+    dropped = []
+    for n, gpu in enumerate([2, 1, 2, 2, 2]):
+        one.on(Stepped(time=n, step=n + 1, resumed=0))
+        one.on(Exited(time=float(n), failure=failed(gpu=("", gpu))))
+        dropped += [a for a in one.on(Ended(time=float(n))) if isinstance(a, Drop)]
+        one.on(Woke(time=float(n) + 1e6))
+    assert [drop.gpus for drop in dropped] == [(("", 2),)]
+
+
+def test_the_last_gpu_is_not_dropped_on_suspicion():
+    one = core(pool={"": (0,)}, suspect_after=1)
+    one.on(Began(time=0.0))
+    one.on(Ended(time=0.0))
+    one.on(Exited(time=1.0, failure=failed(gpu=("", 0))))
+    assert kinds(one.on(Ended(time=1.0))) == [Note, WakeAt]
+
+
+def test_a_node_that_cannot_be_reached_is_dropped():
+    one = core(pool={"a": (0, 1), "b": (0, 1)})
+    one.on(Began(time=0.0))
+    one.on(Ended(time=0.0))
+    one.on(Exited(time=1.0, failure=failed(node="b")))
+    drop, *_ = one.on(Ended(time=1.0, unreachable=("b",)))
+    assert drop.gpus == (("b", 0), ("b", 1))
+    assert one.on(Woke(time=1e9))[-1].allocation.gpus == {"a": (0, 1)}
+
+
+def test_nothing_left_is_said_so():
+    one = core(pool={"": (0,)})
+    one.on(Began(time=0.0))
+    one.on(Ended(time=0.0))
+    one.on(verdict(0))
+    one.on(Exited(time=6.0))
+    one.on(Ended(time=6.0))
+    (finish,) = one.on(Woke(time=6.0))
+    assert finish.outcome == "gave up"
+    assert "0 GPUs are left" in finish.words
+
+
+def test_a_signal_saves_ends_and_tells_its_number():
+    one = started(stop_seconds=20.0)
+    ask, wake = one.on(Interrupted(time=1.0, signal=15))
+    assert (ask.source, ask.stop, wake.time) == ("signal", True, 21.0)
+    assert kinds(one.on(Interrupted(time=2.0, signal=15))) == [End]
+    assert one.on(Ended(time=3.0)) == [Finish("stopped", "signal 15", 143)]
+
+
+def test_processes_that_stay_end_the_supervisor_rather_than_meet_a_second_launch():
+    one = started()
+    one.on(Exited(time=1.0, failure=failed()))
+    (finish,) = one.on(Ended(time=2.0, left=1))
+    assert finish.outcome == "gave up"
+
+
+def test_finished_is_terminal():
+    past = Past(launches=3, outcome="finished")
+    assert core(past=past).on(Began(time=0.0))[0].outcome == "finished"
+    assert kinds(core(past=past, again=True).on(Began(time=0.0))) == [End]
+
+
+@pytest.mark.parametrize(("name", "value"), [("max_restarts", -1), ("jitter", float("nan"))])
+def test_settings_are_looked_at(name, value):
+    with pytest.raises(ValueError, match=name):
+        Settings(**{name: value})
+
+
+TIMES = st.floats(0.0, 500.0)
+GPUS = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 3))
+FAILURES = st.builds(
+    Failure,
+    kind=st.sampled_from(["exit", "signal", "hang"]),
+    words=st.sampled_from(["x", "y"]),
+    code=st.sampled_from([None, 1, -9]),
+    gpu=st.none() | GPUS,
+    node=st.sampled_from(["", "a", "b"]),
+)
+EVENTS = st.one_of(
+    st.builds(Ended, time=TIMES, left=st.sampled_from([0, 0, 0, 1]),
+              unreachable=st.sampled_from([(), (), (), ("a",), ("b",)])),
+    st.builds(Exited, time=TIMES, failure=st.none() | FAILURES, stopped=st.booleans()),
+    st.builds(Hung, time=TIMES, failure=FAILURES),
+    st.builds(Verdict, time=TIMES, gpu=GPUS, level=st.sampled_from(["healthy", "risk", "fatal"]),
+              action=st.sampled_from(["none", "drain", "restart_application"]), words=st.just("w")),
+    st.builds(Stepped, time=TIMES, step=st.integers(0, 50), resumed=st.integers(0, 50)),
+    st.builds(Durable, time=TIMES),
+    st.builds(Woke, time=TIMES),
+    st.builds(Wanted, time=TIMES, source=st.just("alarm"), words=st.just("w")),
+    st.builds(Interrupted, time=TIMES, signal=st.just(15)),
+)  # fmt: skip
+
+
+@given(steps=st.lists(EVENTS, max_size=80), most=st.integers(0, 4), enough=st.integers(1, 20))
+def test_laws(steps, most, enough):
+    """One launch at a time, bounded restarts, what is dropped stays so, over is over."""
+    one = core(
+        pool={"a": (0, 1, 2, 3), "b": (0, 1, 2, 3)}, max_restarts=most, enough_steps=enough,
+        backoff_seconds=1.0,
+    )  # fmt: skip
+    alive, ending, over = False, False, False
+    dropped, launches, in_a_row, best, best_before = set(), 0, 0, 0, 0
+    time = 0.0
+    for event in [Began(time=0.0), *steps]:
+        time += event.time
+        event = type(event)(**{**vars(event), "time": time})
+        if isinstance(event, Ended) and not ending:
+            continue  # it is only sent where it was asked for
+        if isinstance(event, Ended):
+            ending = alive = False
+        if isinstance(event, Stepped) and one.phase in ("running", "saving"):
+            best = max(best, event.step)
+            in_a_row = 0 if best - best_before >= enough else in_a_row
+        for action in one.on(event):
+            assert not over, "nothing is done when it is over"
+            if isinstance(action, End):
+                ending = True
+            elif isinstance(action, Drop):
+                assert not dropped & set(action.gpus)
+                dropped |= set(action.gpus)
+            elif isinstance(action, Launch):
+                assert not alive, "two launches at a time"
+                assert not ending
+                alive, launches = True, launches + 1
+                assert action.number == launches
+                in_a_row, best_before = in_a_row + (launches > 1), best
+                used = {(n, g) for n, gpus in action.allocation.gpus.items() for g in gpus}
+                assert not used & dropped
+                assert len({len(gpus) for gpus in action.allocation.gpus.values()}) == 1
+                assert len(used) == action.allocation.layout.num_gpus
+                assert action.allocation.layout.global_batch == 24
+                assert in_a_row <= most
+            elif isinstance(action, Ask):
+                assert alive
+                assert not ending
+            elif isinstance(action, Finish):
+                assert not alive, "nobody is left behind"
+                over = True
+    assert (one.phase == "over") == over
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcd"), st.sets(st.integers(0, 7), min_size=1), min_size=1),
+    st.integers(1, 4), st.integers(1, 3), st.integers(1, 6),
+)  # fmt: skip
+def test_an_allocation_is_even_and_keeps_tensor_groups_on_a_node(pool, tensor, pipeline, data):
+    pool = {node: tuple(sorted(gpus)) for node, gpus in pool.items()}
+    layout = Layout(tensor=tensor, pipeline=pipeline, data=data)
+    gpus = allot(layout, pool)
+    if gpus is None:
+        most = [each * sum(len(some) >= each for some in pool.values()) for each in range(9)]
+        fits = [layout.num_gpus % each == 0 and most[each] >= layout.num_gpus
+                for each in range(tensor, 9, tensor)]  # fmt: skip
+        assert not any(fits)
+        return
+    (each,) = {len(some) for some in gpus.values()}
+    assert each * len(gpus) == layout.num_gpus
+    assert each % tensor == 0
+    assert all(set(some) <= set(pool[node]) for node, some in gpus.items())
