@@ -14,6 +14,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -63,9 +64,7 @@ def measure_plans() -> dict[str, float]:
                     sizes = [8] * (gpus // 8 - 1) + [7]
                     batch = BatchSpec(samples=2048, keep=keep)
                     question = (model, Cluster.of(sizes, "h100"), batch)
-                    milliseconds = least_milliseconds(
-                        lambda q=question, e=engine: plan(*q, engine=e)
-                    )
+                    milliseconds = least_milliseconds(partial(plan, *question, engine=engine))
                     kept = "" if keep else "_batch_may_change"
                     found[f"{engine}_{name}_{gpus - 1}_gpus{kept}_ms"] = milliseconds
     return found

@@ -11,6 +11,8 @@ from rmetric.recovery.search import fits, smallest, splits
 
 #: Rules that can be lifted one at a time; what is left of one is never a layout to use.
 LIFTED = ("tensor", "pipeline", "node", "batch")
+#: What may be asked of the planner instead, where there is something.
+INSTEAD = {"pipeline": "; uneven stages may be allowed", "batch": "; the batch may be let change"}
 
 
 def why_nothing_fits(problem: Problem) -> tuple[str, list[str]]:
@@ -60,5 +62,7 @@ def _would_help(problem: Problem) -> list[str]:
         if without is not None:
             broken = broken_rules(problem, without.layout, without.recompute)
             reasons = "; ".join(broken[name] for name in broken if name != "memory")
-            found.append(f"{without.layout} would fit in memory, but {reasons}")
+            found.append(
+                f"{without.layout} would fit in memory, but {reasons}{INSTEAD.get(rule, '')}"
+            )
     return found

@@ -12,80 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rmetric.recovery.binding import why_nothing_fits
 from rmetric.recovery.cluster import Cluster, in_words
 from rmetric.recovery.engines import engine_named
 from rmetric.recovery.layout import Layout
 from rmetric.recovery.memory import Memory
 from rmetric.recovery.model_shape import ModelShape
 from rmetric.recovery.placement import Placement, place
+from rmetric.recovery.plan_settings import BatchSpec, PlanOptions
 from rmetric.recovery.rules import Problem, broken_rules
 from rmetric.recovery.search import Found, order, search
 from rmetric.recovery.throughput import Step
 
-
-@dataclass(frozen=True, kw_only=True)
-class BatchSpec:
-    """Samples of one step.
-
-    Attributes:
-        samples: of one step, over all copies, at least 1.
-        keep: the layout must come to exactly these; else it may change them.
-        largest_change: by which share at most, if they need not be kept.
-        micro_batches: samples of a forward pass that may be tried.
-    """
-
-    samples: int
-    keep: bool = True
-    largest_change: float = 0.1
-    micro_batches: tuple[int, ...] = (1, 2, 4, 8)
-
-    def __post_init__(self) -> None:
-        if type(self.samples) is not int or self.samples < 1:
-            raise ValueError(f"the batch is {self.samples!r}: a whole number of at least 1")
-        if not self.micro_batches or any(type(n) is not int or n < 1 for n in self.micro_batches):
-            raise ValueError(f"micro_batches is {self.micro_batches!r}: whole numbers from 1")
-        if not 0 <= self.largest_change < 1:
-            raise ValueError(f"largest_change is {self.largest_change}: from 0 to below 1")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanOptions:
-    """What may be tried.
-
-    Attributes:
-        tensor, pipeline, context, expert: sizes that are allowed; None allows all.
-        recompute: whether each layer's activations may be computed again: settings to try.
-        shard_optimiser: ZeRO-1 for Megatron (its distributed optimiser).
-        flash_attention: attention scores are not kept.
-        uneven_stages: stages may differ by one layer.
-        margin: a layout this share slower than the fastest is taken if it is a smaller
-            change from the present one.
-        alternatives: how many to give beside the best; each differs in TP, PP, CP or EP.
-    """
-
-    tensor: tuple[int, ...] | None = None
-    pipeline: tuple[int, ...] | None = None
-    context: tuple[int, ...] | None = None
-    expert: tuple[int, ...] | None = None
-    recompute: tuple[bool, ...] = (False, True)
-    shard_optimiser: bool = True
-    flash_attention: bool = True
-    uneven_stages: bool = False
-    margin: float = 0.03
-    alternatives: int = 4
-
-    def __post_init__(self) -> None:
-        for name in ("tensor", "pipeline", "context", "expert"):
-            sizes = getattr(self, name)
-            if sizes is not None and (not sizes or any(type(n) is not int or n < 1 for n in sizes)):
-                raise ValueError(f"{name} is {sizes!r}: whole numbers of at least 1, or None")
-        if not self.recompute:
-            raise ValueError("recompute is empty: False, True or both must be allowed")
-        if not 0 <= self.margin < 1 or self.alternatives < 0:
-            raise ValueError(
-                f"margin is {self.margin} and alternatives {self.alternatives}: "
-                "a share from 0 to below 1, and a number from 0"
-            )
+__all__ = ["BatchSpec", "Option", "Plan", "PlanOptions", "check", "plan"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,8 +110,6 @@ def plan(
         return _none(problem, "no GPU is left")
     found = search(problem, keep=options.alternatives + 1, margin=options.margin if current else 0)
     if not found:
-        from rmetric.recovery.binding import why_nothing_fits
-
         return _none(problem, *why_nothing_fits(problem))
     found.sort(key=order)
     best, why = _choose(found, current, options.margin)
