@@ -185,14 +185,18 @@ class _Run:
     def _steps_to_next_question(self) -> int:
         """Steps until the policy could want something, if nothing happens before."""
         policy, interval = self._the_policy(), self.config.interval_steps or 1
-        gap = interval
-        if policy.pending or (self.standing and self.job.predictor.repeats):
-            gap = ceil(self.config.least_gap * interval)
         saved = policy.in_flight.step if policy.in_flight else policy.durable_step
-        steps = max(saved + gap - self.step, 1)
+        repeats = self.standing and self.job.predictor.repeats
+        if repeats and (policy.in_flight or not policy.pending):
+            steps = 1  # it asks again as soon as it is answered
+        elif policy.pending:
+            steps = saved + ceil(self.config.least_gap * interval) - self.step
+        else:
+            steps = saved + interval - self.step
         if policy.in_flight:
             until_durable = (self.durable_at - TINY - self.env.now) / self._step_takes()
             steps = max(steps, ceil(until_durable))
+        steps = max(steps, 1)
         return min(steps, self.job.num_steps - self.step)
 
     # What happens to it
