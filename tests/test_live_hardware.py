@@ -54,18 +54,21 @@ def test_a_source_that_began_before_the_run_is_given_the_runs_clock(tmp_path):
 TRAINING = """
 import sys, time
 from rmetric.live import Monitor
-from rmetric.telemetry.nvml import NvmlEvents
+from rmetric.telemetry.gpu_watch import GpuWatch
+from rmetric.telemetry.risk import RiskConfig
 from tests.live_training import make_model, train
 
-hardware = NvmlEvents(interval=0.005)
-assert hardware.ready(30.0), hardware.problem
-make = lambda model, optimizer: Monitor(model, optimizer, log=sys.argv[1], hardware=hardware)
+watch = GpuWatch(config=RiskConfig(interval=0.005))
+assert watch.hardware.ready(30.0), watch.problem
+make = lambda model, optimizer: Monitor(model, optimizer, log=sys.argv[1], hardware=watch.hardware)
 train(make_model(), make, steps=30, spoil=lambda step, loss: time.sleep(0.02) or loss)
+for verdict in watch.poll():
+    print(verdict.gpu, verdict.level, verdict.action)
 """
 
 
 @pytest.mark.slow
-def test_xids_of_a_training_are_logged_and_those_of_the_application_do_not_count(tmp_path):
+def test_a_watch_feeds_a_trainings_log_and_lambda_and_judges_its_gpus(tmp_path):
     build(tmp_path)
     history = [(10, 0, "xid", 13), (20, 0, "xid", 94), (30, 1, "ecc_uncorrected", 2)]
     log = tmp_path / "run.jsonl"
@@ -77,6 +80,8 @@ def test_xids_of_a_training_are_logged_and_those_of_the_application_do_not_count
         text=True,
     )
     assert done.returncode == 0, done.stderr
+    assert "0 risk restart_application\n" in done.stdout
+    assert "1 fatal drain\n" in done.stdout
     records = read_log(log).records
     events = [event for record in records for event in record.events]
     assert [(event.kind, event.worker) for event in events] == [

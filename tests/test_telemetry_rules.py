@@ -1,5 +1,6 @@
 """Rules, the Xid catalogue, and the judge that puts them above the score."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from rmetric.telemetry.rules import RULES, rule_of
 from rmetric.telemetry.verdict import ACTIONS, LEVELS, GpuVerdict
 from rmetric.telemetry.xid import APPLICATION_XIDS, CATALOGUE, CLASSES, xid_kind, xid_of_kind
 
-PAGE = Path(__file__).parents[1] / "docs" / "telemetry.md"
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "telemetry.md"
+BENCHMARK = ROOT / "results" / "benchmarks" / "telemetry.json"
 
 
 class TestCatalogue:
@@ -47,6 +50,13 @@ class TestCatalogue:
         for rule in RULES.values():
             action = rule.action.replace("_", " ")
             assert f"| `{rule.kind}` | {rule.words} | {rule.level} | {action} |" in page
+
+    def test_the_page_tells_what_was_measured(self):
+        measured = json.loads(BENCHMARK.read_text())["measured"]
+        for watch in measured["watches"]:
+            number = f"{watch['gpus']} GPU{'s' * (watch['gpus'] > 1)}"
+            assert f"{watch['percent_of_a_core']:.3f} % for {number}" in PAGE.read_text()
+            assert watch["percent_of_a_core"] <= measured["goal_percent_of_a_core"]
 
 
 class TestRules:

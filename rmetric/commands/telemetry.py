@@ -24,7 +24,8 @@ from rmetric.telemetry.gpu_watch import GpuWatch
 from rmetric.telemetry.lines import Heard
 from rmetric.telemetry.played import PlayedReadings
 from rmetric.telemetry.risk import RiskConfig
-from rmetric.telemetry.verdict import GpuVerdict
+from rmetric.telemetry.rules import rule_of
+from rmetric.telemetry.verdict import LEVELS, GpuVerdict
 
 NAME = "telemetry"
 HELP = "watch this machine's GPUs: readings, risk, and what each asks for"
@@ -130,6 +131,7 @@ class _Telemetry:
         self.changed = False
         self.problem: str | None = None
         self.begun: dict[str, float] = {}
+        self.levels: dict[str, str] = {}
         self.source = self._source()
 
     def run(self) -> int:
@@ -193,11 +195,20 @@ class _Telemetry:
         for file in (self.jsonl, self.shared):
             if file is not None:
                 file.verdict(verdict)
-        if self.folder is not None and verdict.level != "healthy":
-            source = "rule" if verdict.rules else "risk"
-            reason = f"GPU {verdict.key}: {'; '.join(verdict.reasons)}"
-            number = self.folder.ask(source, reason, fatal=verdict.level == "fatal")
-            print(f"request {number} for a checkpoint is left in {self.folder.path}", flush=True)
+        if self.folder is not None:
+            self._ask(self.folder, verdict)
+
+    def _ask(self, folder: RunFolder, verdict: GpuVerdict) -> None:
+        """Ask for a checkpoint when a GPU got worse; a further sign of the same is no new one."""
+        before = self.levels.get(verdict.key, "healthy")
+        self.levels[verdict.key] = verdict.level
+        if LEVELS.index(verdict.level) <= LEVELS.index(before):
+            return
+        rules = [rule.level for kind in verdict.rules if (rule := rule_of(kind)) is not None]
+        source = "rule" if verdict.level in rules else "risk"
+        reason = f"GPU {verdict.key}: {'; '.join(verdict.reasons)}"
+        number = folder.ask(source, reason, fatal=verdict.level == "fatal")
+        print(f"request {number} for a checkpoint is left in {folder.path}", flush=True)
 
     def _tell_problem(self) -> None:
         problem = self.source.problem
