@@ -1,4 +1,4 @@
-.PHONY: reproduce case-study benchmark test check
+.PHONY: reproduce case-study benchmark demo-guard test check
 
 reproduce:
 	python3 tasks.py reproduce
@@ -8,6 +8,9 @@ case-study:
 
 benchmark:
 	python3 tasks.py benchmark
+
+demo-guard:
+	python3 tasks.py demo-guard
 
 test:
 	python3 tasks.py test

@@ -3,11 +3,12 @@
     reproduce   environment, the 720 runs, tables, figures, a replay
     case-study  environment with torch, then the case study in small: two real runs on a CPU
     benchmark   environment, then every detector on the laboratory and the stress study
+    demo-guard  environment with torch, then a training that loses a GPU and goes on
     test        environment, then the tests
     check       environment, then linter and type checker
     setup       only the environment, in .venv
 
-`make reproduce`, `make case-study`, `make benchmark` and `make test` do the same.
+`make reproduce`, `make demo-guard` and so on do the same.
 """
 
 from __future__ import annotations
@@ -94,6 +95,11 @@ def benchmark() -> None:
     run([str(PYTHON), "-m", "rmetric.evaluation", *given])
 
 
+def demo_guard() -> None:
+    set_up("live,guard")
+    run([str(PYTHON), "run_guard_demo.py", *sys.argv[2:]])
+
+
 def test() -> None:
     set_up("dev")
     run([str(PYTHON), "-m", "pytest", *sys.argv[2:]])
@@ -110,6 +116,7 @@ TASKS = {
     "reproduce": reproduce,
     "case-study": case_study,
     "benchmark": benchmark,
+    "demo-guard": demo_guard,
     "test": test,
     "check": check,
     "setup": lambda: set_up("dev"),

@@ -251,22 +251,25 @@ def _prefix(words: str, node: str) -> tuple[str, ...]:
 def _planner(options: argparse.Namespace, pool: dict[str, tuple[int, ...]]) -> Any:
     from rmetric.recovery.supervisor.allocation import allot, by_model, shrink_data
 
+    first = _first_layout(options.layout or {}, sum(map(len, pool.values())), options.batch)
     if options.model is not None:
-        return _by_model(options, by_model)
-    first = _first_layout(options.layout or {}, sum(map(len, pool.values())))
+        return _by_model(options, by_model, first if options.layout else None)
     if allot(first, pool) is None:
         raise ValueError(f"--layout {first} needs {first.num_gpus} GPUs, evenly on nodes: {pool}")
     return shrink_data(first, options.batch)
 
 
-def _first_layout(said: dict[str, int], gpus: int) -> Any:
+def _first_layout(said: dict[str, int], gpus: int, batch: int | None) -> Any:
     from rmetric.recovery.layout import Layout
 
     one_copy = Layout(**{**said, "data": 1}).num_gpus
-    return Layout(**{"data": max(1, gpus // one_copy), **said})
+    whole = {"data": max(1, gpus // one_copy), **said}
+    if batch is not None and "accumulation" not in said:
+        whole["accumulation"] = max(1, batch // (whole["data"] * said.get("micro_batch", 1)))
+    return Layout(**whole)
 
 
-def _by_model(options: argparse.Namespace, by_model: Any) -> Any:
+def _by_model(options: argparse.Namespace, by_model: Any, first: Any) -> Any:
     from rmetric.recovery.cluster import Cluster
     from rmetric.recovery.model_shape import ModelShape
     from rmetric.recovery.planner import BatchSpec
@@ -275,7 +278,7 @@ def _by_model(options: argparse.Namespace, by_model: Any) -> Any:
         raise ValueError("--model needs --batch")
     gpu = Cluster.of([1], options.gpu, memory_gib=options.gpu_memory).gpu
     model, batch = ModelShape.from_json(options.model), BatchSpec(samples=options.batch)
-    return by_model(model, gpu, batch, engine=options.engine)
+    return by_model(model, gpu, batch, engine=options.engine, first=first)
 
 
 def _sources(options: argparse.Namespace) -> list[Any]:

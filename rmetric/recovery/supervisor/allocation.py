@@ -114,7 +114,9 @@ def _why(layout: Layout, have: int, batch: int | None) -> str:
     return f"{layout.num_gpus} GPUs in {layout.data} copies{kept}{spare}"
 
 
-def by_model(model: Any, gpu: Any, batch: Any, *, engine: str) -> Planner:
+def by_model(
+    model: Any, gpu: Any, batch: Any, *, engine: str, first: Layout | None = None
+) -> Planner:
     """Plans with `rmetric.recovery.planner`.
 
     torchrun needs the same number of ranks on each node, so that it is asked once for
@@ -125,11 +127,14 @@ def by_model(model: Any, gpu: Any, batch: Any, *, engine: str) -> Planner:
         gpu: a `rmetric.recovery.cluster.Gpu`.
         batch: a `BatchSpec`.
         engine: as for `rmetric.recovery.planner.plan`.
+        first: layout of the first launch, if it has the GPUs; None where it is planned too.
     """
     from rmetric.recovery.cluster import Cluster, Node
     from rmetric.recovery.planner import plan as plan_layout
 
     def plan(pool: Pool, current: Layout | None) -> Allocation:
+        if first is not None and current is None and (gpus := allot(first, pool)):
+            return Allocation(gpus=gpus, layout=first, words="as was asked")
         best: tuple[float, Allocation] | None = None
         why = "no GPU is left"
         for each in sorted({len(gpus) for gpus in pool.values()}, reverse=True):

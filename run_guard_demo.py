@@ -1,0 +1,204 @@
+"""The guard at work, on any machine with a CPU, in under two minutes.
+
+    python run_guard_demo.py [--out guard_demo]
+
+A small Llama is trained twice. Once undisturbed, in one process. Once on four processes
+that stand for four GPUs, under `rmetric supervise`: the telemetry of GPU 2 goes bad, which
+asks for a checkpoint; then the GPU falls off the bus and its process is killed. The
+supervisor drops it, plans a layout for the three that are left and goes on from the
+checkpoint. In the end both trainings must have the same losses.
+
+All of it is real but the GPUs: their readings were made up here, and go the way that a
+recording of real ones would go (`rmetric telemetry --play`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rmetric.logs import read_log
+from rmetric.recovery.run_folder import RunFolder
+from rmetric.recovery.supervisor.journal import Line, read_journal
+from rmetric.telemetry.lines import Heard, heard_line
+from rmetric.telemetry.reading import Reading, Sign
+
+STEPS = 60
+WARNED_AT, KILLED_AT = 20, 32  # steps
+BAD_GPU, GPUS = 2, 4
+TOLERANCE = 1e-5  # nats
+PATIENCE_SECONDS = 120.0
+#: What the demo leaves in its folder, and so may delete there.
+OURS = {"undisturbed", "guarded", "model.json", "supervisor.log", "warning.jsonl", "xid.jsonl"}
+MODEL = ["--layers", "4", "--heads", "4", "--kv-heads", "2", "--hidden", "64"]
+TRAINING = [*MODEL, "--batch", "12", "--steps", str(STEPS), "--save-every", "40"]
+MODULE = "rmetric.reference_training"
+#: Event of the journal -> what it means.
+TOLD: dict[str, Callable[[Line], str]] = {
+    "launch": lambda line: f"starts the training: {line['words']}",
+    "resumed": lambda line: f"it trains, from step {line['step']} on",
+    "verdict": lambda line: line["words"],
+    "asked": lambda line: (
+        "asks all processes for a checkpoint, "
+        + ("and to stop" if line["stop"] else "ahead of its time")
+    ),
+    "answered": lambda line: (
+        f"the checkpoint of step {line['step']} is on disk, read back and good"
+    ),
+    "dropped": lambda line: f"uses GPU {BAD_GPU} no more",
+    "ended": lambda line: f"every process of that launch is gone ({line['words']})",
+    "over": lambda line: f"{line['outcome']}: {line['words']}",
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("guard_demo"), help="is made anew")
+    folder = parser.parse_args().out
+    if folder.exists() and {path.name for path in folder.iterdir()} - OURS:
+        print(f"error: {folder} holds something else than this demo's results", file=sys.stderr)
+        return 2
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    began = time.monotonic()
+    try:
+        alone = train_undisturbed(folder / "undisturbed")
+        guarded = train_guarded(folder)
+    except subprocess.CalledProcessError as error:
+        print(f"error: {error}; what it printed stands in {folder}", file=sys.stderr)
+        return 1
+    tell_story(RunFolder(folder / "guarded"))
+    code = compare(alone, guarded)
+    print(f"\nThe whole took {time.monotonic() - began:.0f} s. All of it lies in {folder}/: "
+          "guarded/summary.md, guarded/journal.jsonl, guarded/logs/")  # fmt: skip
+    return code
+
+
+def train_undisturbed(folder: Path) -> list[float]:
+    """One process, nothing happens; returns the losses."""
+    say(f"1. {STEPS} steps undisturbed, in one process")
+    folder.mkdir()
+    with open(folder / "output.log", "w") as output:
+        subprocess.run(
+            [sys.executable, "-m", MODULE, "--folder", str(folder), *TRAINING],
+            stdout=output, stderr=subprocess.STDOUT, check=True,
+        )  # fmt: skip
+    return losses_of(folder)
+
+
+def train_guarded(folder: Path) -> list[float]:
+    """Four processes under the supervisor, and what befalls them; returns the losses."""
+    say(f"\n2. The same on {GPUS} processes, each in a GPU's place, TP2 x DP2, supervised")
+    run = RunFolder(folder / "guarded")
+    shape = folder / "model.json"
+    shape.write_bytes(
+        subprocess.run(
+            [sys.executable, "-m", MODULE, "--model-json", *MODEL],
+            stdout=subprocess.PIPE,
+            check=True,
+        ).stdout
+    )
+    with open(folder / "supervisor.log", "w") as output:
+        supervisor = subprocess.Popen(supervise(run, shape), stdout=output, stderr=output)
+        try:
+            strike(run, supervisor, folder)
+            code = supervisor.wait(PATIENCE_SECONDS)
+        finally:
+            if supervisor.poll() is None:
+                supervisor.terminate()
+                supervisor.wait()
+    if code != 0:
+        raise subprocess.CalledProcessError(code, "rmetric supervise")
+    return losses_of(run.path)
+
+
+def supervise(run: RunFolder, shape: Path) -> list[str]:
+    return [
+        *(sys.executable, "-m", "rmetric", "supervise", str(run.path)),
+        *("--model", str(shape), "--batch", "12", "--layout", "tensor=2,data=2"),
+        *("--poll-seconds", "0.2", "--backoff-seconds", "1.5", "--"),
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(GPUS)),
+        *("-m", MODULE, "--folder", str(run.path), "--sleep", "0.1", *TRAINING),
+    ]  # fmt: skip
+
+
+def strike(run: RunFolder, supervisor: subprocess.Popen[bytes], folder: Path) -> None:
+    """A GPU goes bad, then it is gone, and its process with it."""
+    wait_for_step(run, supervisor, WARNED_AT)
+    say(f"   step {WARNED_AT}: GPU {BAD_GPU} reports a row of memory to be replaced")
+    now = time.time()
+    play(folder / "warning.jsonl", run, [
+        Reading(gpu=BAD_GPU, time=now + 10 * i, temperature_celsius=70.0 + i,
+                ecc_corrected_errors=100 * i, row_remap_pending=i > 1)
+        for i in range(3)
+    ])  # fmt: skip
+    wait_for_step(run, supervisor, KILLED_AT)
+    say(f"   step {KILLED_AT}: GPU {BAD_GPU} falls off the bus (Xid 79), its process is killed")
+    victim = run.beats()[BAD_GPU].pid
+    play(folder / "xid.jsonl", run, [Sign(gpu=BAD_GPU, time=time.time(), kind="xid_79")])
+    os.kill(victim, signal.SIGKILL)
+
+
+def wait_for_step(run: RunFolder, supervisor: subprocess.Popen[bytes], step: int) -> None:
+    """Until every process has done `step`."""
+    until = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < until and supervisor.poll() is None:
+        beats = run.beats()
+        if len(beats) == GPUS and all(beat.step >= step for beat in beats.values()):
+            return
+        time.sleep(0.1)
+    raise subprocess.CalledProcessError(supervisor.poll() or 1, f"the training before step {step}")
+
+
+def play(recording: Path, run: RunFolder, heard: list[Heard]) -> None:
+    """Let `rmetric telemetry` judge readings, as if they were a machine's."""
+    recording.write_bytes(b"".join(map(heard_line, heard)))
+    command = [sys.executable, "-m", "rmetric", "telemetry", "--play", str(recording)]
+    judged = subprocess.run([*command, "--run", str(run.path)], capture_output=True, text=True)
+    for line in judged.stdout.splitlines():
+        say(f"      telemetry: {line}")
+
+
+def tell_story(run: RunFolder) -> None:
+    print("\n3. What the supervisor did, in seconds since it began:\n")
+    lines = read_journal(run.journal)
+    first = next(i for i, line in enumerate(lines) if line["event"] == "launch")
+    for line in lines[first:]:
+        words = TOLD[line["event"]](line) if line["event"] in TOLD else ""
+        if words:
+            print(f"   {line['time'] - lines[0]['time']:5.1f}  {words}")
+
+
+def compare(alone: list[float], guarded: list[float]) -> int:
+    """Whether both trainings had the same losses; the exit code."""
+    print("4. The losses, undisturbed and guarded:\n")
+    print("   step  undisturbed    guarded")
+    for step in (1, KILLED_AT, STEPS):
+        print(f"   {step:4d}  {alone[step - 1]:11.6f}  {guarded[step - 1]:9.6f}")
+    largest = max(abs(a - b) for a, b in zip(alone, guarded, strict=True))
+    same = largest <= TOLERANCE
+    print(f"\n   The largest difference of {STEPS} steps is {largest:.1e} nats: "
+          f"{'the same training' if same else f'MORE than {TOLERANCE:g}'}")  # fmt: skip
+    return 0 if same else 1
+
+
+def losses_of(folder: Path) -> list[float]:
+    records = read_log(folder / "losses.jsonl").records
+    return [record.training_loss for record in records if record.training_loss is not None]
+
+
+def say(words: str) -> None:
+    print(words, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
