@@ -68,7 +68,7 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--precision", choices=PRECISIONS, default="float32", help="(default: float32)"
     )
-    _add(group, "threads", None, "of a process on a CPU (default: 1 where there are several ranks)")
+    _add(group, "threads", 1, "of a process on a CPU")
     _add(group, "print-every", 10, "steps between two lines on the terminal")
     _add(group, "sleep", 0.0, "seconds to sleep after each step")
     group.add_argument("--monitor", action="store_true", help="attach the live monitor")

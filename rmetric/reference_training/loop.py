@@ -63,8 +63,8 @@ def prepare(settings: Settings) -> torch.device:
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.use_deterministic_algorithms(True, warn_only=True)
-    elif options.threads or settings.layout.num_gpus > 1:
-        torch.set_num_threads(options.threads or 1)
+    else:
+        torch.set_num_threads(options.threads)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if "RANK" in os.environ:
         dist.init_process_group(backend, timeout=PATIENCE)

@@ -62,8 +62,11 @@ def settings_of(options: argparse.Namespace, ranks: int) -> Settings:
             f"layout {layout}, from {source}, takes {layout.num_gpus}"
         )
     check_layout(shape, layout)
-    if options.monitor and layout.pipeline > 1:
-        raise ValueError("--monitor needs pipeline = 1: it watches a whole model, not its stages")
+    if options.monitor and (layout.tensor > 1 or layout.pipeline > 1):
+        raise ValueError(
+            "--monitor needs tensor = 1 and pipeline = 1: it sums norms over ranks, and would "
+            "count several times what tensor-parallel ranks share, and miss other stages"
+        )
     return Settings(
         shape=shape,
         layout=layout,
@@ -107,11 +110,10 @@ def data_of(options: argparse.Namespace, shape: Shape) -> Data:
 def check_numbers(options: argparse.Namespace) -> None:
     """Raises ValueError."""
     _at_least(options, 1, "steps", "print_every", "keep", "tensor", "pipeline", "batch")
-    _at_least(options, 1, "micro_batch", "replicas")
+    _at_least(options, 1, "micro_batch", "replicas", "threads")
     _at_least(options, 0, "warmup", "seed", "sleep")
-    for name in ("data", "threads"):
-        if getattr(options, name) is not None:
-            _at_least(options, 1, name)
+    if options.data is not None:
+        _at_least(options, 1, "data")
     for name in ("rate", "clip", "grace"):
         if not 0 < getattr(options, name) < inf:
             raise ValueError(f"--{name} is {getattr(options, name)}: it must be above 0")
