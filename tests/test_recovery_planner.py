@@ -46,7 +46,7 @@ def models(draw: st.DrawFn) -> ModelShape:
         head_size=head_size,
         ffn=heads * draw(st.sampled_from([96, 128])),
         vocabulary=draw(st.sampled_from([256, 1000])),
-        sequence=draw(st.sampled_from([96, 128, 1024])),
+        sequence=draw(st.sampled_from([36, 96, 128, 1024])),
         gated=draw(st.booleans()),
         tied=draw(st.booleans()),
         experts=experts,
