@@ -5,7 +5,7 @@
 Each rank counts steps, beats, and follows the run folder: rank 0 saves the step number
 every `--every` steps and when it is asked. What goes wrong is written in
 FOLDER/faults.json: a list of {"launch": 1, "rank": 1, "step": 9, "do": "kill" | "raise" |
-"hang" | "agent" | "exit" | "start"}; `launch` counts from 1.
+"hang" | "agent" | "exit" | "start" | "leave"}; `launch` counts from 1.
 """
 
 from __future__ import annotations
@@ -69,9 +69,11 @@ def worker(options: argparse.Namespace) -> int:
                 happen(fault["do"], step)
         if rank == 0 and follow(folder, saved, step, options.every):
             return 0
+        if any((fault["do"], fault["step"]) == ("leave", step) for fault in mine):
+            return 0
         if rank > 0 and stops(folder, before):
             return 0
-    if not options.silent:
+    if not options.silent and not any(fault["do"] == "leave" for fault in mine):
         folder.beat(rank, step, "finished")
     return 0
 

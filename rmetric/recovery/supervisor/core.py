@@ -167,10 +167,15 @@ class Core:
 
     def _on_exited(self, event: Exited) -> Iterable[Action]:
         if self.phase == "running":
-            if event.failure is None:
-                why = "it was asked to stop" if event.stopped else "it finished"
-                return self._end("asked" if event.stopped else "finish", why)
-            return self._failed(event.time, event.failure)
+            if event.failure is not None:
+                return self._failed(event.time, event.failure)
+            if event.stopped:
+                return self._end("asked", "it was asked to stop")
+            # One that never says that it has finished comes back here with nothing left to do.
+            if event.early and self._stepped:
+                words = "it ended with exit code 0 before it had finished"
+                return self._failed(event.time, Failure(kind="exit", words=words, code=0))
+            return self._end("finish", "it finished")
         if self.phase == "saving":
             return self._end(self._then, "it ended as was asked")
         return ()

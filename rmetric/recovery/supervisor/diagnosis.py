@@ -68,14 +68,14 @@ def of_exit(
     gpu = allocation.gpu_of(rank) if rank is not None else None
     who = "the training" if rank is None else f"rank {rank}"
     beat = beats.get(rank) if rank is not None else None
-    step = f" after step {beat.step}" if beat else ""
+    step = f", last seen at step {beat.step}" if beat else ""
     where = gpu[0] if gpu else node
     if at < 0:
         words = f"{who} was killed by {signal_name(at)}{step}"
         return Failure(kind="signal", words=words, code=at, rank=rank, node=where, gpu=gpu)
     why = said or _last_line(log)
     kind = "exception" if said else "exit"
-    words = f"{who} failed{step}, exit {at}" + (f": {why}" if why else "")
+    words = f"{who} failed with exit code {at}{step}" + (f": {why}" if why else "")
     return Failure(kind=kind, words=words[:500], code=at, rank=rank, node=where, gpu=gpu)
 
 

@@ -73,10 +73,12 @@ class Exited(Event):
 
     Attributes:
         stopped: it did so because a request that was not the supervisor's asked it to stop.
+        early: by its heartbeats it had not finished.
     """
 
     failure: Failure | None = None
     stopped: bool = False
+    early: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -267,7 +267,10 @@ class Supervisor:
             return  # the other nodes have not ended yet
         self._echo()
         if exit.code == 0:
-            self._tell(Exited(time=now, stopped=self._was_stopped()))
+            early = self._early()
+            self._tell(
+                Exited(time=now, stopped=early is not False and self._asked(), early=early is True)
+            )
             return
         failure = diagnosis.of_exit(
             exit.code,
@@ -279,12 +282,15 @@ class Supervisor:
         )
         self._tell(Exited(time=now, failure=failure))
 
-    def _was_stopped(self) -> bool:
-        """Whether it exited because somebody else's request asked it to stop."""
-        request = self.folder.request()
+    def _early(self) -> bool | None:
+        """Whether it ended before it had finished, by its heartbeats; None without any."""
         phases = [beat.phase for beat in (self._pulse.beats if self._pulse else {}).values()]
-        asked = request is not None and request.stop and request.number > self._request_before
-        return asked and not (phases and all(phase == "finished" for phase in phases))
+        return any(phase != "finished" for phase in phases) if phases else None
+
+    def _asked(self) -> bool:
+        """Whether somebody has asked this launch to stop."""
+        request = self.folder.request()
+        return request is not None and request.stop and request.number > self._request_before
 
     def _look(self, now: float) -> None:
         """Heartbeats, answers, output."""
