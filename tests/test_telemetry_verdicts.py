@@ -164,7 +164,7 @@ class TestHistories:
     def test_a_driver_that_stays_away_is_a_risk(self, nvml):
         history = [(200, 0, "driver", 0)]
         seen = play_verdicts(
-            nvml, history, ticks=400, seconds_a_tick=None, interval=1e-3, silence=0.05, linger=0.1
+            nvml, history, ticks=400, seconds_a_tick=None, interval=1e-3, silence=0.5, linger=0.8
         )
         assert gists(seen) == [("healthy", "none"), ("risk", "watch")]
         assert seen["last"]["0"]["reasons"] == [
@@ -172,9 +172,9 @@ class TestHistories:
         ]
 
     def test_a_call_that_hangs_is_a_risk_until_it_answers(self, nvml):
-        history = [(20, 0, "hang", 1500)]
+        history = [(20, 0, "hang", 2500)]
         seen = play_verdicts(
-            nvml, history, ticks=40, seconds_a_tick=None, interval=1e-3, silence=0.5,
+            nvml, history, ticks=40, seconds_a_tick=None, interval=1e-3, silence=1.0,
             hung_after=0.2,
         )  # fmt: skip
         assert gists(seen) == [("healthy", "none"), ("risk", "watch"), ("healthy", "none")]
