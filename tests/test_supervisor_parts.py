@@ -1,0 +1,426 @@
+"""The parts of the supervisor one by one: commands, diagnosis, journal, pulse, summary."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmetric.__main__ import main
+from rmetric.recovery.layout import Layout
+from rmetric.recovery.run_folder import LAUNCH_VARIABLE, Heartbeat, RunFolder
+from rmetric.recovery.supervisor import diagnosis, processes
+from rmetric.recovery.supervisor.allocation import (
+    Allocation,
+    NothingFitsError,
+    by_model,
+    shrink_data,
+)
+from rmetric.recovery.supervisor.journal import Journal, past_of, read_journal
+from rmetric.recovery.supervisor.launch import Program, option_of
+from rmetric.recovery.supervisor.summary import in_words, summarise
+from rmetric.recovery.supervisor.watch import News, Patience, Pulse, fresh_verdicts
+from rmetric.telemetry.followed import FollowedVerdicts
+from rmetric.telemetry.lines import verdict_line
+from rmetric.telemetry.verdict import GpuVerdict
+
+TWO = Allocation(gpus={"": (0, 2)}, layout=Layout(tensor=1, data=2, accumulation=4))
+
+
+def program(*arguments, nodes=("",), **more):
+    return Program(arguments=arguments, prefixes=dict.fromkeys(nodes, ()), **more)
+
+
+@pytest.mark.parametrize("said", [["--nproc-per-node", "4"], ["--nproc_per_node=4"], []])
+@pytest.mark.parametrize("launcher", [["torchrun"], ["/opt/bin/ft_launcher"],
+                                      ["python", "-m", "torch.distributed.run"]])  # fmt: skip
+def test_torchrun_gets_the_planned_number_and_the_script_keeps_its_own(launcher, said):
+    one = program(*launcher, *said, "train.py", "--nproc-per-node", "9", "--dp={data}")
+    (command,) = one.commands(TWO, 29500).values()
+    n = len(launcher)
+    assert command[:n] == launcher
+    assert {"--nproc-per-node=2", "--nnodes=1", "--standalone"} == set(command[n:-4])
+    assert command[-4:] == ["train.py", "--nproc-per-node", "9", "--dp=2"]
+
+
+def test_a_rendezvous_of_the_users_own_is_kept():
+    one = program("torchrun", "--master-port", "1234", "--nproc-per-node=2", "train.py")
+    (command,) = one.commands(TWO, 29500).values()
+    assert "--standalone" not in command
+    assert option_of(command, "master-port") == "1234"
+
+
+def test_nodes_meet_at_the_first_and_a_remote_shell_gets_quoted_words():
+    two = Allocation(gpus={"b": (1,), "c": (3,)}, layout=Layout(data=2))
+    one = Program(
+        arguments=("torchrun", "train.py", "a b; rm"),
+        prefixes={"a": ("ssh", "a"), "b": ("ssh", "b"), "c": ("ssh", "c")},
+    )
+    commands = one.commands(two, 29511)
+    assert [option_of(commands[node], "node-rank") for node in "bc"] == ["0", "1"]
+    for command in commands.values():
+        assert option_of(command, "master-addr") == "b"
+        assert option_of(command, "master-port") == "29511"
+        assert option_of(command, "nnodes") == "2"
+        assert option_of(command, "nproc-per-node") == "1"
+    remote = one.behind("c", commands["c"], {"RMETRIC_LAUNCH": "x-1"})
+    assert remote[:2] == ["ssh", "c"]
+    assert "RMETRIC_LAUNCH=x-1" in remote
+    assert remote[-1] == "'a b; rm'"
+
+
+#: What torchrun 2.13 printed when rank 2 of 4 was killed, and when rank 1 raised.
+KILLED = """
+[rank0]: RuntimeError: Connection closed by peer [127.0.0.1]:5004
+============================================================
+rmetric.reference_training FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-11-21_21:28:03
+  host      : localhost
+  rank      : 0 (local_rank: 0)
+  exitcode  : 1 (pid: 22517) 
+  error_file: <N/A>
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_21:27:41
+  host      : localhost
+  rank      : 2 (local_rank: 2)
+  exitcode  : -9 (pid: 22519)  (SIGKILL)
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 22519
+============================================================
+"""  # noqa: W291
+RAISED = KILLED.replace("rank      : 2 (local_rank: 2)", "rank      : 1 (local_rank: 1)").replace(
+    "exitcode  : -9 (pid: 22519)  (SIGKILL)", "exitcode  : 1 (pid: 22519) "
+)
+
+
+def beat(rank, step, phase="training", time=100.0, **more):
+    return Heartbeat(rank=rank, pid=1, node="n", launch="x", step=step, phase=phase, time=time,
+                     **more)  # fmt: skip
+
+
+def failure_of(log, code=1, error_file=None):
+    four = Allocation(gpus={"": (0, 1, 5, 7)}, layout=Layout(data=4))
+    return diagnosis.of_exit(code, node="", allocation=four, log=log, error_file=error_file,
+                             beats={2: beat(2, 16)})  # fmt: skip
+
+
+def test_the_rank_that_torchrun_names_is_blamed_and_not_who_lost_it():
+    failure = failure_of(KILLED)
+    assert failure.words == "rank 2 was killed by SIGKILL, last seen at step 16"
+    assert (failure.rank, failure.code, failure.gpu) == (2, -9, ("", 5))
+
+
+def test_the_words_of_an_exception_are_those_of_the_rank():
+    log = "[rank1]: Traceback\n[rank1]: ValueError: no beans\n" + RAISED
+    failure = failure_of(log)
+    assert failure.words == "rank 1 failed with exit code 1: ValueError: no beans"
+    assert failure.kind == "exception"
+
+
+def test_the_error_file_goes_before_the_log(tmp_path):
+    path = tmp_path / "e.json"
+    path.write_text(json.dumps({"message": {"message": "KeyError: 'beans'", "extraInfo": {}}}))
+    assert failure_of(RAISED, error_file=path).words.endswith("exit code 1: KeyError: 'beans'")
+    path.write_text("{cut")
+    assert "Connection closed" in failure_of(RAISED, error_file=path).words
+
+
+def test_without_a_report_the_exit_and_the_last_line_are_all_there_is():
+    assert failure_of("", code=-9).words == "the launcher was killed by SIGKILL"
+    failure = failure_of("loading\nno space on the moon\n\n", code=3)
+    assert failure.words == "the training failed with exit code 3: no space on the moon"
+
+
+@given(st.text(), st.integers(-64, 255).filter(bool))
+def test_no_log_makes_the_diagnosis_fall_over(log, code):
+    assert failure_of(log, code).words
+
+
+def test_the_rank_furthest_behind_is_blamed_for_a_hang():
+    beats = {0: beat(0, 9), 1: beat(1, 7), 2: beat(2, 9)}
+    allocation = Allocation(gpus={"": (0, 1, 2)}, layout=Layout(data=3))
+    failure = diagnosis.of_hang(beats, 61.0, 60.0, allocation)
+    assert (failure.rank, failure.gpu) == (1, ("", 1))
+    together = diagnosis.of_hang({0: beat(0, 9), 1: beat(1, 9)}, 61.0, 60.0, allocation)
+    assert (together.rank, together.gpu) == (None, None)
+
+
+class TestPulse:
+    def pulse(self, tmp_path, **patience):
+        return Pulse(Patience(**patience), TWO, tmp_path / "log", now=0.0)
+
+    def test_each_phase_has_its_patience(self, tmp_path):
+        for phase, limit in (("starting", 50.0), ("training", 10.0), ("saving", 30.0)):
+            pulse = self.pulse(tmp_path, start=50.0, hang=10.0, saving=30.0)
+            beats = {0: beat(0, 3, phase), 1: beat(1, 3, phase)}
+            assert pulse.look(beats, 5.0) is None
+            assert pulse.look(beats, 5.0 + limit) is None
+            failure = pulse.look(beats, 5.1 + limit)
+            assert failure.kind == "hang"
+            assert f"while {phase}" in failure.words
+
+    def test_one_silent_rank_is_enough(self, tmp_path):
+        pulse = self.pulse(tmp_path, hang=10.0)
+        assert pulse.look({0: beat(0, 3), 1: beat(1, 3)}, 0.0) is None
+        failure = pulse.look({0: beat(0, 4), 1: beat(1, 3)}, 11.0)
+        assert failure.rank == 1
+
+    def test_a_clock_that_is_wrong_is_no_hang(self, tmp_path):
+        pulse = self.pulse(tmp_path, hang=10.0)
+        for n in range(5):
+            assert pulse.look({0: beat(0, n, time=-1e6 + n)}, n * 9.0) is None
+
+    def test_where_it_came_back_is_what_its_starting_said(self, tmp_path):
+        pulse = self.pulse(tmp_path)
+        pulse.look({0: beat(0, 20, "starting")}, 0.0)
+        assert (pulse.resumed, pulse.step) == (None, None)
+        pulse.look({0: beat(0, 23, time=7.0, resumed=20)}, 1.0)
+        assert (pulse.resumed, pulse.resumed_at, pulse.step) == (20, 7.0, 23)
+
+    @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+    def test_patience_is_looked_at(self, value):
+        with pytest.raises(ValueError, match="hang is"):
+            Patience(hang=value)
+
+
+def test_verdicts_are_news_once_and_only_of_gpus_that_are_ours():
+    news = News(["a", "b"], "here")
+    bad = GpuVerdict(gpu=1, node="a", time=1.0, level="fatal", action="drain")
+    assert news.of(bad) == ("a", 1)
+    assert news.of(bad) is None
+    assert news.of(GpuVerdict(gpu=1, node="a", time=2.0)) == ("a", 1)
+    assert news.of(bad) == ("a", 1)
+    assert news.of(GpuVerdict(gpu=1, node="c", time=1.0, level="fatal", action="drain")) is None
+    alone = News([""], "here")
+    for node in ("", "here"):
+        assert alone.of(GpuVerdict(gpu=len(node), node=node, time=1.0, level="risk"))
+    assert alone.of(GpuVerdict(gpu=3, node="there", time=1.0, level="risk")) is None
+
+
+def test_of_old_verdicts_only_the_last_and_only_if_fresh(tmp_path):
+    lines = [GpuVerdict(gpu=0, time=500.0, level="fatal", action="drain"),
+             GpuVerdict(gpu=1, time=900.0, level="fatal", action="drain"),
+             GpuVerdict(gpu=1, time=950.0, level="risk", action="watch")]  # fmt: skip
+    (tmp_path / "n.jsonl").write_bytes(b"".join(map(verdict_line, lines)) + b"{half")
+    fresh = fresh_verdicts(FollowedVerdicts(tmp_path), now=1200.0)
+    assert [(v.gpu, v.level) for v in fresh] == [(1, "risk")]
+
+
+class TestJournal:
+    @given(cut=st.integers(0, 400))
+    def test_a_journal_that_was_cut_short_is_read_and_continued(self, tmp_path_factory, cut):
+        path = tmp_path_factory.mktemp("journal") / "journal.jsonl"
+        journal = Journal(path)
+        for n in range(5):
+            journal.write("progress", step=n, words="ü" * n, loss=float("nan"))
+        journal.close()
+        data = path.read_bytes()[: -cut or None]
+        path.write_bytes(data)
+        whole = [json.loads(line)["step"] for line in data.split(b"\n")[:-1]]
+        again = Journal(path)
+        again.write("over", outcome="finished")
+        again.close()
+        lines = read_journal(path)
+        kept = [line["step"] for line in lines[:-1]]
+        assert kept[: len(whole)] == whole
+        assert len(kept) <= len(whole) + 1  # a line that lacks only its end is whole
+        assert lines[-1]["outcome"] == "finished"
+
+    def test_lines_that_are_no_events_are_left_out(self, tmp_path):
+        path = tmp_path / "j"
+        path.write_bytes(b'[]\n{"event": 3}\n\xff\n{"event": "x", "time": 1}\n{"event": "y"}\n')
+        assert [line["event"] for line in read_journal(path)] == ["x"]
+
+    def test_the_past(self):
+        lines = [
+            {"event": "launch"}, {"event": "progress", "step": 9}, {"event": "waiting"},
+            {"event": "dropped", "gpus": [["", 2]]}, {"event": "launch"},
+            {"event": "enough progress"}, {"event": "waiting"},
+        ]  # fmt: skip
+        past = past_of(lines)
+        assert (past.launches, past.restarts, past.best_step) == (2, 1, 9)
+        assert (past.dropped, past.outcome) == ([("", 2)], "")
+        assert past_of([*lines, {"event": "over", "outcome": "gave up"}]).outcome == "gave up"
+
+
+STORY = [
+    {"time": 0.0, "event": "supervisor"},
+    {"time": 1.0, "event": "launch", "launch": 1, "gpus": {"": [0, 1]}, "words": "DP2"},
+    {"time": 10.0, "event": "resumed", "launch": 1, "step": 0, "at": 10.0},
+    {"time": 20.0, "event": "progress", "launch": 1, "step": 100, "at": 20.0},
+    {"time": 23.0, "event": "failure", "launch": 1, "kind": "signal", "words": "rank 1 was killed",
+     "last_sign": 21.0},
+    {"time": 24.0, "event": "dropped", "gpus": [["", 1]], "words": "bad"},
+    {"time": 24.0, "event": "launch", "launch": 2, "gpus": {"": [0]}, "words": "DP1"},
+    {"time": 25.0, "event": "failure", "launch": 2, "kind": "exit", "words": "again",
+     "last_sign": None},
+    {"time": 26.0, "event": "launch", "launch": 3, "gpus": {"": [0]}, "words": "DP1"},
+    {"time": 30.0, "event": "resumed", "launch": 3, "step": 80, "at": 30.0},
+    {"time": 40.0, "event": "progress", "launch": 3, "step": 180, "at": 40.0},
+    {"time": 50.0, "event": "over", "outcome": "finished", "words": "the training exited with 0"},
+]  # fmt: skip
+
+
+class TestSummary:
+    def test_a_story_told_in_numbers(self):
+        summary = summarise(STORY)
+        # 0 to 80 took 8 s of the first launch, 80 to 180 the 10 s of the third.
+        assert (summary.productive_seconds, summary.wall_seconds) == (18.0, 50.0)
+        assert summary.ettr == 0.36
+        assert (summary.steps_lost, summary.step, summary.dropped) == (20, 180, ["GPU 1"])
+        first, second = summary.incidents
+        assert (first.steps_lost, second.steps_lost) == (20, 0)
+        assert (first.notice_seconds, second.notice_seconds) == (2.0, None)
+        assert (first.resume_seconds, second.resume_seconds) == (None, 5.0)
+        assert json.loads(json.dumps(summary.as_json()))["outcome"] == "finished"
+
+    def test_the_time_between_two_supervisors_does_not_count(self):
+        later = [{**line, "time": line["time"] + 1e6, "launch": 4} for line in STORY[:2]]
+        summary = summarise([*STORY, *later])
+        assert summary.wall_seconds == 51.0
+        assert summary.outcome == "running or cut off"
+
+    def test_for_people(self):
+        assert in_words(summarise(STORY)) == (
+            "# What happened\n\n"
+            "**finished**: the training exited with 0\n\n"
+            "- step reached: 180\n"
+            "- 3 launches, 2 failures, 20 steps lost\n"
+            "- ETTR 36.0%: 18.0 s advanced the training of 50.0 s\n"
+            "- checkpoints asked for: 0\n"
+            "- dropped: GPU 1\n\n"
+            "| launch | cause | action | new layout | steps lost | noticed after s |"
+            " resumed after s |\n"
+            "| --- | --- | --- | --- | --- | --- | --- |\n"
+            "| 1 | rank 1 was killed | dropped GPU 1, restarted | DP1 | 20 | 2.0 | - |\n"
+            "| 2 | again | restarted | DP1 | 0 | - | 5.0 |\n"
+        )
+
+    def test_an_empty_journal_has_a_summary(self):
+        assert summarise([]).ettr is None
+
+    @given(st.lists(st.sampled_from(STORY), max_size=30))
+    def test_of_any_lines_it_says_something_between_0_and_1(self, lines):
+        lines = [{**line, "time": float(n), "at": float(n)} for n, line in enumerate(lines)]
+        summary = summarise(lines)
+        assert summary.ettr is None or 0 <= summary.ettr <= 1
+        assert summary.steps_lost >= 0
+        assert in_words(summary)
+
+
+class TestPlans:
+    @given(batch=st.sampled_from([12, 16, 60]), dropped=st.integers(0, 7))
+    def test_the_batch_is_kept_and_no_more_gpus_are_used_than_there_are(self, batch, dropped):
+        plan = shrink_data(Layout(data=4, tensor=2, accumulation=batch // 4), batch)
+        pool = {"": tuple(range(8 - dropped))}
+        if 8 - dropped < 2:
+            with pytest.raises(NothingFitsError, match="1 GPUs are left; one copy needs 2"):
+                plan(pool, None)
+            return
+        found = plan(pool, None)
+        assert found.layout.global_batch == batch
+        assert found.layout.tensor == 2
+        most = max(d for d in range(1, (8 - dropped) // 2 + 1) if batch % d == 0)
+        assert found.layout.data == most
+
+    def test_with_the_shape_of_the_model_any_layout_may_be_planned(self):
+        from rmetric.recovery.cluster import Cluster
+        from rmetric.recovery.model_shape import ModelShape
+        from rmetric.recovery.planner import BatchSpec
+
+        model = ModelShape.gpt(layers=24, hidden=2048, heads=16, vocabulary=50304, sequence=2048)
+        plan = by_model(
+            model, Cluster.of([1], "a100").gpu, BatchSpec(samples=64), engine="megatron"
+        )
+        whole = plan({"a": tuple(range(8)), "b": tuple(range(8))}, None)
+        assert whole.layout.global_batch == 64
+        less = plan({"a": tuple(range(8)), "b": tuple(range(7))}, whole.layout)
+        assert less.layout.global_batch == 64
+        assert len({len(gpus) for gpus in less.gpus.values()}) == 1
+        big = ModelShape.gpt(layers=96, hidden=12288, heads=96, vocabulary=50304, sequence=2048)
+        gpu = Cluster.of([1], "a100").gpu
+        plan = by_model(big, gpu, BatchSpec(samples=64), engine="megatron")
+        with pytest.raises(NothingFitsError):
+            plan({"a": (0,)}, None)
+
+
+class TestProcesses:
+    def test_all_that_descends_is_found_and_ended_also_what_has_left_its_group(self):
+        code = (
+            "import subprocess, sys, time, signal\n"
+            "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+            "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
+            " start_new_session=True)\n"
+            "print('ready', flush=True)\n"
+            "time.sleep(60)\n"
+        )
+        token = f"test-{os.getpid()}-launch"
+        parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE,
+                                  env={**os.environ, LAUNCH_VARIABLE: f"{token}-1"})  # fmt: skip
+        assert parent.stdout.readline() == b"ready\n"
+        assert len(processes.of_launches(token)) == 2
+        ending = processes.end(token, grace=0.3)
+        assert (ending.found, ending.killed, ending.left) == (2, 2, 0)
+        assert processes.of_launches(token) == []
+        parent.stdout.close()
+
+    def test_a_token_that_says_nothing_is_refused(self):
+        with pytest.raises(ValueError, match="too short"):
+            processes.end("", grace=0.1)
+
+
+class TestFolder:
+    def test_a_request_that_is_withdrawn_is_not_obeyed_and_numbers_go_on(self, tmp_path):
+        folder = RunFolder(tmp_path)
+        assert folder.ask("user", "x", stop=True) == 1
+        folder.withdraw()
+        assert (folder.answered(), folder.answered_step()) == (1, None)
+        assert folder.ask("user", "y") == 2
+        assert not folder.request().stop
+        folder.answer(2, 70)
+        folder.withdraw()
+        assert folder.answered_step() == 70
+
+    def test_a_beat_says_where_its_process_came_back(self, tmp_path):
+        folder = RunFolder(tmp_path)
+        folder.beat(0, 40, "starting")
+        folder.beat(0, 41)
+        assert folder.beats()[0].resumed == 40
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--gpus", "0-x"], "GPUs such as 0-3,6"),
+        (["--nodes", "a:0"], "NAME:GPUS with at least one GPU"),
+        (["--layout", "tensr=2"], "NAME of tensor, pipeline"),
+        (["--hang-seconds", "0"], "hang is 0.0"),
+        (["--batch", "13", "--gpus", "0-1"], "a batch of 13 cannot be split into 2 copies"),
+        (["--layout", "data=4", "--gpus", "0-1"], "needs 4 GPUs"),
+        (["--nodes", "a:1,b:1"], "--nodes needs torchrun"),
+        (["--model", "m.json"], "--model needs --batch"),
+    ],
+)
+def test_a_wrong_command_line_is_said_and_starts_nothing(tmp_path, capsys, arguments, words):
+    try:
+        code = main(["supervise", str(tmp_path / "run"), *arguments, "--", "true"])
+    except SystemExit as error:
+        code = error.code
+    assert code == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_number_of_processes_must_be_known(tmp_path, capsys):
+    assert main(["supervise", str(tmp_path), "--", "torchrun", "--nproc-per-node=gpu", "a.py"]) == 2
+    assert "--nproc-per-node is 'gpu': say which GPUs there are with --gpus" in (
+        capsys.readouterr().err
+    )
