@@ -7,6 +7,7 @@ import subprocess
 import sys
 from itertools import pairwise
 from math import log
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from rmetric.recovery.run_folder import FOLDER_VARIABLE, RunFolder
 from rmetric.reference_training.__main__ import main
 from rmetric.reference_training.arguments import parser
 from rmetric.reference_training.data import ENTROPY, SUCCESSION, Chain, TokenFile, rows_of
-from rmetric.reference_training.injection import Injection
+from rmetric.reference_training.injection import InjectedError, Injection, Injector
 from rmetric.reference_training.loss_log import LossLog, cut_back
 from rmetric.reference_training.settings import settings_of
 from rmetric.reference_training.shape import Shape, check_layout, feed_forward_of
@@ -78,7 +79,7 @@ def test_one_rank_adds_its_micro_batches_up(tmp_path, plain):
     [
         (2, ("--data=2",)),
         (2, ("--tensor=2",)),
-        (2, ("--tensor=2", "--tied")),
+        (4, ("--tensor=2", "--tied")),
         (2, ("--pipeline=2",)),
         (3, ("--micro-batch=2",)),
         (4, ("--tensor=2", "--pipeline=2")),
@@ -134,6 +135,18 @@ def test_four_three_two_one_and_forty_steps_more(tmp_path):
     )
     print(f"40 steps after six changes of the layout: {difference:.1e}")
     assert difference < CLOSE
+
+
+@pytest.mark.slow
+def test_a_tied_head_stays_tied(tmp_path):
+    tied = ("--tied",)
+    on_ranks(train_on, tmp_path, ("run", (*tied, "--tensor=2", "--steps=2")), ranks=4)
+    on_ranks(train_on, tmp_path, ("run", (*tied, "--steps=4")), ranks=2)
+    on_ranks(train_on, tmp_path, ("run", tied), ranks=1)
+    assert (
+        largest_difference(tmp_path / "run", plain_losses(settings(tmp_path / "plain", *tied)))
+        < CLOSE
+    )
 
 
 def test_a_killed_run_logs_each_step_once(tmp_path, plain):
@@ -283,10 +296,18 @@ def test_slices_are_the_global_batch(copies):
 def test_the_chain_has_the_entropy_that_is_said():
     assert sum(SUCCESSION) == 1.0
     assert pytest.approx(-sum(share * log(share) for share in SUCCESSION)) == ENTROPY
-    chain = Chain(1000, 20_001, 0)  # so large that few successors coincide
+    assert f"{ENTROPY:.2f} nats" in Path("docs/reference_training.md").read_text()
+    chain = Chain(5, 20_001, 0)
     sample = chain.sample(1, 0)
-    first = np.mean(chain.successors_VK[sample[:-1], 0] == sample[1:])
-    assert first == pytest.approx(SUCCESSION[0], abs=0.02)
+    for place, share in enumerate(SUCCESSION):
+        taken = np.mean(chain.successors_VK[sample[:-1], place] == sample[1:])
+        assert taken == pytest.approx(share, abs=0.02)
+
+
+@given(st.integers(4, 60), st.integers(0, 9))
+def test_successors_of_a_token_differ(vocabulary, seed):
+    for row in Chain(vocabulary, 2, seed).successors_VK:
+        assert len(set(row)) == len(SUCCESSION)
 
 
 def test_windows_of_a_file(tmp_path):
@@ -366,6 +387,7 @@ def test_a_log_is_cut_back_wherever_it_broke_off(tmp_path_factory, step, broken)
         ("--kv-heads=3", 1, "kv_heads is 3, which does not divide heads = 4"),
         ("--hidden=12", 1, "hidden / heads is 3: it must be even"),
         ("--layers=0", 1, "layers is 0: it must be an int of at least 1"),
+        ("--vocabulary=3", 1, "vocabulary is 3: a chain needs at least 4 tokens"),
         ("--steps=0", 1, "--steps is 0: it must be at least 1"),
         ("--save-every=0", 1, "interval_steps is 0"),
         ("--rate=nan", 1, "--rate is nan: it must be above 0"),
@@ -381,6 +403,12 @@ def test_what_cannot_be_trained(tmp_path, capsys, monkeypatch, arguments, ranks,
     assert line.startswith("error: ")
     with pytest.raises(ValueError, match=problem):
         settings_of(parser().parse_args([*arguments.split(), "--folder", str(tmp_path)]), ranks)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there(tmp_path, capsys):
+    assert main(["--device=cuda", "--folder", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("error: local rank 0 needs a GPU")
 
 
 def test_a_folder_is_needed():
@@ -429,3 +457,30 @@ def test_an_injection_is_read_as_it_is_written(kind, step):
     injection = Injection(kind=kind, step=step, rank=step % 4)
     assert Injection.parsed(str(injection)) == injection
     assert Injection.parsed(f"{kind}@{step}") == Injection(kind=kind, step=step)
+
+
+class Slept(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "happens"),
+    [("exception", InjectedError), ("slow", Slept), ("hang", Slept)],
+)
+def test_an_injection_strikes_one_rank_once(tmp_path, monkeypatch, capsys, kind, happens):
+    def sleep(seconds):
+        raise Slept(seconds)
+
+    monkeypatch.setattr("rmetric.reference_training.injection.time.sleep", sleep)
+    asked = (Injection(kind=kind, step=3, rank=1),)
+    Injector(tmp_path, asked, rank=0).before(3)
+    struck = Injector(tmp_path, asked, rank=1)
+    struck.before(2)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(happens):
+        struck.before(3)
+    assert capsys.readouterr().err == f"injected: {kind}@3:1\n"
+    assert (
+        json.loads((tmp_path / "injected" / f"{kind}@3:1.json").read_text())["pid"] == os.getpid()
+    )
+    Injector(tmp_path, asked, rank=1).before(3)

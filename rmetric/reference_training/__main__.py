@@ -22,15 +22,16 @@ def main(arguments: list[str] | None = None) -> int:
             print(json.dumps(shape_of(options).as_json()))
             return 0
         settings = settings_of(options, int(os.environ.get("WORLD_SIZE", "1")))
+        from rmetric.reference_training.loop import device_of, train
+
+        device = device_of(options.device)
     except ValueError as error:
         if rank == 0:
             print(f"error: {error}", file=sys.stderr, flush=True)
         else:
             time.sleep(1.0)  # torchrun ends all at the first exit: rank 0 is to be heard
         return WRONG
-    from rmetric.reference_training.loop import train
-
-    train(settings)
+    train(settings, device)
     return 0
 
 

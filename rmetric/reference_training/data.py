@@ -30,16 +30,16 @@ class Chain:
     """Sequences of a seeded Markov chain: each token has a few successors, some likelier.
 
     Args:
-        vocabulary: tokens that there are.
+        vocabulary: tokens that there are, at least as many as successors.
         length: of a sample, T.
         seed: of the chain and of what is drawn from it.
+
+    Raises ValueError.
     """
 
     def __init__(self, vocabulary: int, length: int, seed: int) -> None:
         self.length, self.seed = length, seed
-        self.successors_VK = np.random.default_rng([seed, 0]).integers(
-            vocabulary, size=(vocabulary, len(SUCCESSION))
-        )
+        self.successors_VK = distinct(vocabulary, np.random.default_rng([seed, 0]))
 
     def sample(self, step: int, index: int) -> Tokens:
         generator = np.random.default_rng([self.seed, 1, step, index])
@@ -85,6 +85,17 @@ class TokenFile:
                 f"{self.vocabulary}, so 0 to {self.vocabulary - 1} are accepted"
             )
         return window
+
+
+def distinct(vocabulary: int, generator: np.random.Generator) -> Tokens:
+    """The successors of each token, shape (V, K); those of one token differ."""
+    count = len(SUCCESSION)
+    if vocabulary < count:
+        raise ValueError(f"vocabulary is {vocabulary}: a chain needs at least {count} tokens")
+    rows = generator.integers(vocabulary, size=(vocabulary, count))
+    while len(again := np.flatnonzero((np.diff(np.sort(rows)) == 0).any(axis=1))):
+        rows[again] = generator.integers(vocabulary, size=(len(again), count))
+    return rows
 
 
 def _opened(path: Path) -> NDArray[np.generic]:

@@ -37,29 +37,26 @@ class NotFinite(RuntimeError):
 
 
 @reported
-def train(settings: Settings) -> None:
+def train(settings: Settings, device: torch.device) -> None:
     """Train to the end, or until somebody asks to stop.
 
     Raises NotFinite, and whatever torch raises where another rank is lost.
     """
-    device = prepare(settings)
-    try:
-        training = Training(settings, device)
-        with training.guard:
-            training.run()
-    finally:
-        dist.destroy_process_group()
+    prepare(settings, device)
+    training = Training(settings, device)
+    with training.guard:
+        training.run()
+    dist.destroy_process_group()  # not after an error: it would wait for ranks that are lost
 
 
-def prepare(settings: Settings) -> torch.device:
-    """Join the other ranks; returns the device of this one."""
+def prepare(settings: Settings, device: torch.device) -> None:
+    """Join the other ranks."""
     options = settings.options
     first = os.environ.get("RANK", "0") == "0"
     level = logging.INFO if first else logging.ERROR
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("rmetric").setLevel(level)
     torch.set_default_dtype(getattr(torch, options.precision))
-    device = device_of(options.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.use_deterministic_algorithms(True, warn_only=True)
@@ -70,7 +67,6 @@ def prepare(settings: Settings) -> torch.device:
         dist.init_process_group(backend, timeout=PATIENCE)
     else:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    return device
 
 
 def device_of(wanted: str) -> torch.device:
@@ -79,7 +75,7 @@ def device_of(wanted: str) -> torch.device:
     if wanted == "cpu" or (wanted == "auto" and not found):
         return torch.device("cpu")
     if local >= found:
-        raise ValueError(f"local rank {local} needs a GPU of its own, and {found} are visible")
+        raise ValueError(f"local rank {local} needs a GPU of its own, and {found} are to be seen")
     return torch.device("cuda", local)
 
 
@@ -106,6 +102,7 @@ class Training:
 
     def run(self) -> None:
         """All steps that are left, then one last save."""
+        left = self.options.steps - self.done
         for step in range(self.done + 1, self.options.steps + 1):
             self.injector.before(step)
             self.step(step)
@@ -116,7 +113,7 @@ class Training:
                 break
             time.sleep(self.options.sleep)
         finished = self.done >= self.options.steps
-        if finished:
+        if finished and left > 0:
             self.guard.save(self.done, "the training has reached its end")
         if self.monitor is not None:
             self.monitor.close()

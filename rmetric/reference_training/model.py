@@ -103,10 +103,15 @@ class Llama(nn.Module):
         )
         self.norm = nn.RMSNorm(shape.hidden, eps=NORM_EPSILON) if last else None
         self.head = nn.Linear(shape.hidden, shape.vocabulary, bias=False) if last else None
-        if shape.tied and self.head is not None and self.embedding is not None:
-            self.head.weight = self.embedding.weight
+        self.tied = shape.tied
+        self.tie()
         for name, table in zip(("cosine", "sine"), rotary_tables(shape), strict=True):
             self.register_buffer(name, table, persistent=False)
+
+    def tie(self) -> None:
+        """Let the head be the embedding, if it is to be: again after either was replaced."""
+        if self.tied and self.head is not None and self.embedding is not None:
+            self.head.weight = self.embedding.weight
 
     def forward(self, x: Tensor) -> Tensor:
         if self.embedding is not None:

@@ -89,6 +89,7 @@ class Parallel:
             plan = tensor_plan(self.model)
             # Every rank has made the whole weights: nobody need send them.
             parallelize_module(self.model, self.mesh["tensor"], plan, src_data_rank=None)
+            self.model.tie()
         if layout.data > 1:
             over = self.mesh["replicas", "shards"] if layout.replicas > 1 else self.mesh["shards"]
             shard(self.model, over, reshard=layout.pipeline == 1)
