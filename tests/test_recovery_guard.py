@@ -98,16 +98,14 @@ def test_it_saves_at_each_interval_and_nothing_is_copied_in_between():
     assert len(copies) == 3
 
 
-def test_a_request_waits_for_the_gap_and_a_fatal_one_does_not():
-    for fatal, step in ((False, 25), (True, 6)):
-        saver = Saver()
-        guard = a_guard(saver)
-        run(
-            guard,
-            range(1, 60),
-            at=lambda now: now == 6 and guard.request("risk", "GPU 3 at 0.97", fatal=fatal),
-        )  # noqa: B023
-        assert saver.began == [step]
+@pytest.mark.parametrize(("fatal", "saved"), [(False, 25), (True, 6)])
+def test_a_request_waits_for_the_gap_and_a_fatal_one_does_not(fatal, saved):
+    saver = Saver()
+    guard = a_guard(saver)
+    run(guard, range(1, 6))
+    guard.request("risk", "GPU 3 at 0.97", fatal=fatal)
+    run(guard, range(6, 60))
+    assert saver.began == [saved]
 
 
 def test_any_thread_may_ask():

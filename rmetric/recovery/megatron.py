@@ -51,7 +51,8 @@ def megatron_arguments(
     return [
         *("--save", str(checkpoints), "--load", str(checkpoints)),
         *("--save-interval", str(save_interval), "--ckpt-format", "torch_dist"),
-        *(["--async-save"] if asynchronous else []),
+        # Without the worker 0.19 turns --async-save off, with no more than a warning.
+        *(["--async-save", "--use-persistent-ckpt-worker"] if asynchronous else []),
         *(["--dist-ckpt-optim-fully-reshardable"] if any_layout else []),
         "--exit-signal-handler",
     ]
