@@ -11,24 +11,34 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 
 from rmetric.recovery.run_folder import LAUNCH_VARIABLE
+from rmetric.recovery.supervisor.launch import Program
 
 PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """How it went: processes that were found, had to be killed, and are still there."""
+    """How it went.
+
+    Attributes:
+        found: processes that were there.
+        killed: of them, that did not end by themselves.
+        left: that are still there.
+        unreachable: nodes on which it could not be done.
+    """
 
     found: int
     killed: int
     left: int
+    unreachable: tuple[str, ...] = ()
 
 
 def adopt_orphans() -> bool:
@@ -90,6 +100,43 @@ def end(token: str, *, grace: float, also: Iterable[int] = ()) -> Ending:
         _signal(alive, psutil.Process.kill)
         psutil.wait_procs(alive, timeout=wait)
     return Ending(found=len(found), killed=len(killed), left=sum(map(is_alive, alive)))
+
+
+def end_everywhere(
+    token: str, program: Program, *, grace: float, also: Iterable[int] = ()
+) -> Ending:
+    """`end` here, and at the same time on the nodes that are reached by a prefix."""
+    command = [sys.executable, "-m", __spec__.name, token, str(grace)]
+    remote = {
+        node: _started(program.behind(node, command, {}))
+        for node, prefix in program.prefixes.items()
+        if prefix
+    }
+    here = end(token, grace=grace, also=also)
+    codes = {node: _code(process, grace + 30.0) for node, process in remote.items()}
+    return replace(
+        here,
+        left=here.left + sum(code == 1 for code in codes.values()),
+        unreachable=tuple(node for node, code in codes.items() if code not in (0, 1)),
+    )
+
+
+def _started(command: list[str]) -> subprocess.Popen[bytes] | None:
+    nowhere = subprocess.DEVNULL
+    try:
+        return subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere)
+    except OSError:
+        return None
+
+
+def _code(process: subprocess.Popen[bytes] | None, seconds: float) -> int:
+    if process is None:
+        return -1
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return -1
 
 
 def children() -> list[int]:

@@ -6,10 +6,9 @@ import json
 import os
 import secrets
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,22 +19,19 @@ from typing import Any
 import numpy as np
 
 from rmetric.recovery.run_folder import RunFolder
-from rmetric.recovery.supervisor import diagnosis, processes
+from rmetric.recovery.supervisor import processes
 from rmetric.recovery.supervisor.allocation import Planner, Pool
+from rmetric.recovery.supervisor.attempt import Attempt
 from rmetric.recovery.supervisor.core import Core, Settings
 from rmetric.recovery.supervisor.events import (
     Action,
     Ask,
     Began,
     Drop,
-    Durable,
     End,
     Ended,
     Event,
-    Exited,
-    Failure,
     Finish,
-    Hung,
     Interrupted,
     Launch,
     Note,
@@ -46,13 +42,12 @@ from rmetric.recovery.supervisor.events import (
     Woke,
 )
 from rmetric.recovery.supervisor.journal import Journal, Lock, past_of
-from rmetric.recovery.supervisor.launch import Program, Running
+from rmetric.recovery.supervisor.launch import Program
 from rmetric.recovery.supervisor.summary import in_words, summarise
 from rmetric.recovery.supervisor.watch import (
     News,
     Patience,
     Polled,
-    Pulse,
     follow_alarms,
     fresh_verdicts,
     words_of,
@@ -136,13 +131,8 @@ class Supervisor:
         self.pace, self.watched = pace or Pace(), watched or Watched()
         self.seed, self.again, self._say = seed, again, say
         self._heard: SimpleQueue[Event | _Exit | GpuVerdict | str] = SimpleQueue()
-        self._running: Running | None = None
-        self._pulse: Pulse | None = None
-        self._wake_at = self._look_at = self._progress_at = 0.0
-        self._stop_number: int | None = None
-        self._noted_step: int | None = None
-        self._request_before = self._answered = self._echoed = 0
-        self._exits: dict[str, int] = {}
+        self._attempt: Attempt | None = None
+        self._wake_at = self._look_at = 0.0
         self._code: int | None = None
         self._adopts = adopt
 
@@ -163,10 +153,9 @@ class Supervisor:
             rng=np.random.default_rng([self.seed, past.launches]), past=past, again=self.again,
         )  # fmt: skip
         self._news = News(self.pool, os.uname().nodename)
-        self._answered = self.folder.answered()
         self._note(
             "supervisor", pid=os.getpid(), node=os.uname().nodename, token=self._token,
-            command=list(self.program.arguments), gpus=_shown_pool(self.pool),
+            command=list(self.program.arguments), gpus=dict(self.pool),
         )  # fmt: skip
         self._adopts = self._adopts and processes.adopt_orphans()
         stop_watching = self._watch()
@@ -258,101 +247,28 @@ class Supervisor:
         )
 
     def _exited(self, exit: _Exit, now: float) -> None:
-        running = self._running
-        if running is None or exit.number != running.number:
+        attempt = self._attempt
+        if attempt is None or exit.number != attempt.number:
             return
         self._look(now)
-        self._exits[exit.node] = exit.code
-        if exit.code == 0 and len(self._exits) < len(running.allocation.gpus):
-            return  # the other nodes have not ended yet
-        self._echo()
-        if exit.code == 0:
-            early = self._early()
-            self._tell(
-                Exited(time=now, stopped=early is not False and self._asked(), early=early is True)
-            )
-            return
-        failure = diagnosis.of_exit(
-            exit.code,
-            node=exit.node,
-            allocation=running.allocation,
-            log=diagnosis.tail(running.log),
-            error_file=running.error_files.get(exit.node),
-            beats=self._pulse.beats if self._pulse else {},
-        )
-        self._tell(Exited(time=now, failure=failure))
-
-    def _early(self) -> bool | None:
-        """Whether it ended before it had finished, by its heartbeats; None without any."""
-        phases = [beat.phase for beat in (self._pulse.beats if self._pulse else {}).values()]
-        return any(phase != "finished" for phase in phases) if phases else None
-
-    def _asked(self) -> bool:
-        """Whether somebody has asked this launch to stop."""
-        request = self.folder.request()
-        return request is not None and request.stop and request.number > self._request_before
+        event = attempt.exited(exit.node, exit.code, now)
+        if event is not None and self._attempt is attempt:
+            self._tell(event)
 
     def _look(self, now: float) -> None:
-        """Heartbeats, answers, output."""
-        if self._running is None:
-            return
-        failure = self._follow(self._running, now)
-        self._answers(now)
-        self._echo()
-        if failure is not None:
-            self._tell(Hung(time=now, failure=failure))
-
-    def _follow(self, running: Running, now: float) -> Failure | None:
-        """Take the heartbeats of now; what is wrong, if it hangs."""
-        pulse = self._pulse
-        if pulse is None:
-            return None
-        resumed, step = pulse.resumed, pulse.step
-        failure = pulse.look(self.folder.beats(running.token), now)
-        if resumed is None and pulse.resumed is not None:
-            self._note("resumed", launch=running.number, step=pulse.resumed, at=pulse.resumed_at)
-            self._noted_step, self._progress_at = pulse.resumed, now + self.pace.progress
-        if pulse.step is not None and pulse.step != step and pulse.resumed is not None:
-            if now >= self._progress_at:
-                self._progress(running, now)
-            self._stepped(now, pulse.step, pulse.resumed)
-        return failure
-
-    def _stepped(self, now: float, step: int, resumed: int) -> None:
-        before = self.core.restarts
-        self._tell(Stepped(time=now, step=step, resumed=resumed))
-        if before and not self.core.restarts:
-            self._note("enough progress", step=step)
-
-    def _progress(self, running: Running, now: float) -> None:
-        step = self._pulse.step if self._pulse else None
-        self._progress_at = now + self.pace.progress
-        if self._pulse and step is not None and step != self._noted_step:
-            self._noted_step = step
-            self._note("progress", launch=running.number, step=step, at=self._pulse.step_at)
-
-    def _answers(self, now: float) -> None:
-        answered = self.folder.answered()
-        if answered > self._answered:
-            self._answered = answered
-            self._note("answered", number=answered, step=self.folder.answered_step())
-            if self._stop_number is not None and answered >= self._stop_number:
-                self._stop_number = None
-                self._tell(Durable(time=now))
-
-    def _echo(self) -> None:
-        if not self.watched.echo or self._running is None:
-            return
-        with open(self._running.log, "rb") as file:
-            file.seek(self._echoed)
-            data = file.read()
-        self._echoed += len(data)
-        sys.stdout.write(data.decode("utf-8", "replace"))
-        sys.stdout.flush()
+        """What has become of the launch since the last look."""
+        attempt = self._attempt
+        for event in attempt.look(now) if attempt else ():
+            self._tell(event)
+        if attempt and self.watched.echo:
+            attempt.echo()
 
     def _tell(self, event: Event) -> None:
+        before = self.core.restarts
         for action in self.core.on(event):
             self._act(action)
+        if isinstance(event, Stepped) and before and not self.core.restarts:
+            self._note("enough progress", step=event.step)
 
     def _act(self, action: Action) -> None:
         if isinstance(action, Launch):
@@ -360,8 +276,7 @@ class Supervisor:
         elif isinstance(action, Ask):
             self._ask(action)
         elif isinstance(action, End):
-            ended = self._end(action.why)
-            self._heard.put(ended)
+            self._heard.put(self._end(action.why))
         elif isinstance(action, WakeAt):
             self._wake_at = action.time
         elif isinstance(action, Drop):
@@ -376,33 +291,24 @@ class Supervisor:
         fields: dict[str, Any] = {"words": note.words}
         if note.seconds is not None:
             fields["seconds"] = round(note.seconds, 3)
-        if note.failure is not None:
-            if self._running:
-                self._progress(self._running, time.monotonic())
-            fields |= {k: v for k, v in asdict(note.failure).items() if k != "words"}
-            fields["launch"] = self._running.number if self._running else 0
-            fields["last_sign"] = self._pulse.last_sign if self._pulse else None
+        if note.failure is not None and self._attempt is not None:
+            self._attempt.progress(time.monotonic())
+            fields |= self._attempt.told(note.failure)
         self._note(note.event, **fields)
 
     def _launch(self, action: Launch) -> None:
-        allocation, token = action.allocation, f"{self._token}-{action.number}"
-        self.folder.withdraw()
-        self.folder.set_layout(allocation.layout)
-        request = self.folder.request()
-        self._request_before = request.number if request else 0
-        self._answered, self._stop_number = self.folder.answered(), None
-        self._exits, self._echoed, self._wake_at, self._progress_at = {}, 0, 0.0, 0.0
-        # Written before it is started: whoever comes after a crash knows what to look for.
-        self._note(
-            "launch", launch=action.number, token=token, gpus=_shown_pool(allocation.gpus),
-            layout=allocation.layout.as_json(), words=str(allocation.layout),
-        )  # fmt: skip
-        self._running = Running(
-            action.number, token, allocation, self.program, self.folder,
-            lambda number, node, code: self._heard.put(_Exit(number, node, code)),
-        )  # fmt: skip
-        self._pulse = Pulse(self.patience, allocation, self._running.log, time.monotonic())
-        self._note("started", launch=action.number, pids=self._running.pids)
+        self._wake_at = 0.0
+        self._attempt = Attempt(
+            action,
+            f"{self._token}-{action.number}",
+            self.program,
+            self.folder,
+            self.patience,
+            write=self._note,
+            exited=lambda number, node, code: self._heard.put(_Exit(number, node, code)),
+            progress_seconds=self.pace.progress,
+            now=time.monotonic(),
+        )
 
     def _ask(self, action: Ask) -> None:
         try:
@@ -413,54 +319,26 @@ class Supervisor:
             self._note("trouble", words=f"the request cannot be written: {error}")
             return
         self._note("asked", number=number, **asdict(action))
-        if action.stop:
-            self._stop_number = number
+        if action.stop and self._attempt is not None:
+            self._attempt.stops_at(number)
 
     def _end(self, why: str) -> Ended:
         """End every process of every launch of this folder, here and on other nodes."""
-        running, self._running = self._running, None
-        if running is not None:
-            self._follow(running, time.monotonic())
-            self._progress(running, time.monotonic())
-        remote = {node: self._end_on(node) for node in self.pool if self.program.prefixes.get(node)}
-        also = [*(running.pids.values() if running else ())]
-        also += processes.children() if self._adopts else []
-        ending = processes.end(self._token, grace=self.pace.grace, also=also)
-        left, unreachable = ending.left, []
-        for node, process in remote.items():
-            code = self._wait(process)
-            left += code == 1
-            unreachable += [node] if code not in (0, 1) else []
+        attempt, self._attempt = self._attempt, None
+        also = [*attempt.running.pids.values()] if attempt else []
+        if attempt is not None:
+            attempt.look(time.monotonic())
+            attempt.progress(time.monotonic())
+        if self._adopts:
+            also += processes.children()
+        ending = processes.end_everywhere(
+            self._token, self.program, grace=self.pace.grace, also=also
+        )
         if self._adopts:
             processes.reap()
-        self._note(
-            "ended", words=why, found=ending.found, killed=ending.killed, left=left,
-            unreachable=unreachable,
-        )  # fmt: skip
+        self._note("ended", words=why, **asdict(ending))
         self._summarise()
-        return Ended(time=time.monotonic(), left=left, unreachable=tuple(unreachable))
-
-    def _end_on(self, node: str) -> subprocess.Popen[bytes] | None:
-        module = "rmetric.recovery.supervisor.processes"
-        command = [sys.executable, "-m", module, self._token, str(self.pace.grace)]
-        try:
-            return subprocess.Popen(
-                self.program.behind(node, command, {}),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-        except OSError:
-            return None
-
-    def _wait(self, process: subprocess.Popen[bytes] | None) -> int:
-        if process is None:
-            return -1
-        try:
-            return process.wait(self.pace.grace + 30.0)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return -1
+        return Ended(time=time.monotonic(), left=ending.left, unreachable=ending.unreachable)
 
     def _note(self, event: str, **fields: Any) -> None:
         try:
@@ -504,7 +382,3 @@ def _token_of(journal: Journal) -> str:
         if isinstance(line.get("token"), str) and line["event"] == "supervisor":
             return str(line["token"])
     return secrets.token_hex(8)
-
-
-def _shown_pool(pool: Pool) -> dict[str, Iterable[int]]:
-    return {node: list(gpus) for node, gpus in pool.items()}
