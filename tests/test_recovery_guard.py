@@ -248,14 +248,16 @@ def test_telemetry_asks_once_for_what_lasts_and_again_for_what_is_fatal():
     assert saver.began == [300, 900]
 
 
-def test_telemetry_that_raises_is_left_alone(caplog):
+def test_telemetry_that_raises_is_said_once_and_asked_again(caplog):
     def broken():
-        raise OSError("the driver is gone")
+        if clock.now < 12:
+            raise OSError("the driver is gone")
+        return [verdict("fatal")]
 
     clock, saver = Clock(), Saver()
     with caplog.at_level(logging.ERROR, logger="rmetric"):
         run(a_guard(saver, interval=10, clock=clock, telemetry=broken), range(1, 15), clock=clock)
-    assert saver.began == [10]
+    assert saver.began == [10, 12]
     assert caplog.text.count("the driver is gone") == 1
 
 

@@ -155,13 +155,17 @@ class Checkpoints:
                 key: part.state_dict() if isinstance(part, Stateful) else part
                 for key, part in state.items()
             }
-        self._thread = threading.Thread(
-            target=self._finish, args=(save, self._written(save, plain)), name="rmetric-checkpoint"
-        )
-        save.blocking_seconds = save.seconds()
-        self._thread.start()
+        try:
+            written = self._written(save, plain)
+            save.blocking_seconds = save.seconds()
+            thread = threading.Thread(target=self._finish, args=(save, written))
+            thread.start()
+        except Exception as error:  # no thread can be had: the others hear of it by gloo's time
+            save.outcome = Failed(step=step, problem=f"{type(error).__name__}: {error}")
+            return
+        self._thread = thread
         if not self._asynchronous:
-            self._thread.join()
+            thread.join()
             save.blocking_seconds = save.seconds()
 
     def poll(self) -> Done | Failed | None:

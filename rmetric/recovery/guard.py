@@ -150,7 +150,7 @@ class Guard:
         self._times: list[Done] = []
         self._calls = self._last_step = self._saving_step = 0
         self._beat_at = self._read_at = self._ends_at = -inf
-        self._said = ""
+        self._said, self._deaf = "", False
         self._ears = _Ears(signals)
         self._beat("starting")
 
@@ -234,7 +234,8 @@ class Guard:
         """
         if self._in_flight is not None:
             self._beat("saving")
-            self._settle(self._outcome or self.checkpoints.wait(max(self._grace, 600.0)))
+            in_time = not 0 <= self._ends_at <= self._clock()
+            self._settle(self._outcome or self.checkpoints.wait(600.0 if in_time else 0.0))
         self._ears.close()
         if finished:
             self._beat("finished")
@@ -314,9 +315,11 @@ class Guard:
                     words = f"GPU {verdict.key}: {'; '.join(verdict.reasons) or verdict.level}"
                     key = f"GPU {verdict.key}"
                     self._ask("rule" if fatal else "risk", words, fatal=fatal, key=key)
-        except Exception as error:
-            self._telemetry = None
-            logger.error("rmetric: telemetry is no longer asked: %s", error)
+            self._deaf = False
+        except Exception as error:  # a driver that is loaded anew, for example
+            if not self._deaf:
+                logger.error("rmetric: no verdicts on GPUs: %s: %s", type(error).__name__, error)
+            self._deaf = True
 
     # -- what all ranks do
 
