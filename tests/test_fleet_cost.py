@@ -90,7 +90,8 @@ def test_break_even_is_where_hits_and_false_alarms_are_worth_the_same() -> None:
     found = break_even(get, 2048, "synchronous")
     assert found.hit == pytest.approx((0.03 * mtbf,) * 3)
     assert found.alarm == pytest.approx((0.01 * mtbf / 4,) * 3)
-    assert found.paid_for == pytest.approx((12.0,) * 3)
+    assert found.rare == pytest.approx(120 * (0.75**2 * 0.25 + 0.75**3 / 3))
+    assert found.paid_for == pytest.approx((0.03 * mtbf / found.rare,) * 3)
 
 
 @pytest.mark.usefixtures("short_jobs")
@@ -127,7 +128,7 @@ def test_our_own_predictors_are_marked_where_they_are_measured(tmp_path: Path) -
     path.write_text(header + "Always on,10,9\nScore at 0.95 with rules,50,0.001\n")
     ours = measured_points(tmp_path)[1]
     # Of 419 interruptions 262 were failures of a GPU.
-    assert ours == ("ours, with rules", pytest.approx(0.5 * 262 / 419), 0.001)
+    assert ours == ("our rules", pytest.approx(0.5 * 262 / 419), 0.001)
     path.write_text("Predictor,Something\nx,1\n")
     with pytest.raises(ValueError, match="is not as"):
         measured_points(tmp_path)
