@@ -270,8 +270,10 @@ def test_it_beats_at_most_once_a_second(tmp_path):
     guard.close(finished=True)
     assert beats == [
         (0, "starting"),
-        (4, "training"),
+        (1, "training"),  # a change of phase is said at once
+        (5, "training"),
         (6, "saving"),
+        (6, "training"),
         (10, "training"),
         (10, "finished"),
     ]

@@ -11,21 +11,17 @@ from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from pathlib import Path
 from statistics import median
-from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
 from rmetric.recovery.checkpoints import Checkpoints, Done, Failed, Good
 from rmetric.recovery.interval import Advice, FailureRate, advise
 from rmetric.recovery.policy import SOURCES, CheckpointPolicy, PolicyConfig, Request, Vote
+from rmetric.recovery.process_signals import SIGNALS, STOP, Ears
 from rmetric.recovery.ranks import Ranks
 from rmetric.recovery.run_folder import RunFolder
 from rmetric.telemetry.verdict import GpuVerdict
 
 logger = logging.getLogger("rmetric")
-
-STOP, SAVE = "stop", "save"
-#: SIGTERM is what SLURM, Kubernetes and torchrun send before they kill.
-SIGNALS: Mapping[int, str] = {signal.SIGTERM: STOP, signal.SIGUSR1: SAVE}
 
 #: What is thought of this node's GPUs now; it must not wait.
 VerdictSource = Callable[[], Iterable[GpuVerdict]]
@@ -151,7 +147,7 @@ class Guard:
         self._calls = self._last_step = self._saving_step = 0
         self._beat_at = self._read_at = self._ends_at = -inf
         self._said, self._deaf = "", False
-        self._ears = _Ears(signals)
+        self._ears, self._phase = Ears(signals), ""
         self._beat("starting")
 
     # -- what a training calls
@@ -371,6 +367,7 @@ class Guard:
         self.checkpoints.begin(
             step, state, about, own=own, request=max(answers, default=0), problem=problem
         )
+        self._beat("training")  # what it does now is train, and may hang
 
     def _settle(self, outcome: Done | Failed | None) -> None:
         """The save in flight has ended on all ranks, as on this one."""
@@ -416,9 +413,10 @@ class Guard:
 
     def _beat(self, phase: str) -> None:
         now = self._clock()
-        if self.folder is None or (phase == "training" and now - self._beat_at < self._beat_every):
+        soon = now - self._beat_at < self._beat_every
+        if self.folder is None or (phase == self._phase == "training" and soon):
             return
-        self._beat_at = now
+        self._beat_at, self._phase = now, phase
         try:
             self.folder.beat(self.ranks.rank, self._last_step, phase)
         except OSError as error:
@@ -440,34 +438,3 @@ class _Agreed(NamedTuple):
     failed: bool
     ending: bool
     over: bool
-
-
-class _Ears:
-    """Notes signals; nothing else is done while one is handled."""
-
-    def __init__(self, signals: Mapping[int, str]) -> None:
-        wrong = set(signals.values()) - {STOP, SAVE}
-        if wrong:
-            raise ValueError(f"signals has {sorted(wrong)}: {STOP!r} and {SAVE!r} are accepted")
-        self._meaning, self._heard = dict(signals), set[int]()
-        self._before: dict[int, Any] = {}
-        for number in signals:
-            try:
-                self._before[number] = signal.signal(number, self._hear)
-            except ValueError:
-                logger.error("rmetric: signals are not heard outside of the main thread")
-                break
-
-    def heard(self) -> list[tuple[int, str]]:
-        """Those since the last time."""
-        numbers, self._heard = self._heard, set()
-        return [(number, self._meaning[number]) for number in sorted(numbers)]
-
-    def close(self) -> None:
-        for number, handler in self._before.items():
-            if signal.getsignal(number) == self._hear:  # else somebody hears in turn
-                signal.signal(number, handler)
-        self._before = {}
-
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        self._heard.add(number)
