@@ -1,0 +1,46 @@
+"""Signals, noted when they come and looked at when there is time."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+logger = logging.getLogger("rmetric")
+
+STOP, SAVE = "stop", "save"
+#: SIGTERM is what SLURM, Kubernetes and torchrun send before they kill.
+SIGNALS: Mapping[int, str] = {signal.SIGTERM: STOP, signal.SIGUSR1: SAVE}
+
+
+class Ears:
+    """Notes signals; nothing else is done while one is handled."""
+
+    def __init__(self, signals: Mapping[int, str]) -> None:
+        wrong = set(signals.values()) - {STOP, SAVE}
+        if wrong:
+            raise ValueError(f"signals has {sorted(wrong)}: {STOP!r} and {SAVE!r} are accepted")
+        self._meaning, self._heard = dict(signals), set[int]()
+        self._before: dict[int, Any] = {}
+        for number in signals:
+            try:
+                self._before[number] = signal.signal(number, self._hear)
+            except ValueError:
+                logger.error("rmetric: signals are not heard outside of the main thread")
+                break
+
+    def heard(self) -> list[tuple[int, str]]:
+        """Those since the last time."""
+        numbers, self._heard = self._heard, set()
+        return [(number, self._meaning[number]) for number in sorted(numbers)]
+
+    def close(self) -> None:
+        for number, handler in self._before.items():
+            if signal.getsignal(number) == self._hear:  # else somebody hears in turn
+                signal.signal(number, handler)
+        self._before = {}
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self._heard.add(number)
