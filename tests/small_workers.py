@@ -124,9 +124,9 @@ def stops(folder: RunFolder, before: int) -> bool:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("role", choices=["agent"])
-    parser.add_argument("--ranks", type=int, required=True)
-    parser.add_argument("--rank", type=int)
+    parser.add_argument("role", choices=["agent", "worker"], help="worker: a rank of torchrun")
+    parser.add_argument("--ranks", type=int, default=os.environ.get("WORLD_SIZE"))
+    parser.add_argument("--rank", type=int, default=os.environ.get("RANK"))
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--every", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.02)

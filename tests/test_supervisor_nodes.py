@@ -1,0 +1,100 @@
+"""Several nodes: two agents of torchrun on this machine, one of which is lost."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from rmetric.recovery.run_folder import RunFolder
+from rmetric.recovery.supervisor import processes
+from rmetric.recovery.supervisor.journal import read_journal
+
+SMALL = str(Path(__file__).with_name("small_workers.py"))
+#: Both are this machine; the first is where the others meet.
+FIRST, SECOND = "localhost", "127.0.0.1"
+
+
+def supervised(folder, *options, steps=60):
+    folder.mkdir(exist_ok=True)
+    (folder / "faults.json").write_text("[]")
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "rmetric", "supervise", str(folder)),
+            *("--nodes", f"{FIRST}:2,{SECOND}:2", "--batch", "8", "--poll-seconds", "0.1"),
+            *("--backoff-seconds", "0.1", "--grace-seconds", "2", *options, "--"),
+            *(sys.executable, "-m", "torch.distributed.run", SMALL, "worker"),
+            *("--seconds", "0.1", "--steps", str(steps)),
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+
+
+def lines(folder, event):
+    return [line for line in read_journal(RunFolder(folder).journal) if line["event"] == event]
+
+
+def until(condition, process):
+    end = time.monotonic() + 120.0
+    while not condition():
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.05)
+
+
+def trains(folder, launch):
+    token = lines(folder, "launch")[-1]["token"] if len(lines(folder, "launch")) == launch else "-"
+    beats = RunFolder(folder).beats(token).values()
+    return len(beats) > 0 and all(beat.step >= 3 for beat in beats)
+
+
+@pytest.mark.slow
+def test_a_killed_agent_of_two_and_then_a_node_that_keeps_failing_is_dropped(tmp_path):
+    process = supervised(tmp_path, "--suspect-after", "2")
+    for launch in (1, 2):
+        until(lambda launch=launch: trains(tmp_path, launch), process)
+        assert len(RunFolder(tmp_path).beats(lines(tmp_path, "launch")[-1]["token"])) == 4
+        os.kill(lines(tmp_path, "started")[-1]["pids"][SECOND], signal.SIGKILL)
+        until(lambda n=launch: len(lines(tmp_path, "failure")) == n, process)
+    _, said = process.communicate(timeout=200)
+    assert process.returncode == 0, said
+    failures = lines(tmp_path, "failure")
+    assert [(line["words"], line["node"]) for line in failures] == [
+        ("the launcher was killed by SIGKILL", SECOND)
+    ] * 2
+    assert [len(line["gpus"]) for line in lines(tmp_path, "launch")] == [2, 2, 1]
+    assert lines(tmp_path, "dropped")[0]["gpus"] == [[SECOND, 0], [SECOND, 1]]
+    assert all(line["found"] >= 3 for line in lines(tmp_path, "ended")[1:3]), "orphans and agent"
+    assert not processes.of_launches(lines(tmp_path, "supervisor")[0]["token"])
+
+
+@pytest.mark.slow
+def test_a_node_that_cannot_be_reached_is_dropped(tmp_path):
+    shell = tmp_path / "shell.py"
+    shell.write_text(
+        "import os, sys\n"
+        f"if os.path.exists({str(tmp_path / 'down')!r}) and sys.argv[1] == {SECOND!r}:\n"
+        "    sys.exit(255)\n"
+        "os.execvp(sys.argv[2], sys.argv[2:])\n"
+    )
+    prefix = f"{sys.executable} {shell} {{node}}"
+    process = supervised(tmp_path / "run", "--prefix", prefix)
+    until(lambda: trains(tmp_path / "run", 1), process)
+    (tmp_path / "down").touch()
+    os.kill(lines(tmp_path / "run", "started")[-1]["pids"][SECOND], signal.SIGKILL)
+    _, said = process.communicate(timeout=200)
+    assert process.returncode == 0, said
+    assert lines(tmp_path / "run", "ended")[1]["unreachable"] == [SECOND]
+    assert lines(tmp_path / "run", "dropped")[0]["words"] == f"{SECOND} cannot be reached"
+    assert [json.dumps(line["gpus"]) for line in lines(tmp_path / "run", "launch")] == [
+        json.dumps({FIRST: [0, 1], SECOND: [0, 1]}),
+        json.dumps({FIRST: [0, 1]}),
+    ]
+    assert not processes.of_launches(lines(tmp_path / "run", "supervisor")[0]["token"])
