@@ -5,27 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import shutil
 import threading
 import time
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import (
-    CheckpointException,
-    DefaultSavePlanner,
-    FileSystemReader,
-    FileSystemWriter,
-)
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint import CheckpointException, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.stateful import Stateful
 
 from rmetric.recovery.good import (
@@ -46,6 +38,7 @@ from rmetric.recovery.good import (
     write_good,
 )
 from rmetric.recovery.ranks import Ranks
+from rmetric.recovery.save_parts import Planner, Save, Stager, free_space, in_words
 from rmetric.recovery.verify import damaged, digest, non_finite
 
 __all__ = ["Checkpoints", "Done", "Failed", "Good", "UnfitCheckpoint"]
@@ -105,8 +98,8 @@ class Checkpoints:
         self.fingerprint = json.loads(json.dumps(fingerprint))
         self.ranks = Ranks(group)
         self._asynchronous, self._may_be_infinite = asynchronous, tuple(may_be_infinite)
-        self._stager = _Stager()
-        self._save: _Save | None = None
+        self._stager = Stager()
+        self._save: Save | None = None
         self._thread: threading.Thread | None = None
         self._num_saves = 0
         self._launch = self._prepare()
@@ -144,7 +137,7 @@ class Checkpoints:
             raise RuntimeError(f"the save of step {self._save.step} is still in flight")
         self._num_saves += 1
         name = f"step-{step}.{self._launch}-{self._num_saves}{PART}"
-        save = self._save = _Save(step=step, part=self.folder / name, request=request)
+        save = self._save = Save(step=step, part=self.folder / name, request=request)
         save.problem = problem
         with save.noting_problems("its plain values"):
             save.about = json.loads(json.dumps(dict(about or {})))
@@ -222,19 +215,19 @@ class Checkpoints:
                 no_dist=self.ranks.alone,
             )
         except CheckpointException as error:
-            raise ValueError(f"{good.path} does not fit: {_in_words(error)}") from None
+            raise ValueError(f"{good.path} does not fit: {in_words(error)}") from None
         return dict(good.about)
 
     # -- a save, on the training's thread
 
-    def _written(self, save: _Save, plain: dict[str, Any]) -> Future[Any]:
+    def _written(self, save: Save, plain: dict[str, Any]) -> Future[Any]:
         """DCP's promise of the metadata. What failed before is told to all ranks through it."""
         with save.noting_problems("its copy to host memory"):
             plain = self._stager.copied(plain) if not save.problem else {}
         future = dcp.async_save(
             plain,
             storage_writer=FileSystemWriter(save.part),
-            planner=_Planner(save, self.folder),
+            planner=Planner(save, self.folder),
             process_group=self.ranks.group,
             async_stager=self._stager,
             no_dist=self.ranks.alone,
@@ -244,17 +237,17 @@ class Checkpoints:
 
     # -- a save, in the background
 
-    def _finish(self, save: _Save, written: Future[Any]) -> None:
+    def _finish(self, save: Save, written: Future[Any]) -> None:
         try:
             metadata = written.result()
             save.durable_seconds = save.seconds()
             save.outcome = self._agreed(save, metadata)
         except BaseException as error:  # DCP's is no Exception
-            problem = _in_words(error)
+            problem = in_words(error)
             self._clean(save)
-            save.outcome = Failed(step=save.step, problem=problem + _space(self.folder))
+            save.outcome = Failed(step=save.step, problem=problem + free_space(self.folder))
 
-    def _agreed(self, save: _Save, metadata: Any) -> Done | Failed:
+    def _agreed(self, save: Save, metadata: Any) -> Done | Failed:
         files, problem, infinite = self._read_back(save, metadata)
         said = self.ranks.gather((files, problem, infinite))
         problems = [f"rank {rank}: {words}" for rank, (_, words, _) in enumerate(said) if words]
@@ -267,7 +260,7 @@ class Checkpoints:
         assert outcome is not None
         return outcome
 
-    def _read_back(self, save: _Save, metadata: Any) -> tuple[dict[str, Any], str, str]:
+    def _read_back(self, save: Save, metadata: Any) -> tuple[dict[str, Any], str, str]:
         """This rank's files, what is wrong with them, what in them is not finite."""
         rank = self.ranks.rank
         try:
@@ -283,7 +276,7 @@ class Checkpoints:
             return {}, f"{type(error).__name__}: {error}", ""
 
     def _decided(
-        self, save: _Save, files: dict[str, Any], problems: list[str], infinities: list[str]
+        self, save: Save, files: dict[str, Any], problems: list[str], infinities: list[str]
     ) -> Done | Failed:
         """Rank 0 gives the checkpoint its name, or not."""
         try:
@@ -295,9 +288,9 @@ class Checkpoints:
         except Exception as error:
             self._clean(save)
             words = str(error) if problems else f"rank 0: {type(error).__name__}: {error}"
-            return Failed(step=save.step, problem=words + _space(self.folder))
+            return Failed(step=save.step, problem=words + free_space(self.folder))
 
-    def _committed(self, save: _Save, files: dict[str, Any]) -> Done:
+    def _committed(self, save: Save, files: dict[str, Any]) -> Done:
         older, _ = candidates(self.folder)
         write_good(
             save.part,
@@ -323,7 +316,7 @@ class Checkpoints:
             seconds=save.seconds(),
         )
 
-    def _kept_aside(self, save: _Save, problem: str) -> Failed:
+    def _kept_aside(self, save: Save, problem: str) -> Failed:
         kept = self.folder / f"step-{save.step}{NOT_FINITE}"
         for other in self.folder.glob(f"step-*{NOT_FINITE}"):
             remove(other)
@@ -337,7 +330,7 @@ class Checkpoints:
             with contextlib.suppress(OSError):  # it is only room that is lost
                 remove(one.path)
 
-    def _clean(self, save: _Save) -> None:
+    def _clean(self, save: Save) -> None:
         if self.ranks.rank == 0:
             shutil.rmtree(save.part, ignore_errors=True)
 
@@ -368,89 +361,3 @@ class Checkpoints:
         names = sorted(good.files)[self.ranks.rank :: self.ranks.size]
         problems = self.ranks.gather(damaged(good.path, good.files, names))
         return "; ".join(problem for problem in problems if problem)
-
-
-@dataclass
-class _Save:
-    """One save, from its beginning to its outcome."""
-
-    step: int
-    part: Path
-    request: int
-    about: dict[str, Any] = field(default_factory=dict)
-    own: str | None = None
-    problem: str = ""
-    began: float = field(default_factory=time.perf_counter)
-    blocking_seconds: float = 0.0
-    durable_seconds: float = 0.0
-    outcome: Done | Failed | None = None
-
-    def seconds(self) -> float:
-        return time.perf_counter() - self.began
-
-    @contextlib.contextmanager
-    def noting_problems(self, what: str) -> Iterator[None]:
-        """A rank that cannot go on must still take part, or the others would wait for it."""
-        try:
-            yield
-        except Exception as error:
-            self.problem = self.problem or f"{what}: {type(error).__name__}: {error}"
-
-
-class _Planner(DefaultSavePlanner):
-    """Fails, where DCP shares a failure with all ranks, for what had gone wrong before."""
-
-    def __init__(self, save: _Save, folder: Path) -> None:
-        super().__init__()
-        self._of, self._folder = save, folder
-
-    def set_up_planner(
-        self, state_dict: dict[str, Any], storage_meta: Any = None, is_coordinator: bool = False
-    ) -> None:
-        if self._of.problem:
-            raise RuntimeError(self._of.problem)
-        if not self._folder.is_dir():  # DCP would make it, perhaps where a disk was mounted
-            raise FileNotFoundError(f"the folder {self._folder} is gone")
-        super().set_up_planner(state_dict, storage_meta, is_coordinator)
-
-
-class _Stager(DefaultStager):
-    """Keeps its host memory from save to save, and hands over what was copied already."""
-
-    def __init__(self) -> None:
-        cuda = torch.cuda.is_available()
-        super().__init__(
-            StagingOptions(
-                use_pinned_memory=cuda,
-                use_shared_memory=False,
-                use_async_staging=False,
-                use_non_blocking_copy=cuda,
-            )
-        )
-
-    def copied(self, state: dict[str, Any]) -> dict[str, Any]:
-        copy = super().stage(state)
-        assert isinstance(copy, dict)
-        return copy
-
-    def stage(self, state_dict: dict[str, Any], **_: Any) -> dict[str, Any]:
-        return state_dict
-
-
-def _in_words(error: BaseException) -> str:
-    """Each rank's own words, without the stack."""
-    if not isinstance(error, CheckpointException):
-        return f"{type(error).__name__}: {error}"
-    words = []
-    for rank, (cause, _) in sorted(error.failures.items()):
-        first = str(cause).strip().split("\n")[0]
-        words.append(f"rank {rank}: {type(cause).__name__}: {first}")
-    return "; ".join(words[:4]) + (f" and {len(words) - 4} more ranks" if len(words) > 4 else "")
-
-
-def _space(folder: Path) -> str:
-    try:
-        free = shutil.disk_usage(folder).free
-    except OSError:
-        return ""
-    return f" ({free / 1e9:.1f} GB are free in {os.fspath(folder)})"

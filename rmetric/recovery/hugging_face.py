@@ -23,8 +23,9 @@ from transformers.training_args import TrainingArguments
 
 from rmetric.live.hugging_face import _calling_trainer, _replaced
 from rmetric.recovery.good import NOT_FINITE, Done, Failed, Good
-from rmetric.recovery.guard import SIGNALS, Guard, VerdictSource
+from rmetric.recovery.guard import Guard, VerdictSource
 from rmetric.recovery.policy import PolicyConfig
+from rmetric.recovery.process_signals import SIGNALS
 from rmetric.recovery.run_folder import RunFolder
 
 logger = logging.getLogger("rmetric")

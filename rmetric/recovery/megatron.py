@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from rmetric.recovery.good import Done, Failed, Good
-from rmetric.recovery.guard import SAVE, Guard, VerdictSource
+from rmetric.recovery.guard import Guard, VerdictSource
 from rmetric.recovery.policy import PolicyConfig
+from rmetric.recovery.process_signals import SAVE
 from rmetric.recovery.run_folder import RunFolder
 
 #: SIGTERM is left to Megatron's own --exit-signal-handler.
