@@ -61,7 +61,7 @@ class Guard:
     """Checkpoints at each interval, and when risk, a rule, an alarm, a signal or a user asks.
 
     All ranks call `step` after each step. What each has heard becomes a vote; one
-    all-reduce of four numbers on the CPU (gloo) makes it the same everywhere, and so all
+    all-reduce of five numbers on the CPU (gloo) makes it the same everywhere, and so all
     ranks save the same step. Nothing here waits for a device unless a save begins. A save
     that fails is reported and tried again; it never ends the training.
 
