@@ -35,8 +35,15 @@ def program(*arguments, nodes=("",), **more):
 
 
 @pytest.mark.parametrize("said", [["--nproc-per-node", "4"], ["--nproc_per_node=4"], []])
-@pytest.mark.parametrize("launcher", [["torchrun"], ["/opt/bin/ft_launcher"],
-                                      ["python", "-m", "torch.distributed.run"]])  # fmt: skip
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        ["torchrun"],
+        ["/opt/bin/ft_launcher"],
+        ["python", "-u", "/opt/bin/torchrun"],
+        ["python", "-m", "torch.distributed.run"],
+    ],
+)
 def test_torchrun_gets_the_planned_number_and_the_script_keeps_its_own(launcher, said):
     one = program(*launcher, *said, "train.py", "--nproc-per-node", "9", "--dp={data}")
     (command,) = one.commands(TWO, 29500).values()
@@ -131,6 +138,13 @@ def test_the_error_file_goes_before_the_log(tmp_path):
     assert failure_of(RAISED, error_file=path).words.endswith("exit code 1: KeyError: 'beans'")
     path.write_text("{cut")
     assert "Connection closed" in failure_of(RAISED, error_file=path).words
+
+
+def test_ft_launcher_names_the_local_rank_of_its_node():
+    log = "[ERROR] [ft_launcher4389@vm] failed (exitcode: -9) local_rank: 1 (pid: 4400) of binary"
+    two = Allocation(gpus={"a": (0, 1), "b": (4, 5)}, layout=Layout(data=4))
+    failure = diagnosis.of_exit(1, node="b", allocation=two, log=log, error_file=None, beats={})
+    assert (failure.rank, failure.gpu, failure.code) == (3, ("b", 5), -9)
 
 
 def test_without_a_report_the_exit_and_the_last_line_are_all_there_is():

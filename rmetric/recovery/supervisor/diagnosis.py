@@ -26,6 +26,8 @@ _ROOT = re.compile(
     r"exitcode\s*: (?P<code>-?\d+) \(pid: \d+\)",
     re.DOTALL,
 )
+#: What an agent logs before, and ft_launcher alone; the rank is that of the node.
+_LOCAL = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+)")
 #: The line that ends a traceback, perhaps with the rank that torch puts before it.
 _RAISED = re.compile(
     r"^(?:\[rank(?P<rank>\d+)\]: ?|\[[^\]]*?(?P<tag>\d+)\]: ?)?"
@@ -40,7 +42,6 @@ class _Root:
 
     rank: int | None = None
     code: int | None = None
-    words: str = ""
 
 
 def of_exit(
@@ -59,7 +60,7 @@ def of_exit(
         error_file: that torchrun was told to leave.
         beats: the last heartbeats of its ranks.
     """
-    root = _root_of(log)
+    root = _root_of(log, list(allocation.gpus).index(node) * allocation.per_node)
     said = _error_file(error_file, root.rank) or _raised(log, root.rank)
     if root.rank is None and code < 0:
         words = f"the launcher was killed by {signal_name(code)}"
@@ -119,12 +120,15 @@ def tail(path: Path, size: int = TAIL) -> str:
         return ""
 
 
-def _root_of(log: str) -> _Root:
-    """The earliest root cause that the agents of the nodes report."""
+def _root_of(log: str, first_rank: int) -> _Root:
+    """The earliest root cause that the agents report; `first_rank` of the node that ended."""
     found = _ROOT.search(log)
-    if found is None:
-        return _Root()
-    return _Root(rank=int(found["rank"]), code=int(found["code"]))
+    if found is not None:
+        return _Root(rank=int(found["rank"]), code=int(found["code"]))
+    found = _LOCAL.search(log)
+    if found is not None:
+        return _Root(rank=first_rank + int(found["rank"]), code=int(found["code"]))
+    return _Root()
 
 
 def _error_file(path: Path | None, rank: int | None) -> str:

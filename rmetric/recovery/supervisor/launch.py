@@ -130,7 +130,7 @@ def _where(arguments: Sequence[str], option: str) -> int | None:
 
 
 def _launcher_end(arguments: Sequence[str]) -> int:
-    """Index behind `torchrun` or `python -m torch.distributed.run`; 0 for another program."""
+    """Index behind `torchrun`, also by `python`, or `-m torch.distributed.run`; 0 for others."""
     if not arguments:
         return 0
     if Path(arguments[0]).name in TORCHRUNS:
@@ -139,7 +139,7 @@ def _launcher_end(arguments: Sequence[str]) -> int:
         if arguments[n] == "-m" and arguments[n + 1] in TORCHRUN_MODULES:
             return n + 2
         if not arguments[n].startswith("-"):
-            break
+            return n + 1 if Path(arguments[n]).name in TORCHRUNS else 0
     return 0
 
 
