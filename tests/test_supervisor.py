@@ -342,6 +342,23 @@ def test_an_environment_that_is_no_ones_is_left_alone(tmp_path):
         other.wait()
 
 
+def test_a_disk_too_full_to_start_is_a_failure_like_any_other(tmp_path, monkeypatch):
+    calls = []
+
+    def full(self, layout):
+        calls.append(layout)
+        if len(calls) == 1:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RunFolder, "set_layout", full)
+    one = supervisor(tmp_path)
+    one.program = Program(arguments=(sys.executable, "-c", "pass"), prefixes={"": ()})
+    assert one.run() == 0
+    told = Told(tmp_path, 0)
+    assert told.failures == ["it cannot be started: [Errno 28] No space left on device"]
+    assert len(calls) == 2
+
+
 def test_a_full_disk_does_not_end_the_training(tmp_path, monkeypatch):
     said = []
     one = supervisor(tmp_path)

@@ -176,6 +176,13 @@ def test_the_gpu_of_a_rank_that_fails_thrice_in_a_row_is_dropped():
     assert [drop.gpus for drop in dropped] == [(("", 2),)]
 
 
+def test_a_rank_that_is_killed_from_outside_says_nothing_of_its_gpu():
+    one = started(suspect_after=1)
+    killed = Failure(kind="signal", words="killed", code=-9, rank=1, gpu=("", 1))
+    one.on(Exited(time=1.0, failure=killed))
+    assert kinds(one.on(Ended(time=1.0))) == [Note, WakeAt]
+
+
 def test_the_last_gpu_is_not_dropped_on_suspicion():
     one = core(pool={"": (0,)}, suspect_after=1)
     one.on(Began(time=0.0))

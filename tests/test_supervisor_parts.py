@@ -1,5 +1,6 @@
 """The parts of the supervisor one by one: commands, diagnosis, journal, pulse, summary."""
 
+import argparse
 import json
 import os
 import subprocess
@@ -438,3 +439,21 @@ def test_the_number_of_processes_must_be_known(tmp_path, capsys):
     assert "--nproc-per-node is 'gpu': say which GPUs there are with --gpus" in (
         capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize(
+    ("visible", "pool"),
+    [("", (0, 1)), ("4,6,7", (4, 6)), ("GPU-8f2c,GPU-11aa", "say the numbers of these GPUs")],
+)
+def test_the_gpus_that_may_be_used_are_those_that_are_visible(monkeypatch, visible, pool):
+    from rmetric.commands import supervise
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    parser = argparse.ArgumentParser()
+    supervise.add_arguments(parser)
+    options = parser.parse_args(["run", "--", "torchrun", "--nproc-per-node", "2", "train.py"])
+    if isinstance(pool, str):
+        with pytest.raises(ValueError, match=pool):
+            supervise._pool(options)
+    else:
+        assert supervise._pool(options) == {"": pool}

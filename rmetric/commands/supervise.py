@@ -10,6 +10,7 @@ arguments of any program {tensor} {pipeline} {context} {data} {expert} {micro_ba
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from dataclasses import fields
@@ -19,6 +20,8 @@ from typing import Any
 NAME = "supervise"
 HELP = "start a training, and start it again after a failure, with the GPUs that are left"
 LOCKED = 3
+#: Of one node; more than any has.
+MOST_GPUS = 1024
 EXAMPLES = """examples:
   rmetric supervise runs/a -- torchrun --nproc-per-node 4 train.py
   rmetric supervise runs/a --batch 64 --layout tensor=2,data=4 --hang-seconds 120 \\
@@ -228,7 +231,20 @@ def _pool(options: argparse.Namespace) -> dict[str, tuple[int, ...]]:
         if options.gpus is not None:
             raise ValueError("--gpus and --nodes: one of the two")
         return dict(options.nodes)
-    return {"": options.gpus if options.gpus is not None else tuple(range(_asked(options)))}
+    return {"": options.gpus if options.gpus is not None else _visible()[: _asked(options)]}
+
+
+def _visible() -> tuple[int, ...]:
+    """The GPUs that this process may use, by CUDA_VISIBLE_DEVICES; without it, as many as asked."""
+    said = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if not said:
+        return tuple(range(MOST_GPUS))
+    try:
+        return tuple(map(int, said.split(",")))
+    except ValueError:
+        raise ValueError(
+            f"CUDA_VISIBLE_DEVICES is {said!r}: say the numbers of these GPUs with --gpus"
+        ) from None
 
 
 def _asked(options: argparse.Namespace) -> int:

@@ -323,7 +323,7 @@ class Core:
         if failure is None:
             return ()
         if failure.gpu is not None:
-            return (failure.gpu,)
+            return () if failure.from_outside else (failure.gpu,)
         if len(self.pool) > 1:
             return tuple((failure.node, gpu) for gpu in self.pool.get(failure.node, ()))
         return ()

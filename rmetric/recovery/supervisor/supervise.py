@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from rmetric.logs import write_atomically
 from rmetric.recovery.run_folder import RunFolder
 from rmetric.recovery.supervisor import processes
 from rmetric.recovery.supervisor.allocation import Planner, Pool
@@ -31,6 +32,8 @@ from rmetric.recovery.supervisor.events import (
     End,
     Ended,
     Event,
+    Exited,
+    Failure,
     Finish,
     Interrupted,
     Launch,
@@ -298,7 +301,14 @@ class Supervisor:
 
     def _launch(self, action: Launch) -> None:
         self._wake_at = 0.0
-        self._attempt = Attempt(
+        try:
+            self._attempt = self._begin(action)
+        except OSError as error:  # a full disk, for example
+            failure = Failure(kind="exit", words=f"it cannot be started: {error}")
+            self._heard.put(Exited(time=time.monotonic(), failure=failure))
+
+    def _begin(self, action: Launch) -> Attempt:
+        return Attempt(
             action,
             f"{self._token}-{action.number}",
             self.program,
@@ -352,9 +362,9 @@ class Supervisor:
     def _summarise(self) -> None:
         try:
             summary = summarise(self.journal.lines)
-            self.folder.summary.write_text(in_words(summary))
+            write_atomically(self.folder.summary, [in_words(summary).encode()])
             text = json.dumps(summary.as_json(), indent=1) + "\n"
-            self.folder.summary.with_suffix(".json").write_text(text)
+            write_atomically(self.folder.summary.with_suffix(".json"), [text.encode()])
         except Exception as error:  # whatever a journal holds, it is not worth a training
             self._say(f"the summary cannot be written: {error}")
 

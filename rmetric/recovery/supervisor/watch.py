@@ -203,13 +203,20 @@ class Polled:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            for verdict in self._source.poll():
-                self._told(verdict)
-            problem, before = self._source.problem, self._problem
-            self._problem = problem
-            if problem and problem != before:
-                self._wrong(problem)
+            try:
+                self._ask()
+            except Exception as error:
+                self._wrong(f"no more verdicts on GPUs: {type(error).__name__}: {error}")
+                return
             self._stop.wait(self._seconds)
+
+    def _ask(self) -> None:
+        for verdict in self._source.poll():
+            self._told(verdict)
+        problem, before = self._source.problem, self._problem
+        self._problem = problem
+        if problem and problem != before:
+            self._wrong(problem)
 
 
 def follow_alarms(
