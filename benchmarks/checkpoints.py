@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
@@ -148,9 +149,9 @@ def tables(report: dict[str, Any]) -> str:
     """The part of the page that tells the costs."""
     measured = report["measured"]
     lines = [
-        f"Measured by `python benchmarks/checkpoints.py` on {measured['ranks']} ranks, "
-        f"{report['hardware']['cores']} cores of {report['hardware']['processor']} shared with "
-        "other work; seconds, medians.",
+        f"Measured by `python benchmarks/checkpoints.py` on {measured['ranks']} ranks, one thread "
+        f"each, on {report['hardware']['cores']} cores of {report['hardware']['processor']}, at a "
+        f"load average of {measured['load_average']:.0f} before it began; seconds, medians.",
         "",
         "| model with AdamW | MB | | blocking | durable | good | step | steps beside a save |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -164,7 +165,8 @@ def tables(report: dict[str, Any]) -> str:
                 f"| {of['step_seconds']:.3f} | {ratio} |"
             )
     votes = ", ".join(
-        f"{1000 * of['median']:.2f} ms on {ranks} ranks" for ranks, of in measured["vote"].items()
+        f"{1000 * of['median']:.2f} ms on {ranks} {'rank' if ranks == '1' else 'ranks'}"
+        for ranks, of in measured["vote"].items()
     )
     lines += [
         "",
@@ -196,6 +198,7 @@ def main() -> None:
     parser.add_argument("--pages-only", action="store_true", help="from the results that are there")
     options = parser.parse_args()
     if not options.pages_only:
+        load = round(os.getloadavg()[0], 1)
         models = {
             name: {
                 m: run(f"{name} {m}", RANKS, options.saves) for m in ("synchronous", "asynchronous")
@@ -204,6 +207,7 @@ def main() -> None:
         }
         measured = {
             "device": "cpu",
+            "load_average": load,
             "ranks": RANKS,
             "saves": options.saves,
             "torch": torch.__version__,
