@@ -64,8 +64,9 @@ def _pays(get: Get) -> list[str]:
             found = break_even(get, size, saves)
             gain = get(a_job(size, saves, TODAY)).gain(get(a_job(size, saves)))
             lines.append(
-                f"{size:,} GPUs, {saves}: a hit saves {found.hit.point:.0f} s, a false alarm costs "
-                f"{found.alarm.point:.0f} s; today's predictor {verdict(gain)} ({points(gain)})."
+                f"{size:,} GPUs, {saves}: a hit saves {found.hit.point:.0f} s and pays for "
+                f"{found.paid_for.point:.1f} false alarms of {found.rare:.1f} s; today's predictor "
+                f"{verdict(gain)} ({points(gain)})."
             )
     return lines
 
