@@ -219,7 +219,7 @@ def _supervisor(options: argparse.Namespace) -> Any:
         settings=Settings(**{name: getattr(options, name) for name in _SETTINGS}),
         patience=Patience(**{name: getattr(options, f"{name}_seconds") for name in _PATIENCE}),
         pace=Pace(**{name: getattr(options, f"{name}_seconds") for name in _PACE}),
-        watched=Watched(sources=_sources(options), log=options.watch_log, echo=options.echo),
+        watched=Watched(sources=_sources(options, pool), log=options.watch_log, echo=options.echo),
         seed=options.seed,
         again=options.again,
         adopt=True,
@@ -297,13 +297,16 @@ def _by_model(options: argparse.Namespace, by_model: Any, first: Any) -> Any:
     return by_model(model, gpu, batch, engine=options.engine, first=first)
 
 
-def _sources(options: argparse.Namespace) -> list[Any]:
+def _sources(options: argparse.Namespace, pool: dict[str, tuple[int, ...]]) -> list[Any]:
     if options.nvml_seconds is None:
         return []
     from rmetric.telemetry.gpu_watch import GpuWatch
     from rmetric.telemetry.risk import RiskConfig
 
-    return [GpuWatch(config=RiskConfig(interval=options.nvml_seconds))]
+    here = "" if "" in pool else os.uname().nodename
+    if here not in pool:
+        raise ValueError(f"--nvml-seconds: this machine, {here}, is none of the nodes")
+    return [GpuWatch(pool[here], RiskConfig(interval=options.nvml_seconds))]
 
 
 def _has_gpus() -> bool:
