@@ -146,3 +146,55 @@ def test_what_the_readme_says_of_the_public_logs_is_so():
     assert f"{confident} troubled and {healthy} healthy runs" in text
     assert f"Of all {troubled} troubled ones it catches {caught:.0f} %" in text
     assert int(everyone) > int(troubled)
+
+
+TODAY = "asynchronous, today's predictor"
+
+
+def guard_rows(name: str) -> list[dict[str, str]]:
+    with open(ROOT / "results/guard" / name, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize(
+    ("start", "predictor", "announced"),
+    [
+        ("the score at its threshold", "Score as described, 0.95", "GPU failures announced (%)"),
+        ("at 0.10, as", "Score as the code behaves, 0.10", "GPU failures announced (%)"),
+        ("random alarms", "Score as the code behaves, 0.10", "by chance at its rate (%)"),
+        ("ours: the score", "Score at 0.95 with rules", "GPU failures announced (%)"),
+    ],
+)
+def test_who_is_warned_is_as_in_the_results(start, predictor, announced):
+    [line] = [line for line in README.splitlines() if line.startswith(f"| {start}")]
+    [row] = [row for row in guard_rows("risk/risk_24h.csv") if row["Predictor"] == predictor]
+    false = float(row["a 1000 GPU-days"])
+    expected = [f"{float(row[announced]):.1f}", f"{false:.1f}" if false < 100 else f"{false:.0f}"]
+    assert [cell.strip() for cell in line.strip("|").split("|")[1:]] == expected
+
+
+def test_what_a_guard_is_worth_is_as_in_the_results():
+    rows = guard_rows("cost/where_it_goes.csv")
+    ettr = {row["What is done"]: float(row["ETTR"]) for row in rows}
+    base = ettr["asynchronous saves"]
+    [bare] = [
+        row
+        for row in guard_rows("cost/shrinking.csv")
+        if row["GPUs"].replace(",", "") == "16384" and row["Spares"] == "none"
+    ]
+    [ours] = [
+        row
+        for row in guard_rows("risk/risk_24h.csv")
+        if row["Predictor"] == "Score at 0.95 with rules"
+    ]
+    words = " ".join(README.split())
+    for said in (
+        f"asynchronous saves {base - ettr['synchronous saves, restart 600 s, waits']:+.1f}",
+        f"one minute instead of ten {ettr['asynchronous, restart 60 s'] - base:+.1f}",
+        f"fewer nodes {ettr['asynchronous, shrinks'] - base:+.1f} with spares",
+        f"and {float(bare['shrinks']) - float(bare['waits']):+.1f} without",
+        f"{ettr['asynchronous, recall 0.9, no false alarms'] - base:+.1f}, today's",
+        f"today's published one {ettr[TODAY] - base:+.1f}",
+        f"{float(ours['only detected as they happen (%)']):.1f} % of the failures",
+    ):
+        assert said in words
