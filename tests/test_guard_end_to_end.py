@@ -159,6 +159,20 @@ def test_sigterm_in_the_middle_of_a_save(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_supervisor_that_is_asked_to_end_saves_and_the_next_goes_on_from_there(tmp_path):
+    training = ("--steps=20", "--sleep=0.2", "--save-every=1000")
+    run = Guarded(tmp_path, *training)
+    run.until_step(5)
+    run.process.send_signal(signal.SIGTERM)
+    run.end(128 + signal.SIGTERM)
+    (answered,) = run.of("answered")
+    again = Guarded(tmp_path, *training).end()
+    assert again.of("resumed")[-1]["step"] == answered["step"] >= 5
+    assert again.failures == []
+    again.losses_are_those_of_an_uninterrupted_run()
+
+
+@pytest.mark.slow
 def test_a_disk_that_is_full_in_a_save_and_has_room_again(tmp_path):
     run = Guarded(tmp_path, "--steps=30", "--sleep=0.2")
     run.until_step(4)
@@ -260,7 +274,7 @@ def test_twenty_random_kills_in_one_run(tmp_path):
     """Each kill loses at most the interval, the step that runs, and a save in flight."""
     rng = np.random.default_rng(20)
     run = Guarded(tmp_path, "--steps=200", "--sleep=0.05",
-                  options=("--max-restarts", "30", "--suspect-after", "100"))  # fmt: skip
+                  options=("--max-restarts", "30", "--longest-backoff-seconds", "0.2"))  # fmt: skip
     lost, step = [], 0
     for kill in range(20):
         target = step + int(rng.integers(2, 9))

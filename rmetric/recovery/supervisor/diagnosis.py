@@ -20,11 +20,9 @@ from rmetric.recovery.supervisor.events import Failure
 
 #: Bytes of the end of a log that are looked at.
 TAIL = 64 * 1024
-_ROOT = re.compile(
-    r"Root Cause \(first observed failure\):.*?"
-    r"rank\s*: (?P<rank>\d+) \(local_rank: \d+\)\s+"
-    r"exitcode\s*: (?P<code>-?\d+) \(pid: \d+\)",
-    re.DOTALL,
+_ROOT = "Root Cause (first observed failure):"
+_FAILED = re.compile(
+    r"rank\s*: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode\s*: (?P<code>-?\d+) \(pid: \d+\)"
 )
 #: What an agent logs before, and ft_launcher alone; the rank is that of the node.
 _LOCAL = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+)")
@@ -122,12 +120,15 @@ def tail(path: Path, size: int = TAIL) -> str:
 
 def _root_of(log: str, first_rank: int) -> _Root:
     """The earliest root cause that the agents report; `first_rank` of the node that ended."""
-    found = _ROOT.search(log)
-    if found is not None:
-        return _Root(rank=int(found["rank"]), code=int(found["code"]))
-    found = _LOCAL.search(log)
-    if found is not None:
-        return _Root(rank=first_rank + int(found["rank"]), code=int(found["code"]))
+    _, said, root = log.partition(_ROOT)
+    failed = [*_FAILED.finditer(root), *_FAILED.finditer(log)] if said else []
+    if failed:
+        # Within a second the agent cannot tell the cause from those that it ended for it.
+        cause = min(failed, key=lambda one: int(one["code"]) == -signal.SIGTERM)
+        return _Root(rank=int(cause["rank"]), code=int(cause["code"]))
+    local = _LOCAL.search(log)
+    if local is not None:
+        return _Root(rank=first_rank + int(local["rank"]), code=int(local["code"]))
     return _Root()
 
 

@@ -115,7 +115,11 @@ def _runs(lines: Iterable[Line]) -> list[Run]:
                 )
             )
         elif line["event"] in ("resumed", "progress") and runs:
-            point: tuple[float, int] = (line["at"], line["step"])
+            # Another node's clock may be wrong; ours says when the launch began and when it was heard.
+            point: tuple[float, int] = (
+                min(max(line["at"], runs[-1].began), line["time"]),
+                line["step"],
+            )
             if not runs[-1].points or point > runs[-1].points[-1]:
                 runs[-1].points.append(point)
     return runs
