@@ -115,7 +115,7 @@ def _runs(lines: Iterable[Line]) -> list[Run]:
                 )
             )
         elif line["event"] in ("resumed", "progress") and runs:
-            # Another node's clock may be wrong; ours says when the launch began and when it was heard.
+            # Another node's clock may be wrong: ours bounds it.
             point: tuple[float, int] = (
                 min(max(line["at"], runs[-1].began), line["time"]),
                 line["step"],
