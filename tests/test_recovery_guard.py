@@ -230,13 +230,31 @@ def verdict(level, gpu=3):
     return GpuVerdict(gpu=gpu, time=0.0, level=level, reasons=("row remap failed",))
 
 
+class Source:
+    """Verdicts by a function, as a source of telemetry has them."""
+
+    problem = None
+
+    def __init__(self, verdicts):
+        self._verdicts = verdicts
+
+    def poll(self):
+        return ()
+
+    def verdicts(self):
+        return {verdict.key: verdict for verdict in self._verdicts()}
+
+    def close(self):
+        pass
+
+
 def test_telemetry_asks_once_for_what_lasts_and_again_for_what_is_fatal():
     clock, saver, seen = Clock(), Saver(), {"level": "healthy"}
     guard = a_guard(
         saver,
         interval=1000,
         clock=clock,
-        telemetry=lambda: [verdict("healthy", 1), verdict(seen["level"])],
+        telemetry=Source(lambda: [verdict("healthy", 1), verdict(seen["level"])]),
     )
     run(guard, range(1, 300), clock=clock)
     assert saver.began == []
@@ -256,7 +274,8 @@ def test_telemetry_that_raises_is_said_once_and_asked_again(caplog):
 
     clock, saver = Clock(), Saver()
     with caplog.at_level(logging.ERROR, logger="rmetric"):
-        run(a_guard(saver, interval=10, clock=clock, telemetry=broken), range(1, 15), clock=clock)
+        guard = a_guard(saver, interval=10, clock=clock, telemetry=Source(broken))
+        run(guard, range(1, 15), clock=clock)
     assert saver.began == [10, 12]
     assert caplog.text.count("the driver is gone") == 1
 

@@ -7,7 +7,7 @@ import os
 import queue
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from math import inf
 from pathlib import Path
 from statistics import median
@@ -19,12 +19,9 @@ from rmetric.recovery.policy import SOURCES, CheckpointPolicy, PolicyConfig, Req
 from rmetric.recovery.process_signals import SIGNALS, STOP, Ears
 from rmetric.recovery.ranks import Ranks
 from rmetric.recovery.run_folder import RunFolder
-from rmetric.telemetry.verdict import GpuVerdict
+from rmetric.telemetry.sources import VerdictSource
 
 logger = logging.getLogger("rmetric")
-
-#: What is thought of this node's GPUs now; it must not wait.
-VerdictSource = Callable[[], Iterable[GpuVerdict]]
 
 
 class Saver(Protocol):
@@ -91,7 +88,8 @@ class Guard:
         own: returns plain values of this rank alone, such as `random_values`.
         folder: the run folder; None for that of the supervisor that launched this, if one did.
         signals: number -> ``"stop"`` or ``"save"``; empty to catch none.
-        telemetry: verdicts on the GPUs of this rank's node. Give it to one rank a node.
+        telemetry: verdicts on the GPUs of this rank's node, such as `GpuWatch()`. Give it
+            to one rank a node.
         check_every: steps between two boundaries that are looked at, at least 1.
         grace_seconds: from a signal that ends the training until it ends, saved or not.
         heartbeat_seconds: least time between two beats in the run folder.
@@ -305,7 +303,7 @@ class Guard:
         if self._telemetry is None:
             return
         try:
-            for verdict in self._telemetry():
+            for verdict in self._telemetry.verdicts().values():
                 if verdict.level != "healthy":
                     fatal = verdict.level == "fatal"
                     words = f"GPU {verdict.key}: {'; '.join(verdict.reasons) or verdict.level}"

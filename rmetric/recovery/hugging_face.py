@@ -23,10 +23,11 @@ from transformers.training_args import TrainingArguments
 
 from rmetric.live.hugging_face import _calling_trainer, _replaced
 from rmetric.recovery.good import NOT_FINITE, Done, Failed, Good
-from rmetric.recovery.guard import Guard, VerdictSource
+from rmetric.recovery.guard import Guard
 from rmetric.recovery.policy import PolicyConfig
 from rmetric.recovery.process_signals import SIGNALS
 from rmetric.recovery.run_folder import RunFolder
+from rmetric.telemetry.sources import VerdictSource
 
 logger = logging.getLogger("rmetric")
 

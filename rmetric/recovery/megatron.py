@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from rmetric.recovery.good import Done, Failed, Good
-from rmetric.recovery.guard import Guard, VerdictSource
+from rmetric.recovery.guard import Guard
 from rmetric.recovery.policy import PolicyConfig
 from rmetric.recovery.process_signals import SAVE
 from rmetric.recovery.run_folder import RunFolder
+from rmetric.telemetry.sources import VerdictSource
 
 #: SIGTERM is left to Megatron's own --exit-signal-handler.
 SIGNALS: Mapping[int, str] = {signal.SIGUSR1: SAVE}
