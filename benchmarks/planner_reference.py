@@ -138,7 +138,8 @@ def _gpt(
 
 
 #: Narayanan et al. 2021 (arXiv 2104.04473), table 1: A100 80GB, activations computed again,
-#: optimiser not sharded, stages interleaved; micro-batches are not given.
+#: optimiser not sharded, stages interleaved; micro-batches are not given. From memory, but for
+#: the last one's 502 petaflops on 3072 GPUs, which the abstract has.
 NARAYANAN = [
     _gpt(1.7, 24, 2304, 24, 1, 1, 32, 512, 137),
     _gpt(3.6, 32, 3072, 30, 2, 1, 64, 512, 138),
@@ -157,7 +158,8 @@ LLAMA_405B = ModelShape(
     vocabulary=128256, sequence=8192, name="Llama 3 405B",
 )  # fmt: skip
 
-#: The Llama 3 herd of models (arXiv 2407.21783), table 4: H100, stages interleaved.
+#: The Llama 3 herd of models (arXiv 2407.21783), table 4, in a secondary copy: H100, stages
+#: interleaved.
 LLAMA = [
     Run(LLAMA_405B, 405.9, 8192, 8, 16, 2048, 430),
     Run(LLAMA_405B, 405.9, 16384, 8, 16, 2048, 400),

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from importlib import import_module
 
 from rmetric.commands import COMMANDS
+
+#: What a shell says of a program that wrote to a pipe which nobody reads any more.
+PIPE_CLOSED = 141
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,7 +31,13 @@ def main(arguments: list[str] | None = None) -> int:
             module.add_arguments(command)
             command.set_defaults(run=module.run)
     options = parser.parse_args(given)
-    code: int = options.run(options)
+    try:
+        code: int = options.run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is left in the buffer would be tried again, and complained of, at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
     return code
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -209,16 +212,15 @@ def test_meshes_of_fsdp():
 
 def test_torchrun_is_given_what_each_node_has():
     launches = torchrun_launches(place(Cluster.of([4, 3]), Layout(tensor=2, data=3)))
+    visible = "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES="
     assert [str(each) for each in launches] == [
-        "CUDA_VISIBLE_DEVICES=0,1,2,3 torchrun --nnodes=2 --nproc-per-node=4 --node-rank=0 "
+        f"{visible}0,1,2,3 torchrun --nnodes=2 --nproc-per-node=4 --node-rank=0 "
         "--master-addr=node0 --master-port=29500",
-        "CUDA_VISIBLE_DEVICES=0,1 torchrun --nnodes=2 --nproc-per-node=2 --node-rank=1 "
+        f"{visible}0,1 torchrun --nnodes=2 --nproc-per-node=2 --node-rank=1 "
         "--master-addr=node0 --master-port=29500",
     ]
     alone = torchrun_launches(place(Cluster.of([4]), Layout(tensor=2)))
-    assert str(alone[0]) == (
-        "CUDA_VISIBLE_DEVICES=0,1 torchrun --nnodes=1 --nproc-per-node=2 --standalone"
-    )
+    assert str(alone[0]) == f"{visible}0,1 torchrun --nnodes=1 --nproc-per-node=2 --standalone"
 
 
 # The command
@@ -250,6 +252,39 @@ def test_a_plan_as_json(config, capsys):
     assert {node for node, _ in best["ranks"] + best["idle"]} == {"a", "b"}
 
 
+def test_a_gpu_that_is_dropped_is_not_started_on(config, capsys):
+    arguments = ("--nodes", "8,8,8", "--without", "node1:3", "--without", "node2")
+    loose = ("--gpu", "h100", "--batch", "1024", "--allow-batch-change")
+    assert run(config, *arguments, *loose) == 0
+    printed = capsys.readouterr().out
+    assert "15 GPUs (8 + 7)" in printed
+    assert "CUDA_VISIBLE_DEVICES=0,1,2,4,5,6 torchrun" in printed
+    assert "node2" not in printed
+
+
+def test_many_nodes_alike_are_counted(config, capsys):
+    assert run(config, "--nodes", "8,8,8,8,7", "--gpu", "h100", "--batch", "64") == 0
+    assert "39 GPUs (4 x 8 + 7), H100" in capsys.readouterr().out
+
+
+def test_what_fsdp_is_started_with_is_what_its_memory_was_reckoned_for(config, capsys):
+    assert run(config, "--gpus", "8", "--batch", "64", "--engine", "fsdp") == 0
+    printed = capsys.readouterr().out
+    assert "param_dtype=torch.bfloat16, reduce_dtype=torch.float32" in printed
+    assert "fully_shard(each block and the model, mesh=mesh, mp_policy=policy)" in printed
+
+
+def test_a_reader_that_went_away_is_no_error(config):
+    command = [sys.executable, "-m", "rmetric", "plan", "--model", str(config), "--gpus", "8"]
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [*command, "--batch", "64"], stdout=write, stderr=subprocess.PIPE, cwd=ROOT, timeout=60
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
 def test_idle_gpus_are_told_what_would_use_them(config, capsys):
     assert run(config, "--nodes", "8,7,8", "--gpu", "h100", "--batch", "1024") == 0
     printed = capsys.readouterr().out
@@ -275,6 +310,9 @@ def test_nothing_fits(config, capsys):
         (["--gpus", "8", "--batch", "0"], "the batch is 0"),
         (["--nodes", "a:4,a:4", "--batch", "8"], "two nodes have one name"),
         (["--gpus", "8", "--batch", "8", "--memory", "0"], "memory is 0"),
+        (["--gpus", "9" * 12, "--batch", "8"], "more than 65,536 GPUs"),
+        (["--gpus", "8", "--batch", "8", "--without", "b"], "--without: no node 'b'"),
+        (["--gpus", "8", "--batch", "8", "--without", "node0:8"], "not [8]"),
     ],
 )
 def test_a_wrong_question(config, capsys, arguments, words):
@@ -288,6 +326,7 @@ def test_a_wrong_question(config, capsys, arguments, words):
         (["--gpus", "-1", "--batch", "8"], "a whole number from 0"),
         (["--nodes", "8,x", "--batch", "8"], "8,7,8 or a:8,b:7"),
         (["--gpus", "8", "--batch", "8", "--current", "2,1"], "TP,PP,DP"),
+        (["--gpus", "8", "--batch", "8", "--without", "node0:"], "as in node1:3,5"),
         (["--gpus", "8", "--batch", "8", "--tensor", "0"], "whole numbers from 1"),
         (["--gpus", "8", "--batch", "8", "--memory", "nan"], "a number from 0"),
         (["--gpus", "8", "--batch", "8", "--allow-batch-change", "1"], "a share from 0"),

@@ -18,11 +18,13 @@ from rmetric.recovery.plan_report import Question, as_json, as_text
 from rmetric.recovery.planner import BatchSpec, PlanOptions, plan
 from rmetric.strict_json import encode
 
+#: Far above any cluster; a plan for so many takes some seconds.
+MOST_GPUS = 65_536
 NAME = "plan"
 HELP = "the best TP x PP x DP layout for the GPUs that are left"
 EXAMPLES = """examples:
   rmetric plan --model config.json --gpus 7 --gpu h100 --batch 1024
-  rmetric plan --model config.json --nodes 8,7,8 --batch 1024 --current 2,1,12
+  rmetric plan --model config.json --nodes 8,8,8 --without node1:3 --batch 1024 --current 2,1,12
   rmetric plan --model config.json --nodes a:8,b:7 --memory 40 --batch 512 --engine torchtitan
 
 The model is a Hugging Face config.json, a JSON object of Megatron-LM's arguments, or our own
@@ -40,9 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument(
         "--nodes", type=nodes, metavar="N,N,...",
-        help="usable GPUs of each node: 8,7,8 or with names a:8,b:7",
+        help="GPUs of each node, counted from 0: 8,8,8 or with names a:8,b:8",
     )  # fmt: skip
-    where.add_argument("--gpus", type=whole(0), metavar="N", help="usable GPUs of a single node")
+    parser.add_argument(
+        "--without", type=dropped, action="append", default=[], metavar="NODE[:N,N,...]",
+        help="a node, or some of its GPUs, that cannot be used; may be given again",
+    )  # fmt: skip
+    where.add_argument("--gpus", type=whole(0), metavar="N", help="GPUs of a single node")
     parser.add_argument("--batch", type=whole(0), required=True, help="samples of one step")
     parser.add_argument("--engine", choices=tuple(ENGINES), default="megatron",
                         help="(default: %(default)s)")  # fmt: skip
@@ -140,8 +146,16 @@ def _cluster(options: argparse.Namespace) -> Cluster:
     if options.inter is not None:
         gpu = replace(gpu, inter_bandwidth=options.inter * 1e9)
     given = [("node0", options.gpus)] if options.nodes is None else options.nodes
+    if sum(size for _, size in given) > MOST_GPUS:
+        raise ValueError(f"more than {MOST_GPUS:,} GPUs: this is not made for so many")
     found = tuple(Node(name=name, gpus=tuple(range(size))) for name, size in given)
-    return Cluster(nodes=found, gpu=gpu, reserve=options.reserve * GIB)
+    cluster = Cluster(nodes=found, gpu=gpu, reserve=options.reserve * GIB)
+    for node, gpus in options.without:
+        try:
+            cluster = cluster.without(node, gpus)
+        except KeyError as error:
+            raise ValueError(f"--without: {error.args[0]}") from None
+    return cluster
 
 
 def nodes(text: str) -> list[tuple[str, int]]:
@@ -155,6 +169,15 @@ def nodes(text: str) -> list[tuple[str, int]]:
             )
         found.append((name or f"node{index}", int(size)))
     return found
+
+
+def dropped(text: str) -> tuple[str, tuple[int, ...] | None]:
+    """b:3,5 as a node and its GPUs; a node alone is all of it."""
+    name, colon, numbers = text.partition(":")
+    parts = [part.strip() for part in numbers.split(",")] if colon else []
+    if not name or not all(part.isdecimal() for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r}: a node, or GPUs of one as in node1:3,5")
+    return name, tuple(map(int, parts)) if colon else None
 
 
 def sizes(text: str) -> tuple[int, ...]:

@@ -55,7 +55,11 @@ def torchrun_launches(placement: Placement, *, port: int = 29500) -> list[NodeLa
         launches.append(
             NodeLaunch(
                 node=node,
-                environment={"CUDA_VISIBLE_DEVICES": visible},
+                # CUDA counts the fastest first unless told; numbers here are NVML's.
+                environment={
+                    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+                    "CUDA_VISIBLE_DEVICES": visible,
+                },
                 arguments=tuple(arguments),
             )
         )
@@ -147,7 +151,7 @@ def torchtitan_toml(settings: dict[str, dict[str, int | str]]) -> str:
 
 
 def torchtitan_arguments(settings: dict[str, dict[str, int | str]]) -> list[str]:
-    """For torchtitan from 0.3; recomputation is a subcommand there, and stands last."""
+    """For torchtitan 0.3; recomputation is a subcommand there, and stands last."""
     arguments = [
         word
         for section, values in settings.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from textwrap import wrap
 from typing import Any
 
@@ -90,7 +91,7 @@ def settings(question: Question, best: Option, engine: str) -> dict[str, Any]:
 
 def as_text(question: Question, answer: Plan) -> str:
     model, cluster = question.model, question.cluster
-    sizes = " + ".join(map(str, cluster.sizes))
+    sizes = _sum_of(cluster.sizes)
     lines = [
         f"{printable(model.name)}: {model.parameters / 1e9:.2f} billion parameters, sequence "
         f"{model.sequence:,}, batch {question.batch.samples:,}",
@@ -110,6 +111,16 @@ def as_text(question: Question, answer: Plan) -> str:
     lines += _hints(question, answer.best, answer.engine)
     lines += ["", "Start it", *_start(question, answer.best, answer.engine)]
     return "\n".join(lines)
+
+
+def _sum_of(sizes: Sequence[int]) -> str:
+    """Many alike are counted.
+
+    >>> _sum_of([8, 7, 8]), _sum_of([8, 8, 8, 8, 7])
+    ('8 + 7 + 8', '4 x 8 + 7')
+    """
+    runs = [(size, len(list(alike))) for size, alike in groupby(sizes)]
+    return " + ".join(f"{n} x {size}" if n > 3 else " + ".join([f"{size}"] * n) for size, n in runs)
 
 
 def _best(question: Question, answer: Plan, best: Option) -> list[str]:
@@ -208,13 +219,15 @@ def _start(question: Question, best: Option, engine: str) -> list[str]:
             lines.append("  before Blackwell: export CUDA_DEVICE_MAX_CONNECTIONS=1")
     elif engine == "torchtitan":
         found = torchtitan_settings(question.model, best.layout, recompute=best.recompute)
-        lines += ["  torchtitan from 0.3:", *_arguments(torchtitan_arguments(found))]
+        lines += ["  torchtitan 0.3:", *_arguments(torchtitan_arguments(found))]
         lines += ["  torchtitan up to 0.2, TOML:"]
         lines += [f"    {line}" if line else "" for line in torchtitan_toml(found).splitlines()]
     else:
         shape, names = fsdp_mesh(best.layout)
         lines.append(f'  mesh = init_device_mesh("cuda", {shape}, mesh_dim_names={names})')
-        lines.append("  fully_shard(each block and the model, mesh=mesh)")
+        policy = "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"
+        lines.append(f"  policy = {policy}")
+        lines.append("  fully_shard(each block and the model, mesh=mesh, mp_policy=policy)")
         lines.append(
             f"  micro-batch {best.layout.micro_batch}, accumulation {best.layout.accumulation}"
             + (", checkpoint each block's activations" if best.recompute else "")
