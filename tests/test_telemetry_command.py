@@ -13,6 +13,7 @@ import pytest
 
 from rmetric.__main__ import main
 from rmetric.recovery.run_folder import RunFolder
+from rmetric.telemetry.export import JsonlFile
 from rmetric.telemetry.lines import heard_line, read_line
 from rmetric.telemetry.reading import Reading, Sign
 from rmetric.telemetry.verdict import GpuVerdict
@@ -118,6 +119,14 @@ class TestPlayed:
             (["--speed", "2"], 2, "--speed 2 is for --play"),
             (["--address", "0.0.0.0"], 2, "--address 0.0.0.0 is for --http"),
             (["--play", "r.jsonl", "--jsonl", "no/where.jsonl"], 1, "no/where.jsonl: No such file"),
+            (["--play", "r.jsonl", "--jsonl", "/dev/full"], 1, "/dev/full: No space left"),
+            (["--play", "r.jsonl", "--textfile", "no/where"], 2, "--textfile no/where: a file in"),
+            (["--play", "r.jsonl", "--textfile", "."], 2, "--textfile .: a file in a folder"),
+            (["--play", "r.jsonl", "--node", "a/b"], 2, "--node 'a/b': a name that a file"),
+            (["--play", "r.jsonl", "--http", "0", "--address", "0.0.0.999"], 1, "0.0.0.999, port"),
+            (["--play", "late.jsonl"], 1, "late.jsonl, line 1: 'time': found 1e+30"),
+            (["--play", "never.jsonl"], 1, "never.jsonl, line 1: 'time': found inf"),
+            (["--play", "minus.jsonl"], 1, "minus.jsonl, line 1: 'gpu': found -1"),
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",
     )
@@ -127,11 +136,24 @@ class TestPlayed:
         monkeypatch.chdir(tmp_path)
         recorded(tmp_path / "r.jsonl")
         (tmp_path / "bad.jsonl").write_text("{oops\n")
+        for name, gpu, time_ in (("late", 0, "1e30"), ("never", 0, "1e999"), ("minus", -1, "1")):
+            line = f'{{"event": "READING", "gpu": {gpu}, "time": {time_}}}\n'
+            (tmp_path / f"{name}.jsonl").write_text(line)
         assert main(["telemetry", *arguments]) == code
         error = capsys.readouterr().err
         assert error.startswith("error: ")
         assert problem in error
         assert error.count("\n") == 1
+
+    def test_a_record_that_a_kill_cut_off_is_passed_over(self, tmp_path, capsys):
+        path = recorded(tmp_path / "r.jsonl")
+        whole = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(b"".join(whole[:9]) + whole[9][:-20])
+        JsonlFile(path).close()  # as a run that goes on does
+        with path.open("ab") as file:
+            file.writelines([*whole[10:], whole[-1][:-20]])
+        assert main(["telemetry", "--play", str(path)]) == 3
+        assert capsys.readouterr().out == PLAYED
 
     @pytest.mark.parametrize("port", ["-1", "65536", "http"])
     def test_a_port_that_is_none_is_refused(self, port, capsys):

@@ -144,7 +144,7 @@ class TestText:
         names = re.findall(r"# TYPE (\S+) ", text)
         assert len(names) == len(set(names)) == text.count("# HELP")
         units = ("celsius", "watts", "ratio", "bytes", "hertz", "total", "pending", "failed",
-                 "throttled", "action", "level")  # fmt: skip
+                 "throttled", "action", "level", "sign")  # fmt: skip
         assert all(name.startswith("rmetric_gpu_") and name.endswith(units) for name in names)
 
     def test_every_quantity_of_a_reading_is_told(self):
@@ -162,6 +162,7 @@ class TestText:
         lost = Sign(gpu=0, time=5.0, kind="gpu_lost")
         found = samples(exposition(Watched(("a", WELL), ("a", lost))))
         assert found["rmetric_gpu_level", ("gpu", "0"), ("level", "fatal"), ("node", "a")] == 1.0
+        assert found["rmetric_gpu_sign", ("gpu", "0"), ("kind", "gpu_lost"), ("node", "a")] == 1.0
         assert not any(name == "rmetric_gpu_temperature_celsius" for name, *_ in found)
 
     def test_gpus_of_several_nodes_stand_beside_each_other(self):

@@ -78,7 +78,7 @@ class TestPlayed:
             (b'{"event": "READING", "gpu": 0}\n', "line 4: 'time' is missing"),
             (b'{"event": "SIGN", "gpu": 0, "time": 1}\n', "line 4: a sign has gpu, time and kind"),
             (b'{"event": "READING", "gpu": 0, "time": 5}\n', "line 4: time 5.0 after"),
-            (b'{"event": "READING", "gpu": 0, "time": "NaN"}\n', "line 4: time nan after"),
+            (b'{"event": "READING", "gpu": 0, "time": "NaN"}\n', "line 4: 'time': found nan"),
             (b'{"event": "VERDICT", "gpu": 0}\n', "line 4: a verdict has"),
         ],
         ids=str,

@@ -250,13 +250,18 @@ def in_words(verdict: GpuVerdict) -> str:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Raise ValueError for an option that would have no effect."""
+    """Raise ValueError for an option that would have no effect, or cannot have any."""
     if options.address is not None and options.http is None:
         raise ValueError(f"--address {options.address} is for --http PORT, which is not given")
     if options.speed is not None and options.play is None:
         raise ValueError(f"--speed {options.speed:g} is for --play F, which is not given")
     if options.once and options.play is not None:
         raise ValueError("--once reads GPUs and --play a file: one of the two is accepted")
+    if options.node is not None and Path(options.node).name != options.node:
+        raise ValueError(f"--node {options.node!r}: a name that a file can have is accepted")
+    text = options.textfile
+    if text is not None and (text.is_dir() or not text.parent.is_dir()):
+        raise ValueError(f"--textfile {text}: a file in a folder that is there is accepted")
 
 
 def _run_folder(path: Path | None) -> RunFolder | None:

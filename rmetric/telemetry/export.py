@@ -30,24 +30,31 @@ class JsonlFile:
     """Appends readings, signs and verdicts to a file, as `lines` has them.
 
     A record that was cut off by a kill is ended first, so that only itself is lost.
-    Raises OSError where the file cannot be written.
+    Raises OSError, which names it, where the file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file: BinaryIO = open(path, "ab+", buffering=0)  # noqa: SIM115
         if self._file.seek(0, 2) > 0:
             self._file.seek(-1, 2)
             if self._file.read(1) != b"\n":
-                self._file.write(b"\n")
+                self._write(b"\n")
 
     def heard(self, node: str, heard: Heard) -> None:
-        self._file.write(heard_line(heard, node))
+        self._write(heard_line(heard, node))
 
     def verdict(self, verdict: GpuVerdict) -> None:
-        self._file.write(verdict_line(verdict))
+        self._write(verdict_line(verdict))
 
     def close(self) -> None:
         self._file.close()
+
+    def _write(self, line: bytes) -> None:
+        try:
+            self._file.write(line)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from None
 
 
 @dataclass(frozen=True)
@@ -154,13 +161,16 @@ def exposition(watched: Watched) -> bytes:
 def serve(watched: Watched, port: int, address: str = "127.0.0.1") -> Any:
     """Serve the metrics over HTTP in a thread; returns the server, which has `shutdown`.
 
-    Port 0 is any free one. Raises OSError where the address cannot be had.
+    Port 0 is any free one. Raises OSError, which names it, where the address cannot be had.
     """
     from prometheus_client import CollectorRegistry, start_http_server
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(PrometheusCollector(watched))
-    server, _ = start_http_server(port, address, registry)
+    try:
+        server, _ = start_http_server(port, address, registry)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, f"{address}, port {port}") from None
     return server
 
 
@@ -195,6 +205,7 @@ def _of_verdicts(verdicts: dict[str, GpuVerdict], places: dict[str, list[str]]) 
     risk = _gauge("risk_ratio", "Risk score, from 0 to 1.")
     reachable = _gauge("risk_reachable_ratio", "The most that the known factors could give.")
     factor = _gauge("risk_factor_ratio", "Normalised factor of the risk score.", "factor")
+    sign = _gauge("sign", "1 for each sign of trouble that holds, such as an Xid.", "kind")
     level = _gauge("level", "1 for what is thought of the GPU, 0 for what is not.", "level")
     action = _gauge("action", "1 for what the GPU asks for, 0 for what it does not.", "action")
     for key, verdict in sorted(verdicts.items()):
@@ -206,8 +217,10 @@ def _of_verdicts(verdicts: dict[str, GpuVerdict], places: dict[str, list[str]]) 
         for name, value in verdict.factors.items():
             if value is not None:
                 factor.add_metric([*place, name], value)
+        for name in verdict.rules:
+            sign.add_metric([*place, name], 1.0)
         for name in LEVELS:
             level.add_metric([*place, name], float(name == verdict.level))
         for name in ACTIONS:
             action.add_metric([*place, name], float(name == verdict.action))
-    yield from (risk, reachable, factor, level, action)
+    yield from (risk, reachable, factor, sign, level, action)

@@ -18,6 +18,8 @@ from rmetric.telemetry.reading import Reading, Sign
 from rmetric.telemetry.verdict import GpuVerdict
 
 READING, SIGN, VERDICT = "READING", "SIGN", "VERDICT"
+#: Seconds since the epoch at the end of the year 9999, the last that a date can tell.
+LAST_TIME = 253_402_300_799.0
 #: What was heard of a GPU, and what was made of it.
 Heard = Reading | Sign
 
@@ -45,12 +47,20 @@ def read_line(line: bytes) -> tuple[str, Heard | GpuVerdict] | None:
     node = field(entry, "node", text) or ""
     event = entry.get("event")
     if event == READING:
-        return node, Reading.from_json(entry)
+        return node, _checked(Reading.from_json(entry))
     if event == SIGN:
-        return node, _sign(entry)
+        return node, _checked(_sign(entry))
     if event == VERDICT:
-        return node, GpuVerdict.from_json(entry)
+        return node, _checked(GpuVerdict.from_json(entry))
     return None
+
+
+def _checked(found: Any) -> Any:
+    if found.gpu < 0:
+        raise ValueError(f"'gpu': found {found.gpu}; a whole number from 0 is accepted")
+    if not 0 <= found.time <= LAST_TIME:
+        raise ValueError(f"'time': found {found.time}; seconds since the epoch are accepted")
+    return found
 
 
 def _sign(entry: dict[str, Any]) -> Sign:

@@ -23,7 +23,8 @@ class PlayedReadings:
 
     Args:
         path: of the recording, which is read whole. Raises OSError where it cannot be,
-            LogError with file and line for what is no telemetry or goes back in time.
+            LogError with file and line for what is no telemetry or goes back in time. A line
+            that a kill cut off is passed over.
         speed: recorded seconds a second, above 0; infinity plays all at the first poll.
         config, record: as of `GpuWatch`.
         clock: seconds, for tests.
@@ -84,6 +85,8 @@ def _read(path: Path) -> list[tuple[str, Heard]]:
         try:
             entry = read_line(line)
         except ValueError as error:
+            if line.startswith(b'{"event":') and not line.endswith(b"}"):
+                continue
             raise LogError(path, number, str(error)) from None
         if entry is None or isinstance(entry[1], GpuVerdict):
             continue
