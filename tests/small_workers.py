@@ -1,6 +1,6 @@
 """A training in miniature, without torch, and an agent that starts its ranks as torchrun does.
 
-    python small_workers.py agent --ranks 4 [--steps 40] [...]
+    python small_workers.py agent --ranks 4 [--steps 20] [...]
 
 Each rank counts steps, beats, and follows the run folder: rank 0 saves the step number
 every `--every` steps and when it is asked. What goes wrong is written in
@@ -127,7 +127,7 @@ if __name__ == "__main__":
     parser.add_argument("role", choices=["agent", "worker"], help="worker: a rank of torchrun")
     parser.add_argument("--ranks", type=int, default=os.environ.get("WORLD_SIZE"))
     parser.add_argument("--rank", type=int, default=os.environ.get("RANK"))
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--every", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.02)
     parser.add_argument("--silent", action="store_true", help="no heartbeats")

@@ -78,7 +78,7 @@ def fault(do, launch=1, rank=1, step=7):
 
 def test_a_healthy_training_finishes_and_a_finished_folder_is_not_run_again(tmp_path):
     told = run(tmp_path)
-    assert (told.code, told.summary.outcome, told.summary.step) == (0, "finished", 40)
+    assert (told.code, told.summary.outcome, told.summary.step) == (0, "finished", 20)
     assert "of layout 2" in told.log(1)
     assert told.failures == []
     again = run(tmp_path)
@@ -94,7 +94,11 @@ def test_a_healthy_training_finishes_and_a_finished_folder_is_not_run_again(tmp_
             "raise",
             "rank 1 failed with exit code 1, last seen at step 7: RuntimeError: the loss",
         ),
-        ("exit", "rank 1 failed with exit code 7, last seen at step 7: "),
+        pytest.param(
+            "exit",
+            "rank 1 failed with exit code 7, last seen at step 7: ",
+            marks=pytest.mark.slow,
+        ),
         ("agent", "the launcher was killed by SIGKILL"),
     ],
 )
@@ -102,7 +106,7 @@ def test_a_rank_or_the_agent_fails_and_training_goes_on(tmp_path, do, words):
     told = run(tmp_path, [fault(do)])
     assert f"fault: {do}" in told.log(1)
     assert told.failures[0].startswith(words)
-    assert (told.code, told.summary.outcome, told.summary.step) == (0, "finished", 40)
+    assert (told.code, told.summary.outcome, told.summary.step) == (0, "finished", 20)
     assert told.of("resumed")[1]["step"] >= 5
     assert told.nobody_is_left()
     if do == "agent":  # its ranks outlived it, and one of them does not listen to TERM
@@ -110,7 +114,7 @@ def test_a_rank_or_the_agent_fails_and_training_goes_on(tmp_path, do, words):
     (incident,) = told.summary.incidents
     assert incident.launch == 1
     assert incident.resume_seconds > 0
-    assert incident.steps_lost < 40
+    assert incident.steps_lost < 20
     assert 0 < told.summary.ettr < 1
 
 
@@ -132,6 +136,7 @@ def test_one_that_does_not_begin_is_noticed(tmp_path):
     assert told.nobody_is_left()
 
 
+@pytest.mark.slow
 def test_a_program_without_heartbeats_is_watched_by_its_output(tmp_path):
     told = run(tmp_path, [fault("hang", rank=0), fault("hang", rank=1)], more=("--silent",),
                patience=Patience(quiet=0.5))  # fmt: skip
@@ -142,11 +147,11 @@ def test_a_program_without_heartbeats_is_watched_by_its_output(tmp_path):
 def test_one_that_ends_with_0_before_it_has_finished_is_started_again(tmp_path):
     told = run(tmp_path, [fault("leave"), fault("leave", rank=0)])
     assert told.failures == ["it ended with exit code 0 before it had finished"]
-    assert (told.code, told.summary.outcome, told.summary.step) == (0, "finished", 40)
+    assert (told.code, told.summary.outcome, told.summary.step) == (0, "finished", 20)
 
 
 def test_one_that_never_says_that_it_has_finished_is_not_started_for_ever(tmp_path):
-    told = run(tmp_path, [fault("leave", launch=0, rank=r, step=40) for r in (0, 1)])
+    told = run(tmp_path, [fault("leave", launch=0, rank=r, step=20) for r in (0, 1)])
     assert (told.code, told.summary.outcome, told.summary.launches) == (0, "finished", 2)
 
 
@@ -260,9 +265,9 @@ def test_a_request_of_a_user_to_stop_is_obeyed(tmp_path):
     told = Told(tmp_path, one.run())
     assert (told.code, told.summary.outcome) == (4, "stopped")
     stopped_at = told.summary.step
-    assert stopped_at < 40
+    assert stopped_at < 20
     told = run(tmp_path)
-    assert (told.code, told.summary.step) == (0, 40)
+    assert (told.code, told.summary.step) == (0, 20)
     assert told.of("resumed")[1]["step"] >= 3
 
 
@@ -281,7 +286,7 @@ def command(folder, faults=(), *options):
     return [
         sys.executable, "-m", "rmetric", "supervise", str(folder), "--gpus", "0-1",
         "--poll-seconds", "0.05", "--backoff-seconds", "0.01", "--grace-seconds", "0.3",
-        *options, "--", *AGENT, "--seconds", "0.05",
+        *options, "--", *AGENT, "--seconds", "0.05", "--steps", "60",
     ]  # fmt: skip
 
 
@@ -319,7 +324,7 @@ def test_a_killed_supervisor_is_followed_by_one_that_ends_its_orphans_and_goes_o
     assert len(orphans) == 3  # the agent and two ranks train on
     with open(tmp_path / "journal.jsonl", "ab") as journal:
         journal.write(b'{"time": 17, "event": "prog')  # as a crash leaves it
-    told = run(tmp_path)
+    told = run(tmp_path, more=("--steps", "60"))
     assert not any(map(processes.is_alive, orphans))
     assert told.code == 0
     assert [line["found"] for line in told.of("ended")[:2]] == [0, 3]
@@ -328,6 +333,7 @@ def test_a_killed_supervisor_is_followed_by_one_that_ends_its_orphans_and_goes_o
     assert told.nobody_is_left()
 
 
+@pytest.mark.slow
 def test_an_environment_that_is_no_ones_is_left_alone(tmp_path):
     other = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(60)"],
