@@ -84,7 +84,11 @@ def _own(entry: dict[str, Any], sequence: int | None) -> ModelShape:
         raise ValueError(f"unknown keys: {', '.join(unknown)}")
     heads, hidden = _number(entry, "heads"), _number(entry, "hidden")
     given = {"kv_heads": heads, "head_size": hidden // heads, **entry}
-    given["assumed"] = tuple(entry.get("assumed", ()))
+    assumed = given.get("assumed", [])
+    if not isinstance(assumed, list) or not all(isinstance(each, str) for each in assumed):
+        raise ValueError(f"'assumed': found {shown(assumed)}; a list of sentences is accepted")
+    given["assumed"] = tuple(assumed)
+    given["name"] = _name(entry, "name")
     if sequence is not None:
         given["sequence"] = sequence
     needed = ("layers", "hidden", "ffn", "vocabulary", "sequence")
@@ -107,12 +111,14 @@ def _hugging_face(entry: dict[str, Any], sequence: int | None) -> ModelShape:
     kv_heads = _number(entry, "num_key_value_heads", default=heads)
     positions = _number(entry, "max_position_embeddings", "n_positions", default=0)
     if sequence is None:
+        if not positions:
+            raise ValueError("no 'max_position_embeddings' or 'n_positions': --sequence is needed")
         sequence = positions
         assumed.append(f"sequence: {positions}, the longest that the config allows")
-    given["tied"] = bool(entry.get("tie_word_embeddings", given.get("tied", False)))
-    given["qkv_bias"] = bool(entry.get("qkv_bias", given.get("qkv_bias", False)))
+    given["tied"] = _flag(entry, "tie_word_embeddings", given.get("tied", False))
+    given["qkv_bias"] = _flag(entry, "qkv_bias", given.get("qkv_bias", False))
     if kind == "gpt2":
-        given |= {"positions": positions, "dropout": entry.get("resid_pdrop", 0.1) > 0}
+        given |= {"positions": positions, "dropout": _has_dropout(entry, "resid_pdrop")}
     given |= _hugging_face_experts(entry)
     return ModelShape(
         layers=_number(entry, "num_hidden_layers", "n_layer"),
@@ -135,8 +141,8 @@ def _hugging_face_experts(entry: dict[str, Any]) -> dict[str, int]:
         return {}
     if entry.get("decoder_sparse_step", 1) != 1:
         raise ValueError("'decoder_sparse_step' above 1: layers that differ cannot be counted")
-    dense = sorted(entry.get("mlp_only_layers") or [])
-    if dense != list(range(len(dense))):
+    dense = entry.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or any(each not in dense for each in range(len(dense))):
         raise ValueError(f"'mlp_only_layers': {shown(dense)}; only the first layers may be dense")
     width = _number(entry, "intermediate_size")
     return {
@@ -151,12 +157,12 @@ def _hugging_face_experts(entry: dict[str, Any]) -> dict[str, int]:
 def _megatron(entry: dict[str, Any], sequence: int | None) -> ModelShape:
     """Arguments as Megatron-LM names them, with its defaults where they are left out."""
     heads, hidden = _number(entry, "num_attention_heads"), _number(entry, "hidden_size")
-    gated = bool(entry.get("swiglu", False))
+    gated = _flag(entry, "swiglu", False)
     groups = _number(entry, "num_query_groups", default=1)
-    grouped = bool(entry.get("group_query_attention", groups > 1))
+    grouped = _flag(entry, "group_query_attention", groups > 1)
     ffn = int(8 * hidden / 3 / 64) * 64 if gated else 4 * hidden
     ffn = _number(entry, "ffn_hidden_size", default=ffn)
-    biases = entry.get("add_bias_linear", not entry.get("disable_bias_linear", False))
+    biases = _flag(entry, "add_bias_linear", not _flag(entry, "disable_bias_linear", False))
     learned = entry.get("position_embedding_type", "learned_absolute") == "learned_absolute"
     experts = _number(entry, "num_experts", default=0)
     if entry.get("moe_layer_freq", 1) != 1:
@@ -181,11 +187,11 @@ def _megatron(entry: dict[str, Any], sequence: int | None) -> ModelShape:
         if sequence is None
         else sequence,
         gated=gated,
-        tied=not entry.get("untie_embeddings_and_output_weights", False),
-        biases=bool(biases),
-        qkv_bias=bool(entry.get("add_qkv_bias", False)),
-        qk_norm=bool(entry.get("qk_layernorm", False)),
-        dropout=float(entry.get("hidden_dropout", 0.1)) > 0,
+        tied=not _flag(entry, "untie_embeddings_and_output_weights", False),
+        biases=biases,
+        qkv_bias=_flag(entry, "add_qkv_bias", False),
+        qk_norm=_flag(entry, "qk_layernorm", False),
+        dropout=_has_dropout(entry, "hidden_dropout"),
         positions=_number(entry, "max_position_embeddings") if learned else 0,
         name=_name(entry, "name"),
         **given,
@@ -208,6 +214,22 @@ def _number(entry: dict[str, Any], *keys: str, default: int | None = None) -> in
     if default is None:
         raise ValueError(f"no {' or '.join(map(repr, keys))}")
     return default
+
+
+def _flag(entry: dict[str, Any], key: str, default: bool) -> bool:
+    value = entry.get(key)
+    if value is not None and type(value) is not bool:
+        raise ValueError(f"{key!r}: found {shown(value)}; true or false is accepted")
+    return default if value is None else value
+
+
+def _has_dropout(entry: dict[str, Any], key: str) -> bool:
+    """Whether the share at `key`, 0.1 by default, is above 0."""
+    value = entry.get(key)
+    try:
+        return value is None or float(value) > 0
+    except (TypeError, ValueError):
+        raise ValueError(f"{key!r}: found {shown(value)}; a number is accepted") from None
 
 
 def _name(entry: dict[str, Any], key: str) -> str:
