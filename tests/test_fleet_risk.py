@@ -497,6 +497,14 @@ def test_the_command_judges_a_recording(recording, capsys):
     assert "Score at 0.95 with rules" in capsys.readouterr().out
 
 
+def test_files_that_are_not_there_are_named(recording, capsys):
+    readings = ["risk", "--recorded", str(recording[0] / "readings.jsonl")]
+    assert main(readings) == 2
+    assert capsys.readouterr().err.startswith("error: --recorded needs --failures FILE")
+    assert main([*readings, "--failures", "no/where"]) == 2
+    assert capsys.readouterr().err == "error: no/where: No such file or directory\n"
+
+
 @pytest.mark.parametrize(
     ("readings", "failures", "problem"),
     [
@@ -504,6 +512,7 @@ def test_the_command_judges_a_recording(recording, capsys):
         ('{"event": "READING", "gpu": 0, "time": 1}\n', "", "only one line of GPU 0"),
         ("no json\n", "", "readings.jsonl, line 1"),
         (None, '{"gpu": 0}\n', "failures.jsonl, line 1: a failure has gpu and time"),
+        (None, '{"gpu": 0, "time": 1e999}\n', "failures.jsonl, line 1: 'time': found inf"),
         (None, '{"gpu": 7, "node": "b", "time": 5}', "GPU 7 on node b failed, but"),
         (
             '{"event": "READING", "gpu": 0, "time": 9}\n{"event": "READING", "gpu": 0, "time": 1}',

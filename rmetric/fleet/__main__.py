@@ -35,9 +35,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         return int(options.run(options))
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror or error}", file=sys.stderr)
+    except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+    return 2
 
 
 if __name__ == "__main__":

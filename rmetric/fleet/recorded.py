@@ -19,14 +19,14 @@ from rmetric.fleet.risk_estimates import median, poisson
 from rmetric.fleet.risk_evaluation import HORIZONS, Judged, Truth
 from rmetric.fleet.risk_tables import percent
 from rmetric.fleet.vectorised_risk import AS_CODED, as_coded
+from rmetric.logs import LogError
 from rmetric.reporting.table import Cell, Column, Table
 from rmetric.strict_json import field, mapping, number, parse_line, text, whole_number
 from rmetric.telemetry.judge import Judge
-from rmetric.telemetry.lines import Heard, read_line
+from rmetric.telemetry.lines import LAST_TIME, Heard, read_recording
 from rmetric.telemetry.reading import Reading
 from rmetric.telemetry.risk import RiskScore
 from rmetric.telemetry.rules import rule_of
-from rmetric.telemetry.verdict import GpuVerdict
 
 #: A GPU by its node's name and its index.
 Key = tuple[str, int]
@@ -94,18 +94,12 @@ def _row(judged: Sequence[Judged]) -> tuple[Cell, ...]:
 def read_heard(path: Path) -> dict[Key, list[Heard]]:
     """What each GPU told, in the order of the file, which is that of the times."""
     found: dict[Key, list[Heard]] = {}
-    for line_number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        try:
-            entry = read_line(line)
-        except ValueError as error:
-            raise ValueError(f"{path}, line {line_number}: {error}") from None
-        if entry is None or isinstance(entry[1], GpuVerdict):
-            continue
-        of_gpu = found.setdefault((entry[0], entry[1].gpu), [])
-        if of_gpu and entry[1].time < of_gpu[-1].time:
-            problem = f"time {entry[1].time} comes after {of_gpu[-1].time}"
-            raise ValueError(f"{path}, line {line_number}: {problem}; times must not fall")
-        of_gpu.append(entry[1])
+    for line_number, node, heard in read_recording(path):
+        of_gpu = found.setdefault((node, heard.gpu), [])
+        if of_gpu and heard.time < of_gpu[-1].time:
+            problem = f"time {heard.time} comes after {of_gpu[-1].time}; times must not fall"
+            raise LogError(path, line_number, problem)
+        of_gpu.append(heard)
     few = [key for key, of_gpu in found.items() if len(of_gpu) < 2]
     if few or not found:
         what = f"only one line of GPU {few[0][1]}" if few else "no readings"
@@ -125,6 +119,8 @@ def read_failures(path: Path) -> dict[Key, list[float]]:
             gpu, time = field(entry, "gpu", whole_number), field(entry, "time", number)
             if gpu is None or time is None:
                 raise ValueError(f"a failure has gpu and time; found {gpu!r} and {time!r}")
+            if not 0 <= time <= LAST_TIME:
+                raise ValueError(f"'time': found {time}; seconds since the epoch are accepted")
         except ValueError as error:
             raise ValueError(f"{path}, line {line_number}: {error}") from None
         found.setdefault((node, gpu), []).append(time)

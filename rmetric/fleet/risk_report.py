@@ -58,6 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     if options.recorded is not None:
+        if options.failures.isdigit() and not Path(options.failures).exists():
+            raise ValueError("--recorded needs --failures FILE, the failures that you know of")
         print(to_text(evaluate_recorded(options.recorded, Path(options.failures))))
         return 0
     if not options.failures.isdigit():

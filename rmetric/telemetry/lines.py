@@ -10,9 +10,12 @@ Times are seconds since the epoch, the other names and units those of `Reading` 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from rmetric.logs import LogError
 from rmetric.strict_json import encode_line, field, mapping, number, parse_line, text, whole_number
 from rmetric.telemetry.reading import Reading, Sign
 from rmetric.telemetry.verdict import GpuVerdict
@@ -53,6 +56,23 @@ def read_line(line: bytes) -> tuple[str, Heard | GpuVerdict] | None:
     if event == VERDICT:
         return node, _checked(GpuVerdict.from_json(entry))
     return None
+
+
+def read_recording(path: Path) -> Iterator[tuple[int, str, Heard]]:
+    """Number, node, and what was heard, of each line of a file that holds a reading or a sign.
+
+    A line that a kill cut off is passed over. Raises OSError for a file that cannot be read,
+    LogError with file and line for what is no telemetry.
+    """
+    for line_number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        try:
+            entry = read_line(line)
+        except ValueError as error:
+            if line.startswith(b'{"event":') and not line.endswith(b"}"):
+                continue
+            raise LogError(path, line_number, str(error)) from None
+        if entry is not None and not isinstance(entry[1], GpuVerdict):
+            yield line_number, entry[0], entry[1]
 
 
 def _checked(found: Any) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 from time import monotonic
 
 from rmetric.logs import LogError
-from rmetric.telemetry.lines import Heard, read_line
+from rmetric.telemetry.lines import Heard, read_recording
 from rmetric.telemetry.reading import Reading
 from rmetric.telemetry.risk import RiskConfig
 from rmetric.telemetry.sources import Judges
@@ -81,19 +81,11 @@ class PlayedReadings:
 
 def _read(path: Path) -> list[tuple[str, Heard]]:
     found: list[tuple[str, Heard]] = []
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        try:
-            entry = read_line(line)
-        except ValueError as error:
-            if line.startswith(b'{"event":') and not line.endswith(b"}"):
-                continue
-            raise LogError(path, number, str(error)) from None
-        if entry is None or isinstance(entry[1], GpuVerdict):
-            continue
-        if found and not entry[1].time >= found[-1][1].time:
+    for number, node, heard in read_recording(path):
+        if found and not heard.time >= found[-1][1].time:
             after = found[-1][1].time
-            raise LogError(path, number, f"time {entry[1].time} after {after}: it must not fall")
-        found.append((entry[0], entry[1]))
+            raise LogError(path, number, f"time {heard.time} after {after}: it must not fall")
+        found.append((node, heard))
     if not found:
         raise LogError(path, None, "found no readings; lines of READING and SIGN are accepted")
     return found
