@@ -126,6 +126,11 @@ class TestHistories:
             ["row_remap_pending"],
         ]
 
+    def test_a_contained_error_that_comes_while_gpus_are_read_is_never_fatal(self, nvml):
+        history = [(6, 0, "xid", 94), (6, 0, "ecc_uncorrected", 1)]
+        seen = play_verdicts(nvml, history, ticks=20)
+        assert gists(seen) == [("healthy", "none"), ("risk", "restart_application")]
+
     def test_a_failed_remap_is_fatal_even_if_it_was_so_before(self, nvml):
         seen = play_verdicts(nvml, [(1, 0, "remap_failed", 1)], ticks=10)
         assert gists(seen) == [("fatal", "drain")]

@@ -14,6 +14,7 @@ from rmetric.telemetry.reading import Reading, Sign
 from rmetric.telemetry.xid import xid_kind
 
 HUNG_AFTER_SECONDS = 10.0
+MOST_MEANWHILE = 100  # Xids taken before the readings that they came during
 WAIT_SECONDS = 1.0  # of one wait for an Xid, which ends it: bounds how long `close` takes
 EVENTS_KEPT = 10_000  # of those that nobody has polled for; likewise of what was heard
 
@@ -150,6 +151,8 @@ class NvmlEvents:
 
     def _read(self, library: Library) -> None:
         readings, problems = [], []
+        heard: list[Reading | Sign] = []
+        began = monotonic()
         library.count()
         for gpu in self._gpus:
             now = self._asked_at = monotonic()
@@ -159,12 +162,17 @@ class NvmlEvents:
             except GpuGone as gone:
                 problems.append(str(gone))
                 kinds = changes.gone(gone.kind, now)
-                self._heard.append(Sign(gpu=gpu, time=now, kind=gone.kind))
+                heard.append(Sign(gpu=gpu, time=now, kind=gone.kind))
             else:
                 readings.append(reading)
                 kinds = changes.update(reading)
-                self._heard.append(reading)
+                heard.append(reading)
             self._events.extend((now, kind, gpu) for kind in kinds)
+        # An Xid that came meanwhile goes before: it may explain what the readings count.
+        for _ in range(MOST_MEANWHILE):
+            if not self._take_xid(library, 0.0, began):
+                break
+        self._heard.extend(heard)
         self._readings, self._problem = tuple(readings), "; ".join(problems) or None
 
     def _listen(self, library: Library, until: float) -> None:
@@ -172,15 +180,21 @@ class NvmlEvents:
         while not self._closed.is_set():
             now = self._asked_at = monotonic()
             seconds = min(max(until - now, 0.0), WAIT_SECONDS)
-            found = library.next_xid(seconds, otherwise=self._closed.wait)
-            now = monotonic()
-            if found is not None:
-                gpu, kind = found[0], xid_kind(found[1])
-                if self._changes_of(gpu).begins(kind, now):
-                    self._events.append((now, kind, gpu))
-                self._heard.append(Sign(gpu=gpu, time=now, kind=kind))
-            if now >= until:
+            self._take_xid(library, seconds)
+            if monotonic() >= until:
                 return
+
+    def _take_xid(self, library: Library, seconds: float, time: float | None = None) -> bool:
+        """Wait for an Xid, and take it as of `time` or of now; whether there was one."""
+        found = library.next_xid(seconds, otherwise=self._closed.wait)
+        if found is None:
+            return False
+        gpu, kind = found[0], xid_kind(found[1])
+        now = monotonic() if time is None else time
+        if self._changes_of(gpu).begins(kind, now):
+            self._events.append((now, kind, gpu))
+        self._heard.append(Sign(gpu=gpu, time=now, kind=kind))
+        return True
 
     def _changes_of(self, gpu: int) -> Changes:
         return self._changes.setdefault(gpu, Changes(self._quiet))
