@@ -231,18 +231,19 @@ def verdict(level, gpu=3):
 
 
 class Source:
-    """Verdicts by a function, as a source of telemetry has them."""
+    """Verdicts by a function, as a source of telemetry has them: judged when it is polled."""
 
     problem = None
 
     def __init__(self, verdicts):
-        self._verdicts = verdicts
+        self._verdicts, self._latest = verdicts, {}
 
     def poll(self):
-        return ()
+        self._latest = {verdict.key: verdict for verdict in self._verdicts()}
+        return tuple(self._latest.values())
 
     def verdicts(self):
-        return {verdict.key: verdict for verdict in self._verdicts()}
+        return dict(self._latest)
 
     def close(self):
         pass
@@ -278,6 +279,33 @@ def test_telemetry_that_raises_is_said_once_and_asked_again(caplog):
         run(guard, range(1, 15), clock=clock)
     assert saver.began == [10, 12]
     assert caplog.text.count("the driver is gone") == 1
+
+
+def test_a_long_last_save_is_not_taken_for_a_hang(tmp_path):
+    folder, phases = RunFolder(tmp_path), []
+    folder.beat = lambda rank, step, phase: phases.append(phase)
+
+    class Waits(Saver):
+        def wait(self, timeout=None):
+            phases.append("waits")
+            return super().wait(timeout)
+
+    guard = a_guard(Waits(at_once=False), folder=folder)
+    run(guard, range(1, 3))
+    assert isinstance(guard.save(2), Done)
+    assert phases[phases.index("waits") - 1] == "saving"
+
+
+def test_an_answer_that_cannot_be_noted_does_not_end_the_training(tmp_path, caplog):
+    folder = RunFolder(tmp_path)
+    checkpoints = Checkpoints(folder.checkpoints, fingerprint="m")
+    checkpoints.begin(5, {"w": torch.ones(2)}, request=3)
+    assert isinstance(checkpoints.wait(30.0), Done)
+    folder.answered_file.mkdir()  # as good as a full disk
+    guard = a_guard(checkpoints, folder=folder, state=lambda: {"w": torch.ones(2)})
+    with caplog.at_level(logging.ERROR, logger="rmetric"):
+        assert guard.resume() == {"step": 5}
+    assert "request 3 is answered, but not noted" in caplog.text
 
 
 def test_it_beats_at_most_once_a_second(tmp_path):
@@ -506,6 +534,21 @@ def test_a_killed_rank_ends_the_others_at_once_and_the_next_start_gives_the_same
     for before, after in zip(whole, again, strict=True):
         assert after["start"] == max(durable)
         assert after["losses"] == before["losses"][after["start"] :]
+
+
+def disagreed(rank, folder):
+    torch.manual_seed(0)
+    saver = Saver(fails=1 if rank else 0)
+    guard = a_guard(saver, folder=RunFolder(folder))
+    guard.step(1)
+    first = guard.save(1)
+    second = guard.save(1)
+    return type(first).__name__, type(second).__name__, saver.began
+
+
+def test_ranks_that_saw_a_save_end_otherwise_still_do_the_same(tmp_path):
+    for result in on_ranks(disagreed, tmp_path, ranks=2):
+        assert result == ("Failed", "Done", [1, 1])
 
 
 def fewer(rank, folder, steps):

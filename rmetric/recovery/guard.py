@@ -91,7 +91,8 @@ class Guard:
         telemetry: verdicts on the GPUs of this rank's node, such as `GpuWatch()`. Give it
             to one rank a node.
         check_every: steps between two boundaries that are looked at, at least 1.
-        grace_seconds: from a signal that ends the training until it ends, saved or not.
+        grace_seconds: from the boundary at which a signal that ends the training is heard
+            until it ends, saved or not.
         heartbeat_seconds: least time between two beats in the run folder.
         clock: seconds, for tests.
 
@@ -144,7 +145,7 @@ class Guard:
         self._times: list[Done] = []
         self._calls = self._last_step = self._saving_step = 0
         self._beat_at = self._read_at = self._ends_at = -inf
-        self._said, self._deaf = "", False
+        self._said, self._deaf, self._over = "", False, False
         self._ears, self._phase = Ears(signals), ""
         self._beat("starting")
 
@@ -162,8 +163,8 @@ class Guard:
         about = self.checkpoints.load(good, self._state())
         self.resumed, self.own_values = good, good.own(self.ranks.rank)
         self.start(good.step)
-        if self.folder and self.ranks.rank == 0 and good.request > self.folder.answered():
-            self.folder.answer(good.request, good.step)  # it was killed in between
+        if self.folder and good.request > self.folder.answered():
+            self._note_answer(good.request, good.step)  # it was killed in between
         return {**about, "step": good.step}
 
     def start(self, step: int) -> None:
@@ -212,12 +213,12 @@ class Guard:
         None where `step` is durable already.
         """
         if self._in_flight is not None:
-            self._settle(self._outcome or self.checkpoints.wait())
+            self._settle_together()
         if step == self.policy.durable_step and (self.last or self.resumed):
             return None
         logger.info("rmetric: step %d is saved: %s", step, reason)
         self._begin(step, Vote.REGULAR)
-        self._settle(self.checkpoints.wait())
+        self._settle_together()
         return self.last
 
     def close(self, *, finished: bool = False) -> None:
@@ -228,8 +229,7 @@ class Guard:
         """
         if self._in_flight is not None:
             self._beat("saving")
-            in_time = not 0 <= self._ends_at <= self._clock()
-            self._settle(self._outcome or self.checkpoints.wait(600.0 if in_time else 0.0))
+            self._settle(self._outcome or self.checkpoints.wait(0.0 if self._over else 600.0))
         self._ears.close()
         if finished:
             self._beat("finished")
@@ -303,6 +303,7 @@ class Guard:
         if self._telemetry is None:
             return
         try:
+            self._telemetry.poll()  # what it heard is judged when it is asked
             for verdict in self._telemetry.verdicts().values():
                 if verdict.level != "healthy":
                     fatal = verdict.level == "fatal"
@@ -334,11 +335,9 @@ class Guard:
         """Do what was agreed; whether there was anything to do that is worth asking after."""
         if agreed.over:
             logger.error("rmetric: the time to save is over: the training ends at step %d", step)
-            self.should_stop = True
+            self.should_stop = self._over = True
         elif self._in_flight is not None and not agreed.running:
-            if agreed.failed and not isinstance(self._outcome, Failed):
-                self._outcome = Failed(step=self._saving_step, problem="on another rank")
-            self._settle(self._outcome)
+            self._settle(self._outcome, failed=agreed.failed)
         elif agreed.vote:
             self._begin(step, agreed.vote)
         elif not (agreed.ending and agreed.running):
@@ -367,10 +366,20 @@ class Guard:
         )
         self._beat("training")  # what it does now is train, and may hang
 
-    def _settle(self, outcome: Done | Failed | None) -> None:
-        """The save in flight has ended on all ranks, as on this one."""
+    def _settle_together(self) -> None:
+        """Wait until the save in flight has ended on all ranks; they agree on how."""
+        self._beat("saving")
+        outcome = self._outcome or self.checkpoints.wait()
+        [failed] = self.ranks.greatest([not isinstance(outcome, Done)])
+        self._settle(outcome, failed=bool(failed))
+
+    def _settle(self, outcome: Done | Failed | None, *, failed: bool = False) -> None:
+        """The save in flight has ended, on any rank as a failure if `failed`."""
         vote, self._in_flight, self._outcome = self._in_flight, None, None
-        outcome = outcome or Failed(step=self._saving_step, problem="it did not end in time")
+        if outcome is None:
+            outcome = Failed(step=self._saving_step, problem="it did not end in time")
+        elif failed and isinstance(outcome, Done):
+            outcome = Failed(step=self._saving_step, problem="on another rank")
         self.last = outcome
         if isinstance(outcome, Failed):
             self.problem = outcome.problem
@@ -387,14 +396,17 @@ class Guard:
         self.should_stop = self.should_stop or vote is Vote.FINAL
 
     def _answer(self, requests: tuple[Request, ...], step: int) -> None:
-        numbers = [self._file_numbers.pop(one.number, 0) for one in requests]
-        if self.folder is not None and any(numbers):
-            try:
-                self.folder.answer(max(numbers), step)
-            except OSError as error:
-                logger.error(
-                    "rmetric: request %d is answered, but not noted: %s", max(numbers), error
-                )
+        number = max((self._file_numbers.pop(one.number, 0) for one in requests), default=0)
+        if number:
+            self._note_answer(number, step)
+
+    def _note_answer(self, number: int, step: int) -> None:
+        if self.folder is None or self.ranks.rank != 0:
+            return
+        try:
+            self.folder.answer(number, step)
+        except OSError as error:
+            logger.error("rmetric: request %d is answered, but not noted: %s", number, error)
 
     # -- small things
 

@@ -39,7 +39,8 @@ class Ears:
     def close(self) -> None:
         for number, handler in self._before.items():
             if signal.getsignal(number) == self._hear:  # else somebody hears in turn
-                signal.signal(number, handler)
+                # None: what was there is not Python's, and Python cannot put it back.
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._before = {}
 
     def _hear(self, number: int, frame: FrameType | None) -> None:

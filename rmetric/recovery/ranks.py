@@ -53,6 +53,6 @@ class Ranks:
         """The greatest that any rank gave, value by value; one all-reduce on the CPU."""
         if self.alone:
             return list(values)
-        numbers = torch.tensor(values, dtype=torch.int64)
+        numbers = torch.tensor(values, dtype=torch.int64, device="cpu")  # whatever the default is
         dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=self.group)
         return [int(number) for number in numbers]

@@ -94,4 +94,4 @@ def _hex(state: torch.Tensor) -> str:
 
 
 def _tensor(text: str) -> torch.Tensor:
-    return torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8)
+    return torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8, device="cpu")
