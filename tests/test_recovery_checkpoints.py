@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -121,7 +122,42 @@ def test_what_a_killed_save_left_is_cleared(tmp_path):
     saved(at(tmp_path), 1)
     shutil.copytree(tmp_path / "step-1", tmp_path / "step-2.abc-1.part")
     assert at(tmp_path).newest_good().step == 1
-    assert names(tmp_path) == ["step-1"]
+    saved(at(tmp_path), 3)
+    assert names(tmp_path) == ["step-1", "step-3"]
+
+
+def test_whoever_only_reads_does_not_harm_a_save_under_way(tmp_path):
+    checkpoints = at(tmp_path)
+    saved(checkpoints, 1)
+    checkpoints._agreed = lambda *a, agreed=checkpoints._agreed: (written.wait(), agreed(*a))[1]
+    written = threading.Event()
+    checkpoints.begin(2, state_of(2))
+    while not list(tmp_path.glob("step-2.*.part/.metadata")):
+        time.sleep(0.01)
+    assert at(tmp_path).newest_good().step == 1
+    written.set()
+    assert isinstance(checkpoints.wait(30.0), Done)
+
+
+def test_one_that_is_damaged_takes_nobodys_place(tmp_path):
+    for step in (1, 2, 3):
+        saved(at(tmp_path), step)
+    flip(tmp_path / "step-3" / "__0_0.distcp")
+    checkpoints = at(tmp_path, keep=2)
+    assert checkpoints.newest_good().step == 2
+    saved(checkpoints, 4)
+    assert names(tmp_path) == ["step-2", "step-4"]
+
+
+def test_another_models_are_neither_cleared_nor_replaced(tmp_path):
+    for step in (1, 2):
+        saved(at(tmp_path), step)
+    other = at(tmp_path, keep=1, fingerprint="llama")
+    failed = saved(other, 2)
+    assert "step-2 is of another model: {'layers': 2, 'hidden': 8} there" in failed.problem
+    for step in (3, 4):
+        saved(other, step)
+    assert names(tmp_path) == ["step-1", "step-2", "step-4"]
 
 
 def flip(path):
@@ -334,7 +370,8 @@ def test_a_rank_killed_in_a_save_leaves_the_one_before(tmp_path, victim):
     left = [name for name in names(tmp_path) if not name.endswith(".part")]
     assert left == ["step-1"]
     assert loaded(at(tmp_path)) == (1, {"seen": 10}, 1.0)
-    assert names(tmp_path) == ["step-1"]
+    saved(at(tmp_path), 3)
+    assert names(tmp_path) == ["step-1", "step-3"]
 
 
 FULL = torch.arange(70, dtype=torch.float32).reshape(10, 7)

@@ -66,7 +66,8 @@ class Checkpoints:
 
     Args:
         folder: for the checkpoints; made where it is missing.
-        keep: how many good ones, at least 1. An older one goes when a newer one is good.
+        keep: how many good ones of this model, at least 1. An older one goes when a newer one
+            is good, and before it what `newest_good` found damaged.
         group: a gloo group over all ranks for nothing but this; None makes one.
         asynchronous: whether a save is written in the background.
         fingerprint: says which model this is, the same on every rank and in every layout:
@@ -102,6 +103,7 @@ class Checkpoints:
         self._save: Save | None = None
         self._thread: threading.Thread | None = None
         self._num_saves = 0
+        self._damaged: set[Path] = set()
         self._launch = self._prepare()
 
     @property
@@ -135,6 +137,8 @@ class Checkpoints:
         """
         if self._save is not None:
             raise RuntimeError(f"the save of step {self._save.step} is still in flight")
+        if self._num_saves == 0:
+            self._clear()
         self._num_saves += 1
         name = f"step-{step}.{self._launch}-{self._num_saves}{PART}"
         save = self._save = Save(step=step, part=self.folder / name, request=request)
@@ -189,16 +193,17 @@ class Checkpoints:
         """
         if self._save is not None:
             raise RuntimeError(f"the save of step {self._save.step} is still in flight")
-        found, problems = self.ranks.from_first(candidates(self.folder))
-        for problem in problems if self.ranks.rank == 0 else ():
+        here = candidates(self.folder) if self.ranks.rank == 0 else ([], [])
+        found, _ = self.ranks.from_first(here)
+        for problem in here[1]:
             logger.error("rmetric: a checkpoint is passed over: %s", problem)
         for good in found:
-            differing = differences(good.fingerprint, self.fingerprint)
-            if differing:
-                raise UnfitCheckpoint(f"{good.path} is of another model: {differing}")
+            if self._differs(good):
+                raise UnfitCheckpoint(f"{good.path} is of another model: {self._differs(good)}")
             problem = self._damage(good)
             if not problem:
                 return good
+            self._damaged.add(good.path)
             logger.error("rmetric: checkpoint %s is passed over: %s", good.path, problem)
         return None
 
@@ -292,6 +297,10 @@ class Checkpoints:
 
     def _committed(self, save: Save, files: dict[str, Any]) -> Done:
         older, _ = candidates(self.folder)
+        final = self.folder / f"step-{save.step}"
+        for other in older:
+            if other.path == final and self._differs(other):
+                raise FileExistsError(f"{final} is of another model: {self._differs(other)}")
         write_good(
             save.part,
             {
@@ -304,8 +313,8 @@ class Checkpoints:
                 "files": files,
             },
         )
-        final = self.folder / f"step-{save.step}"
         take_name(save.part, final)
+        self._damaged.discard(final)
         self._tidy(final, older)
         return Done(
             step=save.step,
@@ -325,7 +334,12 @@ class Checkpoints:
         return Failed(step=save.step, problem=f"it is not finite: {problem}", kept=kept)
 
     def _tidy(self, newest: Path, older: list[Good]) -> None:
-        others = [one for one in older if one.path.exists() and one.path != newest]
+        others = [
+            one
+            for one in older
+            if one.path != newest and one.path.exists() and not self._differs(one)
+        ]
+        others.sort(key=lambda one: one.path in self._damaged)  # the newest first, but for these
         for one in others[self.keep - 1 :]:
             with contextlib.suppress(OSError):  # it is only room that is lost
                 remove(one.path)
@@ -337,14 +351,12 @@ class Checkpoints:
     # -- beginning
 
     def _prepare(self) -> str:
-        """Make the folder and clear what killed saves left; a name for this launch's parts."""
+        """Make the folder; a name for this launch's parts."""
         problem, launch = "", f"{time.time_ns():x}"
         if self.ranks.rank == 0:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                for left in self.folder.glob(f"*{PART}"):
-                    shutil.rmtree(left, ignore_errors=True)
-                probe = self.folder / f".writable{PART}"
+                probe = self.folder / f".writable-{launch}{PART}"
                 probe.touch()
                 probe.unlink()
             except OSError as error:
@@ -356,6 +368,16 @@ class Checkpoints:
         if problem:
             raise ValueError(problem)
         return launch
+
+    def _clear(self) -> None:
+        """What killed saves left goes before the first save: who only reads leaves it alone."""
+        if self.ranks.rank == 0:
+            with contextlib.suppress(OSError):
+                for left in self.folder.glob(f"*{PART}"):
+                    shutil.rmtree(left, ignore_errors=True)
+
+    def _differs(self, good: Good) -> str:
+        return differences(good.fingerprint, self.fingerprint)
 
     def _damage(self, good: Good) -> str:
         names = sorted(good.files)[self.ranks.rank :: self.ranks.size]
