@@ -129,6 +129,20 @@ def test_rmetric_save_leaves_a_request_that_a_training_answers(tmp_path, capsys)
     assert (folder.checkpoints / f"step-{step}" / "good.json").exists()
 
 
+def test_rmetric_save_does_not_take_a_withdrawn_request_for_a_checkpoint(tmp_path, capsys):
+    folder, codes = RunFolder(tmp_path), []
+    asking = threading.Thread(
+        target=lambda: codes.append(main(["save", str(tmp_path), "--wait", "30"]))
+    )
+    asking.start()
+    while folder.request() is None:
+        time.sleep(0.01)
+    folder.withdraw()  # as a supervisor does that starts the training again
+    asking.join()
+    assert codes == [1]
+    assert "request 1 is withdrawn" in capsys.readouterr().err
+
+
 def test_rmetric_save_says_what_is_wrong(tmp_path, capsys):
     assert main(["save", str(tmp_path / "none")]) == 2
     assert "is no folder" in capsys.readouterr().err

@@ -411,6 +411,12 @@ class TestFolder:
         folder.withdraw()
         assert folder.answered_step() == 70
 
+    @pytest.mark.parametrize("entry", ['{"number": "3"', '{"number": null', '{"numbr": 3'])
+    def test_a_request_that_is_none_is_passed_over(self, tmp_path, entry):
+        folder = RunFolder(tmp_path)
+        folder.request_file.write_text(entry + ', "source": "user", "reason": "by hand"}')
+        assert folder.request() is None
+
     def test_a_beat_says_where_its_process_came_back(self, tmp_path):
         folder = RunFolder(tmp_path)
         folder.beat(0, 40, "starting")

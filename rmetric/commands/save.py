@@ -18,7 +18,7 @@ EXAMPLES = """examples:
   rmetric save runs/7b --stop --wait 1800
 
 exit codes: 0 the request is left or, with --wait, answered by a durable checkpoint, 1 it was
-not answered in time or cannot be left, 2 the command line is wrong"""
+not answered in time, withdrawn or cannot be left, 2 the command line is wrong"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +56,10 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if not _answered(folder, number, options.wait):
         print(f"error: request {number} is not answered after {options.wait:g} s", file=sys.stderr)
+        return 1
+    if folder.answered_step() is None:
+        words = "the training was started again before it saved: ask again"
+        print(f"error: request {number} is withdrawn: {words}", file=sys.stderr)
         return 1
     print(f"request {number} is answered: the checkpoint is durable")
     return 0

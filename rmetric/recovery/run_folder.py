@@ -123,9 +123,10 @@ class RunFolder:
         """The last request, answered or not."""
         entry = _read(self.request_file)
         try:
-            return FileRequest(**entry) if entry else None
+            asked = FileRequest(**entry) if entry else None
         except TypeError:
             return None
+        return asked if asked and type(asked.number) is int else None
 
     def answer(self, number: int, step: int) -> None:
         """Every request up to `number` is answered by the durable checkpoint of `step`."""
