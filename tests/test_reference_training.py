@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from itertools import pairwise
@@ -207,6 +208,20 @@ def test_a_run_that_is_asked_to_stop_saves_and_goes_on_later(tmp_path, plain):
     assert {beat.phase for beat in folder.beats().values()} != {"finished"}
     on_ranks(train_on, tmp_path, ("run", ()), ranks=1)
     assert largest_difference(tmp_path / "run", plain) < CLOSE
+
+
+def without_a_folder(rank, folder):
+    from rmetric.reference_training.loop import NotSaved, Training
+
+    training = Training(settings(folder, "--steps=2"), torch.device("cpu"))
+    shutil.rmtree(folder / "checkpoints")
+    with pytest.raises(NotSaved, match=r"step 2, the last, is not saved: .* is gone"):
+        training.run()
+    return training.settings.folder.beats()[0].phase
+
+
+def test_a_run_whose_end_is_not_durable_has_not_finished(tmp_path):
+    assert on_ranks(without_a_folder, tmp_path, ranks=1) == ["saving"]
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record as reported
 
 from rmetric.records import Record
-from rmetric.recovery.checkpoints import Checkpoints
+from rmetric.recovery.checkpoints import Checkpoints, Failed
 from rmetric.recovery.guard import Guard
 from rmetric.recovery.training_state import ModelState
 from rmetric.reference_training.data import rows_of
@@ -36,11 +36,15 @@ class NotFinite(RuntimeError):
     """The loss or the gradient is not finite; the weights have not taken it."""
 
 
+class NotSaved(RuntimeError):
+    """All steps are done, and the last checkpoint is not durable."""
+
+
 @reported
 def train(settings: Settings, device: torch.device) -> None:
     """Train to the end, or until somebody asks to stop.
 
-    Raises NotFinite, and whatever torch raises where another rank is lost.
+    Raises NotFinite, NotSaved, and whatever torch raises where another rank is lost.
     """
     prepare(settings, device)
     training = Training(settings, device)
@@ -114,12 +118,17 @@ class Training:
             time.sleep(self.options.sleep)
         finished = self.done >= self.options.steps
         if finished and left > 0:
-            self.guard.save(self.done, "the training has reached its end")
+            self._save_the_end()
         if self.monitor is not None:
             self.monitor.close()
         if self.log is not None:
             self.log.close(self.done, finished=finished)
         self.guard.close(finished=finished)
+
+    def _save_the_end(self) -> None:
+        ended = self.guard.save(self.done, "the training has reached its end")
+        if isinstance(ended, Failed):
+            raise NotSaved(f"step {ended.step}, the last, is not saved: {ended.problem}")
 
     def step(self, step: int) -> StepTotals:
         """One step on the whole global batch; raises NotFinite before the weights take it."""
