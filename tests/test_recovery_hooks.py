@@ -247,6 +247,29 @@ def test_weights_that_are_not_finite_are_put_out_of_the_trainers_sight(tmp_path,
     assert get_last_checkpoint(trainer.args.output_dir).endswith("checkpoint-2")
 
 
+def test_what_was_put_aside_before_makes_room_and_what_is_gone_ends_nothing(tmp_path):
+    from rmetric.recovery.hugging_face import _put_aside
+
+    for content in ("first", "second"):
+        (tmp_path / "checkpoint-4").mkdir()
+        (tmp_path / "checkpoint-4" / "weights").write_text(content)
+        kept = _put_aside(tmp_path / "checkpoint-4")
+    assert (kept / "weights").read_text() == "second"
+    assert _put_aside(tmp_path / "checkpoint-5") is None
+
+
+def test_a_training_that_breaks_off_gives_the_signals_back(tmp_path):
+    def breaks(_guard):
+        assert signal.getsignal(signal.SIGTERM) is not before, "the guard does not listen"
+        raise RuntimeError("out of memory")
+
+    before = signal.getsignal(signal.SIGTERM)
+    trainer = a_trainer(tmp_path, callback_that_asks(3, ask=breaks))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        trainer.train()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 def test_the_trainer_needs_an_interval(tmp_path):
     callback = callback_that_asks(3, ask=fatal)
     with pytest.raises(ValueError, match="save_strategy is"):
@@ -335,6 +358,19 @@ def test_megatron_saves_when_it_is_asked_by_its_own_function(tmp_path, asynchron
     assert folder.answered() == 1
     megatron.train(30, 31)
     assert guard_of().policy.durable_step == 20
+
+
+def test_a_tracker_that_was_there_before_proves_nothing(tmp_path):
+    megatron = Megatron(tmp_path / "ckpt")
+    (tmp_path / "ckpt" / TRACKER).write_text("90")  # training goes on from an older one
+    megatron.finish = lambda: megatron.queue.clear()  # and a save that leaves no trace
+    folder = RunFolder(tmp_path / "run")
+    guard_of = guard_megatron(megatron, folder=folder, signals={})
+    folder.ask("user", "before the upgrade", fatal=True)
+    megatron.train(41, 43)
+    assert megatron.saved == [41]
+    assert folder.answered() == 0
+    assert "says 90, not 41" in guard_of().problem
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -82,8 +82,11 @@ class GuardCallback(TrainerCallback):
         self.guard.start(state.global_step)
         trainer = _calling_trainer()
         if trainer is not None:
+            follow = self._training.enter_context
             save = self._survives(trainer, trainer._save_checkpoint)
-            self._training.enter_context(_replaced(trainer, "_save_checkpoint", save))
+            follow(_replaced(trainer, "_save_checkpoint", save))
+            if hasattr(trainer, "_run_epoch"):  # the steps, and all that lies between them
+                follow(_replaced(trainer, "_run_epoch", self._hangs_up(trainer._run_epoch)))
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -107,7 +110,7 @@ class GuardCallback(TrainerCallback):
         problem, kept = self._saver.problem, None
         if not problem and self._read_back and self.guard.ranks.rank == 0:
             problem = not_finite(path)
-            kept = path.rename(path.with_name(path.name + NOT_FINITE)) if problem else None
+            kept = _put_aside(path) if problem else None
         self._saver.ended(step, path, problem, kept)
         self.guard.look(step)
         control.should_training_stop = control.should_training_stop or self.guard.should_stop
@@ -126,6 +129,18 @@ class GuardCallback(TrainerCallback):
                 if trainer.args.should_save:  # what is half written must not be resumed from
                     name = f"checkpoint-{trainer.state.global_step}"
                     shutil.rmtree(Path(str(trainer.args.output_dir)) / name, ignore_errors=True)
+
+        return followed
+
+    def _hangs_up(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(run)
+        def followed(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return run(*args, **kwargs)
+            except BaseException as error:  # nobody hears the signals any more
+                if self.guard is not None:
+                    self.guard.__exit__(type(error), error, error.__traceback__)
+                raise
 
         return followed
 
@@ -200,6 +215,17 @@ def not_finite(checkpoint: Path) -> str:
     except Exception as error:
         return f"it cannot be read back: {type(error).__name__}: {error}"
     return ""
+
+
+def _put_aside(checkpoint: Path) -> Path | None:
+    """Out of the Trainer's sight, in the place of one that was there; None where it cannot be."""
+    kept = checkpoint.with_name(checkpoint.name + NOT_FINITE)
+    try:
+        shutil.rmtree(kept, ignore_errors=True)
+        return checkpoint.rename(kept)
+    except OSError as error:
+        logger.error("rmetric: %s cannot be put aside: %s", checkpoint, error)
+        return None
 
 
 def _policy_of(args: TrainingArguments, state: TrainerState) -> PolicyConfig:

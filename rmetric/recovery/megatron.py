@@ -173,6 +173,7 @@ class _MegatronSaver:
         self.save: Callable[[], Any] = lambda: None
         self._training = training
         self._step: int | None = None
+        self._found_before = -1
         self._began = self._blocking = 0.0
 
     def begin(
@@ -193,6 +194,7 @@ class _MegatronSaver:
         """A save of Megatron's was begun, by the guard or by itself."""
         if self._step is None:
             self._step, self._began, self._blocking = step, time.perf_counter(), 0.0
+            self._found_before = self._tracked()
 
     def poll(self) -> Done | Failed | None:
         # Megatron ends its saves together, at the beginning of an iteration, so the queue
@@ -202,7 +204,8 @@ class _MegatronSaver:
         step, self._step = self._step, None
         seconds = time.perf_counter() - self._began
         found = self._tracked()
-        if found < step:
+        # A later one than this may have followed; one that was there before proves nothing.
+        if found < step or (found > step and found == self._found_before):
             words = f"{self.folder / TRACKER} says {found}, not {step}"
             return Failed(step=step, problem=words)
         path = self.folder / f"iter_{step:07d}"
