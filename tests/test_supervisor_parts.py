@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from queue import SimpleQueue
 
 import pytest
 from hypothesis import given
@@ -21,7 +22,7 @@ from rmetric.recovery.supervisor.allocation import (
     shrink_data,
 )
 from rmetric.recovery.supervisor.journal import Journal, past_of, read_journal
-from rmetric.recovery.supervisor.launch import Program, option_of
+from rmetric.recovery.supervisor.launch import Program, Running, option_of
 from rmetric.recovery.supervisor.summary import in_words, summarise
 from rmetric.recovery.supervisor.watch import News, Patience, Pulse, fresh_verdicts
 from rmetric.telemetry.followed import FollowedVerdicts
@@ -393,6 +394,21 @@ class TestProcesses:
         assert (ending.found, ending.killed, ending.left) == (2, 2, 0)
         assert processes.of_launches(token) == []
         parent.stdout.close()
+
+    @pytest.mark.parametrize("seconds", [0, 60])
+    def test_the_pid_of_a_launcher_that_has_ended_is_nobodys(self, tmp_path, seconds):
+        exits: SimpleQueue = SimpleQueue()
+        token = f"test-{os.getpid()}-{seconds}"
+        running = Running(
+            1, token, Allocation(gpus={"": (0,)}, layout=Layout()),
+            program(sys.executable, "-c", f"import time; time.sleep({seconds})"),
+            RunFolder(tmp_path), lambda *told: exits.put(told),
+        )  # fmt: skip
+        if seconds == 0:
+            assert exits.get(timeout=30.0) == (1, "", 0)
+        assert running.alive() == ([running.pids[""]] if seconds else [])
+        ending = processes.end(token, grace=5.0, also=running.alive())
+        assert (ending.found, ending.left) == (bool(seconds), 0)
 
     def test_a_token_that_says_nothing_is_refused(self):
         with pytest.raises(ValueError, match="too short"):

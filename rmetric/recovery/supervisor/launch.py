@@ -171,11 +171,16 @@ class Running:
         self.log = folder.logs / f"launch-{number}.log"
         self.error_files: dict[str, Path] = {}
         self.pids: dict[str, int] = {}
+        self._processes: list[subprocess.Popen[bytes]] = []
         self._exited, self._environment = exited, environment or {}
         folder.logs.mkdir(parents=True, exist_ok=True)
         with open(self.log, "ab", buffering=0) as log:
             for node, command in program.commands(allocation, free_port()).items():
                 self._start(node, command, program, folder, log)
+
+    def alive(self) -> list[int]:
+        """Pids of those that have not ended: that of one that has may be somebody else's."""
+        return [process.pid for process in self._processes if process.returncode is None]
 
     def _start(
         self, node: str, command: list[str], program: Program, folder: RunFolder, log: IO[bytes]
@@ -207,6 +212,7 @@ class Running:
             self._exited(self.number, node, 127)
             return
         self.pids[node] = process.pid
+        self._processes.append(process)
         threading.Thread(target=self._await, args=(node, process), daemon=True).start()
 
     def _await(self, node: str, process: subprocess.Popen[bytes]) -> None:

@@ -86,13 +86,13 @@ def end(token: str, *, grace: float, also: Iterable[int] = ()) -> Ending:
         raise ValueError(f"the token {token!r} is too short to tell launches apart")
     found: set[psutil.Process] = set()
     killed: set[psutil.Process] = set()
-    also = list(also)
-    alive = _all_of(token, also)
+    roots = [process for pid in also for process in _processes(pid)]  # one pid, one process
+    alive = _all_of(token, roots)
     found.update(alive)
     _signal(alive, psutil.Process.terminate)
     _gone, alive = psutil.wait_procs(alive, timeout=grace)
     for wait in (1.0, 2.0, 5.0, 0.0):
-        alive = [one for one in {*alive, *_all_of(token, also)} if is_alive(one)]
+        alive = [one for one in {*alive, *_all_of(token, roots)} if is_alive(one)]
         found.update(alive)
         if not alive:
             break
@@ -154,12 +154,18 @@ def reap() -> None:
             continue
 
 
-def _all_of(token: str, also: Iterable[int]) -> list[psutil.Process]:
+def _processes(pid: int) -> list[psutil.Process]:
+    try:
+        return [psutil.Process(pid)]
+    except psutil.Error:
+        return []
+
+
+def _all_of(token: str, roots: Iterable[psutil.Process]) -> list[psutil.Process]:
     found = set(of_launches(token))
-    for pid in also:
+    for root in roots:
         try:
-            process = psutil.Process(pid)
-            found.update((process, *process.children(recursive=True)))
+            found.update((root, *root.children(recursive=True)))
         except psutil.Error:
             continue
     return [process for process in found if is_alive(process)]

@@ -335,7 +335,7 @@ class Supervisor:
     def _end(self, why: str) -> Ended:
         """End every process of every launch of this folder, here and on other nodes."""
         attempt, self._attempt = self._attempt, None
-        also = [*attempt.running.pids.values()] if attempt else []
+        also = attempt.running.alive() if attempt else []
         if attempt is not None:
             attempt.look(time.monotonic())
             attempt.progress(time.monotonic())
