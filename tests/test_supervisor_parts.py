@@ -201,6 +201,14 @@ class TestPulse:
         for n in range(5):
             assert pulse.look({0: beat(0, n, time=-1e6 + n)}, n * 9.0) is None
 
+    def test_a_program_that_never_beats_lives_while_it_prints(self, tmp_path):
+        pulse = self.pulse(tmp_path, start=50.0)
+        for now in range(0, 200, 40):
+            (tmp_path / "log").write_text("step\n" * (now + 1))
+            assert pulse.look({}, float(now)) is None
+        assert pulse.look({}, 210.0) is None
+        assert pulse.look({}, 210.1).kind == "hang"
+
     def test_where_it_came_back_is_what_its_starting_said(self, tmp_path):
         pulse = self.pulse(tmp_path)
         pulse.look({0: beat(0, 20, "starting")}, 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -59,6 +60,7 @@ class Attempt:
         self._answered = folder.answered()
         self._stop_number: int | None = None
         self._noted_step: int | None = None
+        self._problem = ""
         self._progress_at, self._echoed = 0.0, 0
         self._codes: dict[str, int] = {}
         # Written before it is started: whoever comes after a crash knows what to look for.
@@ -84,6 +86,7 @@ class Attempt:
                 self.progress(now)
             events.append(Stepped(time=now, step=self.pulse.step, resumed=resumed))
         events += self._answers(now)
+        self._note_problem()
         if failure is not None:
             events.append(Hung(time=now, failure=failure))
         return events
@@ -121,12 +124,13 @@ class Attempt:
 
     def echo(self) -> None:
         """Show what it has printed since the last time."""
-        with open(self.running.log, "rb") as file:
-            file.seek(self._echoed)
-            data = file.read()
-        self._echoed += len(data)
-        sys.stdout.write(data.decode("utf-8", "replace"))
-        sys.stdout.flush()
+        with contextlib.suppress(OSError):  # a pipe that is closed is not worth a training
+            with open(self.running.log, "rb") as file:
+                file.seek(self._echoed)
+                data = file.read()
+            self._echoed += len(data)
+            sys.stdout.write(data.decode("utf-8", "replace"))
+            sys.stdout.flush()
 
     def _answers(self, now: float) -> list[Event]:
         answered = self.folder.answered()
@@ -138,6 +142,14 @@ class Attempt:
             return []
         self._stop_number = None
         return [Durable(time=now)]
+
+    def _note_problem(self) -> None:
+        """Say when saves begin to fail, and when one is good again."""
+        said = [beat.problem for beat in self.pulse.beats.values() if beat.problem]
+        problem = said[0] if said else ""
+        if problem != self._problem:
+            self._problem = problem
+            self._write("not saved" if problem else "saved again", words=problem)
 
     def _was_asked(self) -> bool:
         """Whether somebody has asked this launch to stop."""

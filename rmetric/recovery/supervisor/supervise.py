@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -110,7 +110,7 @@ class Supervisor:
         again: run a folder that is finished.
         adopt: this process has no children but those of the training, and takes those in
             that the training leaves behind.
-        say: called with a line for people.
+        say: called with a line for people; None to print it to stderr.
     """
 
     def __init__(
@@ -127,12 +127,12 @@ class Supervisor:
         seed: int = 0,
         again: bool = False,
         adopt: bool = False,
-        say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+        say: Callable[[str], None] | None = None,
     ) -> None:
         self.folder, self.program, self.pool, self.plan = folder, program, pool, plan
         self.settings, self.patience = settings or Settings(), patience or Patience()
         self.pace, self.watched = pace or Pace(), watched or Watched()
-        self.seed, self.again, self._say = seed, again, say
+        self.seed, self.again, self._say = seed, again, say or _said_aloud
         self._heard: SimpleQueue[Event | _Exit | GpuVerdict | str] = SimpleQueue()
         self._attempt: Attempt | None = None
         self._wake_at = self._look_at = 0.0
@@ -367,6 +367,11 @@ class Supervisor:
             write_atomically(self.folder.summary.with_suffix(".json"), [text.encode()])
         except Exception as error:  # whatever a journal holds, it is not worth a training
             self._say(f"the summary cannot be written: {error}")
+
+
+def _said_aloud(line: str) -> None:
+    with suppress(OSError):  # a terminal that is gone is not worth a training
+        print(line, file=sys.stderr, flush=True)
 
 
 #: Lines of the journal that are not said aloud.

@@ -24,7 +24,8 @@ class Patience:
     """How long a training may show no sign of life, in seconds, by what it last said it does.
 
     Attributes:
-        start: until it trains; also to exit, once it is finished.
+        start: until it trains; also to exit, once it is finished. Until the first heartbeat
+            output counts as a sign of life.
         hang: while it trains.
         saving: while it saves and may not beat.
         quiet: how long its output may not grow once there is some, for a program without
@@ -68,8 +69,7 @@ class Pulse:
         self.resumed_at = self.step_at = 0.0
         self.beats: dict[int, Heartbeat] = {}
         self._seen: dict[int, float] = {}
-        self._began = now
-        self._size, self._grew = -1, now
+        self._size, self._grew = 0, now
 
     def look(self, beats: Mapping[int, Heartbeat], now: float) -> Failure | None:
         """Take the beats of now; what is wrong, if it hangs."""
@@ -78,6 +78,7 @@ class Pulse:
                 self._seen[rank] = now
         self.beats = dict(beats)
         self._note_step()
+        self._note_output(now)
         return self._silent(now) or self._quiet(now)
 
     @property
@@ -100,8 +101,8 @@ class Pulse:
 
     def _silent(self, now: float) -> Failure | None:
         if not self.beats:
-            silent, limit = now - self._began, self.patience.start
-            # A program that never beats cannot be told from one that starts.
+            # A program that never beats cannot be told from one that starts, but by its output.
+            silent, limit = now - self._grew, self.patience.start
             return None if silent <= limit or self.patience.quiet else self._hang(silent, limit)
         for rank, beat in self.beats.items():
             silent, limit = now - self._seen[rank], self.patience.of(beat.phase)
@@ -109,14 +110,16 @@ class Pulse:
                 return self._hang(silent, limit)
         return None
 
-    def _quiet(self, now: float) -> Failure | None:
-        if self.patience.quiet is None:
-            return None
+    def _note_output(self, now: float) -> None:
         size = self.log.stat().st_size if self.log.exists() else 0
         if size != self._size:
             self._size, self._grew = size, now
+
+    def _quiet(self, now: float) -> Failure | None:
+        if self.patience.quiet is None:
+            return None
         silent = now - self._grew
-        limit = self.patience.quiet if size else self.patience.start
+        limit = self.patience.quiet if self._size else self.patience.start
         if silent <= limit:
             return None
         words = f"it has printed nothing for {silent:.0f} s, {limit:g} are allowed"
