@@ -184,6 +184,7 @@ def run(options: argparse.Namespace) -> int:
 
     try:
         supervisor = _supervisor(options)
+        options.folder.mkdir(parents=True, exist_ok=True)
     except (ValueError, OSError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -428,7 +428,10 @@ class Guard:
             return
         self._beat_at, self._phase = now, phase
         try:
-            self.folder.beat(self.ranks.rank, self._last_step, phase)
+            self.folder.beat(
+                self.ranks.rank, self._last_step, phase, every=self._beat_every,
+                problem=self.problem,
+            )  # fmt: skip
         except OSError as error:
             logger.error("rmetric: no heartbeat: %s", error)
 

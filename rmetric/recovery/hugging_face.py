@@ -116,7 +116,7 @@ class GuardCallback(TrainerCallback):
         control.should_training_stop = control.should_training_stop or self.guard.should_stop
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        self._end()
+        self._end(finished=self.guard is not None and not self.guard.should_stop)
 
     def _survives(self, trainer: Trainer, save: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(save)
@@ -144,10 +144,10 @@ class GuardCallback(TrainerCallback):
 
         return followed
 
-    def _end(self) -> None:
+    def _end(self, *, finished: bool = False) -> None:
         self._training.close()
         if self.guard is not None:
-            self.guard.close()
+            self.guard.close(finished=finished)
 
 
 class _TrainerSaver:

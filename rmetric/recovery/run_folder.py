@@ -63,6 +63,8 @@ class Heartbeat:
         phase: one of `PHASES`.
         time: seconds since the epoch, of its writing.
         resumed: step at which this process came back: of its last beat while starting.
+        every: seconds within which it beats but once while it trains; 0 for at each step.
+        problem: why its last save failed; empty where it did not.
     """
 
     rank: int
@@ -73,6 +75,8 @@ class Heartbeat:
     phase: str
     time: float
     resumed: int | None = None
+    every: float = 0.0
+    problem: str = ""
 
 
 class RunFolder:
@@ -158,8 +162,19 @@ class RunFolder:
         except ValueError:
             return None
 
-    def beat(self, rank: int, step: int, phase: str = "training") -> None:
-        """Say where this process is. Called by each rank, at most about once a second."""
+    def beat(
+        self,
+        rank: int,
+        step: int,
+        phase: str = "training",
+        *,
+        every: float = 0.0,
+        problem: str = "",
+    ) -> None:
+        """Say where this process is; arguments as in `Heartbeat`.
+
+        Called by each rank, at most about once a second.
+        """
         if phase not in PHASES:
             raise ValueError(f"phase is {phase!r}: it must be of {', '.join(PHASES)}")
         if phase == "starting":
@@ -173,6 +188,8 @@ class RunFolder:
             phase=phase,
             time=time.time(),
             resumed=self._resumed,
+            every=every,
+            problem=problem,
         )
         _replace(self.heartbeats / f"rank-{rank}.json", asdict(beat))
 

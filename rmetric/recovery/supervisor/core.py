@@ -177,7 +177,9 @@ class Core:
                 return self._failed(event.time, Failure(kind="exit", words=words, code=0))
             return self._end("finish", "it finished")
         if self.phase == "saving":
-            return self._end(self._then, "it ended as was asked")
+            return self._end(
+                self._then, event.failure.words if event.failure else "it ended as was asked"
+            )
         return ()
 
     def _on_hung(self, event: Hung) -> Iterable[Action]:

@@ -72,7 +72,7 @@ def of_exit(
     if at < 0:
         words = f"{who} was killed by {signal_name(at)}{step}"
         return Failure(kind="signal", words=words, code=at, rank=rank, node=where, gpu=gpu)
-    why = said or _last_line(log)
+    why = said or _last_line(_before_the_agent(log))
     kind = "exception" if said else "exit"
     words = f"{who} failed with exit code {at}{step}" + (f": {why}" if why else "")
     return Failure(kind=kind, words=words[:500], code=at, rank=rank, node=where, gpu=gpu)
@@ -86,12 +86,17 @@ def of_hang(
         words = f"it has not begun to train in {silent:.0f} s, {limit:g} are allowed"
         return Failure(kind="hang", words=words)
     rank = min(beats, key=lambda r: (beats[r].step, beats[r].time))
-    first, others = beats[rank], [beats[r].step for r in beats if r != rank]
-    alone = bool(others) and (min(others) > first.step)
+    first, others = beats[rank], [beats[r] for r in beats if r != rank]
+    # Where steps are quick, not every step has its beat: a small lag is no lag.
+    alone = bool(others) and all(
+        one.step > first.step and one.time - first.time >= first.every for one in others
+    )
     gpu = allocation.gpu_of(rank) if alone else None
-    who = f"rank {rank} stands at step {first.step}" if alone else f"all stand at step {first.step}"
     if alone:
-        who += f", the others at {min(others)} or later"
+        least = min(one.step for one in others)
+        who = f"rank {rank} stands at step {first.step}, the others at {least} or later"
+    else:
+        who = f"all stand at step {max(beat.step for beat in beats.values())}"
     words = f"no sign of life for {silent:.0f} s while {first.phase}, {limit:g} are allowed; {who}"
     return Failure(
         kind="hang", words=words, rank=rank if alone else None, gpu=gpu, node=gpu[0] if gpu else ""
@@ -159,6 +164,12 @@ _AGENT = ("torch.distributed.elastic", "ChildFailedError", "SystemExit")
 
 def _number(match: re.Match[str], name: str) -> int | None:
     return int(match[name]) if match[name] else None
+
+
+def _before_the_agent(log: str) -> str:
+    """What the training itself printed: the log up to the agent's report of its failure."""
+    report = _LOCAL.search(log)
+    return log[: log.rfind("\n", 0, report.start()) + 1] if report else log
 
 
 def _last_line(log: str) -> str:

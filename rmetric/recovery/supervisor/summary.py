@@ -73,6 +73,7 @@ class Summary:
     ettr: float | None
     steps_lost: int
     checkpoints_asked: int
+    not_saved: str
     dropped: list[str]
     incidents: list[Incident]
 
@@ -94,12 +95,20 @@ def summarise(lines: Sequence[Line]) -> Summary:
         step=last[-1] if last else None,
         wall_seconds=round(wall, 3),
         productive_seconds=round(productive, 3),
-        ettr=round(productive / wall, 4) if wall > 0 else None,
+        ettr=round(productive / wall, 4) if wall > 0 and last else None,
         steps_lost=sum(incident.steps_lost or 0 for incident in incidents),
         checkpoints_asked=sum(line["event"] == "asked" for line in lines),
+        not_saved=_not_saved(lines),
         dropped=[_gpu(gpu) for line in lines if line["event"] == "dropped" for gpu in line["gpus"]],
         incidents=incidents,
     )
+
+
+def _not_saved(lines: Sequence[Line]) -> str:
+    """Why the last save that is known of failed; empty where it did not."""
+    known = ("not saved", "saved again", "answered", "launch")
+    last = next((line for line in reversed(lines) if line["event"] in known), {})
+    return str(last["words"]) if last.get("event") == "not saved" else ""
 
 
 def _runs(lines: Iterable[Line]) -> list[Run]:
@@ -228,6 +237,7 @@ def in_words(summary: Summary) -> str:
         f"- ETTR {ettr}: {summary.productive_seconds:.1f} s advanced the training "
         f"of {summary.wall_seconds:.1f} s",
         f"- checkpoints asked for: {summary.checkpoints_asked}",
+        *([f"- **the last save failed**: {summary.not_saved}"] if summary.not_saved else []),
         f"- dropped: {', '.join(summary.dropped) or 'nothing'}",
     ]
     if summary.incidents:
