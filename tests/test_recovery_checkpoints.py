@@ -67,6 +67,15 @@ def test_what_is_saved_is_what_was_at_hand_when_it_began(tmp_path, asynchronous)
     assert names(tmp_path) == ["step-3"]
 
 
+def test_what_writes_waits_for_no_gpu(tmp_path, monkeypatch):
+    asked = []
+    checkpoints = at(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *a: asked.append(a))
+    assert isinstance(saved(checkpoints, 1), Done)
+    assert asked == []
+
+
 def test_an_outcome_is_handed_out_once_and_one_save_runs_at_a_time(tmp_path):
     checkpoints = at(tmp_path)
     assert checkpoints.poll() is None

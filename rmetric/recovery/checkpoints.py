@@ -231,7 +231,9 @@ class Checkpoints:
             plain = self._stager.copied(plain) if not save.problem else {}
         future = dcp.async_save(
             plain,
-            storage_writer=FileSystemWriter(save.part),
+            # What is written lies in host memory: to copy ahead is to wait, for each tensor, for
+            # whatever the first GPU's stream has to do.
+            storage_writer=FileSystemWriter(save.part, per_thread_copy_ahead=0),
             planner=Planner(save, self.folder),
             process_group=self.ranks.group,
             async_stager=self._stager,
