@@ -218,3 +218,24 @@ class TestLive:
 
 def read(process):
     return process.stdout.readline()
+
+
+def test_a_full_disk_does_not_stop_the_watch(nvml, tmp_path):
+    history = [(40, 0, "xid", 79)]
+    arguments = ("--interval", "0.05", "--jsonl", "/dev/full", "--run", tmp_path)
+    with start(nvml, history, *arguments, gpus=1) as running:
+        asked = read_until(running, "request 1 for a checkpoint is left")
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(20) == 1
+        assert running.stderr.read().count("No space left") == 1
+    assert "Xid 79" in asked
+    assert RunFolder(tmp_path).request().fatal
+
+
+def read_until(running, words):
+    said = ""
+    while words not in said:
+        line = running.stdout.readline()
+        assert line, running.stderr.read()
+        said += line
+    return said

@@ -10,8 +10,10 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timezone
+from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -49,8 +51,8 @@ EXAMPLES = """examples:
   rmetric telemetry --play gpus.jsonl       what would have been said of a recorded day
 
 exit codes: 0 ended by SIGTERM, or all is well after --once or --play; 1 no GPU can be read, or a
-file cannot be read or written; 2 the command line is wrong; 3 after --once or --play a GPU is
-not well; 130 interrupted"""
+file could not be read or written (a watch goes on without it); 2 the command line is wrong;
+3 after --once or --play a GPU is not well; 130 interrupted"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -132,6 +134,7 @@ class _Telemetry:
         self.problem: str | None = None
         self.begun: dict[str, float] = {}
         self.levels: dict[str, str] = {}
+        self.unwritten = ""
         self.source = self._source()
 
     def run(self) -> int:
@@ -162,14 +165,14 @@ class _Telemetry:
             self._tell_problem()
             self._tell_reach()
             if self.options.textfile and self.changed:
-                write_textfile(self.options.textfile, self.source)
+                self._write(partial(write_textfile, self.options.textfile, self.source))
             self.changed = False
             if self.options.once or (
                 isinstance(self.source, PlayedReadings) and self.source.finished
             ):
                 return self._how_it_is()
             if ended.wait(LOOK_SECONDS):
-                return 0
+                return 1 if self.unwritten else 0
 
     def _source(self) -> GpuWatch | PlayedReadings:
         if self.options.play is None:
@@ -186,17 +189,29 @@ class _Telemetry:
     def _record(self, node: str, heard: Heard) -> None:
         self.changed = True
         if self.jsonl is not None:
-            self.jsonl.heard(node, heard)
+            self._write(partial(self.jsonl.heard, node, heard))
 
     def _tell(self, verdict: GpuVerdict) -> None:
         self.changed = True
         self.begun.setdefault(verdict.key, verdict.time)
         print(printable(in_words(verdict)), flush=True)
-        for file in (self.jsonl, self.shared):
-            if file is not None:
-                file.verdict(verdict)
         if self.folder is not None:
-            self._ask(self.folder, verdict)
+            self._write(partial(self._ask, self.folder, verdict))
+        for file in (self.shared, self.jsonl):
+            if file is not None:
+                self._write(partial(file.verdict, verdict))
+
+    def _write(self, writes: Callable[[], object]) -> None:
+        """While it watches, a full disk is told once and does not stop the watch."""
+        try:
+            writes()
+        except OSError as error:
+            if self.options.once or self.options.play is not None:
+                raise
+            words = f"{error.filename or ''}: {error.strerror or error}".removeprefix(": ")
+            if words != self.unwritten:
+                print(f"problem: {printable(words)}", file=sys.stderr, flush=True)
+            self.unwritten = words
 
     def _ask(self, folder: RunFolder, verdict: GpuVerdict) -> None:
         """Ask for a checkpoint when a GPU got worse; a further sign of the same is no new one."""
