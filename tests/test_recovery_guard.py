@@ -283,7 +283,7 @@ def test_telemetry_that_raises_is_said_once_and_asked_again(caplog):
 
 def test_a_long_last_save_is_not_taken_for_a_hang(tmp_path):
     folder, phases = RunFolder(tmp_path), []
-    folder.beat = lambda rank, step, phase: phases.append(phase)
+    folder.beat = lambda rank, step, phase, **more: phases.append(phase)
 
     class Waits(Saver):
         def wait(self, timeout=None):
@@ -311,7 +311,7 @@ def test_an_answer_that_cannot_be_noted_does_not_end_the_training(tmp_path, capl
 def test_it_beats_at_most_once_a_second(tmp_path):
     folder, clock = RunFolder(tmp_path), Clock()
     beats = []
-    folder.beat = lambda rank, step, phase: beats.append((step, phase))
+    folder.beat = lambda rank, step, phase, **more: beats.append((step, phase))
     guard = a_guard(folder=folder, clock=clock, interval=6)
     run(guard, range(1, 11), clock=clock, seconds=0.25)
     guard.close(finished=True)

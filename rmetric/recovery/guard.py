@@ -4,54 +4,24 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
-import signal
 import time
 from collections.abc import Callable, Mapping
 from math import inf
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+from rmetric.recovery.askers import Askers
 from rmetric.recovery.checkpoints import Checkpoints, Done, Failed, Good
 from rmetric.recovery.interval import Advice, FailureRate, advise
 from rmetric.recovery.policy import SOURCES, CheckpointPolicy, PolicyConfig, Request, Vote
-from rmetric.recovery.process_signals import SIGNALS, STOP, Ears
+from rmetric.recovery.process_signals import SIGNALS
 from rmetric.recovery.ranks import Ranks
 from rmetric.recovery.run_folder import RunFolder
+from rmetric.recovery.saver import Saver
 from rmetric.telemetry.sources import VerdictSource
 
 logger = logging.getLogger("rmetric")
-
-
-class Saver(Protocol):
-    """What the guard saves by; `Checkpoints` is one.
-
-    Attributes:
-        saves_later: `begin` only asks, and the save is made when the step's end is over:
-            the guard must not wait for it there.
-    """
-
-    saves_later: bool
-
-    def begin(
-        self,
-        step: int,
-        state: Mapping[str, Any],
-        about: Mapping[str, Any] | None = None,
-        *,
-        own: Any = None,
-        request: int = 0,
-        problem: str = "",
-    ) -> None: ...
-
-    def poll(self) -> Done | Failed | None: ...
-
-    def wait(self, timeout: float | None = None) -> Done | Failed | None: ...
-
-    def newest_good(self) -> Good | None: ...
-
-    def load(self, good: Good, state: dict[str, Any]) -> dict[str, Any]: ...
 
 
 class Guard:
@@ -135,18 +105,20 @@ class Guard:
         self.last: Done | Failed | None = None
         self.problem = ""
         self._config, self._state, self._about, self._own = policy, state, about, own
-        self._telemetry, self._check_every, self._clock = telemetry, check_every, clock
+        self._check_every, self._clock = check_every, clock
         self._grace, self._beat_every = grace_seconds, heartbeat_seconds
-        self._asked: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._in_flight: Vote | None = None
         self._outcome: Done | Failed | None = None
-        self._file_numbers: dict[int, int] = {}  # number of the policy's -> of the folder's
-        self._seen_request = self._newest = 0
         self._times: list[Done] = []
         self._calls = self._last_step = self._saving_step = 0
-        self._beat_at = self._read_at = self._ends_at = -inf
-        self._said, self._deaf, self._over = "", False, False
-        self._ears, self._phase = Ears(signals), ""
+        self._beat_at, self._phase, self._said, self._over = -inf, "", "", False
+        self._askers = Askers(
+            signals=signals,
+            folder=self.folder if self.ranks.rank == 0 else None,
+            telemetry=telemetry,
+            grace_seconds=grace_seconds,
+            clock=clock,
+        )
         self._beat("starting")
 
     # -- what a training calls
@@ -170,6 +142,7 @@ class Guard:
     def start(self, step: int) -> None:
         """The training goes on after `step`, which `resume` or somebody else has loaded."""
         self.policy = CheckpointPolicy(self._config, now=self._clock(), step=step)
+        self._askers.forget()
         self._last_step = step
         self._beat("starting")  # at the step where it comes back
 
@@ -180,7 +153,7 @@ class Guard:
         self._calls += 1
         if self._calls % self._check_every:
             return
-        self._listen()
+        self._askers.heard(self.policy)
         self.look(step)
 
     def look(self, step: int) -> None:
@@ -199,7 +172,7 @@ class Guard:
         """
         if source not in SOURCES:
             raise ValueError(f"source is {source!r}: it must be of {', '.join(SOURCES)}")
-        self._asked.put({"source": source, "reason": reason, "fatal": fatal, "key": key})
+        self._askers.ask(source=source, reason=reason, fatal=fatal, key=key)
 
     def adopt(self, step: int) -> None:
         """The training has begun a save of its own, on all ranks; the saver says how it ends."""
@@ -230,7 +203,7 @@ class Guard:
         if self._in_flight is not None:
             self._beat("saving")
             self._settle(self._outcome or self.checkpoints.wait(0.0 if self._over else 600.0))
-        self._ears.close()
+        self._askers.close()
         if finished:
             self._beat("finished")
 
@@ -241,7 +214,7 @@ class Guard:
         if error[0] is None:
             self.close()
         else:
-            self._ears.close()  # other ranks may be gone: nothing is waited for
+            self._askers.close()  # other ranks may be gone: nothing is waited for
 
     def advice(
         self, *, failures_per_hour: float | FailureRate, restart_seconds: float = 0.0
@@ -260,62 +233,6 @@ class Guard:
             restart_seconds=restart_seconds,
         )
 
-    # -- who asks
-
-    def _listen(self) -> None:
-        now = self._clock()
-        for number, meaning in self._ears.heard():
-            name = signal.Signals(number).name
-            if meaning == STOP and self._ends_at < 0:
-                self._ends_at = now + self._grace
-            self._ask("signal", name, key=name, fatal=meaning == STOP, final=meaning == STOP)
-        while not self._asked.empty():
-            self._ask(**self._asked.get())
-        if now - self._read_at >= 1.0:
-            self._read_at = now
-            self._read_folder()
-            self._read_telemetry()
-
-    def _ask(self, source: str, reason: str, **more: Any) -> int | None:
-        number = self.policy.request(source, reason, now=self._clock(), **more)
-        if number is not None and number > self._newest:
-            self._newest = number
-            logger.warning("rmetric: a checkpoint is asked for by %s: %s", source, reason)
-        return number
-
-    def _read_folder(self) -> None:
-        """Rank 0 alone looks; the others hear of it by its vote."""
-        if self.folder is None or self.ranks.rank != 0:
-            return
-        asked = self.folder.request()
-        if asked is None or asked.number <= max(self._seen_request, self.folder.answered()):
-            return
-        self._seen_request = asked.number
-        source = asked.source if asked.source in SOURCES else "user"
-        number = self._ask(
-            source, asked.reason, fatal=asked.fatal, final=asked.stop,
-            key=f"request {asked.number}",
-        )  # fmt: skip
-        if number is not None:
-            self._file_numbers[number] = asked.number
-
-    def _read_telemetry(self) -> None:
-        if self._telemetry is None:
-            return
-        try:
-            self._telemetry.poll()  # what it heard is judged when it is asked
-            for verdict in self._telemetry.verdicts().values():
-                if verdict.level != "healthy":
-                    fatal = verdict.level == "fatal"
-                    words = f"GPU {verdict.key}: {'; '.join(verdict.reasons) or verdict.level}"
-                    key = f"GPU {verdict.key}"
-                    self._ask("rule" if fatal else "risk", words, fatal=fatal, key=key)
-            self._deaf = False
-        except Exception as error:  # a driver that is loaded anew, for example
-            if not self._deaf:
-                logger.error("rmetric: no verdicts on GPUs: %s: %s", type(error).__name__, error)
-            self._deaf = True
-
     # -- what all ranks do
 
     def _agree(self, step: int) -> _Agreed:
@@ -325,7 +242,7 @@ class Guard:
         vote = self.policy.vote(now, step)
         self._tell_why_not()
         running = self._in_flight is not None and self._outcome is None
-        over = 0 <= self._ends_at <= now
+        over = self._askers.ends_at <= now
         failed = isinstance(self._outcome, Failed)
         said = (vote, running, failed, self.policy.ending, over)
         greatest = self.ranks.greatest([int(one) for one in said])
@@ -360,10 +277,8 @@ class Guard:
             own = self._own() if self._own else None
         except Exception as error:  # the other ranks are to hear of it
             problem = f"its state cannot be had: {type(error).__name__}: {error}"
-        answers = [n for mine, n in self._file_numbers.items() if mine in self.policy.pending]
-        self.checkpoints.begin(
-            step, state, about, own=own, request=max(answers, default=0), problem=problem
-        )
+        answers = self._askers.in_folder(self.policy.pending)
+        self.checkpoints.begin(step, state, about, own=own, request=answers, problem=problem)
         self._beat("training")  # what it does now is train, and may hang
 
     def _settle_together(self) -> None:
@@ -396,7 +311,7 @@ class Guard:
         self.should_stop = self.should_stop or vote is Vote.FINAL
 
     def _answer(self, requests: tuple[Request, ...], step: int) -> None:
-        number = max((self._file_numbers.pop(one.number, 0) for one in requests), default=0)
+        number = self._askers.in_folder(one.number for one in requests)
         if number:
             self._note_answer(number, step)
 
