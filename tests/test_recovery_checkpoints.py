@@ -158,6 +158,15 @@ def test_one_that_is_damaged_takes_nobodys_place(tmp_path):
     assert names(tmp_path) == ["step-2", "step-4"]
 
 
+def test_the_newest_stays_so_when_one_that_could_not_be_read_for_a_while_comes_back(tmp_path):
+    for step in (1, 3):
+        saved(at(tmp_path), step)
+    seal = (tmp_path / "step-3" / "good.json").rename(tmp_path / "away")
+    assert saved(at(tmp_path), 2).good.serial == 2
+    seal.rename(tmp_path / "step-3" / "good.json")
+    assert at(tmp_path).newest_good().step == 2
+
+
 def test_another_models_are_neither_cleared_nor_replaced(tmp_path):
     for step in (1, 2):
         saved(at(tmp_path), step)

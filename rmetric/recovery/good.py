@@ -137,7 +137,8 @@ def candidates(folder: Path) -> tuple[list[Good], list[str]]:
                 good.append(read_good(path))
             except ValueError as error:
                 problems.append(str(error))
-    return sorted(good, key=lambda one: -one.serial), problems
+    # Two have one serial where the newest could not be read for a while.
+    return sorted(good, key=lambda one: (-one.serial, -one.written)), problems
 
 
 def differences(there: Any, here: Any) -> str:
