@@ -210,6 +210,22 @@ def test_a_signal_is_heard(name):
     assert signal.getsignal(getattr(signal, name)) is before
 
 
+def test_a_handler_that_is_displaced_is_named_and_comes_back(caplog):
+    def requeue(number, frame):
+        raise AssertionError("it was called")
+
+    before = signal.signal(signal.SIGUSR2, requeue)
+    try:
+        guard = a_guard(signals={signal.SIGUSR2: "save"})
+        assert "the guard hears SIGUSR2, not " in caplog.text
+        assert "requeue" in caplog.text
+        os.kill(os.getpid(), signal.SIGUSR2)
+        guard.close()
+        assert signal.getsignal(signal.SIGUSR2) is requeue
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
 def test_after_a_signal_the_training_ends_in_time_even_if_it_cannot_be_saved(caplog):
     clock, saver = Clock(), Saver(fails=99)
     guard = a_guard(saver, clock=clock, grace_seconds=25.0, signals={signal.SIGUSR2: "stop"})

@@ -2,8 +2,10 @@
 
 import json
 import logging
+import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -23,6 +25,7 @@ from rmetric.recovery.megatron import TRACKER, guard_megatron, megatron_argument
 from rmetric.recovery.policy import PolicyConfig
 from rmetric.recovery.run_folder import RunFolder
 from rmetric.recovery.training_state import ModelState
+from tests.fake_nvml import build, environment_of
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
@@ -95,6 +98,49 @@ def test_an_alert_of_the_monitor_saves_and_one_that_is_not_finite_keeps_the_one_
     assert len(list(tmp_path.iterdir())) == 1, "what lasts is asked for once"
     with pytest.raises(ValueError, match="fatal is 'non_finite'"):
         AskGuard(guard, fatal="non_finite")
+
+
+# -- the GPUs
+
+GUARDED = """
+import time
+import torch
+from rmetric.recovery.checkpoints import Checkpoints
+from rmetric.recovery.guard import Guard
+from rmetric.recovery.policy import PolicyConfig
+from rmetric.telemetry.gpu_watch import GpuWatch
+from rmetric.telemetry.risk import RiskConfig
+
+with GpuWatch(config=RiskConfig(interval=0.01)) as watch:
+    assert watch.hardware.ready(30.0), watch.problem
+    guard = Guard(
+        Checkpoints("checkpoints", fingerprint="m"),
+        policy=PolicyConfig(interval_steps=10_000),
+        state=lambda: {"w": torch.ones(2)},
+        telemetry=watch,
+    )
+    for step in range(1, 1000):
+        time.sleep(0.02)
+        guard.step(step)
+        if guard.last is not None:
+            break
+    guard.close()
+"""
+
+
+def test_a_gpu_that_falls_off_the_bus_is_heard_through_the_real_bindings(tmp_path):
+    build(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", GUARDED],
+        env=os.environ | environment_of(tmp_path, [(5, 0, "xid", 79)], gpus=1),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "a checkpoint is asked for by rule: GPU 0: Xid 79" in done.stderr
+    assert len(list((tmp_path / "checkpoints").glob("step-*/good.json"))) == 1
 
 
 # -- the command

@@ -16,7 +16,8 @@ SIGNALS: Mapping[int, str] = {signal.SIGTERM: STOP, signal.SIGUSR1: SAVE}
 
 
 class Ears:
-    """Notes signals; nothing else is done while one is handled."""
+    """Notes signals, and nothing else while one is handled; until it is closed, a handler
+    that was there before is not called, and that is said."""
 
     def __init__(self, signals: Mapping[int, str]) -> None:
         wrong = set(signals.values()) - {STOP, SAVE}
@@ -26,7 +27,10 @@ class Ears:
         self._before: dict[int, Any] = {}
         for number in signals:
             try:
-                self._before[number] = signal.signal(number, self._hear)
+                before = self._before[number] = signal.signal(number, self._hear)
+                if callable(before):
+                    name, of = signal.Signals(number).name, getattr(before, "__qualname__", before)
+                    logger.warning("rmetric: the guard hears %s, not %s, until it ends", name, of)
             except ValueError:
                 logger.error("rmetric: signals are not heard outside of the main thread")
                 break
