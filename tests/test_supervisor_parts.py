@@ -265,6 +265,16 @@ class TestJournal:
         assert len(kept) <= len(whole) + 1  # a line that lacks only its end is whole
         assert lines[-1]["outcome"] == "finished"
 
+    def test_a_full_disk_is_told_when_a_line_is_written_and_not_again_at_the_end(self, tmp_path):
+        if not os.path.exists("/dev/full"):
+            pytest.skip("there is no /dev/full")
+        journal = Journal(tmp_path / "journal.jsonl")
+        journal._file.close()
+        journal._file = open("/dev/full", "ab")  # noqa: SIM115
+        with pytest.raises(OSError, match="No space left"):
+            journal.write("launch")
+        journal.close()
+
     def test_lines_that_are_no_events_are_left_out(self, tmp_path):
         path = tmp_path / "j"
         path.write_bytes(b'[]\n{"event": 3}\n\xff\n{"event": "x", "time": 1}\n{"event": "y"}\n')

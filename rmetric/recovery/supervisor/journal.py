@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -80,7 +81,8 @@ class Journal:
         return line
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # a full disk, of which `write` has told
+            self._file.close()
 
 
 def read_journal(path: Path) -> list[Line]:
