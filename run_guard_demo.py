@@ -97,7 +97,10 @@ def train_undisturbed(folder: Path) -> list[float]:
 
 def train_guarded(folder: Path) -> list[float]:
     """Four processes under the supervisor, and what befalls them; returns the losses."""
-    say(f"\n2. The same on {GPUS} processes, each in a GPU's place, TP2 x DP2, supervised")
+    say(
+        f"\n2. The same on {GPUS} processes, each in a GPU's place, supervised: TP2 x DP2,\n"
+        "   two copies of the model, each cut in two"
+    )
     run = RunFolder(folder / "guarded")
     shape = folder / "model.json"
     shape.write_bytes(
@@ -137,7 +140,7 @@ def strike(run: RunFolder, supervisor: subprocess.Popen[bytes], folder: Path) ->
     say(f"   step {WARNED_AT}: GPU {BAD_GPU} reports a row of memory to be replaced")
     now = time.time()
     play(folder / "warning.jsonl", run, [
-        Reading(gpu=BAD_GPU, time=now + 10 * i, temperature_celsius=70.0 + i,
+        Reading(gpu=BAD_GPU, time=now - 10 * (2 - i), temperature_celsius=70.0 + i,
                 ecc_corrected_errors=100 * i, row_remap_pending=i > 1)
         for i in range(3)
     ])  # fmt: skip
@@ -169,7 +172,8 @@ def play(recording: Path, run: RunFolder, heard: list[Heard]) -> None:
 
 
 def tell_story(run: RunFolder) -> None:
-    print("\n3. What the supervisor did, in seconds since it began:\n")
+    print("\n3. What the supervisor did, in seconds since it began; "
+          "a batch is micro-batch x accumulation x copies:\n")  # fmt: skip
     lines = read_journal(run.journal)
     first = next(i for i, line in enumerate(lines) if line["event"] == "launch")
     for line in lines[first:]:
@@ -180,7 +184,7 @@ def tell_story(run: RunFolder) -> None:
 
 def compare(alone: list[float], guarded: list[float]) -> int:
     """Whether both trainings had the same losses; the exit code."""
-    print("4. The losses, undisturbed and guarded:\n")
+    print("\n4. The losses, undisturbed and guarded:\n")
     print("   step  undisturbed    guarded")
     for step in (1, KILLED_AT, STEPS):
         print(f"   {step:4d}  {alone[step - 1]:11.6f}  {guarded[step - 1]:9.6f}")

@@ -1,6 +1,7 @@
 """What somebody who uses the guard for the first time met, and must not meet again."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -125,3 +126,15 @@ def test_a_trainer_that_reached_its_end_says_so_and_one_that_was_stopped_does_no
     a_trainer(tmp_path, callback).train()
     assert callback.guard.should_stop == (asked == "stop")
     assert (run.beats()[0].phase == "finished") == (asked == "nothing")
+
+
+def test_a_model_file_beside_us_has_a_name(tmp_path, monkeypatch):
+    from rmetric.recovery.model_shape import ModelShape
+
+    (tmp_path / "tiny-llama").mkdir()
+    monkeypatch.chdir(tmp_path / "tiny-llama")
+    shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "vocab_size": 100, "intermediate_size": 128, "model_type": "llama",
+             "max_position_embeddings": 32}  # fmt: skip
+    Path("config.json").write_text(json.dumps(shape))
+    assert ModelShape.from_json(Path("config.json")).name == "tiny-llama"

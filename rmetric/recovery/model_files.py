@@ -48,7 +48,9 @@ def read_shape(source: Path | str | Mapping[str, Any], *, sequence: int | None) 
         raise ValueError(f"{where}: {error}") from None
     if shape.name == "model" and not isinstance(source, Mapping):
         path = Path(source)
-        shape = replace(shape, name=path.parent.name if path.stem == "config" else path.stem)
+        shape = replace(
+            shape, name=path.absolute().parent.name if path.stem == "config" else path.stem
+        )
     return shape
 
 
