@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
@@ -266,7 +267,7 @@ class TestJournal:
         assert lines[-1]["outcome"] == "finished"
 
     def test_a_full_disk_is_told_when_a_line_is_written_and_not_again_at_the_end(self, tmp_path):
-        if not os.path.exists("/dev/full"):
+        if not Path("/dev/full").exists():
             pytest.skip("there is no /dev/full")
         journal = Journal(tmp_path / "journal.jsonl")
         journal._file.close()
