@@ -1,6 +1,7 @@
 """What somebody who uses the guard for the first time met, and must not meet again."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,17 @@ def test_the_supervisor_hears_of_a_failed_save_by_the_heartbeat(tmp_path, more, 
     script.write_text(TRAINING.replace("{more}", more))
     run = RunFolder(tmp_path / "run")
     assert (
-        main(["supervise", str(run.path), "--poll-seconds", "0.05", "--", "python3", str(script)])
+        main(
+            [
+                "supervise",
+                str(run.path),
+                "--poll-seconds",
+                "0.05",
+                "--",
+                sys.executable,
+                str(script),
+            ]
+        )
         == 0
     )
     lines = [json.loads(line) for line in run.journal.read_text().splitlines()]
