@@ -96,6 +96,20 @@ def test_so_many_are_kept(tmp_path):
     assert names(tmp_path) == ["step-2", "step-3"]
 
 
+def test_a_file_that_vanishes_before_it_is_read_back_makes_no_good_one(tmp_path):
+    checkpoints = at(tmp_path)
+    saved(checkpoints, 1)
+
+    def agreed(save, metadata, agreed=checkpoints._agreed):
+        (save.part / "__0_0.distcp").unlink()
+        return agreed(save, metadata)
+
+    checkpoints._agreed = agreed
+    failed = saved(checkpoints, 2)
+    assert "__0_0.distcp: written, and no longer there" in failed.problem
+    assert names(tmp_path) == ["step-1"]
+
+
 def test_the_last_good_one_stays_until_another_is_good(tmp_path):
     checkpoints = at(tmp_path, keep=1)
     saved(checkpoints, 1)

@@ -262,6 +262,9 @@ class Checkpoints:
         outcome: Done | Failed | None = None
         if self.ranks.rank == 0:
             every = {name: of for files, _, _ in said for name, of in files.items()}
+            meant = {where.relative_path for where in metadata.storage_data.values()}
+            if not problems and (missing := sorted(meant - every.keys())):
+                problems = [f"{', '.join(missing)}: written, and no longer there"]
             outcome = self._decided(save, every, problems, infinities)
         outcome = self.ranks.from_first(outcome)
         assert outcome is not None
