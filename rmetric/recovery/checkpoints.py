@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import shutil
@@ -21,24 +20,18 @@ from torch.distributed.checkpoint import CheckpointException, FileSystemReader, 
 from torch.distributed.checkpoint.stateful import Stateful
 
 from rmetric.recovery.good import (
-    NOT_FINITE,
     PART,
     Done,
     Failed,
     Good,
     UnfitCheckpoint,
     candidates,
-    differences,
     own_name,
-    read_good,
-    remove,
-    sync_folder,
-    take_name,
     write_durably,
-    write_good,
 )
 from rmetric.recovery.ranks import Ranks
 from rmetric.recovery.save_parts import Planner, Save, Stager, free_space, in_words
+from rmetric.recovery.shelf import Shelf
 from rmetric.recovery.verify import damaged, digest, non_finite
 
 __all__ = ["Checkpoints", "Done", "Failed", "Good", "UnfitCheckpoint"]
@@ -95,15 +88,14 @@ class Checkpoints:
     ) -> None:
         if keep < 1:
             raise ValueError(f"keep is {keep}: it must be at least 1")
-        self.folder, self.keep = Path(folder), keep
-        self.fingerprint = json.loads(json.dumps(fingerprint))
+        self.folder = Path(folder)
+        self._shelf = Shelf(self.folder, keep=keep, fingerprint=json.loads(json.dumps(fingerprint)))
         self.ranks = Ranks(group)
         self._asynchronous, self._may_be_infinite = asynchronous, tuple(may_be_infinite)
         self._stager = Stager()
         self._save: Save | None = None
         self._thread: threading.Thread | None = None
         self._num_saves = 0
-        self._damaged: set[Path] = set()
         self._launch = self._prepare()
 
     @property
@@ -137,8 +129,8 @@ class Checkpoints:
         """
         if self._save is not None:
             raise RuntimeError(f"the save of step {self._save.step} is still in flight")
-        if self._num_saves == 0:
-            self._clear()
+        if self._num_saves == 0 and self.ranks.rank == 0:
+            self._shelf.clear()
         self._num_saves += 1
         name = f"step-{step}.{self._launch}-{self._num_saves}{PART}"
         save = self._save = Save(step=step, part=self.folder / name, request=request)
@@ -198,12 +190,12 @@ class Checkpoints:
         for problem in here[1]:
             logger.error("rmetric: a checkpoint is passed over: %s", problem)
         for good in found:
-            if self._differs(good):
-                raise UnfitCheckpoint(f"{good.path} is of another model: {self._differs(good)}")
+            if differing := self._shelf.differs(good):
+                raise UnfitCheckpoint(f"{good.path} is of another model: {differing}")
             problem = self._damage(good)
             if not problem:
                 return good
-            self._damaged.add(good.path)
+            self._shelf.damaged.add(good.path)
             logger.error("rmetric: checkpoint %s is passed over: %s", good.path, problem)
         return None
 
@@ -293,7 +285,9 @@ class Checkpoints:
             if problems:
                 raise OSError("; ".join(problems))
             if infinities:
-                return self._kept_aside(save, "; ".join(infinities))
+                problem = f"it is not finite: {'; '.join(infinities)}"
+                kept = self._shelf.put_aside(save.part, save.step)
+                return Failed(step=save.step, problem=problem, kept=kept)
             return self._committed(save, files)
         except Exception as error:
             self._clean(save)
@@ -301,53 +295,22 @@ class Checkpoints:
             return Failed(step=save.step, problem=words + free_space(self.folder))
 
     def _committed(self, save: Save, files: dict[str, Any]) -> Done:
-        older, _ = candidates(self.folder)
-        final = self.folder / f"step-{save.step}"
-        for other in older:
-            if other.path == final and self._differs(other):
-                raise FileExistsError(f"{final} is of another model: {self._differs(other)}")
-        write_good(
+        good = self._shelf.commit(
             save.part,
-            {
-                "step": save.step,
-                "serial": max((one.serial for one in older), default=0) + 1,
-                "about": save.about,
-                "fingerprint": self.fingerprint,
-                "request": save.request,
-                "world_size": self.ranks.size,
-                "files": files,
-            },
+            save.step,
+            about=save.about,
+            request=save.request,
+            world_size=self.ranks.size,
+            files=files,
         )
-        take_name(save.part, final)
-        self._damaged.discard(final)
-        self._tidy(final, older)
         return Done(
             step=save.step,
-            path=final,
-            good=read_good(final),
+            path=good.path,
+            good=good,
             blocking_seconds=save.blocking_seconds,
             durable_seconds=save.durable_seconds,
             seconds=save.seconds(),
         )
-
-    def _kept_aside(self, save: Save, problem: str) -> Failed:
-        kept = self.folder / f"step-{save.step}{NOT_FINITE}"
-        for other in self.folder.glob(f"step-*{NOT_FINITE}"):
-            remove(other)
-        save.part.replace(kept)
-        sync_folder(self.folder)
-        return Failed(step=save.step, problem=f"it is not finite: {problem}", kept=kept)
-
-    def _tidy(self, newest: Path, older: list[Good]) -> None:
-        others = [
-            one
-            for one in older
-            if one.path != newest and one.path.exists() and not self._differs(one)
-        ]
-        others.sort(key=lambda one: one.path in self._damaged)  # the newest first, but for these
-        for one in others[self.keep - 1 :]:
-            with contextlib.suppress(OSError):  # it is only room that is lost
-                remove(one.path)
 
     def _clean(self, save: Save) -> None:
         if self.ranks.rank == 0:
@@ -360,10 +323,7 @@ class Checkpoints:
         problem, launch = "", f"{time.time_ns():x}"
         if self.ranks.rank == 0:
             try:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                probe = self.folder / f".writable-{launch}{PART}"
-                probe.touch()
-                probe.unlink()
+                self._shelf.make(launch)
             except OSError as error:
                 problem = f"checkpoints cannot be written to {self.folder}: {error}"
         problem, launch = self.ranks.from_first((problem, launch))
@@ -373,16 +333,6 @@ class Checkpoints:
         if problem:
             raise ValueError(problem)
         return launch
-
-    def _clear(self) -> None:
-        """What killed saves left goes before the first save: who only reads leaves it alone."""
-        if self.ranks.rank == 0:
-            with contextlib.suppress(OSError):
-                for left in self.folder.glob(f"*{PART}"):
-                    shutil.rmtree(left, ignore_errors=True)
-
-    def _differs(self, good: Good) -> str:
-        return differences(good.fingerprint, self.fingerprint)
 
     def _damage(self, good: Good) -> str:
         names = sorted(good.files)[self.ranks.rank :: self.ranks.size]
