@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from rmetric.commands.options import seconds
 from rmetric.printed import printable
 from rmetric.recovery.run_folder import RunFolder
 
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="at the next step, and end the training when the checkpoint is durable",
     )  # fmt: skip
     parser.add_argument(
-        "--wait", type=_seconds, metavar="SECONDS",
+        "--wait", type=seconds, metavar="SECONDS",
         help="until a durable checkpoint answers, so long at most (default: not at all)",
     )  # fmt: skip
 
@@ -72,13 +73,3 @@ def _answered(folder: RunFolder, number: int, seconds: float) -> bool:
             return False
         time.sleep(min(0.2, max(0.0, until - time.monotonic())))
     return True
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: a number of seconds from 0 is accepted")
-    return value

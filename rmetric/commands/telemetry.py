@@ -17,7 +17,7 @@ from functools import partial
 from math import inf
 from pathlib import Path
 
-from rmetric.commands.watch import seconds
+from rmetric.commands.options import seconds
 from rmetric.logs import LogError
 from rmetric.printed import printable
 from rmetric.recovery.run_folder import RunFolder

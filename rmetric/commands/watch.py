@@ -11,6 +11,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from rmetric.commands.options import seconds
 from rmetric.detectors import DETECTORS, make_detector
 from rmetric.detectors.registry import CALIBRATED
 from rmetric.logs import LogError
@@ -66,16 +67,6 @@ def add_following(parser: argparse.ArgumentParser) -> None:
         "them, and end with code 3 (default: they are printed)",
     )  # fmt: skip
     parser.add_argument("--wait", action="store_true", help="wait for a log that is not there yet")
-
-
-def seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: a number of seconds from 0 is accepted")
-    return value
 
 
 def run(options: argparse.Namespace) -> int:

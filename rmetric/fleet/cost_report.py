@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import platform
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
@@ -26,6 +25,7 @@ from rmetric.fleet.cost_words import sentences
 from rmetric.fleet.guarded_job import SHARES
 from rmetric.fleet.job_settings import Job
 from rmetric.logs import write_atomically
+from rmetric.reporting.markers import fill, relative_figure
 from rmetric.reporting.provenance import commit
 from rmetric.reporting.renderers import to_csv, to_markdown, to_text
 from rmetric.reporting.style import save, style
@@ -117,22 +117,11 @@ def provenance(points: Sequence[Point], replications: int) -> dict[str, Any]:
     }
 
 
-_PART = re.compile(r"(<!-- begin ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-
-
 def refresh(page: Path, made: Sequence[Table], words: dict[str, str]) -> None:
     """Fill in what stands between the markers: the figure, `table NAME` and `words NAME`."""
-    to_folder = Path(os.path.relpath(OUT, page.parent)).as_posix()
     parts = {
-        "figure": f"![{FIGURE}]({to_folder}/{FIGURE}.png)\n\n*{CAPTION}*\n",
+        "figure": relative_figure(page, OUT, FIGURE, CAPTION),
         **{f"table {table.name}": to_markdown(table) for table in made},
         **{f"words {name}": f"{text}\n" for name, text in words.items()},
     }
-
-    def filled(part: re.Match[str]) -> str:
-        if part[2] not in parts:
-            raise ValueError(f"{page}: cannot fill {part[2]!r}: known are {', '.join(parts)}")
-        return f"{part[1]}\n{parts[part[2]]}\n{part[3]}"
-
-    text = page.read_text(encoding="utf-8")
-    write_atomically(page, [_PART.sub(filled, text).encode()])
+    fill(page, parts.get, parts)

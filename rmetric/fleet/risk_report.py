@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import platform
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
@@ -23,6 +22,7 @@ from rmetric.fleet.risk_estimates import Strata, firing, precision
 from rmetric.fleet.risk_evaluation import Plan, evaluate
 from rmetric.fleet.risk_tables import KNOWN_FIRING, SHARE, percent, tables
 from rmetric.logs import write_atomically
+from rmetric.reporting.markers import fill, relative_figure
 from rmetric.reporting.provenance import commit
 from rmetric.reporting.renderers import to_csv, to_markdown, to_text
 from rmetric.reporting.table import Table, show
@@ -156,24 +156,13 @@ def summary(made: Sequence[Table], strata: Strata) -> str:
     return "".join(f"- {line}\n" for line in lines)
 
 
-_PART = re.compile(r"(<!-- begin ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-
-
 def refresh(page: Path, made: Sequence[Table], strata: Strata) -> None:
     """Fill in what stands between the markers of the page: summary, figure, and `table NAME`."""
     from rmetric.fleet.risk_figure import CAPTION, NAME
 
-    to_folder = Path(os.path.relpath(OUT, page.parent)).as_posix()
     parts = {
         "summary": summary(made, strata),
-        "figure": f"![{NAME}]({to_folder}/{NAME}.png)\n\n*{CAPTION}*\n",
+        "figure": relative_figure(page, OUT, NAME, CAPTION),
         **{f"table {table.name}": to_markdown(table) for table in made},
     }
-
-    def filled(part: re.Match[str]) -> str:
-        if part[2] not in parts:
-            raise ValueError(f"{page}: cannot fill {part[2]!r}: known are {', '.join(parts)}")
-        return f"{part[1]}\n{parts[part[2]]}\n{part[3]}"
-
-    text = page.read_text(encoding="utf-8")
-    write_atomically(page, [_PART.sub(filled, text).encode()])
+    fill(page, parts.get, parts)

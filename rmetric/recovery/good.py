@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
 import shutil
 import time
@@ -19,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from rmetric.durable import durable_file, sync_folder
 
 GOOD = "good.json"
 #: What it means that one is in a folder; raised when the meaning changes.
@@ -154,28 +155,9 @@ def differences(there: Any, here: Any) -> str:
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Write a file that is on the disk, whole, before it has its name."""
-    part = path.with_name(f".{path.name}{PART}")
-    try:
-        with part.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    if os.name == "posix":  # elsewhere a folder cannot be opened
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    """Write a small file that is on the disk, whole, before it has its name."""
+    with durable_file(path) as file:
+        file.write(text.encode())
 
 
 def take_name(part: Path, final: Path) -> None:

@@ -4,7 +4,7 @@
     journal.jsonl         what happened, one line an event (supervisor)
     summary.md, .json     the same in short (supervisor)
     layout.json           the layout of the present launch (supervisor)
-    request.json          the last numbered request for a checkpoint (supervisor, user)
+    request.json          the last numbered request for a checkpoint (supervisor, user, telemetry)
     answered.json         the last request that a durable checkpoint answered (rank 0)
     heartbeats/rank-N.json  where each rank is (each rank)
     telemetry/NODE.jsonl  verdicts on a node's GPUs (`rmetric telemetry`, the supervisor)
@@ -17,9 +17,12 @@ variables; nothing here needs torch.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -114,14 +117,24 @@ class RunFolder:
         """
         if source not in SOURCES:
             raise ValueError(f"source is {source!r}: it must be of {', '.join(SOURCES)}")
-        last, answered = self.request(), self.answered()
-        number = max(answered, last.number if last else 0) + 1
-        if last is not None and last.number > answered:
-            fatal, stop = fatal or last.fatal, stop or last.stop
-            reason = last.reason if reason in last.reason else f"{reason}; {last.reason}"[:500]
-        asked = FileRequest(number=number, source=source, reason=reason, fatal=fatal, stop=stop)
-        _replace(self.request_file, asdict(asked))
+        with self._alone():
+            last, answered = self.request(), self.answered()
+            number = max(answered, last.number if last else 0) + 1
+            if last is not None and last.number > answered:
+                fatal, stop = fatal or last.fatal, stop or last.stop
+                reason = last.reason if reason in last.reason else f"{reason}; {last.reason}"[:500]
+            asked = FileRequest(number=number, source=source, reason=reason, fatal=fatal, stop=stop)
+            _replace(self.request_file, asdict(asked))
         return number
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One asker at a time, as far as the file system knows locks."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with open(self.path / ".request.lock", "a") as file:
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def request(self) -> FileRequest | None:
         """The last request, answered or not."""

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from rmetric.durable import sync_folder
 from rmetric.recovery.good import (
     NOT_FINITE,
     PART,
@@ -15,7 +16,6 @@ from rmetric.recovery.good import (
     differences,
     read_good,
     remove,
-    sync_folder,
     take_name,
     write_good,
 )

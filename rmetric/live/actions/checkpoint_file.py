@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from rmetric.durable import durable_file
 
 FORMAT = "rmetric emergency checkpoint, 1"
 POINTER = "last_good"
@@ -51,29 +52,11 @@ def plain(value: Any, where: str = "", copies: dict[Any, Tensor] | None = None) 
 def write_whole(path: Path, content: Any) -> None:
     """Write a file that is on the disk, whole, before it has its name."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("wb") as file:
-            if isinstance(content, bytes):
-                file.write(content)
-            else:
-                torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "posix":  # elsewhere a folder cannot be opened
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    with durable_file(path) as file:
+        if isinstance(content, bytes):
+            file.write(content)
+        else:
+            torch.save(content, file)
 
 
 def random_state(devices: set[torch.device]) -> dict[str, Any]:

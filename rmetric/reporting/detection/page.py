@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 from rmetric.evaluation.benchmark import OF_OURS, Results
-from rmetric.logs import write_atomically
 from rmetric.reporting.detection.tables import tables
+from rmetric.reporting.markers import fill, relative_figure
 from rmetric.reporting.renderers import to_markdown
 from rmetric.reporting.table import Table
-
-_PART = re.compile(r"(<!-- begin ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def refresh(page: Path, folder: Path, found: dict[str, Results], captions: dict[str, str]) -> None:
@@ -24,23 +20,21 @@ def refresh(page: Path, folder: Path, found: dict[str, Results], captions: dict[
     not there says so. Raises ValueError for a part that nobody can fill.
     """
     known = {table.name: table for results in found.values() for table in tables(results)}
-    to_folder = Path(os.path.relpath(folder, page.parent)).as_posix()
     makers: dict[str, Callable[..., str]] = {
         "table": lambda name, *what: _table(
             known.get("_".join((name, *what))), found.get(name), "_".join(what)
         ),
-        "figure": lambda name: _figure(name, captions, to_folder),
+        "figure": lambda name: (
+            relative_figure(page, folder, name, captions[name]) if name in captions else NOT_YET
+        ),
         "notes": lambda name: _notes(found.get(name)),
     }
 
-    def filled(part: re.Match[str]) -> str:
-        kind, *words = part[2].split()
-        if kind not in makers:
-            raise ValueError(f"{page}: cannot fill {part[2]!r}: known are {', '.join(makers)}")
-        return f"{part[1]}\n{makers[kind](*words)}\n{part[3]}"
+    def made(name: str) -> str | None:
+        kind, *words = name.split()
+        return makers[kind](*words) if kind in makers else None
 
-    text = page.read_text(encoding="utf-8")
-    write_atomically(page, [_PART.sub(filled, text).encode()])
+    fill(page, made, makers)
 
 
 NOT_YET = "*Not measured yet.*\n"
@@ -55,12 +49,6 @@ def _table(table: Table | None, results: Results | None, what: str) -> str:
     heading, _, rest = to_markdown(table).partition("\n")
     body = rest.split("\n\n- ")[0].strip()
     return f"**{table.title}**\n\n{body}\n" if heading else ""
-
-
-def _figure(name: str, captions: dict[str, str], folder: str) -> str:
-    if name not in captions:
-        return NOT_YET
-    return f"![{name}]({folder}/{name}.png)\n\n*{captions[name]}*\n"
 
 
 def _notes(results: Results | None) -> str:
