@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from rmetric.logs import read_log
@@ -42,7 +43,7 @@ TRAINING = [*MODEL, "--batch", "12", "--steps", str(STEPS), "--save-every", "40"
 MODULE = "rmetric.reference_training"
 #: Event of the journal -> what it means.
 TOLD: dict[str, Callable[[Line], str]] = {
-    "launch": lambda line: f"starts the training: {line['words']}",
+    "launch": lambda line: f"starts the training: {line['words']} (importing torch takes a while)",
     "resumed": lambda line: f"it trains, from step {line['step']} on",
     "verdict": lambda line: line["words"],
     "asked": lambda line: (
@@ -53,7 +54,7 @@ TOLD: dict[str, Callable[[Line], str]] = {
         f"the checkpoint of step {line['step']} is on disk, read back and good"
     ),
     "dropped": lambda line: f"uses GPU {BAD_GPU} no more",
-    "ended": lambda line: f"every process of that launch is gone ({line['words']})",
+    "ended": lambda line: f"{line['words']}; every process of that launch is gone",
     "over": lambda line: f"{line['outcome']}: {line['words']}",
 }
 
@@ -76,7 +77,6 @@ def main() -> int:
     except subprocess.CalledProcessError as error:
         print(f"error: {error}; what it printed stands in {folder}", file=sys.stderr)
         return 1
-    tell_story(RunFolder(folder / "guarded"))
     code = compare(alone, guarded)
     print(f"\nThe whole took {time.monotonic() - began:.0f} s. All of it lies in {folder}/: "
           "guarded/summary.md, guarded/journal.jsonl, guarded/logs/")  # fmt: skip
@@ -99,92 +99,99 @@ def train_guarded(folder: Path) -> list[float]:
     """Four processes under the supervisor, and what befalls them; returns the losses."""
     say(
         f"\n2. The same on {GPUS} processes, each in a GPU's place, supervised: TP2 x DP2,\n"
-        "   two copies of the model, each cut in two"
+        "   two copies of the model, each cut in two. Seconds, and what the supervisor does;\n"
+        "   a batch is micro-batch x accumulation x copies:\n"
     )
     run = RunFolder(folder / "guarded")
     shape = folder / "model.json"
-    shape.write_bytes(
-        subprocess.run(
-            [sys.executable, "-m", MODULE, "--model-json", *MODEL],
-            stdout=subprocess.PIPE,
-            check=True,
-        ).stdout
-    )
+    command = [sys.executable, "-m", MODULE, "--model-json", *MODEL]
+    shape.write_bytes(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
     with open(folder / "supervisor.log", "w") as output:
         supervisor = subprocess.Popen(supervise(run, shape), stdout=output, stderr=output)
+        story = Story(run, supervisor)
         try:
-            strike(run, supervisor, folder)
-            code = supervisor.wait(PATIENCE_SECONDS)
+            strike(story, folder)
+            story.tell_until(lambda: supervisor.poll() is not None)
         finally:
             if supervisor.poll() is None:
                 supervisor.terminate()
                 supervisor.wait()
-    if code != 0:
-        raise subprocess.CalledProcessError(code, "rmetric supervise")
+    if supervisor.returncode != 0:
+        raise subprocess.CalledProcessError(supervisor.returncode, "rmetric supervise")
     return losses_of(run.path)
+
+
+class Story:
+    """Tells what the supervisor writes down, as it does."""
+
+    def __init__(self, run: RunFolder, supervisor: subprocess.Popen[bytes]) -> None:
+        self.run, self.supervisor = run, supervisor
+        self.told, self.launched = 0, False
+
+    def tell_until(self, happened: Callable[[], bool]) -> None:
+        """Raises CalledProcessError if the supervisor ends first, or all takes too long."""
+        until = time.monotonic() + PATIENCE_SECONDS
+        while not happened():
+            if time.monotonic() > until or self.supervisor.poll() is not None:
+                raise subprocess.CalledProcessError(self.supervisor.poll() or 1, "the training")
+            self.tell()
+            time.sleep(0.1)
+        self.tell()
+
+    def tell(self) -> None:
+        lines = read_journal(self.run.journal)
+        for line in lines[self.told :]:
+            self.launched = self.launched or line["event"] == "launch"
+            if self.launched and line["event"] in TOLD:
+                seconds = line["time"] - lines[0]["time"]
+                say(f"   {seconds:5.1f}  {TOLD[line['event']](line)}")
+        self.told = len(lines)
+
+    def all_have_done(self, step: int) -> bool:
+        beats = self.run.beats()
+        return len(beats) == GPUS and all(beat.step >= step for beat in beats.values())
 
 
 def supervise(run: RunFolder, shape: Path) -> list[str]:
     return [
         *(sys.executable, "-m", "rmetric", "supervise", str(run.path)),
-        *("--model", str(shape), "--batch", "12", "--layout", "tensor=2,data=2"),
+        *("--model", str(shape), "--batch", "12", "--layout", "tensor=2,data=2,micro_batch=3"),
         *("--poll-seconds", "0.2", "--backoff-seconds", "1.5", "--"),
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(GPUS)),
         *("-m", MODULE, "--folder", str(run.path), "--sleep", "0.1", *TRAINING),
     ]  # fmt: skip
 
 
-def strike(run: RunFolder, supervisor: subprocess.Popen[bytes], folder: Path) -> None:
+def strike(story: Story, folder: Path) -> None:
     """A GPU goes bad, then it is gone, and its process with it."""
-    wait_for_step(run, supervisor, WARNED_AT)
-    say(f"   step {WARNED_AT}: GPU {BAD_GPU} reports a row of memory to be replaced")
+    story.tell_until(lambda: story.all_have_done(WARNED_AT))
+    say(f"          ... step {WARNED_AT}: GPU {BAD_GPU} reports a row of memory to be replaced")
     now = time.time()
-    play(folder / "warning.jsonl", run, [
+    play(folder / "warning.jsonl", story, [
         Reading(gpu=BAD_GPU, time=now - 10 * (2 - i), temperature_celsius=70.0 + i,
                 ecc_corrected_errors=100 * i, row_remap_pending=i > 1)
         for i in range(3)
     ])  # fmt: skip
-    wait_for_step(run, supervisor, KILLED_AT)
-    say(f"   step {KILLED_AT}: GPU {BAD_GPU} falls off the bus (Xid 79), its process is killed")
-    victim = run.beats()[BAD_GPU].pid
-    play(folder / "xid.jsonl", run, [Sign(gpu=BAD_GPU, time=time.time(), kind="xid_79")])
-    os.kill(victim, signal.SIGKILL)
+    story.tell_until(lambda: story.all_have_done(KILLED_AT))
+    say(f"          ... step {KILLED_AT}: it falls off the bus (Xid 79), its process is killed")
+    victim = story.run.beats()[BAD_GPU].pid
+    play(folder / "xid.jsonl", story, [Sign(gpu=BAD_GPU, time=time.time(), kind="xid_79")])
+    with suppress(ProcessLookupError):  # it has obeyed already, and stopped
+        os.kill(victim, signal.SIGKILL)
 
 
-def wait_for_step(run: RunFolder, supervisor: subprocess.Popen[bytes], step: int) -> None:
-    """Until every process has done `step`."""
-    until = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < until and supervisor.poll() is None:
-        beats = run.beats()
-        if len(beats) == GPUS and all(beat.step >= step for beat in beats.values()):
-            return
-        time.sleep(0.1)
-    raise subprocess.CalledProcessError(supervisor.poll() or 1, f"the training before step {step}")
-
-
-def play(recording: Path, run: RunFolder, heard: list[Heard]) -> None:
+def play(recording: Path, story: Story, heard: list[Heard]) -> None:
     """Let `rmetric telemetry` judge readings, as if they were a machine's."""
+    before = story.run.request()
     recording.write_bytes(b"".join(map(heard_line, heard)))
     command = [sys.executable, "-m", "rmetric", "telemetry", "--play", str(recording)]
-    judged = subprocess.run([*command, "--run", str(run.path)], capture_output=True, text=True)
-    for line in judged.stdout.splitlines():
-        say(f"      telemetry: {line}")
-
-
-def tell_story(run: RunFolder) -> None:
-    print("\n3. What the supervisor did, in seconds since it began; "
-          "a batch is micro-batch x accumulation x copies:\n")  # fmt: skip
-    lines = read_journal(run.journal)
-    first = next(i for i, line in enumerate(lines) if line["event"] == "launch")
-    for line in lines[first:]:
-        words = TOLD[line["event"]](line) if line["event"] in TOLD else ""
-        if words:
-            print(f"   {line['time'] - lines[0]['time']:5.1f}  {words}")
+    subprocess.Popen([*command, "--run", str(story.run.path)], stdout=subprocess.DEVNULL)
+    story.tell_until(lambda: story.run.request() != before)
 
 
 def compare(alone: list[float], guarded: list[float]) -> int:
     """Whether both trainings had the same losses; the exit code."""
-    print("\n4. The losses, undisturbed and guarded:\n")
+    print("\n3. The losses, undisturbed and guarded:\n")
     print("   step  undisturbed    guarded")
     for step in (1, KILLED_AT, STEPS):
         print(f"   {step:4d}  {alone[step - 1]:11.6f}  {guarded[step - 1]:9.6f}")
