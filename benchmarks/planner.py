@@ -22,14 +22,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.planner_reference import LLAMA, NARAYANAN, Run, try_all
 from benchmarks.report import write_report
-from rmetric.recovery.cluster import GPUS, Cluster, Gpu
-from rmetric.recovery.engines import ENGINES
 from rmetric.recovery.layout import Layout
-from rmetric.recovery.memory import memory
-from rmetric.recovery.model_shape import ModelShape
-from rmetric.recovery.placement import reach
 from rmetric.recovery.planner import BatchSpec, plan
-from rmetric.recovery.throughput import estimate, step_flops
+from rmetric.recovery.planner.cluster import GPUS, Cluster, Gpu
+from rmetric.recovery.planner.engines import ENGINES
+from rmetric.recovery.planner.memory import memory
+from rmetric.recovery.planner.model_shape import ModelShape
+from rmetric.recovery.planner.placement import reach
+from rmetric.recovery.planner.throughput import estimate, step_flops
 
 ROUNDS = 7
 #: How many model chunks a stage had in the Llama 3 runs, 126 layers over 16 stages: about 8.

@@ -140,7 +140,7 @@ def test_a_trainer_that_reached_its_end_says_so_and_one_that_was_stopped_does_no
 
 
 def test_a_model_file_beside_us_has_a_name(tmp_path, monkeypatch):
-    from rmetric.recovery.model_shape import ModelShape
+    from rmetric.recovery.planner.model_shape import ModelShape
 
     (tmp_path / "tiny-llama").mkdir()
     monkeypatch.chdir(tmp_path / "tiny-llama")

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from rmetric.__main__ import main
-from rmetric.recovery.cluster import Cluster
 from rmetric.recovery.layout import Layout
-from rmetric.recovery.layout_arguments import (
+from rmetric.recovery.planner.arguments import (
     fsdp_mesh,
     megatron_arguments,
     torchrun_launches,
@@ -22,8 +21,9 @@ from rmetric.recovery.layout_arguments import (
     torchtitan_settings,
     torchtitan_toml,
 )
-from rmetric.recovery.model_shape import ModelShape
-from rmetric.recovery.placement import place
+from rmetric.recovery.planner.cluster import Cluster
+from rmetric.recovery.planner.model_shape import ModelShape
+from rmetric.recovery.planner.placement import place
 
 ROOT = Path(__file__).resolve().parents[1]
 LLAMA = {

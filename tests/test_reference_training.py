@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rmetric.logs import read_log
 from rmetric.records import Record
 from rmetric.recovery.layout import Layout
-from rmetric.recovery.model_shape import ModelShape
+from rmetric.recovery.planner.model_shape import ModelShape
 from rmetric.recovery.run_folder import FOLDER_VARIABLE, RunFolder
 from rmetric.reference_training.__main__ import main
 from rmetric.reference_training.arguments import parser

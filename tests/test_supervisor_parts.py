@@ -374,8 +374,8 @@ class TestPlans:
         assert found.layout.data == most
 
     def test_with_the_shape_of_the_model_any_layout_may_be_planned(self):
-        from rmetric.recovery.cluster import Cluster
-        from rmetric.recovery.model_shape import ModelShape
+        from rmetric.recovery.planner.cluster import Cluster
+        from rmetric.recovery.planner.model_shape import ModelShape
         from rmetric.recovery.planner import BatchSpec
 
         model = ModelShape.gpt(layers=24, hidden=2048, heads=16, vocabulary=50304, sequence=2048)

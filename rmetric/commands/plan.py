@@ -10,12 +10,12 @@ from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 
-from rmetric.recovery.cluster import GIB, GPUS, Cluster, Node
-from rmetric.recovery.engines import ENGINES
 from rmetric.recovery.layout import Layout
-from rmetric.recovery.model_shape import ModelShape
-from rmetric.recovery.plan_report import Question, as_json, as_text
 from rmetric.recovery.planner import BatchSpec, PlanOptions, plan
+from rmetric.recovery.planner.cluster import GIB, GPUS, Cluster, Node
+from rmetric.recovery.planner.engines import ENGINES
+from rmetric.recovery.planner.model_shape import ModelShape
+from rmetric.recovery.planner.report import Question, as_json, as_text
 from rmetric.strict_json import encode
 
 #: Far above any cluster; a plan for so many takes some seconds.

@@ -287,8 +287,8 @@ def _first_layout(said: dict[str, int], gpus: int, batch: int | None) -> Any:
 
 
 def _by_model(options: argparse.Namespace, by_model: Any, first: Any) -> Any:
-    from rmetric.recovery.cluster import Cluster
-    from rmetric.recovery.model_shape import ModelShape
+    from rmetric.recovery.planner.cluster import Cluster
+    from rmetric.recovery.planner.model_shape import ModelShape
     from rmetric.recovery.planner import BatchSpec
 
     if options.batch is None:

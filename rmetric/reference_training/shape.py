@@ -50,7 +50,7 @@ class Shape:
         return self.hidden // self.heads
 
     def as_json(self) -> dict[str, Any]:
-        """In the words of `rmetric.recovery.model_shape.ModelShape`, which reads it."""
+        """In the words of `rmetric.recovery.planner.model_shape.ModelShape`, which reads it."""
         others = {"head_size": self.head_size, "gated": True, "name": "reference training"}
         return {**asdict(self), **others}
 

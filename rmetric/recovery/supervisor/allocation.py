@@ -124,12 +124,12 @@ def by_model(
 
     Args:
         model: a `ModelShape`.
-        gpu: a `rmetric.recovery.cluster.Gpu`.
+        gpu: a `rmetric.recovery.planner.cluster.Gpu`.
         batch: a `BatchSpec`.
         engine: as for `rmetric.recovery.planner.plan`.
         first: layout of the first launch, if it has the GPUs; None where it is planned too.
     """
-    from rmetric.recovery.cluster import Cluster, Node
+    from rmetric.recovery.planner.cluster import Cluster, Node
     from rmetric.recovery.planner import plan as plan_layout
 
     def plan(pool: Pool, current: Layout | None) -> Allocation:

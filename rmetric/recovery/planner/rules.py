@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rmetric.recovery.cluster import Cluster, in_words
-from rmetric.recovery.engines import Engine
 from rmetric.recovery.layout import Layout
-from rmetric.recovery.memory import Memory, memory
-from rmetric.recovery.model_shape import ModelShape
-from rmetric.recovery.placement import reach, room, together
+from rmetric.recovery.planner.cluster import Cluster, in_words
+from rmetric.recovery.planner.engines import Engine
+from rmetric.recovery.planner.memory import Memory, memory
+from rmetric.recovery.planner.model_shape import ModelShape
+from rmetric.recovery.planner.placement import reach, room, together
 
 
 @dataclass(frozen=True, kw_only=True)

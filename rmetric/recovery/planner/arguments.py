@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rmetric.recovery.layout import Layout
-from rmetric.recovery.memory import split_layers
-from rmetric.recovery.model_shape import ModelShape
-from rmetric.recovery.placement import Placement
+from rmetric.recovery.planner.memory import split_layers
+from rmetric.recovery.planner.model_shape import ModelShape
+from rmetric.recovery.planner.placement import Placement
 
 
 @dataclass(frozen=True, kw_only=True)

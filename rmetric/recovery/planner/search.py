@@ -8,9 +8,9 @@ from math import lcm
 from typing import NamedTuple
 
 from rmetric.recovery.layout import Layout
-from rmetric.recovery.memory import Memory
-from rmetric.recovery.placement import reach, room
-from rmetric.recovery.rules import (
+from rmetric.recovery.planner.memory import Memory
+from rmetric.recovery.planner.placement import reach, room
+from rmetric.recovery.planner.rules import (
     Problem,
     context_rule,
     expert_rule,
@@ -19,7 +19,7 @@ from rmetric.recovery.rules import (
     replica_rule,
     tensor_rule,
 )
-from rmetric.recovery.throughput import Step, estimate, step_flops
+from rmetric.recovery.planner.throughput import Step, estimate, step_flops
 
 
 class Found(NamedTuple):

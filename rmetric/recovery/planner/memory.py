@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rmetric.recovery.engines import Engine, padded_vocabulary
 from rmetric.recovery.layout import Layout
-from rmetric.recovery.model_shape import ModelShape
+from rmetric.recovery.planner.engines import Engine, padded_vocabulary
+from rmetric.recovery.planner.model_shape import ModelShape
 
 #: Of one logit, while the loss is computed: it in fp32, and its gradient.
 LOGIT_BYTES = 8

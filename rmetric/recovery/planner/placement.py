@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import lcm
 
-from rmetric.recovery.cluster import Cluster
 from rmetric.recovery.layout import Layout
-from rmetric.recovery.throughput import Reach
+from rmetric.recovery.planner.cluster import Cluster
+from rmetric.recovery.planner.throughput import Reach
 
 
 @dataclass(frozen=True, kw_only=True)

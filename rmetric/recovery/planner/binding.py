@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rmetric.recovery.cluster import in_words
 from rmetric.recovery.layout import Layout
-from rmetric.recovery.rules import Problem, broken_rules
-from rmetric.recovery.search import fits, smallest, splits
+from rmetric.recovery.planner.cluster import in_words
+from rmetric.recovery.planner.rules import Problem, broken_rules
+from rmetric.recovery.planner.search import fits, smallest, splits
 
 #: Rules that can be lifted one at a time; what is left of one is never a layout to use.
 LIFTED = ("tensor", "pipeline", "node", "batch")

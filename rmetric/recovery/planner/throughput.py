@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rmetric.recovery.cluster import Gpu
-from rmetric.recovery.engines import Engine, padded_vocabulary
 from rmetric.recovery.layout import Layout
-from rmetric.recovery.memory import layers_of_stage, stage_parameters
-from rmetric.recovery.model_shape import ModelShape
+from rmetric.recovery.planner.cluster import Gpu
+from rmetric.recovery.planner.engines import Engine, padded_vocabulary
+from rmetric.recovery.planner.memory import layers_of_stage, stage_parameters
+from rmetric.recovery.planner.model_shape import ModelShape
 
 #: Seconds a layer that the processor takes to start the kernels of one micro-batch: about
 #: twenty of 5 microseconds. It only matters to small models and small micro-batches.

@@ -9,10 +9,8 @@ from textwrap import wrap
 from typing import Any
 
 from rmetric.printed import counted, printable
-from rmetric.recovery.cluster import Cluster, in_words
-from rmetric.recovery.engines import engine_named
 from rmetric.recovery.layout import Layout
-from rmetric.recovery.layout_arguments import (
+from rmetric.recovery.planner.arguments import (
     fsdp_mesh,
     megatron_arguments,
     torchrun_launches,
@@ -20,9 +18,11 @@ from rmetric.recovery.layout_arguments import (
     torchtitan_settings,
     torchtitan_toml,
 )
-from rmetric.recovery.memory import memory_in_words
-from rmetric.recovery.model_shape import ModelShape
-from rmetric.recovery.planner import BatchSpec, Option, Plan, PlanOptions, plan
+from rmetric.recovery.planner.choose import BatchSpec, Option, Plan, PlanOptions, plan
+from rmetric.recovery.planner.cluster import Cluster, in_words
+from rmetric.recovery.planner.engines import engine_named
+from rmetric.recovery.planner.memory import memory_in_words
+from rmetric.recovery.planner.model_shape import ModelShape
 
 WIDTH = 98
 #: Share by which a layout must be faster to be worth mentioning.

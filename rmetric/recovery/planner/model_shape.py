@@ -115,7 +115,7 @@ class ModelShape:
         `sequence` replaces what the source says. Raises ValueError that names the file, the
         key, what was found and what is accepted.
         """
-        from rmetric.recovery.model_files import read_shape
+        from rmetric.recovery.planner.model_files import read_shape
 
         return read_shape(source, sequence=sequence)
 

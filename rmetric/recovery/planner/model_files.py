@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from rmetric.recovery.model_shape import ModelShape
+from rmetric.recovery.planner.model_shape import ModelShape
 from rmetric.strict_json import shown
 
 #: What each model type is where its config does not say, as transformers has it.

@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rmetric.recovery.binding import why_nothing_fits
-from rmetric.recovery.cluster import Cluster, in_words
-from rmetric.recovery.engines import engine_named
 from rmetric.recovery.layout import Layout
-from rmetric.recovery.memory import Memory
-from rmetric.recovery.model_shape import ModelShape
-from rmetric.recovery.placement import Placement, place
-from rmetric.recovery.plan_settings import BatchSpec, PlanOptions
-from rmetric.recovery.rules import Problem, broken_rules
-from rmetric.recovery.search import Found, order, search
-from rmetric.recovery.throughput import Step
+from rmetric.recovery.planner.binding import why_nothing_fits
+from rmetric.recovery.planner.cluster import Cluster, in_words
+from rmetric.recovery.planner.engines import engine_named
+from rmetric.recovery.planner.memory import Memory
+from rmetric.recovery.planner.model_shape import ModelShape
+from rmetric.recovery.planner.placement import Placement, place
+from rmetric.recovery.planner.rules import Problem, broken_rules
+from rmetric.recovery.planner.search import Found, order, search
+from rmetric.recovery.planner.settings import BatchSpec, PlanOptions
+from rmetric.recovery.planner.throughput import Step
 
 __all__ = ["BatchSpec", "Option", "Plan", "PlanOptions", "check", "plan"]
 
