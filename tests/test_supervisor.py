@@ -99,7 +99,7 @@ def test_a_healthy_training_finishes_and_a_finished_folder_is_not_run_again(tmp_
             "rank 1 failed with exit code 7, last seen at step 7: ",
             marks=pytest.mark.slow,
         ),
-        ("agent", "the launcher was killed by SIGKILL"),
+        ("agent", "the program was killed by SIGKILL"),
     ],
 )
 def test_a_rank_or_the_agent_fails_and_training_goes_on(tmp_path, do, words):
@@ -158,7 +158,7 @@ def test_one_that_never_says_that_it_has_finished_is_not_started_for_ever(tmp_pa
 def test_a_second_failure_during_recovery_is_like_any_other(tmp_path):
     told = run(tmp_path, [fault("kill"), fault("start", launch=2), fault("agent", launch=3)])
     starts = ("rank 1 was killed by SIGKILL", "rank 1 failed with exit code 1: ValueError",
-              "the launcher was killed by SIGKILL")  # fmt: skip
+              "the program was killed by SIGKILL")  # fmt: skip
     assert len(told.failures) == len(starts)
     assert all(words.startswith(start) for words, start in zip(told.failures, starts, strict=True))
     assert (told.code, told.summary.launches) == (0, 4)
@@ -228,6 +228,8 @@ def test_a_fatal_gpu_is_drained_and_training_goes_on_with_the_rest(tmp_path):
     assert told.of("launch")[1]["gpus"] == {"": [0, 1, 3]}
     assert "of layout 3" in told.log(2)
     assert told.summary.steps_lost <= 3  # those of ranks that ran ahead: these are not in step
+    (incident,) = told.summary.incidents
+    assert incident.action == f"dropped GPU 2, checkpoint of step {answered['step']}, restarted"
     assert "Xid 79" in told.folder.summary.read_text()
     # Another supervisor on the folder does not take the GPU back.
     assert supervisor(tmp_path, gpus=4).run() == 0
@@ -271,6 +273,43 @@ def test_a_request_of_a_user_to_stop_is_obeyed(tmp_path):
     assert told.of("resumed")[1]["step"] >= 3
 
 
+def test_a_failure_while_a_user_waits_for_it_to_stop_ends_the_run(tmp_path):
+    # Only its last step is a checkpoint: what is asked for at step 3 is not made by step 7.
+    patient = ("--deaf", "--every", "1000")
+    one = supervisor(tmp_path, [fault("kill")], more=patient)
+    folder = RunFolder(tmp_path)
+
+    class User:
+        problem = None
+        asked = 0
+
+        def poll(self):
+            if not self.asked and any(beat.step >= 1 for beat in folder.beats().values()):
+                self.asked = folder.ask("user", "the driver", stop=True)
+            return ()
+
+        def verdicts(self):
+            return {}
+
+        def close(self):
+            pass
+
+    user = User()
+    one.watched.sources.append(user)
+    told = Told(tmp_path, one.run())
+    assert user.asked == 1
+    assert "fault: kill" in told.log(1)
+    assert len(told.failures) == 1
+    assert (told.code, told.summary.outcome, told.summary.launches) == (4, "stopped", 1)
+    assert "failed before the checkpoint for it was made" in told.summary.words
+    assert [line["stop"] for line in told.of("request")] == [True]
+    assert (told.summary.requests, told.summary.unanswered) == (1, 1)
+    assert "requests of users: 1, 1 of them without an answer" in told.folder.summary.read_text()
+    assert told.nobody_is_left()
+    # Who starts it again wants it to run.
+    assert run(tmp_path).code == 0
+
+
 def test_two_supervisors_on_one_folder(tmp_path, capsys):
     with Lock(RunFolder(tmp_path)):
         with pytest.raises(LockedError, match=rf"by process {os.getpid()} on "):
@@ -307,7 +346,7 @@ def test_sigterm_saves_and_ends_all(tmp_path):
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=20)
     told = Told(tmp_path, process.returncode)
-    assert (told.code, told.summary.outcome, told.summary.words) == (143, "stopped", "signal 15")
+    assert (told.code, told.summary.outcome, told.summary.words) == (143, "stopped", "SIGTERM")
     (answered,) = told.of("answered")
     assert answered["step"] >= 3
     assert int((tmp_path / "saved").read_text()) == answered["step"]

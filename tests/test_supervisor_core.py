@@ -23,6 +23,7 @@ from rmetric.recovery.supervisor.events import (
     Launch,
     Note,
     Stepped,
+    StopWanted,
     Verdict,
     WakeAt,
     Wanted,
@@ -86,7 +87,7 @@ def test_waits_double_up_to_a_cap_and_are_counted_anew_after_progress():
 
 def test_a_fatal_gpu_is_saved_dropped_and_replaced_by_a_smaller_layout():
     one = started()
-    drop, note, ask, _wake = one.on(verdict(1))
+    note, drop, ask, _wake = one.on(verdict(1))
     assert drop == Drop((("", 1),), "Xid 79")
     assert note.failure.gpu == ("", 1)
     assert (ask.fatal, ask.stop) == (True, True)
@@ -218,7 +219,53 @@ def test_a_signal_saves_ends_and_tells_its_number():
     ask, wake = one.on(Interrupted(time=1.0, signal=15))
     assert (ask.source, ask.stop, wake.time) == ("signal", True, 21.0)
     assert kinds(one.on(Interrupted(time=2.0, signal=15))) == [End]
-    assert one.on(Ended(time=3.0)) == [Finish("stopped", "signal 15", 143)]
+    assert one.on(Ended(time=3.0)) == [Finish("stopped", "SIGTERM", 143)]
+
+
+FAILED_FIRST = "a request asked it to stop, but it failed before the checkpoint for it was made"
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_failure_while_a_user_waits_for_it_to_stop_ends_it(hangs):
+    one = started()
+    assert one.on(StopWanted(time=1.0)) == []
+    event = Hung(time=2.0, failure=failed()) if hangs else Exited(time=2.0, failure=failed())
+    assert kinds(one.on(event)) == [Note, End]
+    assert one.on(Ended(time=3.0)) == [Finish("stopped", FAILED_FIRST, 4)]
+
+
+def test_one_that_fails_when_it_has_saved_for_a_user_has_done_what_was_asked():
+    one = started()
+    one.on(StopWanted(time=1.0))
+    one.on(Durable(time=2.0))
+    one.on(Exited(time=3.0, failure=failed()))
+    assert one.on(Ended(time=3.0)) == [Finish("stopped", "a request asked it to stop", 4)]
+
+
+def test_a_user_may_ask_it_to_stop_while_it_is_ended_or_waits():
+    for ended in (False, True):
+        one = started(backoff_seconds=60.0)
+        one.on(Exited(time=1.0, failure=failed()))
+        actions = one.on(Ended(time=2.0)) if ended else []
+        actions = one.on(StopWanted(time=3.0)) or one.on(Ended(time=4.0))
+        assert actions == [Finish("stopped", FAILED_FIRST, 4)]
+
+
+def test_a_bad_gpu_does_not_outweigh_a_user_who_wants_it_to_stop():
+    one = started()
+    one.on(StopWanted(time=1.0))
+    assert kinds(one.on(verdict(1))) == [Note, Drop, Ask, WakeAt]
+    one.on(Durable(time=6.0))
+    one.on(Exited(time=6.0))
+    assert one.on(Ended(time=7.0)) == [Finish("stopped", "a request asked it to stop", 4)]
+
+
+def test_a_rank_whose_gpu_nothing_speaks_against_makes_no_node_suspect():
+    one = core(pool={"a": (0, 1), "b": (0, 1)}, suspect_after=1)
+    one.on(Began(time=0.0))
+    one.on(Ended(time=0.0))
+    one.on(Exited(time=1.0, failure=failed(rank=0, node="a")))
+    assert kinds(one.on(Ended(time=1.0))) == [Note, WakeAt]
 
 
 def test_processes_that_stay_end_the_supervisor_rather_than_meet_a_second_launch():
@@ -259,6 +306,7 @@ EVENTS = st.one_of(
               action=st.sampled_from(["none", "drain", "restart_application"]), words=st.just("w")),
     st.builds(Stepped, time=TIMES, step=st.integers(0, 50), resumed=st.integers(0, 50)),
     st.builds(Durable, time=TIMES),
+    st.builds(StopWanted, time=TIMES),
     st.builds(Woke, time=TIMES),
     st.builds(Wanted, time=TIMES, source=st.just("alarm"), words=st.just("w")),
     st.builds(Interrupted, time=TIMES, signal=st.just(15)),
@@ -272,7 +320,7 @@ def test_laws(steps, most, enough):
         pool={"a": (0, 1, 2, 3), "b": (0, 1, 2, 3)}, max_restarts=most, enough_steps=enough,
         backoff_seconds=1.0,
     )  # fmt: skip
-    alive, ending, over = False, False, False
+    alive, ending, over, wanted = False, False, False, False
     dropped, launches, in_a_row, best, best_before = set(), 0, 0, 0, 0
     time = 0.0
     for event in [Began(time=0.0), *steps]:
@@ -285,6 +333,7 @@ def test_laws(steps, most, enough):
         if isinstance(event, Stepped) and one.phase in ("running", "saving"):
             best = max(best, event.step)
             in_a_row = 0 if best - best_before >= enough else in_a_row
+        wanted = wanted or isinstance(event, StopWanted)
         for action in one.on(event):
             assert not over, "nothing is done when it is over"
             if isinstance(action, End):
@@ -294,6 +343,7 @@ def test_laws(steps, most, enough):
                 dropped |= set(action.gpus)
             elif isinstance(action, Launch):
                 assert not alive, "two launches at a time"
+                assert not wanted, "a user has asked it to stop"
                 assert not ending
                 alive, launches = True, launches + 1
                 assert action.number == launches

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from rmetric.__main__ import main
 from rmetric.recovery.layout import Layout
 from rmetric.recovery.run_folder import LAUNCH_VARIABLE, Heartbeat, RunFolder
+from rmetric.recovery.shelf import Shelf
 from rmetric.recovery.supervisor import diagnosis, processes
 from rmetric.recovery.supervisor.allocation import (
     Allocation,
@@ -22,8 +24,12 @@ from rmetric.recovery.supervisor.allocation import (
     by_model,
     shrink_data,
 )
+from rmetric.recovery.supervisor.attempt import Attempt
+from rmetric.recovery.supervisor.events import Launch
 from rmetric.recovery.supervisor.journal import Journal, past_of, read_journal
+from rmetric.recovery.supervisor.last_checkpoint import LastCheckpoint, last_checkpoint
 from rmetric.recovery.supervisor.launch import Program, Running, option_of
+from rmetric.recovery.supervisor.spoken import spoken
 from rmetric.recovery.supervisor.summary import in_words, summarise
 from rmetric.recovery.supervisor.watch import News, Patience, Pulse, fresh_verdicts
 from rmetric.telemetry.followed import FollowedVerdicts
@@ -116,16 +122,16 @@ def beat(rank, step, phase="training", time=100.0, **more):
                      **more)  # fmt: skip
 
 
-def failure_of(log, code=1, error_file=None):
+def failure_of(log, code=1, error_file=None, **more):
     four = Allocation(gpus={"": (0, 1, 5, 7)}, layout=Layout(data=4))
     return diagnosis.of_exit(code, node="", allocation=four, log=log, error_file=error_file,
-                             beats={2: beat(2, 16)})  # fmt: skip
+                             beats={2: beat(2, 16)}, **more)  # fmt: skip
 
 
 def test_the_rank_that_torchrun_names_is_blamed_and_not_who_lost_it():
     failure = failure_of(KILLED)
     assert failure.words == "rank 2 was killed by SIGKILL, last seen at step 16"
-    assert (failure.rank, failure.code, failure.gpu) == (2, -9, ("", 5))
+    assert (failure.rank, failure.code, failure.gpu) == (2, -9, None)
 
 
 def test_the_words_of_an_exception_are_those_of_the_rank():
@@ -154,13 +160,51 @@ def test_ft_launcher_names_the_local_rank_of_its_node():
     log = "[ERROR] [ft_launcher4389@vm] failed (exitcode: -9) local_rank: 1 (pid: 4400) of binary"
     two = Allocation(gpus={"a": (0, 1), "b": (4, 5)}, layout=Layout(data=4))
     failure = diagnosis.of_exit(1, node="b", allocation=two, log=log, error_file=None, beats={})
-    assert (failure.rank, failure.gpu, failure.code) == (3, ("b", 5), -9)
+    assert (failure.rank, failure.node, failure.code) == (3, "b", -9)
 
 
 def test_without_a_report_the_exit_and_the_last_line_are_all_there_is():
     assert failure_of("", code=-9).words == "the launcher was killed by SIGKILL"
+    assert failure_of("", code=-9, launcher=False).words == "the program was killed by SIGKILL"
     failure = failure_of("loading\nno space on the moon\n\n", code=3)
     assert failure.words == "the training failed with exit code 3: no space on the moon"
+
+
+@pytest.mark.parametrize(
+    ("words", "blamed"),
+    [
+        ("KeyError: 'beans'", False),
+        ("rmetric.recovery.verify.NotFiniteError: the loss", False),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", False),
+        ("torch.AcceleratorError: CUDA error: out of memory", False),
+        ("torch.AcceleratorError: CUDA error: device-side assert triggered", False),
+        ("torch.distributed.DistBackendError: NCCL error in: a.cpp:3, unhandled cuda error", False),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `c()`", False),
+        ("ImportError: libcudnn.so.9: cannot open shared object file", False),
+        ("AssertionError: Torch not compiled with CUDA enabled", False),
+        ("torch.AcceleratorError: CUDA error: an illegal memory access was encountered", True),
+        ("RuntimeError: CUDA error: uncorrectable ECC error encountered", True),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `c()`", True),
+        ("RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", True),
+        ("RuntimeError: HIP error: unspecified launch failure", True),
+    ],
+)
+def test_only_an_exception_that_names_the_device_speaks_against_it(words, blamed):
+    failure = failure_of(f"[rank1]: {words}\n" + RAISED)
+    assert words in failure.words
+    assert (failure.rank, failure.gpu) == (1, ("", 1) if blamed else None)
+
+
+@pytest.mark.parametrize(
+    ("code", "blamed"), [(-11, True), (-7, True), (-6, True), (-4, True), (-8, True), (-9, False),
+                         (-15, False), (-2, False)]
+)  # fmt: skip
+def test_only_a_signal_of_its_own_speaks_against_a_ranks_device(code, blamed):
+    log = RAISED.replace("exitcode  : 1 (pid: 22519)", f"exitcode  : {code} (pid: 22519)")
+    log = log.split("Failures:")[0] + log[log.index("Root Cause") :]
+    assert (failure_of(log).code, failure_of(log).gpu) == (code, ("", 1) if blamed else None)
+    lost = "[rank1]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3)\n"
+    assert failure_of(lost + log).gpu is None
 
 
 @given(st.text(), st.integers(-64, 255).filter(bool))
@@ -298,16 +342,21 @@ STORY = [
     {"time": 1.0, "event": "launch", "launch": 1, "gpus": {"": [0, 1]}, "words": "DP2"},
     {"time": 10.0, "event": "resumed", "launch": 1, "step": 0, "at": 10.0},
     {"time": 20.0, "event": "progress", "launch": 1, "step": 100, "at": 20.0},
+    {"time": 22.0, "event": "request", "number": 1, "source": "user", "words": "x", "stop": False},
     {"time": 23.0, "event": "failure", "launch": 1, "kind": "signal", "words": "rank 1 was killed",
-     "last_sign": 21.0},
+     "last_sign": 21.0, "checkpoint": 90},
     {"time": 24.0, "event": "dropped", "gpus": [["", 1]], "words": "bad"},
     {"time": 24.0, "event": "launch", "launch": 2, "gpus": {"": [0]}, "words": "DP1"},
     {"time": 25.0, "event": "failure", "launch": 2, "kind": "exit", "words": "again",
      "last_sign": None},
     {"time": 26.0, "event": "launch", "launch": 3, "gpus": {"": [0]}, "words": "DP1"},
-    {"time": 30.0, "event": "resumed", "launch": 3, "step": 80, "at": 30.0},
+    {"time": 30.0, "event": "resumed", "launch": 3, "step": 80, "at": 30.0,
+     "passed_over": 90},
+    {"time": 31.0, "event": "request", "number": 2, "source": "user", "words": "y", "stop": False},
+    {"time": 32.0, "event": "answered", "number": 2, "step": 160},
     {"time": 40.0, "event": "progress", "launch": 3, "step": 180, "at": 40.0},
-    {"time": 50.0, "event": "over", "outcome": "finished", "words": "the training exited with 0"},
+    {"time": 50.0, "event": "over", "outcome": "finished", "words": "the training exited with 0",
+     "checkpoint": 160},
 ]  # fmt: skip
 
 
@@ -337,13 +386,19 @@ class TestSummary:
             "- step reached: 180\n"
             "- 3 launches, 2 failures, 20 steps lost\n"
             "- ETTR 36.0%: 18.0 s advanced the training of 50.0 s\n"
-            "- checkpoints asked for: 0\n"
-            "- dropped: GPU 1\n\n"
+            "- newest good checkpoint: step 160\n"
+            "- checkpoints that the supervisor asked for: 0\n"
+            "- requests of users: 2, 1 of them without an answer\n"
+            "- **launch 3 came back at step 80 and passed over the checkpoint of step 90: damaged?"
+            " see logs/launch-3.log**\n"
+            "- dropped: GPU 1\n"
+            "- what the last launch printed: logs/launch-3.log\n\n"
             "| launch | cause | action | new layout | steps lost | noticed after s |"
             " resumed after s |\n"
             "| --- | --- | --- | --- | --- | --- | --- |\n"
-            "| 1 | rank 1 was killed | dropped GPU 1, restarted | DP1 | 20 | 2.0 | - |\n"
-            "| 2 | again | restarted | DP1 | 0 | - | 5.0 |\n"
+            "| [1](logs/launch-1.log) | rank 1 was killed |"
+            " dropped GPU 1, restarted | DP1 | 20 | 2.0 | - |\n"
+            "| [2](logs/launch-2.log) | again | restarted | DP1 | 0 | - | 5.0 |\n"
         )
 
     def test_an_empty_journal_has_a_summary(self):
@@ -358,13 +413,99 @@ class TestSummary:
         assert in_words(summary)
 
 
+class TestLastCheckpoint:
+    def make(self, folder, step):
+        part = folder.checkpoints / f"{step}.part"
+        part.mkdir(parents=True)
+        Shelf(folder.checkpoints, keep=9, fingerprint="m").commit(
+            part, step, about={}, request=0, world_size=1, files={}
+        )
+
+    def test_the_newest_good_one_and_one_that_cannot_be_read(self, tmp_path):
+        folder = RunFolder(tmp_path)
+        assert last_checkpoint(folder) == LastCheckpoint()
+        for step in (10, 40, 30):  # 30 after 40: it was gone back to
+            self.make(folder, step)
+        assert last_checkpoint(folder) == LastCheckpoint(good=30, there=30)
+        (folder.checkpoints / "step-40" / "good.json").write_text("{cut")
+        assert last_checkpoint(folder) == LastCheckpoint(good=30, there=40)
+
+    @pytest.mark.parametrize(("back", "passed_over"), [(10, 20), (20, None)])
+    def test_a_launch_that_passes_one_over_says_so(self, tmp_path, back, passed_over):
+        folder = RunFolder(tmp_path)
+        for step in (10, 20):
+            self.make(folder, step)
+        lines = []
+        attempt = Attempt(
+            Launch(1, Allocation(gpus={"": (0,)}, layout=Layout())), "token-12345-1",
+            program(sys.executable, "-c", "pass"), folder, Patience(),
+            write=lambda event, **more: lines.append({"event": event, **more}),
+            exited=lambda *told: None, progress_seconds=1.0, now=0.0,
+        )  # fmt: skip
+        beats = {0: beat(0, back, resumed=back)}
+        attempt.folder.beats = lambda launch: beats
+        attempt.look(1.0)
+        assert lines[-1]["event"] == "resumed"
+        assert (lines[-1]["step"], lines[-1]["passed_over"]) == (back, passed_over)
+
+
+#: Lines of the journal -> what is said aloud.
+SPOKEN = [
+    ({"event": "supervisor", "pid": 7, "command": ["torchrun", "a b.py"], "gpus": {"": [0, 1, 3]}},
+     "supervises `torchrun 'a b.py'` on GPUs 0-1,3"),
+    ({"event": "launch", "launch": 2, "gpus": {"a": [0], "b": [1, 2]}, "words": "DP2"},
+     "launch 2: DP2, node a GPU 0, node b GPUs 1-2"),
+    ({"event": "started", "launch": 2, "pids": {"": 3}}, ""),
+    ({"event": "ended", "words": "what an earlier supervisor left behind", "found": 0, "killed": 0,
+      "left": 0, "unreachable": []}, ""),
+    ({"event": "ended", "words": "rank 1 was killed", "found": 3, "killed": 1, "left": 0,
+      "unreachable": ["b"]},
+     "ended 3 processes, 1 of them had to be killed; not reached: b (rank 1 was killed)"),
+    ({"event": "resumed", "launch": 2, "step": 10, "passed_over": 20},
+     "launch 2 trains, from step 10 on; the checkpoint of step 20 was passed over"),
+    ({"event": "verdict", "gpu": ["a", 1], "level": "fatal", "action": "restart_application",
+      "words": "node a GPU 1 is fatal: Xid 94"},
+     "node a GPU 1 is fatal: Xid 94 (advised: restart application)"),
+    ({"event": "asked", "number": 3, "source": "risk", "reason": "GPU 1 is at risk", "fatal": False,
+      "stop": False}, "asks for a checkpoint (request 3): GPU 1 is at risk"),
+    ({"event": "request", "number": 4, "source": "user", "stop": True, "words": "the\x1b driver"},
+     "user asks to save and then to stop (request 4): the\\x1b driver"),
+    ({"event": "answered", "number": 4, "step": 30},
+     "request 4 is answered by the checkpoint of step 30"),
+    ({"event": "failure", "kind": "exception", "words": "rank 1 failed", "rank": 1, "gpu": ["", 1],
+      "launch": 2, "checkpoint": 30},
+     "FAILED: rank 1 failed (on GPU 1); newest good checkpoint: step 30; see logs/launch-2.log"),
+    ({"event": "dropped", "gpus": [["", 2]], "words": "Xid 79"}, "GPU 2 is used no more: Xid 79"),
+    ({"event": "waiting", "words": "before the next launch", "seconds": 0.0}, ""),
+    ({"event": "not saved", "words": "the disk is full"}, "NOT SAVED: the disk is full"),
+    ({"event": "over", "outcome": "stopped", "words": "SIGTERM", "code": 143, "checkpoint": None},
+     "stopped: SIGTERM"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "words"), SPOKEN, ids=[line["event"] for line, _ in SPOKEN])
+def test_a_line_at_the_terminal(line, words):
+    said = spoken({"time": 1.7e9, **line})
+    assert said[9:] == words
+    assert not words or re.fullmatch(r"\d\d:\d\d:\d\d ", said[:9])
+
+
+def test_where_there_are_no_gpus_it_speaks_of_processes():
+    line = {"time": 0.0, "event": "launch", "launch": 1, "words": "DP2", "gpus": {"": [0, 1]}}
+    assert spoken(line, "process")[9:] == "launch 1: DP2, 2 processes"
+    plan = shrink_data(Layout(data=2), None, "process")
+    found = plan({"": (0, 1)}, None)
+    assert (str(found), found.words) == ("TP1 x PP1 x DP2", "2 processes in 2 copies")
+    assert "batch 6 = 1 x 3 x 2" in str(shrink_data(Layout(data=2), 6)({"": (0, 1)}, None))
+
+
 class TestPlans:
     @given(batch=st.sampled_from([12, 16, 60]), dropped=st.integers(0, 7))
     def test_the_batch_is_kept_and_no_more_gpus_are_used_than_there_are(self, batch, dropped):
         plan = shrink_data(Layout(data=4, tensor=2, accumulation=batch // 4), batch)
         pool = {"": tuple(range(8 - dropped))}
         if 8 - dropped < 2:
-            with pytest.raises(NothingFitsError, match="1 GPUs are left; one copy needs 2"):
+            with pytest.raises(NothingFitsError, match="1 GPU is left; one copy needs 2"):
                 plan(pool, None)
             return
         found = plan(pool, None)
@@ -374,9 +515,9 @@ class TestPlans:
         assert found.layout.data == most
 
     def test_with_the_shape_of_the_model_any_layout_may_be_planned(self):
+        from rmetric.recovery.planner import BatchSpec
         from rmetric.recovery.planner.cluster import Cluster
         from rmetric.recovery.planner.model_shape import ModelShape
-        from rmetric.recovery.planner import BatchSpec
 
         model = ModelShape.gpt(layers=24, hidden=2048, heads=16, vocabulary=50304, sequence=2048)
         plan = by_model(
@@ -465,9 +606,20 @@ class TestFolder:
         (["--gpus", "0-x"], "GPUs such as 0-3,6"),
         (["--nodes", "a:0"], "NAME:GPUS with at least one GPU"),
         (["--layout", "tensr=2"], "NAME of tensor, pipeline"),
-        (["--hang-seconds", "0"], "hang is 0.0"),
+        (["--hang-seconds", "0"], "--hang-seconds is 0.0: a number of seconds above 0"),
+        (["--quiet-seconds", "nan"], "--quiet-seconds is nan"),
+        (["--max-restarts", "-1"], "--max-restarts is -1: a number of at least 0"),
+        (["--backoff-seconds", "inf"], "--backoff-seconds is inf"),
+        (["--poll-seconds", "0"], "--poll-seconds is 0.0: a number of seconds above 0"),
+        (["--grace-seconds", "-1"], "--grace-seconds is -1.0: a number of seconds from 0"),
+        (["--nvml-seconds", "0"], "--nvml-seconds is 0.0"),
+        (["--batch", "0"], "--batch is 0"),
+        (["--seed", "-1"], "--seed is -1"),
         (["--batch", "13", "--gpus", "0-1"], "a batch of 13 cannot be split into 2 copies"),
-        (["--layout", "data=4", "--gpus", "0-1"], "needs 4 GPUs"),
+        (
+            ["--layout", "data=4", "--gpus", "0-1"],
+            "--layout data=4 needs 4 GPUs, evenly on nodes; there are 2",
+        ),
         (["--nodes", "a:1,b:1"], "--nodes needs torchrun"),
         (["--model", "m.json"], "--model needs --batch"),
     ],

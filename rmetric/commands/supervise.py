@@ -13,7 +13,9 @@ import argparse
 import os
 import shlex
 import sys
+from collections.abc import Iterable
 from dataclasses import fields
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +204,14 @@ def _supervisor(options: argparse.Namespace) -> Any:
     from rmetric.recovery.supervisor.supervise import Pace, Supervisor, Watched
     from rmetric.recovery.supervisor.watch import Patience
 
+    if options.seed < 0:
+        raise ValueError(f"--seed is {options.seed}: a number from 0 is accepted")
+    if options.batch is not None and options.batch < 1:
+        raise ValueError(f"--batch is {options.batch}: a number of samples from 1 is accepted")
+    if options.nvml_seconds is not None and not 0 < options.nvml_seconds < inf:
+        raise ValueError(
+            f"--nvml-seconds is {options.nvml_seconds}: a number of seconds above 0 is accepted"
+        )
     pool = _pool(options)
     prefixes = {node: _prefix(options.prefix, node) for node in pool}
     program = Program(
@@ -217,14 +227,26 @@ def _supervisor(options: argparse.Namespace) -> Any:
         program,
         pool,
         _planner(options, pool),
-        settings=Settings(**{name: getattr(options, name) for name in _SETTINGS}),
-        patience=Patience(**{name: getattr(options, f"{name}_seconds") for name in _PATIENCE}),
-        pace=Pace(**{name: getattr(options, f"{name}_seconds") for name in _PACE}),
+        settings=_checked(Settings, options, _SETTINGS, ""),
+        patience=_checked(Patience, options, _PATIENCE, "_seconds"),
+        pace=_checked(Pace, options, _PACE, "_seconds"),
         watched=Watched(sources=_sources(options, pool), log=options.watch_log, echo=options.echo),
         seed=options.seed,
         again=options.again,
         adopt=True,
     )
+
+
+def _checked(kind: Any, options: argparse.Namespace, names: Iterable[str], suffix: str) -> Any:
+    """The settings, each tried alone first: an error names the option that is meant."""
+    values = {name: getattr(options, name + suffix) for name in names}
+    for name, value in values.items():
+        try:
+            kind(**{name: value})
+        except ValueError as error:
+            option = f"--{name}{suffix}".replace("_", "-")
+            raise ValueError(f"{option}{str(error).removeprefix(name)}") from None
+    return kind(**values)
 
 
 def _pool(options: argparse.Namespace) -> dict[str, tuple[int, ...]]:
@@ -272,8 +294,16 @@ def _planner(options: argparse.Namespace, pool: dict[str, tuple[int, ...]]) -> A
     if options.model is not None:
         return _by_model(options, by_model, first if options.layout else None)
     if allot(first, pool) is None:
-        raise ValueError(f"--layout {first} needs {first.num_gpus} GPUs, evenly on nodes: {pool}")
-    return shrink_data(first, options.batch)
+        raise ValueError(
+            f"--layout {options.layout and _as_said(options.layout)} needs {first.num_gpus} GPUs, "
+            f"evenly on nodes; there are {', '.join(str(len(gpus)) for gpus in pool.values())}"
+        )
+    has_gpus = options.gpus is not None or any(pool) or _has_gpus()
+    return shrink_data(first, options.batch, "GPU" if has_gpus else "process")
+
+
+def _as_said(layout: dict[str, int]) -> str:
+    return ",".join(f"{name}={number}" for name, number in layout.items())
 
 
 def _first_layout(said: dict[str, int], gpus: int, batch: int | None) -> Any:
@@ -287,9 +317,9 @@ def _first_layout(said: dict[str, int], gpus: int, batch: int | None) -> Any:
 
 
 def _by_model(options: argparse.Namespace, by_model: Any, first: Any) -> Any:
+    from rmetric.recovery.planner import BatchSpec
     from rmetric.recovery.planner.cluster import Cluster
     from rmetric.recovery.planner.model_shape import ModelShape
-    from rmetric.recovery.planner import BatchSpec
 
     if options.batch is None:
         raise ValueError("--model needs --batch")

@@ -26,11 +26,17 @@ class Allocation:
         gpus: node -> its GPUs that are used, the same number on each, as torchrun needs it.
         layout: for as many GPUs.
         words: why this one.
+        batch: whether the samples of a step were given; else the training sees to them.
     """
 
     gpus: Pool
     layout: Layout
     words: str = ""
+    batch: bool = True
+
+    def __str__(self) -> str:
+        """The layout, with its batch only where it is known."""
+        return str(self.layout) if self.batch else str(self.layout).partition(", batch")[0]
 
     @property
     def per_node(self) -> int:
@@ -74,13 +80,14 @@ def allot(layout: Layout, pool: Pool) -> Pool | None:
     return None
 
 
-def shrink_data(layout: Layout, batch: int | None) -> Planner:
+def shrink_data(layout: Layout, batch: int | None, unit: str = "GPU") -> Planner:
     """Plans for one model without knowing it: only the number of copies changes.
 
     Args:
         layout: for all GPUs; what it says of tensor, pipeline and context stays.
         batch: samples of a step, kept by accumulation, with fewer copies than could be
             where they do not divide it; None where the training sees to it itself.
+        unit: what one of the pool is called.
 
     Raises ValueError for a batch that the layout does not divide.
     """
@@ -100,18 +107,30 @@ def shrink_data(layout: Layout, batch: int | None) -> Planner:
             fewer = replace(layout, data=data, accumulation=steps)
             gpus = allot(fewer, pool)
             if gpus is not None:
-                return Allocation(gpus=gpus, layout=fewer, words=_why(fewer, have, batch))
+                words = _why(fewer, have, batch, unit)
+                return Allocation(gpus=gpus, layout=fewer, words=words, batch=batch is not None)
         raise NothingFitsError(
-            f"{have} GPUs are left; one copy needs {one_copy} of them, {layout.tensor} on a node"
+            f"{named(have, unit)} {'is' if have == 1 else 'are'} left; "
+            f"one copy needs {one_copy} of them, {layout.tensor} on a node"
         )
 
     return plan
 
 
-def _why(layout: Layout, have: int, batch: int | None) -> str:
+def named(number: int, unit: str) -> str:
+    """
+    >>> named(1, "GPU"), named(2, "process")
+    ('1 GPU', '2 processes')
+    """
+    plural = "es" if unit.endswith("s") else "s"
+    return f"{number} {unit}{plural if number != 1 else ''}"
+
+
+def _why(layout: Layout, have: int, batch: int | None, unit: str) -> str:
     spare = f", {have - layout.num_gpus} of {have} stand by" if layout.num_gpus < have else ""
     kept = "" if batch is None else f", the batch of {batch} is kept"
-    return f"{layout.num_gpus} GPUs in {layout.data} copies{kept}{spare}"
+    copies = "1 copy" if layout.data == 1 else f"{layout.data} copies"
+    return f"{named(layout.num_gpus, unit)} in {copies}{kept}{spare}"
 
 
 def by_model(
@@ -129,8 +148,8 @@ def by_model(
         engine: as for `rmetric.recovery.planner.plan`.
         first: layout of the first launch, if it has the GPUs; None where it is planned too.
     """
-    from rmetric.recovery.planner.cluster import Cluster, Node
     from rmetric.recovery.planner import plan as plan_layout
+    from rmetric.recovery.planner.cluster import Cluster, Node
 
     def plan(pool: Pool, current: Layout | None) -> Allocation:
         if first is not None and current is None and (gpus := allot(first, pool)):

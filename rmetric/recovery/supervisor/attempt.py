@@ -18,6 +18,7 @@ from rmetric.recovery.supervisor.events import (
     Launch,
     Stepped,
 )
+from rmetric.recovery.supervisor.last_checkpoint import last_checkpoint
 from rmetric.recovery.supervisor.launch import Program, Running
 from rmetric.recovery.supervisor.watch import Patience, Pulse
 
@@ -59,6 +60,8 @@ class Attempt:
         self._request_before = request.number if request else 0
         self._answered = folder.answered()
         self._stop_number: int | None = None
+        self._launcher = program.is_torchrun
+        self._checkpoint = last_checkpoint(folder)
         self._noted_step: int | None = None
         self._problem = ""
         self._progress_at, self._echoed = 0.0, 0
@@ -66,7 +69,7 @@ class Attempt:
         # Written before it is started: whoever comes after a crash knows what to look for.
         write(
             "launch", launch=self.number, token=token, gpus=dict(self.allocation.gpus),
-            layout=self.allocation.layout.as_json(), words=str(self.allocation.layout),
+            layout=self.allocation.layout.as_json(), words=str(self.allocation),
         )  # fmt: skip
         self.running = Running(self.number, token, self.allocation, program, folder, exited)
         self.pulse = Pulse(patience, self.allocation, self.running.log, now)
@@ -80,7 +83,10 @@ class Attempt:
         if resumed is None and self.pulse.resumed is not None:
             resumed = self._noted_step = self.pulse.resumed
             self._progress_at = now + self._every
-            self._write("resumed", launch=self.number, step=resumed, at=self.pulse.resumed_at)
+            self._write(
+                "resumed", launch=self.number, step=resumed, at=self.pulse.resumed_at,
+                passed_over=self._passed_over(resumed),
+            )  # fmt: skip
         if self.pulse.step is not None and self.pulse.step != step and resumed is not None:
             if now >= self._progress_at:
                 self.progress(now)
@@ -97,6 +103,11 @@ class Attempt:
         if self.pulse.step is not None and self.pulse.step != self._noted_step:
             self._noted_step = self.pulse.step
             self._write("progress", launch=self.number, step=self.pulse.step, at=self.pulse.step_at)
+
+    @property
+    def stops(self) -> bool:
+        """Whether a request to stop waits for its answer."""
+        return self._stop_number is not None
 
     def stops_at(self, number: int) -> None:
         """The answer to this request is waited for."""
@@ -120,6 +131,7 @@ class Attempt:
             "kind": failure.kind, "code": failure.code, "rank": failure.rank,
             "node": failure.node, "gpu": failure.gpu,
             "launch": self.number, "last_sign": self.pulse.last_sign,
+            "checkpoint": last_checkpoint(self.folder).good,
         }  # fmt: skip
 
     def echo(self) -> None:
@@ -143,6 +155,11 @@ class Attempt:
         self._stop_number = None
         return [Durable(time=now)]
 
+    def _passed_over(self, resumed: int) -> int | None:
+        """The newest checkpoint that was there, if it came back at an earlier one."""
+        step = self._checkpoint.there
+        return step if step is not None and step > resumed else None
+
     def _note_problem(self) -> None:
         """Say when saves begin to fail, and when one is good again."""
         said = [beat.problem for beat in self.pulse.beats.values() if beat.problem]
@@ -164,4 +181,5 @@ class Attempt:
             log=diagnosis.tail(self.running.log),
             error_file=self.running.error_files.get(node),
             beats=self.pulse.beats,
+            launcher=self._launcher,
         )

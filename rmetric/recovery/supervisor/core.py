@@ -19,6 +19,7 @@ import numpy as np
 
 from rmetric.recovery.layout import Layout
 from rmetric.recovery.supervisor.allocation import Gpu, NothingFitsError, Planner, Pool, without
+from rmetric.recovery.supervisor.diagnosis import signal_name
 from rmetric.recovery.supervisor.events import (
     Action,
     Ask,
@@ -36,6 +37,7 @@ from rmetric.recovery.supervisor.events import (
     Launch,
     Note,
     Stepped,
+    StopWanted,
     Verdict,
     WakeAt,
     Wanted,
@@ -143,6 +145,7 @@ class Core:
         self._launched_at, self._stepped = 0.0, False
         self._failure: Failure | None = None
         self._at_once = ""
+        self._stop_wanted, self._saved = False, False
         self._suspect: tuple[Gpu, ...] = ()
         self._suspected = 0
 
@@ -195,18 +198,25 @@ class Core:
             return self._ask("risk", event.words)
         used = event.gpu in self._used
         drops = event.action in DROPPING
-        actions: list[Action] = [self._drop((event.gpu,), event.words)] if drops else []
-        if self.phase == "running" and used:
-            failure = Failure(kind="gpu", words=event.words, node=event.gpu[0], gpu=event.gpu)
-            actions += self._save(
-                "rule", event.words, event.time + self.settings.save_seconds, "replace", failure
-            )
-        return actions
+        dropped: list[Action] = [self._drop((event.gpu,), event.words)] if drops else []
+        if self.phase != "running" or not used:
+            return dropped
+        failure = Failure(kind="gpu", words=event.words, node=event.gpu[0], gpu=event.gpu)
+        deadline = event.time + self.settings.save_seconds
+        noted, *saving = self._save("rule", event.words, deadline, "replace", failure)
+        return [noted, *dropped, *saving]
 
     def _on_wanted(self, event: Wanted) -> Iterable[Action]:
         return self._ask(event.source, event.words)
 
+    def _on_stopwanted(self, event: StopWanted) -> Iterable[Action]:
+        self._stop_wanted, self._saved = True, False
+        if self.phase == "waiting":
+            return self._obey()
+        return ()
+
     def _on_durable(self, event: Durable) -> Iterable[Action]:
+        self._saved = True
         if self.phase != "saving":
             return ()
         self._until = min(self._until, event.time + self.settings.settle_seconds)
@@ -225,7 +235,7 @@ class Core:
         self._signal = event.signal
         if self.phase == "running":
             deadline = event.time + self.settings.stop_seconds
-            return self._save("signal", f"signal {event.signal}", deadline, "stop", None)
+            return self._save("signal", signal_name(-event.signal), deadline, "stop", None)
         if self.phase == "saving":
             if self._then == "stop":
                 return self._end("stop", "a second signal came")
@@ -250,10 +260,10 @@ class Core:
         return [*lost, *self._go_on(event.time)]
 
     def _go_on(self, time: float) -> Iterable[Action]:
-        if self._then == "asked":
-            return self._over(STOPPED, "a request asked it to stop", CODE_STOPPED)
         if self._then == "stop":
             return self._stop()
+        if self._then == "asked" or self._stop_wanted:
+            return self._obey()
         if self._then == "launch":
             return self._launch(time)
         return self._retry(time)
@@ -326,7 +336,8 @@ class Core:
             return ()
         if failure.gpu is not None:
             return () if failure.from_outside else (failure.gpu,)
-        if len(self.pool) > 1:
+        # Of a rank's own failure its node knows no more than its GPU does.
+        if len(self.pool) > 1 and failure.rank is None and failure.kind != "exception":
             return tuple((failure.node, gpu) for gpu in self.pool.get(failure.node, ()))
         return ()
 
@@ -345,14 +356,22 @@ class Core:
         self.launches += 1
         self.phase, self._until = "running", inf
         self._launched_at, self._stepped = time, False
+        self._failure, self._saved = None, False
         self._used = {(node, gpu) for node, gpus in allocation.gpus.items() for gpu in gpus}
         changed = allocation.layout != self._layout
         self._layout = allocation.layout
-        words = f"{allocation.layout}: {allocation.words}"
+        words = f"{allocation}: {allocation.words}"
         return [*([Note("plan", words)] if changed else []), Launch(self.launches, allocation)]
 
+    def _obey(self) -> Iterable[Action]:
+        """Somebody asked it to stop, and that stays so when it fails before it has saved."""
+        words = "a request asked it to stop"
+        if self._failure is not None and not self._saved:
+            words += ", but it failed before the checkpoint for it was made"
+        return self._over(STOPPED, words, CODE_STOPPED)
+
     def _stop(self) -> Iterable[Action]:
-        return self._over(STOPPED, f"signal {self._signal}", 128 + self._signal)
+        return self._over(STOPPED, signal_name(-self._signal), 128 + self._signal)
 
     def _over(self, outcome: str, words: str, code: int) -> list[Action]:
         self.phase = "over"

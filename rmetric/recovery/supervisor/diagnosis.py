@@ -34,6 +34,24 @@ _RAISED = re.compile(
 )
 
 
+#: Words that name the rank's device, and those that do so where the device is innocent: too
+#: little memory, an index that is wrong, a collective, whose victims are many.
+_DEVICE = re.compile(
+    r"\b(?:CUDA|HIP|cuDNN|cuBLAS(?:Lt)?|cuSOLVER|cuFFT|MIOpen)\b[^.:]{0,40}\berror\b"
+    r"|\b(?:CUDNN|CUBLAS|CUSOLVER|CUFFT|HIPBLAS|ROCBLAS|miopen)_?STATUS_"
+    r"|\bcudaError|\bhipError|\bECC\b|\bXid\b|fallen off the bus",
+    re.IGNORECASE,
+)
+_INNOCENT = re.compile(
+    r"out of memory|OutOfMemory|ALLOC_FAILED|device-side assert|no kernel image|NCCL|RCCL",
+    re.IGNORECASE,
+)
+#: Signals that a process brings on itself; others come from outside.
+_OWN_SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
+#: What a rank that lost another prints before NCCL aborts it.
+_WATCHDOG = "Watchdog caught collective operation timeout"
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Root:
     """What torchrun calls the root cause."""
@@ -50,18 +68,23 @@ def of_exit(
     log: str,
     error_file: Path | None,
     beats: Mapping[int, Heartbeat],
+    launcher: bool = True,
 ) -> Failure:
     """Why a launch whose process on `node` exited with `code`, which is not 0, failed.
+
+    The rank's GPU is named only where something speaks against it: an exception may be the
+    same on all ranks, and the one that raised it first is no worse than the others.
 
     Args:
         log: the end of what it printed.
         error_file: that torchrun was told to leave.
         beats: the last heartbeats of its ranks.
+        launcher: the process is torchrun or ft_launcher, not the training itself.
     """
     root = _root_of(log, list(allocation.gpus).index(node) * allocation.per_node)
     said = _error_file(error_file, root.rank) or _raised(log, root.rank)
     if root.rank is None and code < 0:
-        words = f"the launcher was killed by {signal_name(code)}"
+        words = f"the {'launcher' if launcher else 'program'} was killed by {signal_name(code)}"
         return Failure(kind="signal", words=words, code=code, node=node)
     rank, at = root.rank, root.code if root.code is not None else code
     gpu = allocation.gpu_of(rank) if rank is not None else None
@@ -70,11 +93,13 @@ def of_exit(
     step = f", last seen at step {beat.step}" if beat else ""
     where = gpu[0] if gpu else node
     if at < 0:
+        gpu = gpu if -at in _OWN_SIGNALS and _WATCHDOG not in log else None
         words = f"{who} was killed by {signal_name(at)}{step}"
         return Failure(kind="signal", words=words, code=at, rank=rank, node=where, gpu=gpu)
     why = said or _last_line(_before_the_agent(log))
     kind = "exception" if said else "exit"
     words = f"{who} failed with exit code {at}{step}" + (f": {why}" if why else "")
+    gpu = gpu if names_device(why) else None
     return Failure(kind=kind, words=words[:500], code=at, rank=rank, node=where, gpu=gpu)
 
 
@@ -101,6 +126,17 @@ def of_hang(
     return Failure(
         kind="hang", words=words, rank=rank if alone else None, gpu=gpu, node=gpu[0] if gpu else ""
     )
+
+
+def names_device(words: str) -> bool:
+    """Whether an exception's words speak against the device it ran on.
+
+    >>> names_device("RuntimeError: CUDA error: an illegal memory access was encountered")
+    True
+    >>> names_device("OutOfMemoryError: CUDA out of memory"), names_device("KeyError: 'x'")
+    (False, False)
+    """
+    return bool(_DEVICE.search(words)) and not _INNOCENT.search(words)
 
 
 def signal_name(code: int) -> str:

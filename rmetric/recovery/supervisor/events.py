@@ -21,7 +21,7 @@ class Failure:
         code: exit code of the process that failed first, below 0 for a signal; None unknown.
         rank: of that process; None where it is not known.
         node: on which it ran; empty where it is not known or there is one.
-        gpu: that it used; None where it is not known.
+        gpu: that may be the cause; None where nothing says so.
     """
 
     kind: str
@@ -107,6 +107,11 @@ class Wanted(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StopWanted(Event):
+    """A user has left a request to save and then to stop."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stepped(Event):
     """The present launch is at `step`; it came back at `resumed`."""
 
@@ -116,7 +121,7 @@ class Stepped(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Durable(Event):
-    """The checkpoint that was asked for before stopping is durable."""
+    """The checkpoint that was asked for before stopping, by us or a user, is durable."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from typing import Any
 
 from rmetric.printed import counted
 from rmetric.recovery.supervisor.journal import Line
+from rmetric.recovery.supervisor.spoken import gpu_name, log_of
 
 
 @dataclass(kw_only=True)
@@ -73,6 +74,10 @@ class Summary:
     ettr: float | None
     steps_lost: int
     checkpoints_asked: int
+    requests: int
+    unanswered: int
+    checkpoint: int | None
+    passed_over: list[str]
     not_saved: str
     dropped: list[str]
     incidents: list[Incident]
@@ -98,10 +103,45 @@ def summarise(lines: Sequence[Line]) -> Summary:
         ettr=round(productive / wall, 4) if wall > 0 and last else None,
         steps_lost=sum(incident.steps_lost or 0 for incident in incidents),
         checkpoints_asked=sum(line["event"] == "asked" for line in lines),
+        requests=sum(line["event"] == "request" for line in lines),
+        unanswered=_unanswered(lines),
+        checkpoint=_newest(lines),
+        passed_over=_passed_over(lines),
         not_saved=_not_saved(lines),
-        dropped=[_gpu(gpu) for line in lines if line["event"] == "dropped" for gpu in line["gpus"]],
+        dropped=[
+            gpu_name(gpu) for line in lines if line["event"] == "dropped" for gpu in line["gpus"]
+        ],
         incidents=incidents,
     )
+
+
+def _unanswered(lines: Iterable[Line]) -> int:
+    """Requests of users that no checkpoint answered before the launch they were meant for ended."""
+    waiting: set[int] = set()
+    lost = 0
+    for line in lines:
+        if line["event"] == "request":
+            waiting.add(line["number"])
+        elif line["event"] == "answered":
+            waiting = {number for number in waiting if number > line["number"]}
+        elif line["event"] == "launch":
+            lost, waiting = lost + len(waiting), set()
+    return lost + len(waiting)
+
+
+def _newest(lines: Sequence[Line]) -> int | None:
+    """Step of the newest good checkpoint when there was last looked."""
+    known = [line["checkpoint"] for line in lines if "checkpoint" in line]
+    return known[-1] if known else None
+
+
+def _passed_over(lines: Iterable[Line]) -> list[str]:
+    return [
+        f"launch {line['launch']} came back at step {line['step']} and passed over the "
+        f"checkpoint of step {line['passed_over']}: damaged? see {log_of(line['launch'])}"
+        for line in lines
+        if line["event"] == "resumed" and line.get("passed_over") is not None
+    ]
 
 
 def _not_saved(lines: Sequence[Line]) -> str:
@@ -160,7 +200,7 @@ def _what_was_done(incident: Incident, line: Line) -> None:
     if event == "answered":
         done = f"checkpoint of step {line.get('step')}"
     elif event == "dropped":
-        done = f"dropped {', '.join(map(_gpu, line['gpus']))}"
+        done = f"dropped {', '.join(map(gpu_name, line['gpus']))}"
     elif event in ("launch", "over"):
         done = line.get("outcome", "restarted")
     if done:
@@ -217,14 +257,10 @@ def _wall(lines: Sequence[Line]) -> float:
     return max(0.0, seconds)
 
 
-def _gpu(gpu: Sequence[Any]) -> str:
-    node, index = gpu
-    return f"{node}:{index}" if node else f"GPU {index}"
-
-
 def in_words(summary: Summary) -> str:
     """The summary as Markdown."""
     ettr = "unknown" if summary.ettr is None else f"{summary.ettr:.1%}"
+    saved = summary.checkpoint
     launches = "1 launch" if summary.launches == 1 else f"{summary.launches} launches"
     said = [
         "# What happened",
@@ -236,9 +272,13 @@ def in_words(summary: Summary) -> str:
         f"{counted(summary.steps_lost, 'step')} lost",
         f"- ETTR {ettr}: {summary.productive_seconds:.1f} s advanced the training "
         f"of {summary.wall_seconds:.1f} s",
-        f"- checkpoints asked for: {summary.checkpoints_asked}",
+        f"- newest good checkpoint: {'none known' if saved is None else f'step {saved}'}",
+        f"- checkpoints that the supervisor asked for: {summary.checkpoints_asked}",
+        *([_requests_in_words(summary)] if summary.requests else []),
+        *(f"- **{words}**" for words in summary.passed_over),
         *([f"- **the last save failed**: {summary.not_saved}"] if summary.not_saved else []),
         f"- dropped: {', '.join(summary.dropped) or 'nothing'}",
+        *([f"- what the last launch printed: {log_of(summary.launches)}"] * bool(summary.launches)),
     ]
     if summary.incidents:
         said += ["", "| launch | cause | action | new layout | steps lost | noticed after s | "
@@ -247,9 +287,14 @@ def in_words(summary: Summary) -> str:
     return "\n".join(said) + "\n"
 
 
+def _requests_in_words(summary: Summary) -> str:
+    without = f", {summary.unanswered} of them without an answer" if summary.unanswered else ""
+    return f"- requests of users: {summary.requests}{without}"
+
+
 def _row(incident: Incident) -> str:
     cells = [
-        str(incident.launch),
+        f"[{incident.launch}]({log_of(incident.launch)})",
         incident.cause.replace("|", "/"),
         incident.action,
         incident.layout,

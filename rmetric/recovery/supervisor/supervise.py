@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from math import inf
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
@@ -39,13 +40,16 @@ from rmetric.recovery.supervisor.events import (
     Launch,
     Note,
     Stepped,
+    StopWanted,
     Verdict,
     WakeAt,
     Wanted,
     Woke,
 )
 from rmetric.recovery.supervisor.journal import Journal, Lock, past_of
+from rmetric.recovery.supervisor.last_checkpoint import last_checkpoint
 from rmetric.recovery.supervisor.launch import Program
+from rmetric.recovery.supervisor.spoken import spoken
 from rmetric.recovery.supervisor.summary import in_words, summarise
 from rmetric.recovery.supervisor.watch import (
     News,
@@ -71,6 +75,13 @@ class Pace:
     poll: float = 1.0
     progress: float = 30.0
     grace: float = 15.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            zero = name == "grace"
+            if not 0 <= value < inf or (value == 0 and not zero):
+                least = "from 0" if zero else "above 0"
+                raise ValueError(f"{name} is {value}: a number of seconds {least} is accepted")
 
 
 @dataclass(kw_only=True)
@@ -138,6 +149,7 @@ class Supervisor:
         self._wake_at = self._look_at = 0.0
         self._code: int | None = None
         self._adopts = adopt
+        self._unit = "GPU" if program.visible or any(pool) else "process"
 
     def run(self) -> int:
         """Returns the exit code; raises LockedError where another supervisor is at it."""
@@ -155,6 +167,8 @@ class Supervisor:
             self.settings, self.pool, self.plan,
             rng=np.random.default_rng([self.seed, past.launches]), past=past, again=self.again,
         )  # fmt: skip
+        left = self.folder.request()
+        self._heard_of = left.number if left else 0  # what was asked before it began is history
         self._news = News(self.pool, os.uname().nodename)
         self._note(
             "supervisor", pid=os.getpid(), node=os.uname().nodename, token=self._token,
@@ -220,6 +234,7 @@ class Supervisor:
         except Empty:
             heard = None
         now = time.monotonic()
+        self._heed(now)
         if heard is not None:
             self._take(heard, now)
         if now >= self._look_at:
@@ -228,6 +243,23 @@ class Supervisor:
         if self._wake_at and now >= self._wake_at:
             self._wake_at = 0.0
             self._tell(Woke(time=now))
+
+    def _heed(self, now: float) -> None:
+        """Note a request that somebody else has left; who wants to stop shall not be forgotten."""
+        request = self.folder.request()
+        if request is None or request.number <= self._heard_of:
+            return
+        self._heard_of = request.number
+        # One that is left while ours to stop waits inherits that, and says nothing of its own.
+        stop = request.stop and not (self._attempt and self._attempt.stops)
+        self._note(
+            "request", number=request.number, source=request.source, stop=stop,
+            words=request.reason,
+        )  # fmt: skip
+        if stop and self._attempt:
+            self._attempt.stops_at(request.number)
+        if stop:
+            self._tell(StopWanted(time=now))
 
     def _take(self, heard: Event | _Exit | GpuVerdict | str, now: float) -> None:
         if isinstance(heard, str):
@@ -285,7 +317,10 @@ class Supervisor:
         elif isinstance(action, Drop):
             self._note("dropped", gpus=action.gpus, words=action.why)
         elif isinstance(action, Finish):
-            self._note("over", outcome=action.outcome, words=action.words, code=action.code)
+            self._note(
+                "over", outcome=action.outcome, words=action.words, code=action.code,
+                checkpoint=last_checkpoint(self.folder).good,
+            )  # fmt: skip
             self._code = action.code
         else:
             self._note_of(action)
@@ -328,6 +363,7 @@ class Supervisor:
         except OSError as error:
             self._note("trouble", words=f"the request cannot be written: {error}")
             return
+        self._heard_of = number
         self._note("asked", number=number, **asdict(action))
         if action.stop and self._attempt is not None:
             self._attempt.stops_at(number)
@@ -356,8 +392,9 @@ class Supervisor:
         except OSError as error:
             self._say(f"the journal cannot be written: {error}")
             line = self.journal.lines[-1]
-        if event not in QUIET:
-            self._say(told(line))
+        words = spoken(line, self._unit)
+        if words:
+            self._say(words)
 
     def _summarise(self) -> None:
         try:
@@ -372,23 +409,6 @@ class Supervisor:
 def _said_aloud(line: str) -> None:
     with suppress(OSError):  # a terminal that is gone is not worth a training
         print(line, file=sys.stderr, flush=True)
-
-
-#: Lines of the journal that are not said aloud.
-QUIET = ("started", "progress")
-
-
-def told(line: dict[str, Any]) -> str:
-    """A line of the journal for people.
-
-    >>> told({"time": 0.0, "event": "waiting", "words": "before the next launch", "seconds": 2.0})
-    '[supervisor] waiting before the next launch (seconds 2.0)'
-    """
-    hidden = ("time", "event", "words", "token", "layout", "at", "last_sign", "pid")
-    shown = {k: v for k, v in line.items() if k not in hidden and v not in (None, "", [], {})}
-    more = ", ".join(f"{key} {value}" for key, value in shown.items())
-    words = f" {line['words']}" if line.get("words") else ""
-    return f"[supervisor] {line['event']}{words}" + (f" ({more})" if more else "")
 
 
 def _token_of(journal: Journal) -> str:

@@ -174,8 +174,9 @@ class News:
 
 def words_of(verdict: GpuVerdict) -> str:
     """A verdict in a line."""
-    name = f"GPU {verdict.gpu}" + (f" of {verdict.node}" if verdict.node else "")
-    return f"{name} is {verdict.level}: {'; '.join(verdict.reasons) or verdict.action}"[:500]
+    name = f"node {verdict.node} GPU {verdict.gpu}" if verdict.node else f"GPU {verdict.gpu}"
+    level = "at risk" if verdict.level == "risk" else verdict.level
+    return f"{name} is {level}: {'; '.join(verdict.reasons) or verdict.action}"[:500]
 
 
 class Polled:
