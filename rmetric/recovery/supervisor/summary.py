@@ -130,9 +130,10 @@ def _unanswered(lines: Iterable[Line]) -> int:
 
 
 def _newest(lines: Sequence[Line]) -> int | None:
-    """Step of the newest good checkpoint when there was last looked."""
-    known = [line["checkpoint"] for line in lines if "checkpoint" in line]
-    return known[-1] if known else None
+    """Step of the newest good checkpoint, by the folder or by an answer; None if none is known."""
+    names = {"answered": "step", "failure": "checkpoint", "over": "checkpoint"}
+    known = [line.get(names[line["event"]]) for line in lines if line["event"] in names]
+    return next((step for step in reversed(known) if step is not None), None)
 
 
 def _passed_over(lines: Iterable[Line]) -> list[str]:
