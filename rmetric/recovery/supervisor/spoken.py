@@ -101,9 +101,14 @@ def _asked(line: Line, _unit: str) -> str:
     return f"asks for a checkpoint{then} (request {line['number']}): {line['reason']}"
 
 
+#: Source of a request -> who that is.
+_ASKERS = {"user": "a user", "risk": "telemetry", "rule": "telemetry", "alarm": "an alarm"}
+
+
 def _request(line: Line, _unit: str) -> str:
     then = " and then to stop" if line["stop"] else ""
-    return f"{line['source']} asks to save{then} (request {line['number']}): {line['words']}"
+    who = _ASKERS.get(line["source"], line["source"])
+    return f"{who} asks to save{then} (request {line['number']}): {line['words']}"
 
 
 def _answered(line: Line, _unit: str) -> str:

@@ -103,7 +103,7 @@ def summarise(lines: Sequence[Line]) -> Summary:
         ettr=round(productive / wall, 4) if wall > 0 and last else None,
         steps_lost=sum(incident.steps_lost or 0 for incident in incidents),
         checkpoints_asked=sum(line["event"] == "asked" for line in lines),
-        requests=sum(line["event"] == "request" for line in lines),
+        requests=sum(map(_of_user, lines)),
         unanswered=_unanswered(lines),
         checkpoint=_newest(lines),
         passed_over=_passed_over(lines),
@@ -115,12 +115,16 @@ def summarise(lines: Sequence[Line]) -> Summary:
     )
 
 
+def _of_user(line: Line) -> bool:
+    return line["event"] == "request" and line.get("source") == "user"
+
+
 def _unanswered(lines: Iterable[Line]) -> int:
     """Requests of users that no checkpoint answered before the launch they were meant for ended."""
     waiting: set[int] = set()
     lost = 0
     for line in lines:
-        if line["event"] == "request":
+        if _of_user(line):
             waiting.add(line["number"])
         elif line["event"] == "answered":
             waiting = {number for number in waiting if number > line["number"]}
