@@ -102,7 +102,8 @@ def demo_guard() -> None:
 
 def test() -> None:
     set_up("dev")
-    run([str(PYTHON), "-m", "pytest", *sys.argv[2:]])
+    workers = str(min(os.cpu_count() or 1, 8))
+    run([str(PYTHON), "-m", "pytest", "-n", workers, "--dist", "loadfile", *sys.argv[2:]])
 
 
 def check() -> None:

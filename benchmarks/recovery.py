@@ -55,8 +55,9 @@ class Supervised:
             [
                 *(sys.executable, "-m", "rmetric", "supervise", str(folder), "--layout", layout),
                 *("--batch", "12", "--gpus", f"0-{ranks - 1}", "--hang-seconds", "10"),
-                *("--poll-seconds", "0.2", "--max-restarts", "100", "--", sys.executable, "-m"),
-                *("torch.distributed.run", "--nproc-per-node", str(ranks), "-m", MODULE),
+                *("--poll-seconds", "0.2", "--max-restarts", "100", "--longest-backoff-seconds"),
+                *("2", "--", sys.executable, "-m", "torch.distributed.run"),
+                *("--nproc-per-node", str(ranks), "-m", MODULE),
                 *(*TRAINING, f"--steps={steps}", *(f"--inject={one}" for one in injected)),
             ],
             stderr=self.output,
@@ -178,7 +179,7 @@ def kill_at_random(run: Supervised, kills: int) -> None:
     rng = np.random.default_rng(20)
     for number in range(1, kills + 1):
         trains = run.wait_until(lambda number=number: len(run.lines("resumed")) >= number)
-        time.sleep(float(rng.uniform(0.5, 4.0)))
+        time.sleep(float(rng.uniform(1.0, 5.0)))
         beats = run.folder.beats(run.lines("launch")[-1]["token"]) if trains else {}
         if not beats:
             return

@@ -198,3 +198,10 @@ def test_what_a_guard_is_worth_is_as_in_the_results():
         f"{float(ours['only detected as they happen (%)']):.1f} % of the failures",
     ):
         assert said in words
+
+
+def test_what_failures_cost_is_as_in_the_results():
+    from benchmarks import recovery
+
+    page = (ROOT / "docs/supervisor.md").read_text(encoding="utf-8")
+    assert recovery.table(recovery.results()["measured"]["cases"]) in page
