@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 NAME = "supervise"
-HELP = "start a training, and start it again after a failure, with the GPUs that are left"
+HELP = "start a training and restart it after a failure, with the GPUs that are left"
 LOCKED = 3
 #: Of one node; more than any has.
 MOST_GPUS = 1024
