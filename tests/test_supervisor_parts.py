@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmetric.__main__ import main
+from rmetric.commands import supervise
 from rmetric.recovery.layout import Layout
 from rmetric.recovery.run_folder import LAUNCH_VARIABLE, Heartbeat, RunFolder
 from rmetric.recovery.shelf import Shelf
@@ -602,6 +603,19 @@ class TestFolder:
 
 
 @pytest.mark.parametrize(
+    ("there_are", "asked", "interval"),
+    [(True, None, 10.0), (True, 0.0, None), (False, None, None), (False, 0.5, 0.5)],
+)
+def test_where_there_are_gpus_they_are_watched(monkeypatch, there_are, asked, interval):
+    monkeypatch.setattr(supervise, "_has_gpus", lambda: there_are)
+    monkeypatch.setattr(
+        "rmetric.telemetry.gpu_watch.GpuWatch", lambda gpus, config: (gpus, config.interval)
+    )
+    sources = supervise._sources(argparse.Namespace(nvml_seconds=asked), {"": (0, 1)})
+    assert sources == ([((0, 1), interval)] if interval else [])
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--gpus", "0-x"], "GPUs such as 0-3,6"),
@@ -613,7 +627,7 @@ class TestFolder:
         (["--backoff-seconds", "inf"], "--backoff-seconds is inf"),
         (["--poll-seconds", "0"], "--poll-seconds is 0.0: a number of seconds above 0"),
         (["--grace-seconds", "-1"], "--grace-seconds is -1.0: a number of seconds from 0"),
-        (["--nvml-seconds", "0"], "--nvml-seconds is 0.0"),
+        (["--nvml-seconds", "-1"], "--nvml-seconds is -1.0"),
         (["--batch", "0"], "--batch is 0"),
         (["--seed", "-1"], "--seed is -1"),
         (["--batch", "13", "--gpus", "0-1"], "a batch of 13 cannot be split into 2 copies"),

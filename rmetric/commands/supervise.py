@@ -22,6 +22,7 @@ from typing import Any
 NAME = "supervise"
 HELP = "start a training and restart it after a failure, with the GPUs that are left"
 LOCKED = 3
+NVML_SECONDS = 10.0
 #: Of one node; more than any has.
 MOST_GPUS = 1024
 EXAMPLES = """examples:
@@ -119,7 +120,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--nvml-seconds",
         type=float,
         metavar="N",
-        help="read and judge this machine's GPUs so often; FOLDER/telemetry is always read",
+        help="read and judge this machine's GPUs so often (default: 10 where there are any; 0: "
+        "never); FOLDER/telemetry is always read",
     )
     watching.add_argument("--echo", action="store_true", help="show what the training prints")
     parser.add_argument("--again", action="store_true", help="run a folder that has finished")
@@ -208,9 +210,9 @@ def _supervisor(options: argparse.Namespace) -> Any:
         raise ValueError(f"--seed is {options.seed}: a number from 0 is accepted")
     if options.batch is not None and options.batch < 1:
         raise ValueError(f"--batch is {options.batch}: a number of samples from 1 is accepted")
-    if options.nvml_seconds is not None and not 0 < options.nvml_seconds < inf:
+    if options.nvml_seconds is not None and not 0 <= options.nvml_seconds < inf:
         raise ValueError(
-            f"--nvml-seconds is {options.nvml_seconds}: a number of seconds above 0 is accepted"
+            f"--nvml-seconds is {options.nvml_seconds}: a number of seconds from 0 is accepted"
         )
     pool = _pool(options)
     prefixes = {node: _prefix(options.prefix, node) for node in pool}
@@ -329,15 +331,17 @@ def _by_model(options: argparse.Namespace, by_model: Any, first: Any) -> Any:
 
 
 def _sources(options: argparse.Namespace, pool: dict[str, tuple[int, ...]]) -> list[Any]:
-    if options.nvml_seconds is None:
+    here = "" if "" in pool else os.uname().nodename
+    if options.nvml_seconds and here not in pool:
+        raise ValueError(f"--nvml-seconds: this machine, {here}, is none of the nodes")
+    own = here in pool and _has_gpus()
+    seconds = NVML_SECONDS * own if options.nvml_seconds is None else options.nvml_seconds
+    if not seconds:
         return []
     from rmetric.telemetry.gpu_watch import GpuWatch
     from rmetric.telemetry.risk import RiskConfig
 
-    here = "" if "" in pool else os.uname().nodename
-    if here not in pool:
-        raise ValueError(f"--nvml-seconds: this machine, {here}, is none of the nodes")
-    return [GpuWatch(pool[here], RiskConfig(interval=options.nvml_seconds))]
+    return [GpuWatch(pool[here], RiskConfig(interval=seconds))]
 
 
 def _has_gpus() -> bool:
