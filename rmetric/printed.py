@@ -19,7 +19,11 @@ def printable(text: str) -> str:
 def counted(number: int, word: str) -> str:
     """A number of things.
 
-    >>> counted(1, "alarm"), counted(1000, "record")
-    ('1 alarm', '1,000 records')
+    >>> counted(1, "alarm"), counted(1000, "record"), counted(2, "launch"), counted(3, "copy")
+    ('1 alarm', '1,000 records', '2 launches', '3 copies')
     """
-    return f"{number:,} {word}" + "s" * (number != 1)
+    if number == 1:
+        return f"1 {word}"
+    if word.endswith(("s", "ch")):
+        return f"{number:,} {word}es"
+    return f"{number:,} {word[:-1]}ies" if word.endswith("y") else f"{number:,} {word}s"

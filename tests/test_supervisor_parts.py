@@ -530,6 +530,30 @@ class TestPlans:
         less = plan({"a": tuple(range(8)), "b": tuple(range(7))}, whole.layout)
         assert less.layout.global_batch == 64
         assert len({len(gpus) for gpus in less.gpus.values()}) == 1
+
+    def test_the_planner_s_choice_stands_before_a_faster_layout_that_changes_more(self):
+        from rmetric.recovery.planner import BatchSpec, plan
+        from rmetric.recovery.planner.cluster import Cluster
+        from rmetric.recovery.planner.model_shape import ModelShape
+
+        model = ModelShape(layers=32, heads=32, kv_heads=8, hidden=4096, head_size=128,
+                           ffn=14336, vocabulary=128256, sequence=8192)  # fmt: skip
+        cluster, batch, now = (
+            Cluster.of([8], "h100"),
+            BatchSpec(samples=96),
+            Layout(tensor=2, data=4),
+        )
+        found = plan(model, cluster, batch, engine="megatron", current=now)
+        speeds = [option.step.tokens_per_second for option in found.alternatives]
+        assert max(speeds) > found.best.step.tokens_per_second
+        chosen = by_model(model, cluster.gpu, batch, engine="megatron")
+        assert chosen({"": tuple(range(8))}, now).layout == found.best.layout
+
+    def test_a_model_that_fits_nowhere_is_said(self):
+        from rmetric.recovery.planner import BatchSpec
+        from rmetric.recovery.planner.cluster import Cluster
+        from rmetric.recovery.planner.model_shape import ModelShape
+
         big = ModelShape.gpt(layers=96, hidden=12288, heads=96, vocabulary=50304, sequence=2048)
         gpu = Cluster.of([1], "a100").gpu
         plan = by_model(big, gpu, BatchSpec(samples=64), engine="megatron")

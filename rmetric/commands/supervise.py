@@ -202,7 +202,7 @@ def run(options: argparse.Namespace) -> int:
 def _supervisor(options: argparse.Namespace) -> Any:
     from rmetric.recovery.run_folder import RunFolder
     from rmetric.recovery.supervisor.core import Settings
-    from rmetric.recovery.supervisor.launch import Program
+    from rmetric.recovery.supervisor.launch import Program, unit_of
     from rmetric.recovery.supervisor.supervise import Pace, Supervisor, Watched
     from rmetric.recovery.supervisor.watch import Patience
 
@@ -228,7 +228,7 @@ def _supervisor(options: argparse.Namespace) -> Any:
         RunFolder(options.folder),
         program,
         pool,
-        _planner(options, pool),
+        _planner(options, pool, unit_of(program, pool)),
         settings=_checked(Settings, options, _SETTINGS, ""),
         patience=_checked(Patience, options, _PATIENCE, "_seconds"),
         pace=_checked(Pace, options, _PACE, "_seconds"),
@@ -289,7 +289,7 @@ def _prefix(words: str, node: str) -> tuple[str, ...]:
     return tuple(word.replace("{node}", node) for word in shlex.split(words))
 
 
-def _planner(options: argparse.Namespace, pool: dict[str, tuple[int, ...]]) -> Any:
+def _planner(options: argparse.Namespace, pool: dict[str, tuple[int, ...]], unit: str) -> Any:
     from rmetric.recovery.supervisor.allocation import allot, by_model, shrink_data
 
     first = _first_layout(options.layout or {}, sum(map(len, pool.values())), options.batch)
@@ -300,8 +300,7 @@ def _planner(options: argparse.Namespace, pool: dict[str, tuple[int, ...]]) -> A
             f"--layout {options.layout and _as_said(options.layout)} needs {first.num_gpus} GPUs, "
             f"evenly on nodes; there are {', '.join(str(len(gpus)) for gpus in pool.values())}"
         )
-    has_gpus = options.gpus is not None or any(pool) or _has_gpus()
-    return shrink_data(first, options.batch, "GPU" if has_gpus else "process")
+    return shrink_data(first, options.batch, unit)
 
 
 def _as_said(layout: dict[str, int]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rmetric.printed import counted
 from rmetric.recovery.layout import Layout
 
 #: A GPU: the name of its node (empty where there is one) and its index there.
@@ -44,12 +45,21 @@ class Allocation:
 
     def gpu_of(self, rank: int) -> Gpu | None:
         """The GPU that this rank uses; None for a rank that there is not."""
-        all_gpus = [(node, gpu) for node, gpus in self.gpus.items() for gpu in gpus]
-        return all_gpus[rank] if 0 <= rank < len(all_gpus) else None
+        found = all_of(self.gpus)
+        return found[rank] if 0 <= rank < len(found) else None
 
 
 #: From what may be used, and the layout until now, to what is used: raises NothingFitsError.
 Planner = Callable[[Pool, "Layout | None"], Allocation]
+
+
+def all_of(pool: Pool) -> list[Gpu]:
+    """Its GPUs, in the order of the ranks.
+
+    >>> all_of({"a": (0, 2), "b": (0,)})
+    [('a', 0), ('a', 2), ('b', 0)]
+    """
+    return [(node, gpu) for node, gpus in pool.items() for gpu in gpus]
 
 
 def without(pool: Pool, dropped: Iterable[Gpu]) -> Pool:
@@ -110,27 +120,17 @@ def shrink_data(layout: Layout, batch: int | None, unit: str = "GPU") -> Planner
                 words = _why(fewer, have, batch, unit)
                 return Allocation(gpus=gpus, layout=fewer, words=words, batch=batch is not None)
         raise NothingFitsError(
-            f"{named(have, unit)} {'is' if have == 1 else 'are'} left; "
+            f"{counted(have, unit)} {'is' if have == 1 else 'are'} left; "
             f"one copy needs {one_copy} of them, {layout.tensor} on a node"
         )
 
     return plan
 
 
-def named(number: int, unit: str) -> str:
-    """
-    >>> named(1, "GPU"), named(2, "process")
-    ('1 GPU', '2 processes')
-    """
-    plural = "es" if unit.endswith("s") else "s"
-    return f"{number} {unit}{plural if number != 1 else ''}"
-
-
 def _why(layout: Layout, have: int, batch: int | None, unit: str) -> str:
     spare = f", {have - layout.num_gpus} of {have} stand by" if layout.num_gpus < have else ""
     kept = "" if batch is None else f", the batch of {batch} is kept"
-    copies = "1 copy" if layout.data == 1 else f"{layout.data} copies"
-    return f"{named(layout.num_gpus, unit)} in {copies}{kept}{spare}"
+    return f"{counted(layout.num_gpus, unit)} in {counted(layout.data, 'copy')}{kept}{spare}"
 
 
 def by_model(
@@ -163,18 +163,17 @@ def by_model(
                 model, Cluster(nodes=nodes, gpu=gpu), batch, engine=engine, current=current
             )
             why = why if found.best else "; ".join((found.why, *found.would_help))
+            # The planner's own first: it may stand before a faster one that changes more.
             for option in (found.best, *found.alternatives):
                 gpus = allot(option.layout, even) if option else None
-                if option and gpus and (best is None or _speed(option) > best[0]):
+                if option and gpus:
                     words = "; ".join((found.why, *option.remarks))
-                    allocation = Allocation(gpus=gpus, layout=option.layout, words=words)
-                    best = _speed(option), allocation
+                    speed = float(option.step.tokens_per_second)
+                    if best is None or speed > best[0]:
+                        best = speed, Allocation(gpus=gpus, layout=option.layout, words=words)
+                    break
         if best is None:
             raise NothingFitsError(why)
         return best[1]
 
     return plan
-
-
-def _speed(option: Any) -> float:
-    return float(option.step.tokens_per_second)

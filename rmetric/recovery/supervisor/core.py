@@ -18,7 +18,14 @@ from math import inf
 import numpy as np
 
 from rmetric.recovery.layout import Layout
-from rmetric.recovery.supervisor.allocation import Gpu, NothingFitsError, Planner, Pool, without
+from rmetric.recovery.supervisor.allocation import (
+    Gpu,
+    NothingFitsError,
+    Planner,
+    Pool,
+    all_of,
+    without,
+)
 from rmetric.recovery.supervisor.diagnosis import signal_name
 from rmetric.recovery.supervisor.events import (
     Action,
@@ -243,7 +250,8 @@ class Core:
             self._until = min(self._until, event.time + self.settings.stop_seconds)
             return [WakeAt(self._until)]
         if self.phase == "ending":
-            self._then = self._then if self._then == "finish" else "stop"
+            if self._then != "finish":
+                self._then = "stop"
             return ()
         return self._stop()
 
@@ -303,7 +311,7 @@ class Core:
         actions: list[Action] = []
         if self._then == "retry":
             actions += self._suspects()
-        replaced = self._then == "replace" and not self._used <= self._left()
+        replaced = self._then == "replace" and not self._used <= set(all_of(self.pool))
         seconds = 0.0 if replaced else self._backoff()
         self.restarts += 1
         self._best_at_failure = self.best_step
@@ -345,9 +353,6 @@ class Core:
         self.pool = without(self.pool, gpus)
         return Drop(gpus, why)
 
-    def _left(self) -> set[Gpu]:
-        return {(node, gpu) for node, gpus in self.pool.items() for gpu in gpus}
-
     def _launch(self, time: float) -> Iterable[Action]:
         try:
             allocation = self.plan(self.pool, self._layout)
@@ -357,7 +362,7 @@ class Core:
         self.phase, self._until = "running", inf
         self._launched_at, self._stepped = time, False
         self._failure, self._saved = None, False
-        self._used = {(node, gpu) for node, gpus in allocation.gpus.items() for gpu in gpus}
+        self._used = set(all_of(allocation.gpus))
         changed = allocation.layout != self._layout
         self._layout = allocation.layout
         words = f"{allocation}: {allocation.words}"

@@ -65,10 +65,11 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.lines: list[Line] = read_journal(path)
-        whole = not path.exists() or not (data := path.read_bytes()) or data.endswith(b"\n")
-        self._file = open(path, "ab")  # noqa: SIM115
-        if not whole:
+        self._file = open(path, "ab+")  # noqa: SIM115
+        self._file.seek(0)
+        data = self._file.read()
+        self.lines: list[Line] = _lines_of(data)
+        if data and not data.endswith(b"\n"):
             self._file.write(b"\n")
 
     def write(self, event: str, **fields: Any) -> Line:
@@ -87,11 +88,14 @@ class Journal:
 
 def read_journal(path: Path) -> list[Line]:
     """The lines of a journal; those that are no event are left out. Empty where there is none."""
-    lines = []
     try:
-        data = path.read_bytes()
+        return _lines_of(path.read_bytes())
     except FileNotFoundError:
         return []
+
+
+def _lines_of(data: bytes) -> list[Line]:
+    lines = []
     for raw in data.split(b"\n"):
         try:
             line = parse_line(raw)

@@ -19,7 +19,7 @@ from typing import IO
 
 from rmetric.recovery.layout import Layout
 from rmetric.recovery.run_folder import FOLDER_VARIABLE, LAUNCH_VARIABLE, RunFolder
-from rmetric.recovery.supervisor.allocation import Allocation
+from rmetric.recovery.supervisor.allocation import Allocation, Pool
 
 TORCHRUNS = ("torchrun", "ft_launcher")
 TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
@@ -79,6 +79,11 @@ class Program:
         there = ["env", "-C", str(Path.cwd()), *said, *command]
         remote = Path(prefix[0]).name == "ssh"
         return [*prefix, *(map(shlex.quote, there) if remote else there)]
+
+
+def unit_of(program: Program, pool: Pool) -> str:
+    """What one of the pool is called: a process, where no GPU is known of."""
+    return "GPU" if program.visible or any(pool) else "process"
 
 
 def fill(arguments: Sequence[str], layout: Layout) -> list[str]:

@@ -7,10 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from rmetric.printed import printable
-from rmetric.recovery.supervisor.allocation import named
-
-Line = dict[str, Any]
+from rmetric.printed import counted, printable
+from rmetric.recovery.supervisor.journal import Line
 
 
 def spoken(line: Line, unit: str = "GPU") -> str:
@@ -43,7 +41,7 @@ def _other(line: Line) -> str:
 def _pool(pool: Mapping[str, Sequence[int]], unit: str) -> str:
     """What may be used, or is: `GPUs 0-2,4`, or `node a GPUs 0-7, node b GPUs 0-7`."""
     if unit != "GPU":
-        number = named(sum(map(len, pool.values())), unit)
+        number = counted(sum(map(len, pool.values())), unit)
         return f"{number} on {', '.join(pool)}" if any(pool) else number
     said = []
     for node, gpus in pool.items():
@@ -73,16 +71,19 @@ def _ended(line: Line, _unit: str) -> str:
     left = f", {line['left']} CANNOT BE ENDED" if line["left"] else ""
     nodes = ", ".join(line["unreachable"])
     unreachable = f"; not reached: {nodes}" if nodes else ""
-    found = "1 process" if line["found"] == 1 else f"{line['found']} processes"
-    return f"ended {found}{killed}{left}{unreachable} ({line['words']})"
+    return f"ended {counted(line['found'], 'process')}{killed}{left}{unreachable} ({line['words']})"
 
 
 def _failure(line: Line, _unit: str) -> str:
     where = f" (on {gpu_name(line['gpu'])})" if line.get("gpu") and line["kind"] != "gpu" else ""
-    good = line.get("checkpoint")
-    saved = "" if good is None else f"; newest good checkpoint: step {good}"
     number = line.get("launch")
-    return f"FAILED: {line['words']}{where}{saved}" + (f"; see {log_of(number)}" if number else "")
+    see = f"; see {log_of(number)}" if number else ""
+    return f"FAILED: {line['words']}{where}{_saved(line)}{see}"
+
+
+def _saved(line: Line) -> str:
+    good = line.get("checkpoint")
+    return "" if good is None else f"; newest good checkpoint: step {good}"
 
 
 def log_of(launch: int) -> str:
@@ -131,9 +132,7 @@ def _verdict(line: Line, _unit: str) -> str:
 
 
 def _over(line: Line, _unit: str) -> str:
-    good = line.get("checkpoint")
-    saved = "" if good is None else f"; newest good checkpoint: step {good}"
-    return f"{line['outcome']}: {line['words']}{saved}"
+    return f"{line['outcome']}: {line['words']}{_saved(line)}"
 
 
 _SAID: dict[str, Callable[[Line, str], str]] = {

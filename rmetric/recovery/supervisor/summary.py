@@ -266,14 +266,13 @@ def in_words(summary: Summary) -> str:
     """The summary as Markdown."""
     ettr = "unknown" if summary.ettr is None else f"{summary.ettr:.1%}"
     saved = summary.checkpoint
-    launches = "1 launch" if summary.launches == 1 else f"{summary.launches} launches"
     said = [
         "# What happened",
         "",
         f"**{summary.outcome}**{': ' if summary.words else ''}{summary.words}",
         "",
         f"- step reached: {'unknown' if summary.step is None else summary.step}",
-        f"- {launches}, {counted(len(summary.incidents), 'failure')}, "
+        f"- {counted(summary.launches, 'launch')}, {counted(len(summary.incidents), 'failure')}, "
         f"{counted(summary.steps_lost, 'step')} lost",
         f"- ETTR {ettr}: {summary.productive_seconds:.1f} s advanced the training "
         f"of {summary.wall_seconds:.1f} s",

@@ -48,7 +48,7 @@ from rmetric.recovery.supervisor.events import (
 )
 from rmetric.recovery.supervisor.journal import Journal, Lock, past_of
 from rmetric.recovery.supervisor.last_checkpoint import last_checkpoint
-from rmetric.recovery.supervisor.launch import Program
+from rmetric.recovery.supervisor.launch import Program, unit_of
 from rmetric.recovery.supervisor.spoken import spoken
 from rmetric.recovery.supervisor.summary import in_words, summarise
 from rmetric.recovery.supervisor.watch import (
@@ -149,7 +149,7 @@ class Supervisor:
         self._wake_at = self._look_at = 0.0
         self._code: int | None = None
         self._adopts = adopt
-        self._unit = "GPU" if program.visible or any(pool) else "process"
+        self._unit = unit_of(program, pool)
 
     def run(self) -> int:
         """Returns the exit code; raises LockedError where another supervisor is at it."""

@@ -12,6 +12,7 @@ from rmetric.recovery.run_folder import Heartbeat
 from rmetric.recovery.supervisor import diagnosis
 from rmetric.recovery.supervisor.allocation import Allocation, Gpu
 from rmetric.recovery.supervisor.events import Failure
+from rmetric.recovery.supervisor.spoken import gpu_name
 from rmetric.telemetry.sources import VerdictSource
 from rmetric.telemetry.verdict import GpuVerdict
 
@@ -174,7 +175,7 @@ class News:
 
 def words_of(verdict: GpuVerdict) -> str:
     """A verdict in a line."""
-    name = f"node {verdict.node} GPU {verdict.gpu}" if verdict.node else f"GPU {verdict.gpu}"
+    name = gpu_name((verdict.node, verdict.gpu))
     level = "at risk" if verdict.level == "risk" else verdict.level
     return f"{name} is {level}: {'; '.join(verdict.reasons) or verdict.action}"[:500]
 
