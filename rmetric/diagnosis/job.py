@@ -1,0 +1,186 @@
+"""What one pass over the logs of a job leaves: streams, events, matches. Never the lines.
+
+Its size grows with the number of streams and templates, not of lines.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+#: Characters of an entry that are kept.
+MAX_TEXT = 4000
+#: Last entries of a stream that are kept.
+TAIL = 20
+
+#: The stages of a job, in their usual order (L4, section 4.4); "" where none is known.
+STAGES = (
+    "launch", "initialise", "load data", "compile", "train", "evaluate", "checkpoint", "tear-down",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Occurrence:
+    """One log entry, where it stands; an entry of many lines is joined by newlines.
+
+    Attributes:
+        file: name of the file, as the user gave it or below the folder given.
+        line: its first line, from 1.
+        stream: key of the stream that said it, in `Job.streams`.
+        time: seconds since 1970 as the log states them (UTC where it names no zone), or since
+            boot in a kernel's log; None where it states none.
+        order: place among all entries of the job as they were read; within one file, and so
+            within a log that several ranks share, it is the order of writing.
+        event: number of its event.
+        text: without rank prefix and colours, at most `MAX_TEXT` characters.
+        step: training step or iteration last told by its stream; None before the first.
+        stage: stage of its stream at this entry.
+    """
+
+    file: str
+    line: int
+    stream: str
+    time: float | None
+    order: int
+    event: int
+    text: str
+    step: int | None = None
+    stage: str = ""
+
+
+@dataclass(kw_only=True)
+class Stream:
+    """One who speaks: a rank, or a node, or a file where nothing says more.
+
+    Attributes:
+        name: "rank 3", "node gpu-07" or the file's name; the key in `Job.streams`.
+        rank: global rank; None where not known.
+        node: the node's name; None where not known.
+        entries: number of entries.
+        first, last: the first and last entry that are no echo of a launcher.
+        first_time, last_time: seconds; None where it states no times.
+        tail: the last entries, at most `TAIL`.
+        steps: how many step lines it wrote.
+        first_step, last_step: of its step lines.
+        stage: the stage in which it was last.
+    """
+
+    name: str
+    rank: int | None = None
+    node: str | None = None
+    files: set[str] = field(default_factory=set)
+    entries: int = 0
+    first: Occurrence | None = None
+    first_time: float | None = None
+    last_time: float | None = None
+    tail: deque[Occurrence] = field(default_factory=lambda: deque(maxlen=TAIL))
+    steps: int = 0
+    first_step: int | None = None
+    last_step: int | None = None
+    stage: str = ""
+
+    @property
+    def last(self) -> Occurrence | None:
+        return self.tail[-1] if self.tail else None
+
+
+@dataclass(kw_only=True)
+class Event:
+    """One template of Drain within this job (L4, section 4.1).
+
+    Attributes:
+        template: with <*> and named masks for what varies.
+        counts: stream -> how often it said it.
+        first, last: of all streams.
+        first_of: stream -> its first occurrence, for the events that a signature matched only.
+    """
+
+    number: int
+    template: str
+    first: Occurrence
+    last: Occurrence
+    counts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts.values())
+
+
+@dataclass(kw_only=True)
+class Match:
+    """A signature of the fault library found in one stream (the key is both).
+
+    Attributes:
+        signature: id of the signature.
+        events: numbers of the events that it matched.
+        fields: what the pattern's named groups caught at the first occurrence, e.g. rank, xid.
+    """
+
+    signature: str
+    stream: str
+    count: int
+    first: Occurrence
+    last: Occurrence
+    events: set[int] = field(default_factory=set)
+    fields: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Iteration:
+    """An iteration that differs from those before it (L4, section 4.4).
+
+    Attributes:
+        step: the step its lines name, or its number from 0 where they name none.
+        similarity: mean similarity to the window before it, 1 is equal.
+        expected, deviation: mean and standard deviation of the similarities before it.
+        missing, extra: events that it lacks or has beside its predecessors.
+    """
+
+    stream: str
+    step: int
+    place: Occurrence
+    similarity: float
+    expected: float
+    deviation: float
+    missing: tuple[int, ...] = ()
+    extra: tuple[int, ...] = ()
+
+
+@dataclass(kw_only=True)
+class Job:
+    """One job, as its logs tell it.
+
+    Attributes:
+        files: name -> number of lines.
+        world_size: ranks, as the log says; None where it does not.
+        node_of_rank: rank -> node, as the log says.
+        matches: (signature, stream) -> match.
+        odd_iterations: stream -> the first that differs and any after it, at most 10.
+        stages: (stage, its first occurrence), whenever the job as a whole enters one.
+        succeeded: what says that the job reached its end as planned; None without such a line.
+        notes: what the reader of a diagnosis must know about the input: duplicates, two jobs in
+            a folder, lines cut, bytes that were no text, clocks that differ.
+    """
+
+    files: dict[str, int] = field(default_factory=dict)
+    streams: dict[str, Stream] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    matches: dict[tuple[str, str], Match] = field(default_factory=dict)
+    world_size: int | None = None
+    node_of_rank: dict[int, str] = field(default_factory=dict)
+    odd_iterations: dict[str, list[Iteration]] = field(default_factory=dict)
+    stages: list[tuple[str, Occurrence]] = field(default_factory=list)
+    succeeded: Occurrence | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def lines(self) -> int:
+        return sum(self.files.values())
+
+    @property
+    def silent_ranks(self) -> list[int]:
+        """Ranks below the world size that said nothing, where others did with their rank."""
+        heard = {one.rank for one in self.streams.values() if one.rank is not None}
+        if self.world_size is None or not heard:
+            return []
+        return [rank for rank in range(self.world_size) if rank not in heard]

@@ -1,0 +1,114 @@
+"""A diagnosis: what a person reads at 3 a.m. and a machine at any time."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+OUTCOMES = {
+    "healthy": "nothing speaks of a failure",
+    "failed": "the job failed",
+    "terminated": "the job was ended from outside: cancelled, preempted, out of its time",
+    "unknown": "the logs do not say",
+}
+#: From here on a diagnosis is called sure; below `LIKELY` it is offered as a candidate only.
+SURE, LIKELY = 0.8, 0.5
+#: At most so many nodes are named (L4, section 4.3).
+MAX_NODES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suspect:
+    """A rank or node that stands out.
+
+    Attributes:
+        name: of its stream, "rank 3" or "node gpu-07".
+        score: 0 to 1, the first is the most suspect.
+        why: in words, what speaks against it.
+    """
+
+    name: str
+    rank: int | None
+    node: str | None
+    score: float
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """An event that indicates the failure.
+
+    Attributes:
+        role: "cause", "symptom", "echo" or "ending" by the library; "odd" by the patterns.
+        signature: id in the library, "" without.
+        why: why it is shown: the signature's title, or which pattern found it.
+        who: streams that said it, the first that did first; at most 8.
+        time: of its first occurrence in seconds, None without.
+    """
+
+    role: str
+    signature: str
+    why: str
+    template: str
+    text: str
+    file: str
+    line: int
+    time: float | None
+    who: tuple[str, ...]
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A cause that may be it."""
+
+    cause: str
+    title: str
+    confidence: float
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """Why a job failed, or that it did not.
+
+    Attributes:
+        outcome: of `OUTCOMES`.
+        cause: a signature's id; None where it is not known.
+        family: the cause's class, "out of memory" for example.
+        title: the cause in words; where there is none, what is known.
+        actor: who should act: hardware, user, framework or platform.
+        confidence: in the cause, 0 to 1; in the outcome where there is no cause.
+        why: what the diagnosis rests on.
+        stage, iteration: where the job was; iteration is the last step told.
+        since: the first iteration that differed from those before; None where none did.
+        time: seconds, of the first entry of the cause.
+        to_do: what to do, in the imperative.
+        events: what indicates the failure, the cause first.
+        nodes: ranks or nodes that stand out, at most `MAX_NODES`; often none.
+        candidates: other causes, the most likely first.
+        notes: about the input.
+        job: files, lines, world_size, ranks heard, first and last time.
+    """
+
+    outcome: str
+    cause: str | None = None
+    family: str = ""
+    title: str = ""
+    actor: str | None = None
+    confidence: float = 0.0
+    why: str = ""
+    stage: str = ""
+    iteration: int | None = None
+    since: int | None = None
+    time: float | None = None
+    to_do: tuple[str, ...] = ()
+    events: tuple[Evidence, ...] = ()
+    nodes: tuple[Suspect, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+    notes: tuple[str, ...] = ()
+    job: dict[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values only, for `json.dumps`."""
+        return asdict(self)
