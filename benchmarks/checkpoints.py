@@ -35,6 +35,7 @@ from rmetric.recovery.checkpoints import Checkpoints, Done
 from rmetric.recovery.guard import Guard
 from rmetric.recovery.policy import PolicyConfig
 from rmetric.recovery.training_state import ModelState
+from rmetric.reporting.markers import fill
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "checkpoints.md"
 #: Name -> layers, width, rows of a batch.
@@ -185,10 +186,7 @@ def tables(report: dict[str, Any]) -> str:
 
 
 def write_page(report: dict[str, Any]) -> None:
-    page = PAGE.read_text()
-    before, _, rest = page.partition("<!-- costs -->")
-    _, _, after = rest.partition("<!-- /costs -->")
-    PAGE.write_text(f"{before}<!-- costs -->\n{tables(report)}\n<!-- /costs -->{after}")
+    fill(PAGE, {"costs": tables(report)}.get, ["costs"])
 
 
 def main() -> None:

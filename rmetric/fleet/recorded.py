@@ -22,6 +22,7 @@ from rmetric.fleet.vectorised_risk import AS_CODED, as_coded
 from rmetric.logs import LogError
 from rmetric.reporting.table import Cell, Column, Table
 from rmetric.strict_json import field, mapping, number, parse_line, text, whole_number
+from rmetric.telemetry.changes import Counters
 from rmetric.telemetry.judge import Judge
 from rmetric.telemetry.lines import LAST_TIME, Heard, read_recording
 from rmetric.telemetry.reading import Reading
@@ -145,7 +146,7 @@ class _Watcher:
     def __init__(self) -> None:
         self._judge = Judge(0)
         self._scores = {"risk": RiskScore(), "coded": RiskScore(AS_CODED)}
-        self._counts: dict[str, int] = {}
+        self._counters = Counters()
         self._corrected: deque[tuple[float, int]] = deque()
         self._hour: float | None = None
 
@@ -173,7 +174,7 @@ class _Watcher:
         risk = self._scores["risk"].update(reading).value
         coded = self._scores["coded"].update(as_coded(reading)).value
         celsius, limit = reading.temperature_celsius, reading.slowdown_temperature_celsius
-        corrected, uncorrected = (self._rise(reading, name) for name in COUNTERS)
+        corrected, uncorrected = (self._counters.rise(reading, name) for name in COUNTERS)
         if corrected:
             self._corrected.append((reading.time, corrected))
         return {
@@ -182,13 +183,6 @@ class _Watcher:
             "temperature": np.nan if celsius is None or limit is None else celsius - limit,
             "uncorrected": float(uncorrected),
         }
-
-    def _rise(self, reading: Reading, counter: str) -> int:
-        now: int | None = getattr(reading, counter)
-        if now is None:
-            return 0
-        before, self._counts[counter] = self._counts.get(counter, now), now
-        return max(0, now - before)
 
     def _new_hour(self, heard: Heard) -> float:
         if self._hour is not None and heard.time < self._hour + HOUR:

@@ -114,14 +114,19 @@ def _score(strata: Strata, horizon: str, name: str, title: str) -> tuple[Cell, .
 
 
 def _shares(strata: Strata) -> Table:
+    false = {
+        (horizon, one.name): estimates.false_alarms(strata, horizon, one.name)
+        for horizon in HORIZONS
+        for one in PREDICTORS
+    }
     rows: list[tuple[Cell, ...]] = []
     for share in SHARES:
         for one in PREDICTORS:
             row: list[Cell] = [f"{100 * share:.0f} %", one.title]
             for horizon in HORIZONS:
                 found = estimates.recall(strata, share, horizon, one.name)
-                false = estimates.false_alarms(strata, horizon, one.name)
-                row += [percent(found), percent(estimates.precision(found, false))]
+                right = estimates.precision(found, false[horizon, one.name])
+                row += [percent(found), percent(right)]
             rows.append(tuple(row))
     of_horizon = [
         Column(label=f"{what}, {horizon} (%)", digits=digits)

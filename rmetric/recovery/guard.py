@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from rmetric.recovery.askers import Askers
 from rmetric.recovery.checkpoints import Checkpoints, Done, Failed, Good
 from rmetric.recovery.interval import Advice, FailureRate, advise
-from rmetric.recovery.policy import SOURCES, CheckpointPolicy, PolicyConfig, Request, Vote
+from rmetric.recovery.policy import CheckpointPolicy, PolicyConfig, Request, Vote, check_source
 from rmetric.recovery.process_signals import SIGNALS
 from rmetric.recovery.ranks import Ranks
 from rmetric.recovery.run_folder import RunFolder
@@ -107,10 +107,9 @@ class Guard:
         self._config, self._state, self._about, self._own = policy, state, about, own
         self._check_every, self._clock = check_every, clock
         self._grace, self._beat_every = grace_seconds, heartbeat_seconds
-        self._in_flight: Vote | None = None
         self._outcome: Done | Failed | None = None
         self._times: list[Done] = []
-        self._calls = self._last_step = self._saving_step = 0
+        self._calls = self._last_step = 0
         self._beat_at, self._phase, self._said, self._over = -inf, "", "", False
         self._askers = Askers(
             signals=signals,
@@ -170,22 +169,21 @@ class Guard:
 
         Raises ValueError for a source that is none of `rmetric.recovery.policy.SOURCES`.
         """
-        if source not in SOURCES:
-            raise ValueError(f"source is {source!r}: it must be of {', '.join(SOURCES)}")
+        check_source(source)
         self._askers.ask(source=source, reason=reason, fatal=fatal, key=key)
 
     def adopt(self, step: int) -> None:
         """The training has begun a save of its own, on all ranks; the saver says how it ends."""
-        if self._in_flight is None and step != self.policy.durable_step:
+        if self.policy.in_flight is None and step != self.policy.durable_step:
             self.policy.begin(self._clock(), step, Vote.REGULAR)
-            self._in_flight, self._outcome, self._saving_step = Vote.REGULAR, None, step
+            self._outcome = None
 
     def save(self, step: int, reason: str = "the training asks") -> Done | Failed | None:
         """Save now and wait until it is durable; all ranks call it, at the end for example.
 
         None where `step` is durable already.
         """
-        if self._in_flight is not None:
+        if self.policy.in_flight is not None:
             self._settle_together()
         if step == self.policy.durable_step and (self.last or self.resumed):
             return None
@@ -200,7 +198,7 @@ class Guard:
         Args:
             finished: the training reached its end, and is not to be started again.
         """
-        if self._in_flight is not None:
+        if self.policy.in_flight is not None:
             self._beat("saving")
             self._settle(self._outcome or self.checkpoints.wait(0.0 if self._over else 600.0))
         self._askers.close()
@@ -237,11 +235,11 @@ class Guard:
 
     def _agree(self, step: int) -> _Agreed:
         now = self._clock()
-        if self._in_flight is not None and self._outcome is None:
+        if self.policy.in_flight is not None and self._outcome is None:
             self._outcome = self.checkpoints.poll()
         vote = self.policy.vote(now, step)
         self._tell_why_not()
-        running = self._in_flight is not None and self._outcome is None
+        running = self.policy.in_flight is not None and self._outcome is None
         over = self._askers.ends_at <= now
         failed = isinstance(self._outcome, Failed)
         said = (vote, running, failed, self.policy.ending, over)
@@ -253,7 +251,7 @@ class Guard:
         if agreed.over:
             logger.error("rmetric: the time to save is over: the training ends at step %d", step)
             self.should_stop = self._over = True
-        elif self._in_flight is not None and not agreed.running:
+        elif self.policy.in_flight is not None and not agreed.running:
             self._settle(self._outcome, failed=agreed.failed)
         elif agreed.vote:
             self._begin(step, agreed.vote)
@@ -261,7 +259,7 @@ class Guard:
             return False
         if self.checkpoints.saves_later:
             return False
-        if agreed.ending and self._in_flight is not None:
+        if agreed.ending and self.policy.in_flight is not None:
             self._beat("saving")
             self._outcome = self._outcome or self.checkpoints.wait(min(self._grace, 1.0))
         return True
@@ -269,7 +267,7 @@ class Guard:
     def _begin(self, step: int, vote: Vote) -> None:
         self._beat("saving")
         self.policy.begin(self._clock(), step, vote)
-        self._in_flight, self._outcome, self._saving_step = vote, None, step
+        self._outcome = None
         state, about, own, problem = {}, None, None, ""
         try:
             state = self._state()
@@ -290,11 +288,12 @@ class Guard:
 
     def _settle(self, outcome: Done | Failed | None, *, failed: bool = False) -> None:
         """The save in flight has ended, on any rank as a failure if `failed`."""
-        vote, self._in_flight, self._outcome = self._in_flight, None, None
+        save, self._outcome = self.policy.in_flight, None
+        assert save is not None
         if outcome is None:
-            outcome = Failed(step=self._saving_step, problem="it did not end in time")
+            outcome = Failed(step=save.step, problem="it did not end in time")
         elif failed and isinstance(outcome, Done):
-            outcome = Failed(step=self._saving_step, problem="on another rank")
+            outcome = Failed(step=save.step, problem="on another rank")
         self.last = outcome
         if isinstance(outcome, Failed):
             self.problem = outcome.problem
@@ -308,7 +307,7 @@ class Guard:
         self._times = [*self._times[-19:], outcome]
         self._answer(self.policy.committed(), outcome.step)
         logger.info("rmetric: step %d is durable and good: %s", outcome.step, outcome.path)
-        self.should_stop = self.should_stop or vote is Vote.FINAL
+        self.should_stop = self.should_stop or save.vote is Vote.FINAL
 
     def _answer(self, requests: tuple[Request, ...], step: int) -> None:
         number = self._askers.in_folder(one.number for one in requests)

@@ -102,10 +102,7 @@ class GuardCallback(TrainerCallback):
     ) -> None:
         if self.guard is None:
             return
-        step, path = (
-            state.global_step,
-            Path(str(args.output_dir)) / f"checkpoint-{state.global_step}",
-        )
+        step, path = state.global_step, _checkpoint_of(args, state)
         self.guard.adopt(step)
         problem, kept = self._saver.problem, None
         if not problem and self._read_back and self.guard.ranks.rank == 0:
@@ -127,8 +124,8 @@ class GuardCallback(TrainerCallback):
             except Exception as error:
                 self._saver.problem = f"{type(error).__name__}: {error}"
                 if trainer.args.should_save:  # what is half written must not be resumed from
-                    name = f"checkpoint-{trainer.state.global_step}"
-                    shutil.rmtree(Path(str(trainer.args.output_dir)) / name, ignore_errors=True)
+                    half = _checkpoint_of(trainer.args, trainer.state)
+                    shutil.rmtree(half, ignore_errors=True)
 
         return followed
 
@@ -160,16 +157,7 @@ class _TrainerSaver:
         self._began = time.perf_counter()
         self._outcome: Done | Failed | None = None
 
-    def begin(
-        self,
-        step: int,
-        state: Mapping[str, Any],
-        about: Mapping[str, Any] | None = None,
-        *,
-        own: Any = None,
-        request: int = 0,
-        problem: str = "",
-    ) -> None:
+    def begin(self, step: int, *_: Any, **__: Any) -> None:
         self.asked, self._outcome, self._began = True, None, time.perf_counter()
 
     def ended(self, step: int, path: Path, problem: str, kept: Path | None) -> None:
@@ -215,6 +203,11 @@ def not_finite(checkpoint: Path) -> str:
     except Exception as error:
         return f"it cannot be read back: {type(error).__name__}: {error}"
     return ""
+
+
+def _checkpoint_of(args: TrainingArguments, state: TrainerState) -> Path:
+    """Where the Trainer saves the step at hand."""
+    return Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
 
 
 def _put_aside(checkpoint: Path) -> Path | None:

@@ -107,15 +107,14 @@ class _Hook:
     def __init__(
         self, training: Any, policy: PolicyConfig | None, settings: dict[str, Any]
     ) -> None:
-        self.training, self.guard = training, None
+        self.training = training
+        self.guard: Guard | None = None
         self._policy, self._settings = policy, settings
         self._saver = _MegatronSaver(training)
         self._save = training.save_checkpoint_and_time
         decide = training.checkpoint_and_decide_exit
         training.save_checkpoint_and_time = self._noting(self._save)
         training.checkpoint_and_decide_exit = self._asking(decide)
-
-    guard: Guard | None
 
     def _noting(self, save: Callable[..., Any]) -> Callable[..., Any]:
         bind = inspect.signature(save).bind
@@ -176,16 +175,7 @@ class _MegatronSaver:
         self._found_before = -1
         self._began = self._blocking = 0.0
 
-    def begin(
-        self,
-        step: int,
-        state: Mapping[str, Any],
-        about: Mapping[str, Any] | None = None,
-        *,
-        own: Any = None,
-        request: int = 0,
-        problem: str = "",
-    ) -> None:
+    def begin(self, step: int, *_: Any, **__: Any) -> None:
         self.follows(step)
         self.save()
         self._blocking = time.perf_counter() - self._began

@@ -14,6 +14,12 @@ CONDITIONS = ("risk", "rule", "alarm")
 HOUR = 3600.0
 
 
+def check_source(source: str) -> None:
+    """Raise ValueError for whoever is none of `SOURCES`."""
+    if source not in SOURCES:
+        raise ValueError(f"source is {source!r}: it must be of {', '.join(SOURCES)}")
+
+
 class Vote(IntEnum):
     """What one rank wants at a step boundary; all ranks do the greatest of their votes."""
 
@@ -100,6 +106,7 @@ class PolicyConfig:
 class _Save:
     step: int
     began: float
+    vote: Vote
     answers: tuple[int, ...]
 
 
@@ -165,8 +172,7 @@ class CheckpointPolicy:
         request, and becomes fatal or final if this one is. None for a condition that was
         answered and lasts. Raises ValueError for an unknown source.
         """
-        if source not in SOURCES:
-            raise ValueError(f"source is {source!r}: it must be of {', '.join(SOURCES)}")
+        check_source(source)
         key, fatal = f"{source}: {reason}" if key is None else key, fatal or final
         if key in self._standing and self._standing[key] >= fatal and source in CONDITIONS:
             self._repeated[key] = self._standing[key]
@@ -210,7 +216,7 @@ class CheckpointPolicy:
         """All ranks save the state after `step`, for the greatest of their votes."""
         if self.in_flight is not None:
             raise RuntimeError(f"the save of step {self.in_flight.step} is still in flight")
-        self.in_flight = _Save(step=step, began=now, answers=tuple(self.pending))
+        self.in_flight = _Save(step=step, began=now, vote=vote, answers=tuple(self.pending))
         if vote in self._begun:
             self._begun[vote].append(now)
 

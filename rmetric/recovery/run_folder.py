@@ -27,8 +27,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rmetric.logs import write_atomically
 from rmetric.recovery.layout import Layout
-from rmetric.recovery.policy import SOURCES
+from rmetric.recovery.policy import check_source
 
 #: The run folder, for the training that was launched.
 FOLDER_VARIABLE = "RMETRIC_FOLDER"
@@ -115,8 +116,7 @@ class RunFolder:
 
         What is left while another waits takes its place, and keeps what that asked for.
         """
-        if source not in SOURCES:
-            raise ValueError(f"source is {source!r}: it must be of {', '.join(SOURCES)}")
+        check_source(source)
         with self._alone():
             last, answered = self.request(), self.answered()
             number = max(answered, last.number if last else 0) + 1
@@ -221,9 +221,7 @@ class RunFolder:
 
 def _replace(path: Path, entry: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    part.write_text(json.dumps(entry))
-    part.replace(path)
+    write_atomically(path, [json.dumps(entry).encode()])
 
 
 def _read(path: Path) -> dict[str, Any] | None:

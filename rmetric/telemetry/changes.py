@@ -21,6 +21,26 @@ RISES = {
 FLAGS = ("row_remap_pending", "row_remap_failed", "page_retirement_pending")
 
 
+class Counters:
+    """The counters of one GPU, each as it was when it was last told.
+
+    >>> counters = Counters()
+    >>> [counters.rise(Reading(gpu=0, time=0.0, pcie_replays=n), "pcie_replays") for n in (7, 9, 0)]
+    [0, 2, 0]
+    """
+
+    def __init__(self) -> None:
+        self.told: dict[str, int] = {}
+
+    def rise(self, reading: Reading, counter: str) -> int:
+        """By how much a counter rose since it was last told; a fall is a new level, and none."""
+        now: int | None = getattr(reading, counter)
+        if now is None:
+            return 0
+        before, self.told[counter] = self.told.get(counter, now), now
+        return max(0, now - before)
+
+
 class Changes:
     """What is new about one GPU: `update(reading)` returns the kinds of its events.
 
@@ -46,13 +66,13 @@ class Changes:
 
     def __init__(self, quiet: float) -> None:
         self.quiet = quiet
-        self._counters: dict[str, int] = {}
+        self._counters = Counters()
         self._states: set[str] | None = None
         self._last_seen: dict[str, float] = {}
 
     def update(self, reading: Reading) -> list[str]:
         """Take the next reading, in the order of their times."""
-        rises = [kind for counter, kind in RISES.items() if self._rose(reading, counter)]
+        rises = [kind for counter, kind in RISES.items() if self._counters.rise(reading, counter)]
         return list(dict.fromkeys(rises)) + self._entered(states(reading), reading.time)
 
     def gone(self, kind: str, time: float) -> list[str]:
@@ -68,13 +88,6 @@ class Changes:
         before, self._states = self._states, now
         fresh = [kind for kind in sorted(now) if self.begins(kind, time)]
         return [] if before is None else [kind for kind in fresh if kind not in before]
-
-    def _rose(self, reading: Reading, counter: str) -> bool:
-        now = getattr(reading, counter)
-        if now is None:
-            return False
-        before, self._counters[counter] = self._counters.get(counter, now), now
-        return bool(now > before)
 
 
 def states(reading: Reading) -> set[str]:

@@ -151,11 +151,9 @@ def write_textfile(path: Path, watched: Watched) -> None:
 
 def exposition(watched: Watched) -> bytes:
     """The metrics in Prometheus's text format."""
-    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client import generate_latest
 
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(PrometheusCollector(watched))
-    return bytes(generate_latest(registry))
+    return bytes(generate_latest(_registry(watched)))
 
 
 def serve(watched: Watched, port: int, address: str = "127.0.0.1") -> Any:
@@ -163,15 +161,21 @@ def serve(watched: Watched, port: int, address: str = "127.0.0.1") -> Any:
 
     Port 0 is any free one. Raises OSError, which names it, where the address cannot be had.
     """
-    from prometheus_client import CollectorRegistry, start_http_server
+    from prometheus_client import start_http_server
 
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(PrometheusCollector(watched))
     try:
-        server, _ = start_http_server(port, address, registry)
+        server, _ = start_http_server(port, address, _registry(watched))
     except OSError as error:
         raise OSError(error.errno, error.strerror, f"{address}, port {port}") from None
     return server
+
+
+def _registry(watched: Watched) -> Any:
+    from prometheus_client import CollectorRegistry
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(PrometheusCollector(watched))
+    return registry
 
 
 def _family(metric: _Metric) -> Any:

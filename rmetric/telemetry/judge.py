@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rmetric.telemetry.changes import Counters
 from rmetric.telemetry.reading import Reading
 from rmetric.telemetry.risk import Risk, RiskConfig, RiskScore
 from rmetric.telemetry.rules import EXPLAINED_BY, SILENT, Rule, held, rule_of
@@ -16,9 +17,8 @@ _MEASURED = {
     "utilisation_drop": "down by {0:.0%}",
     "temperature_rise": "{0:+.1f} °C a minute; full at {config.temperature_rise_full:g}",
 }
-_LEVEL = {level: place for place, level in enumerate(LEVELS)}
-_ACTION = {action: place for place, action in enumerate(ACTIONS)}
-_GONE = ("gpu_lost", "gpu_reset_required")
+#: Kinds of events after which a GPU does not answer until it is read again.
+GONE = ("gpu_lost", "gpu_reset_required")
 
 
 class Judge:
@@ -60,15 +60,15 @@ class Judge:
         self._at_risk = False
         self._states: set[str] = set()
         self._last_seen: dict[str, float] = {}
-        self._uncorrected: int | None = None
+        self._counters = Counters()
         self._silence = ""
 
     def take(self, reading: Reading) -> GpuVerdict:
         """The verdict after the next reading."""
         self._silence = ""
-        for kind in _GONE:
+        for kind in GONE:
             self._last_seen.pop(kind, None)
-        if self._new_uncorrected(reading.ecc_uncorrected_errors):
+        if self._counters.rise(reading, "ecc_uncorrected_errors"):
             self._last_seen["ecc_uncorrected"] = reading.time
         self._states = held(reading)
         self._risk, self._reading = self._score.update(reading), reading
@@ -84,7 +84,7 @@ class Judge:
 
     def silent(self, time: float, why: str) -> GpuVerdict:
         """The verdict while nothing is heard of the GPU; `why` is told as it is."""
-        if not set(self._last_seen) & set(_GONE):
+        if not set(self._last_seen) & set(GONE):
             self._silence = why
         return self.verdict(time)
 
@@ -100,8 +100,8 @@ class Judge:
             gpu=self.gpu,
             node=self.node,
             time=time,
-            level=max(levels, key=_LEVEL.__getitem__),
-            action=max(actions, key=_ACTION.__getitem__),
+            level=max(levels, key=LEVELS.index),
+            action=max(actions, key=ACTIONS.index),
             risk=self._risk.value if self._risk else None,
             reachable=self._risk.reachable if self._risk else None,
             factors=dict(self._risk.factors) if self._risk else {},
@@ -140,8 +140,8 @@ class Judge:
         if kind == "over_temperature" and kind in self._states and reading is not None:
             celsius, limit = reading.temperature_celsius, reading.slowdown_temperature_celsius
             return f"{celsius:.0f} °C, its limit is {limit:.0f} °C"
-        if kind == "ecc_uncorrected" and self._uncorrected is not None:
-            return f"{self._uncorrected} since the driver was loaded"
+        if kind == "ecc_uncorrected" and "ecc_uncorrected_errors" in self._counters.told:
+            return f"{self._counters.told['ecc_uncorrected_errors']} since the driver was loaded"
         return ""
 
     def _score_in_words(self) -> str:
@@ -173,9 +173,3 @@ class Judge:
             high=high,
             window=self._hold,
         )
-
-    def _new_uncorrected(self, now: int | None) -> bool:
-        """Whether the counter rose above what was last known; a fall is a new level."""
-        before = self._uncorrected
-        self._uncorrected = before if now is None else now
-        return now is not None and before is not None and now > before

@@ -7,6 +7,7 @@ from dataclasses import astuple, dataclass
 from math import isfinite, sqrt
 from operator import mul
 
+from rmetric.telemetry.changes import Counters
 from rmetric.telemetry.reading import Reading
 from rmetric.telemetry.risk_config import ERRORS, FACTORS, RiskConfig, RiskWeights
 
@@ -68,7 +69,7 @@ class RiskScore:
         self._sum = self.config.weights.sum
         self._temperature, self._power = _Window(), _Window()
         self._utilisation, self._errors = _Window(), _Window()
-        self._counters: dict[str, int] = {}
+        self._counters = Counters()
 
     def update(self, reading: Reading) -> Risk:
         """Take the next reading, in the order of their times."""
@@ -119,15 +120,11 @@ class RiskScore:
         past.cut(time - self.config.window * self.config.interval, self.config.window)
 
     def _new_errors(self, reading: Reading) -> float:
-        """Rises since the reading before, each as a share of a full one; a fall is a new level."""
-        new = 0.0
-        for counter, full in ERRORS.items():
-            now = getattr(reading, counter)
-            if now is not None:
-                before, self._counters[counter] = self._counters.get(counter, now), now
-                if now > before:
-                    new += (now - before) / getattr(self.config, full)
-        return new
+        """Rises since the reading before, each as a share of a full one."""
+        return sum(
+            self._counters.rise(reading, counter) / getattr(self.config, full)
+            for counter, full in ERRORS.items()
+        )
 
     def _measured_errors(self, reading: Reading) -> float | None:
         if all(getattr(reading, counter) is None for counter in ERRORS):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from rmetric.telemetry.judge import Judge
+from rmetric.telemetry.judge import GONE, Judge
 from rmetric.telemetry.lines import Heard
 from rmetric.telemetry.reading import Reading
 from rmetric.telemetry.risk import RiskConfig
@@ -93,7 +93,7 @@ class Judges:
             return  # the reading that follows says what there is
         else:
             verdict = judge.happened(heard.kind, heard.time)
-            if heard.kind.startswith("gpu_"):
+            if heard.kind in GONE:
                 self.readings.pop(verdict.key, None)
         self.verdicts.add(verdict)
 
