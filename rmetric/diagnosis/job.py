@@ -62,6 +62,7 @@ class Stream:
         tail: the last entries, at most `TAIL`.
         steps: how many step lines it wrote.
         first_step, last_step: of its step lines.
+        last_step_at: the entry that told the last step.
         stage: the stage in which it was last.
     """
 
@@ -77,6 +78,7 @@ class Stream:
     steps: int = 0
     first_step: int | None = None
     last_step: int | None = None
+    last_step_at: Occurrence | None = None
     stage: str = ""
 
     @property
