@@ -7,6 +7,9 @@ from dataclasses import dataclass
 #: Who should act.
 ACTORS = ("hardware", "user", "framework", "platform")
 
+#: How grave an entry calls itself; "" where it does not say.
+LEVELS = ("error", "warning", "info", "")
+
 #: What a matched entry says about the failure.
 ROLES = {
     "cause": "says what went wrong: an exception, an Xid, a kernel's out-of-memory kill",
@@ -37,6 +40,7 @@ class Signature:
         rank: the more specific, the higher: of several that match one entry the highest counts;
             0 is the generic ones (any exception, any line of level ERROR).
         confidence: how sure the diagnosis is if this is all there is, 0 to 1.
+        levels: of `LEVELS`, those of the entries that it looks at; () for all.
         to_do: what to do, one to three short sentences in the imperative.
         survivable: a training often goes on after it, so it explains a failure only at the end.
         source: where it is documented: a page's title or an issue (owner/name#number).
@@ -51,6 +55,7 @@ class Signature:
     patterns: tuple[str, ...]
     gates: tuple[str, ...]
     to_do: tuple[str, ...]
+    levels: tuple[str, ...] = ()
     rank: int = 50
     confidence: float = 0.9
     survivable: bool = False

@@ -1,0 +1,172 @@
+"""The fault library: each signature against its own examples and against all the others."""
+
+import pickle
+import warnings
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmetric.diagnosis.library import Library, SignatureError, form_of
+from rmetric.diagnosis.library.files import QUIET_ROLES, check
+from rmetric.telemetry.xid import CATALOGUE
+
+LIBRARY = Library.shipped()
+ALL = list(LIBRARY)
+POSITIVES = [pytest.param(one, text, id=f"{one.id}-{place}") for one in ALL
+             for place, text in enumerate(one.matches)]  # fmt: skip
+OWN = """
+- id: my_fault
+  family: own
+  title: Our service is away
+  role: cause
+  actor: platform
+  patterns: ['service (?<host>\\S+) is away']
+  gates: [is away]
+  to_do: [Call the service desk.]
+  matches: ['service alpha is away']
+  misses: ['service alpha is a way to go']
+"""
+
+
+def level_of(one):
+    return one.levels[0] if one.levels else ""
+
+
+@pytest.mark.parametrize("one", ALL, ids=lambda one: one.id)
+def test_signature_is_sound(one):
+    check(LIBRARY.files[one.id], one)
+    assert one.source
+    assert one.matches
+    assert one.misses
+    assert bool(one.to_do) or one.role in QUIET_ROLES
+    assert all(text[0].isupper() and text[-1] in ".!?)" for text in one.to_do)
+
+
+@pytest.mark.parametrize(("one", "text"), POSITIVES)
+def test_positive_is_found_through_the_gate_and_is_the_best(one, text):
+    assert any(LIBRARY.gate(form_of(line)) for line in text.split("\n"))
+    assert LIBRARY.find(text, level_of(one))[0][0].id == one.id
+
+
+@pytest.mark.parametrize("one", ALL, ids=lambda one: one.id)
+def test_near_miss_is_not_matched(one):
+    for text in one.misses:
+        assert one.id not in [each.id for each, _ in LIBRARY.find(text, level_of(one))]
+
+
+def test_every_named_positive_is_of_one_signature_only_as_the_best():
+    """No two signatures share an example: one of them would be dead."""
+    texts = [text for one in ALL for text in one.matches]
+    assert len(texts) == len(set(texts))
+
+
+def test_there_are_at_least_sixty():
+    assert len(ALL) >= 60
+
+
+@given(st.text(max_size=200))
+def test_what_no_gate_finds_no_signature_matches(text):
+    if not any(LIBRARY.gate(form_of(line)) for line in text.split("\n")):
+        assert LIBRARY.find(text) == []
+
+
+def load(tmp_path, text, name="own.yaml"):
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return Library.load([path])
+
+
+def test_own_signatures_stand_beside_the_shipped(tmp_path):
+    library = load(tmp_path, OWN)
+    assert len(library) == len(LIBRARY) + 1
+    assert library["my_fault"].actor == "platform"
+    ((found, fields),) = library.find("12:00 service alpha is away")
+    assert (found.id, fields) == ("my_fault", {"host": "alpha"})
+
+
+BAD = {
+    "pattern": ("(?<host>\\S+) is", "(?<host>\\S+ is", "patterns: found .*missing"),
+    "key": ("family: own", "famly: own", "famly: found no such field"),
+    "missing": ("  family: own\n", "", "family: found nothing"),
+    "role": ("role: cause", "role: reason", "role: found 'reason'.*cause, symptom"),
+    "actor": ("actor: platform", "actor: nobody", "actor: found 'nobody'.*hardware, user"),
+    "quiet": ("role: cause", "role: harmless", "actor: found 'platform', accepted is none"),
+    "id": ("id: my_fault", "id: My fault", "id: found 'My fault'"),
+    "twice": ("id: my_fault", "id: cuda_out_of_memory", "cuda_out_of_memory: id: found one given"),
+    "type": ("title: Our service is away", "title: 12", "title: found 12, accepted is a text"),
+    "list": ("[is away]", "is away", "gates: found 'is away', accepted is a list of texts"),
+    "empty": ("[is away]", "[]", "gates: found nothing"),
+    "gate": ("[is away]", "[was away]", "gates: found 'service alpha is away'"),
+    "gate case": ("[is away]", "[Is Away]", "gates: found 'Is Away'.*lower case"),
+    "rank": ("family: own", "family: own\n  rank: high", "rank: found 'high'.*whole number"),
+    "bool": ("family: own", "family: own\n  survivable: 3", "survivable: found 3.*true"),
+    "sure": ("family: own", "family: own\n  confidence: 7", "confidence: found 7.*0 to 1"),
+    "level": ("family: own", "family: own\n  levels: [loud]", "levels: found 'loud'.*error"),
+    "match": ("matches: ['service alpha", "matches: ['servant alpha", "matches: found 'servant"),
+    "miss": ("service alpha is a way", "service alpha is away", "misses: found 'service alpha"),
+    "all": ("'service (?<host>", "'(?:service)?|(?<host>", "patterns: found .*needs some text"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_wrong_file_names_file_signature_and_field(tmp_path, case):
+    before, after, words = BAD[case]
+    assert before in OWN
+    with pytest.raises(SignatureError, match=f"own.yaml: .*{words}"):
+        load(tmp_path, OWN.replace(before, after))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("", "found nothing, expected a list"), ("id: x", "found a mapping"), ("- x", "found a text"),
+     ("- [", "cannot be read as YAML")],
+)  # fmt: skip
+def test_a_file_of_another_shape_is_refused(tmp_path, text, words):
+    with pytest.raises(SignatureError, match=f"own.yaml: .*{words}"):
+        load(tmp_path, text)
+
+
+def test_a_missing_file_is_one_error(tmp_path):
+    with pytest.raises(SignatureError, match=r"absent.yaml: cannot be read"):
+        Library.load([tmp_path / "absent.yaml"])
+
+
+def test_a_pattern_that_never_ends_is_switched_off_with_one_warning(tmp_path):
+    library = load(tmp_path, OWN.replace("service (?<host>\\S+)", "(?<host>(?:[a-z ]+)+)"))
+    endless = "a" * 300 + "! is away"
+    with pytest.warns(UserWarning, match=r"own.yaml: my_fault: switched off"):
+        assert library.find(endless) == []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert library.find(endless) == []
+        assert library.find("service alpha is away") == []
+
+
+def test_levels_limit_where_a_signature_looks(tmp_path):
+    library = load(tmp_path, OWN.replace("family: own", "family: own\n  levels: [error]"))
+    assert library.find("service alpha is away", "info") == []
+    assert len(library.find("service alpha is away", "error")) == 1
+
+
+def test_harmless_takes_the_place_of_all_others(tmp_path):
+    quiet = OWN.replace("actor: platform", "rank: 1").replace("cause", "harmless")
+    library = load(tmp_path, OWN + quiet.replace("my_fault", "my_noise"))
+    assert [one.id for one, _ in library.find("service alpha is away")] == ["my_noise"]
+
+
+def test_a_library_can_be_sent_to_another_process():
+    again = pickle.loads(pickle.dumps(LIBRARY))
+    assert again.find(ALL[0].matches[0]) == LIBRARY.find(ALL[0].matches[0])
+
+
+def test_xids_are_judged_as_the_telemetry_judges_them():
+    """What is the program's own doing there is not the hardware's fault here."""
+    for number, entry in CATALOGUE.items():
+        found = LIBRARY.find(f"NVRM: Xid (PCI:0000:3b:00): {number}, pid=4711, name=python")
+        assert found, number
+        assert found[0][1]["xid"] == str(number)
+        if entry.about == "application":
+            assert found[0][0].actor == "user", number
+        elif entry.level == "fatal":
+            assert found[0][0].actor == "hardware", number
