@@ -1,0 +1,289 @@
+"""`diagnose`: from the logs of a job to why it failed, or that it did not, or 'I don't know'.
+
+In two minutes: one pass over the logs makes a `Job` (ingest.py). Known faults that the training
+did not live through are its possible causes, the earliest specific one the best (causes.py). What
+stands out in space, in time and by its absence (patterns/, channels.py) says where, and stands in
+for the library where that knows nothing. `decide` puts it together, and is the place to read next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rmetric.diagnosis import suspects as suspicion
+from rmetric.diagnosis.causes import Cause, collect, weigh
+from rmetric.diagnosis.channels import Found, Known, Switches, look
+from rmetric.diagnosis.evidence import of_causes, of_odd_events
+from rmetric.diagnosis.ingest import ingest
+from rmetric.diagnosis.job import Job, Occurrence
+from rmetric.diagnosis.library import Library
+from rmetric.diagnosis.moments import Moments
+from rmetric.diagnosis.pool import Pool, learn, ordinary
+from rmetric.diagnosis.result import LIKELY, Candidate, Diagnosis, Evidence, Suspect
+
+MAX_CANDIDATES = 5
+#: A second cause of another family that is nearly as good makes the first less sure.
+RIVAL, RIVALLED = 0.9, 0.85
+#: Confidence that a job is healthy: its end is stated; it trained and nothing speaks of a failure.
+ENDED_WELL, NOTHING_BAD = 0.97, 0.6
+#: Least score of a suspect, by its absence alone, to call the job failed.
+ABSENT = 0.6
+#: What stands for a cause that left no line: (id, family, title, what to do).
+SILENCE = (
+    "rank_fell_silent",
+    "silent rank",
+    "{who} stopped writing while others went on: killed, hung or cut off",
+    (
+        "Look at the node's kernel log (OOM kill, Xid) and at the scheduler's record of the task.",
+        "If the process is still there, take its stack (py-spy dump) before you kill it.",
+    ),
+)
+
+
+def diagnose(
+    paths: Sequence[str | Path],
+    healthy: Sequence[str | Path] = (),
+    pool: Pool | None = None,
+    signatures: Sequence[str | Path] = (),
+    *,
+    cores: int = 1,
+    switches: Switches | None = None,
+    seed: int = 0,
+) -> Diagnosis:
+    """Why the job that wrote these logs failed, or that it did not.
+
+    Args:
+        paths: files and folders of one job.
+        healthy: logs of successful jobs of similar settings; each file or folder is one job.
+        pool: learnt from such jobs before (`rmetric logs learn`).
+        signatures: YAML files of own signatures, beside those that are shipped.
+        cores: files are read in so many processes.
+        seed: of the Isolation Forest.
+
+    Raises OSError for a path that cannot be read and ValueError for bad signatures.
+    """
+    library = Library.load(signatures) if signatures else Library.shipped()
+    job = ingest(paths, library, cores=cores)
+    siblings = [ingest([path], library, cores=cores) for path in healthy]
+    return decide(job, library, siblings, pool, switches=switches, seed=seed)
+
+
+def decide(
+    job: Job,
+    library: Library,
+    siblings: Sequence[Job] = (),
+    pool: Pool | None = None,
+    *,
+    switches: Switches | None = None,
+    seed: int = 0,
+) -> Diagnosis:
+    """The diagnosis of a job whose logs have been read."""
+    switches = switches or Switches()
+    known = _known(job, siblings, pool) if switches.cross_job else Known()
+    found = look(job, known, switches, np.random.default_rng(seed))
+    moments = Moments(job=job, offsets=found.offsets)
+    signatures = {one.signature: library[one.signature] for one in job.matches.values()}
+    causes = weigh(collect(job, signatures, moments), moments) if switches.library else []
+    signs = [*found.signs, *suspicion.signs_of_causes(job, causes, moments)]
+    if switches.unfiltered:
+        signs += suspicion.signs_of_echoes(job, causes)
+    ranked = suspicion.suspects(job, signs)
+    return _Case(job=job, known=known, causes=causes, found=found, ranked=ranked).diagnosis()
+
+
+def _known(job: Job, siblings: Sequence[Job], pool: Pool | None) -> Known:
+    if pool is None and siblings:
+        pool = learn("siblings", siblings)
+    usual = frozenset(ordinary(job, pool)) if pool else frozenset()
+    return Known(siblings=tuple(siblings), pool=pool, ordinary=usual)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Case:
+    """All that is known about a job.
+
+    Attributes:
+        causes: that were not survived, the best first.
+        found: by the patterns.
+        ranked: whoever has a sign against it, the most suspect first.
+    """
+
+    job: Job
+    known: Known
+    causes: Sequence[Cause]
+    found: Found
+    ranked: tuple[Suspect, ...]
+
+    def diagnosis(self) -> Diagnosis:
+        lead = self.causes[0] if self.causes else None
+        if lead is not None and lead.score >= LIKELY:
+            return self._explained(lead)
+        if self.job.succeeded is not None:
+            return self._healthy(ENDED_WELL, self.job.succeeded.text)
+        if self.ranked and self.found.absence and self.ranked[0].score >= ABSENT:
+            return self._silence(self.ranked[0])
+        if lead is not None and lead.signature.role in ("cause", "echo", "symptom"):
+            return self._unclear(lead)
+        return self._quiet()
+
+    def _explained(self, lead: Cause) -> Diagnosis:
+        ending = lead.signature.role == "ending"
+        nodes = suspicion.named(self.ranked)
+        return self._said(
+            outcome="terminated" if ending else "failed",
+            cause=lead.signature.id,
+            family=lead.signature.family,
+            title=lead.signature.title,
+            actor=lead.signature.actor or None,
+            confidence=self._sureness(lead),
+            why=self._why(lead),
+            place=lead.first,
+            to_do=lead.signature.to_do,
+            events=self._events(),
+            nodes=nodes,
+            candidates=self._candidates(lead),
+        )
+
+    def _sureness(self, lead: Cause) -> float:
+        rivals = [
+            one
+            for one in self.causes[1:]
+            if one.signature.family != lead.signature.family
+            and one.signature.role in ("cause", "ending")
+            and one.score >= RIVAL * lead.score
+        ]
+        return round(lead.score * (RIVALLED if rivals else 1.0), 3)
+
+    def _why(self, lead: Cause) -> str:
+        later = [one for one in self.causes if one.follows == lead.signature.id]
+        words = [f"said {lead.count} times" if lead.count > 1 else "said once"]
+        if len(lead.streams) > 1:
+            words[0] += f" by {len(lead.streams)}"
+        if lead.signature.role == "echo":
+            words.append("what ranks say that lost another: the cause itself left no line")
+        if later:
+            words.append(f"before: {later[0].signature.title}")
+        return "; ".join(words)
+
+    def _candidates(self, lead: Cause | None) -> tuple[Candidate, ...]:
+        return tuple(
+            Candidate(
+                cause=one.signature.id,
+                title=one.signature.title,
+                confidence=round(one.score, 3),
+                why=f"follows {one.follows}" if one.follows else f"said {one.count} times",
+            )
+            for one in self.causes
+            if one is not lead and one.signature.role in ("cause", "ending", "echo")
+        )[:MAX_CANDIDATES]
+
+    def _silence(self, first: Suspect) -> Diagnosis:
+        name, family, title, to_do = SILENCE
+        return self._said(
+            outcome="failed",
+            cause=name,
+            family=family,
+            title=title.format(who=first.name),
+            actor="platform",
+            confidence=round(min(0.75, first.score), 3),
+            why=first.why,
+            place=self._last_of(first.name),
+            to_do=to_do,
+            events=(*self._events(), *of_odd_events(self.job, self.found.odd)),
+            nodes=suspicion.named(self.ranked),
+            candidates=self._candidates(None),
+        )
+
+    def _last_of(self, name: str) -> Occurrence | None:
+        stream = self.job.streams.get(name)
+        return stream.last if stream else None
+
+    def _unclear(self, lead: Cause) -> Diagnosis:
+        """Something is wrong, and nothing explains it: its words, and what it may be."""
+        at_end = self.found.stopped or lead.signature.confidence >= LIKELY
+        return self._said(
+            outcome="failed" if at_end else "unknown",
+            title=f"I don't know why. The nearest to it: {lead.signature.title}",
+            confidence=round(lead.score, 3),
+            why=self._why(lead),
+            place=lead.first,
+            to_do=lead.signature.to_do,
+            events=(*self._events(), *of_odd_events(self.job, self.found.odd)),
+            nodes=suspicion.named(self.ranked),
+            candidates=self._candidates(None),
+        )
+
+    def _quiet(self) -> Diagnosis:
+        """No fault is known and none stands out."""
+        if self.found.odd and self.found.stopped:
+            return self._said(
+                outcome="unknown",
+                title="I don't know why it ended: no known fault, but unusual events at its end",
+                confidence=0.3,
+                why="events that successful jobs or the rest of this one do not have",
+                events=of_odd_events(self.job, self.found.odd),
+                nodes=suspicion.named(self.ranked),
+            )
+        if self.found.stopped:
+            return self._said(
+                outcome="unknown",
+                title="I don't know: the log ends without a fault and without the usual end",
+                confidence=0.4,
+                why=self.found.stopped,
+            )
+        if any(stream.steps > 1 for stream in self.job.streams.values()):
+            return self._healthy(NOTHING_BAD, "")
+        return self._said(
+            outcome="unknown",
+            title="I don't know: these logs show no training, no end and no known fault",
+            confidence=0.0,
+            why="nothing in them was recognised",
+            events=of_odd_events(self.job, self.found.odd),
+        )
+
+    def _healthy(self, confidence: float, said: str) -> Diagnosis:
+        words = f"it says: {said}" if said else "it trained, and nothing speaks of a failure"
+        return self._said(
+            outcome="healthy",
+            title="No failure found",
+            confidence=confidence,
+            why=words,
+            place=self.job.succeeded,
+        )
+
+    def _events(self) -> tuple[Evidence, ...]:
+        return of_causes(self.job, self.causes)
+
+    def _said(self, *, place: Occurrence | None = None, **said: Any) -> Diagnosis:
+        job = self.job
+        steps = [one.last_step for one in job.streams.values() if one.last_step is not None]
+        since = self.found.first_odd if said["outcome"] != "healthy" else None
+        return Diagnosis(
+            stage=(place.stage if place else "") or self.found.stage,
+            iteration=max(steps, default=None),
+            since=since.step if since else None,
+            time=place.time if place else None,
+            notes=(*job.notes, *self.found.notes),
+            job=_described(job),
+            **said,
+        )
+
+
+def _described(job: Job) -> dict[str, Any]:
+    first = [one.first_time for one in job.streams.values() if one.first_time is not None]
+    last = [one.last_time for one in job.streams.values() if one.last_time is not None]
+    return {
+        "files": len(job.files),
+        "lines": job.lines,
+        "world_size": job.world_size,
+        "ranks_heard": sum(one.rank is not None for one in job.streams.values()),
+        "streams": len(job.streams),
+        "events": len(job.events),
+        "first_time": min(first, default=None),
+        "last_time": max(last, default=None),
+    }

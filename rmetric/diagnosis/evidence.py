@@ -1,0 +1,65 @@
+"""The events that are shown: those of the causes, or those that the patterns find odd."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rmetric.diagnosis.causes import GENERIC, Cause
+from rmetric.diagnosis.job import Event, Job, Occurrence
+from rmetric.diagnosis.result import Evidence
+
+#: How many are shown, and by whom said.
+MAX_EVENTS, MAX_WHO = 20, 8
+#: The order in which roles are shown.
+_ORDER = ("cause", "ending", "symptom", "echo", "odd")
+
+
+def of_causes(job: Job, causes: Sequence[Cause]) -> tuple[Evidence, ...]:
+    """One for each event that a cause matched, the causes first; generic ones if nothing else."""
+    specific = [one for one in causes if one.signature.confidence >= GENERIC]
+    shown: dict[int, Evidence] = {}
+    for cause in sorted(specific or causes, key=lambda one: _ORDER.index(one.signature.role)):
+        for number in sorted({event for match in cause.matches for event in match.events}):
+            if number not in shown:
+                shown[number] = _of_cause(job, cause, number)
+    return tuple(shown.values())[:MAX_EVENTS]
+
+
+def _of_cause(job: Job, cause: Cause, number: int) -> Evidence:
+    event = job.events[number]
+    firsts = [match.first for match in cause.matches if match.first.event == number]
+    return _evidence(
+        event,
+        firsts[0] if firsts else event.first,
+        role=cause.signature.role,
+        signature=cause.signature.id,
+        why=cause.signature.title,
+        who=[match.stream for match in cause.matches if number in match.events],
+    )
+
+
+def of_odd_events(job: Job, odd: Iterable[tuple[int, str]]) -> tuple[Evidence, ...]:
+    """Events that a pattern found, with its reason."""
+    shown = []
+    for number, why in odd:
+        event = job.events[number]
+        who = sorted(event.counts, key=lambda one: (-event.counts[one], one))
+        shown.append(_evidence(event, event.first, role="odd", signature="", why=why, who=who))
+    return tuple(shown[:MAX_EVENTS])
+
+
+def _evidence(
+    event: Event, first: Occurrence, *, role: str, signature: str, why: str, who: Sequence[str]
+) -> Evidence:
+    return Evidence(
+        role=role,
+        signature=signature,
+        why=why,
+        template=event.template,
+        text=first.text,
+        file=first.file,
+        line=first.line,
+        time=first.time,
+        who=tuple(who[:MAX_WHO]),
+        count=sum(event.counts.get(one, 0) for one in who),
+    )

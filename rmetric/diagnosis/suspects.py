@@ -1,0 +1,215 @@
+"""Which rank or node: the signs of all channels, weighed and added up.
+
+A rank is suspect for what it says (a cause of its own), for what is said of it (the launcher's
+exit code, a message that names it), for what it no longer says (it fell silent, it lacks the
+timeout that its fellows report) and for being unlike its fellows (spatial and temporal pattern).
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import exp
+
+from rmetric.diagnosis.causes import Cause
+from rmetric.diagnosis.job import Job, Stream
+from rmetric.diagnosis.moments import Moments
+from rmetric.diagnosis.result import MAX_NODES, Suspect
+
+#: Kind of sign -> its weight, if it is seen as strongly as can be. The score is
+#: 1 - exp(-sum / 3): one strong sign is 0.7 and more, two weak ones about a half.
+WEIGHTS = {
+    "own cause": 4.0,
+    "first": 1.0,
+    "accused": 2.5,
+    "killed": 4.0,
+    "failed first": 1.0,
+    "silent": 3.0,
+    "ended early": 3.0,
+    "no echo": 2.5,
+    "last words": 1.0,
+    "missing event": 1.0,
+    "unlike": 1.5,
+    "slow": 2.0,
+    "iteration differs": 1.0,
+}
+#: From this score on a node is named.
+NAMED = 0.5
+#: A thing that so large a share of the ranks do is no sign against one of them.
+COMMON = 0.5
+#: Exit by these signals is the process's own doing or a kill from outside; SIGTERM and SIGABRT
+#: are also how a launcher and a watchdog end the innocent.
+_GUILTY_SIGNALS = (
+    signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sign:
+    """One thing that speaks against a stream.
+
+    Attributes:
+        strength: 0 to 1.
+    """
+
+    stream: str
+    kind: str
+    words: str
+    strength: float = 1.0
+
+
+def suspects(job: Job, signs: Iterable[Sign]) -> tuple[Suspect, ...]:
+    """All streams with a sign, the most suspect first; `named` says whom to name."""
+    by_stream: dict[str, dict[str, Sign]] = {}
+    for sign in signs:
+        kinds = by_stream.setdefault(sign.stream, {})
+        if sign.kind not in kinds or sign.strength > kinds[sign.kind].strength:
+            kinds[sign.kind] = sign
+    found = [_suspect(job, name, list(kinds.values())) for name, kinds in by_stream.items()]
+    return tuple(sorted(found, key=lambda one: (-one.score, _order(one))))
+
+
+def named(ranked: Sequence[Suspect]) -> tuple[Suspect, ...]:
+    """Those above the threshold, at most `MAX_NODES`; none where too many are as suspect."""
+    over = [one for one in ranked if one.score >= NAMED]
+    if len(over) > MAX_NODES and over[0].score - over[MAX_NODES].score < 0.05:
+        return ()
+    return tuple(over[:MAX_NODES])
+
+
+def _suspect(job: Job, name: str, signs: list[Sign]) -> Suspect:
+    signs.sort(key=lambda one: -WEIGHTS[one.kind] * one.strength)
+    total = sum(WEIGHTS[one.kind] * one.strength for one in signs)
+    stream = job.streams.get(name) or _silent(name)
+    node = stream.node
+    if node is None and stream.rank is not None:
+        node = job.node_of_rank.get(stream.rank)
+    return Suspect(
+        name=name,
+        rank=stream.rank,
+        node=node,
+        score=round(1.0 - exp(-total / 3.0), 3),
+        why="; ".join(one.words for one in signs[:3]),
+    )
+
+
+def _silent(name: str) -> Stream:
+    """A rank that never spoke has no stream."""
+    kind, _, rest = name.partition(" ")
+    rank = int(rest) if kind == "rank" and rest.isdigit() else None
+    return Stream(name=name, rank=rank, node=rest if kind == "node" else None)
+
+
+def _order(one: Suspect) -> tuple[int, str]:
+    return (one.rank if one.rank is not None else -1, one.name)
+
+
+def blamable(job: Job) -> list[str]:
+    """Streams that may be at fault: ranks where there are any, else nodes, else all."""
+    ranks = [name for name, one in job.streams.items() if one.rank is not None]
+    nodes = [name for name, one in job.streams.items() if one.node is not None]
+    return ranks or nodes or list(job.streams)
+
+
+def signs_of_causes(job: Job, causes: Sequence[Cause], moments: Moments) -> list[Sign]:
+    """What the library's matches say: causes of one's own, exits, names that are named."""
+    able = set(blamable(job))
+    signs = []
+    for cause in causes:
+        if cause.signature.role == "cause":
+            signs += _own(cause, able, moments)
+        for match in cause.matches:
+            signs += _accusations(job, cause, match.fields, able)
+    return signs + _launchers(job, causes, able)
+
+
+def _own(cause: Cause, able: set[str], moments: Moments) -> list[Sign]:
+    said = [match for match in cause.matches if match.stream in able]
+    if not said or len(able) == 1:
+        return []
+    share = len(said) / len(able)
+    strength = cause.score * (1.0 if share <= COMMON else 0.15)
+    signs = [
+        Sign(
+            stream=match.stream,
+            kind="own cause",
+            words=f"says: {cause.signature.title}",
+            strength=strength,
+        )
+        for match in said
+    ]
+    first = said[0]
+    if len(said) == 1 or moments.after(said[1].first, first.first):
+        words = "was the first to say so"
+        signs.append(Sign(stream=first.stream, kind="first", words=words, strength=cause.score))
+    return signs
+
+
+def _accusations(job: Job, cause: Cause, fields: dict[str, str], able: set[str]) -> Iterable[Sign]:
+    name = ""
+    if fields.get("rank", "").isdigit():
+        name = f"rank {int(fields['rank'])}"
+    elif fields.get("node"):
+        name = f"node {fields['node']}"
+    if not name or cause.signature.role == "ending":
+        return
+    known = name in able or (name.startswith("rank ") and int(name[5:]) in job.silent_ranks)
+    if not known:
+        return
+    kind, words = "accused", f"named by: {cause.signature.title}"
+    if _guilty(fields):
+        kind, words = "killed", f"ended by {signal.Signals(_signal(fields) or 9).name}"
+    yield Sign(stream=name, kind=kind, words=words, strength=min(1.0, cause.score + 0.2))
+
+
+def _launchers(job: Job, causes: Sequence[Cause], able: set[str]) -> list[Sign]:
+    """The first that the launcher reports as failed."""
+    reports = [
+        match
+        for cause in causes
+        if cause.signature.role == "symptom"
+        for match in cause.matches
+        if match.fields.get("rank", "").isdigit()
+    ]
+    if not reports:
+        return []
+    first = min(reports, key=lambda one: one.first.order)
+    name = f"rank {int(first.fields['rank'])}"
+    if name not in able:
+        return []
+    return [Sign(stream=name, kind="failed first", words="the launcher saw it fail first")]
+
+
+def _signal(fields: dict[str, str]) -> int:
+    code = fields.get("signal") or fields.get("code") or ""
+    if code.upper().startswith("SIG") and code.upper() in signal.Signals.__members__:
+        return int(signal.Signals[code.upper()])
+    try:
+        number = int(code)
+    except ValueError:
+        return 9 if code.lower() == "killed" else 0
+    if "signal" in fields:
+        return abs(number)
+    return -number if number < 0 else number - 128 if 128 < number < 160 else 0
+
+
+def _guilty(fields: dict[str, str]) -> bool:
+    return _signal(fields) in [int(one) for one in _GUILTY_SIGNALS]
+
+
+def signs_of_echoes(job: Job, causes: Sequence[Cause]) -> list[Sign]:
+    """Who lacks what most of its fellows say when they lose another."""
+    able = blamable(job)
+    if len(able) < 3:
+        return []
+    said = {
+        stream for cause in causes if cause.signature.role == "echo" for stream in cause.streams
+    }
+    lacking = [name for name in able if name not in said]
+    lacking += [f"rank {rank}" for rank in job.silent_ranks]
+    if not said & set(able) or len(lacking) > max(1, (1.0 - COMMON) * len(able)):
+        return []
+    strength = 1.0 / len(lacking) ** 0.5
+    words = f"does not report what {len(said & set(able))} others do"
+    return [Sign(stream=name, kind="no echo", words=words, strength=strength) for name in lacking]

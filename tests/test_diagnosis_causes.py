@@ -1,0 +1,176 @@
+import pytest
+
+from rmetric.diagnosis.causes import collect, weigh
+from rmetric.diagnosis.moments import Moments
+from rmetric.diagnosis.signature import Signature
+from rmetric.diagnosis.suspects import (
+    NAMED,
+    WEIGHTS,
+    Sign,
+    named,
+    signs_of_causes,
+    signs_of_echoes,
+    suspects,
+)
+from tests.diagnosis_jobs import Writer
+
+
+def signature(name, role, **more):
+    settings = dict(
+        family=name, title=f"it was {name}", actor="user", patterns=("x",), gates=("x",),
+        to_do=("Look.",),
+    )  # fmt: skip
+    return Signature(id=name, role=role, **{**settings, **more})
+
+
+LIBRARY = {
+    one.id: one
+    for one in (
+        signature("oom", "cause"),
+        signature("any_exception", "cause", rank=1, confidence=0.6),
+        signature("warned", "cause", survivable=True),
+        signature("timeout", "echo"),
+        signature("exit", "symptom"),
+        signature("cancelled", "ending"),
+        signature("noise", "harmless"),
+    )
+}
+
+
+def causes_of(job, offsets=None):
+    moments = Moments(job=job, offsets=offsets or {})
+    found = weigh(collect(job, LIBRARY, moments), moments)
+    return found, moments
+
+
+def test_a_cause_comes_before_the_echoes_of_the_others():
+    writer = Writer()
+    writer.steps(0, 5)
+    for rank in (0, 1, 3):
+        writer.say(rank, "timed out", signature="timeout")
+    writer.say(2, "out of memory", signature="oom")
+    found, _ = causes_of(writer.job)
+    assert [one.signature.id for one in found] == ["oom", "timeout"]
+
+
+def test_what_follows_an_earlier_cause_is_its_consequence():
+    writer = Writer()
+    writer.say(2, "out of memory", signature="oom")
+    writer.say("launcher", "cancelled", signature="cancelled")
+    found, _ = causes_of(writer.job)
+    assert [one.signature.id for one in found] == ["oom", "cancelled"]
+    assert found[1].follows == "oom"
+
+
+def test_an_exception_in_the_tear_down_does_not_explain_the_cancellation():
+    writer = Writer()
+    writer.say("launcher", "cancelled", signature="cancelled")
+    writer.say(0, "KeyboardInterrupt", signature="any_exception")
+    found, _ = causes_of(writer.job)
+    assert found[0].signature.id == "cancelled"
+
+
+def test_a_generic_exception_before_the_precise_one_of_the_same_rank_does_not_win():
+    writer = Writer()
+    writer.say(1, "RuntimeError", signature="any_exception")
+    writer.say(1, "out of memory", signature="oom")
+    found, _ = causes_of(writer.job)
+    assert found[0].signature.id == "oom"
+
+
+@pytest.mark.parametrize(
+    ("later_steps", "signature_id", "survived"),
+    [(1, "warned", True), (1, "oom", False), (3, "oom", True), (0, "warned", False)],
+)
+def test_a_fault_that_the_training_lived_through_explains_nothing(
+    later_steps, signature_id, survived
+):
+    writer = Writer()
+    writer.steps(0, 9)
+    writer.say(1, "a fault", signature=signature_id)
+    writer.steps(10, 9 + later_steps)
+    found, _ = causes_of(writer.job)
+    assert bool(found) is not survived
+
+
+def test_everything_before_the_end_that_was_planned_was_survived():
+    writer = Writer()
+    writer.say(1, "out of memory", signature="oom")
+    writer.job.succeeded = writer.say(0, "done")
+    assert causes_of(writer.job)[0] == []
+    writer.say(1, "out of memory", signature="oom")
+    assert [one.signature.id for one in causes_of(writer.job)[0]] == ["oom"]
+
+
+def test_clocks_are_corrected_before_first_is_said():
+    writer = Writer(one_file=False)
+    writer.say(1, "out of memory", signature="oom", time=7300.0)
+    writer.say(2, "timed out", signature="any_exception", time=130.0)
+    ahead = {"rank_1.log": 7200.0}
+    found, moments = causes_of(writer.job, ahead)
+    assert found[0].signature.id == "oom"
+    assert moments.later_by(found[1].first, found[0].first) == pytest.approx(30.0)
+
+
+def test_harmless_entries_are_no_causes():
+    writer = Writer()
+    writer.say(1, "ERROR that is none", signature="noise")
+    assert causes_of(writer.job)[0] == []
+
+
+def ranked(writer):
+    found, moments = causes_of(writer.job)
+    signs = [*signs_of_causes(writer.job, found, moments), *signs_of_echoes(writer.job, found)]
+    return suspects(writer.job, signs)
+
+
+def test_the_rank_with_a_cause_of_its_own_is_named():
+    writer = Writer(ranks=8)
+    for rank in (0, 1, 2, 4, 5, 6, 7):
+        writer.say(rank, "timed out", signature="timeout")
+    writer.say(3, "out of memory", signature="oom")
+    names = named(ranked(writer))
+    assert [one.name for one in names] == ["rank 3"]
+
+
+def test_the_rank_that_lacks_the_echo_is_the_first():
+    writer = Writer(ranks=8)
+    writer.steps(0, 3)
+    for rank in (0, 1, 2, 3, 4, 6, 7):
+        writer.say(rank, "timed out", signature="timeout")
+    assert ranked(writer)[0].name == "rank 5"
+
+
+def test_the_rank_that_never_spoke_is_the_first():
+    writer = Writer(ranks=7, world_size=8)
+    for rank in range(7):
+        writer.say(rank, "timed out", signature="timeout")
+    assert ranked(writer)[0].rank == 7
+
+
+@pytest.mark.parametrize(("code", "kills"), [("-9", True), ("137", True), ("-15", False)])
+def test_an_exit_code_tells_who_was_killed(code, kills):
+    writer = Writer(ranks=8)
+    for rank in range(8):
+        writer.say(rank, "step")
+    for rank, how in ((4, code), (0, "1"), (1, "1")):
+        fields = {"rank": str(rank), "code": how}
+        writer.say(f"launcher {rank}", f"rank {rank} exited", signature="exit", fields=fields)
+    found = ranked(writer)
+    assert found[0].rank == 4
+    assert ("SIGKILL" in found[0].why) is kills
+
+
+def test_what_all_ranks_say_is_no_sign_against_one():
+    writer = Writer(ranks=8, one_file=False)
+    for rank in range(8):
+        writer.say(rank, "no such file", signature="oom", time=5.0)
+    assert named(ranked(writer)) == ()
+
+
+def test_a_sign_more_never_lowers_the_score():
+    job = Writer().job
+    signs = [Sign(stream="rank 1", kind=kind, words=kind) for kind in WEIGHTS]
+    scores = [suspects(job, signs[: n + 1])[0].score for n in range(len(signs))]
+    assert scores == sorted(scores)
+    assert scores[0] > NAMED
