@@ -135,7 +135,11 @@ class Iteration:
         step: the step its lines name, or its number from 0 where they name none.
         similarity: mean similarity to the window before it, 1 is equal.
         expected, deviation: mean and standard deviation of the similarities before it.
-        missing, extra: events that it lacks or has beside its predecessors.
+        missing, extra: events that no iteration lacked, or that none said before it.
+        seconds, usual_seconds: how long it took and the median of those before, where it took
+            far longer; None else.
+        unfinished: what follows the stream's last step line; new events are usual there, for
+            jobs that end well say new things too.
     """
 
     stream: str
@@ -146,6 +150,9 @@ class Iteration:
     deviation: float
     missing: tuple[int, ...] = ()
     extra: tuple[int, ...] = ()
+    seconds: float | None = None
+    usual_seconds: float | None = None
+    unfinished: bool = False
 
 
 @dataclass(kw_only=True)

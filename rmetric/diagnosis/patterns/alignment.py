@@ -1,0 +1,51 @@
+"""How alike two iterations are: dynamic time warping over events (L4, section 4.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from types import ModuleType
+
+import numpy as np
+
+
+@cache
+def _library() -> tuple[ModuleType, bool]:
+    """dtaidistance (Apache-2.0), and whether its compiled part is there."""
+    from dtaidistance import dtw, dtw_ndim
+
+    return dtw_ndim, dtw.dtw_cc is not None
+
+
+def distance(first: Sequence[int], second: Sequence[int]) -> int:
+    """Dynamic time warping between two sequences of symbols at cost 0 for equal, 1 for unequal.
+
+    Symbols become unit vectors, which are at squared distance 2 from each other, so that the
+    library's squared distance is twice the number of unequal pairs on the best path.
+    An empty sequence is as far from another as the other is long.
+
+    >>> distance([1, 2, 3], [1, 2, 2, 3]), distance([1, 2, 3], [1, 7, 3])
+    (0, 1)
+    """
+    if first == second:
+        return 0
+    if not first or not second:
+        return max(len(first), len(second))
+    symbols = sorted({*first, *second})
+    unit = np.eye(len(symbols))
+    place = {symbol: row for row, symbol in enumerate(symbols)}
+    dtw, compiled = _library()
+    found = dtw.distance(
+        unit[[place[one] for one in first]], unit[[place[one] for one in second]], use_c=compiled
+    )
+    return round(float(found) ** 2 / 2.0)
+
+
+def similarity(first: Sequence[int], second: Sequence[int]) -> float:
+    """1 for equal, 0 where no pair on the best path is equal.
+
+    The distance over the length of the longer: the shortest path that can be is as long, so the
+    distance is never more. Two empty sequences are equal.
+    """
+    longer = max(len(first), len(second))
+    return 1.0 - distance(first, second) / longer if longer else 1.0

@@ -1,0 +1,275 @@
+"""Which iteration was the first to differ? Sequences of events, each against its predecessors.
+
+The temporal pattern of L4 (arXiv 2503.20263, section 4.4): an iteration is what a stream says
+from one step line to the next; its similarity is the mean over the ten before it; three sigma
+below what was usual flags it. Beside that, ours: it is flagged only for an event that its stream
+never said before or never lacked before, and evaluations and checkpoints are left out, so that
+what comes every hundred steps is no alarm every hundred steps.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import sqrt
+from statistics import median
+
+from rmetric.diagnosis.job import Iteration, Occurrence
+from rmetric.diagnosis.patterns.alignment import similarity
+from rmetric.diagnosis.patterns.steps import Told
+
+#: Iterations before it that one is compared with (L4, section 4.4).
+WINDOW = 10
+#: Events of an iteration that are kept; what follows is not compared.
+MAX_EVENTS = 256
+#: Odd iterations that are kept for a stream.
+MAX_ODD = 10
+#: A mean similarity must fall by so much at least, however alike the iterations before were.
+LEAST_FALL = 0.02
+#: An iteration is slow from so many times the usual on, and so many seconds more than usual
+#: where times have fractions or only whole seconds.
+SLOW, LEAST_SECONDS, LEAST_WHOLE_SECONDS = 3.0, 0.5, 5.0
+#: Stages whose entries are no part of an iteration.
+ASIDE = ("load data", "compile", "evaluate", "checkpoint", "tear-down")
+
+
+@dataclass
+class _Usual:
+    """Running mean and deviation (Welford)."""
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        off = value - self.mean
+        self.mean += off / self.count
+        self.squares += off * (value - self.mean)
+
+    @property
+    def deviation(self) -> float:
+        return sqrt(self.squares / self.count) if self.count else 0.0
+
+
+@dataclass
+class _Past:
+    """What is remembered of one stream."""
+
+    form: str = ""
+    top: int = -1
+    below: list[int] = field(default_factory=list)
+    stride: int = 1
+    opened: Occurrence | None = None
+    aside: bool = False
+    was_aside: bool = False
+    now: list[int] = field(default_factory=list)
+    known: set[int] = field(default_factory=set)
+    having: Counter[int] = field(default_factory=Counter)
+    iterations: int = 0
+    window: deque[tuple[int, ...]] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    usual: _Usual = field(default_factory=_Usual)
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=5 * WINDOW))
+    odd: list[Iteration] = field(default_factory=list)
+
+
+class IterationWatch:
+    """Watches the iterations of any number of streams during one pass.
+
+    Memory is bounded by streams x `WINDOW` x `MAX_EVENTS`. Feed each stream in order: `take` for
+    entries, `enter` when it enters a stage, `tell` for an entry that tells a step (and not
+    `take`), `finish` at the end.
+    """
+
+    def __init__(self) -> None:
+        self._pasts: dict[str, _Past] = {}
+        self._alike: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = {}
+
+    def take(self, stream: str, events: Iterable[int]) -> None:
+        """Events of entries that tell no step, in order; many at a time is cheaper."""
+        past = self._past(stream)
+        events = tuple(events)
+        if past.opened is None or past.aside:
+            past.known.update(events)
+        else:
+            past.now += events[: max(0, MAX_EVENTS - len(past.now))]
+
+    def enter(self, stream: str, stage: str) -> None:
+        """The stream enters a stage; those of `ASIDE` last until its next step line."""
+        past = self._past(stream)
+        past.aside = stage in ASIDE
+        past.was_aside |= past.aside
+
+    def tell(self, stream: str, told: Told, event: int, place: Occurrence) -> int:
+        """An entry that tells a step ends an iteration if the step is a new one.
+
+        Lines of other forms than the stream's first (a bar beside printed steps) are entries
+        as any other; so are those that repeat a step, as when many ranks share a log.
+
+        Returns:
+            The step at which the stream is.
+        """
+        past = self._past(stream)
+        past.form = past.form or told.form
+        if told.form != past.form or not self._is_new(past, told.step):
+            self.take(stream, (event,))
+            return max(past.top, 0)
+        past.aside = False
+        self.take(stream, (event,))
+        if past.opened is not None:
+            self._close(stream, past, told.step, place)
+        if past.top >= 0 and told.step > past.top:
+            past.stride = told.step - past.top
+        past.top, past.opened, past.below = told.step, place, []
+        past.now, past.was_aside = [], False
+        return told.step
+
+    def finish(self, last: dict[str, Occurrence] | None = None) -> dict[str, list[Iteration]]:
+        """The odd iterations of each stream that has any, the first first.
+
+        What comes after a stream's last step line is its last iteration, `unfinished`: it lacks
+        nothing yet, but may hold events never said before. It is odd in most jobs, in those that
+        ended well too, and is for the caller to judge.
+
+        Args:
+            last: stream -> its last entry, to see how long the last iteration took.
+        """
+        found = {}
+        for stream, past in self._pasts.items():
+            odd = [one for one in past.odd if not self._habit(past, one)]
+            tail = self._tail(stream, past, (last or {}).get(stream))
+            if odd or tail:
+                found[stream] = odd[: MAX_ODD - len(tail)] + tail
+        return found
+
+    def _past(self, stream: str) -> _Past:
+        past = self._pasts.get(stream)
+        if past is None:
+            past = self._pasts[stream] = _Past()
+        return past
+
+    @staticmethod
+    def _is_new(past: _Past, step: int) -> bool:
+        """Higher than all before; or the third in a row that rises from below: it began again."""
+        if step > past.top:
+            return True
+        if step == past.top or (past.below and step < past.below[-1]):
+            past.below = []
+        if step < past.top and (not past.below or step > past.below[-1]):
+            past.below.append(step)
+        return len(past.below) >= 3
+
+    def _close(self, stream: str, past: _Past, step: int, place: Occurrence) -> None:
+        events = tuple(past.now)
+        mean = self._mean(past, events)
+        missing, extra = self._differences(past, events)
+        seconds = self._seconds(past, step, place)
+        usual = _usual_if_slow(past.seconds, seconds)
+        full = len(past.window) == WINDOW and past.usual.count >= WINDOW
+        fall = max(3.0 * past.usual.deviation, LEAST_FALL)
+        differs = full and mean < past.usual.mean - fall and bool(missing or extra)
+        if (differs or usual is not None) and len(past.odd) < 4 * MAX_ODD:
+            past.odd.append(
+                Iteration(
+                    stream=stream,
+                    step=step,
+                    place=past.opened or place,
+                    similarity=mean,
+                    expected=past.usual.mean,
+                    deviation=past.usual.deviation,
+                    missing=missing if differs else (),
+                    extra=extra if differs else (),
+                    seconds=seconds if usual is not None else None,
+                    usual_seconds=usual,
+                )
+            )
+        if not differs and len(past.window) == WINDOW:
+            past.usual.add(mean)
+        if seconds is not None and usual is None:
+            past.seconds.append(seconds)
+        past.iterations += 1
+        past.having.update(set(events))
+        past.known.update(events)
+        past.window.append(events)
+
+    def _mean(self, past: _Past, events: tuple[int, ...]) -> float:
+        if not past.window:
+            return 1.0
+        return sum(self._similarity(events, one) for one in past.window) / len(past.window)
+
+    def _similarity(self, first: tuple[int, ...], second: tuple[int, ...]) -> float:
+        """Remembered: a training says the same few sequences again and again."""
+        if first == second:
+            return 1.0
+        pair = (first, second) if first < second else (second, first)
+        value = self._alike.get(pair)
+        if value is None:
+            if len(self._alike) > 2000:
+                self._alike.clear()
+            value = self._alike[pair] = similarity(*pair)
+        return value
+
+    @staticmethod
+    def _differences(past: _Past, events: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """Events that no iteration lacked before, and events that were never said before."""
+        said = set(events)
+        always = (one for one, count in past.having.items() if count == past.iterations)
+        return tuple(sorted(set(always) - said)), tuple(sorted(said - past.known))
+
+    @staticmethod
+    def _seconds(past: _Past, step: int, place: Occurrence) -> float | None:
+        """How long the iteration took; for as many steps as the last where the stride varies."""
+        if past.opened is None or past.opened.time is None or place.time is None or past.was_aside:
+            return None
+        took = place.time - past.opened.time
+        if took < 0.0:
+            return None
+        return took / (step - past.top) * past.stride if step > past.top else took
+
+    @staticmethod
+    def _habit(past: _Past, one: Iteration) -> bool:
+        """Its new events came back now and then, and the training went on: they are usual."""
+        if not one.extra or one.missing or one.usual_seconds is not None:
+            return False
+        times = min(past.having[event] for event in one.extra)
+        return 3 <= times <= past.iterations / 4
+
+    def _tail(self, stream: str, past: _Past, last: Occurrence | None) -> list[Iteration]:
+        if past.opened is None or past.iterations < WINDOW:
+            return []
+        events = tuple(past.now)
+        _, extra = self._differences(past, events)
+        seconds = self._seconds(past, past.top + past.stride, last) if last else None
+        usual = _usual_if_slow(past.seconds, seconds)
+        if not extra and usual is None:
+            return []
+        return [
+            Iteration(
+                stream=stream,
+                step=past.top + past.stride,
+                place=past.opened,
+                similarity=self._mean(past, events),
+                expected=past.usual.mean,
+                deviation=past.usual.deviation,
+                extra=extra,
+                seconds=seconds if usual is not None else None,
+                usual_seconds=usual,
+                unfinished=True,
+            )
+        ]
+
+
+def _usual_if_slow(before: deque[float], seconds: float | None) -> float | None:
+    """The median of the durations before; None unless `seconds` is far longer.
+
+    Far longer: three sigma above their mean, several times the median, more than any before.
+    """
+    if seconds is None or len(before) < WINDOW:
+        return None
+    usual, mean = median(before), sum(before) / len(before)
+    deviation = sqrt(sum((one - mean) ** 2 for one in before) / len(before))
+    whole = all(one == int(one) for one in (seconds, *before))
+    least = LEAST_WHOLE_SECONDS if whole else LEAST_SECONDS
+    slow_from = max(mean + 3.0 * deviation, SLOW * usual, usual + least, *before)
+    return usual if seconds > slow_from else None
