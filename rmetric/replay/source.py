@@ -8,16 +8,15 @@ foreign letter must not cost a log, and in a number it is an error of that cell.
 from __future__ import annotations
 
 import codecs
-import gzip
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from rmetric.logs import LogError
 from rmetric.replay.left_out import LeftOut
+from rmetric.unpacked import unpacked
 
 #: Bytes read at a time: what is made of them then fits into the processor's cache.
 BLOCK = 1 << 16
@@ -27,7 +26,6 @@ SHOWN = 1 << 16
 LONGEST_LINE = 64 << 20
 #: Formats that are one JSON document or one table of lists are held in memory.
 LONGEST_DOCUMENT = 1 << 30
-_GZIP_MAGIC, _ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -174,55 +172,12 @@ class Source:
 
     def _unpacked(self) -> Iterator[bytes]:
         """Blocks of the unpacked file."""
-        read_any = False
-        try:
-            with open(self.path, "rb") as file:
-                unpacked = self._unpacker(file)
-                while block := unpacked(BLOCK):
-                    read_any = True
-                    yield block
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            if not read_any:
-                raise LogError(
-                    self.path, None, f"compressed and damaged or cut off ({error})"
-                ) from None
-            self._notes.append(
-                f"the compressed file is damaged or cut off ({error}): what comes before is kept"
-            )
-        except OSError as error:
-            raise LogError(self.path, None, f"cannot be read: {error.strerror}") from None
-
-    def _unpacker(self, file: Any) -> Any:
-        magic = file.peek(4)[:4]
-        if magic.startswith(_GZIP_MAGIC):
-            # Not `read`, which loses what it has gathered when it meets the cut.
-            return gzip.GzipFile(fileobj=file).read1
-        if magic == _ZSTD_MAGIC:
-            return _zstd_reader(self.path, file)
-        return file.read
+        return unpacked(self.path, BLOCK, self._notes)
 
 
 def num_lines(chunk: bytes) -> int:
     """How many lines end in the chunk; several times as quick as `bytes.count`."""
     return int(np.count_nonzero(np.frombuffer(chunk, np.uint8) == ord("\n")))
-
-
-def _zstd_reader(path: Path, file: IO[bytes]) -> Any:
-    try:
-        import zstandard
-    except ImportError:
-        raise LogError(
-            path, None, "compressed with zstd: pip install zstandard, or unpack it first"
-        ) from None
-    reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-
-    def read(size: int) -> bytes:
-        try:
-            return reader.read(size)
-        except zstandard.ZstdError as error:
-            raise EOFError(str(error)) from None
-
-    return read
 
 
 def _decoder(first: bytes) -> Any:
