@@ -49,7 +49,7 @@ def out_of_memory(**changes) -> Diagnosis:
                       why="63 ranks say so, but after rank 12 had ended"),
         ),
         notes=("the clock of node-05 is 3 h ahead of the others: corrected",),
-        job=dict(files=64, lines=1234567, world_size=64, ranks=64,
+        job=dict(files=64, lines=1234567, world_size=64, ranks_heard=64,
                  first_time=THEN - 7200, last_time=THEN + 610),
     )  # fmt: skip
     return Diagnosis(**{**usual, **changes})

@@ -71,7 +71,7 @@ Where    rank 5 on gpu-02: silent for 600 s while 15 others went on"""
             Diagnosis(
                 outcome="healthy", confidence=0.97, iteration=1000, time=THEN,
                 why="the last line says that the training is done",
-                job=dict(files=1, lines=5000, world_size=None, ranks=0,
+                job=dict(files=1, lines=5000, world_size=None, ranks_heard=0,
                          first_time=None, last_time=None),
             ),
             HEALTHY,
@@ -123,6 +123,11 @@ def test_golden(diagnosis, text):
 def test_the_first_line_says_how_sure_it_is():
     assert headline(out_of_memory()).startswith("FAILED: A GPU")
     assert headline(out_of_memory(confidence=0.6)).startswith("FAILED, probably: A GPU")
+    nearest = out_of_memory(cause=None, title="I don't know why. The nearest to it: a warning")
+    assert headline(nearest).startswith("FAILED: I don't know why. The nearest to it: a warning,")
+    assert headline(nearest).endswith(", rank 12 on node-03, at step 431 (train), 02:14:07")
+    quiet = Diagnosis(outcome="unknown", title="I don't know: the log ends without a fault")
+    assert headline(quiet) == "UNKNOWN: the log ends without a fault"
     unsure = out_of_memory(cause=None, title="")
     assert headline(unsure).startswith("FAILED: the cause is not known, rank 12 on node-03")
 
@@ -223,7 +228,7 @@ diagnoses = st.builds(
     notes=st.lists(texts, max_size=6).map(tuple),
     job=st.fixed_dictionaries({}, optional=dict(
         files=st.integers(0, 10**9), lines=st.integers(0, 10**12),
-        world_size=st.none() | st.integers(1, 10**6), ranks=st.integers(0, 10**6),
+        world_size=st.none() | st.integers(1, 10**6), ranks_heard=st.integers(0, 10**6),
         first_time=st.none() | st.floats(), last_time=st.none() | st.floats(),
     )),
 )  # fmt: skip

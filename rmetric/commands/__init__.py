@@ -10,6 +10,7 @@ COMMANDS = {
     "watch": "follow a log that is being written, and alarm (replay --follow)",
     "calibrate": "make a threshold file for the calibrated detector from healthy logs",
     "telemetry": "watch this machine's GPUs: readings, risk, and what each asks for",
+    "diagnose": "why did the job fail? what, where, when and what to do, from its text logs",
     "supervise": "start a training and restart it after a failure, with the GPUs that are left",
     "save": "ask a training for a checkpoint, through its run folder",
     "plan": "the best TP x PP x DP layout for the GPUs that are left",

@@ -31,6 +31,8 @@ _TRACEBACK = (
     "During handling of the above exception",
     "The above exception was the direct cause",
 )
+#: Outcomes of which no cause is expected, and what a title without one may begin with.
+_WITHOUT, _NOT_KNOWN = ("healthy", "unknown"), "I don't know"
 #: Where several ranks stand out, so many are named in the first line.
 _NAMED = 2
 WHO_ACTS = {
@@ -82,14 +84,18 @@ def headline(diagnosis: Diagnosis, width: int = WIDTH) -> str:
     ...     why=""),), iteration=431, stage="train", time=1714702447.0)))
     FAILED: A GPU ran out of memory, rank 12 on node-03, at step 431 (train), 2024-05-03 02:14:07
     """
-    struck = where(diagnosis)
+    head, said, struck = f"{_outcome(diagnosis)}: ", what(diagnosis), where(diagnosis)
     # A title that names the rank says it once.
-    struck = "" if struck in plain(diagnosis.title) else struck
-    circumstances = [text for text in (struck, when(diagnosis)) if text]
-    tail = "".join(f", {text}" for text in circumstances)
-    head = f"{_outcome(diagnosis)}: "
+    names = [] if struck in said else [struck]
+    tail = _listed([*names, when(diagnosis)])
+    if len(head + said + tail) > width:  # the date is in the last line too
+        tail = _listed([*names, when(diagnosis, date=False)])
     room = max(width - len(head) - len(tail), width // 3)
-    return shortened(head + shortened(what(diagnosis), room) + tail, width)
+    return shortened(head + shortened(said, room) + tail, width)
+
+
+def _listed(circumstances: Iterable[str]) -> str:
+    return "".join(f", {text}" for text in circumstances if text)
 
 
 def what(diagnosis: Diagnosis) -> str:
@@ -100,7 +106,7 @@ def what(diagnosis: Diagnosis) -> str:
     if diagnosis.outcome == "healthy":
         return title or "nothing speaks of a failure"
     if diagnosis.outcome == "unknown":
-        return title or "the logs do not say how the job ended"
+        return title.removeprefix(f"{_NOT_KNOWN}: ") or "the logs do not say how the job ended"
     return title or "the cause is not known"
 
 
@@ -108,8 +114,8 @@ def _outcome(diagnosis: Diagnosis) -> str:
     name = diagnosis.outcome.upper()
     if diagnosis.cause is not None:
         return name if diagnosis.confidence >= SURE else f"{name}, probably"
-    known = diagnosis.outcome in ("healthy", "unknown") or not diagnosis.title
-    return name if known else f"{name}, cause unknown"
+    said = not diagnosis.title or diagnosis.title.startswith(_NOT_KNOWN)
+    return name if said or diagnosis.outcome in _WITHOUT else f"{name}, cause unknown"
 
 
 def where(diagnosis: Diagnosis) -> str:
@@ -138,7 +144,7 @@ def place(suspect: Suspect) -> str:
     return plain(suspect.name)
 
 
-def when(diagnosis: Diagnosis) -> str:
+def when(diagnosis: Diagnosis, *, date: bool = True) -> str:
     """Step, stage and time, as far as the logs tell them."""
     texts = []
     if diagnosis.iteration is not None:
@@ -147,11 +153,11 @@ def when(diagnosis: Diagnosis) -> str:
     elif diagnosis.stage:
         texts.append(f"stage: {plain(diagnosis.stage)}")
     if diagnosis.time is not None:
-        texts.append(clock(diagnosis.time))
+        texts.append(clock(diagnosis.time, date=date))
     return ", ".join(texts)
 
 
-def clock(seconds: float) -> str:
+def clock(seconds: float, *, date: bool = True) -> str:
     """A log's time for people.
 
     >>> clock(1714702447.0), clock(4821.55)
@@ -160,7 +166,8 @@ def clock(seconds: float) -> str:
     if seconds < _SINCE_BOOT:
         return f"{seconds:.1f} s after boot"
     try:
-        return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+        form = "%Y-%m-%d %H:%M:%S" if date else "%H:%M:%S"
+        return datetime.fromtimestamp(seconds, timezone.utc).strftime(form)
     except (ValueError, OverflowError, OSError):  # a number that only looked like a time
         return f"time {seconds:g} s"
 
@@ -241,7 +248,7 @@ def _exception(lines: Sequence[str]) -> list[str]:
 def _places(diagnosis: Diagnosis) -> list[str]:
     if diagnosis.nodes:
         return [f"{place(one)}: {plain(one.why)}" for one in diagnosis.nodes]
-    alone = diagnosis.job.get("ranks") in (0, 1)
+    alone = diagnosis.job.get("ranks_heard") in (0, 1)
     return [] if diagnosis.outcome == "healthy" or alone else ["no node stands out"]
 
 
@@ -288,7 +295,7 @@ def _read(job: dict[str, Any]) -> list[str]:
         for name in ("files", "lines")
         if isinstance(job.get(name), int)
     ]
-    ranks, world = job.get("ranks"), job.get("world_size")
+    ranks, world = job.get("ranks_heard"), job.get("world_size")
     if isinstance(ranks, int) and ranks:
         texts.append(f"{ranks} of {counted(world, 'rank')}" if world else counted(ranks, "rank"))
     first, last = job.get("first_time"), job.get("last_time")

@@ -1,0 +1,206 @@
+"""Why did the job fail? Reads its text logs and says what, where, when, and what to do.
+
+PATH is a file or folder of the job's logs, of any size: one file a rank or node, or one for
+all with the ranks' prefixes; .gz and .zst too. At most 15 lines come out; where the logs do
+not say, so does it. Times are those of the log, in UTC where it names a zone. See
+docs/diagnosis.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import rmetric
+from rmetric.diagnosis.result import Diagnosis
+from rmetric.diagnosis.words import verdict
+from rmetric.logs import write_atomically
+from rmetric.printed import counted, printable
+from rmetric.strict_json import encode
+
+NAME = "diagnose"
+HELP = "why did the job fail? what, where, when and what to do, from its text logs"
+#: Raised where what `--json` holds changes its meaning.
+FORMAT = 1
+STDOUT = "-"
+EXIT_CODES = {"healthy": 0, "failed": 3, "terminated": 4, "unknown": 5}
+#: Bytes from which on a terminal is told what is being read: less takes a moment.
+_MANY_BYTES = 100_000_000
+EXAMPLES = """examples:
+  rmetric diagnose slurm-4711.out
+  rmetric diagnose logs/ --healthy logs_of_yesterday/ logs_of_monday/
+  rmetric diagnose logs/ --pool llama.json --json | jq .cause
+  rmetric diagnose logs/ --page incident.html --metrics run.jsonl --telemetry gpus.jsonl
+  rmetric diagnose logs/ --json verdict.json || page-someone
+
+exit codes: 0 healthy: nothing speaks of a failure; 3 failed; 4 terminated: ended from outside
+(cancelled, preempted, out of its time); 5 unknown: the logs do not say; 1 the page or the
+JSON could not be written; 2 the command line is wrong, or nothing can be read; 130 interrupted"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "paths", nargs="+", type=Path, metavar="PATH", help="log or folder of logs, of one job"
+    )
+    parser.add_argument(
+        "--healthy", nargs="+", type=Path, action="extend", default=[], metavar="PATH",
+        help="logs of jobs like it that went well, a file or folder each; what is usual there "
+        "is no sign of a failure",
+    )  # fmt: skip
+    parser.add_argument(
+        "--pool", type=Path, metavar="FILE", help="the same, learnt before by rmetric logs learn"
+    )
+    parser.add_argument(
+        "--signatures", nargs="+", type=Path, action="extend", default=[], metavar="FILE",
+        help="YAML files of own signatures, beside those that are shipped",
+    )  # fmt: skip
+    parser.add_argument(
+        "--json", nargs="?", const=STDOUT, metavar="FILE.json",
+        help="one JSON document, instead of the words, or into a file beside them",
+    )  # fmt: skip
+    parser.add_argument(
+        "--page", type=Path, metavar="FILE.html", help="write the incident as one page, for mail"
+    )
+    parser.add_argument(
+        "--metrics", type=Path, metavar="LOG",
+        help="with --page: the training's log of losses, any that rmetric replay reads",
+    )  # fmt: skip
+    parser.add_argument(
+        "--telemetry", type=Path, metavar="RECORDING",
+        help="with --page: what rmetric telemetry --jsonl recorded of the GPUs",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cores", type=number_of_cores, default=usable_cores(), metavar="N",
+        help="processes that read files (default: as many as there are cores, here "
+        "%(default)s)",
+    )  # fmt: skip
+
+
+def number_of_cores(text: str) -> int:
+    """From 1, for `argparse`."""
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r}: a whole number from 1 is accepted")
+
+
+def usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def run(options: argparse.Namespace) -> int:
+    try:
+        _check(options)
+        _say_what_is_read(options.paths)
+        diagnosis = _diagnose(options)
+        html = _page(options, diagnosis)
+    except (ValueError, OSError) as error:  # LogError, SourceError and SignatureError are such
+        return _fail(error, 2)
+    except KeyboardInterrupt:
+        print("stopped: nothing was diagnosed", file=sys.stderr)
+        return 130
+    document = as_json(diagnosis)
+    if options.json == STDOUT:
+        sys.stdout.buffer.write(document)
+    else:
+        _print(verdict(diagnosis))
+    try:
+        if options.json not in (None, STDOUT):
+            write_atomically(Path(options.json), [document])
+        if options.page is not None:
+            write_atomically(options.page, [html])
+    except OSError as error:
+        return _fail(error, 1)
+    return EXIT_CODES[diagnosis.outcome]
+
+
+def as_json(diagnosis: Diagnosis) -> bytes:
+    """The document of `--json`, in UTF-8, with its line end; the same diagnosis, the same bytes."""
+    entry: dict[str, Any] = {"rmetric": rmetric.__version__, "format": FORMAT}
+    entry |= encode(diagnosis.as_json())
+    text = json.dumps(entry, indent=2, ensure_ascii=False, allow_nan=False)
+    # A file's name need not be UTF-8; JSON is.
+    return f"{text}\n".encode("utf-8", "replace")
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise ValueError for an option without effect, or that would write over what is no output."""
+    for name in ("metrics", "telemetry"):
+        if getattr(options, name) is not None and options.page is None:
+            raise ValueError(f"--{name} is for --page FILE.html, which is not given")
+    outputs = {"json": ".json", "page": ".html"}
+    for name, suffix in outputs.items():
+        given = getattr(options, name)
+        if given in (None, STDOUT):
+            continue
+        path = Path(given)
+        # It may be a log that was meant as a PATH, and would be lost.
+        if path.suffix != suffix or path.is_dir() or not path.parent.is_dir():
+            raise ValueError(
+                f"--{name} {path}: a file *{suffix} in a folder that is there is accepted"
+            )
+    for path in (options.pool, options.metrics, options.telemetry, *options.signatures):
+        if path is not None and not path.exists():
+            raise FileNotFoundError(2, "no such file", str(path))
+
+
+def _diagnose(options: argparse.Namespace) -> Diagnosis:
+    """The diagnosis; what the library warns of is a note in it."""
+    from rmetric.diagnosis.decide import diagnose
+    from rmetric.diagnosis.pool import Pool
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", UserWarning)
+        pool = None if options.pool is None else Pool.load(options.pool)
+        diagnosis = diagnose(
+            options.paths, options.healthy, pool, options.signatures, cores=options.cores
+        )
+    said = dict.fromkeys(str(one.message) for one in warned if one.category is UserWarning)
+    return replace(diagnosis, notes=(*diagnosis.notes, *said))
+
+
+def _page(options: argparse.Namespace, diagnosis: Diagnosis) -> bytes:
+    if options.page is None:
+        return b""
+    from rmetric.reporting.incident import incident_page
+
+    html = incident_page(diagnosis, metrics=options.metrics, telemetry=options.telemetry)
+    return html.encode("utf-8", "replace")
+
+
+def _say_what_is_read(paths: list[Path]) -> None:
+    """On a terminal, before many bytes are read: nobody should think that it hangs."""
+    if not sys.stderr.isatty():
+        return
+    files = [
+        file
+        for path in paths
+        for file in (path.rglob("*") if path.is_dir() else [path])
+        if file.is_file()
+    ]
+    size = sum(file.stat().st_size for file in files)
+    if size >= _MANY_BYTES:
+        words = f"reading {counted(len(files), 'file')}, {size / 1e9:.1f} GB ..."
+        print(words, file=sys.stderr, flush=True)
+
+
+def _print(text: str) -> None:
+    """Whatever the terminal's encoding, something readable comes out."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def _fail(error: Exception, code: int) -> int:
+    words = str(error)
+    if isinstance(error, OSError):
+        words = f"{error.filename or ''}: {error.strerror or error}".removeprefix(": ")
+    print(f"error: {printable(' '.join(words.split()))}", file=sys.stderr)
+    return code
