@@ -1,0 +1,49 @@
+"""One job and what each method scored on it; the names of the methods."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rmetric.diagnosis.evaluation.answers import Answer, from_json
+
+WHOLE = "Diagnosis"
+ALONE = "Logs alone (without cross-job)"
+#: Variants of the diagnosis; all but `ALONE` are shown healthy jobs of the same settings.
+VARIANTS = (
+    WHOLE,
+    ALONE,
+    "Without spatial",
+    "Without temporal",
+    "Without unfiltered",
+    "Without library",
+    "Library alone",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """One job and what each method scored on it; the facts are those of `Case`."""
+
+    name: str
+    group: str
+    kind: str
+    outcome: str
+    published_outcome: str
+    stage: str
+    cause_class: str
+    rank: int | None
+    world_size: int | None
+    with_healthy: int
+    lines: int
+    answers: dict[str, Answer]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {
+            "answers": {title: answer.as_json() for title, answer in self.answers.items()}
+        }
+
+    @classmethod
+    def from_json(cls, entry: dict[str, Any]) -> Judged:
+        answers = {title: from_json(answer) for title, answer in entry["answers"].items()}
+        return cls(**{**entry, "answers": answers})

@@ -1,0 +1,81 @@
+"""What was judged of one data set: kept as JSON, from which every table is made."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rmetric.diagnosis.evaluation.judged import ALONE, WHOLE, Judged
+from rmetric.evaluation.intervals import NUM_RESAMPLES
+from rmetric.logs import write_atomically
+
+INTERVALS = (
+    f"Brackets: 95 % intervals by {NUM_RESAMPLES} bootstrap resamples of whole groups (a real log's "
+    "case; an injected job by itself). Where all jobs are alike an interval has no width, which is "
+    "no certainty."
+)
+#: Source -> the variant that is judged by the goals. A real log comes alone; an injected job
+#: with the healthy jobs of its settings.
+HEADLINES = {"real": ALONE, "injected": WHOLE}
+TITLES = {
+    ("real", "development"): "real logs, development",
+    ("real", "held_out"): "real logs, held out",
+    ("injected", "development"): "injected jobs, kinds of fault seen in development",
+    ("injected", "held_out"): "injected jobs, kinds of fault not seen before",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """A data set, judged.
+
+    Attributes:
+        source: "real" or "injected". split: "development" or "held_out".
+        made: by which code, from which inputs.
+    """
+
+    source: str
+    split: str
+    jobs: list[Judged]
+    made: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return f"{self.source}_{self.split}"
+
+    @property
+    def title(self) -> str:
+        return TITLES[self.source, self.split]
+
+    @property
+    def headline(self) -> str:
+        return HEADLINES[self.source]
+
+    def drawn_with(self, job: Judged) -> str:
+        """Jobs of one such name are resampled together."""
+        return job.group if self.source == "real" else job.name
+
+    def write(self, folder: Path) -> None:
+        content = {
+            "source": self.source,
+            "split": self.split,
+            "made": self.made,
+            "jobs": [job.as_json() for job in self.jobs],
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+        write_atomically(folder / f"{self.name}.json", [text.encode(), b"\n"])
+
+
+def read_results(path: Path) -> Results:
+    """Raises ValueError for a file that is no result of this command."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        jobs = [Judged.from_json(entry) for entry in content["jobs"]]
+        return Results(
+            source=content["source"], split=content["split"], jobs=jobs, made=content["made"]
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: not written by this command: {error}") from None

@@ -1,0 +1,152 @@
+"""What is said of jobs as a whole: outcome, cause, stage, healthy jobs, and where it is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rmetric.diagnosis.evaluation.answers import Answer
+from rmetric.diagnosis.evaluation.classes import FAMILIES
+from rmetric.diagnosis.evaluation.judged import VARIANTS, Judged
+from rmetric.diagnosis.evaluation.results import Results
+from rmetric.diagnosis.evaluation.scoring import TOPS
+from rmetric.diagnosis.result import OUTCOMES as SAID
+from rmetric.diagnosis.result import SURE
+from rmetric.evaluation.intervals import wilson
+from rmetric.reporting.table import Cell, Column, Table
+
+
+def outcomes(results: Results) -> Table:
+    """What jobs came to, against what the diagnosis says."""
+    rows: list[tuple[Cell, ...]] = []
+    views: tuple[tuple[str, Callable[[Judged], str]], ...] = (
+        ("manifest", lambda job: job.outcome),
+        ("publisher", lambda job: job.published_outcome),
+    )
+    for view, truth in views:
+        for true in dict.fromkeys(truth(job) for job in results.jobs if truth(job)):
+            said = [
+                job.answers[results.headline].outcome for job in results.jobs if truth(job) == true
+            ]
+            right = sum(one == true for one in said)
+            rows.append(
+                (f"{true} ({view})", len(said), *(said.count(one) for one in SAID),
+                 wilson(right, len(said)))
+            )  # fmt: skip
+    return Table(
+        name=f"{results.name}_outcomes",
+        number=0,
+        title=f"Outcome, {results.title}",
+        columns=(
+            Column("The job"), Column("Jobs"), *(Column(f"Said: {one}") for one in SAID),
+            Column("Right"),
+        ),
+        rows=rows,
+        notes=[
+            f"Method: {results.headline}. Manifest: terminated from outside is told from failed. "
+            "Publisher: what whoever published the log counts it as. Right: Wilson intervals."
+        ],
+    )  # fmt: skip
+
+
+def causes(results: Results) -> Table:
+    """Cause class and stage, where they were published."""
+    rows: list[tuple[Cell, ...]] = []
+    for title in VARIANTS:
+        for what, key in (("cause class", "class_right"), ("stage", "stage_right")):
+            right = [
+                getattr(job.answers[title], key) for job in results.jobs if title in job.answers
+            ]
+            right = [one for one in right if one is not None]
+            if right:
+                rows.append((title, what, len(right), sum(right), wilson(sum(right), len(right))))
+    return Table(
+        name=f"{results.name}_causes",
+        number=0,
+        title=f"Cause class and stage, {results.title}",
+        columns=(
+            Column("Method"),
+            Column("What"),
+            Column("Jobs"),
+            Column("Right"),
+            Column("Share"),
+        ),
+        rows=rows,
+        notes=[
+            f"Classes: {len(FAMILIES)} of the published crash logs, each with one family of ours "
+            "(classes.py). Shares: Wilson intervals, as if jobs were independent."
+        ],
+    )
+
+
+def healthy(results: Results) -> Table:
+    """What is said of healthy jobs, and how often a failure stays unknown."""
+    rows: list[tuple[Cell, ...]] = []
+    for title in VARIANTS:
+        said = [job.answers[title] for job in results.jobs if job.outcome == "healthy"]
+        failed = [job.answers[title] for job in results.jobs if job.outcome != "healthy"]
+        if not said:
+            continue
+        rows.append(
+            (
+                title,
+                len(said),
+                sum(bool(one.sure) for one in said),
+                sum(one.outcome in ("failed", "terminated") for one in said),
+                sum(one.outcome == "unknown" for one in said),
+                sum(one.shown or 0 for one in said),
+                sum(one.named or 0 for one in said),
+                len(failed),
+                sum(one.outcome == "unknown" for one in failed),
+                sum(one.cause is None for one in failed),
+            )
+        )
+    return Table(
+        name=f"{results.name}_healthy",
+        number=0,
+        title=f"Healthy jobs, and what stays unknown, {results.title}",
+        columns=tuple(
+            Column(label) for label in (
+                "Method", "Healthy jobs", "Sure of a failure", "Called failed or terminated",
+                "Called unknown", "Events shown", "Ranks named", "Other jobs", "Outcome unknown",
+                "Without a cause",
+            )
+        ),
+        rows=rows,
+        notes=[f"Sure: a failure, an end from outside or a cause, with confidence {SURE} or more."],
+    )  # fmt: skip
+
+
+def misses(results: Results) -> Table:
+    """Every job on which the headline method is not wholly right."""
+    rows: list[tuple[Cell, ...]] = []
+    for job in results.jobs:
+        said = job.answers[results.headline]
+        wrong = _wrong(job, said)
+        if wrong:
+            rows.append((job.name, job.kind or job.cause_class, "; ".join(wrong)))
+    return Table(
+        name=f"{results.name}_misses",
+        number=0,
+        title=f"Jobs that are not wholly right, {results.title}",
+        columns=(Column("Job"), Column("Kind"), Column("What is wrong", wide=True)),
+        rows=rows,
+        notes=[f"Method: {results.headline}. Events: right, wrong and missed."],
+    )
+
+
+def _wrong(job: Judged, said: Answer) -> list[str]:
+    out = []
+    if said.outcome != job.outcome:
+        out.append(f"outcome {said.outcome}, is {job.outcome}")
+    if said.class_right is False:
+        out.append(f"class {said.family or 'none'}, is {job.cause_class}")
+    if said.stage_right is False:
+        out.append(f"stage {said.stage or 'none'}, is {job.stage}")
+    if said.ranks is not None and not said.ranks[0]:
+        where = next((str(top) for top, hit in zip(TOPS, said.ranks, strict=True) if hit), "none")
+        out.append(f"rank {job.rank} is not first (within: {where}; {said.named} named)")
+    if said.events is not None and said.events[1:] != (0, 0):
+        out.append("events {} / {} / {}".format(*said.events))
+    if job.outcome == "healthy" and said.shown:
+        out.append(f"{said.shown} events shown")
+    return out
