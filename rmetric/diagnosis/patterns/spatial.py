@@ -1,0 +1,237 @@
+"""Which rank or node is unlike its fellows? Event counts, an Isolation Forest, a robust distance.
+
+The spatial pattern of L4 (arXiv 2503.20263, section 4.3), where a node is a vector of event
+counts. Beside it, ours: silent ranks are zero vectors, each rank is first set against the same
+rank of healthy jobs, so that the habits of rank 0 do not count, and a threshold that lets nobody
+stand out where nobody does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rmetric.diagnosis.job import Job
+from rmetric.diagnosis.patterns.speakers import Speaker, counterpart, same_events, speakers
+from rmetric.diagnosis.result import MAX_NODES
+
+#: Said once against never, in log(1 + count): the unit of differences.
+UNIT = float(np.log(2.0))
+#: An event that no healthy job knows counts so many times.
+UNKNOWN_WEIGHT = 2.0
+#: Robust z (Iglewicz and Hoaglin) from which a distance stands out, and the least unit for it.
+THRESHOLD, LEAST_SPREAD = 3.5, 1.0
+#: The forest must agree by so much: its score in the same robust z, and the least unit for that.
+FOREST_THRESHOLD, LEAST_FOREST_SPREAD = 1.0, 0.02
+#: From so many speakers on there is something to compare, and for a forest to be grown on.
+FEWEST, FEWEST_FOR_FOREST = 3, 8
+#: Trees of the forest (the default of Liu et al., 2008).
+TREES = 100
+_EVENTS_NAMED = 5
+
+Matrix = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unlike:
+    """One event that makes a speaker odd.
+
+    Attributes:
+        count, usual: how often it said it, and how often its fellows did (median) or, with
+            healthy jobs, how often it would have.
+        weight: share of this event in the squared distance, 0 to 1.
+    """
+
+    event: int
+    count: int
+    usual: float
+    weight: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Odd:
+    """A rank or node that is unlike its fellows.
+
+    Attributes:
+        score: robust z of its distance among its fellows'; `THRESHOLD` and more.
+        distance: in units of "said once against never".
+        forest: robust z of the Isolation Forest's score; nan below `FEWEST_FOR_FOREST`.
+        events: what makes it odd, the most first.
+    """
+
+    name: str
+    rank: int | None
+    node: str | None
+    score: float
+    distance: float
+    forest: float
+    events: tuple[Unlike, ...]
+
+
+def odd_speakers(
+    job: Job,
+    *,
+    rng: np.random.Generator,
+    ordinary: AbstractSet[int] = frozenset(),
+    siblings: Sequence[Job] = (),
+    by: str = "rank",
+) -> list[Odd]:
+    """Who stands out, the most odd first; at most `MAX_NODES`, and none is an answer.
+
+    Each speaker's log(1 + count) of each event is set against the same rank's in the healthy
+    siblings (their median), then against the median of its fellows. Its distance is the smaller
+    of that from the median and that from its k-th neighbour, k a quarter of the others and at
+    most `MAX_NODES`: what a larger group does alike is a duty and no fault. It stands out if the
+    robust z of its distance is `THRESHOLD` or more and the forest, where there are enough
+    speakers for one, agrees. Without siblings those who lead (rank 0, the last rank, the first
+    of a node) are judged by what they lack only.
+
+    Args:
+        rng: seeds the forest.
+        ordinary: events set aside.
+        siblings: healthy jobs of similar settings.
+        by: "rank" or "node", see `speakers`.
+    """
+    who = speakers(job, by)
+    events = [one.number for one in job.events if one.number not in ordinary]
+    if len(who) < FEWEST or not events:
+        return []
+    counts = _matrix([one.counts for one in who], events)
+    usual, known = _healthy(job, who, events, siblings, by)
+    off, centre = _differences(counts, usual, who, apart=not siblings)
+    off = off * np.where(known, 1.0, UNKNOWN_WEIGHT)
+    distances = _distances(off)
+    scores = _robust_z(distances, LEAST_SPREAD)
+    forest = _forest(off, rng)
+    agree = np.isnan(forest) | (forest >= FOREST_THRESHOLD)
+    over = [row for row in range(len(who)) if scores[row] >= THRESHOLD and agree[row]]
+    over.sort(key=lambda row: (-scores[row], row))
+    expected = np.expm1(np.maximum(np.log1p(usual) + centre, 0.0))
+    return [
+        _odd(who[row], events, counts[row], expected[row], off[row], scores, distances, forest, row)
+        for row in over[:MAX_NODES]
+    ]
+
+
+def _matrix(said: Iterable[Counter[int]], events: Sequence[int]) -> Matrix:
+    """Speakers x events."""
+    return np.array([[one.get(event, 0) for event in events] for one in said], dtype=float)
+
+
+def _healthy(
+    job: Job, who: Sequence[Speaker], events: Sequence[int], siblings: Sequence[Job], by: str
+) -> tuple[Matrix, NDArray[np.bool_]]:
+    """Usual counts, speakers x events, and which events any sibling knows; without any, 0, all."""
+    if not siblings:
+        return np.zeros((len(who), len(events))), np.ones(len(events), dtype=bool)
+    layers, known = [], np.zeros(len(events), dtype=bool)
+    for other in siblings:
+        number = same_events(job, other)
+        theirs = [one for one in speakers(other, by)]
+        rest = _matrix([_renumbered(one.counts, number) for one in theirs], events)
+        known |= rest.any(axis=0)
+        middle = np.median(rest, axis=0) if len(theirs) else np.zeros(len(events))
+        layer = []
+        for one in who:
+            same = counterpart(other, one, by)
+            if same is None:
+                layer.append(middle)
+            else:
+                layer.append(_matrix([_renumbered(same, number)], events)[0])
+        layers.append(np.array(layer))
+    return np.median(np.array(layers), axis=0), known
+
+
+def _renumbered(counts: Counter[int], number: dict[int, int]) -> Counter[int]:
+    found: Counter[int] = Counter()
+    for event, count in counts.items():
+        if event in number:
+            found[number[event]] += count
+    return found
+
+
+def _differences(
+    counts: Matrix, usual: Matrix, who: Sequence[Speaker], *, apart: bool
+) -> tuple[Matrix, Matrix]:
+    """Scaled differences from the fellows, and the fellows' median before scaling."""
+    logs = np.log1p(counts) - np.log1p(usual)
+    followers = [row for row, one in enumerate(who) if not one.leads]
+    base = logs[followers] if apart and len(followers) >= FEWEST else logs
+    centre = np.median(base, axis=0)
+    spread = 1.4826 * np.median(np.abs(base - centre), axis=0)
+    off = (logs - centre) / np.maximum(spread, UNIT)
+    if apart:
+        leaders = [row for row, one in enumerate(who) if one.leads]
+        off[leaders] = np.minimum(off[leaders], 0.0)
+    return off, centre
+
+
+def _distances(off: Matrix) -> Matrix:
+    """From the median, or from the k-th neighbour where that is nearer."""
+    others = len(off) - 1
+    k = max(1, min(MAX_NODES, others // 4))
+    between = np.sqrt(
+        np.maximum(
+            (off**2).sum(axis=1)[:, None] + (off**2).sum(axis=1)[None, :] - 2.0 * off @ off.T, 0.0
+        )
+    )
+    np.fill_diagonal(between, np.inf)
+    neighbour = np.sort(between, axis=1)[:, k - 1]
+    return np.minimum(np.sqrt((off**2).sum(axis=1)), neighbour)
+
+
+def _robust_z(values: Matrix, least: float) -> Matrix:
+    centre = np.median(values)
+    spread = 1.4826 * np.median(np.abs(values - centre))
+    return (values - centre) / max(float(spread), least)
+
+
+def _forest(off: Matrix, rng: np.random.Generator) -> Matrix:
+    """Robust z of an Isolation Forest's scores; rows in an order that names have no part in."""
+    seed = int(rng.integers(2**31))
+    if len(off) < FEWEST_FOR_FOREST:
+        return np.full(len(off), np.nan)
+    from sklearn.ensemble import IsolationForest
+
+    order = np.lexsort(off.T[::-1])
+    forest = IsolationForest(n_estimators=TREES, random_state=seed).fit(off[order])
+    return _robust_z(-forest.score_samples(off), LEAST_FOREST_SPREAD)
+
+
+def _odd(
+    one: Speaker,
+    events: Sequence[int],
+    counts: Matrix,
+    expected: Matrix,
+    off: Matrix,
+    scores: Matrix,
+    distances: Matrix,
+    forest: Matrix,
+    row: int,
+) -> Odd:
+    squares = off**2
+    most = sorted(range(len(events)), key=lambda column: (-squares[column], column))
+    total = float(squares.sum()) or 1.0
+    return Odd(
+        name=one.name,
+        rank=one.rank,
+        node=one.node,
+        score=round(float(scores[row]), 3),
+        distance=round(float(distances[row]), 3),
+        forest=round(float(forest[row]), 3),
+        events=tuple(
+            Unlike(
+                event=events[column],
+                count=int(counts[column]),
+                usual=round(float(expected[column]), 2),
+                weight=round(float(squares[column]) / total, 3),
+            )
+            for column in most[:_EVENTS_NAMED]
+            if squares[column] > 0.0
+        ),
+    )

@@ -1,0 +1,174 @@
+"""Who is compared with whom: ranks, nodes or files of one job, the silent ones too."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from rmetric.diagnosis.job import Job, Stream
+
+
+@dataclass(kw_only=True)
+class Speaker:
+    """A rank, or a node with all its ranks, or a file where nothing says more.
+
+    Attributes:
+        name: as a stream's: "rank 3", "node gpu-07".
+        streams: what it said; none of a rank that is silent.
+        ranks: its global ranks, as far as known.
+        counts: event number -> how often it said it.
+        leads: it has duties that its fellows lack: rank 0, the last rank, the first of a node.
+    """
+
+    name: str
+    rank: int | None = None
+    node: str | None = None
+    streams: list[Stream] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    counts: Counter[int] = field(default_factory=Counter)
+    leads: bool = False
+
+
+def speakers(job: Job, by: str = "rank") -> list[Speaker]:
+    """All that may be compared, in the order of ranks, then of names.
+
+    Args:
+        by: "rank": ranks, silent ones too; nodes where no rank is known, else files. "node":
+            the ranks of a node summed up, none where no node is known.
+
+    Raises:
+        ValueError: for any other `by`.
+    """
+    if by not in ("rank", "node"):
+        raise ValueError(f"by is {by!r}; it is 'rank' or 'node'")
+    said = _counts(job)
+    found = _ranks(job, said) if by == "rank" else _nodes(job, said)
+    return sorted(found, key=lambda one: (one.rank is None, one.rank or 0, one.name))
+
+
+def _counts(job: Job) -> dict[str, Counter[int]]:
+    said: dict[str, Counter[int]] = defaultdict(Counter)
+    for event in job.events:
+        for stream, count in event.counts.items():
+            said[stream][event.number] += count
+    return said
+
+
+def _node(job: Job, stream: Stream) -> str | None:
+    if stream.node is not None or stream.rank is None:
+        return stream.node
+    return job.node_of_rank.get(stream.rank)
+
+
+def _ranks(job: Job, said: dict[str, Counter[int]]) -> list[Speaker]:
+    ranks = [one for one in job.streams.values() if one.rank is not None]
+    nodes = [one for one in job.streams.values() if one.node is not None]
+    found = [
+        Speaker(
+            name=one.name,
+            rank=one.rank,
+            node=_node(job, one),
+            streams=[one],
+            ranks=[one.rank] if one.rank is not None else [],
+            counts=said[one.name],
+        )
+        for one in ranks or nodes or job.streams.values()
+    ]
+    for rank in job.silent_ranks:
+        node = job.node_of_rank.get(rank)
+        found.append(Speaker(name=f"rank {rank}", rank=rank, node=node, ranks=[rank]))
+    _mark_leaders(found)
+    return found
+
+
+def _mark_leaders(found: Iterable[Speaker]) -> None:
+    ranked = [one for one in found if one.rank is not None]
+    if not ranked:
+        return
+    leaders = {0, max(one.rank or 0 for one in ranked)}
+    first: dict[str, int] = {}
+    for one in ranked:
+        if one.node is not None and one.rank is not None:
+            first[one.node] = min(one.rank, first.get(one.node, one.rank))
+    for one in ranked:
+        one.leads = one.rank in leaders | set(first.values())
+
+
+def _nodes(job: Job, said: dict[str, Counter[int]]) -> list[Speaker]:
+    found: dict[str, Speaker] = {}
+    for stream in job.streams.values():
+        node = _node(job, stream)
+        if node is not None:
+            one = found.setdefault(node, Speaker(name=f"node {node}", node=node))
+            one.streams.append(stream)
+            one.counts.update(said[stream.name])
+            one.ranks += [] if stream.rank is None else [stream.rank]
+    for rank in job.silent_ranks:
+        node = job.node_of_rank.get(rank)
+        if node is not None:
+            found.setdefault(node, Speaker(name=f"node {node}", node=node)).ranks.append(rank)
+    last = (job.world_size or 0) - 1
+    for one in found.values():
+        one.leads = 0 in one.ranks or last in one.ranks
+    return list(found.values())
+
+
+def counterpart(job: Job, speaker: Speaker, by: str = "rank") -> Counter[int] | None:
+    """What the same rank, or a node with the same ranks, said in another job.
+
+    None where that job has no such rank.
+    """
+    wanted = set(speaker.ranks)
+    if by == "rank":
+        for one in speakers(job, by):
+            if (wanted and set(one.ranks) == wanted) or (not wanted and one.name == speaker.name):
+                return one.counts
+        return None
+    streams = [one for one in job.streams.values() if one.rank in wanted]
+    if not wanted or not streams:
+        return None
+    names = {one.name for one in streams}
+    said = _counts(job)
+    total: Counter[int] = Counter()
+    for name in sorted(names):
+        total.update(said[name])
+    return total
+
+
+def alike(first: str, second: str) -> bool:
+    """Two templates that may be one: equal word by word but where either has a wildcard.
+
+    >>> alike("step <*> loss nan", "step <NUM> loss <*>"), alike("a b", "a c")
+    (True, False)
+    """
+    ours, theirs = first.split(), second.split()
+    if len(ours) != len(theirs):
+        return False
+    pairs = list(zip(ours, theirs, strict=True))
+    same = sum(one == other for one, other in pairs)
+    return 2 * same >= len(pairs) and all(
+        one == other or "<" in one or "<" in other for one, other in pairs
+    )
+
+
+def same_events(job: Job, other: Job) -> dict[int, int]:
+    """Number of each event in `other` -> its number in `job`, as far as it is known there.
+
+    Both were read apart, so that the same lines may have templates that differ in wildcards.
+    """
+    exact = {event.template: event.number for event in job.events}
+    by_length: dict[int, list[tuple[str, int]]] = defaultdict(list)
+    for event in job.events:
+        by_length[len(event.template.split())].append((event.template, event.number))
+    found = {}
+    for event in other.events:
+        number = exact.get(event.template)
+        if number is None:
+            for template, candidate in by_length[len(event.template.split())]:
+                if alike(event.template, template):
+                    number = candidate
+                    break
+        if number is not None:
+            found[event.number] = number
+    return found

@@ -1,0 +1,225 @@
+"""What is not there: ranks that say nothing, or stop before the others, or lack what all say.
+
+The channel beside L4's filtering: where the fault is an absence, setting normal events aside
+erases its only trace.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp
+from statistics import median
+
+from rmetric.diagnosis.job import Job, Occurrence
+from rmetric.diagnosis.patterns.speakers import (
+    Speaker,
+    alike,
+    counterpart,
+    same_events,
+    speakers,
+)
+
+#: A thing is odd if at most this share of the speakers does it, or one of them.
+FEW = 0.25
+#: A thing is usual if at least this share of the fellows does it.
+MOST = 0.6
+#: Stopping early counts from so many seconds on, and from so many times the fellows' spread.
+LEAST_SECONDS, SPREADS = 10.0, 3.0
+#: Entries, per speaker, that a log shared by all must go on for after a rank's last.
+LEAST_ENTRIES = 5.0
+#: Fewer speakers than that say nothing of what is usual.
+FEWEST = 3
+#: Who leads has duties of its own: what it lacks counts so much less where no healthy job is known.
+LEADER_LACKS = 0.3
+_NAMED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One absence.
+
+    Attributes:
+        stream: name of the stream, of a silent rank the name it would have.
+        kind: "silent", "ended early", "last words" or "missing event".
+        strength: 0 to 1.
+        amount: how much: seconds, steps, entries or events by which it differs.
+        events: numbers of the events it is about.
+    """
+
+    stream: str
+    kind: str
+    words: str
+    strength: float
+    amount: float = 0.0
+    events: tuple[int, ...] = ()
+
+
+def absences(
+    job: Job, *, siblings: Sequence[Job] = (), offsets: Mapping[str, float] | None = None
+) -> list[Finding]:
+    """All absences of a job, the strongest first.
+
+    Args:
+        siblings: healthy jobs of similar settings.
+        offsets: file -> seconds that its clock is ahead, of `clocks.clock_offsets`.
+    """
+    who = speakers(job)
+    if len(who) < 2:
+        return []
+    found = _silent(job, who)
+    heard = [one for one in who if one.streams]
+    if len(heard) >= FEWEST:
+        found += _ended_early(job, heard, offsets or {})
+        found += _last_words(job, heard)
+        found += _missing(job, heard, siblings)
+    return sorted(found, key=lambda one: (-one.strength, one.stream, one.kind))
+
+
+def _few(count: int, of: int) -> bool:
+    return 0 < count <= max(1.0, FEW * of)
+
+
+def _silent(job: Job, who: Sequence[Speaker]) -> list[Finding]:
+    silent = [one for one in who if not one.streams]
+    if not _few(len(silent), len(who)):
+        return []
+    words = f"wrote nothing, {len(who) - len(silent)} of {len(who)} ranks did"
+    return [
+        Finding(stream=one.name, kind="silent", words=words, strength=1.0 / len(silent) ** 0.5)
+        for one in silent
+    ]
+
+
+def _last(one: Speaker) -> Occurrence | None:
+    said = [stream.last for stream in one.streams if stream.last is not None]
+    return max(said, key=lambda each: each.order, default=None)
+
+
+def _ended_early(job: Job, heard: Sequence[Speaker], offsets: Mapping[str, float]) -> list[Finding]:
+    """By time, by steps and, in a log that all share, by entries; the strongest of a speaker."""
+
+    def time(one: Speaker) -> float | None:
+        last = _last(one)
+        if last is None or last.time is None:
+            return None
+        return last.time - offsets.get(last.file, 0.0)
+
+    def step(one: Speaker) -> float | None:
+        steps = [each.last_step for each in one.streams if each.last_step is not None]
+        return float(max(steps)) if steps else None
+
+    def order(one: Speaker) -> float | None:
+        last = _last(one)
+        return None if last is None or len(job.files) > 1 else last.order / len(heard)
+
+    found: dict[str, Finding] = {}
+    for measure, least, says in (
+        (time, LEAST_SECONDS, "its last entry is {:.0f} s before the others'"),
+        (step, 1.0, "its last step is {:.0f} before the others'"),
+        (order, LEAST_ENTRIES, "the others wrote {:.0f} entries each after its last"),
+    ):
+        for one, lag, strength in _behind(heard, measure, least):
+            words = says.format(lag)
+            kept = found.get(one.name)
+            if kept is None or strength > kept.strength:
+                found[one.name] = Finding(
+                    stream=one.name,
+                    kind="ended early",
+                    words=words,
+                    strength=strength,
+                    amount=round(lag, 3),
+                )
+    return list(found.values())
+
+
+def _behind(
+    heard: Sequence[Speaker], measure: Callable[[Speaker], float | None], least: float
+) -> list[tuple[Speaker, float, float]]:
+    """Those few whose end is before the fellows' middle by far more than the fellows' spread."""
+    ends = [(one, end) for one in heard if (end := measure(one)) is not None]
+    if len(ends) < max(FEWEST, MOST * len(heard)):
+        return []
+    middle = median(end for _, end in ends)
+    spread = 1.4826 * median(abs(end - middle) for _, end in ends)
+    far = max(least, SPREADS * spread)
+    behind = [(one, middle - end) for one, end in ends if middle - end >= far]
+    if not _few(len(behind), len(heard)):
+        return []
+    share = 1.0 / len(behind) ** 0.5
+    return [(one, lag, round(share * (1.0 - exp(-lag / far)), 3)) for one, lag in behind]
+
+
+def _last_words(job: Job, heard: Sequence[Speaker]) -> list[Finding]:
+    """Who ends with another event than most."""
+    ends = {one.name: last.event for one in heard if (last := _last(one)) is not None}
+    ((usual, times),) = Counter(ends.values()).most_common(1)
+    template = {one.number: one.template for one in job.events}
+    others = [
+        name
+        for name, event in ends.items()
+        if event != usual and not alike(template.get(event, ""), template.get(usual, ""))
+    ]
+    if times < MOST * len(heard) or not _few(len(others), len(heard)):
+        return []
+    words = f"ends with other words than {times} of {len(heard)}"
+    strength = round(times / len(heard) / len(others) ** 0.5, 3)
+    return [
+        Finding(
+            stream=name,
+            kind="last words",
+            words=words,
+            strength=strength,
+            amount=1.0,
+            events=(ends[name],),
+        )
+        for name in others
+    ]
+
+
+def _missing(job: Job, heard: Sequence[Speaker], siblings: Sequence[Job]) -> list[Finding]:
+    """Events that all fellows have and one lacks; with siblings, that it has in all of them."""
+    template = {one.number: one.template for one in job.events}
+    lacks: dict[str, list[int]] = {}
+    for event in job.events:
+        without = [one for one in heard if not one.counts.get(event.number)]
+        if not _few(len(without), len(heard)) or len(without) > FEWEST:
+            continue
+        for one in without:
+            if not any(alike(event.template, template[other]) for other in one.counts):
+                lacks.setdefault(one.name, []).append(event.number)
+    by_name = {one.name: one for one in heard}
+    found = []
+    for name, events in lacks.items():
+        habits = _lacked_before(job, by_name[name], siblings)
+        new = tuple(number for number in events if number not in habits)
+        if not new:
+            continue
+        strength = 1.0 - 0.5 ** len(new)
+        if by_name[name].leads and not siblings:
+            strength *= LEADER_LACKS
+        shown = "; ".join(template[number][:60] for number in new[:_NAMED])
+        found.append(
+            Finding(
+                stream=name,
+                kind="missing event",
+                words=f"lacks what the others say ({len(new)} events): {shown}",
+                strength=round(strength, 3),
+                amount=float(len(new)),
+                events=new,
+            )
+        )
+    return found
+
+
+def _lacked_before(job: Job, one: Speaker, siblings: Sequence[Job]) -> set[int]:
+    """Events that the same rank lacks in a healthy sibling where others have them."""
+    lacked = set()
+    for other in siblings:
+        counts = counterpart(other, one)
+        if counts is not None:
+            for theirs, ours in same_events(job, other).items():
+                if not counts.get(theirs):
+                    lacked.add(ours)
+    return lacked
