@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rmetric.diagnosis.job import Job
-from rmetric.diagnosis.patterns.speakers import Speaker, counterpart, same_events, speakers
+from rmetric.diagnosis.patterns.speakers import Counterparts, Speaker, same_events, speakers
 from rmetric.diagnosis.result import MAX_NODES
 
 #: Said once against never, in log(1 + count): the unit of differences.
@@ -127,23 +127,21 @@ def _healthy(
     job: Job, who: Sequence[Speaker], events: Sequence[int], siblings: Sequence[Job], by: str
 ) -> tuple[Matrix, NDArray[np.bool_]]:
     """Usual counts, speakers x events, and which events any sibling knows; without any, 0, all."""
-    if not siblings:
-        return np.zeros((len(who), len(events))), np.ones(len(events), dtype=bool)
     layers, known = [], np.zeros(len(events), dtype=bool)
-    for other in siblings:
+    for other in (one for one in siblings if one.streams):
         number = same_events(job, other)
-        theirs = [one for one in speakers(other, by)]
-        rest = _matrix([_renumbered(one.counts, number) for one in theirs], events)
+        theirs = Counterparts(other, by)
+        rest = _matrix([_renumbered(one.counts, number) for one in theirs.all], events)
         known |= rest.any(axis=0)
-        middle = np.median(rest, axis=0) if len(theirs) else np.zeros(len(events))
+        middle = np.median(rest, axis=0)
         layer = []
         for one in who:
-            same = counterpart(other, one, by)
-            if same is None:
-                layer.append(middle)
-            else:
-                layer.append(_matrix([_renumbered(same, number)], events)[0])
+            same = theirs.of(one)
+            row = middle if same is None else _matrix([_renumbered(same, number)], events)[0]
+            layer.append(row)
         layers.append(np.array(layer))
+    if not layers:
+        return np.zeros((len(who), len(events))), np.ones(len(events), dtype=bool)
     return np.median(np.array(layers), axis=0), known
 
 

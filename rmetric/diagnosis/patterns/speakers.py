@@ -114,26 +114,29 @@ def _nodes(job: Job, said: dict[str, Counter[int]]) -> list[Speaker]:
     return list(found.values())
 
 
-def counterpart(job: Job, speaker: Speaker, by: str = "rank") -> Counter[int] | None:
-    """What the same rank, or a node with the same ranks, said in another job.
+class Counterparts:
+    """What the same ranks said in another job.
 
-    None where that job has no such rank.
+    Args:
+        by: as for `speakers`.
     """
-    wanted = set(speaker.ranks)
-    if by == "rank":
-        for one in speakers(job, by):
-            if (wanted and set(one.ranks) == wanted) or (not wanted and one.name == speaker.name):
-                return one.counts
-        return None
-    streams = [one for one in job.streams.values() if one.rank in wanted]
-    if not wanted or not streams:
-        return None
-    names = {one.name for one in streams}
-    said = _counts(job)
-    total: Counter[int] = Counter()
-    for name in sorted(names):
-        total.update(said[name])
-    return total
+
+    def __init__(self, job: Job, by: str = "rank") -> None:
+        self.all = speakers(job, by)
+        self._ranks = {one.rank: one.counts for one in speakers(job) if one.rank is not None}
+        self._names = {one.name: one.counts for one in self.all}
+
+    def of(self, one: Speaker) -> Counter[int] | None:
+        """Of the same rank, of all the same ranks, or of the same name; None where it has none."""
+        if not one.ranks:
+            return self._names.get(one.name)
+        known = [self._ranks[rank] for rank in one.ranks if rank in self._ranks]
+        if len(known) < len(one.ranks):
+            return None
+        total: Counter[int] = Counter()
+        for counts in known:
+            total.update(counts)
+        return total
 
 
 def alike(first: str, second: str) -> bool:

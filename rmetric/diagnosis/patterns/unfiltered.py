@@ -14,9 +14,9 @@ from statistics import median
 
 from rmetric.diagnosis.job import Job, Occurrence
 from rmetric.diagnosis.patterns.speakers import (
+    Counterparts,
     Speaker,
     alike,
-    counterpart,
     same_events,
     speakers,
 )
@@ -190,9 +190,10 @@ def _missing(job: Job, heard: Sequence[Speaker], siblings: Sequence[Job]) -> lis
             if not any(alike(event.template, template[other]) for other in one.counts):
                 lacks.setdefault(one.name, []).append(event.number)
     by_name = {one.name: one for one in heard}
+    before = [(Counterparts(other), same_events(job, other)) for other in siblings]
     found = []
     for name, events in lacks.items():
-        habits = _lacked_before(job, by_name[name], siblings)
+        habits = _lacked_before(by_name[name], before)
         new = tuple(number for number in events if number not in habits)
         if not new:
             continue
@@ -213,13 +214,13 @@ def _missing(job: Job, heard: Sequence[Speaker], siblings: Sequence[Job]) -> lis
     return found
 
 
-def _lacked_before(job: Job, one: Speaker, siblings: Sequence[Job]) -> set[int]:
+def _lacked_before(
+    one: Speaker, before: Sequence[tuple[Counterparts, Mapping[int, int]]]
+) -> set[int]:
     """Events that the same rank lacks in a healthy sibling where others have them."""
     lacked = set()
-    for other in siblings:
-        counts = counterpart(other, one)
+    for theirs, number in before:
+        counts = theirs.of(one)
         if counts is not None:
-            for theirs, ours in same_events(job, other).items():
-                if not counts.get(theirs):
-                    lacked.add(ours)
+            lacked |= {ours for other, ours in number.items() if not counts.get(other)}
     return lacked
