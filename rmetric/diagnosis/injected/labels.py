@@ -1,0 +1,205 @@
+"""Which lines indicate the failure: plain rules, since rank and moment of the fault are known.
+
+Roles, as in the labels of the real logs:
+
+- cause: the faulty rank's own exception where the fault makes it raise one; its own slow times
+  and slow-step warnings after a slow-down; a nan that it says.
+- echo: the exceptions of the other ranks, torch's warnings about lost connections, waits of the
+  others that a slow rank makes long, launcher lines about ranks that ended after the faulty one.
+- symptom: launcher lines about the faulty rank or the job's end, its "training failed" and,
+  where neither the faulty rank nor a launcher says anything of it, the first kind of echo.
+- context: frames of tracebacks and stacks that belong to those, headers and rulers.
+
+Only lines after the onset count. Harmless noise has no label.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+
+from rmetric.diagnosis.injected.plan import Plan
+from rmetric.diagnosis.injected.world import Course
+from rmetric.diagnosis.injected.writing import Line
+
+#: Kinds whose faulty rank says itself what is wrong with it.
+SPEAKING = ("exception", "data", "memory", "environment", "network")
+#: A line counts from here before the onset: it may be received a moment before it is told.
+SLACK_SECONDS = 0.02
+#: A part of a step is slow from here on, in milliseconds.
+SLOW_MS = 100.0
+
+TAG = re.compile(r"^\[rank\d+\]: ?")
+HEADER = re.compile(r"Traceback \(most recent call last\):$")
+EXCEPTION = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|BadGzipFile)\b(?::|$)")
+CHAINED = re.compile(r"^(During handling of|The above exception was)")
+LOST = re.compile(
+    r"^\[(?:rank\d+\]:\[)?[WE]\d+ .*\[c10d\]|^\[(?:rank\d+\]:\[)?[WE]\d+ .*(?:ocket|TCPStore|gloo)"
+)
+STACK = re.compile(r"^(Current thread|Thread|Stack) .*most recent call first")
+FAILED = re.compile(r"training failed at step")
+TIMES = re.compile(
+    r"time \(ms\) of step .*data ([\d.]+) \| forward-backward ([\d.]+) \| all-reduce ([\d.]+)"
+)
+WARNED = re.compile(r"took [\d.]+ s before the all-reduce")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Label:
+    file: str
+    line: int
+    role: str
+    reason: str
+
+
+def label(plan: Plan, course: Course) -> list[Label]:
+    """In the order of file and line; none for a healthy job."""
+    if not plan.faulty or course.onset is None:
+        return []
+    since = course.onset["time"] - SLACK_SECONDS
+    spoken: dict[int | None, list[Line]] = defaultdict(list)
+    for line in course.lines:
+        if line.time >= since:
+            spoken[line.rank].append(line)
+    found: dict[tuple[str, int], tuple[Line, str, str]] = {}
+    for rank, lines in spoken.items():
+        told = _of_launcher(plan, course, lines) if rank is None else _of_rank(plan, rank, lines)
+        found.update({(line.file, line.number): (line, role, why) for line, role, why in told})
+    _first_echo(found)
+    return [
+        Label(file=file, line=number, role=role, reason=why)
+        for (file, number), (_, role, why) in sorted(found.items())
+    ]
+
+
+Told = tuple[Line, str, str]
+
+
+def _of_rank(plan: Plan, rank: int, lines: list[Line]) -> list[Told]:
+    faulty = rank == plan.rank
+    out = _tracebacks(lines, _role(plan, faulty), faulty)
+    taken = {(line.file, line.number) for line, _, _ in out}
+    stack = False
+    for line in lines:
+        text = TAG.sub("", line.text)
+        stack = bool(STACK.match(text)) or stack and text.startswith("  ")
+        if (line.file, line.number) in taken:
+            continue
+        if stack:
+            out.append((line, "context", "stack of a process that is ended"))
+        elif FAILED.search(text):
+            role = "symptom" if faulty else "echo"
+            out.append((line, role, "the trainer says that it failed"))
+        elif LOST.match(line.text):
+            out.append((line, "echo", "torch lost a connection"))
+        elif plan.kind == "slow":
+            out += _slow(line, faulty)
+        elif faulty and plan.variant == "nan" and re.search(r"\bloss\b\W+nan\b", text, re.I):
+            out.append((line, "cause", "the faulty rank's loss"))
+    return out
+
+
+def _role(plan: Plan, faulty: bool) -> tuple[str, str]:
+    if faulty and plan.kind in SPEAKING:
+        return "cause", "exception of the faulty rank"
+    return "echo", "exception of a rank that lost another" if not faulty else "it ran into it too"
+
+
+def _tracebacks(lines: list[Line], role: tuple[str, str], faulty: bool) -> list[Told]:
+    """From a traceback's header to the last line of its message; noise's are left out."""
+    out: list[Told] = []
+    inside = message = False
+    for place, line in enumerate(lines):
+        text = TAG.sub("", line.text)
+        if HEADER.search(text):
+            inside, message = not _is_noise(lines, place), False
+        elif CHAINED.match(text):
+            inside, message = inside or message, False
+        elif inside and EXCEPTION.match(text):
+            out.append((line, *role))
+            inside, message = False, True
+            continue
+        elif message and (
+            not text.strip() or text.startswith((" ", "frame #", "Exception raised"))
+        ):
+            out.append((line, "context", "rest of an exception's message"))
+            continue
+        else:
+            message = False
+        if inside:
+            out.append((line, "context", "frame or header of a traceback"))
+    return out
+
+
+def _is_noise(lines: list[Line], place: int) -> bool:
+    return place > 0 and "could not push telemetry" in lines[place - 1].text
+
+
+def _slow(line: Line, faulty: bool) -> list[Told]:
+    if faulty and WARNED.search(line.text):
+        return [(line, "cause", "the faulty rank warns of its own time")]
+    times = TIMES.search(line.text)
+    if times is None:
+        return []
+    data, compute, wait = map(float, times.groups())
+    if faulty and data + compute > SLOW_MS:
+        return [(line, "cause", "time of the faulty rank's own part")]
+    if not faulty and wait > SLOW_MS and data + compute < SLOW_MS:
+        return [(line, "echo", "it waits for another")]
+    return []
+
+
+def _of_launcher(plan: Plan, course: Course, lines: list[Line]) -> list[Told]:
+    return [(line, *_launcher_role(plan, course, line.text)) for line in lines]
+
+
+def _launcher_role(plan: Plan, course: Course, text: str) -> tuple[str, str]:
+    if "CANCELLED" in text or "death signal" in text:
+        return "symptom", "the launcher ends the job"
+    if "closing signal" in text or "Terminating StepId" in text:
+        return "echo", "the launcher ends the ranks that are left"
+    ranks = _named(plan, text)
+    if ranks:
+        if plan.rank in ranks:
+            return "symptom", "the launcher names the faulty rank's exit"
+        return "echo", "the launcher names another rank's exit"
+    local = re.search(r"local_rank: (\d+) \(pid: (\d+)\)", text)
+    if local:
+        mine = int(local[2]) == course.pids[plan.rank] if plan.rank is not None else False
+        return ("symptom" if mine else "echo"), "the launcher names a failed process"
+    return "context", "part of the launcher's report"
+
+
+def _named(plan: Plan, text: str) -> set[int]:
+    tasks = re.search(r"tasks? ([\d,-]+): ", text) or re.search(r"rank\s*: (\d+) \(local", text)
+    if tasks is None:
+        return set()
+    out: set[int] = set()
+    for part in tasks[1].split(","):
+        low, _, high = part.partition("-")
+        out |= set(range(int(low), int(high or low) + 1))
+    return out
+
+
+def _first_echo(found: dict[tuple[str, int], Told]) -> None:
+    """Where nothing says more, the first kind of echo is the symptom."""
+    if any(role in ("cause", "symptom") for _, role, _ in found.values()):
+        return
+    echoes = sorted(
+        (line for line, role, _ in found.values() if role == "echo"), key=lambda line: line.time
+    )
+    if not echoes:
+        return
+    first = _kind_of(echoes[0])
+    for line in echoes:
+        if _kind_of(line) == first:
+            found[line.file, line.number] = (
+                line,
+                "symptom",
+                "first kind of echo, nothing says more",
+            )
+
+
+def _kind_of(line: Line) -> str:
+    return re.sub(r"\d+", "0", TAG.sub("", line.text))[:80]

@@ -1,0 +1,89 @@
+"""The ways of each kind of fault to happen: in which stages, and by what it is known.
+
+What a variant does to a process is in `faults.py`; here is what the plan needs without torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One way for a fault to happen.
+
+    Attributes:
+        stages: of `rmetric.diagnosis.job.STAGES`, where it can come.
+        says: a pattern that the faulty rank's last exception must match; "" where it writes none.
+        outside: what the launcher does to the process: "kill", "stop", "throttle"; "" nothing.
+        environment: it is there from the start, in the variables of the process.
+    """
+
+    name: str
+    stages: tuple[str, ...]
+    says: str = ""
+    outside: str = ""
+    environment: bool = False
+
+
+ANY = ("initialise", "load data", "train", "evaluate", "checkpoint")
+LATE = ("train", "evaluate", "checkpoint")
+
+VARIANTS: dict[str, tuple[Variant, ...]] = {
+    "exception": (
+        Variant(name="bad value", stages=("load data", "train"), says="ValueError: invalid literal"),
+        Variant(name="missing key", stages=("initialise", *LATE), says="KeyError: "),
+        Variant(name="wrong shape", stages=("train", "evaluate"), says="RuntimeError: mat1 and mat2"),
+        Variant(name="out of range", stages=("train", "evaluate"), says="IndexError: index out of"),
+        Variant(name="not picklable", stages=("checkpoint",), says="TypeError: cannot pickle"),
+        Variant(name="file too large", stages=("checkpoint",), says="(OSError|RuntimeError): "),
+    ),
+    "kill": (Variant(name="kill -9", stages=ANY, outside="kill"),),
+    "hang": (
+        Variant(name="stalled loader", stages=("train", "evaluate")),
+        Variant(name="stopped", stages=ANY, outside="stop"),
+        Variant(name="stuck write", stages=("checkpoint",)),
+        Variant(name="other order", stages=("train",)),
+    ),
+    "slow": (
+        Variant(name="slow storage", stages=("train",)),
+        Variant(name="throttled", stages=("train",), outside="throttle"),
+    ),
+    "data": (
+        Variant(name="nan", stages=("train",), says="FloatingPointError: "),
+        Variant(
+            name="damaged shard",
+            stages=("load data", "train"),
+            says="(ValueError: checksum|gzip.BadGzipFile|zlib.error|EOFError)",
+        ),
+        Variant(
+            name="cut shard",
+            stages=("load data", "train"),
+            says="(ValueError: checksum|EOFError|gzip.BadGzipFile)",
+        ),
+    ),
+    "memory": (
+        Variant(
+            name="address space",
+            stages=("load data", "train", "evaluate", "checkpoint"),
+            says="(MemoryError|RuntimeError: .*(alloc|memory))",
+        ),
+    ),
+    "network": (
+        Variant(name="all sockets", stages=ANY[1:], says="(Connection|recv|send|socket|Broken|closed)"),
+        Variant(name="sockets of gloo", stages=ANY[1:], says="(Connection|recv|send|socket|closed)"),
+    ),
+    "environment": (
+        Variant(name="variable missing", stages=("initialise",), says="expected, but not set", environment=True),
+        Variant(name="wrong port", stages=("initialise",), says="(connect|timed out)", environment=True),
+        Variant(name="wrong rank", stages=("initialise",), environment=True),
+        Variant(name="wrong world size", stages=("initialise",), environment=True),
+        Variant(name="wrong version", stages=("initialise",), says="is required", environment=True),
+        Variant(name="wrong data path", stages=("load data",), says="FileNotFoundError", environment=True),
+    ),
+}  # fmt: skip
+
+
+def variant_of(kind: str, name: str) -> Variant:
+    """Raises KeyError for a variant that the kind has not."""
+    return {one.name: one for one in VARIANTS[kind]}[name]

@@ -1,0 +1,95 @@
+"""Did it happen? A job counts only if its fault did, in the rank and in the way that was planned."""
+
+from __future__ import annotations
+
+import re
+import signal
+import statistics
+from typing import Any
+
+from rmetric.diagnosis.injected.labels import EXCEPTION, TAG
+from rmetric.diagnosis.injected.plan import Plan
+from rmetric.diagnosis.injected.variants import variant_of
+from rmetric.diagnosis.injected.world import Course
+
+#: A slow rank's own part of a step takes at least so many times its usual.
+SLOWER = 5.0
+
+
+class NotHappened(Exception):
+    """The fault did not come to pass as planned; the job is no evidence."""
+
+
+def verify(plan: Plan, course: Course) -> dict[str, Any]:
+    """How it was seen that the plan came true.
+
+    Raises:
+        NotHappened: with what was found instead.
+    """
+    if not plan.faulty:
+        bad = {rank: code for rank, (code, _) in course.exits.items() if code}
+        return _require(not bad, "all ranks ended with code 0", f"exit codes {bad}", exit_code=0)
+    if course.onset is None:
+        raise NotHappened(f"rank {plan.rank} did not reach {plan.stage}, step {plan.step}")
+    assert plan.rank is not None
+    code, when = course.exits[plan.rank]
+    found = {"exit_code": code, "exit_time": when, "onset": course.onset}
+    return {"slow": _slow, "hang": _hang, "kill": _kill}.get(plan.kind, _raised)(
+        plan, course, code, found
+    )
+
+
+def _require(true: bool, how: str, instead: str, **found: Any) -> dict[str, Any]:
+    if not true:
+        raise NotHappened(f"expected: {how}; found: {instead}")
+    return {"how": how, **found}
+
+
+def _kill(plan: Plan, course: Course, code: int, found: dict[str, Any]) -> dict[str, Any]:
+    first = min(when for _, when in course.exits.values())
+    alone = found["exit_time"] <= first
+    return _require(
+        code == -signal.SIGKILL and alone, "SIGKILL from outside, before any other rank ended",
+        f"code {code}, first to end: {alone}", **found,
+    )  # fmt: skip
+
+
+def _hang(plan: Plan, course: Course, code: int, found: dict[str, Any]) -> dict[str, Any]:
+    said = exceptions(course, None)
+    stuck = plan.rank in course.ended
+    # Who does another collective runs into the others' end like they do.
+    fine = bool(said) and (stuck or plan.variant == "other order")
+    return _require(fine, "others failed in a collective while the rank was stuck or in another",
+                    f"code {code}, exceptions {said[:2]}", said=said[:1], **found)  # fmt: skip
+
+
+def _slow(plan: Plan, course: Course, code: int, found: dict[str, Any]) -> dict[str, Any]:
+    assert plan.step is not None
+    before = [own for step, own in course.own_seconds if step < plan.step]
+    after = [own for step, own in course.own_seconds if step > plan.step]
+    ratio = statistics.median(after) / statistics.median(before) if before and after else 0.0
+    stood = course.by == "limit" or code == 0
+    return _require(ratio >= SLOWER and stood, f"its own part of a step took {SLOWER} times as long or more",
+                    f"ratio {ratio:.1f}, code {code}, ended by {course.by}", ratio=round(ratio, 1), **found)  # fmt: skip
+
+
+def _raised(plan: Plan, course: Course, code: int, found: dict[str, Any]) -> dict[str, Any]:
+    pattern = variant_of(plan.kind, plan.variant).says
+    said = exceptions(course, plan.rank)
+    if not pattern:
+        bad = any(one for one, _ in course.exits.values())
+        return _require(bad, "the job failed", f"code {code}", said=said[:1], **found)
+    fine = code == 1 and any(re.search(pattern, one) for one in said)
+    return _require(fine, f"exit code 1 after an exception that matches {pattern!r}",
+                    f"code {code}, exceptions {said}", said=said[-1:], **found)  # fmt: skip
+
+
+def exceptions(course: Course, rank: int | None) -> list[str]:
+    """The exception lines after the onset, of one rank or of all."""
+    since = course.onset["time"] - 0.02 if course.onset else 0.0
+    texts = [
+        TAG.sub("", line.text)
+        for line in course.lines
+        if line.time >= since and line.rank is not None and rank in (None, line.rank)
+    ]
+    return [text for text in texts if EXCEPTION.match(text) and "ConnectionRefused" not in text]
