@@ -25,6 +25,8 @@ WINDOW = 10
 MAX_EVENTS = 256
 #: Odd iterations that are kept for a stream.
 MAX_ODD = 10
+#: Forms of step lines that are told apart in a stream.
+MAX_FORMS = 8
 #: A mean similarity must fall by so much at least, however alike the iterations before were.
 LEAST_FALL = 0.02
 #: An iteration is slow from so many times the usual on, and so many seconds more than usual
@@ -54,12 +56,42 @@ class _Usual:
 
 
 @dataclass
+class _Counting:
+    """The steps that one form tells."""
+
+    top: int = -1
+    highest: int = -1
+    rises: int = 0
+    below: list[int] = field(default_factory=list)
+
+    def take(self, step: int) -> bool:
+        """Whether the step is a new one: higher than the last, or counted anew from below.
+
+        Ranks that share a log tell a step many times, and the last of them when the first is
+        at the next; so a lower one is new only when it is the third in a row that rises.
+        """
+        self.rises += step > self.highest
+        self.highest = max(self.highest, step)
+        if step <= self.top and not self._anew(step):
+            return False
+        self.top, self.below = step, []
+        return True
+
+    def _anew(self, step: int) -> bool:
+        if step == self.top or (self.below and step < self.below[-1]):
+            self.below = []
+        if step < self.top and (not self.below or step > self.below[-1]):
+            self.below.append(step)
+        return len(self.below) >= 3
+
+
+@dataclass
 class _Past:
     """What is remembered of one stream."""
 
     form: str = ""
+    counting: dict[str, _Counting] = field(default_factory=dict)
     top: int = -1
-    below: list[int] = field(default_factory=list)
     stride: int = 1
     opened: Occurrence | None = None
     aside: bool = False
@@ -104,24 +136,25 @@ class IterationWatch:
     def tell(self, stream: str, told: Told, event: int, place: Occurrence) -> int:
         """An entry that tells a step ends an iteration if the step is a new one.
 
-        Lines of other forms than the stream's first (a bar beside printed steps) are entries
-        as any other; so are those that repeat a step, as when many ranks share a log.
+        The iterations of a stream are those of one form of line, the first that it used unless
+        another counts on and on (an evaluation's bar, a plan that names a step). Lines of other
+        forms are entries as any other, and so are those that repeat a step.
 
         Returns:
             The step at which the stream is.
         """
         past = self._past(stream)
-        past.form = past.form or told.form
-        if told.form != past.form or not self._is_new(past, told.step):
-            self.take(stream, (event,))
-            return max(past.top, 0)
-        past.aside = False
+        new = self._counts(past, told)
+        if new:
+            past.aside = False
         self.take(stream, (event,))
+        if not new:
+            return max(past.top, 0)
         if past.opened is not None:
             self._close(stream, past, told.step, place)
-        if past.top >= 0 and told.step > past.top:
+        if past.opened is not None and told.step > past.top:
             past.stride = told.step - past.top
-        past.top, past.opened, past.below = told.step, place, []
+        past.top, past.opened = told.step, place
         past.now, past.was_aside = [], False
         return told.step
 
@@ -150,15 +183,21 @@ class IterationWatch:
         return past
 
     @staticmethod
-    def _is_new(past: _Past, step: int) -> bool:
-        """Higher than all before; or the third in a row that rises from below: it began again."""
-        if step > past.top:
-            return True
-        if step == past.top or (past.below and step < past.below[-1]):
-            past.below = []
-        if step < past.top and (not past.below or step > past.below[-1]):
-            past.below.append(step)
-        return len(past.below) >= 3
+    def _counts(past: _Past, told: Told) -> bool:
+        """Whether a new step is told, in the form that counts."""
+        if told.form not in past.counting and len(past.counting) >= MAX_FORMS:
+            return False
+        mine = past.counting.setdefault(told.form, _Counting())
+        new = mine.take(told.step)
+        if not past.form:
+            past.form = told.form
+        elif told.form != past.form and mine.rises > 2 * past.counting[past.form].rises:
+            past.form, past.opened, past.now, past.iterations = told.form, None, [], 0
+            past.having.clear()
+            past.window.clear()
+            past.seconds.clear()
+            past.usual = _Usual()
+        return new and told.form == past.form
 
     def _close(self, stream: str, past: _Past, step: int, place: Occurrence) -> None:
         events = tuple(past.now)

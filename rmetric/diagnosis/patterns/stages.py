@@ -48,7 +48,7 @@ RULES: tuple[Rule, ...] = (
           ':::MLLOG {"time_ms": 1, "key": "init_start", "value": null}'),
     _rule("load data", "MLPerf", _LOG, _MLLOG + r'(init_stop|run_start)"',
           ':::MLLOG {"time_ms": 1, "key": "run_start", "value": null}'),
-    _rule("evaluate", "MLPerf", _LOG, _MLLOG + r'(eval_start|eval_accuracy|eval_error)"',
+    _rule("evaluate", "MLPerf", _LOG, _MLLOG + r'eval_start"',
           ':::MLLOG {"time_ms": 1, "key": "eval_start", "value": null}'),
     _rule("checkpoint", "MLPerf", _LOG, _MLLOG + r'(checkpoint_start|save_checkpoint_start)"',
           ':::MLLOG {"time_ms": 1, "key": "checkpoint_start", "value": null}'),
@@ -61,7 +61,8 @@ RULES: tuple[Rule, ...] = (
     # the orderly end
     _rule("tear-down", "any", "train",
           r"\btraining\b[^:=\n]{0,40}\b(is done|done|completed?|finished|has ended|ended)\b"
-          r"|\b(finished|completed|done|end of|stopping) (the )?training\b",
+          r"|\b(finished|completed|done|end of|stopping) (the )?training\b"
+          r"(?!,? (model|warm|step|epoch|batch|set|data|iter|loop|sample))",
           "[after training is done] datetime: 2021-05-26 05:00:00"),
     _rule("tear-down", "Megatron", "exiting program", r"exiting program (at|after) ",
           " exiting program at iteration 1000 | datetime: 2021-05-26 05:00:00"),
@@ -83,7 +84,7 @@ RULES: tuple[Rule, ...] = (
           r"\b(saving|saved|storing|stored|wrote|writing)\b[^=\n]{0,40}\b(checkpoints?|ckpts?)\b",
           "saving checkpoint at iteration 500 to checkpoints/gpt2"),
     _rule("checkpoint", "any", "checkpoint|ckpt",
-          r"\bcheckpoint (saved|written|save (started|done|finished))"
+          r"\bcheckpoint (of step \d+ )?(saved|written|save (started|done|finished))"
           r"|\bsave[- ]checkpoint\b.*\b(start|begin|done|took|time)"
           r"|\b(async|asynchronous) (save|checkpoint)\b.*\b(start|begin|finish|schedul)",
           "Checkpoint saved to out/step_100"),
@@ -108,6 +109,7 @@ RULES: tuple[Rule, ...] = (
     _rule("evaluate", "any", "eval|validat",
           r"\b(start(ing|ed)?|begin(ning)?|running|run|entering) (the )?"
           r"(evaluation|validation|eval)\b"
+          r"|\b(evaluation|validation) (at (step|iteration|epoch) \d+ )?(starts?|begins?|started)\b"
           r"|^\W*(evaluating|validating)\b|\b(eval(uation)?|validation|val)[ _]loss ?[:=] ?[\d.n]",
           "Starting evaluation on 1024 samples"),
 
@@ -216,7 +218,7 @@ RULES: tuple[Rule, ...] = (
           r"|\bworld info dict",
           "[2024-01-01 00:00:00,000] [INFO] [launch.py:146:main] WORLD INFO DICT: {'node': [0]}"),
     _rule("launch", "Slurm", "srun|sbatch|batch job|slurm|salloc|salloc",
-          r"^srun: (job|jobid|step|launching|using)|\bsubmitted batch job\b"
+          r"^srun: (job \d+ (step creation|queued|has been)|launching|using)|\bsubmitted batch job\b"
           r"|^salloc: |^\++ (srun|sbatch)\b|\bslurm_(job_?id|nodelist|nnodes)\b ?[=:]",
           "srun: Job 1832552 step creation temporarily disabled, retrying"),
     _rule("launch", "MPI, containers, shells", "+ |dlpal|pulling|container",
@@ -231,6 +233,9 @@ RULES: tuple[Rule, ...] = (
 _NONE = re.compile(
     r"traceback \(most recent|^\s*file \"|\b(error|exception)\b[:\]]|\bfailed\b|\bno module named\b"
 )
+
+_WORKING = ("train", "evaluate", "checkpoint", "tear-down")
+_START = ("initialise", "load data", "compile")
 
 
 class Stages:
@@ -257,7 +262,7 @@ class Stages:
         for gates, pattern, stage in self._rules:
             if any(gate in lower for gate in gates) and pattern.search(lower):
                 return stage
-        return "train" if told(text) else ""
+        return "train" if _LOG not in lower and told(text) else ""
 
     def gate(self, form: bytes) -> bool:
         """False only if `of` is "" whatever the digits.
@@ -266,3 +271,18 @@ class Stages:
             form: an entry in lower case without its digits.
         """
         return bool(self._gate.search(form)) or step_gate(form)
+
+
+def next_stage(now: str, told: str) -> str:
+    """The stage after an entry that tells `told`, "" for nothing.
+
+    A job that works does not go back to its start by the lines of a start: communicators are
+    made and kernels compiled when they are first needed, data is read again. Only a launch
+    begins anew.
+
+    >>> next_stage("train", "initialise"), next_stage("train", "launch")
+    ('train', 'launch')
+    """
+    if not told or (now in _WORKING and told in _START):
+        return now
+    return told

@@ -31,8 +31,8 @@ LEAST_SECONDS, SPREADS = 10.0, 3.0
 LEAST_ENTRIES = 5.0
 #: Fewer speakers than that say nothing of what is usual.
 FEWEST = 3
-#: Who leads has duties of its own: what it lacks counts so much less where no healthy job is known.
-LEADER_LACKS = 0.3
+#: Who leads has duties of its own, so its words count so much less where no healthy job is known.
+LEADER = 0.3
 _NAMED = 3
 
 
@@ -72,7 +72,7 @@ def absences(
     heard = [one for one in who if one.streams]
     if len(heard) >= FEWEST:
         found += _ended_early(job, heard, offsets or {})
-        found += _last_words(job, heard)
+        found += _last_words(job, heard, alone=not siblings)
         found += _missing(job, heard, siblings)
     return sorted(found, key=lambda one: (-one.strength, one.stream, one.kind))
 
@@ -151,8 +151,9 @@ def _behind(
     return [(one, lag, round(share * (1.0 - exp(-lag / far)), 3)) for one, lag in behind]
 
 
-def _last_words(job: Job, heard: Sequence[Speaker]) -> list[Finding]:
-    """Who ends with another event than most."""
+def _last_words(job: Job, heard: Sequence[Speaker], *, alone: bool) -> list[Finding]:
+    """Who ends with another event than most; `alone`: no healthy job tells who always does."""
+    leads = {one.name for one in heard if one.leads and alone}
     ends = {one.name: last.event for one in heard if (last := _last(one)) is not None}
     ((usual, times),) = Counter(ends.values()).most_common(1)
     template = {one.number: one.template for one in job.events}
@@ -164,13 +165,13 @@ def _last_words(job: Job, heard: Sequence[Speaker]) -> list[Finding]:
     if times < MOST * len(heard) or not _few(len(others), len(heard)):
         return []
     words = f"ends with other words than {times} of {len(heard)}"
-    strength = round(times / len(heard) / len(others) ** 0.5, 3)
+    strength = times / len(heard) / len(others) ** 0.5
     return [
         Finding(
             stream=name,
             kind="last words",
             words=words,
-            strength=strength,
+            strength=round(strength * (LEADER if name in leads else 1.0), 3),
             amount=1.0,
             events=(ends[name],),
         )
@@ -199,7 +200,7 @@ def _missing(job: Job, heard: Sequence[Speaker], siblings: Sequence[Job]) -> lis
             continue
         strength = 1.0 - 0.5 ** len(new)
         if by_name[name].leads and not siblings:
-            strength *= LEADER_LACKS
+            strength *= LEADER
         shown = "; ".join(template[number][:60] for number in new[:_NAMED])
         found.append(
             Finding(
