@@ -40,11 +40,26 @@ def render_run(charts: Charts, **words: Any) -> str:
     A run of any length fits: its curves are thinned out until the page is below
     `MOST_BYTES`.
     """
+    return _with_charts("run.html", charts, words)
+
+
+def render_incident(charts: Charts | None, **words: Any) -> str:
+    """The page of one incident; see `rmetric.reporting.incident`. Without charts it has no script.
+
+    Args:
+        words: what templates/incident.html fills in.
+    """
+    if charts is None:
+        return _render("incident.html", "", charts=None, **words)
+    return _with_charts("incident.html", charts, words)
+
+
+def _with_charts(template: str, charts: Charts, words: Mapping[str, Any]) -> str:
     count = max(1, sum(len(panel.series) for panel in charts.panels))
     buckets = min(_MOST_BUCKETS, max(_FEWEST_BUCKETS, _POINTS // (2 * count)))
     while True:
         data = drawn(charts, buckets)
-        html = _render("run.html", "chart.js", charts=charts, data=embedded(data),
+        html = _render(template, "chart.js", charts=charts, data=embedded(data),
                        stretch=data["stretch"], **words)  # fmt: skip
         if len(html.encode("utf-8", "replace")) <= MOST_BYTES or buckets <= _FEWEST_BUCKETS:
             return html
@@ -180,10 +195,14 @@ def _cut(text: str, longest: int = LONGEST_TEXT) -> str:
 
 
 def _render(template: str, script: str, style: str = "", **values: Any) -> str:
-    """The template with our own styles and scripts, and `style` after them, in it."""
+    """The template with our own styles and scripts, and `style` after them, in it.
+
+    Args:
+        script: chart.js, index.js or, of a page without any, nothing.
+    """
     files = _files()
     styles = [Markup(files[name]) for name in ("vendor/uPlot.min.css", "page.css")]
-    scripts = [Markup(files[script])]
+    scripts = [Markup(files[script])] if script else []
     if script == "chart.js":
         scripts.insert(0, Markup(files["vendor/uPlot.iife.min.js"]))
     else:
@@ -191,7 +210,7 @@ def _render(template: str, script: str, style: str = "", **values: Any) -> str:
     # With this the browser runs our own scripts, no other, and asks no other machine.
     policy = "; ".join([
         "default-src 'none'",
-        "script-src " + " ".join(map(_source_hash, scripts)),
+        "script-src " + (" ".join(map(_source_hash, scripts)) or "'none'"),
         "style-src " + " ".join(map(_source_hash, styles)),
         "img-src data:",
         "base-uri 'none'",
