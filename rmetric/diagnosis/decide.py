@@ -277,6 +277,8 @@ class _Case:
 def _described(job: Job) -> dict[str, Any]:
     first = [one.first_time for one in job.streams.values() if one.first_time is not None]
     last = [one.last_time for one in job.streams.values() if one.last_time is not None]
+    stepped = [one for one in job.streams.values() if one.last_step is not None]
+    told = max(stepped, key=lambda one: one.last_step or 0).last_step_at if stepped else None
     return {
         "files": len(job.files),
         "lines": job.lines,
@@ -286,4 +288,9 @@ def _described(job: Job) -> dict[str, Any]:
         "events": len(job.events),
         "first_time": min(first, default=None),
         "last_time": max(last, default=None),
+        "last_step_time": told.time if told else None,
+        "stages": [
+            {"stage": name, "time": one.time, "file": one.file, "line": one.line}
+            for name, one in job.stages
+        ],
     }
