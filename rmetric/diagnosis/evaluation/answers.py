@@ -22,7 +22,7 @@ class Answer:
 
     Attributes:
         shown: number of events shown.
-        events: against lines labelled cause or symptom; None of a job without labels.
+        events: against lines labelled cause or symptom; None of a healthy job.
         events_with_echoes: against lines labelled cause, symptom or echo.
         ranks, nodes: hit among the first of `TOPS`.
         sure: it names a cause or an end from outside with a confidence of at least `SURE`.
@@ -118,7 +118,7 @@ def of_baselines(case: Case, read: Read) -> dict[str, Answer]:
 def _events(case: Case, read: Read, places: Iterable[Place]) -> dict[str, Any]:
     places = list(places)
     out: dict[str, Any] = {"shown": len({read.event_of.get(one, one) for one in places})}
-    if case.labels:
+    if not case.is_healthy:
         out["events"] = event_counts(case.labels, places, read.event_of)
         out["events_with_echoes"] = event_counts(case.labels, places, read.event_of, ECHOES_TOO)
     return out

@@ -5,11 +5,12 @@ from __future__ import annotations
 from rmetric.diagnosis.evaluation.answers import Answer
 from rmetric.diagnosis.evaluation.baselines import OF_RANKS
 from rmetric.diagnosis.evaluation.judged import VARIANTS, Judged
-from rmetric.diagnosis.evaluation.results import INTERVALS, Results
+from rmetric.diagnosis.evaluation.results import Results
 from rmetric.diagnosis.evaluation.scoring import TOPS
+from rmetric.diagnosis.evaluation.shown import INTERVALS, columns
 from rmetric.diagnosis.evaluation.summing import mean
 from rmetric.evaluation.intervals import Estimate
-from rmetric.reporting.table import Cell, Column, Table
+from rmetric.reporting.table import Cell, Table
 
 
 def ranks(results: Results) -> Table:
@@ -32,11 +33,11 @@ def _tops(results: Results, key: str, what: str) -> Table:
         name=f"{results.name}_{key}",
         number=0,
         title=f"{what} among the first, {results.title}",
-        columns=(Column("Method"), Column("Jobs"), *(Column(f"Top-{top}", 3) for top in TOPS)),
+        columns=columns("Method", "Jobs", *(f"Top-{top}" for top in TOPS), digits=3),
         rows=rows,
         notes=[
-            "A diagnosis that names nobody misses; the baselines rank everybody, and where they tie "
-            "the chance of a random order counts, exactly.",
+            "A diagnosis that names nobody misses; the baselines rank everybody, and where they "
+            "tie the chance of a random order counts, exactly.",
             INTERVALS,
         ],
     )
@@ -60,7 +61,7 @@ def differences(results: Results) -> Table:
         name=f"{results.name}_differences",
         number=0,
         title=f"Faulty rank: {results.headline} minus others, {results.title}",
-        columns=(Column("Minus"), Column("Jobs"), *(Column(f"Top-{top}", 3) for top in TOPS)),
+        columns=columns("Minus", "Jobs", *(f"Top-{top}" for top in TOPS), digits=3),
         rows=rows,
         notes=["Paired: both on the same resamples of the same jobs.", INTERVALS],
     )

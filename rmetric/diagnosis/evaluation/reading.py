@@ -1,4 +1,4 @@
-"""A job's logs, read once by the diagnosis' own pass, with who wrote each line and which event it is."""
+"""A job's logs in the diagnosis' own pass: who wrote each line, and which event it is."""
 
 from __future__ import annotations
 

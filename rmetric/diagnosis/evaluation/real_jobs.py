@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import hashlib
 import os
 from collections import defaultdict
 from dataclasses import replace
@@ -56,9 +57,10 @@ def _case(files: list[Row], labels: dict[str, list[Row]], logs: Path, folder: Pa
     names = _names([row["file"] for row in files])
     found: list[Label] = []
     for row in files:
-        told = _is_told(row["file"])
-        _lay_out(logs / row["file"], folder / names[row["file"]], skip_first=told)
-        found += [_label(label, names[row["file"]], told) for label in labels[row["file"]]]
+        name = names[row["file"]]
+        _lay_out(row, logs / row["file"], folder / name)
+        skipped = int(_is_told(row["file"]))
+        found += [_label(label, name, skipped) for label in labels[row["file"]]]
     first = files[0]
     return Case(
         name=first["job"],
@@ -85,25 +87,28 @@ def _is_told(file: str) -> bool:
     return PurePosixPath(file).name.startswith(TOLD)
 
 
-def _lay_out(source: Path, target: Path, *, skip_first: bool) -> None:
+def _lay_out(row: Row, source: Path, target: Path) -> None:
+    """Copy a file; what tells the answer is cut off."""
     if not source.is_file():
         raise ValueError(f"{source} of the manifest is not there; name the logs' folder by --logs")
     content = source.read_bytes()
-    if skip_first:
-        packed = source.suffix == ".gz"
-        content = (gzip.decompress(content) if packed else content).partition(b"\n")[2]
-        content = gzip.compress(content, mtime=0) if packed else content
+    plain = gzip.decompress(content) if source.suffix == ".gz" else content
+    if hashlib.sha256(plain).hexdigest() != row["sha256"]:
+        raise ValueError(f"{source}: its sha256 is not that of the manifest, {row['sha256']}")
+    if _is_told(row["file"]):
+        plain = plain.partition(b"\n")[2]
+        content = gzip.compress(plain, mtime=0) if source.suffix == ".gz" else plain
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(content)
 
 
-def _label(row: Row, file: str, told: bool) -> Label:
+def _label(row: Row, file: str, skipped: int) -> Label:
     if row["role"] not in ROLES:
         raise ValueError(
             f"{row['file']}, line {row['line']}: role is {row['role']!r}; "
             f"{', '.join(ROLES)} are accepted"
         )
-    return Label(file=file, line=int(row["line"]) - told, role=row["role"])
+    return Label(file=file, line=int(row["line"]) - skipped, role=row["role"])
 
 
 def _with_healthy(case: Case, cases: list[Case]) -> Case:

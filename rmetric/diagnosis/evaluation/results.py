@@ -8,14 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from rmetric.diagnosis.evaluation.judged import ALONE, WHOLE, Judged
-from rmetric.evaluation.intervals import NUM_RESAMPLES
+from rmetric.diagnosis.evaluation.scoring import Counts
 from rmetric.logs import write_atomically
 
-INTERVALS = (
-    f"Brackets: 95 % intervals by {NUM_RESAMPLES} bootstrap resamples of whole groups (a real log's "
-    "case; an injected job by itself). Where all jobs are alike an interval has no width, which is "
-    "no certainty."
-)
 #: Source -> the variant that is judged by the goals. A real log comes alone; an injected job
 #: with the healthy jobs of its settings.
 HEADLINES = {"real": ALONE, "injected": WHOLE}
@@ -56,6 +51,13 @@ class Results:
     def drawn_with(self, job: Judged) -> str:
         """Jobs of one such name are resampled together."""
         return job.group if self.source == "real" else job.name
+
+    def counted(self, title: str, *, with_echoes: bool = False) -> tuple[list[Counts], list[str]]:
+        """A method's events of each job that did not end well, and whom it is drawn with."""
+        key = "events_with_echoes" if with_echoes else "events"
+        found = [(job, getattr(job.answers.get(title), key, None)) for job in self.jobs]
+        kept = [(counts, self.drawn_with(job)) for job, counts in found if counts is not None]
+        return [counts for counts, _ in kept], [name for _, name in kept]
 
     def write(self, folder: Path) -> None:
         content = {

@@ -59,7 +59,7 @@ def hits(ranking: Sequence[Collection[Hashable]], truth: Hashable) -> list[float
     return [0.0] * len(TOPS)
 
 
-def by_score(scores: Mapping[int, float] | Mapping[str, float]) -> list[list[Hashable]]:
+def by_score(scores: Mapping[Hashable, float]) -> list[list[Hashable]]:
     """A ranking of who scores highest, those of one score together."""
     groups: dict[float, list[Hashable]] = {}
     for who, score in scores.items():

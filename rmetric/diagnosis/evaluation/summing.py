@@ -1,4 +1,4 @@
-"""Sums over jobs, with intervals over jobs: whole groups are drawn where jobs are not independent."""
+"""Sums over jobs, with intervals: whole groups are drawn where jobs are not independent."""
 
 from __future__ import annotations
 

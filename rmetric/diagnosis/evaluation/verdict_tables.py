@@ -9,10 +9,11 @@ from rmetric.diagnosis.evaluation.classes import FAMILIES
 from rmetric.diagnosis.evaluation.judged import VARIANTS, Judged
 from rmetric.diagnosis.evaluation.results import Results
 from rmetric.diagnosis.evaluation.scoring import TOPS
+from rmetric.diagnosis.evaluation.shown import columns
 from rmetric.diagnosis.result import OUTCOMES as SAID
 from rmetric.diagnosis.result import SURE
 from rmetric.evaluation.intervals import wilson
-from rmetric.reporting.table import Cell, Column, Table
+from rmetric.reporting.table import Cell, Table
 
 
 def outcomes(results: Results) -> Table:
@@ -36,10 +37,7 @@ def outcomes(results: Results) -> Table:
         name=f"{results.name}_outcomes",
         number=0,
         title=f"Outcome, {results.title}",
-        columns=(
-            Column("The job"), Column("Jobs"), *(Column(f"Said: {one}") for one in SAID),
-            Column("Right"),
-        ),
+        columns=columns("The job", "Jobs", *(f"Said: {one}" for one in SAID), "Right"),
         rows=rows,
         notes=[
             f"Method: {results.headline}. Manifest: terminated from outside is told from failed. "
@@ -63,13 +61,7 @@ def causes(results: Results) -> Table:
         name=f"{results.name}_causes",
         number=0,
         title=f"Cause class and stage, {results.title}",
-        columns=(
-            Column("Method"),
-            Column("What"),
-            Column("Jobs"),
-            Column("Right"),
-            Column("Share"),
-        ),
+        columns=columns("Method", "What", "Jobs", "Right", "Share"),
         rows=rows,
         notes=[
             f"Classes: {len(FAMILIES)} of the published crash logs, each with one family of ours "
@@ -104,12 +96,10 @@ def healthy(results: Results) -> Table:
         name=f"{results.name}_healthy",
         number=0,
         title=f"Healthy jobs, and what stays unknown, {results.title}",
-        columns=tuple(
-            Column(label) for label in (
+        columns=columns(
                 "Method", "Healthy jobs", "Sure of a failure", "Called failed or terminated",
                 "Called unknown", "Events shown", "Ranks named", "Other jobs", "Outcome unknown",
                 "Without a cause",
-            )
         ),
         rows=rows,
         notes=[f"Sure: a failure, an end from outside or a cause, with confidence {SURE} or more."],
@@ -128,7 +118,7 @@ def misses(results: Results) -> Table:
         name=f"{results.name}_misses",
         number=0,
         title=f"Jobs that are not wholly right, {results.title}",
-        columns=(Column("Job"), Column("Kind"), Column("What is wrong", wide=True)),
+        columns=columns("Job", "Kind", "What is wrong"),
         rows=rows,
         notes=[f"Method: {results.headline}. Events: right, wrong and missed."],
     )
