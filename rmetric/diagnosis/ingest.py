@@ -1,0 +1,124 @@
+"""From log files to a `Job`: each file in one pass, several at a time, then put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+from rmetric.diagnosis.job import Job
+from rmetric.diagnosis.library import Library
+from rmetric.diagnosis.merging import merged
+from rmetric.diagnosis.one_pass import FilePass, Tools
+from rmetric.diagnosis.part import Part
+from rmetric.diagnosis.reading.find import find
+from rmetric.diagnosis.reading.sources import Source
+from rmetric.diagnosis.templates.events import OTHERS
+
+#: Below so many bytes, processes cost more than they save.
+WORTH_PROCESSES = 32 << 20
+#: Files with so many seconds and nothing else between them may be of different jobs.
+APART = 3600.0
+
+
+def ingest(paths: Sequence[str | Path], library: Library, *, cores: int = 1) -> Job:
+    """What the logs of one job say.
+
+    The same files give the same job, with any number of cores. Memory grows with the number of
+    files, speakers and templates, not with that of lines.
+
+    Args:
+        paths: files and folders.
+        cores: processes that read files; one where there is little to read.
+
+    Raises:
+        LogError: a path that cannot be read, or nothing to read.
+    """
+    found = find(paths)
+    parts = list(_parts(found.sources, library, cores))
+    job = merged(parts)
+    job.notes = list(dict.fromkeys([*found.notes, *_of_files(parts), *job.notes, *_of_jobs(parts)]))
+    return job
+
+
+def _parts(sources: Sequence[Source], library: Library, cores: int) -> Iterator[Part]:
+    """In the order of the sources."""
+    if cores == 1 or len(sources) == 1 or sum(one.size for one in sources) < WORTH_PROCESSES:
+        tools = Tools(library)
+        for source in sources:
+            yield FilePass(source, tools).read()
+        return
+    from joblib import Parallel, delayed
+
+    # The largest first, so that no process is left with it at the end.
+    order = sorted(range(len(sources)), key=lambda at: -sources[at].size)
+    shares = _shares([sources[at] for at in order], 4 * cores)
+    read = Parallel(n_jobs=min(cores, len(shares)))(
+        delayed(_read)(share, library) for share in shares
+    )
+    by_name = {part.source.name: part for parts in read for part in parts}
+    for source in sources:
+        yield by_name[source.name]
+
+
+def _shares(sources: Sequence[Source], number: int) -> list[list[Source]]:
+    """About equal shares, so that what a process learns of one file serves it for others."""
+    shares: list[list[Source]] = [[] for _ in range(min(number, len(sources)))]
+    sizes = [0] * len(shares)
+    for source in sources:
+        least = sizes.index(min(sizes))
+        shares[least].append(source)
+        sizes[least] += source.size + 1
+    return shares
+
+
+def _read(sources: Sequence[Source], library: Library) -> list[Part]:
+    tools = Tools(library)
+    return [FilePass(source, tools).read() for source in sources]
+
+
+def _of_files(parts: Sequence[Part]) -> Iterator[str]:
+    for part in parts:
+        yield from part.notes
+        if part.lines == 0:
+            yield f"{part.source.name}: empty"
+        if part.left_out:
+            yield (
+                f"{part.source.name}: {part.left_out:,} entries came after too many different "
+                f"ones and are counted as one event, {OTHERS}"
+            )
+
+
+def _of_jobs(parts: Sequence[Part]) -> Iterator[str]:
+    """What speaks for more than one job: other numbers of the scheduler, times far apart."""
+    where: dict[str, str] = {}
+    for part in parts:
+        for number, line in part.job_ids.items():
+            where.setdefault(number, f"{number} in {part.source.name}, line {line:,}")
+    if len(where) > 1:
+        few = "; ".join(list(where.values())[:4]) + ("; ..." if len(where) > 4 else "")
+        yield f"there may be {len(where)} jobs in these logs, by the scheduler's numbers: {few}"
+    spans = sorted(span for part in parts if (span := _span(part)) is not None)
+    end, name = spans[0][1:] if spans else (0.0, "")
+    for begin, until, other in spans[1:]:
+        if begin - end > APART:
+            yield (
+                f"there may be two jobs in these logs: {name} ends at {_utc(end)} and {other} "
+                f"begins at {_utc(begin)}, with nothing between"
+            )
+            return
+        if until > end:
+            end, name = until, other
+
+
+def _span(part: Part) -> tuple[float, float, str] | None:
+    begins = [one.first_time for one in part.speakers if one.first_time is not None]
+    ends = [one.last_time for one in part.speakers if one.last_time is not None]
+    # Seconds since boot, and times without a year, cannot be compared with others.
+    if not begins or not ends or min(begins) < 366 * 86400.0:
+        return None
+    return min(begins), max(ends), part.source.name
+
+
+def _utc(time: float) -> str:
+    return datetime.fromtimestamp(time, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")

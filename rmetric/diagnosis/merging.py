@@ -1,0 +1,201 @@
+"""What the files of a job say, put together: streams by name, events by template, in file order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from rmetric.diagnosis.job import TAIL, Event, Iteration, Job, Match, Occurrence, Stream
+from rmetric.diagnosis.part import Found, Part, Spoken
+from rmetric.diagnosis.reading.prefixes import NOBODY
+from rmetric.diagnosis.reading.world import World
+from rmetric.diagnosis.templates.events import Events
+
+#: Odd iterations that are kept for a stream.
+MAX_ODD = 10
+
+Number = TypeVar("Number", int, float)
+Placed = Callable[[Occurrence], Occurrence]
+
+
+def merged(parts: Sequence[Part]) -> Job:
+    """One job of the parts of its files, which are in the order of the files; without notes."""
+    world = World()
+    for part in parts:
+        world.merge(part.world)
+    merging = _Merging(world)
+    for part in parts:
+        merging.add(part)
+    return merging.finished()
+
+
+class _Merging:
+    def __init__(self, world: World) -> None:
+        self.world, self.events, self.job = world, Events(), Job()
+        self.tails: dict[str, list[Occurrence]] = {}
+
+    def add(self, part: Part) -> None:
+        places = [self._place(part, one) for one in part.speakers]
+        names = [_name(*place, part.source.name) for place in places]
+        numbers = [self.events.number(one.text, one.cls) for one in part.templates]
+        before = self.job.lines
+
+        def placed(one: Occurrence) -> Occurrence:
+            name = names[int(one.stream)]
+            return replace(one, stream=name, order=one.order + before, event=numbers[one.event])
+
+        for template, number in zip(part.templates, numbers, strict=True):
+            self._event(number, placed(template.first), placed(template.last))
+        for name, place, one in zip(names, places, part.speakers, strict=True):
+            self._stream(self._named(name, *place), part, one, placed)
+            for at, count in one.counts.items():
+                counts = self.job.events[numbers[at]].counts
+                counts[name] = counts.get(name, 0) + count
+            for found in one.found:
+                self._match(name, found, placed)
+            self._iterations(name, one.iterations, numbers, placed)
+        self._stages(part, placed)
+        if part.succeeded is not None:
+            success = placed(part.succeeded)
+            self.job.succeeded = _later(self.job.succeeded or success, success)
+        self.job.files[part.source.name] = part.lines
+
+    def finished(self) -> Job:
+        for event in self.job.events:
+            event.template = self.events.template(event.number)
+        for name, tail in self.tails.items():
+            self.job.streams[name].tail.extend(_in_order(tail)[-TAIL:])
+        self.job.world_size = self.world.size
+        self.job.node_of_rank = dict(self.world.node_of_rank)
+        self.job.notes = list(self.world.notes())
+        if self.events.full:
+            self.job.notes.append(
+                f"{self.events.full:,} texts are unlike all others of the "
+                f"{len(self.events):,} events: they count as one, <others>"
+            )
+        return self.job
+
+    def _place(self, part: Part, one: Spoken) -> tuple[int | None, str | None]:
+        """Rank and node of a speaker: by its prefix, its file's name, or what its lines say."""
+        rank, node = (None, None) if one.who == NOBODY else self.world.place(one.who)
+        if rank is None:
+            rank = part.source.rank
+        if rank is None and len(part.speakers) == 1:
+            rank = self.world.rank_of(part.source.name)
+        if node is None:
+            node = part.source.node
+        if node is None and rank is not None:
+            node = self.world.node_of_rank.get(rank)
+        return rank, node
+
+    def _named(self, name: str, rank: int | None, node: str | None) -> Stream:
+        stream = self.job.streams.get(name)
+        if stream is None:
+            stream = self.job.streams[name] = Stream(name=name, rank=rank, node=node)
+            self.tails[name] = []
+        if stream.node is None:
+            stream.node = node
+        return stream
+
+    def _stream(self, stream: Stream, part: Part, one: Spoken, placed: Placed) -> None:
+        stream.files.add(part.source.name)
+        stream.entries += sum(one.counts.values())
+        first = placed(one.first)
+        stream.first = _earlier(stream.first or first, first)
+        stream.first_time = _either(min, stream.first_time, one.first_time)
+        stream.last_time = _either(max, stream.last_time, one.last_time)
+        tail = self.tails[stream.name]
+        tail += map(placed, one.tail)
+        if len(tail) > 1000:  # speakers without end that share one name
+            tail[:] = _in_order(tail)[-TAIL:]
+        if one.stage and (not stream.stage or tail[-1] is _later(tail[0], tail[-1])):
+            stream.stage = one.stage
+        if one.last_step_at is not None:
+            at = placed(one.last_step_at)
+            if _later(stream.last_step_at or at, at) is at:
+                stream.last_step, stream.last_step_at = one.last_step, at
+            stream.first_step = _either(min, stream.first_step, one.first_step)
+            stream.steps += one.steps
+
+    def _event(self, number: int, first: Occurrence, last: Occurrence) -> None:
+        if number == len(self.job.events):
+            self.job.events.append(Event(number=number, template="", first=first, last=last))
+        event = self.job.events[number]
+        event.first = _earlier(event.first, first)
+        event.last = _later(event.last, last)
+
+    def _match(self, name: str, found: Found, placed: Placed) -> None:
+        first, last = placed(found.first), placed(found.last)
+        match = self.job.matches.setdefault(
+            (found.signature, name),
+            Match(
+                signature=found.signature, stream=name, count=0, first=first, last=last,
+                fields=dict(found.fields),
+            ),
+        )  # fmt: skip
+        if _earlier(match.first, first) is not match.first:
+            match.first, match.fields = first, dict(found.fields)
+        match.last = _later(match.last, last)
+        match.count += found.count
+        for one in map(placed, found.templates.values()):
+            match.events.add(one.event)
+
+    def _iterations(
+        self, name: str, odd: Sequence[Iteration], numbers: Sequence[int], placed: Placed
+    ) -> None:
+        for one in odd:
+            kept = self.job.odd_iterations.setdefault(name, [])
+            if len(kept) < MAX_ODD:
+                events = [{numbers[at] for at in those} for those in (one.missing, one.extra)]
+                kept.append(
+                    replace(
+                        one,
+                        stream=name,
+                        place=placed(one.place),
+                        missing=tuple(sorted(events[0])),
+                        extra=tuple(sorted(events[1])),
+                    )
+                )
+
+    def _stages(self, part: Part, placed: Placed) -> None:
+        """The job is where the speaker is that tells most of its stages: usually rank 0."""
+        for one in part.speakers:
+            if len(one.stages) > len(self.job.stages):
+                self.job.stages = [(stage, placed(place)) for stage, place in one.stages]
+
+
+def _name(rank: int | None, node: str | None, file: str) -> str:
+    if rank is not None:
+        return f"rank {rank}"
+    return file if node is None else f"node {node}"
+
+
+def _timed(one: Occurrence, other: Occurrence) -> bool:
+    return one.file != other.file and one.time is not None and other.time is not None
+
+
+def _later(one: Occurrence, other: Occurrence) -> Occurrence:
+    """Of two entries the later: by line in one file, else by time; `one` if they are equal."""
+    if _timed(one, other):
+        return other if (other.time or 0.0) > (one.time or 0.0) else one
+    return other if other.order > one.order else one
+
+
+def _earlier(one: Occurrence, other: Occurrence) -> Occurrence:
+    return one if _later(one, other) is other or one == other else other
+
+
+def _in_order(tail: list[Occurrence]) -> list[Occurrence]:
+    """By time where there are several files and all state it, else by order."""
+    if len({one.file for one in tail}) > 1 and all(one.time is not None for one in tail):
+        return sorted(tail, key=lambda one: (one.time, one.order))
+    return sorted(tail, key=lambda one: one.order)
+
+
+def _either(
+    choose: Callable[[Number, Number], Number], one: Number | None, other: Number | None
+) -> Number | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return choose(one, other)

@@ -1,0 +1,82 @@
+"""What the pass over one file leaves, before streams have names and events have numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rmetric.diagnosis.job import Iteration, Occurrence
+from rmetric.diagnosis.reading.prefixes import Who
+from rmetric.diagnosis.reading.sources import Source
+from rmetric.diagnosis.reading.world import World
+
+
+@dataclass(kw_only=True)
+class Found:
+    """A signature in the entries of one speaker.
+
+    Attributes:
+        templates: index of each template that it matched -> the first entry.
+    """
+
+    signature: str
+    count: int
+    first: Occurrence
+    last: Occurrence
+    fields: dict[str, str]
+    templates: dict[int, Occurrence]
+
+
+@dataclass(kw_only=True)
+class Spoken:
+    """What one speaker said in one file; as `job.Stream` and `job.Job` have it.
+
+    Attributes:
+        counts: index of template -> how often it was said.
+        stages: the stages that it entered, with the entry that tells it.
+    """
+
+    who: Who
+    counts: dict[int, int]
+    tail: list[Occurrence]
+    first: Occurrence
+    first_time: float | None
+    last_time: float | None
+    steps: int
+    first_step: int | None
+    last_step: int | None
+    last_step_at: Occurrence | None
+    stage: str
+    stages: list[tuple[str, Occurrence]]
+    found: list[Found]
+    iterations: list[Iteration]
+
+
+@dataclass(kw_only=True)
+class Template:
+    """A masked text of one class (`Events.number`), as one file has it."""
+
+    text: str
+    cls: str
+    first: Occurrence
+    last: Occurrence
+
+
+@dataclass(kw_only=True)
+class Part:
+    """What one file says. An `Occurrence` names its speaker by the index in `speakers`, its
+    event by the index in `templates`, and its order by the line.
+
+    Attributes:
+        job_ids: numbers of scheduler's jobs that it names -> line.
+        left_out: entries that were too different from all others to be kept apart.
+    """
+
+    source: Source
+    lines: int
+    speakers: list[Spoken]
+    templates: list[Template]
+    world: World
+    job_ids: dict[str, int]
+    succeeded: Occurrence | None
+    left_out: int = 0
+    notes: list[str] = field(default_factory=list)

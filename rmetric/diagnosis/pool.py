@@ -1,0 +1,247 @@
+"""What successful jobs of similar settings write: the cross-job pattern (L4, section 4.2).
+
+Learnt once (`rmetric logs learn`), kept as plain JSON, and set aside when such a job fails.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rmetric.diagnosis.job import Job
+from rmetric.diagnosis.templates.events import OTHERS, Events
+from rmetric.logs import LogError, write_atomically
+from rmetric.strict_json import items, mapping, number, parse_line, shown, text, whole_number
+
+FORMAT = 1
+#: An event that this share of the pool's jobs have is ordinary. L4 says "frequently".
+FREQUENT = 0.5
+#: An event that this share have, and the job at hand has not, is missing.
+EXPECTED = 0.9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usual:
+    """An event of the pool.
+
+    Attributes:
+        template: with <*> and named masks for what varies.
+        signature: the one that matched it, by id; "" without.
+        jobs: share of the jobs that have it, above 0 to 1.
+        mean: how often a job says it, mean over all jobs.
+    """
+
+    template: str
+    signature: str
+    jobs: float
+    mean: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """What jobs of similar settings have in common.
+
+    Attributes:
+        name: of the job, as its owner calls it.
+        jobs: how many it was learnt from.
+        succeeded: how many of them say that they reached their end.
+        stages: stage -> share of the jobs that entered it.
+        events: the most frequent first.
+    """
+
+    name: str
+    jobs: int
+    succeeded: int
+    stages: Mapping[str, float]
+    events: tuple[Usual, ...]
+    _known: Events = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        known = Events(max_events=len(self.events) + 1)
+        object.__setattr__(self, "_known", known)
+        object.__setattr__(self, "_by_number", {})
+        for one in self.events:
+            self._by_number.setdefault(known.number(one.template, one.signature), one)
+
+    _by_number: dict[int, Usual] = field(init=False, repr=False, compare=False)
+
+    def find(self, template: str, signature: str = "") -> Usual | None:
+        """The event of the pool that says the same; None where there is none."""
+        number = self._known.like(template, signature)
+        return None if number is None else self._by_number[number]
+
+    def save(self, path: Path) -> None:
+        """Raises OSError where it cannot be written."""
+        write_atomically(path, [(json.dumps(as_json(self), indent=1) + "\n").encode()])
+
+    @classmethod
+    def load(cls, path: Path | str) -> Pool:
+        """Raises LogError that names the file, the field, what was found and what is accepted."""
+        path = Path(path)
+        try:
+            content = mapping(parse_line(path.read_bytes()))
+        except OSError as error:
+            raise LogError(path, None, f"cannot be read ({error.strerror})") from None
+        except ValueError as error:
+            raise LogError(path, None, f"no pool of rmetric logs learn: {error}") from None
+        return _Reader(path).pool(content)
+
+
+def learn(name: str, jobs: Sequence[Job]) -> Pool:
+    """The pool of jobs that succeeded. Raises ValueError for no jobs or an empty name."""
+    if not jobs or not name.strip():
+        raise ValueError("a pool needs a name and at least one job")
+    events = Events()
+    counts: list[dict[int, int]] = []
+    class_of: dict[int, str] = {}
+    for job in jobs:
+        said: dict[int, int] = {}
+        signatures = _signatures(job)
+        for event in job.events:
+            if event.template == OTHERS:
+                continue
+            signature = signatures.get(event.number, "")
+            at = events.number(event.template, signature)
+            class_of[at] = signature
+            said[at] = said.get(at, 0) + event.count
+        counts.append(said)
+    usual = [
+        Usual(
+            template=events.template(at),
+            signature=signature,
+            jobs=sum(at in said for said in counts) / len(jobs),
+            mean=sum(said.get(at, 0) for said in counts) / len(jobs),
+        )
+        for at, signature in class_of.items()
+    ]
+    usual.sort(key=lambda one: (-one.jobs, -one.mean, one.template, one.signature))
+    stages = [{stage for stage, _ in job.stages} for job in jobs]
+    return Pool(
+        name=name,
+        jobs=len(jobs),
+        succeeded=sum(job.succeeded is not None for job in jobs),
+        stages={
+            stage: sum(stage in those for those in stages) / len(jobs)
+            for stage in sorted(set().union(*stages))
+        },
+        events=tuple(usual),
+    )
+
+
+def ordinary(job: Job, pool: Pool) -> set[int]:
+    """The job's events that are frequent in the pool: at least `FREQUENT` of its jobs have them."""
+    signatures = _signatures(job)
+    found = set()
+    for event in job.events:
+        usual = pool.find(event.template, signatures.get(event.number, ""))
+        if usual is not None and usual.jobs >= FREQUENT:
+            found.add(event.number)
+    return found
+
+
+def missing(job: Job, pool: Pool) -> list[Usual]:
+    """Events that nearly all jobs of the pool have and this one lacks, as the pool has them."""
+    signatures = _signatures(job)
+    said = {pool.find(one.template, signatures.get(one.number, "")) for one in job.events}
+    return [one for one in pool.events if one.jobs >= EXPECTED and one not in said]
+
+
+def looks_failed(job: Job, roles: Mapping[str, str], others_succeeded: bool) -> str:
+    """Why a job is not one to learn from, in words; "" where nothing speaks against it.
+
+    Args:
+        roles: signature -> its role in the library.
+        others_succeeded: other jobs beside it say that they reached their end.
+    """
+    if job.succeeded is None:
+        for match in job.matches.values():
+            if roles[match.signature] not in ("cause", "ending"):
+                continue
+            step = job.streams[match.stream].last_step_at
+            if step is None or step.order < match.last.order:
+                at = f"{match.last.file}, line {match.last.line:,}"
+                return f"{match.signature} ({at}), and no step after it"
+    if others_succeeded and job.succeeded is None:
+        return "it does not say that it reached its end, and others do"
+    return ""
+
+
+def as_json(pool: Pool) -> dict[str, Any]:
+    """As the file holds it."""
+    return {
+        "format": FORMAT,
+        "job": pool.name,
+        "jobs": pool.jobs,
+        "succeeded": pool.succeeded,
+        "stages": dict(pool.stages),
+        "events": [
+            {"template": one.template}
+            | ({"signature": one.signature} if one.signature else {})
+            | {"jobs": round(one.jobs, 6), "mean": round(one.mean, 6)}
+            for one in pool.events
+        ],
+    }
+
+
+class _Reader:
+    """Reads a pool's file; each error names the field."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def pool(self, content: dict[str, Any]) -> Pool:
+        version = content.get("format")
+        if version != FORMAT:
+            raise self._wrong("format", version, f"{FORMAT}; learn it again with this version")
+        jobs = self._read(content, "jobs", whole_number)
+        if jobs < 1:
+            raise self._wrong("jobs", jobs, "a number from 1")
+        stages = self._read(content, "stages", mapping)
+        return Pool(
+            name=self._read(content, "job", text),
+            jobs=jobs,
+            succeeded=self._read(content, "succeeded", whole_number),
+            stages={stage: self._share(stages, stage, f"stages.{stage}") for stage in stages},
+            events=tuple(
+                self._usual(one, f"events[{at}]")
+                for at, one in enumerate(self._read(content, "events", items))
+            ),
+        )
+
+    def _usual(self, one: Any, where: str) -> Usual:
+        if not isinstance(one, dict):
+            raise self._wrong(where, one, "an object")
+        mean = self._read(one, "mean", number, f"{where}.mean")
+        return Usual(
+            template=self._read(one, "template", text, f"{where}.template"),
+            signature=text(one.get("signature", "")),
+            jobs=self._share(one, "jobs", f"{where}.jobs"),
+            mean=mean,
+        )
+
+    def _share(self, content: dict[str, Any], key: str, where: str) -> float:
+        share = self._read(content, key, number, where)
+        if not 0.0 < share <= 1.0:
+            raise self._wrong(where, share, "a share above 0, at most 1")
+        return float(share)
+
+    def _read(self, content: dict[str, Any], key: str, read: Any, where: str = "") -> Any:
+        if key not in content:
+            raise LogError(self.path, None, f"{where or key!r} is missing")
+        try:
+            return read(content[key])
+        except ValueError as error:
+            raise LogError(self.path, None, f"{where or key!r}: {error}") from None
+
+    def _wrong(self, where: str, found: Any, accepted: str) -> LogError:
+        return LogError(self.path, None, f"{where!r} is {shown(found)}; accepted is {accepted}")
+
+
+def _signatures(job: Job) -> dict[int, str]:
+    """Event -> the signature that matched it."""
+    return {
+        event: match.signature for match in job.matches.values() for event in sorted(match.events)
+    }

@@ -1,0 +1,77 @@
+"""One who speaks in a file, and what is kept of it while the file is read."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+
+from rmetric.diagnosis.job import TAIL
+from rmetric.diagnosis.reading.joining import Entry, State
+from rmetric.diagnosis.reading.prefixes import Who
+from rmetric.diagnosis.reading.text import clean
+from rmetric.diagnosis.templates.facts import Facts
+
+#: Entries in which a speaker's first time is looked for.
+FIRST_ENTRIES = 50
+
+#: (number, line, template, speaker, step, stage, text or None for the line's own): an entry as it
+#: is kept until it is known whether anybody asks for it.
+Raw = tuple[int, bytes, int, "Speaker", "int | None", str, "str | None"]
+
+
+class Form:
+    """What a file's lines of one form have in common."""
+
+    __slots__ = ("facts", "slow", "template")
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts, self.template, self.slow = facts, -1, True
+
+
+class Open:
+    """An entry that may go on.
+
+    Attributes:
+        facts, says: of its first line, and of the one that says most: the exception's.
+        look: a signature may match it.
+        told: it tells a step.
+        watched: the watch over iterations has heard of it.
+    """
+
+    __slots__ = ("entry", "facts", "look", "raw", "says", "told", "watched")
+
+    def __init__(self, raw: Raw, facts: Facts, text: bytes) -> None:
+        self.raw, self.facts, self.says = raw, facts, facts
+        self.look, self.told, self.watched = facts.look, False, False
+        self.entry = Entry(clean(text))
+
+
+class Speaker:
+    """One who speaks in a file, while it is read."""
+
+    def __init__(self, key: str, who: Who) -> None:
+        self.key, self.who = key, who
+        self.counts: dict[int, int] = defaultdict(int)
+        self.tail: deque[Raw] = deque(maxlen=TAIL)
+        self.unwatched: list[int] = []
+        self.state, self.slow = State.PLAIN, True
+        self.open: Open | None = None
+        self.step: int | None = None
+        self.stage = ""
+        self.steps = 0
+        self.first_step: int | None = None
+        self.last_step_at: Raw | None = None
+        self.stages: list[tuple[str, Raw]] = []
+        self.first: Raw | None = None
+        self.first_time: float | None = None
+        self.fresh = FIRST_ENTRIES
+        self.found: dict[str, SoFar] = {}
+
+
+class SoFar:
+    """What a speaker's entries that one signature matched have in common."""
+
+    __slots__ = ("count", "fields", "first", "last", "templates")
+
+    def __init__(self, raw: Raw, fields: dict[str, str]) -> None:
+        self.count, self.first, self.last, self.fields = 0, raw, raw, fields
+        self.templates: dict[int, Raw] = {}

@@ -1,0 +1,104 @@
+"""Events: masked texts grouped by Drain (drain3, in memory; its state is never loaded)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from drain3.drain import Drain, LogCluster
+
+#: Events of a job at most; what is unlike all of them is of the event `OTHERS`.
+MAX_EVENTS = 5000
+OTHERS = "<others>"
+#: A word that differs among the texts of an event.
+ANY = "<*>"
+
+
+class Events:
+    """Groups texts to events.
+
+    A text's event is the one that Drain gave it when it came first. Texts of different
+    classes never share one, nor do texts that differ in their first word. L4 states no settings
+    of Drain (arXiv 2503.20263, section 4.1); these are ours.
+
+    Attributes:
+        full: texts that came when there were `max_events` already.
+    """
+
+    def __init__(self, max_events: int = MAX_EVENTS) -> None:
+        self._drain = Drain(
+            depth=5, sim_th=0.6, max_children=200, param_str=ANY, parametrize_numeric_tokens=False
+        )
+        self._max = max_events
+        self._number_of: dict[tuple[str, str], int] = {}
+        self._of_cluster: dict[int, int] = {}
+        self._templates: list[int | None] = []
+        self._others: int | None = None
+        self.full = 0
+
+    def __len__(self) -> int:
+        return len(self._templates)
+
+    def number(self, text: str, cls: str = "") -> int:
+        """The event of a masked text; numbers count from 0.
+
+        Args:
+            cls: keeps texts apart that read alike but are not: the id of a signature.
+        """
+        number = self._number_of.get((cls, text))
+        if number is None:
+            number = self._number_of[cls, text] = self._grouped(_tokens(text, cls))
+        return number
+
+    def template(self, number: int) -> str:
+        """The words that all texts of an event share, <*> for those that differ."""
+        cluster = self._templates[number]
+        if cluster is None:
+            return OTHERS
+        return " ".join(self._drain.id_to_cluster[cluster].log_template_tokens[1:])
+
+    def like(self, text: str, cls: str = "") -> int | None:
+        """The event that says the same, word for word but for <*> in either; None without one.
+
+        Stricter than `number`, which would take "saved <PATH>" and "lost <PATH>" for one.
+        """
+        number = self._number_of.get((cls, text))
+        if number is not None:
+            return number
+        tokens = _tokens(text, cls)
+        found = self._search(tokens)
+        if found is None or not _same(tokens, found.log_template_tokens):
+            return None
+        return self._of_cluster[found.cluster_id]
+
+    def _grouped(self, tokens: list[str]) -> int:
+        if tokens[1:] == [OTHERS] or (
+            len(self._templates) >= self._max and self._search(tokens) is None
+        ):
+            self.full += 1
+            return self._the_others()
+        cluster, _ = self._drain.add_log_message(" ".join(tokens))
+        number = self._of_cluster.get(cluster.cluster_id)
+        if number is None:
+            number = self._of_cluster[cluster.cluster_id] = len(self._templates)
+            self._templates.append(cluster.cluster_id)
+        return number
+
+    def _the_others(self) -> int:
+        if self._others is None:
+            self._others = len(self._templates)
+            self._templates.append(None)
+        return self._others
+
+    def _search(self, tokens: list[str]) -> LogCluster | None:
+        return self._drain.tree_search(self._drain.root_node, tokens, self._drain.sim_th, False)
+
+
+def _same(tokens: Sequence[str], others: Sequence[str]) -> bool:
+    return all(
+        one == other or ANY in (one, other) for one, other in zip(tokens, others, strict=True)
+    )
+
+
+def _tokens(text: str, cls: str) -> list[str]:
+    # A class is one token, whatever it is called.
+    return ["class:" + cls.replace(" ", "_"), *text.split()]

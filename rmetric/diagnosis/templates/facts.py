@@ -1,0 +1,105 @@
+"""What is true of a line whatever its digits are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from rmetric.diagnosis.reading.joining import kind_of
+from rmetric.diagnosis.reading.text import clean, level
+from rmetric.diagnosis.reading.world import may_tell
+from rmetric.diagnosis.templates.masks import masked, plain_numbers
+from rmetric.diagnosis.templates.remembered import Remembered
+
+#: An exception's line, wherever it stands: other ranks' fragments may be around it.
+EXCEPTION = re.compile(r"\b[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b: ")
+#: Lines that may tell the number of the scheduler's job.
+JOB_ID = re.compile(
+    r"(?i)\bSLURM_JOB_?ID\W{1,3}(\d+)|\*\*\* (?:JOB|STEP) (\d+)|\bjob[ _]?id\W{1,3}(\d+)"
+    r"|\b(?:Terminated|allocation|srun:) job (\d+)|\bjob allocation (\d+)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Of all lines that differ in nothing but the digits of their numbers.
+
+    Attributes:
+        kind: what it is among the lines of an entry (`reading.joining.Kind`).
+        template: with what varies masked.
+        level: that it gives itself.
+        stage: that it tells, "" for none.
+        look: a signature may match it.
+        step: it may tell a step.
+        world: it may tell the size or the layout of the job.
+        job_id: it may tell the scheduler's number of the job.
+        exception: an exception stands in it.
+    """
+
+    kind: int
+    template: str
+    level: str
+    stage: str
+    look: bool
+    step: bool
+    world: bool
+    job_id: bool
+    exception: bool
+
+    @property
+    def quiet(self) -> bool:
+        """There is nothing to do but count it, where it begins an entry."""
+        return not (self.kind or self.look or self.step or self.world or self.job_id or self.stage)
+
+
+class Signatures(Protocol):
+    """What is asked of a `Library` here."""
+
+    def gate(self, form: bytes) -> bool: ...
+
+
+class StageRules(Protocol):
+    """What is asked of `Stages` here."""
+
+    def of(self, text: str) -> str: ...
+
+    def gate(self, form: bytes) -> bool: ...
+
+
+class FactsOf:
+    """Works out the facts of lines, and remembers those of late.
+
+    It may be shared by the files of a job: what it says of a line depends on the line alone.
+    """
+
+    def __init__(
+        self, library: Signatures, stages: StageRules, step_gate: Callable[[bytes], bool]
+    ) -> None:
+        self.library, self.stages, self.step_gate = library, stages, step_gate
+        self.known: Remembered[Facts] = Remembered()
+
+    def __call__(self, line: bytes) -> Facts:
+        """Of a line without its prefix."""
+        plain = plain_numbers(line)
+        facts = self.known.get(plain)
+        if facts is None:
+            facts = self._worked_out(plain)
+            self.known.put(plain, facts)
+        return facts
+
+    def _worked_out(self, plain: bytes) -> Facts:
+        text = clean(plain)
+        form = plain.lower().translate(None, b"0")
+        return Facts(
+            kind=int(kind_of(plain)),
+            template=masked(text),
+            level=level(text),
+            stage=self.stages.of(text) if self.stages.gate(form) else "",
+            look=self.library.gate(form),
+            step=self.step_gate(form),
+            world=may_tell(form),
+            job_id=JOB_ID.search(text) is not None,
+            exception=EXCEPTION.search(text) is not None,
+        )
