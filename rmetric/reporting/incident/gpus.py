@@ -61,7 +61,9 @@ def _before(time: float, diagnosis: Diagnosis) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """>>> _duration(35.2), _duration(7200.0)
+    """In the unit that suits it.
+
+    >>> _duration(35.2), _duration(7200.0)
     ('35 s', '2.0 h')
     """
     if seconds < 120:
