@@ -90,6 +90,7 @@ class _Past:
     """What is remembered of one stream."""
 
     form: str = ""
+    tellers: set[int] = field(default_factory=set)
     counting: dict[str, _Counting] = field(default_factory=dict)
     top: int = -1
     stride: int = 1
@@ -147,6 +148,7 @@ class IterationWatch:
         new = self._counts(past, told)
         if new:
             past.aside = False
+            past.tellers.add(event)
         self.take(stream, (event,))
         if not new:
             return max(past.top, 0)
@@ -204,7 +206,7 @@ class IterationWatch:
         mean = self._mean(past, events)
         missing, extra = self._differences(past, events)
         seconds = self._seconds(past, step, place)
-        usual = _usual_if_slow(past.seconds, seconds)
+        usual = _usual_if_slow(past.seconds, seconds, step - past.top)
         full = len(past.window) == WINDOW and past.usual.count >= WINDOW
         fall = max(3.0 * past.usual.deviation, LEAST_FALL)
         differs = full and mean < past.usual.mean - fall and bool(missing or extra)
@@ -219,13 +221,13 @@ class IterationWatch:
                     deviation=past.usual.deviation,
                     missing=missing if differs else (),
                     extra=extra if differs else (),
-                    seconds=seconds if usual is not None else None,
-                    usual_seconds=usual,
+                    seconds=_whole(seconds, usual, step - past.top),
+                    usual_seconds=_whole(usual, usual, step - past.top),
                 )
             )
         if not differs and len(past.window) == WINDOW:
             past.usual.add(mean)
-        if seconds is not None and usual is None:
+        if seconds is not None:
             past.seconds.append(seconds)
         past.iterations += 1
         past.having.update(set(events))
@@ -251,20 +253,21 @@ class IterationWatch:
 
     @staticmethod
     def _differences(past: _Past, events: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """Events that no iteration lacked before, and events that were never said before."""
+        """Events that no iteration lacked before, and events that were never said before.
+
+        A step line is not lacked: the iteration would not have ended without one.
+        """
         said = set(events)
         always = (one for one, count in past.having.items() if count == past.iterations)
-        return tuple(sorted(set(always) - said)), tuple(sorted(said - past.known))
+        return tuple(sorted(set(always) - said - past.tellers)), tuple(sorted(said - past.known))
 
     @staticmethod
     def _seconds(past: _Past, step: int, place: Occurrence) -> float | None:
-        """How long the iteration took; for as many steps as the last where the stride varies."""
+        """How long the iteration took for each step that it counts; None where unknown."""
         if past.opened is None or past.opened.time is None or place.time is None or past.was_aside:
             return None
         took = place.time - past.opened.time
-        if took < 0.0:
-            return None
-        return took / (step - past.top) * past.stride if step > past.top else took
+        return took / max(1, step - past.top) if took >= 0.0 else None
 
     @staticmethod
     def _habit(past: _Past, one: Iteration) -> bool:
@@ -280,7 +283,7 @@ class IterationWatch:
         events = tuple(past.now)
         _, extra = self._differences(past, events)
         seconds = self._seconds(past, past.top + past.stride, last) if last else None
-        usual = _usual_if_slow(past.seconds, seconds)
+        usual = _usual_if_slow(past.seconds, seconds, past.stride)
         if not extra and usual is None:
             return []
         return [
@@ -292,23 +295,34 @@ class IterationWatch:
                 expected=past.usual.mean,
                 deviation=past.usual.deviation,
                 extra=extra,
-                seconds=seconds if usual is not None else None,
-                usual_seconds=usual,
+                seconds=_whole(seconds, usual, past.stride),
+                usual_seconds=_whole(usual, usual, past.stride),
                 unfinished=True,
             )
         ]
 
 
-def _usual_if_slow(before: deque[float], seconds: float | None) -> float | None:
+def _usual_if_slow(before: deque[float], seconds: float | None, steps: int) -> float | None:
     """The median of the durations before; None unless `seconds` is far longer.
 
     Far longer: three sigma above their mean, several times the median, more than any before.
+
+    Args:
+        before, seconds: for a step.
+        steps: that the iteration counts.
     """
     if seconds is None or len(before) < WINDOW:
         return None
     usual, mean = median(before), sum(before) / len(before)
     deviation = sqrt(sum((one - mean) ** 2 for one in before) / len(before))
-    whole = all(one == int(one) for one in (seconds, *before))
-    least = LEAST_WHOLE_SECONDS if whole else LEAST_SECONDS
+    whole = all((one * steps).is_integer() for one in (seconds, *before))
+    least = (LEAST_WHOLE_SECONDS if whole else LEAST_SECONDS) / max(1, steps)
     slow_from = max(mean + 3.0 * deviation, SLOW * usual, usual + least, *before)
     return usual if seconds > slow_from else None
+
+
+def _whole(seconds: float | None, usual: float | None, steps: int) -> float | None:
+    """Of all its steps, where the iteration was slow."""
+    if seconds is None or usual is None:
+        return None
+    return round(seconds * max(1, steps), 3)

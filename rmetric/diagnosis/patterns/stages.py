@@ -218,7 +218,8 @@ RULES: tuple[Rule, ...] = (
           r"|\bworld info dict",
           "[2024-01-01 00:00:00,000] [INFO] [launch.py:146:main] WORLD INFO DICT: {'node': [0]}"),
     _rule("launch", "Slurm", "srun|sbatch|batch job|slurm|salloc|salloc",
-          r"^srun: (job \d+ (step creation|queued|has been)|launching|using)|\bsubmitted batch job\b"
+          r"^srun: (job \d+ (step creation|queued|has been)|launching|using)"
+          r"|\bsubmitted batch job\b"
           r"|^salloc: |^\++ (srun|sbatch)\b|\bslurm_(job_?id|nodelist|nnodes)\b ?[=:]",
           "srun: Job 1832552 step creation temporarily disabled, retrying"),
     _rule("launch", "MPI, containers, shells", "+ |dlpal|pulling|container",

@@ -40,14 +40,18 @@ _BAR_OF_TRAINING = re.compile(
 )
 _EPOCH = re.compile(r"\bepochs? *\[?(\d+)")
 _BATCHES = re.compile(r"\bbatch(?:es)? *\[? *(?P<step>\d+) */ *\d+|(?P<other>\d+)/ *\d+ batches\b")
-_BARS = re.compile(r"^\d+\|(?P<step>\d+)\|loss\b")
-_SAMPLES = re.compile(r"\"(?P<word>step_num|iter_num|samples_count)\": *(?P<step>\d+)")
+_SHORT = re.compile(r"^(?:\d+\||s:)(?P<step>\d+)(?:\|loss\b| trl:)")
+_SAMPLES = re.compile(r"\"(?P<word>step_num|iter_num|step|samples_count)\": *(?P<step>\d+)\b")
+_OF_EVALUATION = re.compile(r"\"(key\": *\")?(eval|valid)\w*\"")
+_KEY = re.compile(r"\"key\": *\"(\w+)\"(?:, *\"value\": *\{\"(\w+)\")?")
 _DOCKER = re.compile(r"^step \d+/\d+ : ")
 
 
 def _mlperf(text: str) -> Told | None:
-    found = _SAMPLES.search(text)
-    return Told(found["word"], int(found["step"])) if found else None
+    found, key = _SAMPLES.search(text), _KEY.search(text)
+    if found is None or key is None or _OF_EVALUATION.search(text):
+        return None
+    return Told(f"{key[1]} {key[2] or ''} {found['word']}", int(found["step"]))
 
 
 def _progress_bar(text: str) -> Told | None:
@@ -89,19 +93,19 @@ def _batches(text: str) -> Told | None:
     return Told("batches", int(found["step"] or found["other"]))
 
 
-def _bars(text: str) -> Told | None:
-    found = _BARS.search(text)
-    return Told("bars", int(found["step"])) if found else None
+def _short(text: str) -> Told | None:
+    found = _SHORT.search(text)
+    return Told("short", int(found["step"])) if found else None
 
 
 #: (gate, reader): the gate is sought in the entry and must survive the loss of its digits.
 _FORMS: tuple[tuple[str, re.Pattern[str], Callable[[str], Told | None]], ...] = (
-    ("MLPerf", re.compile(r'step_num"|iter_num"|samples_count"'), _mlperf),
+    ("MLPerf", re.compile(r"^\W*:::ml"), _mlperf),
     ("tqdm", re.compile(r"/\d* \[|it \["), _progress_bar),
     ("epoch", re.compile("epoch"), _of_epoch),
     ("words", re.compile(r"step|iter|num_updates|\bit[ \t]*[:=]|batch_idx"), _word),
     ("batches", re.compile("batch"), _batches),
-    ("torchtune", re.compile(r"^\d*\|\d*\|loss"), _bars),
+    ("torchtune, llm.c", re.compile(r"^\d*\|\d*\|loss|^s:\d* trl:"), _short),
 )
 _GATE = re.compile("|".join(f"(?:{gate.pattern})" for _, gate, _ in _FORMS).encode())
 _TRACE = re.compile(r"traceback \(most|^\s*file \"")
@@ -125,7 +129,7 @@ def told(text: str) -> Told | None:
     for _, gate, read in _FORMS:
         if gate.search(text):
             found = read(text)
-            if found is not None:
+            if found is not None or read is _mlperf:
                 return found
     return None
 
