@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import itertools
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,7 @@ from rmetric.diagnosis.evaluation.scoring import TOPS, Counts, by_score, chance,
 from rmetric.diagnosis.evaluation.summing import macro, mean, micro
 from rmetric.diagnosis.evaluation.tables import tables
 from rmetric.diagnosis.evaluation.writing import refresh, report
+from rmetric.diagnosis.injected.settings import draw_settings
 from rmetric.diagnosis.job import STAGES as OUR_STAGES
 from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.result import SURE, Diagnosis, Evidence, Suspect
@@ -465,31 +467,34 @@ def test_a_missing_log_and_an_unknown_split_are_errors(manifest: Path, tmp_path:
         real_jobs("test", tmp_path / "logs", tmp_path / "work", manifest)
 
 
-def told(**other: object) -> dict[str, object]:
-    base = {
-        "part": "judged", "group": "d00", "outcome": "failed", "kind": "hang", "stage": "train",
-        "rank": 3, "node": "node-00", "world_size": 4,
-        "node_of_rank": {str(rank): "node-00" for rank in range(4)},
-        "siblings": ["s-0"],
-        "labels": [{"file": "rank_3.log", "line": 7, "role": "cause"}],
+def put(folder: Path, name: str, *, part: str = "judged", **other: object) -> None:
+    """A manifest as `rmetric.diagnosis.injected` writes it."""
+    settings = draw_settings(1, (8, 8), np.random.default_rng(0))[0]
+    settings = replace(settings, world_size=8, ranks_per_node=4)
+    told = {
+        "group": "d00", "outcome": "failed", "kind": "hang", "stage": "train",
+        "rank": 5, "node": "node-01", "siblings": ["s-0"],
+        "labels": [{"file": "rank_5.log", "line": 7, "role": "cause", "reason": ""}],
+        "plan": {"part": part, "settings": asdict(settings)},
     }  # fmt: skip
-    return base | other
-
-
-def put(folder: Path, name: str, **other: object) -> None:
     path = folder / "development" / name / "manifest.json"
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(told(**other)))
+    path.write_text(json.dumps(told | other))
 
 
 def test_injected_jobs_are_read_with_their_siblings(tmp_path: Path) -> None:
     put(tmp_path, "job-000")
     put(tmp_path, "job-001", outcome="healthy", kind="healthy", rank=None, node=None, labels=[])
+    put(tmp_path, "job-002", outcome="healthy", kind="slow")
     put(tmp_path, "s-0", part="sibling", outcome="healthy")
-    first, second = injected_jobs("development", tmp_path)
-    assert (first.kind, first.rank, first.node, first.stage) == ("hang", 3, "node-00", "train")
+    first, second, slowed = injected_jobs("development", tmp_path)
+    assert (first.kind, first.rank, first.node, first.stage) == ("hang", 5, "node-01", "train")
     assert first.healthy == (tmp_path / "development" / "s-0" / "logs",)
-    assert first.labels == (Label(file="rank_3.log", line=7, role="cause"),)
+    assert first.labels == (Label(file="rank_5.log", line=7, role="cause"),)
+    assert (first.world_size, first.node_of_rank[3], first.node_of_rank[4]) == (
+        8, "node-00", "node-01",
+    )  # fmt: skip
+    assert not slowed.is_healthy
     assert (second.is_healthy, second.kind, second.rank) == (True, "", None)
 
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from rmetric.diagnosis.job import TAIL, Event, Iteration, Job, Match, Occurrence, Stream
 from rmetric.diagnosis.part import Found, Part, Spoken
-from rmetric.diagnosis.reading.prefixes import NOBODY
+from rmetric.diagnosis.reading.prefixes import NOBODY, Who
 from rmetric.diagnosis.reading.world import World
 from rmetric.diagnosis.templates.events import Events
 
@@ -36,7 +36,7 @@ class _Merging:
         self.tails: dict[str, list[Occurrence]] = {}
 
     def add(self, part: Part) -> None:
-        places = [self._place(part, one) for one in part.speakers]
+        places = [place_of(part, one.who, self.world) for one in part.speakers]
         names = [_name(*place, part.source.name) for place in places]
         numbers = [self.events.number(one.text, one.cls) for one in part.templates]
         before = self.job.lines
@@ -75,19 +75,6 @@ class _Merging:
                 f"{len(self.events):,} events: they count as one, <others>"
             )
         return self.job
-
-    def _place(self, part: Part, one: Spoken) -> tuple[int | None, str | None]:
-        """Rank and node of a speaker: by its prefix, its file's name, or what its lines say."""
-        rank, node = (None, None) if one.who == NOBODY else self.world.place(one.who)
-        if rank is None:
-            rank = part.source.rank
-        if rank is None and len(part.speakers) == 1:
-            rank = self.world.rank_of(part.source.name)
-        if node is None:
-            node = part.source.node
-        if node is None and rank is not None:
-            node = self.world.node_of_rank.get(rank)
-        return rank, node
 
     def _named(self, name: str, rank: int | None, node: str | None) -> Stream:
         stream = self.job.streams.get(name)
@@ -163,6 +150,24 @@ class _Merging:
         for one in part.speakers:
             if len(one.stages) > len(self.job.stages):
                 self.job.stages = [(stage, placed(place)) for stage, place in one.stages]
+
+
+def place_of(part: Part, who: Who, world: World) -> tuple[int | None, str | None]:
+    """Rank and node of a speaker: by its prefix, its file's name, or what its lines say.
+
+    Args:
+        world: of all files of the job.
+    """
+    rank, node = (None, None) if who == NOBODY else world.place(who)
+    if rank is None:
+        rank = part.source.rank
+    if rank is None and len(part.speakers) == 1:
+        rank = world.rank_of(part.source.name)
+    if node is None:
+        node = part.source.node
+    if node is None and rank is not None:
+        node = world.node_of_rank.get(rank)
+    return rank, node
 
 
 def _name(rank: int | None, node: str | None, file: str) -> str:

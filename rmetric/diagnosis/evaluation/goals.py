@@ -87,7 +87,7 @@ def _classes(results: Results) -> Iterator[Row]:
 
 
 def _healthy(results: Results) -> Iterator[Row]:
-    said = [job.answers[results.headline] for job in results.jobs if job.outcome == "healthy"]
+    said = [job.answers[results.headline] for job in results.jobs if job.is_healthy]
     if said:
         sure = sum(bool(one.sure) for one in said)
         words = "No sure diagnosis of a healthy job"

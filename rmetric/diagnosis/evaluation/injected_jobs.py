@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rmetric.diagnosis.evaluation.cases import OUTCOMES, ROLES, Case, Label
+from rmetric.diagnosis.injected.settings import Settings
 
 #: Our split -> its folder: kinds of fault that builders saw, and those that they did not.
 FOLDERS = {"development": "development", "held_out": "test"}
@@ -39,30 +40,29 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _case(path: Path, told: dict[str, Any]) -> Case | None:
     """None for a job that is there as a sibling only."""
-    if told.get("part") == "sibling":
-        return None
     try:
-        outcome = told["outcome"]
-        if outcome not in OUTCOMES:
-            raise ValueError(f"outcome is {outcome!r}; {', '.join(OUTCOMES)} are accepted")
-        faulty = outcome != "healthy"
+        if told["plan"]["part"] == "sibling":
+            return None
+        if told["outcome"] not in OUTCOMES:
+            raise ValueError(f"outcome is {told['outcome']!r}; {', '.join(OUTCOMES)} are accepted")
+        settings = Settings(**told["plan"]["settings"])
         return Case(
             name=path.parent.name,
             group=told["group"],
             folder=path.parent / "logs",
-            outcome=outcome,
-            kind=told["kind"] if faulty else "",
-            stage=told.get("stage") or "",
-            rank=told["rank"] if faulty else None,
-            node=told["node"] if faulty else None,
-            world_size=told["world_size"],
-            node_of_rank={int(rank): node for rank, node in told["node_of_rank"].items()},
+            outcome=told["outcome"],
+            kind=told["kind"] if told["kind"] != "healthy" else "",
+            stage=told["stage"],
+            rank=told["rank"],
+            node=told["node"],
+            world_size=settings.world_size,
+            node_of_rank={rank: settings.node(rank) for rank in range(settings.world_size)},
             labels=tuple(_label(one) for one in told["labels"]),
             healthy=tuple(path.parent.parent / name / "logs" for name in told["siblings"]),
         )
     except KeyError as error:
         raise ValueError(f"{path}: {error} is missing") from None
-    except (AttributeError, TypeError, ValueError) as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from None
 
 

@@ -38,6 +38,10 @@ class Judged:
     lines: int
     answers: dict[str, Answer]
 
+    @property
+    def is_healthy(self) -> bool:
+        return self.outcome == "healthy" and not self.kind
+
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {
             "answers": {title: answer.as_json() for title, answer in self.answers.items()}

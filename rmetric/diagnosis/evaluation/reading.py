@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import hashlib
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
 
 from rmetric.diagnosis.evaluation.baselines import Line
 from rmetric.diagnosis.evaluation.scoring import Place
-from rmetric.diagnosis.job import Job, Stream
+from rmetric.diagnosis.job import Job
+from rmetric.diagnosis.library import Library
+from rmetric.diagnosis.merging import merged, place_of
+from rmetric.diagnosis.one_pass import FilePass, Tools
+from rmetric.diagnosis.part import Part
+from rmetric.diagnosis.reading.prefixes import Who
+from rmetric.diagnosis.reading.sources import Source, find
+from rmetric.diagnosis.reading.world import World
+from rmetric.diagnosis.speaker import Form, Open, Raw, Speaker
+from rmetric.diagnosis.templates.events import Events
+from rmetric.diagnosis.templates.facts import Facts
+
+
+class Told(NamedTuple):
+    """A line of the logs; its time is that of the entry it belongs to."""
+
+    place: Place
+    rank: int | None
+    node: str | None
+    time: float | None
+    text: str
 
 
 @dataclass(kw_only=True)
@@ -15,24 +38,116 @@ class Read:
     """A job and its lines.
 
     Attributes:
-        event_of: line -> number of its event in `job`.
-        lines: (place, stream, time, text), in the order of files and lines.
+        event_of: line -> number of its event in `job`; blank lines have none.
+        lines: in the order of files and lines, blank ones too.
     """
 
     job: Job
     event_of: dict[Place, int] = field(default_factory=dict)
-    lines: list[tuple[Place, str, float | None, str]] = field(default_factory=list)
+    lines: list[Told] = field(default_factory=list)
 
     def lines_by(self, who: str) -> list[Line]:
         """The lines, of ranks or of nodes (`who` is "rank" or "node")."""
-        names = {name: self._is(stream, who) for name, stream in self.job.streams.items()}
-        return [
-            Line(place, names.get(stream), time, text) for place, stream, time, text in self.lines
-        ]
 
-    def _is(self, stream: Stream, who: str) -> Hashable | None:
-        if who == "rank":
-            return stream.rank
-        if stream.node is None and stream.rank is not None:
-            return self.job.node_of_rank.get(stream.rank)
-        return stream.node
+        def speaker(line: Told) -> Hashable | None:
+            return line.rank if who == "rank" else line.node
+
+        return [Line(one.place, speaker(one), one.time, one.text) for one in self.lines]
+
+
+def read(folder: Path, library: Library) -> Read:
+    """The logs in a folder as `ingest` reads them, with each of their lines."""
+    tools = Tools(library)
+    passes = [_Recording(source, tools) for source in find([folder]).sources]
+    parts = [one.read() for one in passes]
+    out = Read(job=merged(parts))
+    world, numbers = World(), _numbers(parts)
+    for part in parts:
+        world.merge(part.world)
+    for one, part in zip(passes, parts, strict=True):
+        events = {at: numbers[key] for key, at in one.template_of.items() if key in numbers}
+        for line, raw in one.entry_of.items():
+            out.event_of[part.source.name, line] = events[one.said[raw][2]]
+        out.lines += one.told(part, world)
+    for copy, name in _copies(folder, out.job):
+        same = {line: at for (file, line), at in out.event_of.items() if file == name}
+        out.event_of |= {(copy, line): at for line, at in same.items()}
+    return out
+
+
+def _numbers(parts: Sequence[Part]) -> dict[tuple[str, str], int]:
+    """Class and text of a template -> its event, numbered as `merged` numbers them."""
+    events = Events()
+    return {
+        (one.cls, one.text): events.number(one.text, one.cls)
+        for part in parts
+        for one in part.templates
+    }
+
+
+def _copies(folder: Path, job: Job) -> Iterator[tuple[str, str]]:
+    """Files that were left out since another has the same bytes, with that other."""
+    names = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*")}
+    digests = {
+        name: hashlib.sha256(path.read_bytes()).digest()
+        for name, path in sorted(names.items())
+        if path.is_file()
+    }
+    first = {digests[name]: name for name in reversed(list(job.files)) if name in digests}
+    for name, digest in digests.items():
+        if name not in job.files and digest in first:
+            yield name, first[digest]
+
+
+class _Recording(FilePass):
+    """Goes the slow way with every line, and keeps to which entry each belongs.
+
+    Attributes:
+        entry_of: line -> first line of its entry.
+        said: first line of an entry -> the entry, as it was counted.
+    """
+
+    def __init__(self, source: Source, tools: Tools) -> None:
+        super().__init__(source, tools)
+        self.entry_of: dict[int, int] = {}
+        self.said: dict[int, Raw] = {}
+        self.written: list[tuple[Who, bytes]] = []
+
+    def told(self, part: Part, world: World) -> Iterator[Told]:
+        places = {one.who: place_of(part, one.who, world) for one in part.speakers}
+        for number, (who, line) in enumerate(self.written, 1):
+            entry = self.said.get(self.entry_of.get(number, 0))
+            rank, node = places.get(who, (None, None))
+            yield Told(
+                place=(part.source.name, number),
+                rank=rank,
+                node=node,
+                time=None if entry is None else self.prefixes.time(entry[1]),
+                text=line.decode(errors="replace"),
+            )
+
+    def _take_plain(self, lines: list[bytes]) -> None:
+        self._take_prefixed(lines)
+
+    def _take_prefixed(self, lines: list[bytes]) -> None:
+        for line in lines:
+            self.number += 1
+            who, start = self.prefixes.split(line)
+            self.written.append((who, line))
+            self._slow(self._speaker(who), self.number, line, line[start:], None)
+
+    def _begin(self, speaker: Speaker, number: int, line: bytes, text: bytes, form: Form) -> None:
+        self.entry_of[number] = number
+        super()._begin(speaker, number, line, text, form)
+
+    def _joined(self, speaker: Speaker, text: bytes, facts: Facts) -> bool:
+        joined = super()._joined(speaker, text, facts)
+        if joined:
+            entry = speaker.open
+            assert isinstance(entry, Open)
+            self.entry_of[self.number] = entry.raw[0]
+        return joined
+
+    def _count(self, speaker: Speaker, raw: Raw, watched: bool) -> None:
+        super()._count(speaker, raw, watched)
+        self.said[raw[0]] = raw

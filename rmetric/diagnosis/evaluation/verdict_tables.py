@@ -19,20 +19,18 @@ from rmetric.reporting.table import Cell, Table
 def outcomes(results: Results) -> Table:
     """What jobs came to, against what the diagnosis says."""
     rows: list[tuple[Cell, ...]] = []
-    views: tuple[tuple[str, Callable[[Judged], str]], ...] = (
-        ("manifest", lambda job: job.outcome),
-        ("publisher", lambda job: job.published_outcome),
-    )
-    for view, truth in views:
-        for true in dict.fromkeys(truth(job) for job in results.jobs if truth(job)):
-            said = [
-                job.answers[results.headline].outcome for job in results.jobs if truth(job) == true
-            ]
-            right = sum(one == true for one in said)
-            rows.append(
-                (f"{true} ({view})", len(said), *(said.count(one) for one in SAID),
-                 wilson(right, len(said)))
-            )  # fmt: skip
+    views = {"manifest": lambda job: job.outcome, "publisher": lambda job: job.published_outcome}
+    for view, truth in views.items():
+        of_truth: dict[str, list[Judged]] = {}
+        for job in results.jobs:
+            if truth(job):
+                slowed = ", with a fault" if truth(job) == "healthy" and job.kind else ""
+                of_truth.setdefault(f"{truth(job)}{slowed} ({view})", []).append(job)
+        for title, jobs in of_truth.items():
+            said = [job.answers[results.headline].outcome for job in jobs]
+            right = sum(one == truth(job) for one, job in zip(said, jobs, strict=True))
+            told = [said.count(one) for one in SAID]
+            rows.append((title, len(jobs), *told, wilson(right, len(jobs))))
     return Table(
         name=f"{results.name}_outcomes",
         number=0,
@@ -74,8 +72,8 @@ def healthy(results: Results) -> Table:
     """What is said of healthy jobs, and how often a failure stays unknown."""
     rows: list[tuple[Cell, ...]] = []
     for title in VARIANTS:
-        said = [job.answers[title] for job in results.jobs if job.outcome == "healthy"]
-        failed = [job.answers[title] for job in results.jobs if job.outcome != "healthy"]
+        said = [job.answers[title] for job in results.jobs if job.is_healthy]
+        failed = [job.answers[title] for job in results.jobs if not job.is_healthy]
         if not said:
             continue
         rows.append(
@@ -137,6 +135,6 @@ def _wrong(job: Judged, said: Answer) -> list[str]:
         out.append(f"rank {job.rank} is not first (within: {where}; {said.named} named)")
     if said.events is not None and said.events[1:] != (0, 0):
         out.append("events {} / {} / {}".format(*said.events))
-    if job.outcome == "healthy" and said.shown:
+    if job.is_healthy and said.shown:
         out.append(f"{said.shown} events shown")
     return out
