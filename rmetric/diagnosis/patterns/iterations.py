@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import sqrt
 from statistics import median
 
@@ -271,11 +272,15 @@ class IterationWatch:
 
     @staticmethod
     def _habit(past: _Past, one: Iteration) -> bool:
-        """Its new events came back now and then, and the training went on: they are usual."""
-        if not one.extra or one.missing or one.usual_seconds is not None:
+        """It came back: its new events now and then, or its slowness at equal distances."""
+        if one.missing:
             return False
-        times = min(past.having[event] for event in one.extra)
-        return 3 <= times <= past.iterations / 4
+        if one.extra:
+            times = min(past.having[event] for event in one.extra)
+            return 3 <= times <= past.iterations / 4
+        slow = [each.step for each in past.odd if each.usual_seconds is not None]
+        apart = [after - before for before, after in pairwise(slow)]
+        return len(apart) >= 2 and max(apart) <= 1.1 * min(apart)
 
     def _tail(self, stream: str, past: _Past, last: Occurrence | None) -> list[Iteration]:
         if past.opened is None or past.iterations < WINDOW:

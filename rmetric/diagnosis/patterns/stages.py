@@ -48,7 +48,7 @@ RULES: tuple[Rule, ...] = (
           ':::MLLOG {"time_ms": 1, "key": "init_start", "value": null}'),
     _rule("load data", "MLPerf", _LOG, _MLLOG + r'(init_stop|run_start)"',
           ':::MLLOG {"time_ms": 1, "key": "run_start", "value": null}'),
-    _rule("evaluate", "MLPerf", _LOG, _MLLOG + r'eval_start"',
+    _rule("evaluate", "MLPerf", _LOG, _MLLOG + r'(eval_start"|tracked_stats".*"validation_step)',
           ':::MLLOG {"time_ms": 1, "key": "eval_start", "value": null}'),
     _rule("checkpoint", "MLPerf", _LOG, _MLLOG + r'(checkpoint_start|save_checkpoint_start)"',
           ':::MLLOG {"time_ms": 1, "key": "checkpoint_start", "value": null}'),
