@@ -204,8 +204,8 @@ def test_events_without_a_date_are_in_the_table_only():
     mixed = out_of_memory(events=(evidence(time=None), evidence(time=4821.5), echo()))
     text = Found(incident_page(mixed)).text
     assert "1 event without a time: only in the table." in text
-    assert "1 event with a time since boot: only in the table." in text
-    assert "4821.5 s after boot" in text
+    assert "1 event whose time has no date and year: only in the table." in text
+    assert "4821.5 s on its own clock" in text
     none = out_of_memory(events=(evidence(time=None),), job={}, time=None)
     assert "nothing stands on an axis of time" in Found(incident_page(none)).text
 

@@ -8,7 +8,9 @@ import shutil
 import pytest
 
 from rmetric import Record, Run
+from rmetric.reporting.incident import incident_page
 from rmetric.reporting.page import index_of
+from tests.diagnoses import out_of_memory
 from tests.pages import HOSTILE, eventful_run, hostile_run, page
 from tests.test_page import row, spiked_run
 
@@ -355,3 +357,43 @@ def test_where_steps_fall_back_the_readout_has_record_and_step(browser):
         plot.send_keys(Keys.ARROW_RIGHT)
     where = shown.find_element(By.CLASS_NAME, "where")
     until(shown, lambda b: where.text == "record 4, step 20")
+
+
+def incident(tmp_path) -> str:
+    metrics = tmp_path / "run.csv"
+    rows = (f"{step},{3 - step / 500 + 6 * (step > 420)}" for step in range(1, 432))
+    metrics.write_text("step,loss\n" + "\n".join(rows) + "\n")
+    return incident_page(out_of_memory(), metrics=metrics)
+
+
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_an_incident_draws_its_charts_and_fits(browser, tmp_path, size, scheme):
+    shown = browser(incident(tmp_path), size, scheme)
+    assert not wide(shown)
+    until(shown, lambda b: inked(b, "loss") > 500 and inked(b, "score_calibrated") > 500)
+    marks = shown.find_elements(By.CSS_SELECTOR, ".timeline .mark line")
+    assert marks
+    # Nothing of the axis of time lies beside it.
+    inside = """const box = document.querySelector(".timeline").getBoundingClientRect();
+        return [...document.querySelectorAll(".timeline text, .timeline line")]
+            .filter(one => one.checkVisibility()).every(one => { const own = one.getBoundingClientRect();
+                            return own.left >= box.left - 3 && own.right <= box.right + 3; });"""
+    assert shown.execute_script(inside)
+
+
+def test_a_click_on_an_alarm_of_an_incident_goes_there(browser, tmp_path):
+    shown = browser(incident(tmp_path))
+    whole = view(shown)
+    link = shown.find_element(By.CSS_SELECTOR, ".alarms [data-step]")
+    step = int(link.get_attribute("data-step"))
+    shown.execute_script("arguments[0].click()", link)
+    low, high = view(shown)
+    assert low <= step <= high
+    assert high - low < whole[1] - whole[0]
+
+
+def test_an_incident_without_a_training_log_complains_of_nothing(browser):
+    shown = browser(incident_page(out_of_memory()), PHONE)
+    assert not wide(shown)
+    assert "Lower the micro batch." in shown.find_element(By.TAG_NAME, "body").text

@@ -15,8 +15,9 @@ from rmetric.printed import counted, printable
 
 MOST_LINES, WIDTH = 15, 110
 _LABEL = 9
-#: Seconds below which a time is taken for one since boot, in a kernel's log: three years.
-_SINCE_BOOT = 1e8
+#: Seconds below which a time has no year: a date in the first year of the count, or, within a
+#: month, rather a kernel's seconds since boot.
+_NO_YEAR, _SINCE_BOOT = 366 * 86400.0, 31 * 86400.0
 #: What loses a line where there are too many, in this order; each keeps one, but for Then.
 _GIVES_WAY = (
     "Perhaps", "Where", "Where", "Note", "Then", "Sure", "Perhaps", "Perhaps", "Note", "To do",
@@ -160,13 +161,14 @@ def when(diagnosis: Diagnosis, *, date: bool = True) -> str:
 def clock(seconds: float, *, date: bool = True) -> str:
     """A log's time for people.
 
-    >>> clock(1714702447.0), clock(4821.55)
-    ('2024-05-03 02:14:07', '4821.6 s after boot')
+    >>> clock(1714702447.0), clock(10548847.0), clock(4821.55)
+    ('2024-05-03 02:14:07', '05-03 02:14:07', '4821.6 s on its own clock')
     """
     if seconds < _SINCE_BOOT:
-        return f"{seconds:.1f} s after boot"
+        return f"{seconds:.1f} s on its own clock"
     try:
-        form = "%Y-%m-%d %H:%M:%S" if date else "%H:%M:%S"
+        days = "" if not date else "%m-%d " if seconds < _NO_YEAR else "%Y-%m-%d "
+        form = f"{days}%H:%M:%S"
         return datetime.fromtimestamp(seconds, timezone.utc).strftime(form)
     except (ValueError, OverflowError, OSError):  # a number that only looked like a time
         return f"time {seconds:g} s"

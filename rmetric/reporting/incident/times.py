@@ -64,7 +64,9 @@ def _remarks(diagnosis: Diagnosis, on_it: int) -> list[str]:
     if without and on_it:
         found.append(f"{counted(without, 'event')} without a time: only in the table.")
     if booted:
-        found.append(f"{counted(booted, 'event')} with a time since boot: only in the table.")
+        found.append(
+            f"{counted(booted, 'event')} whose time has no date and year: only in the table."
+        )
     return found
 
 

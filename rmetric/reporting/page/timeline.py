@@ -13,7 +13,7 @@ from math import isfinite
 from rmetric.diagnosis.words import clock
 from rmetric.telemetry.lines import LAST_TIME
 
-#: Seconds; what is earlier is no date but a time since boot.
+#: Seconds; what is earlier has no year, or counts from a machine's start.
 FIRST_TIME = 1e8
 #: Share of the axis below which what happened is shown on an axis of its own, too.
 _CROWDED = 0.15
@@ -88,7 +88,7 @@ class Timeline:
 
 
 def on_axis(time: float | None) -> bool:
-    """Whether it is a date."""
+    """Whether it is a date with its year."""
     return time is not None and isfinite(time) and FIRST_TIME <= time <= LAST_TIME
 
 
