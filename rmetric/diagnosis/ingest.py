@@ -11,8 +11,8 @@ from rmetric.diagnosis.library import Library
 from rmetric.diagnosis.merging import merged
 from rmetric.diagnosis.one_pass import FilePass, Tools
 from rmetric.diagnosis.part import Part
-from rmetric.diagnosis.reading.find import find
-from rmetric.diagnosis.reading.sources import Source
+from rmetric.diagnosis.reading.source import Source
+from rmetric.diagnosis.reading.sources import find
 from rmetric.diagnosis.templates.events import OTHERS
 
 #: Below so many bytes, processes cost more than they save.

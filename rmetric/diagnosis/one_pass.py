@@ -16,7 +16,7 @@ from rmetric.diagnosis.patterns.stages import Stages
 from rmetric.diagnosis.patterns.steps import Told, step_gate, told
 from rmetric.diagnosis.reading.joining import NEXT, Kind
 from rmetric.diagnosis.reading.prefixes import NOBODY, Prefixes, Who
-from rmetric.diagnosis.reading.sources import Source
+from rmetric.diagnosis.reading.source import Source
 from rmetric.diagnosis.reading.text import clean
 from rmetric.diagnosis.reading.world import World
 from rmetric.diagnosis.signature import Signature
@@ -75,45 +75,27 @@ class FilePass:
         self.job_ids: dict[str, int] = {}
 
     def read(self) -> Part:
-        take = self._take_prefixed if self.prefixes.pattern.groups else self._take_plain
         for lines in self.source.chunks():
             if max(map(len, lines), default=0) > 2 * HALF_LINE:
                 lines = [_shortened(line) for line in lines]
-            take(lines)
+            self._take(lines)
             for speaker in self.speakers.values():
                 self._show(speaker)
         self._finish()
         return part_of(self)
 
-    def _take_plain(self, lines: list[bytes]) -> None:
-        speaker, number, last = self.own, self.number, self.last
-        form_of, counts = self.forms.young.get, speaker.counts
-        keep, watch = speaker.tail.append, speaker.unwatched.append
+    def _take(self, lines: list[bytes]) -> None:
+        number, last, split = self.number, self.last, self.prefixes.split
+        form_of, speakers, own = self.forms.young.get, self.speakers, self.own
         for line in lines:
             number += 1
             form = form_of(line.translate(None, _DIGITS))
-            if form is None or form.slow or speaker.slow:
-                self._slow(speaker, number, line, line, form)
+            if form is None:
+                self._slow(number, line, self._form(line))
                 continue
-            template = form.template
-            counts[template] += 1
-            raw = (number, line, template, speaker, speaker.step, speaker.stage, None)
-            last[template] = raw
-            keep(raw)
-            watch(template)
-        self.number = number
-
-    def _take_prefixed(self, lines: list[bytes]) -> None:
-        number, last, split, speakers = self.number, self.last, self.prefixes.split, self.speakers
-        form_of = self.forms.young.get
-        for line in lines:
-            number += 1
-            who, start = split(line)
-            speaker = speakers.get(id(who)) or self._speaker(who)
-            text = line[start:]
-            form = form_of(text.translate(None, _DIGITS))
-            if form is None or form.slow or speaker.slow:
-                self._slow(speaker, number, line, text, form)
+            speaker = own if form.bare else speakers.get(id(split(line)[0]))
+            if form.slow or speaker is None or speaker.slow:
+                self._slow(number, line, form)
                 continue
             template = form.template
             speaker.counts[template] += 1
@@ -129,26 +111,25 @@ class FilePass:
             speaker = self.speakers[id(who)] = Speaker(str(len(self.speakers)), who)
         return speaker
 
-    def _slow(
-        self, speaker: Speaker, number: int, line: bytes, text: bytes, form: Form | None
-    ) -> None:
-        form = form or self._form(text)
-        facts = form.facts
+    def _slow(self, number: int, line: bytes, form: Form) -> None:
+        who, start = (NOBODY, 0) if form.bare else self.prefixes.split(line)
+        speaker, text, facts = self._speaker(who), line[start:], form.facts
         joined, speaker.state = NEXT[speaker.state][facts.kind]
         if facts.world:
-            stream = self.source.name if speaker.who is NOBODY else speaker.key
-            self.world.take(clean(text), speaker.who, stream)
+            stream = self.source.name + ("" if who is NOBODY else f" {speaker.key}")
+            self.world.take(clean(text), who, stream)
         if facts.job_id:
-            self._job_id(text)
+            self._job_id(number, text)
         if facts.kind != Kind.BLANK and not (joined and self._joined(speaker, text, facts)):
             self._begin(speaker, number, line, text, form)
         speaker.slow = bool(speaker.open or speaker.state or speaker.fresh)
 
-    def _form(self, text: bytes) -> Form:
-        key = text.translate(None, _DIGITS)
+    def _form(self, line: bytes) -> Form:
+        key = line.translate(None, _DIGITS)
         form = self.forms.get(key)
         if form is None:
-            form = Form(self.tools.facts(text))
+            who, start = self.prefixes.split(line)
+            form = Form(self.tools.facts(line[start:]), who is NOBODY)
             self.forms.put(key, form)
         return form
 
@@ -170,9 +151,9 @@ class FilePass:
         if not speaker.tail or speaker.tail[-1][6] is not None:
             return None
         raw = speaker.tail.pop()
-        text = raw[1][self.prefixes.split(raw[1])[1] :]
         speaker.counts[raw[2]] -= 1
-        speaker.open = Open(raw, self._form(text).facts, text)
+        text = raw[1][self.prefixes.split(raw[1])[1] :]
+        speaker.open = Open(raw, self._form(raw[1]).facts, text)
         speaker.open.told, speaker.open.watched = self._tells(raw), True
         return speaker.open
 
@@ -187,7 +168,7 @@ class FilePass:
             self._close(speaker)
         facts = form.facts
         if form.template < 0:
-            form.template = self._template(facts.template, facts.level)
+            form.template = self._template(facts.template, facts.cls)
             form.slow = not facts.quiet
         step = self.tools.told(clean(text)) if facts.step else None
         if step is not None:
@@ -227,7 +208,9 @@ class FilePass:
         found = self.tools.find(text, level) if entry.look else []
         template = entry.raw[2]
         if not entry.told:  # a step's line stays one event, whatever else it says
-            template = self._template(entry.says.template, found[0][0].id if found else level)
+            template = self._template(
+                entry.says.template, found[0][0].id if found else entry.says.cls
+            )
             self.became[entry.raw[2]] = template
         raw = (*entry.raw[:2], template, *entry.raw[3:6], text)
         self._count(speaker, raw, entry.watched)
@@ -271,10 +254,10 @@ class FilePass:
             self.last.append(None)
         return template
 
-    def _job_id(self, text: bytes) -> None:
+    def _job_id(self, number: int, text: bytes) -> None:
         for groups in JOB_ID.findall(clean(text)):
             if len(self.job_ids) < MAX_JOB_IDS:
-                self.job_ids.setdefault("".join(groups), self.number)
+                self.job_ids.setdefault("".join(groups), number)
 
     def _finish(self) -> None:
         for speaker in self.speakers.values():

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from rmetric.diagnosis.job import Iteration, Occurrence
 from rmetric.diagnosis.reading.prefixes import Who
-from rmetric.diagnosis.reading.sources import Source
+from rmetric.diagnosis.reading.source import Source
 from rmetric.diagnosis.reading.world import World
 
 

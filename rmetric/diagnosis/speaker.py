@@ -19,12 +19,18 @@ Raw = tuple[int, bytes, int, "Speaker", "int | None", str, "str | None"]
 
 
 class Form:
-    """What a file's lines of one form have in common."""
+    """What a file's lines of one form have in common.
 
-    __slots__ = ("facts", "slow", "template")
+    Attributes:
+        bare: they have no prefix.
+        template: its number in the file; -1 before the first entry.
+        slow: they need more than to be counted.
+    """
 
-    def __init__(self, facts: Facts) -> None:
-        self.facts, self.template, self.slow = facts, -1, True
+    __slots__ = ("bare", "facts", "slow", "template")
+
+    def __init__(self, facts: Facts, bare: bool) -> None:
+        self.facts, self.bare, self.template, self.slow = facts, bare, -1, True
 
 
 class Open:

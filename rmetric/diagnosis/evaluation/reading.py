@@ -126,15 +126,11 @@ class _Recording(FilePass):
                 text=line.decode(errors="replace"),
             )
 
-    def _take_plain(self, lines: list[bytes]) -> None:
-        self._take_prefixed(lines)
-
-    def _take_prefixed(self, lines: list[bytes]) -> None:
+    def _take(self, lines: list[bytes]) -> None:
         for line in lines:
             self.number += 1
-            who, start = self.prefixes.split(line)
-            self.written.append((who, line))
-            self._slow(self._speaker(who), self.number, line, line[start:], None)
+            self.written.append((self.prefixes.split(line)[0], line))
+            self._slow(self.number, line, self._form(line))
 
     def _begin(self, speaker: Speaker, number: int, line: bytes, text: bytes, form: Form) -> None:
         self.entry_of[number] = number

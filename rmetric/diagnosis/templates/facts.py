@@ -15,6 +15,8 @@ from rmetric.diagnosis.templates.remembered import Remembered
 
 #: An exception's line, wherever it stands: other ranks' fragments may be around it.
 EXCEPTION = re.compile(r"\b[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b: ")
+#: What a structured line is about: :::MLLOG {"key": "run_stop", ...}, {"event": "eval", ...}.
+_KEY = re.compile(r"\{.*?\"(?:key|event|event_name)\": ?\"([\w./-]+)\"")
 #: Lines that may tell the number of the scheduler's job.
 JOB_ID = re.compile(
     r"(?i)\bSLURM_JOB_?ID\W{1,3}(\d+)|\*\*\* (?:JOB|STEP) (\d+)|\bjob[ _]?id\W{1,3}(\d+)"
@@ -29,6 +31,8 @@ class Facts:
     Attributes:
         kind: what it is among the lines of an entry (`reading.joining.Kind`).
         template: with what varies masked.
+        cls: lines of different classes are different events, however alike they read: the level,
+            and the key of a structured line.
         level: that it gives itself.
         stage: that it tells, "" for none.
         look: a signature may match it.
@@ -40,6 +44,7 @@ class Facts:
 
     kind: int
     template: str
+    cls: str
     level: str
     stage: str
     look: bool
@@ -91,11 +96,13 @@ class FactsOf:
 
     def _worked_out(self, plain: bytes) -> Facts:
         text = clean(plain)
+        own_level, key = level(text), _KEY.search(text)
         form = plain.lower().translate(None, b"0")
         return Facts(
             kind=int(kind_of(plain)),
             template=masked(text),
-            level=level(text),
+            cls=f"{own_level}:{key[1]}" if key else own_level,
+            level=own_level,
             stage=self.stages.of(text) if self.stages.gate(form) else "",
             look=self.library.gate(form),
             step=self.step_gate(form),
