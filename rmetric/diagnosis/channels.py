@@ -1,0 +1,180 @@
+"""The patterns' answers, as signs against ranks and as odd events: what `decide` takes from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rmetric.diagnosis.job import Event, Iteration, Job, Occurrence
+from rmetric.diagnosis.moments import Moments
+from rmetric.diagnosis.patterns.clocks import clock_notes, clock_offsets
+from rmetric.diagnosis.patterns.spatial import THRESHOLD, Odd, odd_speakers
+from rmetric.diagnosis.patterns.unfiltered import Finding, absences
+from rmetric.diagnosis.pool import Pool
+from rmetric.diagnosis.reading.text import level
+from rmetric.diagnosis.suspects import Sign
+
+#: Kinds of findings by which a rank is absent, not only odd.
+ABSENCES = ("silent", "ended early")
+#: A robust z twice the threshold is as odd as can be.
+FULL = 2.0 * THRESHOLD
+#: Odd events that are handed on.
+MAX_ODD = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switches:
+    """Parts of the method, to be turned off one by one in an ablation."""
+
+    cross_job: bool = True
+    spatial: bool = True
+    temporal: bool = True
+    library: bool = True
+    unfiltered: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What is known of healthy jobs of similar settings.
+
+    Attributes:
+        siblings: the jobs, where their logs were given.
+        pool: what was learnt of them.
+        ordinary: events of the job at hand that are frequent there.
+    """
+
+    siblings: tuple[Job, ...] = ()
+    pool: Pool | None = None
+    ordinary: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What the patterns found in a job.
+
+    Attributes:
+        odd: (event, why), the oddest first.
+        first_odd: the first iteration that differs in what it says or how long it takes.
+        absence: whether anybody fell silent before the others.
+        stopped: words, if the job ended before healthy ones do; "" else.
+        stage: in which the job was last.
+        offsets: file -> seconds that its clock is ahead.
+    """
+
+    signs: tuple[Sign, ...]
+    odd: tuple[tuple[int, str], ...]
+    first_odd: Iteration | None
+    absence: bool
+    stopped: str
+    stage: str
+    offsets: dict[str, float]
+    notes: tuple[str, ...]
+
+
+def look(job: Job, known: Known, switches: Switches, rng: np.random.Generator) -> Found:
+    """Ask every pattern that is not switched off."""
+    offsets = clock_offsets(job)
+    moments = Moments(job=job, offsets=offsets)
+    siblings = known.siblings
+    odd: list[Odd] = []
+    if switches.spatial:
+        odd = odd_speakers(job, rng=rng, ordinary=known.ordinary, siblings=siblings)
+    lacks: list[Finding] = []
+    if switches.unfiltered:
+        lacks = absences(job, siblings=siblings, offsets=offsets)
+    unusual = list(_odd_iterations(job)) if switches.temporal else []
+    signs = [*_of_odd(job, odd), *_of_lacks(lacks), *_of_iterations(job, unusual)]
+    return Found(
+        signs=tuple(signs),
+        odd=tuple(_odd_events(job, known, odd, moments))[:MAX_ODD],
+        first_odd=min(unusual, key=lambda one: moments.key(one.place), default=None),
+        absence=any(one.kind in ABSENCES for one in lacks),
+        stopped=_stopped(job, known),
+        stage=_stage(job, moments),
+        offsets=offsets,
+        notes=tuple(clock_notes(offsets)),
+    )
+
+
+def _of_odd(job: Job, odd: Sequence[Odd]) -> Iterator[Sign]:
+    for one in odd:
+        shown = [job.events[each.event].template[:60] for each in one.events[:2]]
+        yield Sign(
+            stream=one.name,
+            kind="unlike",
+            words=f"unlike its fellows by: {'; '.join(shown)}",
+            strength=min(1.0, one.score / FULL),
+        )
+
+
+def _of_lacks(lacks: Sequence[Finding]) -> Iterator[Sign]:
+    for one in lacks:
+        yield Sign(stream=one.stream, kind=one.kind, words=one.words, strength=one.strength)
+
+
+def _odd_iterations(job: Job) -> Iterator[Iteration]:
+    """Each stream's first; what follows its last step differs in jobs that end well, too."""
+    for kept in job.odd_iterations.values():
+        finished = [one for one in kept if not one.unfinished]
+        if finished:
+            yield finished[0]
+
+
+def _of_iterations(job: Job, unusual: Sequence[Iteration]) -> Iterator[Sign]:
+    watched = sum(stream.steps > 1 for stream in job.streams.values())
+    if watched < 3:
+        return
+    strength = 1.0 / max(1, len(unusual)) ** 0.5
+    for one in unusual:
+        if one.seconds is not None and one.usual_seconds is not None:
+            words = f"step {one.step} took {one.seconds:.3g} s, usual {one.usual_seconds:.3g} s"
+            yield Sign(stream=one.stream, kind="slow", words=words, strength=strength)
+        else:
+            words = f"step {one.step} differs from those before"
+            yield Sign(
+                stream=one.stream, kind="iteration differs", words=words, strength=strength
+            )
+
+
+def _odd_events(
+    job: Job, known: Known, odd: Sequence[Odd], moments: Moments
+) -> Iterator[tuple[int, str]]:
+    """Events that healthy jobs do not have, or errors, at the end; then those of odd ranks."""
+    told = [one.last_step_at for one in job.streams.values() if one.last_step_at is not None]
+    last = max(told, key=moments.key, default=None)
+    shown = set()
+    for event in sorted(job.events, key=lambda one: moments.key(one.first)):
+        if event.number in known.ordinary or not _at_end(event, last, moments):
+            continue
+        if level(event.last.text) == "error":
+            shown.add(event.number)
+            yield event.number, "an error, after the last step"
+        elif known.pool is not None and last is not None:
+            shown.add(event.number)
+            yield event.number, "unknown to healthy jobs, after the last step"
+    for one in odd:
+        for each in one.events[:3]:
+            if each.event not in shown and each.count:
+                shown.add(each.event)
+                yield each.event, f"makes {one.name} unlike its fellows"
+
+
+def _at_end(event: Event, last: Occurrence | None, moments: Moments) -> bool:
+    return last is None or moments.after(event.last, last)
+
+
+def _stopped(job: Job, known: Known) -> str:
+    if job.succeeded is not None or known.pool is None:
+        return ""
+    if known.pool.succeeded < known.pool.jobs:
+        return ""
+    return "successful jobs of these settings state their end, and this one does not"
+
+
+def _stage(job: Job, moments: Moments) -> str:
+    if job.stages:
+        return job.stages[-1][0]
+    last = [one.last for one in job.streams.values() if one.last is not None]
+    return max(last, key=moments.key).stage if last else ""
