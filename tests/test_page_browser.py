@@ -377,8 +377,8 @@ def test_an_incident_draws_its_charts_and_fits(browser, tmp_path, size, scheme):
     # Nothing of the axis of time lies beside it.
     inside = """const box = document.querySelector(".timeline").getBoundingClientRect();
         return [...document.querySelectorAll(".timeline text, .timeline line")]
-            .filter(one => one.checkVisibility()).every(one => { const own = one.getBoundingClientRect();
-                            return own.left >= box.left - 3 && own.right <= box.right + 3; });"""
+            .filter(one => one.checkVisibility()).map(one => one.getBoundingClientRect())
+            .every(one => one.left >= box.left - 3 && one.right <= box.right + 3);"""
     assert shown.execute_script(inside)
 
 

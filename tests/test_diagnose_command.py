@@ -1,0 +1,291 @@
+"""`rmetric diagnose` as it is called: what it prints, writes and ends with."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+import warnings
+from datetime import datetime, timedelta
+
+import pytest
+
+import rmetric
+from rmetric.__main__ import main
+from rmetric.commands.diagnose import EXAMPLES, EXIT_CODES, as_json
+from rmetric.diagnosis import decide
+from rmetric.diagnosis.result import OUTCOMES, Diagnosis
+from rmetric.diagnosis.words import verdict
+from tests.diagnoses import evidence, out_of_memory
+
+KEYS = {"outcome", "cause", "actor", "events", "nodes", "stage", "iteration", "confidence"}
+OUT_OF_MEMORY = """Traceback (most recent call last):
+  File "train.py", line 7, in <module>
+    loss.backward()
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 2 has a total \
+capacity of 79.15 GiB of which 1.20 GiB is free.
+"""
+
+
+def stamp(seconds: float) -> str:
+    return f"{datetime(2024, 5, 3) + timedelta(seconds=seconds):%Y-%m-%d %H:%M:%S},000"
+
+
+def write_job(folder, ranks: int = 4, steps: int = 40, failed: int | None = None):
+    """A log for each rank; the failed one runs out of memory, and the others wait for it."""
+    folder.mkdir()
+    for rank in range(ranks):
+        lines = [
+            f"{stamp(rank / 10)} INFO initialising process group: rank {rank}, world_size={ranks}",
+            f"{stamp(5)} INFO loading the data set",
+        ]
+        last = steps if failed is None else steps // 2
+        lines += [
+            f"{stamp(10 + 3 * step)} INFO step {step} loss {3 - step / 100:.4f} lr 1e-4"
+            for step in range(1, last + 1)
+        ]
+        text = "\n".join(lines) + "\n"
+        if failed is None:
+            text += f"{stamp(20 + 3 * steps)} INFO training completed successfully\n"
+        elif rank == failed:
+            text += OUT_OF_MEMORY
+        else:
+            text += (
+                f"{stamp(620 + 3 * last)} ERROR [Rank {rank}] Watchdog caught collective operation "
+                "timeout: WorkNCCL(SeqNum=91, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, "
+                "Timeout(ms)=600000) ran for 600029 milliseconds before timing out.\n"
+            )
+        (folder / f"rank_{rank}.log").write_text(text)
+    return folder
+
+
+@pytest.fixture
+def broken(tmp_path):
+    return write_job(tmp_path / "broken", failed=2)
+
+
+@pytest.fixture
+def well(tmp_path):
+    return write_job(tmp_path / "well")
+
+
+def fake(monkeypatch, diagnosis: Diagnosis) -> list:
+    """`diagnose` answers this, and what it was asked is kept."""
+    asked = []
+
+    def diagnose(*given, **named):
+        asked.append((given, named))
+        return diagnosis
+
+    monkeypatch.setattr(decide, "diagnose", diagnose)
+    return asked
+
+
+# On logs
+
+
+def test_a_job_that_ran_out_of_memory(broken, capsys):
+    code = main(["diagnose", str(broken)])
+    printed = capsys.readouterr()
+    first = printed.out.splitlines()[0]
+    assert code == EXIT_CODES["failed"] == 3
+    assert first.startswith("FAILED")
+    assert "rank 2" in first
+    assert "memory" in first.lower()
+    assert "rank_2.log:23" in printed.out
+    assert printed.err == ""
+    assert len(printed.out.splitlines()) <= 15
+
+
+def test_a_healthy_job_ends_with_zero(well, capsys):
+    assert main(["diagnose", str(well)]) == 0
+    assert capsys.readouterr().out.startswith("HEALTHY")
+
+
+def test_json_is_one_document_and_nothing_else(broken, capsys):
+    assert main(["diagnose", str(broken), "--json"]) == 3
+    printed = capsys.readouterr()
+    document = json.loads(printed.out)
+    assert set(document) >= KEYS
+    assert (document["rmetric"], document["format"]) == (rmetric.__version__, 1)
+    assert document["outcome"] == "failed"
+    assert document["nodes"][0]["rank"] == 2
+    assert printed.err == ""
+
+
+def test_json_and_page_are_the_same_each_time_and_with_any_number_of_cores(broken, tmp_path):
+    def files(name, *more):
+        paths = tmp_path / f"{name}.json", tmp_path / f"{name}.html"
+        main(["diagnose", str(broken), "--json", str(paths[0]), "--page", str(paths[1]), *more])
+        return [path.read_bytes() for path in paths]
+
+    assert files("a", "--cores", "1") == files("b", "--cores", "2")
+
+
+def test_healthy_siblings_are_looked_at(broken, well, capsys):
+    assert main(["diagnose", str(broken), "--healthy", str(well)]) == 3
+    assert "rank 2" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_a_packed_log_is_read(broken, tmp_path, capsys):
+    packed = tmp_path / "all.log.gz"
+    packed.write_bytes(gzip.compress((broken / "rank_2.log").read_bytes()))
+    assert main(["diagnose", str(packed)]) == 3
+    assert "memory" in capsys.readouterr().out.splitlines()[0].lower()
+
+
+def test_as_a_module(broken):
+    command = [sys.executable, "-m", "rmetric", "diagnose", str(broken / "rank_2.log")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert done.stdout.startswith("FAILED")
+    assert done.stderr == ""
+
+
+# What cannot be done
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["no_such.log"], "no_such.log"),
+        (["{log}", "--pool", "no_such.json"], "no_such.json: no such file"),
+        (["{log}", "--signatures", "no_such.yaml"], "no_such.yaml: no such file"),
+        (["{log}", "--metrics", "{log}"], "--metrics is for --page FILE.html"),
+        (["{log}", "--telemetry", "{log}"], "--telemetry is for --page FILE.html"),
+        (["{log}", "--json", "{log}"], "a file *.json in a folder that is there is accepted"),
+        (["{log}", "--page", "{log}"], "a file *.html in a folder that is there is accepted"),
+        (["{log}", "--page", "no/such/a.html"], "a folder that is there"),
+        (["{log}", "--healthy", "no_such.log"], "no_such.log"),
+    ],
+)
+def test_wrong_use_is_one_clear_line(arguments, words, broken, capsys):
+    log = broken / "rank_2.log"
+    before = log.read_bytes()
+    assert main(["diagnose", *(one.format(log=log) for one in arguments)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    assert words in printed.err
+    assert log.read_bytes() == before
+
+
+@pytest.mark.parametrize("cores", ["0", "-1", "two", "1.5", "²"])
+def test_cores_are_counted_from_one(cores, broken, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["diagnose", str(broken), "--cores", cores])
+    assert ended.value.code == 2
+    assert "a whole number from 1 is accepted" in capsys.readouterr().err
+
+
+def test_a_broken_signature_file_is_named(broken, tmp_path, capsys):
+    own = tmp_path / "own.yaml"
+    own.write_text("- id: mine\n  role: nonsense\n")
+    assert main(["diagnose", str(broken), "--signatures", str(own)]) == 2
+    assert "own.yaml" in capsys.readouterr().err
+
+
+def test_a_training_log_that_cannot_be_read_is_named(broken, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    arguments = ["--page", str(page), "--telemetry", str(broken / "rank_1.log")]
+    assert main(["diagnose", str(broken), *arguments]) == 2
+    assert "rank_1.log" in capsys.readouterr().err
+    assert not page.exists()
+
+
+# What it makes of a diagnosis
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_each_outcome_has_its_exit_code_and_help_says_it(outcome, monkeypatch, broken, capsys):
+    fake(monkeypatch, Diagnosis(outcome=outcome))
+    code = main(["diagnose", str(broken)])
+    assert code == EXIT_CODES[outcome]
+    assert f"{code} {outcome}" in " ".join(EXAMPLES.split())
+    assert capsys.readouterr().out == verdict(Diagnosis(outcome=outcome)) + "\n"
+
+
+def test_no_outcome_shares_a_code_with_an_error():
+    assert EXIT_CODES.keys() == OUTCOMES.keys()
+    assert len({*EXIT_CODES.values(), 1, 2}) == len(OUTCOMES) + 2
+
+
+def test_what_is_asked_reaches_the_diagnosis(monkeypatch, broken, well):
+    asked = fake(monkeypatch, Diagnosis(outcome="healthy"))
+    main(["diagnose", str(broken), "--healthy", str(well), "--healthy", str(well), "--cores", "3"])
+    (paths, healthy, pool, signatures), named = asked[0]
+    assert paths == [broken]
+    assert healthy == [well, well]
+    assert (pool, signatures, named) == (None, [], {"cores": 3})
+
+
+def test_what_the_library_warns_of_is_a_note(monkeypatch, broken, capsys):
+    def diagnose(*given, **named):
+        for _ in range(2):
+            warnings.warn("own.yaml: slow: switched off", stacklevel=1)
+        warnings.warn("not for users", DeprecationWarning, stacklevel=1)
+        return Diagnosis(outcome="healthy")
+
+    monkeypatch.setattr(decide, "diagnose", diagnose)
+    main(["diagnose", str(broken), "--json"])
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["notes"] == ["own.yaml: slow: switched off"]
+    assert printed.err == ""
+
+
+def test_json_in_a_file_leaves_the_words_on_the_terminal(monkeypatch, broken, tmp_path, capsys):
+    fake(monkeypatch, out_of_memory())
+    path = tmp_path / "verdict.json"
+    assert main(["diagnose", str(broken), "--json", str(path)]) == 3
+    assert capsys.readouterr().out == verdict(out_of_memory()) + "\n"
+    assert path.read_bytes() == as_json(out_of_memory())
+
+
+def test_the_page_is_written(monkeypatch, broken, tmp_path):
+    fake(monkeypatch, out_of_memory())
+    page = tmp_path / "incident.html"
+    assert main(["diagnose", str(broken), "--page", str(page)]) == 3
+    assert "Lower the micro batch." in page.read_text(encoding="utf-8")
+
+
+def test_what_cannot_be_written_is_said_after_the_verdict(monkeypatch, broken, tmp_path, capsys):
+    def full(path, lines):
+        raise OSError(28, "No space left on device", str(path))
+
+    fake(monkeypatch, out_of_memory())
+    monkeypatch.setattr("rmetric.commands.diagnose.write_atomically", full)
+    assert main(["diagnose", str(broken), "--page", str(tmp_path / "a.html")]) == 1
+    printed = capsys.readouterr()
+    assert printed.out.startswith("FAILED: A GPU ran out of memory")
+    assert printed.err.endswith("a.html: No space left on device\n")
+
+
+def test_an_interrupt_is_no_verdict(monkeypatch, broken, capsys):
+    def interrupted(*given, **named):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(decide, "diagnose", interrupted)
+    assert main(["diagnose", str(broken)]) == 130
+    assert capsys.readouterr().out == ""
+
+
+def test_json_is_strict_whatever_a_log_brought_along():
+    strange = out_of_memory(
+        time=float("nan"), events=(evidence(file="r\udcff.log", text="a\x00\x1b\u2028"),)
+    )
+    document = json.loads(
+        as_json(strange).decode("utf-8"), parse_constant=lambda name: pytest.fail(name)
+    )
+    assert document["time"] == "NaN"
+    assert document["events"][0]["file"] == "r?.log"
+    assert document["events"][0]["text"] == "a\x00\x1b\u2028"
+
+
+def test_a_terminal_that_knows_ascii_only_gets_the_words(broken, monkeypatch, tmp_path):
+    command = [sys.executable, "-m", "rmetric", "diagnose", str(broken / "rank_2.log")]
+    environment = {"PYTHONIOENCODING": "ascii", "PATH": ""}
+    done = subprocess.run(command, capture_output=True, env=environment, check=False)
+    assert done.returncode == 3, done.stderr
+    assert done.stdout.isascii()
