@@ -2,13 +2,120 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+#: Words before a number, in a folder's or a file's name, and what the number is.
+_LABELLED = re.compile(
+    r"(?i)(?<![a-z])(?:(?:tp|pp|dp|mp|cp|ep|sp)_?rank"
+    r"|(?P<local>local_?rank|device|(?:gpu|npu|card)(?![-_.=]?0\d))"
+    r"|(?P<node>node_?rank|node|host|worker|server|machine|pod|w)"
+    r"|(?P<rank>(?:global_?)?rank|r|proc|process|task))[-_.=]?(?P<number>\d+)(?![a-z\d])"
+)
+_HOST = re.compile(
+    r"(?i)(?<![a-z\d])((?:[a-z]+-)*(?:node|host|compute|gpu|dgx|hgx|cn|gn|nid|srv|ip)[a-z-]*\d[\d-]*"
+    r"|r\d+i\d+n\d+)(?![a-z\d])"
+)
+#: What torchrun calls the files of a rank, in a folder with the rank's number.
+_STREAMS = re.compile(r"/(stdout|stderr)\.log$")
+#: Numbers behind these words count runs or time, not ranks.
+_COUNTS = re.compile(
+    r"(?i)(?:result|run|trial|seed|attempt|exp|part|fold|version|job|epoch|step|ckpt|checkpoint"
+    r"|iter|log\.|slurm-\d+_|try|restart)[a-z]*[-_.]?$"
+)
+#: So many files at least say that an unlabelled number is a rank.
+_ENOUGH = 4
+
+
+@dataclass
+class _Said:
+    rank: int | None = None
+    local_rank: int | None = None
+    node: str | None = None
+    node_number: int | None = None
 
 
 def who_wrote(names: Sequence[str]) -> list[tuple[int | None, str | None]]:
     """Rank and node of each file, by its name and folders.
 
-    A number counts as a rank only where the files of the set have it in the same place and no
-    two of one folder share it.
+    "rank_3.log" is a rank and "node-07.out" a node by the word before the number. A number without
+    a word ("train_0012.log", torchrun's "attempt_0/3/stderr.log") is one where the files count from
+    0 without gaps. Ranks within nodes become global ones where the nodes are numbered from 0 and
+    have equally many.
     """
-    raise NotImplementedError
+    said = [_labelled(name) for name in names]
+    _take_counted(names, said)
+    _take_hosts(names, said)
+    _count_over_nodes(said)
+    return [(one.rank, one.node) for one in said]
+
+
+def _labelled(name: str) -> _Said:
+    said = _Said()
+    for match in _LABELLED.finditer(name):
+        number = int(match["number"])
+        if match["rank"]:
+            said.rank = number
+        elif match["local"]:
+            said.local_rank = number
+        elif match["node"]:
+            said.node, said.node_number = match.group(), number
+    return said
+
+
+def _take_counted(names: Sequence[str], said: list[_Said]) -> None:
+    """Numbers without a word, where the files that differ in nothing else count from 0."""
+    alike: dict[tuple[str, str], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for at, name in enumerate(names):
+        if said[at].rank is None and said[at].local_rank is None:
+            for match in re.finditer(r"\d+", name):
+                before, after = name[: match.start()], _STREAMS.sub("/*", name[match.end() :])
+                if not _COUNTS.search(before):
+                    alike[before, after][int(match.group())].append(at)
+    for (before, after), files in alike.items():
+        of_torchrun = after == "/*" and (not before or before.endswith("/"))
+        enough = 2 if of_torchrun else _ENOUGH
+        if len(files) >= enough and sorted(files) == list(range(len(files))):
+            for number, places in files.items():
+                for at in places:
+                    said[at].local_rank = number
+
+
+def _take_hosts(names: Sequence[str], said: list[_Said]) -> None:
+    """Names of hosts, where several files differ by a word of one form with digits in it."""
+    forms: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
+    for at, name in enumerate(names):
+        if said[at].node is None and said[at].rank is None and said[at].local_rank is None:
+            for match in _HOST.finditer(name):
+                forms[name[: match.start()], name[match.end() :]][at] = match.group()
+    for hosts in forms.values():
+        if len(set(hosts.values())) > 1:
+            for at, host in hosts.items():
+                said[at].node = host
+
+
+def _count_over_nodes(said: list[_Said]) -> None:
+    """Ranks within numbered nodes into global ones."""
+    places: dict[int | None, set[int]] = defaultdict(set)
+    for one in said:
+        within = one.rank if one.rank is not None else one.local_rank
+        if within is not None:
+            places[one.node_number].add(within)
+    if set(places) == {None}:
+        for one in said:
+            one.rank = one.local_rank if one.rank is None else one.rank
+        return
+    if None in places:
+        return
+    counts = {len(ranks) for ranks in places.values()}
+    local = all(ranks == set(range(len(ranks))) for ranks in places.values())
+    numbered = sorted(number for number in places if number is not None) == list(range(len(places)))
+    if not local or len(places) == 1:
+        return
+    for one in said:
+        within = one.rank if one.rank is not None else one.local_rank
+        one.rank = None
+        if within is not None and one.node_number is not None and numbered and len(counts) == 1:
+            one.rank = one.node_number * min(counts) + within

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
 
-#: Lines joined to one entry at most; characters of it that are kept (job.MAX_TEXT).
+from rmetric.diagnosis.job import MAX_TEXT
+
+#: Lines joined to one entry at most.
 MAX_LINES = 200
+_CUT = "\n ...\n"
 
 
 class Kind(IntEnum):
@@ -13,37 +17,169 @@ class Kind(IntEnum):
 
     PLAIN = 0
     BLANK = 1
+    START = 2  # Traceback (most recent call last):
+    PART = 3  # indented, or a frame, or what frameworks add below an exception
+    EXCEPTION = 4  # ValueError: ...
+    CHAIN = 5  # During handling of the above exception, another exception occurred:
+    LEAD = 6  # Last error:
+    BOX = 7  # a traceback or a table in a frame of lines
+    RULER = 8  # ------
+    DOUBLE = 9  # ======
+    TITLE = 10  # train.py FAILED
+    REPORTED = 11  # Failures: and its like in the report of torchrun
 
 
 class State(IntEnum):
     """What the entry so far of a stream is. Begin with `PLAIN`."""
 
     PLAIN = 0
+    TRACE = 1
+    RAISED = 2
+    CHAINED = 3
+    LED = 4
+    BOXED = 5
+    RULED = 6
+    REPORT = 7
 
 
-#: NEXT[state][kind] = (whether the line is part of the entry before, the state after it).
-NEXT: list[list[tuple[bool, State]]] = []
+_FRESH = {
+    Kind.PLAIN: (False, State.PLAIN),
+    Kind.BLANK: (True, State.PLAIN),
+    Kind.START: (False, State.TRACE),
+    Kind.PART: (True, State.PLAIN),
+    Kind.EXCEPTION: (False, State.RAISED),
+    Kind.CHAIN: (False, State.CHAINED),
+    Kind.LEAD: (False, State.LED),
+    Kind.BOX: (False, State.BOXED),
+    Kind.RULER: (False, State.RULED),
+    Kind.DOUBLE: (False, State.RULED),
+    Kind.TITLE: (False, State.PLAIN),
+    Kind.REPORTED: (False, State.PLAIN),
+}
+#: What differs from `_FRESH` while an entry is of some state.
+_OPEN: dict[State, dict[Kind, tuple[bool, State]]] = {
+    State.PLAIN: {},
+    State.TRACE: {
+        Kind.PART: (True, State.TRACE),
+        Kind.BOX: (True, State.TRACE),
+        Kind.EXCEPTION: (True, State.RAISED),
+        Kind.CHAIN: (True, State.CHAINED),
+        Kind.LEAD: (True, State.LED),
+    },
+    State.RAISED: {
+        Kind.PART: (True, State.RAISED),
+        Kind.CHAIN: (True, State.CHAINED),
+        Kind.LEAD: (True, State.LED),
+        Kind.DOUBLE: (True, State.RULED),
+    },
+    State.CHAINED: {
+        Kind.START: (True, State.TRACE),
+        Kind.EXCEPTION: (True, State.RAISED),
+        Kind.BOX: (True, State.TRACE),
+        Kind.PART: (True, State.TRACE),
+    },
+    State.LED: {
+        Kind.PLAIN: (True, State.RAISED),
+        Kind.PART: (True, State.RAISED),
+        Kind.EXCEPTION: (True, State.RAISED),
+    },
+    State.BOXED: {Kind.BOX: (True, State.BOXED), Kind.PART: (True, State.BOXED)},
+    State.RULED: {Kind.TITLE: (True, State.REPORT)},
+    State.REPORT: {
+        Kind.PART: (True, State.REPORT),
+        Kind.REPORTED: (True, State.REPORT),
+        Kind.RULER: (True, State.REPORT),
+        Kind.DOUBLE: (True, State.PLAIN),
+    },
+}
+#: NEXT[state][kind] = (whether the line is part of the entry before, the state after it). An empty
+#: line belongs to what it follows and changes nothing.
+NEXT: list[list[tuple[bool, State]]] = [
+    [(True, state) if kind is Kind.BLANK else _OPEN[state].get(kind, _FRESH[kind]) for kind in Kind]
+    for state in State
+]
+
+_NAMES = (
+    rb"Error|Exception|Interrupt|Exit|Timeout|Fault|Failure|Failed|Iteration|Expired|Refused"
+    rb"|Warning|Abort|OutOfMemory"
+)
+_EXCEPTION = re.compile(
+    rb"(?:[A-Za-z_][\w.]*\.)?_?[A-Z]\w*(?:" + _NAMES + rb")\w*(?::|\(|$)"
+    rb"|(?:[a-z_]\w*\.)+[A-Z]\w*(?:: |:?$)"
+    rb"|terminate called |Fatal Python error: |\*\*\* Process received signal"
+)
+_PART = re.compile(
+    # Progress bars and step lines are indented too, and are lines of their own.
+    rb"(?:  |\t)(?!\s*(?:\d+%\||(?i:step|iter|epoch)\w*[ :=\[#/]*\d))"
+    rb"|(?:frame )?#\d+[: ]+\S|\[ ?\d+\] (?:/|0x|\w[\w.]*\()|at (?:[\w$]+\.)+[\w$<>]+\("
+    rb"|[~^]{3,}$|@ +0x|nccl\w+(?:Error|Usage|Argument)\w*:"
+    rb"|\*\*\* (?:Signal|Associated|Failing|End of error)|\*\*\* \[ ?\d+\]"
+    rb"|Exception raised from |(?:Current t|T)hread 0x|Stack \(most recent|Extension modules"
+    rb"|CUDA kernel errors might be asynchronously|For debugging consider passing"
+    rb"|Compile with `TORCH_USE_CUDA_DSA`|Device-side assertion tracking"
+    rb"|To enable traceback see: |(?:NCCL )?WARN(?:ING)? Last error|This may indicate a possible "
+)
+_LEAD = re.compile(rb"(?:Last error|The above call|Original error was|Details|Caused by):\s*$")
+_CHAIN = re.compile(
+    rb"(?:During handling of the above exception|The above exception was the direct cause)"
+)
+_BOX = tuple(letter.encode() for letter in "│╭╰├┌└┃┏┗╮╯║╔╚")
+_TITLE = re.compile(rb"\S.{0,200} (?:FAILED|EXITED)\s*$")
+_REPORTED = re.compile(rb"(?:Failures|Root Cause[^:]{0,60}):\s*$|\[\d*\]:\s*$|<NO_OTHER_FAILURES>")
 
 
 def kind_of(line: bytes) -> Kind:
     """Of a line without its prefix."""
-    raise NotImplementedError
+    text = line.strip()
+    if not text:
+        return Kind.BLANK
+    if b"Traceback (most recent call last)" in text:
+        return Kind.START
+    if text.startswith(_BOX):
+        return Kind.BOX
+    if _PART.match(line):
+        return Kind.PART
+    if len(text) >= 8 and text[:1] in b"=-*" and not text.strip(text[:1]):
+        return Kind.DOUBLE if text[:1] == b"=" else Kind.RULER
+    for kind, pattern in (
+        (Kind.EXCEPTION, _EXCEPTION),
+        (Kind.CHAIN, _CHAIN),
+        (Kind.LEAD, _LEAD),
+        (Kind.REPORTED, _REPORTED),
+        (Kind.TITLE, _TITLE),
+    ):
+        if pattern.match(line):
+            return kind
+    return Kind.PLAIN
 
 
 class Entry:
-    """The text of an entry as its lines come in: the first and the last characters are kept.
+    """The text of an entry as its lines come in: its first and its last characters are kept.
 
     `add` is for joined lines only; after `MAX_LINES` of them `full` is True: begin another entry.
     """
 
     def __init__(self, first: str) -> None:
-        raise NotImplementedError
+        self._head, self._tail, self._lines, self._cut = first[:MAX_TEXT], "", 1, False
+        if len(first) > MAX_TEXT:
+            self._head, self._cut = first[: MAX_TEXT // 2], True
+            self._tail = first[-(MAX_TEXT // 2 - len(_CUT)) :]
 
-    full: bool
+    @property
+    def full(self) -> bool:
+        return self._lines >= MAX_LINES
 
     def add(self, line: str) -> None:
-        raise NotImplementedError
+        self._lines += 1
+        if not self._cut and len(self._head) + 1 + len(line) <= MAX_TEXT:
+            self._head += "\n" + line
+            return
+        if not self._cut:
+            half = MAX_TEXT // 2
+            self._head, self._tail, self._cut = self._head[:half], self._head[half:], True
+        # The exception stands at the end of a traceback.
+        self._tail = f"{self._tail}\n{line}"[-(MAX_TEXT // 2 - len(_CUT)) :]
 
     def text(self) -> str:
-        """At most `MAX_TEXT` characters; " ..." stands for what was cut from the middle."""
-        raise NotImplementedError
+        """At most `MAX_TEXT` characters; a line "..." stands for what was cut from the middle."""
+        return f"{self._head}{_CUT}{self._tail}" if self._cut else self._head

@@ -1,10 +1,24 @@
-"""Who says a line: the prefixes of launchers and libraries."""
+"""Who says a line: the prefixes of launchers and libraries, as a file uses them."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rmetric.diagnosis.reading.forms import CUT, SAID, Form, pattern_of
+from rmetric.diagnosis.reading.timestamps import HEAD, parse
+
+#: Speakers that are remembered; as many again are no prefixes but part of what is said.
+_REMEMBERED = 1 << 16
+_COMPILED = {form.name: re.compile(form.pattern.encode()) for form in (*CUT, *SAID)}
+_LAUNCHES = re.compile(rb"--?nproc[_-]per[_-]node[= ]['\"]?(?:[2-9]|\d\d|gpu|auto)")
+#: What numbered words of prose and of training are called; no host is.
+_NO_HOST = re.compile(
+    rb"(?i)^\[?(?:step|epoch|iter|layer|batch|block|cuda|gpu|cpu|loss|run|trial)\w*?\d"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,8 +29,8 @@ class Who:
         kinds: the forms found, outermost first: ("srun", "torchrun").
         rank: global rank.
         local_rank: rank within its node.
-        task: task number of srun or its like: a rank, or a node's number where each task is a
-            launcher of several ranks. `World.place` knows which.
+        task: task number of srun or its like: a rank, or a node's number where each task launches
+            several ranks.
         node: the node's name or address.
         pid: process number on its node.
     """
@@ -36,29 +50,148 @@ class Prefixes:
     """The forms of prefixes that a file uses.
 
     Attributes:
-        pattern: matches the whole prefix of any line, possibly empty; its groups together decide
-            the `Who`: `split` looks `match.groups()` up in a dictionary, `match.end()` is where
-            the text begins.
+        pattern: matches the whole prefix of any line, possibly empty. It has no groups where the
+            file has no prefixes; else its groups together decide the `Who`: `split` looks them up
+            in a dictionary. `match.end()` is where the text begins.
+        counted: names of the forms that count in this file only (forms.py).
+        stamped: there are prefixes behind a time.
+        tasks_launch: the tasks of srun are launchers of several ranks each.
     """
 
-    pattern: re.Pattern[bytes]
+    def __init__(
+        self, counted: Iterable[str] = (), *, stamped: bool = True, tasks_launch: bool = False
+    ) -> None:
+        self.counted, self.stamped, self.tasks_launch = set(counted), stamped, tasks_launch
+        self.pattern = pattern_of(self.counted, stamped)
+        self._forms = [form for form in CUT if not form.counted or form.name in self.counted]
+        self._known: dict[tuple[bytes | None, ...], Who] = {}
 
     @classmethod
     def learn(cls, lines: Iterable[bytes]) -> Prefixes:
         """The forms of a file, from a sample of it (`Source.sample`).
 
         Forms that nothing else looks like count wherever they stand; those that prose may look
-        like ("3: ") only where most lines have them.
+        like ("3: ") only where the lines agree: most have one, and the numbers or hosts recur.
         """
-        raise NotImplementedError
+        said = [line for line in lines if line.strip()]
+        plain = cls()
+        rests = [line[plain.split(line)[1] :] for line in said]
+        counted = {form.name for form in CUT if form.counted and _agree(form, rests)}
+        learnt = cls(counted)
+        heads = [match for line in said if (match := learnt.pattern.match(line))]
+        if not any(match.end() or match[4] for match in heads):
+            learnt.pattern = re.compile(b"")
+            return learnt
+        everybody = {learnt.split(line)[0] for line in said}
+        return cls(
+            counted,
+            stamped=any(match.end() > match.end(1) for match in heads),
+            tasks_launch="srun" in counted
+            and (any(_launched(who) for who in everybody) or any(map(_LAUNCHES.search, said))),
+        )
 
     def split(self, line: bytes) -> tuple[Who, int]:
         """Who says it and where its text begins; `NOBODY` (the object) and 0 without a prefix.
 
         Equal prefixes give the same object: `Who` can be compared by `is` and be a dict's key.
         """
-        raise NotImplementedError
+        match = self.pattern.match(line)
+        assert match is not None
+        who = self._known.get(match.groups())
+        return (self._learn_who(match.groups()) if who is None else who), match.end()
 
     def time(self, line: bytes) -> float | None:
         """Seconds that the line states, before, within or after its prefix (timestamps.py)."""
-        raise NotImplementedError
+        match = self.pattern.match(line)
+        start = match.end(1) if match and self.pattern.groups else 0
+        found = parse(line[start : start + HEAD].decode("utf-8", "replace"))
+        return found[0] if found else None
+
+    def _learn_who(self, groups: tuple[bytes | None, ...]) -> Who:
+        if len(self._known) > _REMEMBERED:
+            self._known.clear()
+        who = self._known[groups] = self._who(*groups) if any(groups) else NOBODY
+        return who
+
+    def _who(
+        self,
+        before: bytes | None,
+        behind: bytes | None,
+        host: bytes | None,
+        said: bytes | None,
+    ) -> Who:
+        who = self._of_chain(before or b"", NOBODY)
+        if host:
+            who = replace(who, kinds=(*who.kinds, "syslog"), node=host.decode("utf-8", "replace"))
+        who = self._of_chain(behind or b"", who)
+        for form in SAID:
+            if said and (match := _COMPILED[form.name].match(said)):
+                who = _with(who, form.name, match.groupdict())
+        if who.task is not None and who.rank is None and not self.tasks_launch:
+            who = replace(who, rank=who.task)
+        return who if who.kinds else NOBODY
+
+    def _of_chain(self, chain: bytes, who: Who) -> Who:
+        at = 0
+        while at < len(chain):
+            # Look-aheads have been checked in the line; they cannot be here.
+            for form in self._forms:
+                match = _ALONE[form.name].match(chain, at)
+                if match and match.end() > at:
+                    who, at = _with(who, form.name, match.groupdict()), match.end()
+                    break
+            else:
+                break
+        return who
+
+
+_ALONE = {form.name: re.compile(re.sub(r"\(\?[=!].*$", "", form.pattern).encode()) for form in CUT}
+
+
+def _launched(who: Who) -> bool:
+    """Whether it is a rank among several of one task."""
+    return who.task is not None and (bool(who.local_rank) or who.rank not in (None, who.task))
+
+
+def _with(who: Who, kind: str, fields: dict[str, bytes]) -> Who:
+    """What an inner prefix adds; of what both say, the inner one knows better."""
+    said: dict[str, Any] = {
+        name: value.decode("utf-8", "replace") if name == "node" else int(value)
+        for name, value in fields.items()
+        if value is not None
+    }
+    return replace(who, kinds=(*who.kinds, kind), **said)
+
+
+def _agree(form: Form, lines: list[bytes]) -> bool:
+    """Whether the lines of a file use a form that a line alone may have by accident."""
+    heads = [match for line in lines if (match := _COMPILED[form.name].match(line))]
+    share = len(heads) / max(len(lines), 1)
+    if len(heads) < 3 or share < 0.1:
+        return False
+    names = Counter(tuple(match.groups()) for match in heads)
+    if len(names) < 0.9 * len(heads) or share > 0.9:
+        if form.name.startswith("host") or form.name == "node_rank":
+            return _are_hosts(heads, len(names), share)
+        return _are_ranks([int(number) for (number,) in names], len(heads), share)
+    return False
+
+
+def _are_ranks(numbers: list[int], count: int, share: float) -> bool:
+    """Numbers from 0 with few gaps, or one number on many lines."""
+    if len(numbers) == 1:
+        return share > 0.9 or (share > 0.3 and count >= 20)
+    dense = len(numbers) >= 0.5 * (max(numbers) + 1)
+    return dense and (share >= 0.5 or count >= 20) and (share > 0.9 or count >= 2 * len(numbers))
+
+
+def _are_hosts(heads: list[re.Match[bytes]], distinct: int, share: float) -> bool:
+    """Words with digits, of one form, that recur on most lines."""
+    hosts = {match["node"] for match in heads}
+    forms = {re.sub(rb"\d+", b"0", host) for host in hosts}
+    if any(
+        _NO_HOST.match(host) or host.endswith((b".py", b".cc", b".cpp", b".c")) for host in hosts
+    ):
+        return False
+    enough = 0.5 if len(hosts) > 1 else 0.9
+    return len(forms) == 1 and share >= enough and len(heads) >= 2 * distinct

@@ -1,56 +1,24 @@
-"""The files of a job: found, told from what is no log, unpacked, read in lists of lines."""
+"""The logs of a job, found among files and folders."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+import hashlib
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-#: Bytes of a line that are kept.
-LONGEST_LINE = 1 << 16
-BLOCK = 1 << 20
+from rmetric.diagnosis.reading.file_names import who_wrote
+from rmetric.diagnosis.reading.sniff import other_by_content, other_by_name
+from rmetric.diagnosis.reading.source import Source
+from rmetric.logs import LogError
 
+__all__ = ["Found", "Source", "find"]
 
-class SourceError(ValueError):
-    """A path that cannot be read as a log: names it, what was found, what is accepted."""
-
-
-@dataclass(kw_only=True)
-class Source:
-    """One log file. Can be pickled; may be read more than once.
-
-    Attributes:
-        path: the file.
-        name: as the user gave it, or below the folder given.
-        size: bytes on disk.
-        rank, node: what its name says, None where it does not (file_names.py).
-        lines: number of lines, once `chunks` has been read to its end.
-        notes: what was cut, replaced or lost; filled while `chunks` is read.
-    """
-
-    path: Path
-    name: str
-    size: int
-    rank: int | None = None
-    node: str | None = None
-    lines: int = 0
-    notes: list[str] = field(default_factory=list)
-
-    def chunks(self) -> Iterator[list[bytes]]:
-        """All lines in order, about `BLOCK` bytes at a time, as UTF-8 (bytes that are none are left).
-
-        Without line ends, ANSI colours and zero bytes; of a line that carriage returns overwrite,
-        what stands in the end; each cut at `LONGEST_LINE`. Empty lines are kept, so that the n-th
-        of all is line n of the file.
-
-        Raises:
-            SourceError: it cannot be opened, or it needs a package that is missing.
-        """
-        raise NotImplementedError
-
-    def sample(self) -> list[bytes]:
-        """Lines from its beginning and, of a file that is not compressed, its end."""
-        raise NotImplementedError
+#: Bytes by which a file is told from what is no log.
+_SNIFFED = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +37,138 @@ def find(paths: Sequence[str | Path]) -> Found:
     say that different ranks or nodes wrote it.
 
     Raises:
-        SourceError: a path does not exist or cannot be read, a named file is binary, or nothing
-            is left to read.
+        LogError: a path does not exist or cannot be read, a named file is binary, or nothing is
+            left to read.
     """
-    raise NotImplementedError
+    sources: list[Source] = []
+    left_out: Counter[str] = Counter()
+    notes: list[str] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            sources += _of_folder(path, left_out, notes)
+        else:
+            sources.append(_named(path))
+    sources = _said(sorted(sources, key=lambda source: _natural(source.name)))
+    sources = _once(sources, notes)
+    if left_out:
+        listed = ", ".join(f"{count} {what}" for what, count in sorted(left_out.items()))
+        notes.append(f"files that are no text logs were left out: {listed}")
+    if not sources:
+        raise LogError(", ".join(map(str, paths)) or "no path", None, _nothing(notes))
+    return Found(sources=sources, notes=notes)
+
+
+def _nothing(notes: list[str]) -> str:
+    why = "; ".join(notes) or "no files"
+    return f"no text log to read here ({why}); accepted are text files, .gz and .zst of them"
+
+
+def _named(path: Path) -> Source:
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise LogError(path, None, f"cannot be read: {error.strerror}") from None
+    if not path.is_file():
+        raise LogError(path, None, "neither a file nor a folder; save it to a file first")
+    source = Source(path=path, name=str(path), size=size)
+    what = other_by_content(_head(source))
+    if what:
+        raise LogError(path, None, f"not a text log but {what}; text, .gz and .zst are accepted")
+    return source
+
+
+def _of_folder(folder: Path, left_out: Counter[str], notes: list[str]) -> Iterator[Source]:
+    for path in _files_below(folder, notes):
+        what = other_by_name(path)
+        if not what:
+            try:
+                source = Source(path=path, name=str(path.relative_to(folder)), size=_size(path))
+                what = other_by_content(_head(source))
+            except LogError as error:
+                notes.append(str(error))
+                continue
+        if what:
+            left_out[what] += 1
+        else:
+            yield source
+
+
+def _files_below(folder: Path, notes: list[str]) -> Iterator[Path]:
+    """Files, through links too; a folder that several links lead to is entered once."""
+    entered: set[tuple[int, int]] = set()
+
+    def refused(error: OSError) -> None:
+        notes.append(f"{error.filename}: cannot be read: {error.strerror}")
+
+    for where, below, names in os.walk(folder, followlinks=True, onerror=refused):
+        seen = Path(where).stat()
+        if (seen.st_dev, seen.st_ino) in entered:
+            below.clear()
+            continue
+        entered.add((seen.st_dev, seen.st_ino))
+        below[:] = sorted(name for name in below if not name.startswith("."))
+        for name in sorted(names):
+            path = Path(where, name)
+            if not name.startswith(".") and path.is_file():
+                yield path
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise LogError(path, None, f"cannot be read: {error.strerror}") from None
+
+
+def _head(source: Source) -> bytes:
+    head = b""
+    for block in source.head():
+        head += block
+        if len(head) >= _SNIFFED:
+            break
+    return head
+
+
+def _said(sources: list[Source]) -> list[Source]:
+    """With what the files' names say."""
+    for source, (rank, node) in zip(sources, who_wrote([s.name for s in sources]), strict=True):
+        source.rank, source.node = rank, node
+    return sources
+
+
+def _once(sources: list[Source], notes: list[str]) -> list[Source]:
+    """Without files whose content another has."""
+    same: dict[tuple[object, ...], Source] = {}
+    kept = []
+    digests = _digests(sources)
+    for source in sources:
+        digest = digests.get(id(source))
+        first = same.setdefault((digest, source.rank, source.node), source) if digest else source
+        if first is source:
+            kept.append(source)
+        else:
+            notes.append(f"{source.name} has the content of {first.name}: read once")
+    return kept
+
+
+def _digests(sources: Iterable[Source]) -> dict[int, bytes]:
+    """Digest of the content, of files that are not empty and as large as another one."""
+    sizes: dict[int, list[Source]] = defaultdict(list)
+    for source in sources:
+        sizes[source.size].append(source)
+    alike = [source for size, group in sizes.items() if size and len(group) > 1 for source in group]
+    return {id(source): _digest(source.path) for source in alike}
+
+
+def _digest(path: Path) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.digest()
+
+
+def _natural(name: str) -> list[object]:
+    """Names in the order in which people count: rank_2 before rank_10."""
+    parts = re.split(r"(\d+)", name)
+    return [int(part) if at % 2 else part for at, part in enumerate(parts)] + [name]

@@ -2,12 +2,51 @@
 
 from __future__ import annotations
 
+import re
+
+_CONTROL = dict.fromkeys([*range(9), *range(10, 32), 127])
+#: Characters among which a level stands.
+_HEAD = 160
+_LEVELS = {
+    "error": "error err fatal critical crit emerg alert panic severe exception",
+    "warning": "warning warn notice",
+    "info": "info information debug trace verbose",
+}
+_LEVEL = {word: level for level, words in _LEVELS.items() for word in words.split()}
+_WORDS = "|".join(sorted(_LEVEL, key=len, reverse=True))
+#: A word by itself: [ERROR], ERROR:, level=error, | ERROR |, <err>. In prose it is none.
+_WORD = re.compile(
+    rf"(?:^|[\[<(|/:]\s*|(?:level|lvl|severity)\"?[=:]\s*\"?|[-,.]?\d[\]\s]*[-\s]*|\]\s*"
+    r"|(?:NCCL|UCX|UCC)\s+)"
+    rf"(?P<word>{_WORDS})\b(?=\s*[\]>):|/,\"-]|\s+\S)",
+    re.IGNORECASE,
+)
+#: The letter of glog, PyTorch and XLA: E0503 12:00:01, [E ProcessGroupNCCL.cpp:828], : E external/
+_LETTER = re.compile(
+    r"(?:^|[\[\s])(?P<letter>[IWEFC])(?=\d{4} \d\d:|\d{4,8}-| [\w/.-]+\.(?:cc|cpp|h|cu|py):\d"
+    r"| external/| \d{4}-)"
+)
+_LETTERS = {"I": "info", "W": "warning", "E": "error", "F": "error", "C": "error"}
+_CAPITALS = re.compile(r"^[A-Z]+$")
+
 
 def clean(line: bytes) -> str:
     """Decoded as UTF-8, what is none replaced; control characters other than tabs removed."""
-    raise NotImplementedError
+    text = line.decode("utf-8", "replace")
+    return text if text.isprintable() else text.translate(_CONTROL)
 
 
 def level(text: str) -> str:
-    """ "error" (fatal and critical too), "warning", "info" (debug too), or "" where none is given."""
-    raise NotImplementedError
+    """ "error" (fatal and critical too), "warning", "info" (debug too), or "" where none is given.
+
+    Of a word in prose ("no error was found") none is given: it counts in brackets, before a colon,
+    as the value of a key, or in capitals at the head of the line.
+    """
+    head = text[:_HEAD]
+    for match in _WORD.finditer(head):
+        word = match["word"]
+        marked = head[match.end() : match.end() + 1] in ']>):|/",' and match.end() < len(head)
+        if marked or _CAPITALS.match(word):
+            return _LEVEL[word.lower()]
+    letter = _LETTER.search(head)
+    return _LETTERS[letter["letter"]] if letter else ""

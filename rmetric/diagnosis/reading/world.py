@@ -2,7 +2,67 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter, defaultdict
+
+from rmetric.diagnosis.reading.hosts import expanded
 from rmetric.diagnosis.reading.prefixes import Who
+
+_NUMBER = r"[\"']?[ :=.]{1,60}[\"']?(\d+)"
+#: The number of ranks, by whole words: a size of a tensor's or a pipeline's group is another one.
+_SIZES = [
+    re.compile(pattern)
+    for pattern in (
+        rf"(?i)(?<![a-z]_)(?<!parallel )(?:global_)?world[ _-]?size{_NUMBER}",
+        r"MEMBER: \d+/(\d+)",
+        r"(?i)\btotal (?:number of )?(?:ranks|processes|workers)[ :=]+(\d+)",
+        r"(?i)\brank \d+ ?(?:of|/) ?(\d+)\b",
+        r"(?i)\bnum(?:ber of)?[ _](?:training[ _]ranks|processes)[ :=]+(\d+)",
+        r"\bglobal_world_sizes=\[(\d+)",
+    )
+]
+#: Of one communicator; the largest is the world's.
+_GROUPS = re.compile(r"\b(?:rank (?P<rank>\d+) nranks|ranks\[|rankNum\[)[ ]?(?P<size>\d+)")
+_HCCL_RANK = re.compile(r"\b(?:ranks|rankNum)\[\d+\], ?rank\[(\d+)\]")
+_HCCL_NODE = re.compile(r"\bserver\[([\w.:-]+)")
+_NODES = re.compile(r"(?i)--?nnodes[= ]['\"]?(?:\d+:)?(\d+)|\bnnodes=(\d+)")
+_PER_NODE = re.compile(r"(?i)--?nproc[_-]per[_-]node[= ]['\"]?(\d+)|\bnum_local_procs=(\d+)")
+#: The rank of who speaks.
+_OWN = re.compile(
+    r"(?i)(?<![a-z]_)(?:global[ _]rank|world[ _]rank|rank_train|(?<=[\s\"'(])rank(?==\d+ world)"
+    rf"|^(?:export )?RANK(?==)){_NUMBER}"
+    r"|^.{0,80}?\binit\w*\b.{0,60}\brank[ :=]{1,3}(\d+)\b"
+)
+_HOST = r"(?P<node>[A-Za-z][\w.-]*\d[\w.-]*|\d+\.\d+\.\d+\.\d+)"
+_RANK_ON = re.compile(
+    rf"(?i)\brank[ :=\[]{{0,3}}(?P<rank>\d+)\b.{{0,40}}?\b(?:on|host(?:name)?|node)[ :=]+{_HOST}"
+)
+_ON_RANK = re.compile(
+    rf"(?i)\b(?:host(?:name)?|node)[ :=]+{_HOST}\b.{{0,20}}?\brank[ :=\[]{{0,3}}(?P<rank>\d+)\b"
+)
+_MY_NODE = re.compile(rf"^(?:export )?SLURMD_NODENAME=[\"']?{_HOST}")
+#: May be the launching host's, which containers and srun hand on to all.
+_MY_HOST = re.compile(rf"^(?:export )?HOSTNAME=[\"']?{_HOST}")
+#: A worker of Ray: its address, its process and its rank.
+_RAY = re.compile(r"\bip=([\d.a-f:]+), pid=(\d+)\) world_rank=(\d+)")
+_TASKS = re.compile(rf"^srun: error: {_HOST}: tasks? (?P<tasks>[\d,-]+):")
+_LIST = re.compile(
+    r"(?i)(?:^hosts=(?=(?P<spaced>.*))|:::DLPAL \S+ \d+ \d+ |(?:^|_|\b)nodelist=)[\"']?"
+    r"(?P<list>[a-z][\w.-]*(?:\[[\d,-]+\])?(?:,[a-z][\w.-]*(?:\[[\d,-]+\])?)*)"
+)
+#: The report of torchrun: a host's line, then a rank's.
+_REPORT_HOST = re.compile(rf"^\s*host +: {_HOST}\s*$")
+_REPORT_RANK = re.compile(r"^\s*rank +: (\d+) \(local_rank")
+
+_TELLS = re.compile(
+    rb"world[ _-]?size|world_rank|member: /|total (?:number of )?(?:ranks|processes|workers)|nranks"
+    rb"|rank ?(?:of|/) |num(?:ber of)?[ _](?:training[ _]ranks|processes)|ranks\[|ranknum\["
+    rb"|nnodes|nproc[_-]per|num_local_procs|global[ _]rank|world[ _]rank|rank_train|rank= world"
+    rb"|^(?:export )?(?:rank|hostname|slurmd_nodename)=|init.{0,70}rank[ :=]"
+    rb"|\brank[ :=\[]{0,3}\b.{0,40}\b(?:on|host|hostname|node)[ :=]"
+    rb"|\b(?:host|hostname|node)[ :=].{1,60}\brank|^hosts=|:::dlpal|nodelist=|srun: error: "
+    rb"|^\s*host +: |^\s*rank +: "
+)
 
 
 def may_tell(form: bytes) -> bool:
@@ -10,19 +70,27 @@ def may_tell(form: bytes) -> bool:
 
     Quick, and the same whatever its digits are: call `World.take` for such lines only.
     """
-    raise NotImplementedError
+    return _TELLS.search(form) is not None
 
 
 class World:
     """What the lines said so far about the size and the layout of the job.
 
     Attributes:
-        node_of_rank: rank -> node.
+        node_of_rank: rank -> node, where a line says it.
         nodes: names of the nodes in the order of their numbers, where a list was given.
     """
 
-    node_of_rank: dict[int, str]
-    nodes: list[str]
+    def __init__(self) -> None:
+        self.node_of_rank: dict[int, str] = {}
+        self.nodes: list[str] = []
+        self._sizes: Counter[int] = Counter()
+        #: ranks of a communicator -> (node, process) -> rank in it
+        self._groups: dict[int, dict[tuple[str | None, int | None], int]] = defaultdict(dict)
+        self._num_nodes = self._per_node = 0
+        self._own: dict[str, set[int]] = defaultdict(set)
+        self._hosts: dict[int, str] = {}
+        self._report_host: dict[str, str] = {}
 
     def take(self, text: str, who: Who, stream: str) -> None:
         """A line (not a joined entry) without its prefix.
@@ -31,25 +99,142 @@ class World:
             who: as `Prefixes.split` gives it.
             stream: name of who speaks; a file where nothing says more.
         """
-        raise NotImplementedError
+        self._take_sizes(text)
+        self._take_groups(text, who, stream)
+        self._take_nodes(text, who, stream)
+        for match in _OWN.finditer(text):
+            self._own[stream].add(int(match[1] or match[2]))
 
     def place(self, who: Who) -> tuple[int | None, str | None]:
         """Global rank and node of a speaker, as far as known by now."""
-        raise NotImplementedError
+        rank = who.rank
+        if rank is None and who.local_rank is not None:
+            rank = self._global(who)
+        if rank is None and who.pid is not None:
+            rank = self._of_process(who)
+        return rank, who.node or self._node(rank, who.task)
 
     def rank_of(self, stream: str) -> int | None:
-        """The rank that a stream without prefixes says it is ("global rank 3"), if only one."""
-        raise NotImplementedError
+        """The rank that a stream without prefixes says it is ("global rank 3").
+
+        None where it names several, and where all streams name the same one: what only rank 0
+        prints stands in a file that all ranks share.
+        """
+        ranks = self._own.get(stream, set())
+        if len(ranks) != 1:
+            return None
+        (rank,) = ranks
+        others = {one for name, said in self._own.items() for one in said if name != stream}
+        return rank if rank > 0 or self.size == 1 or others - {rank} else None
 
     @property
     def size(self) -> int | None:
-        """Number of ranks."""
-        raise NotImplementedError
+        """Number of ranks: what most lines say, else of the largest group of any library."""
+        if self._sizes:
+            return max(self._sizes, key=lambda size: (self._sizes[size], size))
+        if self._num_nodes and self._per_node:
+            return self._num_nodes * self._per_node
+        return max(self._groups, default=None)
 
     def merge(self, other: World) -> None:
         """Add what another saw, of other files of the same job."""
-        raise NotImplementedError
+        self.node_of_rank = {**other.node_of_rank, **self.node_of_rank}
+        self.nodes = self.nodes or other.nodes
+        self._sizes.update(other._sizes)
+        for size, ranks in other._groups.items():
+            self._groups[size].update(ranks)
+        self._hosts.update(other._hosts)
+        self._num_nodes = max(self._num_nodes, other._num_nodes)
+        self._per_node = max(self._per_node, other._per_node)
+        for stream, said in other._own.items():
+            self._own[stream] |= said
 
     def notes(self) -> list[str]:
         """Statements that contradict each other: two jobs in one folder, perhaps."""
-        raise NotImplementedError
+        if len(self._sizes) < 2:
+            return []
+        sizes = ", ".join(map(str, sorted(self._sizes)))
+        return [
+            f"the logs name different numbers of ranks ({sizes}): two jobs, or one restarted; "
+            f"{self.size} is taken"
+        ]
+
+    def _take_sizes(self, text: str) -> None:
+        for pattern in _SIZES:
+            for size in pattern.findall(text):
+                if int(size):
+                    self._sizes[int(size)] += 1
+        if match := _NODES.search(text):
+            self._num_nodes = max(self._num_nodes, int(match[1] or match[2]))
+        if match := _PER_NODE.search(text):
+            self._per_node = max(self._per_node, int(match[1] or match[2]))
+
+    def _take_groups(self, text: str, who: Who, stream: str) -> None:
+        match = _GROUPS.search(text)
+        if match is None:
+            return
+        said = match["rank"] or (found[1] if (found := _HCCL_RANK.search(text)) else None)
+        ranks = self._groups[int(match["size"])]
+        if said is None:
+            return
+        ranks[who.node, who.pid] = int(said)
+        if match["rank"] is None:
+            self._own[stream].add(int(said))
+            if node := _HCCL_NODE.search(text):
+                self.node_of_rank.setdefault(int(said), node[1])
+
+    def _take_nodes(self, text: str, who: Who, stream: str) -> None:
+        for pattern in (_RANK_ON, _ON_RANK):
+            if match := pattern.search(text):
+                self.node_of_rank[int(match["rank"])] = match["node"]
+        if (match := _MY_NODE.match(text)) and who.rank is not None:
+            self.node_of_rank[who.rank] = match["node"]
+        if (match := _MY_HOST.match(text)) and who.rank is not None:
+            self._hosts[who.rank] = match["node"]
+        if match := _REPORT_HOST.match(text):
+            self._report_host[stream] = match["node"]
+        if (match := _REPORT_RANK.match(text)) and stream in self._report_host:
+            self.node_of_rank[int(match[1])] = self._report_host[stream]
+        if match := _RAY.search(text):
+            self._groups[1 << 30][match[1], int(match[2])] = int(match[3])
+            self.node_of_rank[int(match[3])] = match[1]
+        if match := _TASKS.match(text):
+            for task in expanded(f"[{match['tasks']}]"):
+                self.node_of_rank.setdefault(int(task), match["node"])
+        if match := _LIST.search(text):
+            nodes = expanded(match["spaced"] or match["list"])
+            self.nodes = nodes if len(nodes) > len(self.nodes) else self.nodes
+
+    def _global(self, who: Who) -> int | None:
+        """Of a rank within a node, where the nodes' numbers are known."""
+        number = who.task
+        if number is None and who.node in self.nodes:
+            number = self.nodes.index(who.node or "")
+        if number is None and who.node is None and self._num_nodes in (0, 1):
+            number = 0
+        per_node = self._per_node
+        if not per_node and self.size and self.nodes and self.size % len(self.nodes) == 0:
+            per_node = self.size // len(self.nodes)
+        if number is None or (number and not per_node) or who.local_rank is None:
+            return None
+        return number * per_node + who.local_rank
+
+    def _of_process(self, who: Who) -> int | None:
+        """By what the process said of itself in the largest group that it is in."""
+        for size in sorted(self._groups, reverse=True):
+            if (who.node, who.pid) in self._groups[size]:
+                return self._groups[size][who.node, who.pid]
+        return None
+
+    def _node(self, rank: int | None, task: int | None) -> str | None:
+        if rank is not None and rank in self.node_of_rank:
+            return self.node_of_rank[rank]
+        number = len(self.nodes)
+        if rank is not None and self.size and number and self.size % number == 0:
+            # In blocks, as launchers do unless they are told otherwise.
+            return self.nodes[rank * number // self.size] if rank < self.size else None
+        if rank in self._hosts and len(set(self._hosts.values())) > 1:
+            return self._hosts[rank]
+        if rank is None and task is not None:
+            return self.nodes[task] if task < number else f"task {task}"
+        return None

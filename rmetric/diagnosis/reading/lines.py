@@ -1,0 +1,167 @@
+"""Blocks of bytes into lists of lines, at the speed of C, in bounded memory."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+#: Bytes of a line that are kept.
+LONGEST_LINE = 1 << 16
+
+_COLOURS = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
+#: A line up to its last carriage return. A launcher puts its prefix before the first only, so it
+#: is kept: group 1.
+_OVERWRITTEN = re.compile(
+    rb"^([ ]*\d+: ?|\[[^\]\r\n]{1,80}\](?:<std\w+>)?:? ?|\([^)\r\n]{1,80}\) )?[^\n]*\r(?:\1)?",
+    re.MULTILINE,
+)
+
+
+@dataclass
+class Lines:
+    """Splits blocks into lines; what it had to do is counted.
+
+    Attributes:
+        count: lines so far.
+        cut, first_cut: lines longer than `LONGEST_LINE`, and the first one's number.
+        foreign, first_foreign: lines with bytes that are not UTF-8, likewise.
+        nulls: zero bytes left out.
+    """
+
+    longest: int = LONGEST_LINE
+    count: int = 0
+    cut: int = 0
+    first_cut: int = 0
+    foreign: int = 0
+    first_foreign: int = 0
+    nulls: int = 0
+
+    def lists(self, blocks: Iterator[bytes]) -> Iterator[list[bytes]]:
+        """The lines of each block that end in it; the last may lack its end."""
+        held = b""
+        for block in blocks:
+            end = block.rfind(b"\n") + 1
+            if end:
+                yield self._lines(held + block[: end - 1])
+                held = block[end:]
+            else:
+                held += block
+            if len(held) > self.longest:
+                held = self._shortened(held)
+        if held:
+            yield self._lines(held)
+
+    def notes(self) -> list[str]:
+        """What was done to the lines, in sentences."""
+        notes = []
+        if self.cut:
+            notes.append(
+                f"{self.cut:,} lines, the first is line {self.first_cut:,}, are longer than "
+                f"{self.longest:,} bytes: only their beginning was read"
+            )
+        if self.foreign:
+            notes.append(
+                f"{self.foreign:,} lines, the first is line {self.first_foreign:,}, hold bytes "
+                "that are not UTF-8: they were replaced"
+            )
+        if self.nulls:
+            notes.append(f"{self.nulls:,} zero bytes were left out")
+        return notes
+
+    def _lines(self, body: bytes) -> list[bytes]:
+        """Of whole lines, without the end of the last."""
+        if b"\x1b" in body:
+            body = _COLOURS.sub(b"", body)
+        if b"\r" in body:
+            body = _without_carriage_returns(body)
+        if b"\0" in body:
+            self.nulls += body.count(b"\0")
+            body = body.replace(b"\0", b"")
+        lines = body.split(b"\n")
+        if max(map(len, lines)) > self.longest:
+            self._cut(lines)
+        if not body.isascii():
+            self._look_for_foreign(body, lines)
+        self.count += len(lines)
+        return lines
+
+    def _shortened(self, line: bytes) -> bytes:
+        """What is needed of an unfinished line; it stays too long, so that it is counted."""
+        ending = b"\r" if line.endswith(b"\r") else b""
+        line = _OVERWRITTEN.sub(rb"\1", line.rstrip(b"\r"))
+        if b"\0" in line:
+            # A hole in a file can be larger than memory.
+            kept = line.replace(b"\0", b"")
+            self.nulls += len(line) - len(kept)
+            line = kept
+        return line[: self.longest + 1] + ending
+
+    def _cut(self, lines: list[bytes]) -> None:
+        for at, line in enumerate(lines):
+            if len(line) > self.longest:
+                lines[at] = line[: self.longest]
+                self.first_cut = self.first_cut or self.count + at + 1
+                self.cut += 1
+
+    def _look_for_foreign(self, body: bytes, lines: list[bytes]) -> None:
+        try:
+            body.decode()
+            return
+        except UnicodeDecodeError:
+            # A line that was cut may end within a letter.
+            bad = [at for at, line in enumerate(lines) if len(line) < self.longest and _bad(line)]
+        if bad:
+            self.first_foreign = self.first_foreign or self.count + bad[0] + 1
+            self.foreign += len(bad)
+
+
+def decoded(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Blocks in UTF-8: those of a file in UTF-16, with or without a byte order mark, recoded."""
+    first = next(blocks, b"")
+    encoding = utf16(first)
+    if encoding is None:
+        yield first.removeprefix(codecs.BOM_UTF8)
+        yield from blocks
+        return
+    decoder = codecs.getincrementaldecoder(encoding)("replace")
+    yield decoder.decode(first).removeprefix("\ufeff").encode("utf-8", "replace")
+    for block in blocks:
+        yield decoder.decode(block).encode("utf-8", "replace")
+    yield decoder.decode(b"", final=True).encode("utf-8", "replace")
+
+
+def utf16(head: bytes) -> str | None:
+    """Which UTF-16 a file is in that begins so; None where in none."""
+    if head.startswith(codecs.BOM_UTF16_LE):
+        return "utf-16-le"
+    if head.startswith(codecs.BOM_UTF16_BE):
+        return "utf-16-be"
+    head = head[: min(len(head), 4096) & ~1]
+    if len(head) < 8:
+        return None
+    # Without a mark: text whose every other byte is zero.
+    even, odd = head[::2].count(0), head[1::2].count(0)
+    enough = 0.35 * len(head)
+    if odd >= enough and even <= odd / 50:
+        return "utf-16-le"
+    if even >= enough and odd <= even / 50:
+        return "utf-16-be"
+    return None
+
+
+def _bad(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return True
+    return False
+
+
+def _without_carriage_returns(body: bytes) -> bytes:
+    """CR LF ends a line; another carriage return begins it again."""
+    body = re.sub(rb"\r+\n", b"\n", body).rstrip(b"\r") if b"\r\n" in body else body.rstrip(b"\r")
+    if b"\r" not in body:
+        return body
+    return _OVERWRITTEN.sub(rb"\1", body)

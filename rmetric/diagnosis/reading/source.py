@@ -1,0 +1,80 @@
+"""One log file: unpacked, in UTF-8, in lists of lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from rmetric.diagnosis.reading.lines import LONGEST_LINE, Lines, decoded, utf16
+from rmetric.unpacked import is_packed, unpacked
+
+__all__ = ["BLOCK", "LONGEST_LINE", "Source"]
+
+#: Bytes read at a time.
+BLOCK = 1 << 20
+#: Bytes that a sample has of the beginning, of places in between, and how many those are.
+HEAD, PIECE, PIECES = 1 << 18, 1 << 14, 16
+
+
+@dataclass(kw_only=True)
+class Source:
+    """One log file. Can be pickled; may be read more than once.
+
+    Attributes:
+        path: the file.
+        name: as the user gave it, or below the folder given.
+        size: bytes on disk.
+        rank, node: what its name says, None where it does not (file_names.py).
+        lines: number of lines, once `chunks` has been read to its end.
+        notes: what was cut, replaced or lost, once `chunks` has been read to its end.
+    """
+
+    path: Path
+    name: str
+    size: int
+    rank: int | None = None
+    node: str | None = None
+    lines: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def chunks(self) -> Iterator[list[bytes]]:
+        """All lines in order, about `BLOCK` bytes at a time, as UTF-8 (bytes that are none stay).
+
+        Without line ends, ANSI colours and zero bytes; of a line that carriage returns overwrite,
+        what stands in the end; each cut at `LONGEST_LINE`. Empty lines are kept, so that the n-th
+        of all is line n of the file.
+
+        Raises:
+            LogError: it cannot be opened, or it needs a package that is missing.
+        """
+        told: list[str] = []
+        lines = Lines(LONGEST_LINE)
+        yield from lines.lists(decoded(unpacked(self.path, BLOCK, told)))
+        self.lines = lines.count
+        self.notes = told + lines.notes()
+
+    def sample(self) -> list[bytes]:
+        """Lines from its beginning and, of a file that is not packed, from there to its end."""
+        lines = _whole_lines(self.head())
+        with self.path.open("rb") as file:
+            start = file.read(4096)
+            if is_packed(start) or utf16(start) is not None:
+                return lines
+            for at in range(1, PIECES + 1):
+                place = HEAD + (self.size - HEAD) * at // PIECES - PIECE
+                if place > HEAD:
+                    file.seek(place)
+                    # The first began elsewhere, the last ends elsewhere.
+                    lines += _whole_lines(iter([file.read(PIECE)]))[1:-1]
+        return lines
+
+    def head(self) -> Iterator[bytes]:
+        """Blocks from its beginning, unpacked, about `HEAD` bytes together."""
+        small = HEAD // 4
+        return islice(unpacked(self.path, small, []), HEAD // small)
+
+
+def _whole_lines(blocks: Iterator[bytes]) -> list[bytes]:
+    return [line for lines in Lines(LONGEST_LINE).lists(decoded(blocks)) for line in lines]
