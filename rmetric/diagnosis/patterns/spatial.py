@@ -28,6 +28,8 @@ UNKNOWN_WEIGHT = 2.0
 THRESHOLD, LEAST_SPREAD = 3.5, 1.0
 #: The forest must agree by so much: its score in the same robust z, and the least unit for that.
 FOREST_THRESHOLD, LEAST_FOREST_SPREAD = 1.0, 0.02
+#: What leaders lack counts so much where no healthy job tells what they always lack.
+LEADER = 0.5
 #: From so many speakers on there is something to compare, and for a forest to be grown on.
 FEWEST, FEWEST_FOR_FOREST = 3, 8
 #: Trees of the forest (the default of Liu et al., 2008).
@@ -165,7 +167,7 @@ def _differences(
     off = (logs - centre) / np.maximum(spread, UNIT)
     if apart:
         leaders = [row for row, one in enumerate(who) if one.leads]
-        off[leaders] = np.minimum(off[leaders], 0.0)
+        off[leaders] = LEADER * np.minimum(off[leaders], 0.0)
     return off, centre
 
 

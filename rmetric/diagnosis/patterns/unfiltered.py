@@ -31,6 +31,9 @@ LEAST_SECONDS, SPREADS = 10.0, 3.0
 LEAST_ENTRIES = 5.0
 #: Fewer speakers than that say nothing of what is usual.
 FEWEST = 3
+#: Ranks that say so many entries are surely missed when they say none; of one that would have
+#: said a single entry, it may have been lost where lines of many ranks ran into each other.
+TALKATIVE = 4.0
 #: Who leads has duties of its own, so its words count so much less where no healthy job is known.
 LEADER = 0.3
 _NAMED = 3
@@ -68,7 +71,7 @@ def absences(
     who = speakers(job)
     if len(who) < 2:
         return []
-    found = _silent(job, who)
+    found = _silent(who)
     heard = [one for one in who if one.streams]
     if len(heard) >= FEWEST:
         found += _ended_early(job, heard, offsets or {})
@@ -81,14 +84,20 @@ def _few(count: int, of: int) -> bool:
     return 0 < count <= max(1.0, FEW * of)
 
 
-def _silent(job: Job, who: Sequence[Speaker]) -> list[Finding]:
+def _weight(who: Sequence[Speaker]) -> float:
+    """0 to 1: how much it means that one of them says nothing, by how much they say."""
+    said = median(sum(one.counts.values()) for one in who)
+    return 1.0 - exp(-float(said) / TALKATIVE)
+
+
+def _silent(who: Sequence[Speaker]) -> list[Finding]:
     silent = [one for one in who if not one.streams]
     if not _few(len(silent), len(who)):
         return []
     words = f"wrote nothing, {len(who) - len(silent)} of {len(who)} ranks did"
+    strength = round(_weight([one for one in who if one.streams]) / len(silent) ** 0.5, 3)
     return [
-        Finding(stream=one.name, kind="silent", words=words, strength=1.0 / len(silent) ** 0.5)
-        for one in silent
+        Finding(stream=one.name, kind="silent", words=words, strength=strength) for one in silent
     ]
 
 
@@ -165,7 +174,7 @@ def _last_words(job: Job, heard: Sequence[Speaker], *, alone: bool) -> list[Find
     if times < MOST * len(heard) or not _few(len(others), len(heard)):
         return []
     words = f"ends with other words than {times} of {len(heard)}"
-    strength = times / len(heard) / len(others) ** 0.5
+    strength = _weight(heard) * times / len(heard) / len(others) ** 0.5
     return [
         Finding(
             stream=name,
@@ -198,7 +207,7 @@ def _missing(job: Job, heard: Sequence[Speaker], siblings: Sequence[Job]) -> lis
         new = tuple(number for number in events if number not in habits)
         if not new:
             continue
-        strength = 1.0 - 0.5 ** len(new)
+        strength = _weight(heard) * (1.0 - 0.5 ** len(new))
         if by_name[name].leads and not siblings:
             strength *= LEADER
         shown = "; ".join(template[number][:60] for number in new[:_NAMED])
