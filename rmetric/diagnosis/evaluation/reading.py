@@ -18,9 +18,8 @@ from rmetric.diagnosis.part import Part
 from rmetric.diagnosis.reading.prefixes import Who
 from rmetric.diagnosis.reading.sources import Source, find
 from rmetric.diagnosis.reading.world import World
-from rmetric.diagnosis.speaker import Form, Open, Raw, Speaker
+from rmetric.diagnosis.speaker import Raw, Speaker
 from rmetric.diagnosis.templates.events import Events
-from rmetric.diagnosis.templates.facts import Facts
 
 
 class Told(NamedTuple):
@@ -100,7 +99,7 @@ def _copies(folder: Path, job: Job) -> Iterator[tuple[str, str]]:
 
 
 class _Recording(FilePass):
-    """Goes the slow way with every line, and keeps to which entry each belongs.
+    """Goes the slow way with every line, which comes to the same, and keeps to which entry each belongs.
 
     Attributes:
         entry_of: line -> first line of its entry.
@@ -129,20 +128,13 @@ class _Recording(FilePass):
     def _take(self, lines: list[bytes]) -> None:
         for line in lines:
             self.number += 1
-            self.written.append((self.prefixes.split(line)[0], line))
+            who, _ = self.prefixes.split(line)
+            self.written.append((who, line))
             self._slow(self.number, line, self._form(line))
-
-    def _begin(self, speaker: Speaker, number: int, line: bytes, text: bytes, form: Form) -> None:
-        self.entry_of[number] = number
-        super()._begin(speaker, number, line, text, form)
-
-    def _joined(self, speaker: Speaker, text: bytes, facts: Facts) -> bool:
-        joined = super()._joined(speaker, text, facts)
-        if joined:
-            entry = speaker.open
-            assert isinstance(entry, Open)
-            self.entry_of[self.number] = entry.raw[0]
-        return joined
+            speaker = self._speaker(who)
+            entry = speaker.open.raw if speaker.open else speaker.tail[-1] if speaker.tail else None
+            if line.strip() and entry is not None:
+                self.entry_of[self.number] = entry[0]
 
     def _count(self, speaker: Speaker, raw: Raw, watched: bool) -> None:
         super()._count(speaker, raw, watched)
