@@ -37,7 +37,7 @@ Note     the clock of node-05 is 3 h ahead of the others: corrected
 Read     64 files, 1,234,567 lines, 64 of 64 ranks, 2024-05-03 00:14:07 to 2024-05-03 02:24:17"""
 
 HEALTHY = """\
-HEALTHY: nothing speaks of a failure, at step 1000, 2024-05-03 02:14:07
+HEALTHY: nothing speaks of a failure, last step 1000, 2024-05-03 02:14:07
 Sure     97 %, sure that it is healthy: the last line says that the training is done
 Read     1 file, 5,000 lines"""
 
@@ -51,14 +51,14 @@ Log      slurm-77.out:412
 Where    no node stands out"""
 
 UNKNOWN = """\
-UNKNOWN: the log ends at step 12 without a word of why, at step 12 (train)
+UNKNOWN: the log ends at step 12 without a word of why, last step 12 (train)
 Sure     no: nothing known was found, and no rank differs from the others
 Where    no node stands out
 Perhaps  Killed for want of memory on the host (35 %): the log ends in the middle of a line
          The node was lost (20 %)"""
 
 SILENT = """\
-FAILED, cause unknown: rank 5 on gpu-02 fell silent before the others, at step 70
+FAILED, cause unknown: rank 5 on gpu-02 fell silent before the others, last step 70
 Sure     60 %, likely that it failed
 Where    rank 5 on gpu-02: silent for 600 s while 15 others went on"""
 
@@ -125,9 +125,11 @@ def test_the_first_line_says_how_sure_it_is():
     assert headline(out_of_memory(confidence=0.6)).startswith("FAILED, probably: A GPU")
     nearest = out_of_memory(cause=None, title="I don't know why. The nearest to it: a warning")
     assert headline(nearest).startswith("FAILED: I don't know why. The nearest to it: a warning,")
-    assert headline(nearest).endswith(", rank 12 on node-03, at step 431 (train), 02:14:07")
+    assert headline(nearest).endswith(", rank 12 on node-03, last step 431 (train), 02:14:07")
     quiet = Diagnosis(outcome="unknown", title="I don't know: the log ends without a fault")
     assert headline(quiet) == "UNKNOWN: the log ends without a fault"
+    quiet = Diagnosis(outcome="unknown", title="I don't know why. The nearest to it: a warning")
+    assert headline(quiet) == "UNKNOWN: The nearest to it: a warning"
     unsure = out_of_memory(cause=None, title="")
     assert headline(unsure).startswith("FAILED: the cause is not known, rank 12 on node-03")
 
@@ -146,6 +148,7 @@ def test_where_is_named_by_the_suspects_else_by_who_said_it_first():
     several = evidence(who=("rank 3", "rank 4"))
     assert at(nodes=(), events=(several,)).endswith(", rank 3 first")
     assert at(nodes=(), events=(evidence(who=("train.log",)),)).endswith("memory")
+    assert at(nodes=(), events=(evidence(role="ending", who=("rank 0",)),)).endswith("memory")
 
 
 def test_of_a_traceback_the_first_exception_is_shown_with_its_message():

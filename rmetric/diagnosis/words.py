@@ -5,6 +5,7 @@ The first line says it all; the others who should act, what to do, and why to be
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
@@ -107,7 +108,9 @@ def what(diagnosis: Diagnosis) -> str:
     if diagnosis.outcome == "healthy":
         return title or "nothing speaks of a failure"
     if diagnosis.outcome == "unknown":
-        return title.removeprefix(f"{_NOT_KNOWN}: ") or "the logs do not say how the job ended"
+        # The outcome has said so already.
+        title = re.sub(rf"^{_NOT_KNOWN}( why)?[.:] ", "", title)
+        return title or "the logs do not say how the job ended"
     return title or "the cause is not known"
 
 
@@ -125,7 +128,8 @@ def where(diagnosis: Diagnosis) -> str:
         named = " and ".join(place(one) for one in diagnosis.nodes[:_NAMED])
         more = len(diagnosis.nodes) - _NAMED
         return f"{named} and {more} more" if more > 0 else named
-    if diagnosis.outcome == "healthy" or not diagnosis.events:
+    # Who said first what explains nothing, or came from outside, is of no use.
+    if diagnosis.cause is None or not diagnosis.events or diagnosis.events[0].role != "cause":
         return ""
     who = diagnosis.events[0].who
     # A stream that is neither a rank nor a node is a file, which has a line of its own.
@@ -150,7 +154,8 @@ def when(diagnosis: Diagnosis, *, date: bool = True) -> str:
     texts = []
     if diagnosis.iteration is not None:
         stage = f" ({plain(diagnosis.stage)})" if diagnosis.stage else ""
-        texts.append(f"at step {diagnosis.iteration}{stage}")
+        known = "at" if diagnosis.cause is not None else "last"
+        texts.append(f"{known} step {diagnosis.iteration}{stage}")
     elif diagnosis.stage:
         texts.append(f"stage: {plain(diagnosis.stage)}")
     if diagnosis.time is not None:
