@@ -66,8 +66,9 @@ class Source:
                 place = HEAD + (self.size - HEAD) * at // PIECES - PIECE
                 if place > HEAD:
                     file.seek(place)
-                    # The first began elsewhere, the last ends elsewhere.
-                    lines += _whole_lines(iter([file.read(PIECE)]))[1:-1]
+                    # The first began elsewhere, the last ends elsewhere but in the last piece.
+                    piece = _whole_lines(iter([file.read(PIECE)]))
+                    lines += piece[1:] if at == PIECES else piece[1:-1]
         return lines
 
     def head(self) -> Iterator[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,10 +45,14 @@ def find(paths: Sequence[str | Path]) -> Found:
     notes: list[str] = []
     for path in map(Path, paths):
         if path.is_dir():
-            sources += _of_folder(path, left_out, notes)
+            # Of several folders the files may have one name.
+            named = path if len(paths) > 1 else Path()
+            sources += _of_folder(path, named, left_out, notes)
         else:
             sources.append(_named(path))
-    sources = _said(sorted(sources, key=lambda source: _natural(source.name)))
+    sources.sort(key=lambda source: _natural(source.name))
+    if sources:
+        _say(sources, paths)
     sources = _once(sources, notes)
     if left_out:
         listed = ", ".join(f"{count} {what}" for what, count in sorted(left_out.items()))
@@ -77,12 +81,16 @@ def _named(path: Path) -> Source:
     return source
 
 
-def _of_folder(folder: Path, left_out: Counter[str], notes: list[str]) -> Iterator[Source]:
+def _of_folder(
+    folder: Path, named: Path, left_out: Counter[str], notes: list[str]
+) -> Iterator[Source]:
     for path in _files_below(folder, notes):
         what = other_by_name(path)
         if not what:
             try:
-                source = Source(path=path, name=str(path.relative_to(folder)), size=_size(path))
+                source = Source(
+                    path=path, name=str(named / path.relative_to(folder)), size=_size(path)
+                )
                 what = other_by_content(_head(source))
             except LogError as error:
                 notes.append(str(error))
@@ -129,35 +137,38 @@ def _head(source: Source) -> bytes:
     return head
 
 
-def _said(sources: list[Source]) -> list[Source]:
-    """With what the files' names say."""
-    for source, (rank, node) in zip(sources, who_wrote([s.name for s in sources]), strict=True):
+def _say(sources: list[Source], paths: Sequence[str | Path]) -> None:
+    """Set what the files' names say, below the folder that all of them are in."""
+    given = [Path(path).absolute() for path in paths]
+    base = os.path.commonpath([path if path.is_dir() else path.parent for path in given])
+    names = [source.path.absolute().relative_to(base).as_posix() for source in sources]
+    for source, (rank, node) in zip(sources, who_wrote(names), strict=True):
         source.rank, source.node = rank, node
-    return sources
 
 
 def _once(sources: list[Source], notes: list[str]) -> list[Source]:
-    """Without files whose content another has."""
-    same: dict[tuple[object, ...], Source] = {}
-    kept = []
+    """Without files whose content another has; the file itself stays rather than a link to it."""
     digests = _digests(sources)
+    first: dict[tuple[object, ...], Source] = {}
+    for source in sorted(sources, key=lambda source: source.path.is_symlink()):
+        first.setdefault((digests[id(source)], source.rank, source.node), source)
+    kept = []
     for source in sources:
-        digest = digests.get(id(source))
-        first = same.setdefault((digest, source.rank, source.node), source) if digest else source
-        if first is source:
+        original = first[digests[id(source)], source.rank, source.node]
+        if original is source:
             kept.append(source)
         else:
-            notes.append(f"{source.name} has the content of {first.name}: read once")
+            notes.append(f"{source.name} has the content of {original.name}: read once")
     return kept
 
 
-def _digests(sources: Iterable[Source]) -> dict[int, bytes]:
-    """Digest of the content, of files that are not empty and as large as another one."""
-    sizes: dict[int, list[Source]] = defaultdict(list)
-    for source in sources:
-        sizes[source.size].append(source)
-    alike = [source for size, group in sizes.items() if size and len(group) > 1 for source in group]
-    return {id(source): _digest(source.path) for source in alike}
+def _digests(sources: Iterable[Source]) -> dict[int, bytes | int]:
+    """What files of one content have in common: a digest, where another one is as large."""
+    sizes = Counter(source.size for source in sources)
+    return {
+        id(source): _digest(source.path) if source.size and sizes[source.size] > 1 else id(source)
+        for source in sources
+    }
 
 
 def _digest(path: Path) -> bytes:

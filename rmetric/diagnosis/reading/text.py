@@ -14,20 +14,20 @@ _LEVELS = {
 }
 _LEVEL = {word: level for level, words in _LEVELS.items() for word in words.split()}
 _WORDS = "|".join(sorted(_LEVEL, key=len, reverse=True))
-#: A word by itself: [ERROR], ERROR:, level=error, | ERROR |, <err>. In prose it is none.
-_WORD = re.compile(
-    rf"(?:^|[\[<(|/:]\s*|(?:level|lvl|severity)\"?[=:]\s*\"?|[-,.]?\d[\]\s]*[-\s]*|\]\s*"
-    r"|(?:NCCL|UCX|UCC)\s+)"
-    rf"(?P<word>{_WORDS})\b(?=\s*[\]>):|/,\"-]|\s+\S)",
-    re.IGNORECASE,
+#: How a level is marked, so that it is none of prose: as the value of a key, in capitals beside a
+#: bracket, a colon or a bar, or small between two of them.
+_MARKED = re.compile(
+    rf"(?i:(?:level|lvl|severity)\"?\s*[=:]\s*\"?(?P<key>{_WORDS}))\b"
+    rf"|(?:^|[\[<(|/\d]\s*|\s-\s|\]\s*|(?:NCCL|UCX|UCC)\s+)(?P<capitals>{_WORDS.upper()})\b(?![\w.])"
+    rf"|(?<![\w.])(?P<before>{_WORDS.upper()})(?=\s*[\]>):|])"
+    rf"|(?i:(?:^|[\[<(|:/])\s*(?P<between>{_WORDS})(?=\s*[\]>):|]))"
 )
 #: The letter of glog, PyTorch and XLA: E0503 12:00:01, [E ProcessGroupNCCL.cpp:828], : E external/
 _LETTER = re.compile(
     r"(?:^|[\[\s])(?P<letter>[IWEFC])(?=\d{4} \d\d:|\d{4,8}-| [\w/.-]+\.(?:cc|cpp|h|cu|py):\d"
-    r"| external/| \d{4}-)"
+    r"| external/| \d{4}-| \d+ \d+\])"
 )
 _LETTERS = {"I": "info", "W": "warning", "E": "error", "F": "error", "C": "error"}
-_CAPITALS = re.compile(r"^[A-Z]+$")
 
 
 def clean(line: bytes) -> str:
@@ -43,10 +43,7 @@ def level(text: str) -> str:
     as the value of a key, or in capitals at the head of the line.
     """
     head = text[:_HEAD]
-    for match in _WORD.finditer(head):
-        word = match["word"]
-        marked = head[match.end() : match.end() + 1] in ']>):|/",' and match.end() < len(head)
-        if marked or _CAPITALS.match(word):
-            return _LEVEL[word.lower()]
+    if match := _MARKED.search(head):
+        return _LEVEL[match[match.lastgroup or 0].lower()]
     letter = _LETTER.search(head)
     return _LETTERS[letter["letter"]] if letter else ""

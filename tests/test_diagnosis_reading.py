@@ -1,0 +1,349 @@
+"""Reading logs for a diagnosis: files found, unpacked, in lines; and what they may be instead."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmetric.diagnosis.reading import lines as lines_module
+from rmetric.diagnosis.reading.lines import Lines, decoded
+from rmetric.diagnosis.reading.source import Source
+from rmetric.diagnosis.reading.sources import find
+from rmetric.logs import LogError
+
+TEXT = b"step 1 loss 2.5\nstep 2 loss 2.4\nValueError: no\n"
+
+
+def source(path: Path, content: bytes) -> Source:
+    path.write_bytes(content)
+    return Source(path=path, name=path.name, size=len(content))
+
+
+def read(path: Path, content: bytes) -> tuple[list[bytes], Source]:
+    one = source(path, content)
+    return [line for chunk in one.chunks() for line in chunk], one
+
+
+def in_blocks(content: bytes, size: int, longest: int = 1 << 16) -> tuple[list[bytes], Lines]:
+    reader = Lines(longest)
+    blocks = iter([content[at : at + size] for at in range(0, len(content), size)])
+    return [line for chunk in reader.lists(decoded(blocks)) for line in chunk], reader
+
+
+# Bytes of text without what is meant to be changed, and so that no mark of an encoding arises.
+PLAIN = st.binary(max_size=300).map(
+    lambda raw: b"log\n" + raw.translate(bytes(range(256)), b"\r\x1b\0")
+)
+
+
+@given(PLAIN, st.integers(1, 64))
+def test_chunks_joined_give_the_file_whatever_the_block(content, size):
+    lines, reader = in_blocks(content, size)
+    assert b"\n".join(lines) + (b"\n" if content.endswith(b"\n") else b"") == content
+    assert reader.count == len(lines) == content.count(b"\n") + (not content.endswith(b"\n"))
+
+
+ODD = st.lists(
+    st.sampled_from([b"a", b"\r", b"\n", b"\r\n", b"\x1b[31m", b"\x1b[0K", b"\0", b" 3: ", b"\xc3\xa9"])
+).map(lambda parts: b"log\n" + b"".join(parts))  # fmt: skip
+
+
+@given(ODD, st.integers(1, 9))
+def test_blocks_may_end_anywhere(content, size):
+    assert in_blocks(content, size)[0] == in_blocks(content, 1 << 20)[0]
+
+
+@given(st.lists(st.text("ab\r", max_size=30)), st.integers(1, 50))
+def test_no_line_is_longer_than_is_kept(lines, size):
+    content = "\n".join(lines).encode()
+    longest = 8
+    got, reader = in_blocks(content, size, longest)
+    assert got == in_blocks(content, 1 << 20, longest)[0]
+    assert all(len(line) <= longest for line in got)
+    left = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
+    assert reader.cut == sum(len(line) > longest for line in left)
+
+
+def test_what_a_carriage_return_leaves(tmp_path):
+    bar = b"  0%|  | 0/9\r 50%|# | 4/9\r100%|##| 9/9\n"
+    assert read(tmp_path / "a", bar + b"next\r\nlast\r\r\n")[0] == [
+        b"100%|##| 9/9",
+        b"next",
+        b"last",
+    ]
+    # srun writes its prefix once, the bar many times.
+    assert read(tmp_path / "b", b" 3:   0%\r 50%\r100%\n3: a\r3: b\n")[0] == [b" 3: 100%", b"3: b"]
+
+
+def test_colours_go(tmp_path):
+    coloured = b"\x1b[1;31mERROR\x1b[0m: \x1b]8;;http://x\x07link\x1b]8;;\x07\n"
+    assert read(tmp_path / "a", coloured)[0] == [b"ERROR: link"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_utf16_is_recoded(tmp_path, encoding):
+    text = "step 1 loss 2.5\nValueError: größer\n" * 40
+    lines, one = read(tmp_path / "a.log", text.encode(encoding))
+    assert lines == text.encode().split(b"\n")[:-1]
+    assert find([tmp_path]).sources
+    assert one.sample() == lines
+
+
+@pytest.mark.parametrize(
+    "foreign", ["größer".encode("latin-1"), b"cut \xe2\x82", "损坏".encode("gb18030")]
+)
+def test_other_encodings_are_read_and_told(tmp_path, foreign):
+    lines, one = read(tmp_path / "a.log", b"fine\n" + foreign + b"\nfine \xc3\xa9\n")
+    assert lines == [b"fine", foreign, b"fine \xc3\xa9"]
+    assert one.notes == [
+        "1 lines, the first is line 2, hold bytes that are not UTF-8: they were replaced"
+    ]
+    assert find([tmp_path]).sources
+
+
+def test_empty_and_one_line(tmp_path):
+    assert read(tmp_path / "empty", b"")[0] == []
+    lines, one = read(tmp_path / "one", b"Killed")
+    assert (lines, one.lines, one.notes) == ([b"Killed"], 1, [])
+    assert [s.name for s in find([tmp_path]).sources] == ["empty", "one"]
+    assert one.sample() == [b"Killed"]
+    assert Source(path=tmp_path / "empty", name="empty", size=0).sample() == []
+
+
+def test_a_source_can_be_sent_to_a_process_and_read_again(tmp_path):
+    one = source(tmp_path / "a", TEXT)
+    again = pickle.loads(pickle.dumps(one))
+    assert list(again.chunks()) == list(again.chunks()) == [TEXT.split(b"\n")[:-1]]
+
+
+def test_a_sample_is_of_lines_from_the_whole_file(tmp_path):
+    lines = [b"line %07d %s" % (at, b"x" * 50) for at in range(20_000)]
+    one = source(tmp_path / "a", b"\n".join([*lines[:-1], b"[rank3]: last", b""]))
+    sample = one.sample()
+    assert sample[0] == lines[0]
+    assert sample[-1] == b"[rank3]: last"
+    assert set(sample[1:-1]) <= set(lines)
+    assert any(lines[10_000] < line < lines[15_000] for line in sample)
+
+
+def test_holes_are_left_out(tmp_path):
+    # A log that was emptied while its writer went on has a hole at its beginning.
+    hole = b"\0" * 100_000
+    lines, one = read(tmp_path / "a.log", hole + TEXT)
+    assert lines == TEXT.split(b"\n")[:-1]
+    assert one.notes == ["100,000 zero bytes were left out"]
+    assert len(find([tmp_path]).sources) == 1
+
+
+MEASURE = """
+import resource, sys
+from pathlib import Path
+from rmetric.diagnosis.reading.source import Source
+path = Path(sys.argv[1])
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
+one = Source(path=path, name="a", size=path.stat().st_size)
+one.sample()
+lengths = [len(line) for lines in one.chunks() for line in lines]
+print(lengths, (peak() - before) // 1024, one.notes)
+"""
+
+
+@pytest.mark.parametrize("filled", [b"x", b"\0", b"50% |##\r"], ids=["text", "hole", "progress"])
+def test_a_line_of_100_megabytes_needs_few(tmp_path, filled):
+    path = tmp_path / "a"
+    with path.open("wb") as file:
+        file.write(b"begin\nlong ")
+        if filled == b"\0":
+            file.seek(100 << 20, 1)  # sparse: takes no room on the disk
+        else:
+            for _ in range(100):
+                file.write(filled * ((1 << 20) // len(filled)))
+        file.write(b"\nend\n")
+    run = subprocess.run(
+        [sys.executable, "-c", MEASURE, path], capture_output=True, text=True, check=True
+    )
+    lengths, rest = run.stdout.split("] ", 1)
+    megabytes, notes = rest.split(" ", 1)
+    kept = {b"x": 1 << 16, b"\0": 5, b"50% |##\r": 7}[filled]
+    assert lengths == f"[5, {kept}, 3"
+    assert int(megabytes) < 24
+    told = {
+        b"x": "line 2, are longer than 65,536",
+        b"\0": "104,857,600 zero bytes",
+        b"50% |##\r": "[]",
+    }
+    assert told[filled] in notes
+
+
+def test_packed_files_are_unpacked(tmp_path):
+    zstandard = pytest.importorskip("zstandard")
+    expected = TEXT.split(b"\n")[:-1]
+    assert read(tmp_path / "a.gz", gzip.compress(TEXT))[0] == expected
+    assert read(tmp_path / "b.zst", zstandard.compress(TEXT + b"\n"))[0] == [*expected, b""]
+    # By the content, whatever it is called.
+    assert read(tmp_path / "c.log", gzip.compress(TEXT + b"c"))[1].sample() == [*expected, b"c"]
+    assert len(find([tmp_path]).sources) == 3
+
+
+def test_a_broken_gz_gives_what_there_is(tmp_path):
+    numbers = b"".join(b"line %d of a log\n" % at for at in range(50_000))
+    whole = gzip.compress(numbers)
+    lines, one = read(tmp_path / "a.gz", whole[: len(whole) // 2])
+    assert numbers.startswith(b"\n".join(lines))
+    assert len(lines) > 10_000
+    assert "damaged or cut off" in one.notes[0]
+    (tmp_path / "b.log").write_bytes(TEXT)
+    (tmp_path / "c.gz").write_bytes(b"\x1f\x8b\x08")
+    found = find([tmp_path])
+    assert [s.name for s in found.sources] == ["a.gz", "b.log"]
+    assert "c.gz: compressed and damaged or cut off" in found.notes[0]
+
+
+def test_zst_without_its_package_is_one_clear_error(tmp_path):
+    path = tmp_path / "a.zst"
+    path.write_bytes(b"\x28\xb5\x2f\xfd rest")
+    with mock.patch.dict(sys.modules, {"zstandard": None}):
+        with pytest.raises(LogError, match=r"a\.zst: compressed with zstd: pip install zstandard"):
+            find([path])
+        with pytest.raises(LogError, match="pip install zstandard"):
+            find([tmp_path])
+
+
+RUBBISH = bytes(at * at * 7919 % 65521 % 256 for at in range(5000))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("core", RUBBISH),
+        ("events.out.tfevents.1", RUBBISH),
+        ("picture", b"\x89PNG\r\n\x1a\n" + b"text " * 100),
+        ("weights", (80).to_bytes(8, "little") + b'{"a":{"dtype":"F32"}}'),
+        ("state", b"PK\x03\x04" + b"text" * 100),
+    ],
+)
+def test_binary_rubbish_is_no_log(tmp_path, name, content):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(
+        LogError, match="not a text log but binary; text, .gz and .zst are accepted"
+    ):
+        find([path])
+    with pytest.raises(LogError, match=r"no text log to read here .*1 binary"):
+        find([tmp_path])
+    (tmp_path / "train.log").write_bytes(TEXT)
+    found = find([tmp_path])
+    assert [s.name for s in found.sources] == ["train.log"]
+    assert found.notes == ["files that are no text logs were left out: 1 binary"]
+
+
+def test_of_a_folder_only_logs_are_read(tmp_path):
+    logs = ["a.log", "run.out", "err/rank_0.err", "notes.txt", "plain", "old.log.1", "c.jsonl"]
+    others = [
+        "model.safetensors",
+        "config.json",
+        "setup.py",
+        "loss.png",
+        "requirements.txt",
+        ".git/x.log",
+    ]
+    for at, name in enumerate([*logs, *others]):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"number %d\n" % at)
+    (tmp_path / "run.jsonl").write_bytes(b'{"step": 0, "event": "EXPERIMENT_START"}\n')
+    found = find([tmp_path])
+    assert sorted(s.name for s in found.sources) == sorted(logs)
+    assert "1 logs of numbers, for rmetric replay" in found.notes[0]
+    # Named, a file is read whatever its suffix.
+    assert [s.path for s in find([tmp_path / "config.json"]).sources] == [tmp_path / "config.json"]
+    with pytest.raises(LogError, match="not a text log but logs of numbers, for rmetric replay"):
+        find([tmp_path / "run.jsonl"])
+
+
+def test_duplicates_are_read_once_and_told(tmp_path):
+    (tmp_path / "a.log").write_bytes(TEXT)
+    (tmp_path / "b.log").write_bytes(TEXT)
+    (tmp_path / "c.log").write_bytes(TEXT.replace(b"2.4", b"2.3"))
+    (tmp_path / "latest").symlink_to("c.log")
+    found = find([tmp_path, tmp_path / "a.log"])
+    assert [s.path.name for s in found.sources] == ["a.log", "c.log"]
+    assert len(found.notes) == 3
+    assert "b.log has the content of " in "".join(found.notes)
+    assert "latest has the content of " in "".join(found.notes)
+
+
+def test_ranks_that_say_the_same_are_no_duplicates(tmp_path):
+    for rank in range(3):
+        (tmp_path / f"rank_{rank}.log").write_bytes(TEXT)
+    found = find([tmp_path])
+    assert [(s.name, s.rank) for s in found.sources] == [(f"rank_{r}.log", r) for r in range(3)]
+    assert found.notes == []
+
+
+def test_files_are_in_the_order_of_their_numbers(tmp_path):
+    for rank in (10, 9, 100):
+        (tmp_path / f"rank_{rank}.log").write_bytes(b"%d" % rank)
+    assert [s.rank for s in find([tmp_path]).sources] == [9, 10, 100]
+
+
+def test_two_folders_with_files_of_one_name(tmp_path):
+    for folder in ("first", "second"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "train.log").write_bytes(folder.encode())
+    names = [s.name for s in find([tmp_path / "first", tmp_path / "second"]).sources]
+    assert len(set(names)) == 2
+    assert all(name.endswith("train.log") for name in names)
+
+
+def test_loops_of_links_end(tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "a.log").write_bytes(TEXT)
+    (tmp_path / "logs" / "again").symlink_to(tmp_path, target_is_directory=True)
+    (tmp_path / "gone.log").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "itself").symlink_to(tmp_path / "itself")
+    assert [s.name for s in find([tmp_path]).sources] == ["logs/a.log"]
+    with pytest.raises(LogError, match="itself: cannot be read"):
+        find([tmp_path / "itself"])
+
+
+def test_what_cannot_be_read_is_told(tmp_path):
+    (tmp_path / "a.log").write_bytes(TEXT)
+    refused = tmp_path / "b.log"
+    refused.write_bytes(TEXT + b"b")
+    # Root may read everything, so the refusal is played.
+    real = open
+
+    def guarded(path, *rest, **named):
+        if Path(path) == refused:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *rest, **named)
+
+    with mock.patch("builtins.open", guarded):
+        found = find([tmp_path])
+        assert [s.name for s in found.sources] == ["a.log"]
+        assert found.notes == [f"{refused}: cannot be read: Permission denied"]
+        with pytest.raises(LogError, match=r"b\.log: cannot be read: Permission denied"):
+            find([refused])
+
+
+def test_paths_that_are_none(tmp_path):
+    with pytest.raises(LogError, match=r"nowhere\.log: cannot be read: No such file"):
+        find([tmp_path / "nowhere.log"])
+    with pytest.raises(LogError, match="no text log to read here"):
+        find([tmp_path])
+    with pytest.raises(LogError, match="no path"):
+        find([])
+
+
+def test_the_bound_of_a_line_is_the_documented_one():
+    assert lines_module.LONGEST_LINE == 65_536
