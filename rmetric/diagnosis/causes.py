@@ -16,6 +16,8 @@ from rmetric.diagnosis.signature import Signature
 
 #: A cause that follows an earlier one counts so much less: it is the likely consequence.
 FOLLOWS = 0.55
+#: Seconds after which it follows no more: the longest that collectives usually wait.
+FOLLOWS_WITHIN = 1800.0
 #: Roles that explain, and how much each counts where all else is equal.
 EXPLAINS = {"cause": 1.0, "ending": 1.0, "echo": 0.6, "symptom": 0.45}
 #: Below this confidence an entry is generic (any error line) and makes nothing a consequence.
@@ -27,7 +29,7 @@ class Cause:
     """A signature as the job shows it, in all streams.
 
     Attributes:
-        first: the first of all its entries.
+        first, last: of all its entries.
         survived: the training went on after each of its entries.
         follows: id of the earlier cause whose consequence it seems to be; "" without.
         score: how well it explains the failure, 0 to 1.
@@ -36,6 +38,7 @@ class Cause:
     signature: Signature
     matches: list[Match]
     first: Occurrence
+    last: Occurrence
     survived: bool = False
     follows: str = ""
     score: float = 0.0
@@ -60,6 +63,7 @@ def collect(job: Job, signatures: dict[str, Signature], moments: Moments) -> lis
                 signature=signatures[name],
                 matches=matches,
                 first=matches[0].first,
+                last=max((one.last for one in matches), key=moments.key),
                 survived=all(_survived(job, one, signatures[name], moments) for one in matches),
                 streams=tuple(one.stream for one in matches),
             )
@@ -109,6 +113,8 @@ def _explained_by(one: Cause, live: Iterable[Cause], moments: Moments) -> Cause 
         if other is one or other.signature.role not in ("cause", "ending"):
             continue
         if other.signature.confidence < GENERIC or not moments.after(one.first, other.first):
+            continue
+        if (moments.later_by(one.first, other.last) or 0.0) > FOLLOWS_WITHIN:
             continue
         if other.signature.rank < min(one.signature.rank, 10) and _together(one, other):
             continue  # the same thing said again, in more precise words

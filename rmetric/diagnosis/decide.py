@@ -33,6 +33,8 @@ RIVAL, RIVALLED = 0.9, 0.85
 ENDED_WELL, NOTHING_BAD = 0.97, 0.6
 #: Least score of a suspect, by its absence alone, to call the job failed.
 ABSENT = 0.6
+#: Entries of a stream that are its last words.
+LAST_WORDS = 3
 #: What stands for a cause that left no line: (id, family, title, what to do).
 SILENCE = (
     "rank_fell_silent",
@@ -205,9 +207,9 @@ class _Case:
 
     def _unclear(self, lead: Cause) -> Diagnosis:
         """Something is wrong, and nothing explains it: its words, and what it may be."""
-        at_end = self.found.stopped or lead.signature.confidence >= LIKELY
+        sure = self.found.stopped or lead.signature.confidence >= LIKELY or self._ends_badly()
         return self._said(
-            outcome="failed" if at_end else "unknown",
+            outcome="failed" if sure else "unknown",
             title=f"I don't know why. The nearest to it: {lead.signature.title}",
             confidence=round(lead.score, 3),
             why=self._why(lead),
@@ -217,6 +219,15 @@ class _Case:
             nodes=suspicion.named(self.ranked),
             candidates=self._candidates(None),
         )
+
+    def _ends_badly(self) -> bool:
+        """Whether most streams end with what a signature matched, or nearly so."""
+        bad = {event for one in self.causes for match in one.matches for event in match.events}
+        ends = [
+            any(entry.event in bad for entry in list(stream.tail)[-LAST_WORDS:])
+            for stream in self.job.streams.values()
+        ]
+        return sum(ends) > len(ends) / 2
 
     def _quiet(self) -> Diagnosis:
         """No fault is known and none stands out."""
