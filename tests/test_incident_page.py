@@ -206,8 +206,17 @@ def test_events_without_a_date_are_in_the_table_only():
     assert "1 event without a time: only in the table." in text
     assert "1 event whose time has no date and year: only in the table." in text
     assert "4821.5 s on its own clock" in text
+    once = out_of_memory(events=(evidence(),), job={})
+    assert "The logs state one time only, 2024-05-03 02:14:07." in Found(incident_page(once)).text
     none = out_of_memory(events=(evidence(time=None),), job={}, time=None)
     assert "nothing stands on an axis of time" in Found(incident_page(none)).text
+
+
+def test_a_file_is_nobody_who_speaks():
+    alone = evidence(who=("train.log",), file="train.log")
+    html = incident_page(out_of_memory(events=(alone,)))
+    assert "said by" not in html
+    assert html.count("train.log:8812") == 3
 
 
 def test_what_cannot_be_read_is_an_error_that_names_it(tmp_path):

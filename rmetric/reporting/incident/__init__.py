@@ -10,7 +10,7 @@ from pathlib import Path
 
 import rmetric
 from rmetric.diagnosis import words
-from rmetric.diagnosis.result import Diagnosis
+from rmetric.diagnosis.result import Diagnosis, Evidence
 from rmetric.reporting.incident.gpus import in_words, read_gpus, rows
 from rmetric.reporting.incident.metric import read_metric
 from rmetric.reporting.incident.times import timelines
@@ -46,7 +46,7 @@ def incident_page(
         when=words.when(diagnosis), sureness=words.sureness(diagnosis),
         acts=words.WHO_ACTS.get(diagnosis.actor or "", diagnosis.actor or ""),
         text=words.verdict(diagnosis),
-        said=words.said, place=words.place, plain=words.plain, moment=_moment,
+        said=words.said, place=words.place, plain=words.plain, speakers=_speakers, moment=_moment,
         timelines=times, remarks=remarks,
         metric=metric,
         saying=None if metric is None else say(metric.scored.run, metric.trace),
@@ -55,6 +55,11 @@ def incident_page(
         news=news, more_news=more_news,
         version=rmetric.__version__,
     )  # fmt: skip
+
+
+def _speakers(evidence: Evidence) -> list[str]:
+    """Who said it; a file whose speaker is not known stands in a column of its own."""
+    return [words.plain(one) for one in evidence.who if one != evidence.file]
 
 
 def _moment(time: float | None) -> str:

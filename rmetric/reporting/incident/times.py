@@ -36,6 +36,8 @@ def timelines(
     if not times:
         return [], [*remarks, "The logs state no times, so nothing stands on an axis of time."]
     start, end = min(times), max(times)
+    if start == end:
+        return [], [*remarks, f"The logs state one time only, {clock(start)}."]
     lanes = [*_stages(diagnosis, end), *_alarms(metric), *_gpu_lanes(gpus)]
     if (
         gpus is not None

@@ -93,9 +93,7 @@ def on_axis(time: float | None) -> bool:
 
 
 def timeline(lanes: Iterable[Lane], start: float, end: float) -> Timeline:
-    """The lanes that have marks on the axis, with those marks."""
-    if end <= start:
-        start, end = start - 1.0, end + 1.0
+    """The lanes that have marks on the axis, with those marks; `end` is after `start`."""
     kept = []
     for lane in lanes:
         marks = [one for one in lane.marks if _reaches(one, start, end)]
