@@ -21,8 +21,9 @@ def distance(first: Sequence[int], second: Sequence[int]) -> int:
     """Dynamic time warping between two sequences of symbols at cost 0 for equal, 1 for unequal.
 
     Symbols become unit vectors, which are at squared distance 2 from each other, so that the
-    library's squared distance is twice the number of unequal pairs on the best path.
-    An empty sequence is as far from another as the other is long.
+    library's squared distance is twice the number of unequal pairs on the best path. Those of
+    one sequence alone are equal to nothing and share a vector. An empty sequence is as far from
+    another as the other is long.
 
     >>> distance([1, 2, 3], [1, 2, 2, 3]), distance([1, 2, 3], [1, 7, 3])
     (0, 1)
@@ -31,13 +32,12 @@ def distance(first: Sequence[int], second: Sequence[int]) -> int:
         return 0
     if not first or not second:
         return max(len(first), len(second))
-    symbols = sorted({*first, *second})
-    unit = np.eye(len(symbols))
-    place = {symbol: row for row, symbol in enumerate(symbols)}
+    place = {symbol: row for row, symbol in enumerate(sorted({*first} & {*second}), start=2)}
+    unit = np.eye(len(place) + 2)
+    ours = unit[[place.get(one, 0) for one in first]]
+    theirs = unit[[place.get(one, 1) for one in second]]
     dtw, compiled = _library()
-    found = dtw.distance(
-        unit[[place[one] for one in first]], unit[[place[one] for one in second]], use_c=compiled
-    )
+    found = dtw.distance(ours, theirs, use_c=compiled)
     return round(float(found) ** 2 / 2.0)
 
 

@@ -23,7 +23,9 @@ from rmetric.diagnosis.patterns.steps import Told
 #: Iterations before it that one is compared with (L4, section 4.4).
 WINDOW = 10
 #: Events of an iteration that are kept; what follows is not compared.
-MAX_EVENTS = 256
+MAX_EVENTS = 128
+#: After so many iterations the usual similarity is measured on every tenth: alignment is dear.
+MEASURED_ALL = 100
 #: Odd iterations that are kept for a stream.
 MAX_ODD = 10
 #: Forms of step lines that are told apart in a stream.
@@ -102,6 +104,7 @@ class _Past:
     known: set[int] = field(default_factory=set)
     having: Counter[int] = field(default_factory=Counter)
     iterations: int = 0
+    news: int = 0
     window: deque[tuple[int, ...]] = field(default_factory=lambda: deque(maxlen=WINDOW))
     usual: _Usual = field(default_factory=_Usual)
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=5 * WINDOW))
@@ -204,8 +207,13 @@ class IterationWatch:
 
     def _close(self, stream: str, past: _Past, step: int, place: Occurrence) -> None:
         events = tuple(past.now)
-        mean = self._mean(past, events)
         missing, extra = self._differences(past, events)
+        if past.was_aside:
+            missing = ()
+        past.news += bool(extra)
+        told_anew = (missing or extra) and past.news <= WINDOW + past.iterations / 4
+        measured = past.iterations < MEASURED_ALL or past.iterations % 10 == 0
+        mean = self._mean(past, events) if measured or told_anew else past.usual.mean
         seconds = self._seconds(past, step, place)
         usual = _usual_if_slow(past.seconds, seconds, step - past.top)
         full = len(past.window) == WINDOW and past.usual.count >= WINDOW
@@ -226,13 +234,21 @@ class IterationWatch:
                     usual_seconds=_whole(usual, usual, step - past.top),
                 )
             )
-        if not differs and len(past.window) == WINDOW:
+        past.known.update(events)
+        if not past.was_aside:
+            self._remember(past, events, mean if measured and not differs else None, seconds)
+
+    @staticmethod
+    def _remember(
+        past: _Past, events: tuple[int, ...], mean: float | None, seconds: float | None
+    ) -> None:
+        """Of whole iterations only: of one that an evaluation broke a part is all there is."""
+        if mean is not None and len(past.window) == WINDOW:
             past.usual.add(mean)
         if seconds is not None:
             past.seconds.append(seconds)
         past.iterations += 1
         past.having.update(set(events))
-        past.known.update(events)
         past.window.append(events)
 
     def _mean(self, past: _Past, events: tuple[int, ...]) -> float:

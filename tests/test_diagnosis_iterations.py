@@ -1,0 +1,256 @@
+"""Iterations: the distance against a plain one, what is flagged and what is not."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmetric.diagnosis.job import Occurrence
+from rmetric.diagnosis.patterns.alignment import distance, similarity
+from rmetric.diagnosis.patterns.iterations import MAX_EVENTS, MAX_ODD, WINDOW, IterationWatch
+from rmetric.diagnosis.patterns.steps import Told
+
+STEP, DATA, GRADIENTS, WARNING, EVALUATION = 0, 1, 2, 7, 9
+SEQUENCES = st.lists(st.integers(0, 4), max_size=12).map(tuple)
+
+
+def plain(first, second):
+    """Dynamic time warping as in the textbook."""
+    if not first or not second:
+        return max(len(first), len(second))
+    best = np.full((len(first) + 1, len(second) + 1), np.inf)
+    best[0, 0] = 0.0
+    for i, one in enumerate(first, 1):
+        for j, other in enumerate(second, 1):
+            before = min(best[i - 1, j], best[i, j - 1], best[i - 1, j - 1])
+            best[i, j] = (one != other) + before
+    return int(best[-1, -1])
+
+
+@settings(max_examples=200)
+@given(SEQUENCES, SEQUENCES)
+def test_distance_is_the_textbooks(first, second):
+    assert distance(first, second) == plain(first, second)
+
+
+@given(SEQUENCES, SEQUENCES)
+def test_distance_is_symmetric_and_nothing_only_for_the_same_to_dtw(first, second):
+    assert distance(first, second) == distance(second, first)
+    assert distance(first, first) == 0
+    assert 0.0 <= similarity(first, second) <= 1.0
+    assert similarity(first, first) == 1.0
+
+
+def test_long_sequences_are_measured_exactly():
+    rng = np.random.default_rng(3)
+    first, second = (tuple(rng.integers(0, 40, MAX_EVENTS).tolist()) for _ in range(2))
+    assert distance(first, second) == plain(first, second)
+
+
+class Training:
+    """Feeds a watch as an ingest would; `seconds` a step."""
+
+    def __init__(self, watch=None, stream="rank 0", seconds=1.25):
+        self.watch = watch or IterationWatch()
+        self.stream, self.seconds, self.time = stream, seconds, 0.0
+
+    def place(self, step):
+        return Occurrence(
+            file="a.log", line=1, stream=self.stream, time=self.time, order=0, event=STEP,
+            text="", step=step,
+        )  # fmt: skip
+
+    def step(self, step, *events, seconds=None, form="step"):
+        self.watch.take(self.stream, events)
+        self.time += self.seconds if seconds is None else seconds
+        return self.watch.tell(self.stream, Told(form, step), STEP, self.place(step))
+
+    def run(self, first, last, *events):
+        for step in range(first, last):
+            self.step(step, *(events or (DATA, GRADIENTS)))
+
+    def odd(self, *, tail=False):
+        found = self.watch.finish({self.stream: self.place(None)}).get(self.stream, [])
+        return [one for one in found if tail or not one.unfinished]
+
+
+def test_identical_iterations_are_never_odd():
+    training = Training()
+    training.run(0, 200)
+    assert training.odd(tail=True) == []
+
+
+def test_the_first_iteration_that_differs():
+    training = Training()
+    training.run(0, 50)
+    training.step(50, DATA, WARNING, GRADIENTS)
+    training.run(51, 60)
+    (odd,) = training.odd()
+    assert (odd.step, odd.extra, odd.missing) == (50, (WARNING,), ())
+    assert odd.similarity == pytest.approx(1.0 - 1 / 4)
+    assert (odd.expected, odd.deviation) == (1.0, 0.0)
+    assert odd.place.step == 49, "where it began"
+
+
+def test_what_is_lacked_for_the_first_time():
+    training = Training()
+    training.run(0, 50)
+    training.step(50, DATA)
+    (odd,) = training.odd()
+    assert (odd.step, odd.extra, odd.missing) == (50, (), (GRADIENTS,))
+
+
+def test_a_step_line_of_another_event_is_not_lacked():
+    training = Training()
+    training.run(0, 50)
+    training.watch.take(training.stream, (DATA, GRADIENTS))
+    training.watch.tell(training.stream, Told("step", 50), 33, training.place(50))
+    assert [one.missing for one in training.odd()] in ([], [()])
+
+
+@pytest.mark.parametrize("before", [0, 1, WINDOW])
+def test_a_stream_must_have_a_past(before):
+    training = Training()
+    training.run(0, before + 1)
+    training.step(before + 1, DATA, WARNING, GRADIENTS)
+    assert training.odd() == []
+
+
+def test_evaluations_and_checkpoints_are_left_out():
+    training = Training()
+    for step in range(300):
+        if step % 100 == 50:
+            training.watch.enter(training.stream, "evaluate")
+            training.watch.take(training.stream, [EVALUATION] * 20)
+        training.step(step, DATA, GRADIENTS, seconds=60.0 if step % 100 == 50 else None)
+    assert training.odd(tail=True) == []
+
+
+def test_what_comes_back_now_and_then_is_a_habit():
+    training = Training()
+    for step in range(300):
+        training.step(step, *([EVALUATION] * 5 if step % 50 == 49 else []), DATA, GRADIENTS)
+    assert training.odd() == []
+
+
+def test_what_stays_is_flagged_once_and_where_it_began():
+    training = Training()
+    training.run(0, 100)
+    training.run(100, 200, DATA, WARNING, GRADIENTS)
+    assert [one.step for one in training.odd()] == [100]
+
+
+def test_an_event_known_from_the_start_is_not_new():
+    training = Training()
+    training.watch.take(training.stream, [WARNING])
+    training.run(0, 50)
+    training.step(50, DATA, WARNING, GRADIENTS)
+    assert training.odd() == []
+
+
+def test_a_slow_iteration_is_told_with_its_seconds():
+    training = Training()
+    training.run(0, 50)
+    training.step(50, DATA, GRADIENTS, seconds=30.0)
+    training.run(51, 60)
+    (odd,) = training.odd()
+    assert (odd.step, odd.seconds, odd.usual_seconds) == (50, 30.0, 1.25)
+    assert (odd.missing, odd.extra) == ((), ())
+
+
+def test_slowness_at_equal_distances_is_a_habit():
+    training = Training()
+    for step in range(400):
+        training.step(step, DATA, GRADIENTS, seconds=30.0 if step % 100 == 99 else None)
+    assert training.odd() == []
+
+
+def test_the_same_pace_at_another_stride_is_not_slow():
+    training = Training()
+    training.run(0, 50)
+    for step in range(60, 200, 10):
+        training.step(step, DATA, GRADIENTS, seconds=12.5)
+    assert training.odd() == []
+
+
+def test_whole_seconds_are_coarse():
+    training = Training(seconds=0.0)
+    for step in range(60):
+        training.step(step, DATA, seconds=float(step % 2))
+    training.step(60, DATA, seconds=4.0)
+    assert training.odd() == []
+
+
+def test_what_follows_the_last_step_is_unfinished():
+    training = Training()
+    training.run(0, 50)
+    training.watch.take(training.stream, [DATA, WARNING])
+    (odd,) = training.odd(tail=True)
+    assert odd.unfinished
+    assert (odd.step, odd.extra, odd.missing) == (50, (WARNING,), ())
+
+
+def test_a_hang_makes_the_last_iteration_slow():
+    training = Training()
+    training.run(0, 50)
+    training.watch.take(training.stream, [DATA])
+    training.time += 1800.0
+    (odd,) = training.odd(tail=True)
+    assert odd.unfinished
+    assert (odd.seconds, odd.usual_seconds) == (1800.0, 1.25)
+
+
+def test_ranks_that_share_a_stream_make_no_extra_borders():
+    training = Training()
+    watch = training.watch
+    for step in range(100):
+        for late in (0, 0, 1):
+            watch.tell("rank 0", Told("step", max(0, step - late)), STEP, training.place(step))
+    assert training.odd(tail=True) == []
+
+
+def test_a_run_that_begins_again_is_counted_anew():
+    training = Training()
+    training.run(0, 50)
+    training.run(0, 20)
+    assert training.step(20, DATA, GRADIENTS) == 20
+
+
+def test_a_plan_that_names_a_step_does_not_stop_the_count():
+    training = Training()
+    training.step(5000, form="plan")
+    training.run(0, 50)
+    training.step(50, DATA, WARNING, GRADIENTS)
+    assert [one.step for one in training.odd()] == [50]
+
+
+def test_streams_do_not_mix():
+    watch = IterationWatch()
+    first, second = Training(watch, "rank 0"), Training(watch, "rank 1")
+    for step in range(50):
+        first.step(step, DATA)
+        second.step(step, GRADIENTS, DATA)
+    second.step(50, GRADIENTS, WARNING, DATA)
+    assert set(watch.finish()) == {"rank 1"}
+
+
+def test_memory_is_bounded():
+    training = Training()
+    for step in range(40):
+        training.step(step, *range(10 + step, 10 + step + 3 * MAX_EVENTS))
+    (past,) = training.watch._pasts.values()
+    assert len(past.window) == WINDOW
+    assert max(map(len, past.window)) <= MAX_EVENTS
+    assert len(past.odd) <= 4 * MAX_ODD
+    assert len(training.odd(tail=True)) <= MAX_ODD
+
+
+@given(st.lists(st.lists(st.integers(1, 5), max_size=4), min_size=30, max_size=40))
+def test_batches_make_no_difference(iterations):
+    whole, single = Training(), Training()
+    for step, events in enumerate(iterations):
+        whole.step(step, *events)
+        for event in events:
+            single.watch.take(single.stream, [event])
+        single.step(step)
+    assert whole.odd(tail=True) == single.odd(tail=True)

@@ -1,0 +1,211 @@
+"""Stages and steps: every rule by its example, near-misses, the gates that let lines through."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmetric.diagnosis.job import STAGES
+from rmetric.diagnosis.patterns.stages import RULES, Stages, next_stage
+from rmetric.diagnosis.patterns.steps import RisingNumber, Told, step_gate, step_of, told
+
+KNOWN = Stages()
+
+
+def form(text: str) -> bytes:
+    return text.lower().encode().translate(None, b"0123456789")
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.stage}: {rule.who}")
+def test_each_rule_matches_its_example_and_passes_the_gate(rule):
+    assert rule.stage in STAGES
+    assert KNOWN.of(rule.example) == rule.stage
+    assert Stages((rule,)).of(rule.example) == rule.stage, "another rule does its work"
+    assert KNOWN.gate(form(rule.example))
+
+
+def test_every_stage_has_a_rule():
+    assert {rule.stage for rule in RULES} == set(STAGES)
+
+
+def test_gates_are_lower_case_and_without_digits():
+    for rule in RULES:
+        for gate in rule.gates:
+            assert gate
+            assert gate == gate.lower()
+            assert not any(one.isdigit() for one in gate)
+
+
+@pytest.mark.parametrize(
+    ("stage", "text"),
+    [
+        ("launch", "+ srun --ntasks 16 python train.py"),
+        (
+            "launch",
+            "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default",
+        ),
+        ("initialise", "LOCAL_RANK: 3 - CUDA_VISIBLE_DEVICES: [0,1,2,3]"),
+        ("initialise", "process group initialised: backend gloo, rank 3, world size 8"),
+        ("initialise", "NCCL version 2.21.5+cuda12.4"),
+        ("load data", "loading dataset from /data/shards"),
+        ("load data", "Generating train split: 100%|####| 10/10 [00:00<00:00, 99 examples/s]"),
+        ("compile", "[rank0]: torch._inductor.autotune_process started"),
+        ("compile", "Loading extension module utils..."),
+        ("train", "start training for 40 steps"),
+        ("train", "step 12 | loss 3.2 | grad norm 1.1"),
+        ("train", " iteration       30/    1000 | consumed samples: 120 | lm loss: 3.2"),
+        ("evaluate", "evaluation at step 20 starts"),
+        ("evaluate", "{'eval_loss': 2.5, 'eval_runtime': 3.1, 'epoch': 1.0}"),
+        ("checkpoint", "checkpoint of step 20 saved to /out in 0.31 s"),
+        ("checkpoint", "Saving model checkpoint to out/checkpoint-500"),
+        ("tear-down", "training finished after 40 steps"),
+        ("tear-down", ':::MLLOG {"key": "run_stop", "value": null}'),
+    ],
+)
+def test_lines_of_trainings(stage, text):
+    assert KNOWN.of(text) == stage
+    assert KNOWN.gate(form(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        'Traceback (most recent call last):\n  File "train.py", line 3, in evaluate',
+        "RuntimeError: saving checkpoint at iteration 5 failed",
+        "  checkpoint_activations .......................... False",
+        "  eval_interval ................................... 100",
+        "  train_iters ..................................... 5000",
+        "srun: Job step aborted: Waiting up to 62 seconds for job step to finish.",
+        "slurmstepd: error: *** STEP 12.0 ON node3 CANCELLED AT 2024-01-01T00:00:00 ***",
+        "Finished training warmup: 72.2 s",
+        "Namespace(data_dir='/data', load='ckpt', save='ckpt', evaluate=True)",
+        "loss is nan",
+    ],
+)
+def test_what_is_no_stage(text):
+    assert KNOWN.of(text) == ""
+
+
+def test_a_job_that_works_does_not_go_back_to_its_start():
+    stage = ""
+    for line in ("launch", "initialise", "train", "compile", "checkpoint", "load data", ""):
+        stage = next_stage(stage, line)
+    assert stage == "checkpoint"
+    assert next_stage("train", "launch") == "launch"
+    assert next_stage("launch", "initialise") == "initialise"
+
+
+STEPS = [
+    (100, "iteration 100/ 5000"),
+    (30, " iteration       30/    1000 | consumed samples:          120 |"),
+    (12, "step: 12"),
+    (12, "Step 12 |"),
+    (12, "step 12/100, loss 2.5"),
+    (3, "step 0003 | loss = nan"),
+    (12, " 12%|#2        | 12/100 [00:01<00:09,  9.5it/s]"),
+    (12, "12/100 [00:01<00:09,  9.5it/s]"),
+    (921, "Epoch 3:  45%|####4     | 120/267 [00:10<00:12, 11.5it/s, loss=2.1]"),
+    (7, "global_step=7"),
+    (7, '{"global_step": 7, "loss": 2.5}'),
+    (7, "{'loss': 2.5, 'grad_norm': 0.3, 'step': 7}"),
+    (5, "iter 5: loss 3.21, time 30ms"),
+    (50, "maskrcnn INFO: eta: 0:45:00  iter: 50  time: 0.0621 (0.0676)"),
+    (4, "train_step: 4"),
+    (3, "[step 3] forward"),
+    (3, "Iteration: 3"),
+    (3, "it=3 loss=2.2"),
+    (0, "[Rank 0] step=0, skipped=0, lr=[5e-05]"),
+    (12, "rank 3 at step 12"),
+    (654, "Epoch [3/10], Step [120/267], Loss: 0.3"),
+    (200, "| epoch   1 |   200/ 2983 batches | lr 20.00"),
+    (27, "1|27|Loss: 2.31"),
+    (61, "s:61 trl:8.1960 lr:0.000053 norm:1.48"),
+    (1, "step:1/1000 train_time:35ms"),
+    (12, "12it [00:03,  3.2it/s]"),
+    (512, ':::MLLOG {"key": "train_loss", "value": 2.1, "metadata": {"samples_count": 512}}'),
+    (12, ':::MLLOG {"key": "tracked_stats", "value": {"loss": 2}, "metadata": {"step_num": 12}}'),
+]
+
+
+@pytest.mark.parametrize(("step", "text"), STEPS)
+def test_steps_that_trainings_tell(step, text):
+    assert step_of(text) == step
+    assert step_gate(form(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{'loss': 2.31, 'epoch': 1.5}",
+        "  train_iters ..................................... 5000",
+        "save_steps=500",
+        "--warmup-steps 500",
+        "step_size: 3",
+        "max steps: 5000",
+        "number of steps: 12",
+        "total step = 500",
+        "steps_per_print .............. 2000",
+        "step: 0.5",
+        "step 1832552.0 ON node3",
+        "resuming from iteration 500",
+        "saving checkpoint at iteration 500",
+        "evaluation at step 12 starts",
+        "eval step 3/20",
+        "Loading checkpoint shards: 100%|####| 2/2 [00:10<00:00]",
+        "Evaluating: 50%|##   | 5/10 [00:10<00:10]",
+        "Step 3/12 : FROM ubuntu",
+        "(after 20 iterations) memory (MB) | allocated: 19494.4",
+        'Traceback (most recent call last):\n  File "t.py", line 12, in step\n    step 12',
+        ':::MLLOG {"key": "eval_accuracy", "value": 0.9, "metadata": {"samples_count": 512}}',
+        ':::MLLOG {"key": "tracked_stats", "value": {"validation_step_time": 7}, "m": {"step": 9}}',
+        "",
+    ],
+)
+def test_what_is_no_step(text):
+    assert step_of(text) is None
+
+
+WORDS = "step Step iter it epoch eval loss training finished saving checkpoint data start loading"
+PIECES = st.sampled_from([*WORDS.split(), *"=/[|%", "12", "7", ".5"])
+
+
+@given(st.lists(PIECES, max_size=12), st.sampled_from(["", " "]))
+def test_what_tells_a_step_or_a_stage_passes_the_gates(pieces, gap):
+    text = gap.join(pieces)
+    if told(text) is not None:
+        assert step_gate(form(text))
+    if KNOWN.of(text):
+        assert KNOWN.gate(form(text))
+
+
+@given(
+    st.sampled_from(["step {}", "iteration {:8d}/ 99 |", "[step {}]", "'step': {}}}", "it={} a"]),
+    st.integers(min_value=0, max_value=10**9),
+)
+def test_the_number_is_read_whatever_it_is(text, step):
+    assert step_of(text.format(step)) == step
+
+
+def test_a_form_of_ones_own_is_learned():
+    rising = RisingNumber(needed=8)
+    found = [
+        rising.take("rank 0", 4, f"2024-01-01 00:00:{at:02d} tick {5 * at} of 900, loss {at * 0.1}")
+        for at in range(12)
+    ]
+    assert found[:8] == [None] * 8
+    assert found[8:] == [Told("event 4", 5 * at) for at in range(8, 12)]
+
+
+def test_what_does_not_count_is_given_up():
+    rising = RisingNumber(needed=8, patience=20)
+    numbers = [3, 1, 4, 1, 5, 9, 2, 6] * 4
+    assert all(rising.take("a", 1, f"used {one} MB") is None for one in numbers)
+    later = [rising.take("a", 1, f"used {at} MB") for at in range(20)]
+    assert later == [None] * 20
+
+
+def test_clock_times_do_not_count():
+    rising = RisingNumber(needed=4)
+    assert not any(
+        rising.take("a", 1, f"12:00:{at:02d} alive, 3,{at:03d} left") for at in range(20)
+    )
