@@ -1,4 +1,5 @@
 import pytest
+from diagnosis_writer import Writer
 
 from rmetric.diagnosis.causes import collect, weigh
 from rmetric.diagnosis.moments import Moments
@@ -12,7 +13,6 @@ from rmetric.diagnosis.suspects import (
     signs_of_echoes,
     suspects,
 )
-from tests.diagnosis_jobs import Writer
 
 
 def signature(name, role, **more):

@@ -163,13 +163,11 @@ class _Case:
 
     def _why(self, lead: Cause) -> str:
         later = [one for one in self.causes if one.follows == lead.signature.id]
-        words = [f"said {lead.count} times" if lead.count > 1 else "said once"]
-        if len(lead.streams) > 1:
-            words[0] += f" by {len(lead.streams)}"
+        words = [_said(lead)]
         if lead.signature.role == "echo":
             words.append("what ranks say that lost another: the cause itself left no line")
         if later:
-            words.append(f"before: {later[0].signature.title}")
+            words.append(f"it comes before this: {later[0].signature.title}")
         return "; ".join(words)
 
     def _candidates(self, lead: Cause | None) -> tuple[Candidate, ...]:
@@ -178,7 +176,7 @@ class _Case:
                 cause=one.signature.id,
                 title=one.signature.title,
                 confidence=round(one.score, 3),
-                why=f"follows {one.follows}" if one.follows else f"said {one.count} times",
+                why=f"follows {one.follows}" if one.follows else _said(one),
             )
             for one in self.causes
             if one is not lead and one.signature.role in ("cause", "ending", "echo")
@@ -267,6 +265,13 @@ class _Case:
             place=self.job.succeeded,
         )
 
+    def _time(self, place: Occurrence | None) -> float | None:
+        """Of an entry without one, a traceback, it is the last that its stream states."""
+        if place is None or place.time is not None:
+            return place.time if place else None
+        stream = self.job.streams.get(place.stream)
+        return stream.last_time if stream else None
+
     def _events(self) -> tuple[Evidence, ...]:
         return of_causes(self.job, self.causes)
 
@@ -278,11 +283,17 @@ class _Case:
             stage=(place.stage if place else "") or self.found.stage,
             iteration=max(steps, default=None),
             since=since.step if since else None,
-            time=place.time if place else None,
+            time=self._time(place),
             notes=(*job.notes, *self.found.notes),
             job=_described(job),
             **said,
         )
+
+
+def _said(cause: Cause) -> str:
+    """How often, and by how many."""
+    times = "said once" if cause.count == 1 else f"said {cause.count:,} times"
+    return f"{times} by {len(cause.streams)}" if len(cause.streams) > 1 else times
 
 
 def _described(job: Job) -> dict[str, Any]:
