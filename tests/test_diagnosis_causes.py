@@ -1,5 +1,4 @@
 import pytest
-from diagnosis_writer import Writer
 
 from rmetric.diagnosis.causes import collect, weigh
 from rmetric.diagnosis.moments import Moments
@@ -13,6 +12,7 @@ from rmetric.diagnosis.suspects import (
     signs_of_echoes,
     suspects,
 )
+from tests.diagnosis_writer import Writer
 
 
 def signature(name, role, **more):
