@@ -16,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-
 from rmetric.diagnosis.injected.plan import Plan
 from rmetric.diagnosis.injected.variants import variant_of
 
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
     from rmetric.diagnosis.injected.trainer import Trainer
 
 GIGABYTE = 1 << 30
+#: Of the toy model on one core, at least.
+SECONDS_PER_PASS = 6e-5
 
 
 class Fault:
@@ -43,7 +44,9 @@ class Fault:
             return
         if (stage, step) != (self.plan.stage, self.plan.step):
             return
-        done = {} if self.variant.outside else CHANGES[self.variant.name](trainer, stage)
+        done: dict[str, Any] = (
+            {} if self.variant.outside else CHANGES[self.variant.name](trainer, stage)
+        )
         self._say(event="onset", stage=stage, step=step, done=done, outside=self.variant.outside)
         if self.variant.outside:
             os.read(self.answer, 1)
@@ -161,6 +164,12 @@ def _slow_storage(trainer: Trainer, stage: str) -> dict[str, Any]:
     return {"delay": trainer.loader.delay, "usual_step": whole}
 
 
+def _slow_compute(trainer: Trainer, stage: str) -> dict[str, Any]:
+    whole = statistics.median(trainer.step_seconds)
+    trainer.passes = int(min(12 * whole, 1.5) / SECONDS_PER_PASS)
+    return {"passes": trainer.passes, "usual_step": whole}
+
+
 def _nan(trainer: Trainer, stage: str) -> dict[str, Any]:
     loader = trainer.loader
     loader.place = 0
@@ -203,11 +212,11 @@ def _sockets(trainer: Trainer, *, store: bool) -> dict[str, Any]:
     """Shuts the process's connections down, both ways, as a network that is gone."""
     port = int(os.environ["MASTER_PORT"])
     shut = 0
-    for entry in os.listdir("/proc/self/fd"):
+    for entry in list(Path("/proc/self/fd").iterdir()):
         try:
-            if not os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
+            if not entry.is_socket():
                 continue
-            with socket.socket(fileno=os.dup(int(entry))) as one:
+            with socket.socket(fileno=os.dup(int(entry.name))) as one:
                 ends = {one.getsockname()[1], one.getpeername()[1]}
                 if store or port not in ends:
                     one.shutdown(socket.SHUT_RDWR)
@@ -229,6 +238,7 @@ CHANGES: dict[str, Callable[[Trainer, str], dict[str, Any]]] = {
     "stuck write": _stuck_write,
     "other order": _other_order,
     "slow storage": _slow_storage,
+    "slow compute": _slow_compute,
     "nan": _nan,
     "damaged shard": _damaged_shard,
     "cut shard": _cut_shard,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -44,8 +46,9 @@ def generate(jobs: Sequence[Plan], out: Path, *, lanes: int = 2) -> dict[str, in
             _clear(pid)
             made = os.waitstatus_to_exitcode(status) == 0 and is_done(plan, out)
             counts["made" if made else "failed"] += 1
-            print(f"{plan.split}/{plan.name} {plan.kind} {plan.variant or '-'}: "
-                  f"{'made' if made else 'FAILED'} in {time.time() - start:.1f} s", flush=True)  # fmt: skip
+            word = "made" if made else "FAILED"
+            what = f"{plan.split}/{plan.name} {plan.kind} {plan.variant or '-'}"
+            print(f"{what}: {word} in {time.time() - start:.1f} s", flush=True)
     finally:
         for pid in running:
             _clear(pid)
@@ -76,15 +79,15 @@ def _fork(plan: Plan, out: Path, siblings: list[str]) -> int:
         world.die_with_parent()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         code = _attempts(plan, out, siblings)
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(code)
 
 
 def _clear(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def _attempts(plan: Plan, out: Path, siblings: list[str]) -> int:

@@ -6,7 +6,8 @@ Roles, as in the labels of the real logs:
   and slow-step warnings after a slow-down; a nan that it says.
 - echo: the exceptions of the other ranks, torch's warnings about lost connections, waits of the
   others that a slow rank makes long, launcher lines about ranks that ended after the faulty one.
-- symptom: launcher lines about the faulty rank or the job's end, its "training failed" and,
+- symptom: launcher lines about the faulty rank or the job's end, its "training failed", steps
+  that a slow rank makes long and,
   where neither the faulty rank nor a launcher says anything of it, the first kind of echo.
 - context: frames of tracebacks and stacks that belong to those, headers and rulers.
 
@@ -16,6 +17,7 @@ Only lines after the onset count. Harmless noise has no label.
 from __future__ import annotations
 
 import re
+import statistics
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -29,10 +31,13 @@ SPEAKING = ("exception", "data", "memory", "environment", "network")
 SLACK_SECONDS = 0.02
 #: A part of a step is slow from here on, in milliseconds.
 SLOW_MS = 100.0
+#: A whole step is long from so many times the usual on.
+LONGER = 4.0
 
-TAG = re.compile(r"^\[rank\d+\]: ?")
+#: torch's prefix of an uncaught exception's lines, or of its loggers' lines.
+TAG = re.compile(r"^(?:\[rank\d+\]: ?)?(?:[VIWEC]\d{4} [\d:.]+ \d+ \S+:\d+\] ?)?")
 HEADER = re.compile(r"Traceback \(most recent call last\):$")
-EXCEPTION = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|BadGzipFile)\b(?::|$)")
+EXCEPTION = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|error|Exception|Interrupt|BadGzipFile)\b(?::|$)")
 CHAINED = re.compile(r"^(During handling of|The above exception was)")
 LOST = re.compile(
     r"^\[(?:rank\d+\]:\[)?[WE]\d+ .*\[c10d\]|^\[(?:rank\d+\]:\[)?[WE]\d+ .*(?:ocket|TCPStore|gloo)"
@@ -42,6 +47,7 @@ FAILED = re.compile(r"training failed at step")
 TIMES = re.compile(
     r"time \(ms\) of step .*data ([\d.]+) \| forward-backward ([\d.]+) \| all-reduce ([\d.]+)"
 )
+STEP_TIME = re.compile(r"step \d+ \|.* \| ([\d.]+) s$|elapsed time per iteration \(ms\): ([\d.]+)")
 WARNED = re.compile(r"took [\d.]+ s before the all-reduce")
 
 
@@ -65,6 +71,8 @@ def label(plan: Plan, course: Course) -> list[Label]:
     found: dict[tuple[str, int], tuple[Line, str, str]] = {}
     for rank, lines in spoken.items():
         told = _of_launcher(plan, course, lines) if rank is None else _of_rank(plan, rank, lines)
+        if plan.kind == "slow" and rank is not None:
+            told += _long_steps(course, rank, since)
         found.update({(line.file, line.number): (line, role, why) for line, role, why in told})
     _first_echo(found)
     return [
@@ -83,7 +91,7 @@ def _of_rank(plan: Plan, rank: int, lines: list[Line]) -> list[Told]:
     stack = False
     for line in lines:
         text = TAG.sub("", line.text)
-        stack = bool(STACK.match(text)) or stack and text.startswith("  ")
+        stack = bool(STACK.match(text)) or (stack and text.startswith("  "))
         if (line.file, line.number) in taken:
             continue
         if stack:
@@ -150,6 +158,22 @@ def _slow(line: Line, faulty: bool) -> list[Told]:
     return []
 
 
+def _long_steps(course: Course, rank: int, since: float) -> list[Told]:
+    """Steps that take `LONGER` times what they took before the onset, as the step lines say."""
+    before: list[tuple[float, Line]] = []
+    after: list[tuple[float, Line]] = []
+    for line in course.lines:
+        told = STEP_TIME.search(line.text) if line.rank == rank else None
+        if told:
+            seconds = float(told[1]) if told[1] else float(told[2]) / 1000
+            (before if line.time < since else after).append((seconds, line))
+    if not before:
+        return []
+    usual = statistics.median(seconds for seconds, _ in before)
+    why = f"the step takes {LONGER:.0f} times the usual or more"
+    return [(line, "symptom", why) for seconds, line in after if seconds >= LONGER * usual]
+
+
 def _of_launcher(plan: Plan, course: Course, lines: list[Line]) -> list[Told]:
     return [(line, *_launcher_role(plan, course, line.text)) for line in lines]
 
@@ -186,9 +210,10 @@ def _first_echo(found: dict[tuple[str, int], Told]) -> None:
     """Where nothing says more, the first kind of echo is the symptom."""
     if any(role in ("cause", "symptom") for _, role, _ in found.values()):
         return
-    echoes = sorted(
-        (line for line, role, _ in found.values() if role == "echo"), key=lambda line: line.time
-    )
+    echoes = [line for line, role, _ in found.values() if role == "echo"]
+    # An exception says more than that there was one.
+    echoes = [line for line in echoes if EXCEPTION.match(TAG.sub("", line.text))] or echoes
+    echoes.sort(key=lambda line: line.time)
     if not echoes:
         return
     first = _kind_of(echoes[0])
@@ -202,4 +227,4 @@ def _first_echo(found: dict[tuple[str, int], Told]) -> None:
 
 
 def _kind_of(line: Line) -> str:
-    return re.sub(r"\d+", "0", TAG.sub("", line.text))[:80]
+    return re.sub(r"\d+", "0", TAG.sub("", line.text))[:140]

@@ -36,7 +36,7 @@ class Launcher:
         """No process is left."""
 
     def _say(self, text: str, node: str | None = None) -> None:
-        self.writer.of_launcher(text, time.time(), node)
+        self.writer.of_launcher(text, node)
 
 
 class Srun(Launcher):
@@ -84,12 +84,13 @@ class Torchrun(Launcher):
                     self._first_failure(node, rank, code)
 
     def _first_failure(self, node: str, rank: int, code: int) -> None:
+        api = "elastic/multiprocessing/api"
         for other in self._alive(node):
-            self._say(f"{_torch_head('W', 'elastic/multiprocessing/api', 1028)} Sending process "
-                      f"{self.pids[other]} closing signal SIGTERM", node)  # fmt: skip
+            what = f"Sending process {self.pids[other]} closing signal SIGTERM"
+            self._say(f"{_torch_head('W', api, 1028)} {what}", node)
         local = rank % self.settings.ranks_per_node
-        self._say(f"{_torch_head('E', 'elastic/multiprocessing/api', 1002)} failed (exitcode: {code}) "
-                  f"local_rank: {local} (pid: {self.pids[rank]}) of binary: /usr/bin/python3", node)  # fmt: skip
+        which = f"local_rank: {local} (pid: {self.pids[rank]}) of binary: /usr/bin/python3"
+        self._say(f"{_torch_head('E', api, 1002)} failed (exitcode: {code}) {which}", node)
 
     def _alive(self, node: str) -> list[int]:
         mine = [rank for rank in self.pids if self.settings.node(rank) == node]

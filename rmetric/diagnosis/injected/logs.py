@@ -56,7 +56,7 @@ def clock_offset(settings: Settings, node: str, seed: int) -> float:
 
 
 def set_up(settings: Settings, rank: str, offset: float) -> logging.Logger:
-    """The trainer's logger of this process, to standard output; warnings and torch's go beside it."""
+    """The trainer's logger of this process; warnings and torch's loggers write to stderr."""
     clock = _Clock(rank, offset)
     set_logs(distributed=getattr(logging, settings.torch_level))
     for one in list(logging.Logger.manager.loggerDict.values()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,14 +77,18 @@ def plans(
             healthy ones for each group come on top.
         groups: of settings in each split; no group is in both.
     """
+    healthy = kinds is None or "healthy" in kinds
+    chosen = {
+        split: [one for one in SPLIT[split] if kinds is None or one in kinds] for split in splits
+    }
+    made = [split for split in splits if chosen[split] or healthy]
     out: list[Plan] = []
-    for number, split in enumerate(("development", "test")):
-        rng = np.random.default_rng([seed, number])
-        chosen = [kind for kind in SPLIT[split] if kinds is None or kind in kinds]
-        if split in splits and (chosen or kinds is None or "healthy" in kinds):
-            healthy = kinds is None or "healthy" in kinds
-            share = jobs // len(splits) + (jobs % len(splits) > splits.index(split))
-            out += _of_split(split, share, min(groups, max(share, 1)), ranks, chosen, healthy, rng)
+    for place, split in enumerate(made):
+        rng = np.random.default_rng([seed, ("development", "test").index(split)])
+        share = jobs // len(made) + (jobs % len(made) > place)
+        out += _of_split(
+            split, share, min(groups, max(share, 1)), ranks, chosen[split], healthy, rng
+        )
     return out
 
 
@@ -133,23 +137,23 @@ def _plan(
     name: str, split: str, group: str, part: str, settings: Settings, rng: np.random.Generator,
     kind: str = "healthy", variant: Variant | None = None,
 ) -> Plan:  # fmt: skip
-    given = {"name": name, "split": split, "group": group, "part": part, "settings": settings}
-    noise = _noise(settings, rng)
-    seed = int(rng.integers(2**31))
+    plan = Plan(
+        name=name, split=split, group=group, part=part, settings=settings,
+        noise=_noise(settings, rng), seed=int(rng.integers(2**31)),
+    )  # fmt: skip
     if variant is None:
-        return Plan(**given, seed=seed, noise=noise)  # type: ignore[arg-type]
-    rank = int(rng.integers(1, settings.world_size))
+        return plan
     stage = str(rng.choice(variant.stages))
-    step = _step(stage, settings, rng)
-    limit = (
-        round(float(rng.uniform(5, 9)), 1)
-        if kind == "slow" and _ends_by_limit(settings, rng)
-        else None
+    limited = kind == "slow" and _ends_by_limit(settings, rng)
+    return replace(
+        plan,
+        kind=kind,
+        variant=variant.name,
+        rank=int(rng.integers(1, settings.world_size)),
+        stage=stage,
+        step=_step(stage, settings, rng),
+        limit=round(float(rng.uniform(5, 9)), 1) if limited else None,
     )
-    return Plan(
-        **given, seed=seed, noise=noise, kind=kind, variant=variant.name, rank=rank, stage=stage,
-        step=step, limit=limit,
-    )  # type: ignore[arg-type]  # fmt: skip
 
 
 def _ends_by_limit(settings: Settings, rng: np.random.Generator) -> bool:

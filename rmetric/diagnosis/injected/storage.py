@@ -61,7 +61,8 @@ class Loader:
         expected = index[self.path.name]["crc32"]
         if self.checksums and zlib.crc32(packed) != expected:
             raise ValueError(
-                f"checksum of {self.path.name} is {zlib.crc32(packed):08x}, index says {expected:08x}"
+                f"checksum of {self.path.name} is {zlib.crc32(packed):08x}, "
+                f"the index says {expected:08x}"
             )
         self.records = gzip.decompress(packed).decode().splitlines()
         self.place = 0
@@ -77,8 +78,8 @@ class Loader:
             self.read()
         rows = [parse(line) for line in self.records[self.place : self.place + BATCH]]
         self.place += BATCH
-        tokens = torch.tensor([row for row, _ in rows] * self.copies)
-        return tokens, torch.tensor([weight for _, weight in rows] * self.copies)
+        tokens = torch.tensor([row for row, _ in rows]).repeat(self.copies, 1)
+        return tokens, torch.tensor([weight for _, weight in rows]).repeat(self.copies)
 
 
 def parse(line: str) -> tuple[list[int], float]:

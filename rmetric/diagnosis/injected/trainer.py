@@ -55,7 +55,7 @@ class Trainer:
         self.settings, self.noise, self.log, self.hooks = settings, noise, log, hooks
         self.step: int | None = None
         self.output = Path(os.environ["OUTPUT_DIR"])
-        self.staging_bytes = 1 << 16
+        self.staging_bytes, self.passes = 1 << 16, 1
         self.extra_state: dict[str, Any] = {}
         self.own_seconds: list[float] = []
         self.step_seconds: list[float] = []
@@ -65,6 +65,16 @@ class Trainer:
             "evaluation": {"batches": 2},
             "checkpoint": {"name": "shard"},
         }
+
+    def main(self) -> None:
+        """Raises what ends the training, SystemExit where it has been logged."""
+        try:
+            self.run()
+        except Exception:
+            if not self.settings.caught:
+                raise
+            self.log.exception("training failed at step %s", self.step)
+            raise SystemExit(1) from None
 
     def run(self) -> None:
         self.launch()
@@ -128,13 +138,14 @@ class Trainer:
     def train(self) -> None:
         if self.rank == 0:
             self.log.info("start training for %d steps", self.settings.steps)
-        for self.step in range(1, self.settings.steps + 1):
+        for step in range(1, self.settings.steps + 1):
+            self.step = step
             self._noise()
-            self.train_step(self.step)
-            if self.step % self.settings.evaluate_every == 0:
-                self.evaluate(self.step)
-            if self.step % self.settings.save_every == 0:
-                self.save_checkpoint(self.step)
+            self.train_step(step)
+            if step % self.settings.evaluate_every == 0:
+                self.evaluate(step)
+            if step % self.settings.save_every == 0:
+                self.save_checkpoint(step)
 
     def train_step(self, step: int) -> None:
         self.hooks.at("train", step, self)
@@ -159,7 +170,9 @@ class Trainer:
             )
 
     def _loss(self, tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        each = nn.functional.cross_entropy(self.model(tokens), tokens[:, 0], reduction="none")
+        for _ in range(self.passes):
+            logits = self.model(tokens)
+        each = nn.functional.cross_entropy(logits, tokens[:, 0], reduction="none")
         return (each * weights).mean()
 
     def _reduce(self, loss: torch.Tensor) -> tuple[float, float]:
@@ -189,8 +202,9 @@ class Trainer:
                                     rate=rate, norm=norm, seconds=end - start,
                                     samples=step * BATCH * self.world))  # fmt: skip
         if settings.timings:
-            self.log.info("time (ms) of step %d: data %.1f | forward-backward %.1f | all-reduce %.1f",
-                          step, 1e3 * (loaded - start), 1e3 * (own - loaded), 1e3 * (end - own))  # fmt: skip
+            parts = (1e3 * (loaded - start), 1e3 * (own - loaded), 1e3 * (end - own))
+            said = "data %.1f | forward-backward %.1f | all-reduce %.1f" % parts  # noqa: UP031
+            self.log.info("time (ms) of step %d: %s", step, said)
         usual = statistics.median(self.own_seconds) if len(self.own_seconds) > 4 else math.inf
         if settings.watchdog and mine > max(4 * usual, 0.05):
             self.log.warning(

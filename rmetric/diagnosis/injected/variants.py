@@ -15,7 +15,7 @@ class Variant:
     Attributes:
         stages: of `rmetric.diagnosis.job.STAGES`, where it can come.
         says: a pattern that the faulty rank's last exception must match; "" where it writes none.
-        outside: what the launcher does to the process: "kill", "stop", "throttle"; "" nothing.
+        outside: what the launcher does to the process: "kill", "stop"; "" nothing.
         environment: it is there from the start, in the variables of the process.
     """
 
@@ -26,14 +26,17 @@ class Variant:
     environment: bool = False
 
 
+INITIALISE = ("initialise",)
+#: What gloo and the store say of a connection that is gone.
+GONE = "(Connection|recv|send|socket|Broken|closed)"
 ANY = ("initialise", "load data", "train", "evaluate", "checkpoint")
 LATE = ("train", "evaluate", "checkpoint")
 
 VARIANTS: dict[str, tuple[Variant, ...]] = {
     "exception": (
-        Variant(name="bad value", stages=("load data", "train"), says="ValueError: invalid literal"),
+        Variant(name="bad value", stages=("load data", "train"), says="ValueError: invalid"),
         Variant(name="missing key", stages=("initialise", *LATE), says="KeyError: "),
-        Variant(name="wrong shape", stages=("train", "evaluate"), says="RuntimeError: mat1 and mat2"),
+        Variant(name="wrong shape", stages=("train", "evaluate"), says="RuntimeError: mat1 and"),
         Variant(name="out of range", stages=("train", "evaluate"), says="IndexError: index out of"),
         Variant(name="not picklable", stages=("checkpoint",), says="TypeError: cannot pickle"),
         Variant(name="file too large", stages=("checkpoint",), says="(OSError|RuntimeError): "),
@@ -47,7 +50,7 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
     ),
     "slow": (
         Variant(name="slow storage", stages=("train",)),
-        Variant(name="throttled", stages=("train",), outside="throttle"),
+        Variant(name="slow compute", stages=("train",)),
     ),
     "data": (
         Variant(name="nan", stages=("train",), says="FloatingPointError: "),
@@ -70,16 +73,26 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
         ),
     ),
     "network": (
-        Variant(name="all sockets", stages=ANY[1:], says="(Connection|recv|send|socket|Broken|closed)"),
-        Variant(name="sockets of gloo", stages=ANY[1:], says="(Connection|recv|send|socket|closed)"),
+        Variant(name="all sockets", stages=ANY[1:], says=GONE),
+        Variant(name="sockets of gloo", stages=ANY[1:], says=GONE),
     ),
     "environment": (
-        Variant(name="variable missing", stages=("initialise",), says="expected, but not set", environment=True),
-        Variant(name="wrong port", stages=("initialise",), says="(connect|timed out)", environment=True),
-        Variant(name="wrong rank", stages=("initialise",), environment=True),
-        Variant(name="wrong world size", stages=("initialise",), environment=True),
-        Variant(name="wrong version", stages=("initialise",), says="is required", environment=True),
-        Variant(name="wrong data path", stages=("load data",), says="FileNotFoundError", environment=True),
+        Variant(
+            name="variable missing",
+            stages=INITIALISE,
+            says="expected, but not set",
+            environment=True,
+        ),
+        Variant(name="wrong port", stages=INITIALISE, environment=True),
+        Variant(name="wrong rank", stages=INITIALISE, environment=True),
+        Variant(name="wrong world size", stages=INITIALISE, environment=True),
+        Variant(name="wrong version", stages=INITIALISE, says="is required", environment=True),
+        Variant(
+            name="wrong data path",
+            stages=("load data",),
+            says="FileNotFoundError",
+            environment=True,
+        ),
     ),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Did it happen? A job counts only if its fault did, in the rank and in the way that was planned."""
+"""Did it happen? A job counts only if its fault did, in the planned rank and way."""
 
 from __future__ import annotations
 
@@ -69,8 +69,10 @@ def _slow(plan: Plan, course: Course, code: int, found: dict[str, Any]) -> dict[
     after = [own for step, own in course.own_seconds if step > plan.step]
     ratio = statistics.median(after) / statistics.median(before) if before and after else 0.0
     stood = course.by == "limit" or code == 0
-    return _require(ratio >= SLOWER and stood, f"its own part of a step took {SLOWER} times as long or more",
-                    f"ratio {ratio:.1f}, code {code}, ended by {course.by}", ratio=round(ratio, 1), **found)  # fmt: skip
+    return _require(
+        ratio >= SLOWER and stood, f"its own part of a step took {SLOWER} times as long or more",
+        f"ratio {ratio:.1f}, code {code}, ended by {course.by}", ratio=round(ratio, 1), **found,
+    )  # fmt: skip
 
 
 def _raised(plan: Plan, course: Course, code: int, found: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import json
 import os
 import selectors
@@ -10,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,15 +25,16 @@ from rmetric.diagnosis.injected.faults import Fault, wrong_environment
 from rmetric.diagnosis.injected.launchers import LAUNCHERS
 from rmetric.diagnosis.injected.plan import Plan
 from rmetric.diagnosis.injected.storage import write_shards
+from rmetric.diagnosis.injected.variants import variant_of
 from rmetric.diagnosis.injected.writing import Line, Writer
 
 LOOK_SECONDS = 0.05
 #: Between SIGTERM and SIGKILL.
 TERM_SECONDS = 1.0
+#: The faulty rank is left to itself so long after the others have ended.
+ALONE_SECONDS = 1.0
 #: A job that takes longer has gone wrong; the slowest healthy ones take a third of it.
 MOST_SECONDS = 180.0
-#: A throttled process runs for so many seconds, then stands still for so many.
-THROTTLE = (0.04, 0.8)
 PR_SET_PDEATHSIG = 1
 
 
@@ -86,11 +90,11 @@ class _World:
         self.deadline: float | None = None
         self.terminated: float | None = None
         self.first_bad: float | None = None
-        self.stopped_until = self.runs_until = 0.0
+        self.alone_since: float | None = None
 
     def run(self) -> Course:
         told, tell = os.pipe()
-        answer, self.answering = os.pipe()
+        answer, _ = os.pipe()
         port, unused = _free_ports(2)
         for rank in range(self.settings.world_size):
             self._start(rank, port, unused, tell, answer)
@@ -98,10 +102,8 @@ class _World:
         os.close(answer)
         self.selector.register(told, selectors.EVENT_READ, self._reader(self._heard))
         self.launcher.started()
-        if self.plan.faulty and self._variant_environment():
-            self._onset(
-                {"time": self.course.start, "stage": self.plan.stage, "step": None, "done": {}}
-            )
+        if self.plan.faulty and variant_of(self.plan.kind, self.plan.variant).environment:
+            self._onset({"time": self.course.start, "stage": self.plan.stage, "step": None})
         while len(self.course.exits) < len(self.pids) or self.selector.get_map():
             self._look()
         self.launcher.over()
@@ -109,11 +111,6 @@ class _World:
         self.course.end, self.course.lines = time.time(), self.writer.lines
         self.course.pids = dict(self.pids)
         return self.course
-
-    def _variant_environment(self) -> bool:
-        from rmetric.diagnosis.injected.variants import variant_of
-
-        return variant_of(self.plan.kind, self.plan.variant).environment
 
     def _start(self, rank: int, port: int, unused: int, tell: int, answer: int) -> None:
         pipes = {channel: os.pipe() for channel in ("stdout", "stderr")}
@@ -125,9 +122,8 @@ class _World:
         self.pids[rank] = pid
         for channel, (out, into) in pipes.items():
             os.close(into)
-            self.selector.register(out, selectors.EVENT_READ, self._reader(
-                lambda text, rank=rank, channel=channel: self.writer.of_rank(rank, channel, text, time.time())
-            ))  # fmt: skip
+            take = functools.partial(self.writer.of_rank, rank, channel)
+            self.selector.register(out, selectors.EVENT_READ, self._reader(take))
 
     def _child(
         self, rank: int, port: int, unused: int, tell: int, answer: int, outputs: dict[str, int]
@@ -140,15 +136,15 @@ class _World:
             os.dup2(outputs["stdout"], 1)
             os.dup2(outputs["stderr" if apart else "stdout"], 2)
             kept = {0, 1, 2, tell, answer} if rank == self.plan.rank else {0, 1, 2}
-            for entry in os.listdir("/proc/self/fd"):
-                if int(entry) not in kept:
-                    try:
-                        os.close(int(entry))
-                    except OSError:
-                        pass
+            for entry in list(Path("/proc/self/fd").iterdir()):
+                if int(entry.name) not in kept:
+                    with contextlib.suppress(OSError):
+                        os.close(int(entry.name))
             sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
             sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
             code = self._train(rank, port, unused, tell, answer)
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(code)
 
@@ -175,16 +171,13 @@ class _World:
         hooks = Fault(self.plan, faulty=faulty, tell=tell, answer=answer)
         one = trainer.Trainer(settings, self.plan.noise, log, hooks)
         try:
-            one.run()
+            one.main()
+        except SystemExit as end:
+            return int(end.code or 0)
         except Exception as error:
             # The frame of this function is no part of a trainer's traceback.
-            error = error.with_traceback(
-                error.__traceback__.tb_next if error.__traceback__ else None
-            )
-            if settings.caught:
-                log.error("training failed at step %s", one.step, exc_info=error)
-            else:
-                sys.excepthook(type(error), error, error.__traceback__)
+            trace = error.__traceback__
+            sys.excepthook(type(error), error, trace.tb_next if trace else None)
             return 1
         return 0
 
@@ -219,9 +212,6 @@ class _World:
             os.kill(self.pids[rank], signal.SIGKILL)
         elif message["outside"] == "stop":
             os.kill(self.pids[rank], signal.SIGSTOP)
-        elif message["outside"] == "throttle":
-            self.runs_until = time.time() + THROTTLE[0]
-            os.write(self.answering, b"x")
 
     def _onset(self, message: dict[str, Any]) -> None:
         self.course.onset = message
@@ -234,20 +224,8 @@ class _World:
                 key.data(key.fd)
         else:
             time.sleep(LOOK_SECONDS)
-        self._throttle(time.time())
         self._reap()
         self._end_those_left(time.time())
-
-    def _throttle(self, now: float) -> None:
-        rank = self.plan.rank
-        if not self.runs_until or rank is None or rank in self.course.exits:
-            return
-        if self.stopped_until and now >= self.stopped_until:
-            os.kill(self.pids[rank], signal.SIGCONT)
-            self.stopped_until, self.runs_until = 0.0, now + THROTTLE[0]
-        elif not self.stopped_until and now >= self.runs_until:
-            os.kill(self.pids[rank], signal.SIGSTOP)
-            self.stopped_until = now + THROTTLE[1]
 
     def _reap(self) -> None:
         seen: dict[int, int] = {}
@@ -274,10 +252,12 @@ class _World:
                 self._signal(left, signal.SIGKILL)
             return
         by_limit = self.deadline is not None and now > self.deadline
-        others_gone = left == [self.plan.rank]
+        if left == [self.plan.rank] and self.alone_since is None:
+            self.alone_since = now
+        alone = self.alone_since is not None and now > self.alone_since + ALONE_SECONDS
         grace = self.settings.grace
         late = self.first_bad is not None and grace is not None and now > self.first_bad + grace
-        if by_limit or late or others_gone and self.course.onset is not None:
+        if by_limit or late or alone:
             self.course.by = "limit" if by_limit else "launcher"
             self.launcher.ending(left, by_limit=by_limit)
             self.course.ended, self.terminated = set(left), now

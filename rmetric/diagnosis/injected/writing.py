@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,12 +35,12 @@ class Writer:
         self.lines: list[Line] = []
         self._open: dict[str, tuple[object, list[int]]] = {}
 
-    def of_rank(self, rank: int, channel: str, text: str, now: float) -> None:
+    def of_rank(self, rank: int, channel: str, text: str) -> None:
         """`channel` is "stdout" or "stderr"."""
         file, prefix = self._place(rank, channel)
-        self._write(file, prefix, rank, text, now)
+        self._write(file, prefix, rank, text, time.time())
 
-    def of_launcher(self, text: str, now: float, node: str | None = None) -> None:
+    def of_launcher(self, text: str, node: str | None = None) -> None:
         """Among the node's lines under torchrun's layout, among the tasks' in slurm's, or apart."""
         file = "launcher.log"
         if self.settings.layout in ("torchrun", "node files") and node is not None:
@@ -47,7 +48,7 @@ class Writer:
         elif self.settings.layout == "srun":
             file = "slurm.out"
         for line in text.split("\n"):
-            self._write(file, "", None, line, now)
+            self._write(file, "", None, line, time.time())
 
     def close(self) -> None:
         for file, _ in self._open.values():
