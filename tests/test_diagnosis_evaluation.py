@@ -15,7 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rmetric.diagnosis.decide import diagnose
 from rmetric.diagnosis.evaluation import baselines
+from rmetric.diagnosis.evaluation.__main__ import main
 from rmetric.diagnosis.evaluation.answers import Answer, nodes_of, of_diagnosis, ranks_of
 from rmetric.diagnosis.evaluation.baselines import Line
 from rmetric.diagnosis.evaluation.cases import Case, Label
@@ -28,17 +30,20 @@ from rmetric.diagnosis.evaluation.classes import (
 )
 from rmetric.diagnosis.evaluation.goals import goals
 from rmetric.diagnosis.evaluation.injected_jobs import injected_jobs
-from rmetric.diagnosis.evaluation.judged import VARIANTS, WHOLE, Judged
-from rmetric.diagnosis.evaluation.reading import Read
+from rmetric.diagnosis.evaluation.judged import ALONE, VARIANTS, WHOLE, Judged
+from rmetric.diagnosis.evaluation.judging import judge
+from rmetric.diagnosis.evaluation.reading import Read, read
 from rmetric.diagnosis.evaluation.real_jobs import real_jobs
 from rmetric.diagnosis.evaluation.results import Results, read_results
 from rmetric.diagnosis.evaluation.scoring import TOPS, Counts, by_score, chance, event_counts, hits
 from rmetric.diagnosis.evaluation.summing import macro, mean, micro
 from rmetric.diagnosis.evaluation.tables import tables
 from rmetric.diagnosis.evaluation.writing import refresh, report
+from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.injected.settings import draw_settings
 from rmetric.diagnosis.job import STAGES as OUR_STAGES
 from rmetric.diagnosis.job import Job
+from rmetric.diagnosis.library import Library
 from rmetric.diagnosis.result import SURE, Diagnosis, Evidence, Suspect
 from rmetric.reporting.renderers import to_markdown
 
@@ -162,7 +167,8 @@ def test_by_score_puts_equals_together() -> None:
 
 def test_each_class_is_right_by_one_family_only() -> None:
     assert len(set(FAMILIES.values())) == len(FAMILIES)
-    assert class_is_right("cuda_oom", "cuda out of memory")
+    assert set(FAMILIES.values()) <= {signature.family for signature in Library.shipped()}
+    assert class_is_right("cuda_oom", "out of GPU memory")
     assert not class_is_right("cuda_oom", "host out of memory")
     assert not class_is_right("a new class", "")
 
@@ -504,3 +510,94 @@ def test_injected_jobs_that_cannot_be_used_are_errors(tmp_path: Path) -> None:
     put(tmp_path, "job-000", outcome="lost")
     with pytest.raises(ValueError, match=r"manifest\.json: outcome is 'lost'; healthy, failed"):
         injected_jobs("development", tmp_path)
+
+
+# --- the logs themselves ----------------------------------------------------------------------
+
+TORN = """\
+[rank0]: 2026-01-02 03:04:05,000 INFO step 1 loss 2.5
+[rank1]: 2026-01-02 03:04:05,100 INFO step 1 loss 2.5
+[rank1]: Traceback (most recent call last):
+[rank0]: 2026-01-02 03:04:06,000 INFO step 2 loss 2.4
+[rank1]:   File "train.py", line 7, in <module>
+[rank1]:     main(3)
+
+[rank1]: ValueError: 3 apples
+[rank0]: 2026-01-02 03:04:09,000 ERROR lost rank 1
+"""
+
+
+@pytest.fixture
+def torn(tmp_path: Path) -> Path:
+    folder = tmp_path / "torn"
+    folder.mkdir()
+    (folder / "job.log").write_text(TORN)
+    return folder
+
+
+def test_each_line_has_the_event_of_its_entry(torn: Path) -> None:
+    seen = read(torn, Library.shipped())
+    event = {number: seen.event_of.get(("job.log", number)) for number in range(1, 10)}
+    assert event[1] == event[2] == event[4]
+    assert event[3] == event[5] == event[6] == event[8] != event[9]
+    assert event[7] is None
+    assert "ValueError" in seen.job.events[event[3] or 0].template
+    assert [one.who for one in seen.lines_by("rank")] == [0, 1, 1, 0, 1, 1, None, 1, 0]
+    assert [one.time is None for one in seen.lines_by("rank")].count(True) < 9
+
+
+def test_the_recorded_pass_is_the_pass(torn: Path) -> None:
+    (torn / "other.log").write_text("".join(f"tick {n} of 9\n" for n in range(200)) + "Killed\n")
+    seen, job = read(torn, Library.shipped()), ingest([torn], Library.shipped())
+    assert [(one.template, one.counts) for one in seen.job.events] == [
+        (one.template, one.counts) for one in job.events
+    ]
+    ticks = {at for (file, line), at in seen.event_of.items() if file == "other.log" and line < 200}
+    assert len(ticks) == 1
+    assert job.events[ticks.pop()].count == 200
+
+
+def test_a_copy_that_was_left_out_has_the_events_of_the_first(torn: Path) -> None:
+    (torn / "copy.log").write_text(TORN)
+    seen = read(torn, Library.shipped())
+    assert len(seen.job.files) == 1
+    assert seen.event_of["copy.log", 8] == seen.event_of["job.log", 8]
+
+
+def test_a_job_is_judged_by_what_diagnose_says(torn: Path, tmp_path: Path) -> None:
+    well = tmp_path / "well"
+    well.mkdir()
+    steps = "".join(
+        f"[rank{rank}]: INFO step {step} loss 2.5\n" for step in range(9) for rank in (0, 1)
+    )
+    (well / "job.log").write_text(steps)
+    known = case(
+        folder=torn, healthy=(well,), rank=1, node=None, world_size=2, node_of_rank={},
+        labels=(Label(file="job.log", line=8, role="cause"),),
+    )  # fmt: skip
+    out = judge(known)
+    seen = read(torn, Library.shipped())
+    assert out.answers[WHOLE] == of_diagnosis(known, seen, diagnose([torn], [well]))
+    assert out.answers[ALONE] == of_diagnosis(known, seen, diagnose([torn]))
+    assert out.answers["Grep for errors"].events == Counts(1, 1, 0)
+    assert out.answers["Error_count"].ranks == [0.5, 1.0, 1.0, 1.0]
+
+
+def test_the_command_from_logs_to_tables(
+    manifest: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    for path in tmp_path.glob("failure_*.csv"):
+        path.rename(tmp_path / "benchmarks" / path.name)
+    monkeypatch.chdir(tmp_path)
+    arguments = ["real", "--logs", "logs", "--out", "out", "--processes", "1"]
+    assert main(arguments) == 0
+    assert "Cause class" in capsys.readouterr().out
+    before = (tmp_path / "out" / "real_development.json").read_bytes()
+    assert main(arguments) == 0
+    assert (tmp_path / "out" / "real_development.json").read_bytes() == before
+    assert main([*arguments[:2], "nowhere", *arguments[3:]]) == 2
+    assert "is not there; name the logs' folder by --logs" in capsys.readouterr().err

@@ -1,7 +1,8 @@
 """Names of others and ours: cause classes and stages that mean the same.
 
-Written from the meaning of the words, before any result was looked at. One class, one family:
-a family that is near is wrong.
+Written from the meaning of the words before any result was looked at, with the names that families
+were to have. The library calls three otherwise (GPU memory, GPU programs, collectives); their names
+alone were put right here. One class, one family: one that is near is wrong.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ import re
 FAMILIES: dict[str, str] = {
     "assertion": "assertion",
     "runtime_error": "runtime error",
-    "cuda_oom": "cuda out of memory",
-    "cuda_runtime": "cuda runtime error",
+    "cuda_oom": "out of GPU memory",
+    "cuda_runtime": "GPU program",
     "device_mismatch": "device mismatch",
     "div_zero": "division by zero",
     "file_not_found": "file not found",
     "missing_module": "missing module",
     "nan_loss": "nan loss",
-    "nccl": "nccl",
+    "nccl": "collective communication",
     "oom_killer": "oom killer",
     "permission": "permission",
     "ram_oom": "host out of memory",

@@ -99,7 +99,7 @@ def _copies(folder: Path, job: Job) -> Iterator[tuple[str, str]]:
 
 
 class _Recording(FilePass):
-    """Goes the slow way with every line, which comes to the same, and keeps to which entry each belongs.
+    """Goes the slow way with every line, which comes to the same, and keeps its entry.
 
     Attributes:
         entry_of: line -> first line of its entry.

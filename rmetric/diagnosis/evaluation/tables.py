@@ -19,7 +19,9 @@ from rmetric.reporting.table import Cell, Table
 
 def tables(results: Results) -> list[Table]:
     """All that apply; one of which no job is judged is left out."""
-    makers = (events, by_kind, outcomes, causes, ranks, nodes, differences, healthy, misses)
+    makers = [events, outcomes, causes, ranks, healthy, misses]
+    if results.source == "injected":
+        makers += [by_kind, nodes, differences]
     return [table for make in makers if (table := make(results)).rows]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from rmetric.diagnosis.evaluation.answers import Answer
 from rmetric.diagnosis.evaluation.classes import FAMILIES
 from rmetric.diagnosis.evaluation.judged import VARIANTS, Judged
