@@ -1,87 +1,72 @@
-"""Jobs made by hand, as an ingest would leave them."""
+"""Jobs of our own making, as a pass over logs would leave them."""
 
-from rmetric.diagnosis.job import Event, Job, Match, Occurrence, Stream
+from rmetric.diagnosis.job import Event, Job, Occurrence, Stream
+
+USUAL = ("start rank", "model built", "step <NUM> loss <NUM>", "saved", "finished")
 
 
-class Writer:
-    """Writes entries into a job, one after the other.
+class Maker:
+    """Says entries in order; one file a rank unless told otherwise."""
 
-    >>> writer = Writer(ranks=2)
-    >>> writer.say(1, "boom", signature="python_exception").order
-    0
-    """
-
-    def __init__(self, ranks=4, one_file=True, world_size=None):
-        self.job = Job(world_size=world_size)
-        self.one_file = one_file
-        self.order = 0
+    def __init__(self, world=8, *, shared=False, skew=None, node_of=None):
+        self.job = Job(world_size=world)
+        self.shared, self.skew, self.node_of = shared, skew or {}, node_of
         self.numbers = {}
-        for rank in range(ranks):
-            name = f"rank {rank}"
-            self.job.streams[name] = Stream(name=name, rank=rank)
+        self.order = 0
 
-    def say(self, rank, text, *, time=None, step=None, signature="", stage="train", fields=None):
-        name = f"rank {rank}" if isinstance(rank, int) else rank
-        stream = self.job.streams.setdefault(name, Stream(name=name))
-        file = "job.log" if self.one_file else f"{name.replace(' ', '_')}.log"
-        line = self.job.files[file] = self.job.files.get(file, 0) + 1
-        number = self.numbers.setdefault(text, len(self.numbers))
-        entry = Occurrence(
-            file=file,
-            line=line,
-            stream=name,
-            time=time,
-            order=self.order,
-            event=number,
-            text=text,
-            step=stream.last_step if step is None else step,
-            stage=stage,
-        )
+    def say(self, rank, template, *, time=None, step=None):
+        name, file = f"rank {rank}", "all.log" if self.shared else f"rank_{rank}.log"
         self.order += 1
-        self._count(stream, entry)
-        if step is not None:
-            stream.steps, stream.last_step, stream.last_step_at = stream.steps + 1, step, entry
-            stream.first_step = step if stream.first_step is None else stream.first_step
-        if signature:
-            self._match(signature, entry, fields or {})
-        return entry
+        one = Occurrence(
+            file=file,
+            line=self.order,
+            stream=name,
+            time=None if time is None else 1.7e9 + time + self.skew.get(rank, 0.0),
+            order=self.order,
+            event=self.numbers.setdefault(template, len(self.numbers)),
+            text=template,
+            step=step,
+        )
+        self._hear(rank, one)
+        self._count(template, one)
 
-    def steps(self, first, last, ranks=None, time=None):
-        for step in range(first, last + 1):
-            for name in ranks or [one for one in self.job.streams.values() if one.rank is not None]:
-                rank = name if isinstance(name, int) else name.rank
-                at = None if time is None else time + step
-                self.say(rank, "step <*> loss <*>", step=step, time=at)
-
-    def _count(self, stream, entry):
-        if entry.event == len(self.job.events):
-            self.job.events.append(
-                Event(number=entry.event, template=entry.text, first=entry, last=entry)
-            )
-        event = self.job.events[entry.event]
-        event.last = entry
-        event.counts[stream.name] = event.counts.get(stream.name, 0) + 1
+    def _hear(self, rank, one):
+        stream = self.job.streams.get(one.stream)
+        if stream is None:
+            node = self.node_of and self.node_of(rank)
+            stream = Stream(name=one.stream, rank=rank, node=node, first=one, first_time=one.time)
+            self.job.streams[one.stream] = stream
+        self.job.files[one.file] = self.job.files.get(one.file, 0) + 1
+        stream.files.add(one.file)
         stream.entries += 1
-        stream.first = stream.first or entry
-        stream.files.add(entry.file)
-        stream.tail.append(entry)
-        stream.stage = entry.stage
-        if entry.time is not None:
-            stream.last_time = entry.time
-            stream.first_time = entry.time if stream.first_time is None else stream.first_time
+        stream.tail.append(one)
+        stream.last_time = one.time
+        if one.step is not None:
+            stream.steps += 1
+            stream.last_step, stream.last_step_at = one.step, one
 
-    def _match(self, signature, entry, fields):
-        key = (signature, entry.stream)
-        match = self.job.matches.get(key)
-        if match is None:
-            match = Match(
-                signature=signature,
-                stream=entry.stream,
-                count=0,
-                first=entry,
-                last=entry,
-                fields=fields,
-            )
-            self.job.matches[key] = match
-        match.count, match.last = match.count + 1, entry
-        match.events.add(entry.event)
+    def _count(self, template, one):
+        if one.event == len(self.job.events):
+            self.job.events.append(Event(number=one.event, template=template, first=one, last=one))
+        event = self.job.events[one.event]
+        event.last = one
+        event.counts[one.stream] = event.counts.get(one.stream, 0) + 1
+
+    def train(self, ranks, *, steps=20, first=0, leader=True, end=True):
+        """All say the same at the same moments; rank 0 says more, if it is a `leader`."""
+        for template in USUAL[:2]:
+            for rank in ranks:
+                self.say(rank, template, time=0.01 * rank)
+        for step in range(first, steps):
+            for rank in ranks:
+                self.say(rank, USUAL[2], time=10.0 + step, step=step)
+                if rank == 0 and leader:
+                    self.say(rank, "learning rate <NUM>", time=10.0 + step)
+        for template in USUAL[3:] if end else ():
+            for rank in ranks:
+                self.say(rank, template, time=11.0 + steps)
+        return self
+
+
+def healthy(world=8, **options):
+    return Maker(world, **options).train(range(world)).job

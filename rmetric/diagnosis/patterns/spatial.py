@@ -122,7 +122,8 @@ def odd_speakers(
 
 def _matrix(said: Iterable[Counter[int]], events: Sequence[int]) -> Matrix:
     """Speakers x events."""
-    return np.array([[one.get(event, 0) for event in events] for one in said], dtype=float)
+    rows = [[one.get(event, 0) for event in events] for one in said]
+    return np.array(rows, dtype=float).reshape(len(rows), len(events))
 
 
 def _healthy(
@@ -134,8 +135,8 @@ def _healthy(
         number = same_events(job, other)
         theirs = Counterparts(other, by)
         rest = _matrix([_renumbered(one.counts, number) for one in theirs.all], events)
-        known |= rest.any(axis=0)
-        middle = np.median(rest, axis=0)
+        known |= _matrix([_renumbered(_all_of(other), number)], events)[0] > 0
+        middle = np.median(rest, axis=0) if len(rest) else np.zeros(len(events))
         layer = []
         for one in who:
             same = theirs.of(one)
@@ -145,6 +146,10 @@ def _healthy(
     if not layers:
         return np.zeros((len(who), len(events))), np.ones(len(events), dtype=bool)
     return np.median(np.array(layers), axis=0), known
+
+
+def _all_of(job: Job) -> Counter[int]:
+    return Counter({event.number: event.count for event in job.events})
 
 
 def _renumbered(counts: Counter[int], number: dict[int, int]) -> Counter[int]:

@@ -27,6 +27,8 @@ FEW = 0.25
 MOST = 0.6
 #: Stopping early counts from so many seconds on, and from so many times the fellows' spread.
 LEAST_SECONDS, SPREADS = 10.0, 3.0
+#: One step behind may be chance, for a job ends between two ranks' lines; so many hardly are.
+SURE_STEPS = 3.0
 #: Entries, per speaker, that a log shared by all must go on for after a rank's last.
 LEAST_ENTRIES = 5.0
 #: Fewer speakers than that say nothing of what is usual.
@@ -124,12 +126,17 @@ def _ended_early(job: Job, heard: Sequence[Speaker], offsets: Mapping[str, float
         return None if last is None or len(job.files) > 1 else last.order / len(heard)
 
     found: dict[str, Finding] = {}
-    for measure, least, says in (
-        (time, LEAST_SECONDS, "its last entry is {:.0f} s before the others'"),
-        (step, 1.0, "its last step is {:.0f} before the others'"),
-        (order, LEAST_ENTRIES, "the others wrote {:.0f} entries each after its last"),
+    for measure, least, unit, says in (
+        (time, LEAST_SECONDS, LEAST_SECONDS, "its last entry is {:.0f} s before the others'"),
+        (step, 1.0, SURE_STEPS, "its last step is {:.0f} before the others'"),
+        (
+            order,
+            LEAST_ENTRIES,
+            LEAST_ENTRIES,
+            "the others wrote {:.0f} entries each after its last",
+        ),
     ):
-        for one, lag, strength in _behind(heard, measure, least):
+        for one, lag, strength in _behind(heard, measure, least, unit):
             words = says.format(lag)
             kept = found.get(one.name)
             if kept is None or strength > kept.strength:
@@ -144,7 +151,10 @@ def _ended_early(job: Job, heard: Sequence[Speaker], offsets: Mapping[str, float
 
 
 def _behind(
-    heard: Sequence[Speaker], measure: Callable[[Speaker], float | None], least: float
+    heard: Sequence[Speaker],
+    measure: Callable[[Speaker], float | None],
+    least: float,
+    unit: float,
 ) -> list[tuple[Speaker, float, float]]:
     """Those few whose end is before the fellows' middle by far more than the fellows' spread."""
     ends = [(one, end) for one in heard if (end := measure(one)) is not None]
@@ -157,7 +167,7 @@ def _behind(
     if not _few(len(behind), len(heard)):
         return []
     share = 1.0 / len(behind) ** 0.5
-    return [(one, lag, round(share * (1.0 - exp(-lag / far)), 3)) for one, lag in behind]
+    return [(one, lag, round(share * (1.0 - exp(-lag / max(far, unit))), 3)) for one, lag in behind]
 
 
 def _last_words(job: Job, heard: Sequence[Speaker], *, alone: bool) -> list[Finding]:
