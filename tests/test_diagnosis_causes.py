@@ -9,6 +9,7 @@ from rmetric.diagnosis.suspects import (
     Sign,
     named,
     signs_of_causes,
+    signs_of_collectives,
     signs_of_echoes,
     suspects,
 )
@@ -121,6 +122,7 @@ def test_harmless_entries_are_no_causes():
 def ranked(writer):
     found, moments = causes_of(writer.job)
     signs = [*signs_of_causes(writer.job, found, moments), *signs_of_echoes(writer.job, found)]
+    signs += signs_of_collectives(found)
     return suspects(writer.job, signs)
 
 
@@ -174,3 +176,20 @@ def test_a_sign_more_never_lowers_the_score():
     scores = [suspects(job, signs[: n + 1])[0].score for n in range(len(signs))]
     assert scores == sorted(scores)
     assert scores[0] > NAMED
+
+
+@pytest.mark.parametrize(
+    ("field", "own", "others", "named_first"),
+    [
+        ("sequence", "98", "99", True),
+        ("sequence", "100", "99", False),
+        ("operation", "BROADCAST", "ALLREDUCE", True),
+    ],
+)
+def test_who_waits_in_another_collective_is_named(field, own, others, named_first):
+    writer = Writer(ranks=8)
+    for rank in range(8):
+        fields = {field: own if rank == 5 else others}
+        writer.say(rank, "timed out", signature="timeout", fields=fields)
+    found = ranked(writer)
+    assert bool(found and found[0].rank == 5) is named_first

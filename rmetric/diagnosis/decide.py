@@ -92,6 +92,7 @@ def decide(
     signatures = {one.signature: library[one.signature] for one in job.matches.values()}
     causes = weigh(collect(job, signatures, moments), moments) if switches.library else []
     signs = [*found.signs, *suspicion.signs_of_causes(job, causes, moments)]
+    signs += suspicion.signs_of_collectives(causes)
     if switches.unfiltered:
         signs += suspicion.signs_of_echoes(job, causes)
     ranked = suspicion.suspects(job, signs)

@@ -8,6 +8,7 @@ timeout that its fellows report) and for being unlike its fellows (spatial and t
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import exp
@@ -28,6 +29,7 @@ WEIGHTS = {
     "silent": 3.0,
     "ended early": 3.0,
     "no echo": 2.5,
+    "other collective": 3.5,
     "last words": 1.0,
     "missing event": 1.0,
     "unlike": 1.5,
@@ -208,8 +210,49 @@ def signs_of_echoes(job: Job, causes: Sequence[Cause]) -> list[Sign]:
     }
     lacking = [name for name in able if name not in said]
     lacking += [f"rank {rank}" for rank in job.silent_ranks]
-    if not said & set(able) or len(lacking) > max(1, (1.0 - COMMON) * len(able)):
+    if not lacking or not said & set(able) or len(lacking) > max(1, (1.0 - COMMON) * len(able)):
         return []
     strength = 1.0 / len(lacking) ** 0.5
     words = f"does not report what {len(said & set(able))} others do"
     return [Sign(stream=name, kind="no echo", words=words, strength=strength) for name in lacking]
+
+
+def signs_of_collectives(causes: Sequence[Cause]) -> list[Sign]:
+    """Who waits in another collective than most: behind them, or in a different operation.
+
+    Timeouts name the collective, by its number or its operation; the few that are not where the
+    others are kept the others waiting.
+    """
+    signs = []
+    for cause in causes:
+        if cause.signature.role != "echo":
+            continue
+        signs += _apart(cause, "sequence", "waits in collective {}, the others in {}")
+        signs += _apart(cause, "operation", "waits in {}, the others in {}")
+    return signs
+
+
+def _apart(cause: Cause, field: str, words: str) -> list[Sign]:
+    told = {one.stream: one.fields[field] for one in cause.matches if one.fields.get(field)}
+    if len(told) < 3:
+        return []
+    ((usual, times),) = Counter(told.values()).most_common(1)
+    others = {stream: value for stream, value in told.items() if value != usual}
+    if not others or times <= COMMON * len(told):
+        return []
+    if field == "sequence":
+        others = {one: value for one, value in others.items() if _behind(value, usual)}
+    strength = 1.0 / max(1, len(others)) ** 0.5
+    return [
+        Sign(
+            stream=stream,
+            kind="other collective",
+            words=words.format(value, usual),
+            strength=strength,
+        )
+        for stream, value in others.items()
+    ]
+
+
+def _behind(value: str, usual: str) -> bool:
+    return value.isdigit() and usual.isdigit() and int(value) < int(usual)
