@@ -1,4 +1,4 @@
-"""The patterns' answers, as signs against ranks and as odd events: what `decide` takes from them."""
+"""The patterns' answers, as signs against ranks and as odd events, for `decide`."""
 
 from __future__ import annotations
 
