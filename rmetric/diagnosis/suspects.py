@@ -7,9 +7,10 @@ timeout that its fellows report) and for being unlike its fellows (spatial and t
 
 from __future__ import annotations
 
+import re
 import signal
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import exp
 
@@ -148,21 +149,41 @@ def _own(cause: Cause, able: set[str], moments: Moments) -> list[Sign]:
     return signs
 
 
-def _accusations(job: Job, cause: Cause, fields: dict[str, str], able: set[str]) -> Iterable[Sign]:
-    name = ""
-    if fields.get("rank", "").isdigit():
-        name = f"rank {int(fields['rank'])}"
-    elif fields.get("node"):
-        name = f"node {fields['node']}"
-    if not name or cause.signature.role == "ending":
+def _accusations(job: Job, cause: Cause, fields: dict[str, str], able: set[str]) -> Iterator[Sign]:
+    """Against those whom an entry names; fewer is stronger."""
+    if cause.signature.role == "ending":
         return
-    known = name in able or (name.startswith("rank ") and int(name[5:]) in job.silent_ranks)
-    if not known:
+    accused = _accused(job, fields, able)
+    if not accused or len(accused) > COMMON * max(2, len(able)):
         return
     kind, words = "accused", f"named by: {cause.signature.title}"
+    strength = min(1.0, cause.score + 0.2)
     if _guilty(fields):
-        kind, words = "killed", f"ended by {signal.Signals(_signal(fields) or 9).name}"
-    yield Sign(stream=name, kind=kind, words=words, strength=min(1.0, cause.score + 0.2))
+        kind, words = "killed", f"ended by {signal.Signals(_signal(fields)).name}"
+        strength = 1.0
+    for name in accused:
+        yield Sign(stream=name, kind=kind, words=words, strength=strength / len(accused) ** 0.5)
+
+
+def _accused(job: Job, fields: dict[str, str], able: set[str]) -> list[str]:
+    """Streams of the ranks or the node named, as far as the job has them."""
+    ranks = [f"rank {int(rank)}" for rank in re.findall(r"\d+", fields.get("rank", ""))]
+    silent = {f"rank {rank}" for rank in job.silent_ranks}
+    known = [name for name in ranks if name in able or name in silent]
+    if known or not fields.get("node"):
+        return known
+    name = f"node {fields['node']}"
+    if name in able:
+        return [name]
+    local = fields.get("local_rank", "")
+    on_node = sorted(
+        (one.rank, one.name)
+        for one in job.streams.values()
+        if one.rank is not None and fields["node"] in (one.node, job.node_of_rank.get(one.rank))
+    )
+    if local.isdigit() and int(local) < len(on_node):
+        return [on_node[int(local)][1]]
+    return [name for _, name in on_node]
 
 
 def _launchers(job: Job, causes: Sequence[Cause], able: set[str]) -> list[Sign]:
@@ -172,15 +193,17 @@ def _launchers(job: Job, causes: Sequence[Cause], able: set[str]) -> list[Sign]:
         for cause in causes
         if cause.signature.role == "symptom"
         for match in cause.matches
-        if match.fields.get("rank", "").isdigit()
+        if _accused(job, match.fields, able)
     ]
     if not reports:
         return []
     first = min(reports, key=lambda one: one.first.order)
-    name = f"rank {int(first.fields['rank'])}"
-    if name not in able:
-        return []
-    return [Sign(stream=name, kind="failed first", words="the launcher saw it fail first")]
+    accused = _accused(job, first.fields, able)
+    words = "the launcher saw it fail first"
+    strength = 1.0 / len(accused) ** 0.5
+    return [
+        Sign(stream=name, kind="failed first", words=words, strength=strength) for name in accused
+    ]
 
 
 def _signal(fields: dict[str, str]) -> int:
