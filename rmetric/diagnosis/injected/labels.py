@@ -2,8 +2,8 @@
 
 Roles, as in the labels of the real logs:
 
-- cause: the faulty rank's own exception where the fault makes it raise one; its own slow times
-  and slow-step warnings after a slow-down; a nan that it says.
+- cause: the faulty rank's own exception or abort where the fault makes it raise one, and what
+  torch warns of there; its slow times and warnings of slow steps; a nan that it says.
 - echo: the exceptions of the other ranks, torch's warnings about lost connections, waits of the
   others that a slow rank makes long, launcher lines about ranks that ended after the faulty one.
 - symptom: launcher lines about the faulty rank or the job's end, its "training failed", steps
@@ -42,6 +42,9 @@ CHAINED = re.compile(r"^(During handling of|The above exception was)")
 LOST = re.compile(
     r"^\[(?:rank\d+\]:\[)?[WE]\d+ .*\[c10d\]|^\[(?:rank\d+\]:\[)?[WE]\d+ .*(?:ocket|TCPStore|gloo)"
 )
+#: A mismatch of collectives is an exception in a thread of gloo's, which nobody catches.
+ABORTED = re.compile(r"^(terminate called|  what\(\):)")
+NATIVE = re.compile(r"^(frame #\d+: |Exception raised from |<omitting python frames>)")
 STACK = re.compile(r"^(Current thread|Thread|Stack) .*most recent call first")
 FAILED = re.compile(r"training failed at step")
 TIMES = re.compile(
@@ -100,7 +103,12 @@ def _of_rank(plan: Plan, rank: int, lines: list[Line]) -> list[Told]:
             role = "symptom" if faulty else "echo"
             out.append((line, role, "the trainer says that it failed"))
         elif LOST.match(line.text):
-            out.append((line, "echo", "torch lost a connection"))
+            role = "cause" if faulty and plan.kind in SPEAKING else "echo"
+            out.append((line, role, "torch lost a connection or got none"))
+        elif ABORTED.match(text):
+            out.append((line, "cause" if faulty else "echo", "gloo ends the process"))
+        elif NATIVE.match(text):
+            out.append((line, "context", "native frames of a warning of torch"))
         elif plan.kind == "slow":
             out += _slow(line, faulty)
         elif faulty and plan.variant == "nan" and re.search(r"\bloss\b\W+nan\b", text, re.I):
@@ -188,10 +196,12 @@ def _launcher_role(plan: Plan, course: Course, text: str) -> tuple[str, str]:
         if plan.rank in ranks:
             return "symptom", "the launcher names the faulty rank's exit"
         return "echo", "the launcher names another rank's exit"
-    local = re.search(r"local_rank: (\d+) \(pid: (\d+)\)", text)
-    if local:
-        mine = int(local[2]) == course.pids[plan.rank] if plan.rank is not None else False
+    pid = re.search(r"exitcode.*\(pid: (\d+)\)", text)
+    if pid:
+        mine = plan.rank is not None and int(pid[1]) == course.pids[plan.rank]
         return ("symptom" if mine else "echo"), "the launcher names a failed process"
+    if "ChildFailedError" in text or text.endswith(" FAILED"):
+        return "symptom", "the launcher says that the job failed"
     return "context", "part of the launcher's report"
 
 

@@ -6,6 +6,7 @@ The words are those of srun and slurmstepd; torchrun's report is formatted by to
 from __future__ import annotations
 
 import signal
+import socket
 import time
 from collections.abc import Iterable, Mapping
 
@@ -23,9 +24,6 @@ class Launcher:
     def __init__(self, settings: Settings, writer: Writer, pids: Mapping[int, int]) -> None:
         self.settings, self.writer, self.pids = settings, writer, pids
 
-    def started(self) -> None:
-        """All processes are there."""
-
     def exited(self, codes: Mapping[int, int]) -> None:
         """The exit codes, negative for signals, of the ranks seen dead at one look."""
 
@@ -41,10 +39,10 @@ class Launcher:
 
 class Srun(Launcher):
     def exited(self, codes: Mapping[int, int]) -> None:
-        alike: dict[tuple[str, str], list[int]] = {}
+        alike: dict[tuple[str, str | None], list[int]] = {}
         for rank, code in codes.items():
             if code:
-                how = _signal_words(code) if code < 0 else f"Exited with exit code {code}"
+                how = signal.strsignal(-code) if code < 0 else f"Exited with exit code {code}"
                 alike.setdefault((self.settings.node(rank), how), []).append(rank)
         for (node, how), ranks in alike.items():
             word = "task" if len(ranks) == 1 else "tasks"
@@ -65,10 +63,6 @@ class Torchrun(Launcher):
         super().__init__(settings, writer, pids)
         self.failures: dict[str, dict[int, ProcessFailure]] = {}
         self.codes: dict[int, int] = {}
-
-    def started(self) -> None:
-        self._say(f"{_torch_head('I', 'run', 651)} Starting {self.settings.nodes} nodes, "
-                  f"nproc_per_node: {self.settings.ranks_per_node}", "node-00")  # fmt: skip
 
     def exited(self, codes: Mapping[int, int]) -> None:
         self.codes.update(codes)
@@ -105,18 +99,13 @@ class Torchrun(Launcher):
     def over(self) -> None:
         for node, failures in sorted(self.failures.items()):
             report = ChildFailedError("train.py", failures).format_msg()
+            report = report.replace(socket.getfqdn(), node)
             self._say(
                 f"torch.distributed.elastic.multiprocessing.errors.ChildFailedError: {report}", node
             )
 
 
 LAUNCHERS = {"none": Launcher, "srun": Srun, "torchrun": Torchrun}
-
-
-def _signal_words(code: int) -> str:
-    return {signal.SIGKILL: "Killed", signal.SIGTERM: "Terminated"}.get(
-        signal.Signals(-code), signal.Signals(-code).name
-    )
 
 
 def _ranges(ranks: Iterable[int]) -> str:

@@ -101,7 +101,6 @@ class _World:
         os.close(tell)
         os.close(answer)
         self.selector.register(told, selectors.EVENT_READ, self._reader(self._heard))
-        self.launcher.started()
         if self.plan.faulty and variant_of(self.plan.kind, self.plan.variant).environment:
             self._onset({"time": self.course.start, "stage": self.plan.stage, "step": None})
         while len(self.course.exits) < len(self.pids) or self.selector.get_map():
