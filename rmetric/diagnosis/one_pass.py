@@ -12,7 +12,7 @@ from rmetric.diagnosis.job import MAX_TEXT
 from rmetric.diagnosis.library import Library
 from rmetric.diagnosis.part import Part
 from rmetric.diagnosis.patterns.iterations import IterationWatch
-from rmetric.diagnosis.patterns.stages import Stages
+from rmetric.diagnosis.patterns.stages import Stages, next_stage
 from rmetric.diagnosis.patterns.steps import Told, step_gate, told
 from rmetric.diagnosis.reading.joining import NEXT, Kind
 from rmetric.diagnosis.reading.prefixes import NOBODY, Prefixes, Who
@@ -138,8 +138,10 @@ class FilePass:
         entry = speaker.open or self._reopened(speaker)
         if entry is None or entry.entry.full:
             return False
-        if facts.exception:
-            if entry.says.exception and not text[:1].isspace():
+        if facts.kind == Kind.EXCEPTION:
+            entry.says = facts
+        elif facts.exception and not text[:1].isspace():
+            if entry.says is not entry.facts:
                 return False  # of another rank that writes to the same file
             entry.says = facts
         entry.entry.add(clean(text))
@@ -174,9 +176,10 @@ class FilePass:
         if step is not None:
             self._tell(speaker, number, line, form.template, step)
         raw: Raw = (number, line, form.template, speaker, speaker.step, speaker.stage, None)
-        if facts.stage and facts.stage != speaker.stage:
-            raw = self._enter(speaker, raw, facts.stage)
-        if speaker.state or facts.look:
+        stage = next_stage(speaker.stage, facts.stage)
+        if stage != speaker.stage:
+            raw = self._enter(speaker, raw, stage)
+        if speaker.state or facts.alone:
             speaker.open = Open(raw, facts, text)
             speaker.open.told = speaker.open.watched = step is not None
         else:

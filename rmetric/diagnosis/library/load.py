@@ -8,11 +8,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rmetric.diagnosis.library.any_digits import Unknown, any_digits
 from rmetric.diagnosis.library.files import check, compiled, form_of, read, wrong
 from rmetric.diagnosis.signature import ROLES, Signature
 
 #: Seconds that one pattern may take on one entry; a sound one takes some microseconds.
 PATTERN_SECONDS = 0.05
+#: Forms of entries whose gates are remembered.
+FORMS = 4096
 _FOLDER = Path(__file__).parent / "signatures"
 _ROLE_ORDER = {role: place for place, role in enumerate(ROLES)}
 
@@ -36,12 +39,20 @@ class Library:
                 raise wrong(path, one.id, "id", "one given twice", accepted)
             self._by_id[one.id] = one
             self.files[one.id] = path
-        self._by_gate: dict[bytes, list[str]] = {}
-        for one in self._by_id.values():
-            for gate in one.gates:
-                self._by_gate.setdefault(gate.encode(), []).append(one.id)
-        self._gate = re.compile(_trie_pattern(self._by_gate))
+        gates = sorted({gate.encode() for one in self for gate in one.gates})
+        trie = _trie_pattern(gates)
+        self._gate = re.compile(trie)
+        self._gates_at = re.compile(b"(?=(" + trie + b"))")  # overlapping ones too
+        # The trie stops at the shortest gate: those that begin with it are its followers.
+        self._followers: dict[bytes, list[tuple[bytes, list[str]]]] = {}
+        for gate in gates:
+            ids = [one.id for one in self if gate.decode() in one.gates]
+            shortest = self._gate.match(gate)
+            assert shortest
+            self._followers.setdefault(shortest[0], []).append((gate, ids))
         self._patterns: dict[str, tuple[Any, ...]] = {}
+        self._loose: dict[str, tuple[Any, ...] | None] = {}
+        self._of_form: dict[bytes, list[str]] = {}
 
     @classmethod
     def shipped(cls) -> Library:
@@ -85,18 +96,51 @@ class Library:
             text: one entry of a log; lines are joined by newlines.
             level: "error", "warning", "info" or "" as the entry states it.
         """
-        form = form_of(text)
-        ids = {id for gate, those in self._by_gate.items() if gate in form for id in those}
         found = []
-        for id in sorted(ids):
-            one = self._by_id[id]
-            if one.levels and level not in one.levels:
-                continue
+        for one in self._candidates(form_of(text), level):
             fields = self._fields(one, text)
             if fields is not None:
                 found.append((one, fields))
         harmless = [pair for pair in found if pair[0].role == "harmless"]
         return sorted(harmless or found, key=lambda pair: _order(pair[0]))
+
+    def may_match(self, plain: str, level: str = "") -> bool:
+        """Whether an entry of one line may match a signature, whatever its digits are.
+
+        Args:
+            plain: the line with "0" for every number.
+        """
+        return any(self._loosely(one, plain) for one in self._candidates(form_of(plain), level))
+
+    def _loosely(self, one: Signature, plain: str) -> bool:
+        if one.id not in self._loose:
+            try:
+                self._loose[one.id] = tuple(compiled(any_digits(each)) for each in one.patterns)
+            except Unknown:
+                self._loose[one.id] = None
+        loose = self._loose[one.id]
+        try:
+            return loose is None or any(
+                each.search(plain, timeout=PATTERN_SECONDS) for each in loose
+            )
+        except TimeoutError:
+            return True
+
+    def _candidates(self, form: bytes, level: str) -> list[Signature]:
+        """Those with a gate in the form, by id."""
+        ids = self._of_form.get(form)
+        if ids is None:
+            ids = sorted(self._gated(form))
+            if len(self._of_form) >= FORMS:
+                self._of_form.clear()
+            self._of_form[form] = ids
+        levels = [(self._by_id[id].levels, self._by_id[id]) for id in ids]
+        return [one for accepted, one in levels if not accepted or level in accepted]
+
+    def _gated(self, form: bytes) -> set[str]:
+        seen = {match[1] for match in self._gates_at.finditer(form)}
+        followers = [pair for shortest in seen for pair in self._followers[shortest]]
+        return {id for gate, ids in followers if gate in form for id in ids}
 
     def _fields(self, one: Signature, text: str) -> dict[str, str] | None:
         if one.id not in self._patterns:

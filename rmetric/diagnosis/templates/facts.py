@@ -35,7 +35,8 @@ class Facts:
             and the key of a structured line.
         level: that it gives itself.
         stage: that it tells, "" for none.
-        look: a signature may match it.
+        look: a signature may match an entry with this line.
+        alone: one may match the line by itself.
         step: it may tell a step.
         world: it may tell the size or the layout of the job.
         job_id: it may tell the scheduler's number of the job.
@@ -48,6 +49,7 @@ class Facts:
     level: str
     stage: str
     look: bool
+    alone: bool
     step: bool
     world: bool
     job_id: bool
@@ -56,13 +58,15 @@ class Facts:
     @property
     def quiet(self) -> bool:
         """There is nothing to do but count it, where it begins an entry."""
-        return not (self.kind or self.look or self.step or self.world or self.job_id or self.stage)
+        return not (self.kind or self.alone or self.step or self.world or self.job_id or self.stage)
 
 
 class Signatures(Protocol):
     """What is asked of a `Library` here."""
 
     def gate(self, form: bytes) -> bool: ...
+
+    def may_match(self, plain: str, level: str) -> bool: ...
 
 
 class StageRules(Protocol):
@@ -98,13 +102,15 @@ class FactsOf:
         text = clean(plain)
         own_level, key = level(text), _KEY.search(text)
         form = plain.lower().translate(None, b"0")
+        look = self.library.gate(form)
         return Facts(
             kind=int(kind_of(plain)),
             template=masked(text),
             cls=f"{own_level}:{key[1]}" if key else own_level,
             level=own_level,
             stage=self.stages.of(text) if self.stages.gate(form) else "",
-            look=self.library.gate(form),
+            look=look,
+            alone=look and self.library.may_match(text, own_level),
             step=self.step_gate(form),
             world=may_tell(form),
             job_id=JOB_ID.search(text) is not None,
