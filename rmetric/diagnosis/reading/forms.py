@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 
 _HOST = r"[A-Za-z\d][\w.-]*"
+#: A host that is told by nothing but its name and what stands around it.
+_NAME = r"(?:[A-Za-z][\w.-]*\d[\w.-]*|\d+(?:\.\d+){3})"
 _TIME = (
     r"[\[(]?(?:\d{4}[-/]\d\d[-/]\d\d[T _-]\d\d:\d\d:\d\d(?:[.,]\d+)*(?:Z|[+-]\d\d:?\d\d)?"
     r"|1\d{9}\.\d+)[\])]?"
@@ -72,8 +74,8 @@ CUT = (
         counted=True,
     ),
     # node-07: of pdsh, worker-1 | of compose, [node-07]
-    Form(name="host", pattern=rf"(?P<node>{_HOST}\d[\w.-]*)(?:: ?| +\| ?)", counted=True),
-    Form(name="host_bracket", pattern=rf"\[(?P<node>{_HOST}\d[\w.-]*)\]:? ", counted=True),
+    Form(name="host", pattern=rf"(?P<node>{_NAME})(?:: ?| +\| ?)", counted=True),
+    Form(name="host_bracket", pattern=rf"\[(?P<node>{_NAME})\]:? ", counted=True),
     # 3: of srun --label
     Form(name="srun", pattern=r" *(?P<task>\d{1,5}): ?(?!\d\d:\d\d)", counted=True),
     # 3 ::, [3]: and [3] of launchers and programs

@@ -14,8 +14,7 @@ _COLOURS = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b
 #: A line up to its last carriage return. A launcher puts its prefix before the first only, so it
 #: is kept: group 1.
 _OVERWRITTEN = re.compile(
-    rb"^([ ]*\d+: ?|\[[^\]\r\n]{1,80}\](?:<std\w+>)?:? ?|\([^)\r\n]{1,80}\) )?[^\n]*\r(?:\1)?",
-    re.MULTILINE,
+    rb"^([ ]*\d+: ?|\[[^\]\r\n]{1,80}\](?:<std\w+>)?:? ?|\([^)\r\n]{1,80}\) )?[^\n]*\r(?:\1)?"
 )
 
 
@@ -75,11 +74,14 @@ class Lines:
         if b"\x1b" in body:
             body = _COLOURS.sub(b"", body)
         if b"\r" in body:
-            body = _without_carriage_returns(body)
+            body = body.replace(b"\r\n", b"\n")
         if b"\0" in body:
-            self.nulls += body.count(b"\0")
-            body = body.replace(b"\0", b"")
+            size = len(body)
+            body = body.translate(None, b"\0")
+            self.nulls += size - len(body)
         lines = body.split(b"\n")
+        if b"\r" in body:
+            lines = [_left(line) if b"\r" in line else line for line in lines]
         if max(map(len, lines)) > self.longest:
             self._cut(lines)
         if not body.isascii():
@@ -90,10 +92,10 @@ class Lines:
     def _shortened(self, line: bytes) -> bytes:
         """What is needed of an unfinished line; it stays too long, so that it is counted."""
         ending = b"\r" if line.endswith(b"\r") else b""
-        line = _OVERWRITTEN.sub(rb"\1", line.rstrip(b"\r"))
+        line = _left(line)
         if b"\0" in line:
             # A hole in a file can be larger than memory.
-            kept = line.replace(b"\0", b"")
+            kept = line.translate(None, b"\0")
             self.nulls += len(line) - len(kept)
             line = kept
         return line[: self.longest + 1] + ending
@@ -159,9 +161,7 @@ def _bad(line: bytes) -> bool:
     return False
 
 
-def _without_carriage_returns(body: bytes) -> bytes:
-    """CR LF ends a line; another carriage return begins it again."""
-    body = re.sub(rb"\r+\n", b"\n", body).rstrip(b"\r") if b"\r\n" in body else body.rstrip(b"\r")
-    if b"\r" not in body:
-        return body
-    return _OVERWRITTEN.sub(rb"\1", body)
+def _left(line: bytes) -> bytes:
+    """What stands there in the end of a line that carriage returns begin again."""
+    line = line.rstrip(b"\r")
+    return _OVERWRITTEN.sub(rb"\1", line) if b"\r" in line else line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ _COMPILED = {form.name: re.compile(form.pattern.encode()) for form in (*CUT, *SA
 _LAUNCHES = re.compile(rb"--?nproc[_-]per[_-]node[= ]['\"]?(?:[2-9]|\d\d|gpu|auto)")
 #: What numbered words of prose and of training are called; no host is.
 _NO_HOST = re.compile(
-    rb"(?i)^\[?(?:step|epoch|iter|layer|batch|block|cuda|gpu|cpu|loss|run|trial)\w*?\d"
+    rb"(?i)(?:step|epoch|iter|layer|batch|block|cpu|loss|run|trial)\w*?\d|(?:cuda|gpu)\d{1,2}$"
 )
 
 
@@ -98,7 +98,7 @@ class Prefixes:
         match = self.pattern.match(line)
         assert match is not None
         who = self._known.get(match.groups())
-        return (self._learn_who(match.groups()) if who is None else who), match.end()
+        return (self._learn_who(match) if who is None else who), match.end()
 
     def time(self, line: bytes) -> float | None:
         """Seconds that the line states, before, within or after its prefix (timestamps.py)."""
@@ -107,45 +107,35 @@ class Prefixes:
         found = parse(line[start : start + HEAD].decode("utf-8", "replace"))
         return found[0] if found else None
 
-    def _learn_who(self, groups: tuple[bytes | None, ...]) -> Who:
+    def _learn_who(self, match: re.Match[bytes]) -> Who:
         if len(self._known) > _REMEMBERED:
             self._known.clear()
-        who = self._known[groups] = self._who(*groups) if any(groups) else NOBODY
+        who = self._known[match.groups()] = self._who(match) if any(match.groups()) else NOBODY
         return who
 
-    def _who(
-        self,
-        before: bytes | None,
-        behind: bytes | None,
-        host: bytes | None,
-        said: bytes | None,
-    ) -> Who:
-        who = self._of_chain(before or b"", NOBODY)
-        if host:
-            who = replace(who, kinds=(*who.kinds, "syslog"), node=host.decode("utf-8", "replace"))
-        who = self._of_chain(behind or b"", who)
+    def _who(self, match: re.Match[bytes]) -> Who:
+        who = self._of_chain(match, 1, NOBODY)
+        who = self._of_chain(match, 2, who)
+        if host := match[3]:
+            who = _with(who, "syslog", {"node": host})
         for form in SAID:
-            if said and (match := _COMPILED[form.name].match(said)):
-                who = _with(who, form.name, match.groupdict())
+            if match[4] and (said := _COMPILED[form.name].match(match[4])):
+                who = _with(who, form.name, said.groupdict())
         if who.task is not None and who.rank is None and not self.tasks_launch:
             who = replace(who, rank=who.task)
         return who if who.kinds else NOBODY
 
-    def _of_chain(self, chain: bytes, who: Who) -> Who:
-        at = 0
-        while at < len(chain):
-            # Look-aheads have been checked in the line; they cannot be here.
+    def _of_chain(self, match: re.Match[bytes], group: int, who: Who) -> Who:
+        at, end = match.span(group)
+        while at < end:
             for form in self._forms:
-                match = _ALONE[form.name].match(chain, at)
-                if match and match.end() > at:
-                    who, at = _with(who, form.name, match.groupdict()), match.end()
+                one = _COMPILED[form.name].match(match.string, at)
+                if one and at < one.end() <= end:
+                    who, at = _with(who, form.name, one.groupdict()), one.end()
                     break
             else:
                 break
         return who
-
-
-_ALONE = {form.name: re.compile(re.sub(r"\(\?[=!].*$", "", form.pattern).encode()) for form in CUT}
 
 
 def _launched(who: Who) -> bool:
@@ -153,7 +143,7 @@ def _launched(who: Who) -> bool:
     return who.task is not None and (bool(who.local_rank) or who.rank not in (None, who.task))
 
 
-def _with(who: Who, kind: str, fields: dict[str, bytes]) -> Who:
+def _with(who: Who, kind: str, fields: Mapping[str, bytes | None]) -> Who:
     """What an inner prefix adds; of what both say, the inner one knows better."""
     said: dict[str, Any] = {
         name: value.decode("utf-8", "replace") if name == "node" else int(value)

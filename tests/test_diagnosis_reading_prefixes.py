@@ -1,0 +1,223 @@
+"""Who says a line: prefixes of launchers, learnt for a file."""
+
+from __future__ import annotations
+
+import pickle
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmetric.diagnosis.reading.forms import CUT
+from rmetric.diagnosis.reading.prefixes import NOBODY, Prefixes, Who
+
+#: Every form, written by its launcher for one speaker: what it looks like, and what it says.
+RANK = st.integers(0, 4095)
+HOST = st.sampled_from(["node-07", "gpu041", "r6i4n5", "10.0.0.2", "ip-10-0-0-1.ec2.internal"])
+WRITTEN = {
+    "torch": ("[rank{rank}]: ", "rank"),
+    "torchrun": ("[default{local_rank}]:", "local_rank"),
+    "mpirun": ("[1,{rank}]<stderr>:", "rank"),
+    "ray": ("(RayTrainWorker pid={pid}, ip={node}) ", "pid node"),
+    "kubectl": ("[pod/job-{node}/pytorch] ", "node"),
+    "nccl": ("{node}:{pid}:22055 [3] ", "node pid"),
+    "ucx": ("[{node}:{pid}:0]  ", "node pid"),
+    "grep": ("logs/worker_{rank}.log-11454-", ""),
+    "open_mpi": ("[{node}:{pid}] ", "node pid"),
+}
+COUNTED = {
+    "srun": ("{rank:4d}: ", "rank task"),
+    "number": ("{rank} :: ", "rank"),
+    "bracket": ("[{rank}]: ", "rank"),
+    "word": ("Rank {rank}: ", "rank"),
+    "node_rank": ("[{node}:{local_rank}] ", "node local_rank"),
+    "host": ("{node}: ", "node"),
+    "host_bracket": ("[{node}] ", "node"),
+}
+
+
+def written(form: str, rank: int, host: str = "") -> tuple[str, Who]:
+    """The prefix of a form, and who says so."""
+    node = "10.0.0.9" if form == "ray" else host or f"gpu{rank // 8:03d}"
+    fields = dict(rank=rank, task=rank, local_rank=rank % 8, pid=rank, node=node)
+    template, said = {**WRITTEN, **COUNTED}[form]
+    if form == "kubectl":
+        fields["node"], template = f"job-{node}", template.replace("job-", "")
+    who = Who(kinds=(form,), **{name: fields[name] for name in said.split()})
+    return template.format(**fields), who
+
+
+#: What is said; two of the forms need it to begin as their library does.
+SAID = {"nccl": "NCCL INFO ", "open_mpi": "*** "}
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\n\r"), max_size=30).map(
+    lambda text: "said " + text
+)
+
+
+def test_every_form_is_tried_here():
+    assert set(WRITTEN) | set(COUNTED) == {form.name for form in CUT}
+
+
+@pytest.mark.parametrize("form", list(WRITTEN))
+@given(rank=RANK, host=HOST, text=TEXT)
+def test_a_prefix_split_off_and_put_back_gives_the_line(form, rank, host, text):
+    prefix, expected = written(form, rank, host)
+    text = SAID.get(form, "") + text
+    who, start = Prefixes().split((prefix + text).encode())
+    assert who == expected
+    assert start == len(prefix)
+
+
+@pytest.mark.parametrize("form", list(COUNTED))
+@given(rank=st.integers(0, 15), text=TEXT)
+def test_a_counted_form_counts_where_the_lines_agree(form, rank, text):
+    prefix, expected = written(form, rank)
+    file = [f"{written(form, at % 16)[0]}step {at} said".encode() for at in range(64)]
+    line = (prefix + text).encode()
+    learnt = Prefixes.learn([*file, line])
+    assert learnt.counted == {form}
+    assert learnt.split(line) == (expected, len(prefix))
+    assert Prefixes.learn([b"said", b"more", line]).split(line) == (NOBODY, 0)
+
+
+@given(st.sampled_from(list(COUNTED)), st.sampled_from(list(WRITTEN)), HOST)
+def test_prefixes_stack(outer, inner, host):
+    text = SAID.get(inner, "") + "said"
+    lines = [
+        f"{written(outer, at % 16)[0]}{written(inner, at % 16, host)[0]}{text}".encode()
+        for at in range(64)
+    ]
+    learnt = Prefixes.learn(lines)
+    who, start = learnt.split(lines[5])
+    assert who.kinds == (outer, inner)
+    assert lines[5][start:] == text.encode()
+
+
+def test_the_same_speaker_is_the_same_object():
+    prefixes = Prefixes()
+    first, again = (prefixes.split(b"[rank3]: " + text)[0] for text in (b"a", b"b"))
+    assert first is again
+    assert prefixes.split(b"said")[0] is NOBODY
+    assert prefixes.split(b"2024-05-03 12:00:00 INFO said")[0] is NOBODY
+
+
+PROSE = [
+    [b"1: open the file", b"2: read it", b"3: close it", b"then go on", b"and so on"],
+    [b"Epoch 1: loss 3", b"Epoch 2: loss 2", b"Epoch 3: loss 1"] * 5,
+    [b"step%d: loss 3" % at for at in range(60)],
+    [b"INFO: begin", b"WARNING: low", b"ERROR: none"] * 20,
+    [b"[1] A paper", b"[2] A book", b"text", b"text", b"text", b"text"],
+    [b"train.py:12: UserWarning: no", b"  warnings.warn("] * 10,
+    [b"[train.py:12] begin", b"[train.py:40] end"] * 20,
+    [b"12:30:01 begin", b"12:30:02 end"] * 20,
+    [b"layer1: 3", b"layer2: 4"] * 20,
+    [b"Rank 3: of the list"],
+    [b""],
+    [],
+]
+
+
+@pytest.mark.parametrize("lines", PROSE)
+def test_prose_has_no_prefixes(lines):
+    learnt = Prefixes.learn(lines)
+    assert learnt.counted == set()
+    assert learnt.pattern.groups == 0
+    assert all(learnt.split(line) == (NOBODY, 0) for line in lines)
+
+
+def test_one_task_of_srun_among_other_lines():
+    lines = [b"+ srun -l run.sh"] * 40 + [b" 0: step %d" % at for at in range(30)]
+    assert Prefixes.learn(lines).split(b" 0: said")[0].rank == 0
+
+
+def test_tasks_that_launch_ranks_are_no_ranks():
+    tasks = [b"%d: [default%d]: said" % (at % 2, at % 4) for at in range(40)]
+    who, start = Prefixes.learn(tasks).split(b"1: [default3]: said")
+    assert (who.task, who.local_rank, who.rank, start) == (1, 3, None, len(b"1: [default3]: "))
+    command = [b"+ srun -l torchrun --nproc_per_node=8 train.py"] + [b"0: a", b"1: b"] * 20
+    assert Prefixes.learn(command).split(b"1: said")[0] == Who(kinds=("srun",), task=1)
+    # The rank is known better inside.
+    ranks = [b"%d: [rank%d]: said" % (at % 2, at % 8) for at in range(40)]
+    assert Prefixes.learn(ranks).split(b"1: [rank6]: x")[0].rank == 6
+
+
+LEFT_IN = {
+    b"[E ProcessGroupNCCL.cpp:828] [Rank 3] Watchdog caught": {"rank": 3},
+    b"[2024-07-03 19:15:16,379] [INFO] [logging.py:60:log_dist] [Rank 0] step": {"rank": 0},
+    b"2024-05-03 12:00:01,123 INFO [rank: 7] Seed set": {"rank": 7},
+    b"[rank2]:[E1012 12:00:01.1 Process.cpp:616] [PG ID 0 PG GUID 0 Rank 2] Timeout": {"rank": 2},
+    b"[INFO] HCCL(69395,python3):2024-04-07-18:35:53.134.675 [op_base.cc:314]": {"pid": 69395},
+    b"the message [Rank 3] stands too late": {},
+    b"[Rank -1] nobody": {},
+}
+
+
+@pytest.mark.parametrize("line", list(LEFT_IN))
+def test_who_says_it_behind_time_and_level(line):
+    who, start = Prefixes().split(line)
+    assert who == Who(kinds=who.kinds, **LEFT_IN[line])
+    assert start == (len(b"[rank2]:") if who.rank == 2 else 0)
+
+
+STAMPED = {
+    b"2024-05-03T12:00:00.25Z stdout F [rank3]: said": ({"rank": 3}, b"said"),
+    b"2024-05-03T12:00:00.25Z stderr F said": ({}, b"said"),
+    b"2024-05-03T12:00:00.25Z [pod/w-1/c] said": ({"node": "w-1"}, b"said"),
+    b"2024-05-03T12:00:00.25+00:00 gpu-07 kernel: said": ({"node": "gpu-07"}, b"kernel: said"),
+    b"[1714737600.25] [gpu-07:25:0]   ucc said": ({"node": "gpu-07", "pid": 25}, b"ucc said"),
+    b"[rank3]: 2024-05-03 12:00:00,25 said": ({"rank": 3}, b"2024-05-03 12:00:00,25 said"),
+}
+
+
+@pytest.mark.parametrize("line", list(STAMPED))
+def test_a_time_may_stand_before_the_prefix(line):
+    fields, text = STAMPED[line]
+    prefixes = Prefixes()
+    who, start = prefixes.split(line)
+    assert (who, line[start:]) == (Who(kinds=who.kinds, **fields), text)
+    assert prefixes.time(line) == 1714737600.25
+    assert (who is NOBODY) == (not fields)
+
+
+def test_a_line_of_syslog():
+    line = b"May  3 12:00:01 gpu-07 kernel: [ 4821.553190] NVRM: Xid"
+    who, start = Prefixes().split(line)
+    assert (who.node, line[start:]) == ("gpu-07", b"kernel: [ 4821.553190] NVRM: Xid")
+    assert Prefixes().time(line) == 122 * 86400 + 12 * 3600 + 1
+
+
+def test_memory_is_bounded(monkeypatch):
+    monkeypatch.setattr("rmetric.diagnosis.reading.prefixes._REMEMBERED", 10)
+    prefixes = Prefixes()
+    for pid in range(1000):
+        assert prefixes.split(b"host1:%d:5 [0] NCCL INFO" % pid)[0].pid == pid
+        assert len(prefixes._known) <= 11
+
+
+@given(st.binary(max_size=200))
+def test_any_line_can_be_split(line):
+    line = line.replace(b"\n", b"")
+    for prefixes in (Prefixes(), Prefixes(form.name for form in CUT if form.counted)):
+        who, start = prefixes.split(line)
+        assert 0 <= start <= len(line)
+        prefixes.time(line)
+        assert who is prefixes.split(line)[0]
+
+
+LONG = [b"[", b"a.", b"1:", b"(", b"2024-05-03 12:00:00 ", b"[a] ", b" ", b"INFO ", b"a:1:1 [0] "]
+
+
+@pytest.mark.parametrize("part", LONG)
+def test_no_line_takes_long(part):
+    line = part * (60_000 // len(part))
+    prefixes = Prefixes(form.name for form in CUT if form.counted)
+    began = time.process_time()
+    prefixes.split(line)
+    prefixes.time(line)
+    assert time.process_time() - began < 0.5
+
+
+def test_who_can_be_sent_to_another_process():
+    who = Prefixes().split(b"[rank3]: x")[0]
+    assert pickle.loads(pickle.dumps(who)) == who
