@@ -80,7 +80,7 @@ class Writer:
                 count=0,
                 first=entry,
                 last=entry,
-                fields=fields,
+                named=[fields] if fields else [],
             )
             self.job.matches[key] = match
         match.count, match.last = match.count + 1, entry

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 #: Characters of an entry that are kept.
 MAX_TEXT = 4000
+#: Different things that a signature's entries name, in one stream, that are kept.
+MAX_NAMED = 100
 #: Last entries of a stream that are kept.
 TAIL = 20
 
@@ -115,7 +117,8 @@ class Match:
     Attributes:
         signature: id of the signature.
         events: numbers of the events that it matched.
-        fields: what the pattern's named groups caught at the first occurrence, e.g. rank, xid.
+        named: what the pattern's named groups caught, e.g. rank, xid: each different one once,
+            in the order of their coming, at most `MAX_NAMED`.
     """
 
     signature: str
@@ -124,7 +127,12 @@ class Match:
     first: Occurrence
     last: Occurrence
     events: set[int] = field(default_factory=set)
-    fields: dict[str, str] = field(default_factory=dict)
+    named: list[dict[str, str]] = field(default_factory=list)
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """What the first that named anything named."""
+        return self.named[0] if self.named else {}
 
 
 @dataclass(frozen=True, kw_only=True)

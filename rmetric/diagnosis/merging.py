@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from rmetric.diagnosis.job import TAIL, Event, Iteration, Job, Match, Occurrence, Stream
+from rmetric.diagnosis.job import MAX_NAMED, TAIL, Event, Iteration, Job, Match, Occurrence, Stream
 from rmetric.diagnosis.part import Found, Part, Spoken
 from rmetric.diagnosis.reading.prefixes import NOBODY, Who
 from rmetric.diagnosis.reading.world import World
@@ -116,13 +116,13 @@ class _Merging:
         first, last = placed(found.first), placed(found.last)
         match = self.job.matches.setdefault(
             (found.signature, name),
-            Match(
-                signature=found.signature, stream=name, count=0, first=first, last=last,
-                fields=dict(found.fields),
-            ),
-        )  # fmt: skip
+            Match(signature=found.signature, stream=name, count=0, first=first, last=last),
+        )
+        named = [match.named, found.named]
         if _earlier(match.first, first) is not match.first:
-            match.first, match.fields = first, dict(found.fields)
+            match.first = first
+            named.reverse()
+        match.named = [*named[0], *(one for one in named[1] if one not in named[0])][:MAX_NAMED]
         match.last = _later(match.last, last)
         match.count += found.count
         for one in map(placed, found.templates.values()):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rmetric.diagnosis.job import MAX_TEXT
+from rmetric.diagnosis.job import MAX_NAMED, MAX_TEXT
 from rmetric.diagnosis.library import Library
 from rmetric.diagnosis.part import Part
 from rmetric.diagnosis.patterns.iterations import IterationWatch
@@ -239,8 +239,10 @@ class FilePass:
     ) -> None:
         match = speaker.found.get(signature.id)
         if match is None:
-            match = speaker.found[signature.id] = SoFar(raw, fields)
+            match = speaker.found[signature.id] = SoFar(raw)
         match.count += 1
+        if fields and len(match.named) < MAX_NAMED and fields not in match.named:
+            match.named.append(fields)
         match.last = raw
         match.templates.setdefault(raw[2], raw)
         if signature.role == "success":

@@ -22,7 +22,7 @@ class Found:
     count: int
     first: Occurrence
     last: Occurrence
-    fields: dict[str, str]
+    named: list[dict[str, str]]
     templates: dict[int, Occurrence]
 
 

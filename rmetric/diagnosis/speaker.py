@@ -76,8 +76,9 @@ class Speaker:
 class SoFar:
     """What a speaker's entries that one signature matched have in common."""
 
-    __slots__ = ("count", "fields", "first", "last", "templates")
+    __slots__ = ("count", "first", "last", "named", "templates")
 
-    def __init__(self, raw: Raw, fields: dict[str, str]) -> None:
-        self.count, self.first, self.last, self.fields = 0, raw, raw, fields
+    def __init__(self, raw: Raw) -> None:
+        self.count, self.first, self.last = 0, raw, raw
+        self.named: list[dict[str, str]] = []
         self.templates: dict[int, Raw] = {}

@@ -115,7 +115,7 @@ class _SummingUp:
             count=so_far.count,
             first=self._at(so_far.first),
             last=self._at(so_far.last),
-            fields=so_far.fields,
+            named=so_far.named,
             templates={self.index[at]: self._at(raw) for at, raw in so_far.templates.items()},
         )
 

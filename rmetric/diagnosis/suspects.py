@@ -123,7 +123,8 @@ def signs_of_causes(job: Job, causes: Sequence[Cause], moments: Moments) -> list
         if cause.signature.role == "cause":
             signs += _own(cause, able, moments)
         for match in cause.matches:
-            signs += _accusations(job, cause, match.fields, able)
+            for fields in match.named:
+                signs += _accusations(job, cause, fields, able)
     return signs + _launchers(job, causes, able)
 
 
