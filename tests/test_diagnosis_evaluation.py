@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import itertools
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -32,9 +33,10 @@ from rmetric.diagnosis.evaluation.goals import goals
 from rmetric.diagnosis.evaluation.injected_jobs import injected_jobs
 from rmetric.diagnosis.evaluation.judged import ALONE, VARIANTS, WHOLE, Judged
 from rmetric.diagnosis.evaluation.judging import judge
+from rmetric.diagnosis.evaluation.paper import paper
 from rmetric.diagnosis.evaluation.reading import Read, read
 from rmetric.diagnosis.evaluation.real_jobs import real_jobs
-from rmetric.diagnosis.evaluation.results import Results, read_results
+from rmetric.diagnosis.evaluation.results import TITLES, Results, read_results
 from rmetric.diagnosis.evaluation.scoring import TOPS, Counts, by_score, chance, event_counts, hits
 from rmetric.diagnosis.evaluation.summing import macro, mean, micro
 from rmetric.diagnosis.evaluation.tables import tables
@@ -398,6 +400,18 @@ def test_a_page_that_asks_for_a_table_that_nobody_makes_is_an_error(tmp_path: Pa
     page.write_text("<!-- begin nonsense -->\n<!-- end -->\n")
     with pytest.raises(ValueError, match="nonsense"):
         refresh(page, [])
+
+
+def test_the_page_asks_for_tables_that_are_made(tmp_path: Path) -> None:
+    page = Path(__file__).parents[1] / "docs" / "diagnosis_evaluation.md"
+    asked = set(re.findall(r"<!-- begin (\w+) -->", page.read_text()))
+    made = {"goals", *(table.name for table in paper())}
+    for source, split in TITLES:
+        of = results(source, split)
+        of.jobs[0].answers[WHOLE] = Answer(stage_right=False, outcome="failed")
+        made |= {table.name for table in tables(of)}
+    assert asked <= made
+    assert {"goals", "injected_held_out_ranks", "paper_events"} <= asked
 
 
 # --- cases ------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: all well; 2: nothing was done."""
+    """0: all well; 2: something could not be judged, and no table was written."""
     options = parser().parse_args(arguments)
     try:
         run(options)

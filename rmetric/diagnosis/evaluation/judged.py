@@ -9,16 +9,17 @@ from rmetric.diagnosis.evaluation.answers import Answer, from_json
 
 WHOLE = "Diagnosis"
 ALONE = "Logs alone (without cross-job)"
-#: Variants of the diagnosis; all but `ALONE` are shown healthy jobs of the same settings.
-VARIANTS = (
-    WHOLE,
-    ALONE,
-    "Without spatial",
-    "Without temporal",
-    "Without unfiltered",
-    "Without library",
-    "Library alone",
-)
+#: Title of a variant of the diagnosis -> its `Switches` that are off. With `cross_job` off it
+#: is not shown the healthy jobs of the same settings.
+VARIANTS: dict[str, tuple[str, ...]] = {
+    WHOLE: (),
+    ALONE: ("cross_job",),
+    "Without spatial": ("spatial",),
+    "Without temporal": ("temporal",),
+    "Without unfiltered": ("unfiltered",),
+    "Without library": ("library",),
+    "Library alone": ("cross_job", "spatial", "temporal", "unfiltered"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,31 +16,16 @@ from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.library import Library
 
-SWITCHES: dict[str, Switches] = dict(
-    zip(
-        VARIANTS,
-        (
-            Switches(),
-            Switches(cross_job=False),
-            Switches(spatial=False),
-            Switches(temporal=False),
-            Switches(unfiltered=False),
-            Switches(library=False),
-            Switches(cross_job=False, spatial=False, temporal=False, unfiltered=False),
-        ),
-        strict=True,
-    )
-)
-
 
 def judge(case: Case) -> Judged:
     """All methods on one job."""
     library, seen = _library(), read(case.folder, _library())
     healthy = [_healthy(folder) for folder in case.healthy]
-    answers = {
-        title: of_diagnosis(case, seen, decide(seen.job, library, healthy, switches=switches))
-        for title, switches in SWITCHES.items()
-    }
+    answers = {}
+    for title, off in VARIANTS.items():
+        switches = Switches(**dict.fromkeys(off, False))
+        said = decide(seen.job, library, healthy, switches=switches)
+        answers[title] = of_diagnosis(case, seen, said)
     return Judged(
         name=case.name,
         group=case.group,
