@@ -24,6 +24,7 @@ from rmetric.diagnosis.speaker import Form, Open, Raw, SoFar, Speaker
 from rmetric.diagnosis.summing_up import occurrence, part_of
 from rmetric.diagnosis.templates.events import OTHERS
 from rmetric.diagnosis.templates.facts import JOB_ID, Facts, FactsOf
+from rmetric.diagnosis.templates.places import StepPlace, prefix_place
 from rmetric.diagnosis.templates.remembered import Remembered
 
 #: Different masked texts of a file; what comes after is counted as "<others>".
@@ -32,6 +33,8 @@ MAX_TEXTS = 20_000
 HALF_LINE = MAX_TEXT
 #: Changes of stage that are kept of a speaker, job numbers of a file.
 MAX_STAGES, MAX_JOB_IDS = 200, 20
+#: Speakers of a file that are told apart.
+MAX_SPEAKERS = 1 << 15
 _DIGITS = b"0123456789"
 
 Matches = list[tuple[Signature, dict[str, str]]]
@@ -63,7 +66,9 @@ class FilePass:
         self.forms: Remembered[Form] = Remembered()
         self.watch, self.world = IterationWatch(), World()
         self.number = 0
-        self.speakers: dict[int, Speaker] = {}  # by id: equal prefixes give the same object
+        self.speakers: dict[Who, Speaker] = {}
+        #: groups of a form's prefix -> who says lines that have it.
+        self.said_by: dict[tuple[bytes, ...], Speaker] = {}
         self.own = self._speaker(NOBODY)
         self.template_of: dict[tuple[str, str], int] = {}
         self.first: list[Raw | None] = []
@@ -85,16 +90,19 @@ class FilePass:
         return part_of(self)
 
     def _take(self, lines: list[bytes]) -> None:
-        number, last, split = self.number, self.last, self.prefixes.split
-        form_of, speakers, own = self.forms.young.get, self.speakers, self.own
+        number, last, said_by, own = self.number, self.last, self.said_by, self.own
+        form_of = self.forms.young.get
         for line in lines:
             number += 1
             form = form_of(line.translate(None, _DIGITS))
-            if form is None:
-                self._slow(number, line, self._form(line))
+            if form is None or form.slow:
+                self._slow(number, line, form or self._form(line))
                 continue
-            speaker = own if form.bare else speakers.get(id(split(line)[0]))
-            if form.slow or speaker is None or speaker.slow:
+            speaker = own
+            if form.prefix is not None:
+                found = form.prefix(line)
+                speaker = said_by.get(found.groups(), own) if found else own
+            if speaker.slow or (speaker is own and form.prefix is not None):
                 self._slow(number, line, form)
                 continue
             template = form.template
@@ -106,18 +114,36 @@ class FilePass:
         self.number = number
 
     def _speaker(self, who: Who) -> Speaker:
-        speaker = self.speakers.get(id(who))
+        speaker = self.speakers.get(who)
         if speaker is None:
-            speaker = self.speakers[id(who)] = Speaker(str(len(self.speakers)), who)
+            if len(self.speakers) > MAX_SPEAKERS:
+                return self.own
+            speaker = self.speakers[who] = Speaker(str(len(self.speakers)), who)
         return speaker
 
+    def _said_by(self, line: bytes, form: Form) -> tuple[Speaker, bytes]:
+        """Who says a line, and the line without its prefix."""
+        if form.prefix is None:
+            return self.own, line
+        found = form.prefix(line)
+        speaker = self.said_by.get(found.groups()) if found else None
+        if found is not None and speaker is not None:
+            return speaker, line[found.start("text") :]
+        who, start = self.prefixes.split(line)
+        speaker = self._speaker(who)
+        if found is not None:
+            if len(self.said_by) > MAX_SPEAKERS:
+                self.said_by.clear()
+            self.said_by[found.groups()] = speaker
+        return speaker, line[start:]
+
     def _slow(self, number: int, line: bytes, form: Form) -> None:
-        who, start = (NOBODY, 0) if form.bare else self.prefixes.split(line)
-        speaker, text, facts = self._speaker(who), line[start:], form.facts
+        speaker, text = self._said_by(line, form)
+        facts = form.facts
         joined, speaker.state = NEXT[speaker.state][facts.kind]
         if facts.world:
-            stream = self.source.name + ("" if who is NOBODY else f" {speaker.key}")
-            self.world.take(clean(text), who, stream)
+            stream = self.source.name + ("" if speaker is self.own else f" {speaker.key}")
+            self.world.take(clean(text), speaker.who, stream)
         if facts.job_id:
             self._job_id(number, text)
         if facts.kind != Kind.BLANK and not (joined and self._joined(speaker, text, facts)):
@@ -129,7 +155,8 @@ class FilePass:
         form = self.forms.get(key)
         if form is None:
             who, start = self.prefixes.split(line)
-            form = Form(self.tools.facts(line[start:]), who is NOBODY)
+            prefix = None if who is NOBODY else prefix_place(self.prefixes, line)
+            form = Form(self.tools.facts(line[start:]), prefix)
             self.forms.put(key, form)
         return form
 
@@ -172,7 +199,7 @@ class FilePass:
         if form.template < 0:
             form.template = self._template(facts.template, facts.cls)
             form.slow = not facts.quiet
-        step = self.tools.told(clean(text)) if facts.step else None
+        step = self._step(text, form) if facts.step else None
         if step is not None:
             self._tell(speaker, number, line, form.template, step)
         raw: Raw = (number, line, form.template, speaker, speaker.step, speaker.stage, None)
@@ -184,6 +211,11 @@ class FilePass:
             speaker.open.told = speaker.open.watched = step is not None
         else:
             self._count(speaker, raw, step is not None)
+
+    def _step(self, text: bytes, form: Form) -> Told | None:
+        if form.step is None:
+            form.step = StepPlace(text, self.tools.told)
+        return form.step.told(text)
 
     def _tell(self, speaker: Speaker, number: int, line: bytes, template: int, step: Told) -> None:
         self._show(speaker)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict, deque
+from collections.abc import Callable
 
 from rmetric.diagnosis.job import TAIL
 from rmetric.diagnosis.reading.joining import Entry, State
 from rmetric.diagnosis.reading.prefixes import Who
 from rmetric.diagnosis.reading.text import clean
 from rmetric.diagnosis.templates.facts import Facts
+from rmetric.diagnosis.templates.places import StepPlace
 
 #: Entries in which a speaker's first time is looked for.
 FIRST_ENTRIES = 50
@@ -22,15 +25,19 @@ class Form:
     """What a file's lines of one form have in common.
 
     Attributes:
-        bare: they have no prefix.
+        prefix: finds who says them; None where they have no prefix.
+        step: finds the step that they tell; None before it is asked for.
         template: its number in the file; -1 before the first entry.
         slow: they need more than to be counted.
     """
 
-    __slots__ = ("bare", "facts", "slow", "template")
+    __slots__ = ("facts", "prefix", "slow", "step", "template")
 
-    def __init__(self, facts: Facts, bare: bool) -> None:
-        self.facts, self.bare, self.template, self.slow = facts, bare, -1, True
+    def __init__(
+        self, facts: Facts, prefix: Callable[[bytes], re.Match[bytes] | None] | None
+    ) -> None:
+        self.facts, self.prefix, self.template, self.slow = facts, prefix, -1, True
+        self.step: StepPlace | None = None
 
 
 class Open:
