@@ -1,0 +1,255 @@
+"""What reading a job's logs costs: lines a second beside plain drain3, and memory for 10 GB.
+
+    python benchmarks/diagnosis.py [--lines 400000] [--mebibytes 256] [--full] [--no-large]
+
+Four logs whose templates are few and soon known: what one rank writes (a step's line among
+nineteen others), the same of eight ranks in one file with srun's prefixes, a log of NCCL at
+level INFO, and one of step lines alone, which cost most. `ingest` does all that a diagnosis
+needs of them; beside it plain drain3 only groups the same lines, without masks
+(Drain.add_log_message) and with ours (TemplateMiner), warmed up by a tenth of them. In turns,
+processor time of one core, medians. Goals: 300,000 lines a second, and 5 times plain drain3.
+
+The large log is written, read in a process of its own and deleted; --full is 10 GB, in less
+than 2 GB of memory. Then the same bytes as eight files, by one process and by as many as there
+are cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from drain3.drain import Drain
+from drain3.masking import MaskingInstruction
+from drain3.template_miner import TemplateMiner
+from drain3.template_miner_config import TemplateMinerConfig
+
+from benchmarks.report import write_report
+from rmetric.diagnosis.ingest import ingest
+from rmetric.diagnosis.library import Library
+from rmetric.diagnosis.templates.masks import MASKS
+
+TURNS = 3
+GOAL_LINES, GOAL_TIMES, GOAL_MEMORY = 300_000, 5.0, 2e9
+FULL = 10_000_000_000
+READ = """
+import json, resource, sys, time
+from rmetric.diagnosis.ingest import ingest
+from rmetric.diagnosis.library import Library
+began, cpu = time.perf_counter(), time.process_time()
+job = ingest(sys.argv[2:], Library.shipped(), cores=int(sys.argv[1]))
+took, used = time.perf_counter() - began, time.process_time() - cpu
+peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(json.dumps([job.lines, len(job.events), took, used, peak]))
+"""
+
+#: What a rank says beside its steps; numbers are filled in.
+SAID = (
+    "[INFO] [timer.py:{a}:stop] time (ms) | fwd: {f:.2f} | bwd: {g:.2f} | optimizer: {h:.2f}",
+    "[INFO] [logging.py:96:log_dist] [Rank {r}] rank={r} time (ms) | allreduce: {f:.2f}",
+    "[INFO] data.sampler: shard {b} of /data/corpus/part-{b:05d}.bin opened, {c} samples",
+    "[INFO] data.prefetch: queue {a} of 64, waited {f:.3f} ms for worker {r}",
+    "[DEBUG] memory: allocated {f:.2f} GiB, reserved {g:.2f} GiB, peak {h:.2f} GiB",
+    "[INFO] optimizer: group 0 lr {l:.3e} weight_decay 0.1 clipped {c} of {b} tensors",
+    "[DEBUG] comm: bucket {a} of {b} bytes, ring of {c} in {f:.2f} us",
+    "[INFO] tokenizer: packed {b} documents to {c} sequences of 4096 tokens",
+    "[INFO] gpu {r}: {a} C, {f:.1f} W, clock {b} MHz, utilisation {c} %",
+    "[DEBUG] activation recomputation of layers {a} to {b}: {f:.2f} ms",
+)
+
+
+def rank_lines(number: int, rank: int = 0, step_every: int = 20) -> Iterator[str]:
+    """A rank's log: its steps and what it says between them, with times."""
+    for at in range(number):
+        stamp = f"2024-04-{1 + at // 8_000_000 % 28:02d} {at // 3600 % 24:02d}:{at // 60 % 60:02d}"
+        stamp = f"[{stamp}:{at % 60:02d},{at % 1000:03d}]"
+        a, b, c = at % 97, 1024 + at % 7919, at % 1009
+        if at % step_every == 0:
+            step = at // step_every
+            yield (
+                f"{stamp} iteration {step:8d}/ 500000 | consumed samples: {512 * step:12d} | "
+                f"elapsed time per iteration (ms): {1200 + a:.1f} | learning rate: 1.5E-04 | "
+                f"lm loss: {2 + a / 1e3:.6E} | grad norm: {c / 1e3:.3f} |"
+            )
+        else:
+            said = SAID[at % len(SAID)]
+            words = said.format(a=a, b=b, c=c, r=rank, f=a / 7, g=b / 11, h=c / 13, l=1e-4 + a / 1e9)
+            yield f"{stamp} {words}"
+
+
+def shared_lines(number: int) -> Iterator[str]:
+    """Eight ranks in one file, as srun --label writes them."""
+    ranks = [rank_lines(number // 8, rank) for rank in range(8)]
+    for said in zip(*ranks, strict=True):
+        yield from (f"{rank}: {line}" for rank, line in enumerate(said))
+
+
+def nccl_lines(number: int) -> Iterator[str]:
+    for at in range(number):
+        host, gpu, channel = f"gpu{at // 8 % 16:03d}", at % 8, at // 8 % 32
+        head = f"{host}:{2000 + gpu}:{3000 + gpu} [{gpu}] NCCL INFO"
+        peer = f"{at % 128}[{gpu}] -> {(at + 1) % 128}[{(gpu + 1) % 8}]"
+        if at % 2:
+            yield f"{head} Channel {channel:02d}/0 : {peer} via P2P/CUMEM"
+        else:
+            yield f"{head} Channel {channel:02d}/0 : {peer} [send] via NET/IB/{gpu}/GDRDMA"
+
+
+LOGS: dict[str, Callable[[int], Iterator[str]]] = {
+    "one rank": rank_lines,
+    "eight ranks with prefixes": shared_lines,
+    "nccl": nccl_lines,
+    "steps alone": lambda number: rank_lines(number, step_every=1),
+}
+
+
+def compare(path: Path, library: Library) -> dict[str, float]:
+    """Lines a second of `ingest`, and of drain3 on the lines in memory."""
+    lines = path.read_text().splitlines()
+    ours: list[float] = []
+    plain: list[float] = []
+    with_masks: list[float] = []
+    for _ in range(TURNS):
+        plain.append(seconds(_drain(lines)))
+        with_masks.append(seconds(_drain(lines[: len(lines) // 10], masks=True)) * 10)
+        ours.append(seconds(lambda: ingest([path], library)))
+    return {
+        "lines": len(lines),
+        "bytes_a_line": round(path.stat().st_size / len(lines)),
+        "lines_per_s": round(len(lines) / median(ours)),
+        "drain3_lines_per_s": round(len(lines) / median(plain)),
+        "drain3_with_masks_lines_per_s": round(len(lines) / median(with_masks)),
+        "times_drain3": times(plain, ours),
+        "times_drain3_with_masks": times(with_masks, ours),
+    }
+
+
+def _drain(lines: list[str], masks: bool = False) -> Callable[[], object]:
+    """Drain's grouping of the lines, once it knows a tenth of them."""
+    if masks:
+        config = TemplateMinerConfig()
+        config.masking_instructions = [
+            MaskingInstruction(_with_digits(pattern), name) for name, pattern in MASKS.items()
+        ]
+        add: Callable[[str], object] = TemplateMiner(config=config).add_log_message
+    else:
+        add = Drain().add_log_message
+    for line in lines[: len(lines) // 10]:
+        add(line)
+
+    def grouped() -> None:
+        for line in lines:
+            add(line)
+
+    return grouped
+
+
+def _with_digits(pattern: str) -> str:
+    """Our masks see "0" for every number; drain3's see the line as it is."""
+    return "(?x)" + pattern.replace("[0", "[0-9").replace("0", r"\d+").replace(r"[\d+-9", "[0-9")
+
+
+def seconds(action: Callable[[], object]) -> float:
+    began = time.process_time()
+    action()
+    return time.process_time() - began
+
+
+def times(theirs: list[float], ours: list[float]) -> float:
+    """The median over the turns, so that a drifting clock does not count."""
+    return round(median(t / o for t, o in zip(theirs, ours, strict=True)), 2)
+
+
+def write(path: Path, lines: Iterator[str]) -> None:
+    with path.open("w") as file:
+        file.writelines(f"{line}\n" for line in lines)
+
+
+def write_large(path: Path, size: int) -> int:
+    """A rank's log of about so many bytes: one block again and again, for speed. Its lines."""
+    block = "".join(f"{line}\n" for line in rank_lines(200_000)).encode()
+    written = 0
+    with path.open("wb") as file:
+        while file.tell() < size:
+            file.write(block)
+            written += 200_000
+    return written
+
+
+def read_apart(paths: list[Path], cores: int) -> dict[str, float]:
+    """In a process of its own, whose peak of memory is told."""
+    done = subprocess.run(
+        [sys.executable, "-c", READ, str(cores), *map(str, paths)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    lines, events, took, used, peak = json.loads(done.stdout)
+    return {
+        "gigabytes": round(sum(path.stat().st_size for path in paths) / 1e9, 3),
+        "files": len(paths),
+        "cores": cores,
+        "lines": lines,
+        "events": events,
+        "seconds": round(took, 1),
+        "lines_per_s": round(lines / took),
+        "lines_per_s_of_processor_time": round(lines / used),
+        "peak_memory_mib": round(peak / 2**20, 1),
+    }
+
+
+def large(size: int) -> Iterator[tuple[str, dict[str, float]]]:
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "rank_0.log"
+        write_large(path, size)
+        yield "large", read_apart([path], 1)
+        path.unlink()
+        paths = [Path(name) / f"rank_{rank}.log" for rank in range(8)]
+        for path in paths:
+            write_large(path, min(size, 2_000_000_000) // 8)
+        cores = os.cpu_count() or 1
+        yield "eight files, one core", read_apart(paths, 1)
+        yield "eight files, all cores", read_apart(paths, cores)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--lines", type=int, default=400_000, help="of each of the small logs")
+    parser.add_argument("--mebibytes", type=int, default=256, help="of the large log")
+    parser.add_argument("--full", action="store_true", help="a large log of 10 GB")
+    parser.add_argument("--no-large", action="store_true", help="the speed alone, not written")
+    options = parser.parse_args()
+    library = Library.shipped()
+    measured: dict[str, Any] = {
+        "goals": {
+            "lines_per_s": GOAL_LINES,
+            "times_drain3": GOAL_TIMES,
+            "peak_memory_mib": round(GOAL_MEMORY / 2**20),
+        }
+    }
+    with tempfile.TemporaryDirectory() as name:
+        for kind, lines in LOGS.items():
+            path = Path(name) / f"{kind.replace(' ', '_')}.log"
+            write(path, lines(options.lines))
+            measured[kind] = compare(path, library)
+            print(kind, measured[kind], flush=True)
+    if options.no_large:
+        return 0
+    for kind, one in large(FULL if options.full else options.mebibytes << 20):
+        measured[kind] = one
+        print(kind, one, flush=True)
+    print(f"written: results/benchmarks/{write_report('diagnosis', measured).name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
