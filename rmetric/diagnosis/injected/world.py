@@ -281,6 +281,5 @@ def _free_ports(count: int) -> list[int]:
 def prepare() -> None:
     """Once, before jobs are forked: one thread, so that forks are safe."""
     torch.set_num_threads(1)
-    torch.set_num_interop_threads(1)
     # The first optimizer loads torch._dynamo, which would cost each rank a second.
     torch.optim.AdamW(trainer.Model(8).parameters()).step()

@@ -1,0 +1,249 @@
+"""Injected faults: small worlds that really fail as their plan says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmetric.diagnosis.injected.__main__ import main
+from rmetric.diagnosis.injected.plan import SIBLINGS, SPLIT, Plan, plans
+from rmetric.diagnosis.injected.variants import VARIANTS
+
+pytest.importorskip("torch")
+if not Path("/proc/self/fd").exists():
+    pytest.skip("needs Linux' /proc", allow_module_level=True)
+
+#: Makes the jobs of a small plan that are named on the command line, then interrupts the first
+#: and makes what is missing; in a process of its own, for forks of pytest's would carry its
+#: threads along.
+MAKE = """
+import sys
+from pathlib import Path
+from rmetric.diagnosis.injected.generate import generate
+from rmetric.diagnosis.injected.plan import plans
+out, wanted = Path(sys.argv[1]), sys.argv[2:]
+jobs = [one for one in plans(jobs=64, ranks=(4, 4)) if f"{one.split}/{one.name}" in wanted]
+first = generate(jobs, out)
+plan = jobs[0]
+(out / plan.split / plan.name / "manifest.json").unlink()
+(out / plan.split / f".{plan.name}.partial" / "logs").mkdir(parents=True)
+print(first, generate(jobs, out))
+"""
+SMALL = plans(jobs=64, ranks=(4, 4))
+
+
+def key(plan: Plan) -> str:
+    return f"{plan.split}/{plan.name}"
+
+
+def first_of(kind: str, variant: str = "") -> Plan:
+    return next(one for one in SMALL if one.kind == kind and variant in ("", one.variant))
+
+
+QUICK = [
+    first_of("healthy"), first_of("exception"), first_of("kill"), first_of("data"),
+    first_of("memory"), first_of("network"), first_of("environment", "wrong version"),
+    first_of("hang", "other order"),
+]  # fmt: skip
+
+
+def make(out: Path, wanted: list[Plan]) -> str:
+    command = [sys.executable, "-c", MAKE, str(out), *map(key, wanted)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("injected")
+    (out / "said.txt").write_text(make(out, QUICK))
+    return out
+
+
+def manifest(out: Path, plan: Plan) -> dict[str, Any]:
+    return json.loads((out / key(plan) / "manifest.json").read_text())
+
+
+def labelled(out: Path, plan: Plan, role: str) -> list[str]:
+    folder = out / key(plan) / "logs"
+    return [
+        (folder / one["file"]).read_text().split("\n")[one["line"] - 1]
+        for one in manifest(out, plan)["labels"]
+        if one["role"] == role
+    ]
+
+
+def test_the_split_is_the_draw_that_it_says_it_is() -> None:
+    order = np.random.default_rng(6).permutation(SPLIT["kinds"]).tolist()
+    assert SPLIT["development"] == sorted(order[:4])
+    assert SPLIT["test"] == sorted(order[4:])
+    assert set(VARIANTS) == set(SPLIT["kinds"])
+
+
+@given(st.integers(0, 2**20), st.integers(8, 80))
+@settings(max_examples=20, deadline=None)
+def test_plans_follow_from_the_seed_and_keep_the_splits_apart(seed: int, jobs: int) -> None:
+    made = plans(jobs=jobs, seed=seed)
+    assert [one.fingerprint() for one in made] == [
+        one.fingerprint() for one in plans(jobs=jobs, seed=seed)
+    ]
+    judged = [one for one in made if one.part == "judged"]
+    assert len(judged) == jobs
+    for one in made:
+        assert 16 <= one.settings.world_size <= 64
+        if one.faulty:
+            assert one.kind in SPLIT[one.split]
+            assert one.rank is not None
+            assert 0 < one.rank < one.settings.world_size
+            assert one.step is None or 0 < one.step <= one.settings.steps
+    groups = {(one.split, one.group) for one in made}
+    for split, group in groups:
+        siblings = [one for one in made if (one.split, one.group) == (split, group)]
+        assert sum(one.part == "sibling" for one in siblings) == SIBLINGS
+        assert len({one.settings for one in siblings}) == 1
+
+
+def test_the_planned_jobs_are_as_the_issue_wants_them() -> None:
+    judged = [one for one in plans(jobs=240) if one.part == "judged"]
+    faulty = [one for one in judged if one.faulty]
+    assert len(faulty) == 180
+    assert {one.kind for one in faulty} == set(SPLIT["kinds"])
+    assert {one.variant for one in faulty} == {v.name for vs in VARIANTS.values() for v in vs}
+    sizes = [one.settings.world_size for one in judged]
+    assert 0.4 < sum(size == 16 for size in sizes) / len(sizes) < 0.6
+    assert sum(size > 32 for size in sizes) / len(sizes) < 0.2
+
+
+@pytest.mark.parametrize("plan", QUICK, ids=lambda plan: plan.kind)
+def test_what_was_planned_has_happened(made: Path, plan: Plan) -> None:
+    found = manifest(made, plan)
+    assert found["fingerprint"] == plan.fingerprint()
+    assert (found["kind"], found["rank"], found["step"]) == (plan.kind, plan.rank, plan.step)
+    codes = {int(rank): code for rank, (code, _) in found["exits"].items()}
+    assert len(codes) == 4
+    if not plan.faulty:
+        assert found["outcome"] == "healthy"
+        assert set(codes.values()) == {0}
+        assert found["labels"] == []
+        return
+    assert found["outcome"] == "failed"
+    assert plan.rank is not None
+    # SIGABRT ends a process in which gloo meets a collective of another size.
+    assert codes[plan.rank] == {"kill": -9, "hang": -6}.get(plan.kind, 1)
+    assert found["labels"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("exception", ("Error",)),
+        ("data", ("checksum", "gzip", "EOFError", "nan")),
+        ("memory", ("memory", "MemoryError")),
+        ("environment", ("2.4.1 is required",)),
+        ("network", ("Connection", "recv", "send")),
+        ("hang", ("collective mismatch", "terminate called")),
+    ],
+)
+def test_the_faulty_rank_says_what_is_labelled_as_the_cause(
+    made: Path, kind: str, said: tuple[str, ...]
+) -> None:
+    plan = next(one for one in QUICK if one.kind == kind)
+    causes = labelled(made, plan, "cause")
+    assert causes
+    assert any(word in line for line in causes for word in said)
+    others = labelled(made, plan, "echo")
+    assert not set(causes) & set(others)
+
+
+def test_the_killed_rank_says_nothing_and_others_lose_it(made: Path) -> None:
+    plan = first_of("kill")
+    assert not labelled(made, plan, "cause")
+    told = labelled(made, plan, "symptom") + labelled(made, plan, "echo")
+    assert any("gloo" in line or "Connection" in line for line in told)
+
+
+def test_siblings_are_healthy_jobs_of_the_same_settings() -> None:
+    for plan in QUICK:
+        same = [one for one in SMALL if (one.split, one.group) == (plan.split, plan.group)]
+        assert sum(one.part == "sibling" and not one.faulty for one in same) == SIBLINGS
+
+
+def test_nothing_is_left_behind(made: Path) -> None:
+    names = {path.name for path in made.glob("*/*")}
+    assert names == {plan.name for plan in QUICK}
+    time.sleep(0.2)
+    left = []
+    for one in Path("/proc").iterdir():
+        try:
+            words = (one / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if str(made).encode() in words:
+            left.append(one.name)
+    assert left == []
+
+
+def test_a_job_that_is_done_is_not_run_again_and_an_interrupted_one_is(made: Path) -> None:
+    said = (made / "said.txt").read_text()
+    assert f"{{'there': 0, 'made': {len(QUICK)}, 'failed': 0}}" in said
+    assert f"{{'there': {len(QUICK) - 1}, 'made': 1, 'failed': 0}}" in said
+    assert not list(made.glob("*/.*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--kinds", "typhoon"], "typhoon"),
+        (["--ranks", "2-4"], "at least 3 ranks"),
+        (["--ranks", "many"], "no range"),
+        (["--split", "both"], "invalid choice"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--out", str(tmp_path), *arguments])
+    assert told in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_every_variant_happens(tmp_path: Path) -> None:
+    wanted = [
+        first_of(kind, variant.name) for kind, variants in VARIANTS.items() for variant in variants
+    ]
+    make(tmp_path, wanted)
+    for plan in wanted:
+        found = manifest(tmp_path, plan)
+        assert found["variant"] == plan.variant
+        if plan.kind == "slow":
+            assert found["verified"]["ratio"] >= 5
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_leaves_no_process(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", MAKE, str(tmp_path), *map(key, SMALL)]
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not list(tmp_path.glob("*/.*.partial/logs/*")):
+        time.sleep(0.05)
+        assert running.poll() is None
+    running.kill()
+    running.wait()
+    time.sleep(0.5)
+    commands = [path.read_bytes() for path in _cmdlines()]
+    assert not [one for one in commands if str(tmp_path).encode() in one.split(b"\0")]
+
+
+def _cmdlines() -> list[Path]:
+    return [one / "cmdline" for one in Path("/proc").iterdir() if (one / "cmdline").exists()]
