@@ -103,7 +103,7 @@ def _count_over_nodes(said: list[_Said]) -> None:
         within = one.rank if one.rank is not None else one.local_rank
         if within is not None:
             places[one.node_number].add(within)
-    if set(places) == {None}:
+    if len(places) <= 1:
         for one in said:
             one.rank = one.local_rank if one.rank is None else one.rank
         return
@@ -112,7 +112,7 @@ def _count_over_nodes(said: list[_Said]) -> None:
     counts = {len(ranks) for ranks in places.values()}
     local = all(ranks == set(range(len(ranks))) for ranks in places.values())
     numbered = sorted(number for number in places if number is not None) == list(range(len(places)))
-    if not local or len(places) == 1:
+    if not local:
         return
     for one in said:
         within = one.rank if one.rank is not None else one.local_rank

@@ -15,6 +15,8 @@ def expanded(hosts: str) -> list[str]:
     >>> expanded("node[08-10,12],login1")
     ['node08', 'node09', 'node10', 'node12', 'login1']
     """
+    if hosts.count("[") != hosts.count("]"):
+        return []
     names: list[str] = []
     for before, ranges, after in _PART.findall(hosts):
         numbers = _numbers(ranges) if ranges else [""]

@@ -39,13 +39,13 @@ _TIMES = {
     "glog": rf"(?<![A-Za-z])[IWEFDC](?P<month>[01]\d)(?P<day>[0-3]\d) {_CLOCK}{_FRACTION}",
     # 05-03 12:00:01
     "no_year": rf"(?<![\d-])(?P<month>[01]\d)-(?P<day>[0-3]\d) {_CLOCK}{_FRACTION}",
+    # 6,3973,227996636,-;text of a kernel's message buffer: microseconds
+    "kmsg": r"(?<=,)(?P<kmsg>\d+)(?=,[-+c])",
     # [1690730461.050818], [1690730461050]
     "epoch": r"(?<![\w.])(?P<epoch>1\d{9})"
     r"(?:(?P<milliseconds>\d{3})|\.(?P<fraction>\d{1,9}))?(?!\w)",
     # [ 4821.553190] of a kernel
     "boot": r"(?<=[\[ ])(?P<boot>\d{1,9}\.\d{6})(?=\])",
-    # 6,3973,227996636,-;text of a kernel's message buffer: microseconds
-    "kmsg": r"(?<=,)(?P<kmsg>\d+)(?=,[-+c])",
 }
 _TIME = {form: re.compile(pattern) for form, pattern in _TIMES.items()}
 #: All forms at once, without their groups; the form's own name is the only one.

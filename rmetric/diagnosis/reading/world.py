@@ -56,7 +56,7 @@ _REPORT_RANK = re.compile(r"^\s*rank +: (\d+) \(local_rank")
 
 _TELLS = re.compile(
     rb"world[ _-]?size|world_rank|member: /|total (?:number of )?(?:ranks|processes|workers)|nranks"
-    rb"|rank ?(?:of|/) |num(?:ber of)?[ _](?:training[ _]ranks|processes)|ranks\[|ranknum\["
+    rb"|rank {1,2}(?:of|/) |num(?:ber of)?[ _](?:training[ _]ranks|processes)|ranks\[|ranknum\["
     rb"|nnodes|nproc[_-]per|num_local_procs|global[ _]rank|world[ _]rank|rank_train|rank= world"
     rb"|^(?:export )?(?:rank|hostname|slurmd_nodename)=|init.{0,70}rank[ :=]"
     rb"|\brank[ :=\[]{0,3}\b.{0,40}\b(?:on|host|hostname|node)[ :=]"
@@ -112,7 +112,8 @@ class World:
             rank = self._global(who)
         if rank is None and who.pid is not None:
             rank = self._of_process(who)
-        return rank, who.node or self._node(rank, who.task)
+        # A task that is no rank is a node's launcher.
+        return rank, who.node or self._node(rank, who.task if who.rank is None else None)
 
     def rank_of(self, stream: str) -> int | None:
         """The rank that a stream without prefixes says it is ("global rank 3").
@@ -227,14 +228,14 @@ class World:
         return None
 
     def _node(self, rank: int | None, task: int | None) -> str | None:
-        if rank is not None and rank in self.node_of_rank:
-            return self.node_of_rank[rank]
         number = len(self.nodes)
+        if rank in self.node_of_rank:
+            return self.node_of_rank[rank]
+        if task is not None:
+            return self.nodes[task] if task < number else f"task {task}"
         if rank is not None and self.size and number and self.size % number == 0:
             # In blocks, as launchers do unless they are told otherwise.
             return self.nodes[rank * number // self.size] if rank < self.size else None
         if rank in self._hosts and len(set(self._hosts.values())) > 1:
             return self._hosts[rank]
-        if rank is None and task is not None:
-            return self.nodes[task] if task < number else f"task {task}"
         return None

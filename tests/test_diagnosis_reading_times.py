@@ -1,0 +1,186 @@
+"""The time that a line states, its text and its level."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmetric.diagnosis.reading.text import clean, level
+from rmetric.diagnosis.reading.timestamps import parse
+
+MOMENTS = st.datetimes(datetime(2001, 9, 10), datetime(2033, 1, 1), timezones=st.just(timezone.utc))
+#: Behind each form, the part of a second that it tells.
+FORMS = {
+    "%Y-%m-%dT%H:%M:%S.{micro}Z said": 6,
+    "%Y-%m-%d %H:%M:%S,{milli} - trainer - INFO - said": 3,
+    "[%Y-%m-%d %H:%M:%S,{milli}] [WARNING] [launch.py:3] said": 3,
+    "[%Y/%m/%d %H:%M:%S] said": 0,
+    "%Y%m%d %H:%M:%S said": 0,
+    "[INFO] HCCL(69395,python3):%Y-%m-%d-%H:%M:%S.{milli}.{rest} [op_base.cc:314]": 6,
+    "[INFO|trainer.py:910] %Y-%m-%d %H:%M:%S,{milli} >> said": 3,
+    "[NeMo W %Y-%m-%d %H:%M:%S nemo_logging:349] said": 0,
+    "kern  :warn  : %Y-%m-%dT%H:%M:%S,{micro}+00:00 NVRM: Xid": 6,
+    "[%b %d %Y %H:%M:%S] [INFO] [tid 1803] said": 0,
+    "[%a %b %d %H:%M:%S %Y] NVRM: Xid": 0,
+    "%a %b %d %I:%M:%S %p UTC %Y said": 0,
+    "%d/%b/%Y:%H:%M:%S +0000 said": 0,
+    "%m/%d/%Y %I:%M:%S %p - INFO - said": 0,
+    "[%m/%d/%y %H:%M:%S] INFO said": 0,
+    "STARTING TIMING RUN AT %Y-%m-%d %I:%M:%S %p": 0,
+    "slurmstepd: error: *** JOB 9 ON node07 CANCELLED AT %Y-%m-%dT%H:%M:%S ***": 0,
+    '{{"level": "info", "timestamp": "%Y-%m-%dT%H:%M:%S.{micro}Z"}}': 6,
+    'time="%Y-%m-%dT%H:%M:%SZ" level=info': 0,
+    "WARNING:root:%Y-%m-%d %H:%M:%S said": 0,
+    "  time      : %Y-%m-%d_%H:%M:%S": 0,
+}
+
+
+def formatted(form: str, moment: datetime) -> str:
+    micro = f"{moment.microsecond:06d}"
+    return moment.strftime(form).format(micro=micro, milli=micro[:3], rest=micro[3:])
+
+
+@pytest.mark.parametrize("form", list(FORMS))
+@given(moment=MOMENTS)
+def test_a_formatted_time_is_that_time(form, moment):
+    text = formatted(form, moment)
+    found = parse(text)
+    assert found is not None
+    seconds, used = found
+    unit = 10 ** (6 - FORMS[form])
+    expected = moment.replace(microsecond=moment.microsecond // unit * unit)
+    assert seconds == pytest.approx(expected.timestamp(), abs=1e-6)
+    assert 0 < used <= len(text)
+
+
+@given(MOMENTS, st.integers(-14 * 4, 14 * 4))
+def test_zones(moment, quarters):
+    zone = timezone(timedelta(minutes=15 * quarters))
+    text = moment.replace(microsecond=0).astimezone(zone).isoformat() + " said"
+    assert parse(text) == (moment.replace(microsecond=0).timestamp(), len(text) - len(" said"))
+    assert parse(text.replace("T", " ")) is not None
+
+
+@given(MOMENTS)
+def test_epochs(moment):
+    milliseconds = int(moment.timestamp() * 1000)
+    for text in (
+        f"[{milliseconds / 1000:.3f}] [gpu:1:0]",
+        f'MLLOG {{"namespace": "", "time_ms": {milliseconds}, "event_type": "x"}}',
+    ):
+        assert parse(text) == (milliseconds / 1000, re.search(r"\d{10}\S*\d", text).end())
+
+
+@given(st.datetimes(datetime(1970, 1, 1), datetime(1970, 12, 31), timezones=st.just(timezone.utc)))
+def test_without_a_year_it_is_1970(moment):
+    for form in (
+        "%b %d %H:%M:%S gpu-07 kernel: x",
+        "E%m%d %H:%M:%S.{micro} 12 f.cc:1] x",
+        "INFO %m-%d %H:%M:%S x",
+    ):
+        found = parse(formatted(form, moment))
+        assert found is not None
+        told = moment if "micro" in form else moment.replace(microsecond=0)
+        assert found[0] == pytest.approx(told.timestamp(), abs=1e-6)
+    assert parse("May  3 12:00:01 gpu-07 x") == (122 * 86400 + 43201, 15)
+
+
+@given(st.integers(0, 10**12))
+def test_a_kernels_seconds_since_boot(micro):
+    text = f"[{micro // 10**6:5d}.{micro % 10**6:06d}] Out of memory"
+    assert parse(text) == (pytest.approx(micro / 1e6), text.index("]"))
+    assert parse(f"6,3973,{micro},-;nvidia") == (pytest.approx(micro / 1e6), len(f"6,3973,{micro}"))
+
+
+NONE = [
+    "",
+    "said",
+    "the certificate expires 2030-01-01 00:00:00",
+    "resuming the run of 2024-05-03 12:00:01",
+    "2024-13-03 12:00:01 said",
+    "2024-05-32 12:00:01 said",
+    "2024-05-03 25:00:01 said",
+    "2024-05-03 said",
+    " iteration 100/ 1690730461 | loss 2.5",
+    "12:00:01 said",
+    "step 1/2/2024",
+    "x" * 300 + " 2024-05-03 12:00:01",
+    "0/0/0000 12:00:01",
+]
+
+
+@pytest.mark.parametrize("text", NONE)
+def test_what_states_no_time(text):
+    assert parse(text) is None
+
+
+@given(st.text(max_size=200))
+def test_any_text_can_be_asked(text):
+    found = parse(text)
+    assert found is None or 0 < found[1] <= len(text)
+
+
+@pytest.mark.parametrize(
+    "part", ["[", "1:", "2024-", "[a]", "a:", "(", " ", "1,", "12:00:01 ", "0"]
+)
+def test_no_text_takes_long(part):
+    text = part * 5000 + "12:00:01"
+    began = time.process_time()
+    parse(text)
+    parse("12:00:01" + text)
+    level(text)
+    assert time.process_time() - began < 0.2
+
+
+LEVELS = {
+    "ERROR: no": "error",
+    "error: no": "error",
+    "[2024-07-03 19:15:16,379] [ERROR] [a.py:3] no": "error",
+    "2024-05-03 12:00:01,123 - trainer - WARNING - low": "warning",
+    "2023-05-03 23:29:41,813 maskrcnn INFO: said": "info",
+    "E0503 12:00:01.123456 12 file.cc:1] no": "error",
+    "[E ProcessGroupNCCL.cpp:828] no": "error",
+    "[NeMo W 2024-09-28 17:34:27 nemo] low": "warning",
+    "kern  :warn  : 2025-01-21T04:41:44 low": "warning",
+    "srun: error: node07: task 3: Killed": "error",
+    'time="2024-05-03T12:00:01Z" level=fatal msg=x': "error",
+    '{"severity": "WARNING", "message": "x"}': "warning",
+    "NCCL INFO Channel 00": "info",
+    "NCCL WARN Call to ibv failed": "warning",
+    "2024-05-03 12:00:01 | CRITICAL | x": "error",
+    "DEBUG:root:said": "info",
+    "callback:127 ERROR detected invalid context": "error",
+    "[2025-11-24 22:27:20,620 E 7435 7435] logging.cc:361: no": "error",
+    "no error was found": "",
+    "NO ERROR FOUND": "",
+    "3 errors, 2 warnings": "",
+    "errors: 3": "",
+    "error_rate: 0.1": "",
+    "loss 2.5 error 0.4": "",
+    "a.py:171: UserWarning: low": "",
+    "RuntimeError: no": "",
+    "": "",
+}
+
+
+@pytest.mark.parametrize("text", list(LEVELS))
+def test_level(text):
+    assert level(text) == LEVELS[text]
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=80))
+def test_clean_text(text):
+    cleaned = clean(text.encode())
+    assert not set(cleaned) & ({*map(chr, range(32)), "\x7f"} - {"\t"})
+    if text.isprintable():
+        assert cleaned == text
+    assert clean(cleaned.encode()) == cleaned
+
+
+def test_foreign_bytes_are_replaced():
+    assert clean("größer".encode("latin-1")) == "gr\ufffd\ufffder"

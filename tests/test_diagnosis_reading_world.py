@@ -1,0 +1,224 @@
+"""How large a job is and who sits where: by its lines and by the names of its files."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmetric.diagnosis.reading.file_names import who_wrote
+from rmetric.diagnosis.reading.hosts import expanded
+from rmetric.diagnosis.reading.prefixes import NOBODY, Prefixes, Who
+from rmetric.diagnosis.reading.world import World, may_tell
+
+
+def world(*lines: str, stream: str = "a.log") -> World:
+    """What a world knows by lines that pass the gate, as the pass over a file gives them."""
+    found = World()
+    take(found, *lines, stream=stream)
+    return found
+
+
+def take(found: World, *lines: str, stream: str = "a.log") -> None:
+    prefixes = Prefixes()
+    for line in lines:
+        who, start = prefixes.split(line.encode())
+        text = line.encode()[start:]
+        if may_tell(text.lower().translate(None, b"0123456789")):
+            found.take(text.decode(), who, stream)
+
+
+SIZES = {
+    "WORLD_SIZE=16": 16,
+    "world_size ................. 64": 64,
+    "using world size: 64, data-parallel-size: 4": 64,
+    "{'world_size': 8, 'rank': 0}": 8,
+    "Initializing distributed: GLOBAL_RANK: 3, MEMBER: 4/16": 16,
+    "Total ranks: 32": 32,
+    "Number of processes: 8": 8,
+    "rank 3 of 16 is up": 16,
+    "dedicated_ranks = 0, num_training_ranks = 8, images": 8,
+    "  global_world_sizes=[16, 16]": 16,
+    "torchrun --nnodes 4 --nproc_per_node 8 train.py": 32,
+    "[INFO] [launch.py:3] nnodes=2, num_local_procs=8, node_rank=0": 16,
+    "gpu041:22011:22055 [0] NCCL INFO comm 0x1 rank 3 nranks 16 cudaDev 0 - Init COMPLETE": 16,
+    "[op_base.cc:413]Entry-HcclCommInitRootInfo:ranks[4], rank[0], rootinfo: host": 4,
+    "tensor_model_parallel_world_size: 4": None,
+    "LOCAL_WORLD_SIZE=8": None,
+    "pipeline parallel world size: 4": None,
+    "said": None,
+    "hello world 16": None,
+}
+
+
+@pytest.mark.parametrize("line", list(SIZES))
+def test_the_number_of_ranks(line):
+    assert world(line).size == SIZES[line]
+
+
+def test_the_largest_group_is_the_world():
+    lines = [f"h:{pid}:1 [0] NCCL INFO comm 0x1 rank {pid} nranks 8 - Init" for pid in range(8)]
+    groups = [
+        f"h:{pid}:1 [0] NCCL INFO comm 0x2 rank {pid % 2} nranks 2 - Init" for pid in range(8)
+    ]
+    found = world(*groups, *lines, *groups)
+    assert found.size == 8
+    assert [found.place(Who(node="h", pid=pid)) for pid in range(8)] == [(r, "h") for r in range(8)]
+
+
+def test_two_sizes_are_told():
+    found = world(*["WORLD_SIZE=8"] * 3, "WORLD_SIZE=16")
+    assert found.size == 8
+    assert "different numbers of ranks (8, 16)" in found.notes()[0]
+    assert world("WORLD_SIZE=8").notes() == []
+
+
+NODES = {
+    "hosts=n0 n1 n2 n3 ": "n0 n1 n2 n3",
+    ":::DLPAL image.sqsh 513 3 node[002-003,007] 'unknown' DGX": "node002 node003 node007",
+    "SLURM_JOB_NODELIST=gpu[1-2]": "gpu1 gpu2",
+    "slurm_job_nodelist=a1,b[08-09]": "a1 b08 b09",
+}
+
+
+@pytest.mark.parametrize("line", list(NODES))
+def test_nodes_of_a_list_hold_the_ranks_in_blocks(line):
+    nodes = NODES[line].split()
+    found = world(line, f"WORLD_SIZE={2 * len(nodes)}")
+    assert found.nodes == nodes
+    assert [found.place(Who(rank=rank))[1] for rank in range(2 * len(nodes))] == sorted(nodes * 2)
+    assert found.place(Who(rank=2 * len(nodes)))[1] is None
+    assert found.place(Who(task=1)) == (None, nodes[1])
+    assert found.place(Who(task=1, local_rank=1))[0] == 3
+
+
+ON = {
+    "rank 3 is running on host gpu-07": (3, "gpu-07"),
+    "host: gpu-07, rank: 3": (3, "gpu-07"),
+    "[rank3]: SLURMD_NODENAME=gpu-07": (3, "gpu-07"),
+    "- (node_id=a1, ip=10.0.0.2, pid=77) world_rank=3, local_rank=3": (3, "10.0.0.2"),
+    "srun: error: gpu-07: task 3: Killed": (3, "gpu-07"),
+    "SetupAgent rankNum[4], rank[3], identifier[1], server[10.0.0.2%eth0]": (3, "10.0.0.2"),
+}
+
+
+@pytest.mark.parametrize("line", list(ON))
+def test_the_node_of_a_rank(line):
+    rank, node = ON[line]
+    assert world(line).node_of_rank == {rank: node}
+    assert world(line).place(Who(rank=rank)) == (rank, node)
+
+
+def test_the_report_of_torchrun():
+    found = world("  host      : gpu-07", "  rank      : 3 (local_rank: 1)")
+    assert found.node_of_rank == {3: "gpu-07"}
+
+
+def test_a_host_name_that_all_share_is_the_launchers():
+    same = [f"[rank{rank}]: HOSTNAME=node0" for rank in range(4)]
+    assert world(*same).place(Who(rank=3)) == (3, None)
+    each = [f"[rank{rank}]: HOSTNAME=node{rank // 2}" for rank in range(4)]
+    assert world(*each).place(Who(rank=3)) == (3, "node1")
+
+
+def test_workers_of_ray_by_their_process():
+    found = world("- (node_id=a1, ip=10.0.0.2, pid=77) world_rank=3, local_rank=3")
+    assert found.place(Who(kinds=("ray",), pid=77, node="10.0.0.2")) == (3, "10.0.0.2")
+    assert found.place(Who(kinds=("ray",), pid=78, node="10.0.0.2")) == (None, "10.0.0.2")
+
+
+def test_ranks_within_nodes():
+    found = world("torchrun --nnodes=2 --nproc_per_node=8 train.py")
+    assert found.place(Who(task=1, local_rank=3)) == (11, "task 1")
+    assert found.place(Who(local_rank=3)) == (None, None)
+    assert world("torchrun --nproc_per_node=8").place(Who(local_rank=3)) == (3, None)
+    assert World().place(NOBODY) == (None, None)
+
+
+def test_a_file_that_says_which_rank_it_is():
+    found = World()
+    for rank in range(3):
+        take(found, f"init process group: rank {rank}", stream=f"{rank}.log")
+    assert [found.rank_of(f"{rank}.log") for rank in range(3)] == [0, 1, 2]
+    # What rank 0 prints into a log that all share does not make it rank 0's.
+    shared = world("global_rank .................. 0", "world_size ....... 8")
+    assert shared.rank_of("a.log") is None
+    assert world("global rank 5").rank_of("a.log") == 5
+    assert world("global rank 5", "global rank 6").rank_of("a.log") is None
+    assert world("global rank 0", "WORLD_SIZE=1").rank_of("a.log") == 0
+
+
+def test_worlds_of_several_files_are_put_together():
+    lines = [*SIZES, *NODES, *list(ON)[:1], "rank 4 on host gpu-08", "init: rank 5"]
+    parts = [world(line, stream=f"{at}.log") for at, line in enumerate(lines)]
+    together, whole = World(), World()
+    for at, (part, line) in enumerate(zip(parts, lines, strict=True)):
+        together.merge(part)
+        take(whole, line, stream=f"{at}.log")
+    assert together.size == whole.size
+    assert together.node_of_rank == whole.node_of_rank
+    assert together.notes() == whole.notes()
+    streams = [f"{at}.log" for at in range(len(lines))]
+    assert [*map(together.rank_of, streams)] == [*map(whole.rank_of, streams)]
+
+
+FILES = {
+    "rank_3.log rank_10.log launcher.log": [(3, None), (10, None), (None, None)],
+    "rank3.err rank3.out": [(3, None), (3, None)],
+    "worker-0/rank-0.txt worker-1/rank-0.txt": [(0, "worker-0"), (1, "worker-1")],
+    "node0/gpu_0.log node0/gpu_1.log node1/gpu_0.log node1/gpu_1.log": [
+        (0, "node0"), (1, "node0"), (2, "node1"), (3, "node1"),
+    ],
+    "node0/rank_0.log node0/rank_1.log node1/rank_2.log node1/rank_3.log": [
+        (0, "node0"), (1, "node0"), (2, "node1"), (3, "node1"),
+    ],
+    "node-07.out node-12.out": [(None, "node-07"), (None, "node-12")],
+    "train_gpu041.err train_gpu042.err": [(None, "gpu041"), (None, "gpu042")],
+    "r6i4n5.log r6i4n6.log": [(None, "r6i4n5"), (None, "r6i4n6")],
+    "x/attempt_0/0/stderr.log x/attempt_0/1/stderr.log x/attempt_0/1/stdout.log": [
+        (0, None), (1, None), (1, None),
+    ],
+    "w_1/device-1/plog-9.log w_1/device-2/plog-8.log": [(1, "w_1"), (2, "w_1")],
+    "train_0000.log train_0001.log train_0002.log train_0003.log": [(r, None) for r in range(4)],
+    "tp_rank_0.log": [(None, None)],
+    "result_0.txt result_1.txt result_2.txt result_3.txt": [(None, None)] * 4,
+    "slurm-9_0.out slurm-9_1.out slurm-9_2.out slurm-9_3.out": [(None, None)] * 4,
+    "train.log train.log.1 train.log.2": [(None, None)] * 3,
+    "gpt2_n16-1832552.out gpt2_n4-1832555.out": [(None, None)] * 2,
+    "run_2024.log": [(None, None)],
+    "": [(None, None)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("names", list(FILES))
+def test_who_wrote_a_file(names):
+    assert who_wrote(names.split(" ")) == FILES[names]
+
+
+def test_no_files():
+    assert who_wrote([]) == []
+
+
+@given(st.lists(st.text("ab_-/.0123456789rankode", max_size=20), max_size=6))
+def test_any_names(names):
+    assert len(who_wrote(names)) == len(names)
+
+
+@given(st.integers(0, 300), st.integers(0, 30), st.integers(1, 4))
+def test_a_range_of_hosts(first, count, width):
+    last = first + count
+    hosts = expanded(f"gpu[{first:0{width}d}-{last:0{width}d}]")
+    assert hosts == [f"gpu{number:0{width}d}" for number in range(first, last + 1)]
+
+
+@pytest.mark.parametrize("hosts", ["", "gpu[1-", "gpu[-3]", "gpu[1-99999999999]", "[]"])
+def test_lists_that_are_none(hosts):
+    assert len(expanded(hosts)) <= 1
+
+
+@given(st.text(max_size=200))
+def test_any_line_may_be_taken(text):
+    found = World()
+    found.take(text, NOBODY, "a.log")
+    found.place(NOBODY)
+    assert found.size is None or found.size > 0
