@@ -66,7 +66,7 @@ def _hang(plan: Plan, course: Course, code: int, found: dict[str, Any]) -> dict[
 def _slow(plan: Plan, course: Course, code: int, found: dict[str, Any]) -> dict[str, Any]:
     assert plan.step is not None
     before = [own for step, own in course.own_seconds if step < plan.step]
-    after = [own for step, own in course.own_seconds if step > plan.step]
+    after = [own for step, own in course.own_seconds if step >= plan.step]
     ratio = statistics.median(after) / statistics.median(before) if before and after else 0.0
     stood = course.by == "limit" or code == 0
     return _require(
