@@ -13,12 +13,12 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import sqrt
-from statistics import median
 
 from rmetric.diagnosis.job import Iteration, Occurrence
 from rmetric.diagnosis.patterns.alignment import similarity
+from rmetric.diagnosis.patterns.counting import Counting
 from rmetric.diagnosis.patterns.steps import Told
+from rmetric.diagnosis.patterns.usual import LEAST_PAST, Usual, usual_if_slow
 
 #: Iterations before it that one is compared with (L4, section 4.4).
 WINDOW = 10
@@ -32,60 +32,11 @@ MAX_ODD = 10
 MAX_FORMS = 8
 #: A mean similarity must fall by so much at least, however alike the iterations before were.
 LEAST_FALL = 0.02
-#: An iteration is slow from so many times the usual on, and so many seconds more than usual
-#: where times have fractions or only whole seconds.
-SLOW, LEAST_SECONDS, LEAST_WHOLE_SECONDS = 3.0, 0.5, 5.0
 #: Stages whose entries are no part of an iteration.
 ASIDE = ("load data", "compile", "evaluate", "checkpoint", "tear-down")
-
-
-@dataclass
-class _Usual:
-    """Running mean and deviation (Welford)."""
-
-    count: int = 0
-    mean: float = 0.0
-    squares: float = 0.0
-
-    def add(self, value: float) -> None:
-        self.count += 1
-        off = value - self.mean
-        self.mean += off / self.count
-        self.squares += off * (value - self.mean)
-
-    @property
-    def deviation(self) -> float:
-        return sqrt(self.squares / self.count) if self.count else 0.0
-
-
-@dataclass
-class _Counting:
-    """The steps that one form tells."""
-
-    top: int = -1
-    highest: int = -1
-    rises: int = 0
-    below: list[int] = field(default_factory=list)
-
-    def take(self, step: int) -> bool:
-        """Whether the step is a new one: higher than the last, or counted anew from below.
-
-        Ranks that share a log tell a step many times, and the last of them when the first is
-        at the next; so a lower one is new only when it is the third in a row that rises.
-        """
-        self.rises += step > self.highest
-        self.highest = max(self.highest, step)
-        if step <= self.top and not self._anew(step):
-            return False
-        self.top, self.below = step, []
-        return True
-
-    def _anew(self, step: int) -> bool:
-        if step == self.top or (self.below and step < self.below[-1]):
-            self.below = []
-        if step < self.top and (not self.below or step > self.below[-1]):
-            self.below.append(step)
-        return len(self.below) >= 3
+#: Stands for the line that ends an iteration, for its words may change as training goes on: an
+#: estimate of the time left, a loss that is not yet known.
+_STEP_LINE = -1
 
 
 @dataclass
@@ -93,8 +44,7 @@ class _Past:
     """What is remembered of one stream."""
 
     form: str = ""
-    tellers: set[int] = field(default_factory=set)
-    counting: dict[str, _Counting] = field(default_factory=dict)
+    counting: dict[str, Counting] = field(default_factory=dict)
     top: int = -1
     stride: int = 1
     opened: Occurrence | None = None
@@ -106,7 +56,7 @@ class _Past:
     iterations: int = 0
     news: int = 0
     window: deque[tuple[int, ...]] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    usual: _Usual = field(default_factory=_Usual)
+    usual: Usual = field(default_factory=Usual)
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=5 * WINDOW))
     odd: list[Iteration] = field(default_factory=list)
 
@@ -133,7 +83,10 @@ class IterationWatch:
             past.now += events[: max(0, MAX_EVENTS - len(past.now))]
 
     def enter(self, stream: str, stage: str) -> None:
-        """The stream enters a stage; those of `ASIDE` last until its next step line."""
+        """The stream enters a stage; those of `ASIDE` last until its next step line.
+
+        The iteration that one of them breaks is not judged: a part of it is all there is.
+        """
         past = self._past(stream)
         past.aside = stage in ASIDE
         past.was_aside |= past.aside
@@ -152,8 +105,7 @@ class IterationWatch:
         new = self._counts(past, told)
         if new:
             past.aside = False
-            past.tellers.add(event)
-        self.take(stream, (event,))
+        self.take(stream, (_STEP_LINE if new else event,))
         if not new:
             return max(past.top, 0)
         if past.opened is not None:
@@ -193,7 +145,7 @@ class IterationWatch:
         """Whether a new step is told, in the form that counts."""
         if told.form not in past.counting and len(past.counting) >= MAX_FORMS:
             return False
-        mine = past.counting.setdefault(told.form, _Counting())
+        mine = past.counting.setdefault(told.form, Counting())
         new = mine.take(told.step)
         if not past.form:
             past.form = told.form
@@ -202,23 +154,24 @@ class IterationWatch:
             past.having.clear()
             past.window.clear()
             past.seconds.clear()
-            past.usual = _Usual()
+            past.usual = Usual()
         return new and told.form == past.form
 
     def _close(self, stream: str, past: _Past, step: int, place: Occurrence) -> None:
         events = tuple(past.now)
-        missing, extra = self._differences(past, events)
         if past.was_aside:
-            missing = ()
+            past.known.update(events)
+            return
+        missing, extra = self._differences(past, events)
         past.news += bool(extra)
         told_anew = (missing or extra) and past.news <= WINDOW + past.iterations / 4
         measured = past.iterations < MEASURED_ALL or past.iterations % 10 == 0
         mean = self._mean(past, events) if measured or told_anew else past.usual.mean
         seconds = self._seconds(past, step, place)
-        usual = _usual_if_slow(past.seconds, seconds, step - past.top)
-        full = len(past.window) == WINDOW and past.usual.count >= WINDOW
+        usual = usual_if_slow(past.seconds, seconds, step - past.top)
         fall = max(3.0 * past.usual.deviation, LEAST_FALL)
-        differs = full and mean < past.usual.mean - fall and bool(missing or extra)
+        falls = past.iterations >= LEAST_PAST and mean < past.usual.mean - fall
+        differs = falls and bool(missing or extra)
         if (differs or usual is not None) and len(past.odd) < 4 * MAX_ODD:
             past.odd.append(
                 Iteration(
@@ -234,21 +187,13 @@ class IterationWatch:
                     usual_seconds=_whole(usual, usual, step - past.top),
                 )
             )
-        past.known.update(events)
-        if not past.was_aside:
-            self._remember(past, events, mean if measured and not differs else None, seconds)
-
-    @staticmethod
-    def _remember(
-        past: _Past, events: tuple[int, ...], mean: float | None, seconds: float | None
-    ) -> None:
-        """Of whole iterations only: of one that an evaluation broke a part is all there is."""
-        if mean is not None and len(past.window) == WINDOW:
+        if measured and not differs and past.window:
             past.usual.add(mean)
         if seconds is not None:
             past.seconds.append(seconds)
         past.iterations += 1
         past.having.update(set(events))
+        past.known.update(events)
         past.window.append(events)
 
     def _mean(self, past: _Past, events: tuple[int, ...]) -> float:
@@ -270,13 +215,10 @@ class IterationWatch:
 
     @staticmethod
     def _differences(past: _Past, events: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """Events that no iteration lacked before, and events that were never said before.
-
-        A step line is not lacked: the iteration would not have ended without one.
-        """
+        """Events that no iteration lacked before, and events that were never said before."""
         said = set(events)
         always = (one for one, count in past.having.items() if count == past.iterations)
-        return tuple(sorted(set(always) - said - past.tellers)), tuple(sorted(said - past.known))
+        return tuple(sorted(set(always) - said)), tuple(sorted(said - past.known))
 
     @staticmethod
     def _seconds(past: _Past, step: int, place: Occurrence) -> float | None:
@@ -299,12 +241,12 @@ class IterationWatch:
         return len(apart) >= 2 and max(apart) <= 1.1 * min(apart)
 
     def _tail(self, stream: str, past: _Past, last: Occurrence | None) -> list[Iteration]:
-        if past.opened is None or past.iterations < WINDOW:
+        if past.opened is None or past.iterations < LEAST_PAST:
             return []
         events = tuple(past.now)
         _, extra = self._differences(past, events)
         seconds = self._seconds(past, past.top + past.stride, last) if last else None
-        usual = _usual_if_slow(past.seconds, seconds, past.stride)
+        usual = usual_if_slow(past.seconds, seconds, past.stride)
         if not extra and usual is None:
             return []
         return [
@@ -321,25 +263,6 @@ class IterationWatch:
                 unfinished=True,
             )
         ]
-
-
-def _usual_if_slow(before: deque[float], seconds: float | None, steps: int) -> float | None:
-    """The median of the durations before; None unless `seconds` is far longer.
-
-    Far longer: three sigma above their mean, several times the median, more than any before.
-
-    Args:
-        before, seconds: for a step.
-        steps: that the iteration counts.
-    """
-    if seconds is None or len(before) < WINDOW:
-        return None
-    usual, mean = median(before), sum(before) / len(before)
-    deviation = sqrt(sum((one - mean) ** 2 for one in before) / len(before))
-    whole = all((one * steps).is_integer() for one in (seconds, *before))
-    least = (LEAST_WHOLE_SECONDS if whole else LEAST_SECONDS) / max(1, steps)
-    slow_from = max(mean + 3.0 * deviation, SLOW * usual, usual + least, *before)
-    return usual if seconds > slow_from else None
 
 
 def _whole(seconds: float | None, usual: float | None, steps: int) -> float | None:
