@@ -240,6 +240,7 @@ def test_a_diagnosis_is_scored_on_all_that_is_known() -> None:
     assert answer.events == Counts(found=1, wrong=1, missed=1)
     assert (answer.class_right, answer.stage_right, answer.sure) == (True, True, True)
     assert answer.shown == 2
+    assert (answer.missed, answer.wrong) == (["a:2"], ["a:4"])
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from rmetric.diagnosis.evaluation import baselines
 from rmetric.diagnosis.evaluation.cases import Case
 from rmetric.diagnosis.evaluation.classes import class_is_right, stages_of
 from rmetric.diagnosis.evaluation.reading import Read
-from rmetric.diagnosis.evaluation.scoring import Counts, Place, event_counts, hits
+from rmetric.diagnosis.evaluation.scoring import Counts, Place, event_counts, faults, hits
 from rmetric.diagnosis.result import SURE, Diagnosis
 
 ECHOES_TOO = ("cause", "symptom", "echo")
@@ -24,6 +24,7 @@ class Answer:
         shown: number of events shown.
         events: against lines labelled cause or symptom; None of a healthy job.
         events_with_echoes: against lines labelled cause, symptom or echo.
+        missed, wrong: a line of each such event, "file:line" of the file as it was laid out.
         ranks, nodes: hit among the first of `TOPS`.
         sure: it names a cause or an end from outside with a confidence of at least `SURE`.
     """
@@ -42,6 +43,8 @@ class Answer:
     confidence: float | None = None
     sure: bool | None = None
     named: int | None = None
+    missed: list[str] | None = None
+    wrong: list[str] | None = None
 
     def as_json(self) -> dict[str, Any]:
         return {key: value for key, value in asdict(self).items() if value is not None}
@@ -55,9 +58,11 @@ def from_json(entry: Mapping[str, Any]) -> Answer:
 def of_diagnosis(case: Case, read: Read, said: Diagnosis) -> Answer:
     """The scores of a diagnosis."""
     stages = () if case.is_healthy else stages_of(case.stage)
+    places = [(one.file, one.line) for one in said.events]
+    missed, wrong = faults(case.labels, places, read.event_of)
     speaks = said.outcome in ("failed", "terminated") or said.cause is not None
     return Answer(
-        **_events(case, read, [(one.file, one.line) for one in said.events]),
+        **_events(case, read, places),
         ranks=None if case.rank is None else hits(ranks_of(case, said), case.rank),
         nodes=None if case.node is None else hits(nodes_of(case, said), case.node),
         outcome=said.outcome,
@@ -69,6 +74,8 @@ def of_diagnosis(case: Case, read: Read, said: Diagnosis) -> Answer:
         confidence=said.confidence,
         sure=speaks and said.confidence >= SURE,
         named=len(said.nodes),
+        missed=[f"{file}:{line}" for file, line in missed] or None,
+        wrong=[f"{file}:{line}" for file, line in wrong] or None,
     )
 
 

@@ -35,14 +35,47 @@ def event_counts(
     nor wrong, if it has lines of other roles only. A labelled line that belongs to no event is an
     event of its own, and missed; a line shown that belongs to none is wrong.
     """
-    true: set[Hashable] = set()
+    missed, wrong, found = _told_apart(labels, shown, event_of, true_roles)
+    return Counts(len(found), len(wrong), len(missed))
+
+
+def faults(
+    labels: Iterable[Label], shown: Iterable[Place], event_of: Mapping[Place, int]
+) -> tuple[list[Place], list[Place]]:
+    """The first labelled line of each event that is missed, the line shown of each wrong one."""
+    missed, wrong, _ = _told_apart(labels, shown, event_of, ("cause", "symptom"))
+    return sorted(missed.values()), sorted(wrong.values())
+
+
+Events = dict[Hashable, Place]
+
+
+def _told_apart(
+    labels: Iterable[Label],
+    shown: Iterable[Place],
+    event_of: Mapping[Place, int],
+    true_roles: Collection[str],
+) -> tuple[Events, Events, Events]:
+    """Events missed, wrong and found, each with a line."""
+    true: Events = {}
     neutral: set[Hashable] = set()
     for label in labels:
         place = (label.file, label.line)
-        (true if label.role in true_roles else neutral).add(event_of.get(place, place))
-    answer: set[Hashable] = {event_of.get(place, place) for place in shown}
-    answer -= neutral - true
-    return Counts(len(answer & true), len(answer - true), len(true - answer))
+        if label.role in true_roles:
+            true.setdefault(event_of.get(place, place), place)
+        else:
+            neutral.add(event_of.get(place, place))
+    answer: Events = {}
+    for place in shown:
+        answer.setdefault(event_of.get(place, place), place)
+    missed = {event: place for event, place in true.items() if event not in answer}
+    found = {event: place for event, place in answer.items() if event in true}
+    wrong = {
+        event: place
+        for event, place in answer.items()
+        if event not in true and event not in neutral
+    }
+    return missed, wrong, found
 
 
 def hits(ranking: Sequence[Collection[Hashable]], truth: Hashable) -> list[float]:

@@ -116,7 +116,7 @@ def misses(results: Results) -> Table:
         title=f"Jobs that are not wholly right, {results.title}",
         columns=columns("Job", "Kind", "What is wrong"),
         rows=rows,
-        notes=[f"Method: {results.headline}. Events: right, wrong and missed."],
+        notes=[f"Method: {results.headline}. Events: by a line of each."],
     )
 
 
@@ -131,8 +131,8 @@ def _wrong(job: Judged, said: Answer) -> list[str]:
     if said.ranks is not None and not said.ranks[0]:
         where = next((str(top) for top, hit in zip(TOPS, said.ranks, strict=True) if hit), "none")
         out.append(f"rank {job.rank} is not first (within: {where}; {said.named} named)")
-    if said.events is not None and said.events[1:] != (0, 0):
-        out.append("events {} / {} / {}".format(*said.events))
-    if job.is_healthy and said.shown:
-        out.append(f"{said.shown} events shown")
+    for what, lines in (("missed", said.missed), ("wrong", said.wrong)):
+        if lines:
+            rest = f" and {len(lines) - 3} more" if len(lines) > 3 else ""
+            out.append(f"events {what}: {', '.join(lines[:3])}{rest}")
     return out
