@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 import traceback
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -33,6 +34,7 @@ def generate(jobs: Sequence[Plan], out: Path, *, lanes: int = 2) -> dict[str, in
     ends in whatever way, and its ranks die with it should this process be killed.
     """
     world.prepare()
+    shutil.rmtree(_scratch(out), ignore_errors=True)
     left = [plan for plan in jobs if not is_done(plan, out)]
     counts = {"there": len(jobs) - len(left), "made": 0, "failed": 0}
     running: dict[int, tuple[Plan, float]] = {}
@@ -52,7 +54,13 @@ def generate(jobs: Sequence[Plan], out: Path, *, lanes: int = 2) -> dict[str, in
     finally:
         for pid in running:
             _clear(pid)
+        shutil.rmtree(_scratch(out), ignore_errors=True)
     return counts
+
+
+def _scratch(out: Path) -> Path:
+    """For data and checkpoints; the same at a restart, which thus clears what a killed run left."""
+    return Path(tempfile.gettempdir()) / f"run-{zlib.crc32(str(out.resolve()).encode()):08x}"
 
 
 def is_done(plan: Plan, out: Path) -> bool:
@@ -114,8 +122,10 @@ def make(plan: Plan, out: Path, siblings: list[str], attempt: int = 1) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     (partial / "logs").mkdir(parents=True)
     try:
-        with tempfile.TemporaryDirectory(prefix="run-") as scratch:
-            course = world.run(plan, partial / "logs", Path(scratch))
+        scratch = _scratch(out)
+        scratch.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=scratch) as own:
+            course = world.run(plan, partial / "logs", Path(own))
         text = json.dumps(manifest(plan, course, siblings, attempt), indent=1)
         (partial / MANIFEST).write_text(text + "\n")
         shutil.rmtree(final, ignore_errors=True)
