@@ -7,4 +7,5 @@ for source in found.sources:
         for line in lines:
             who, start = prefixes.split(line)
             kind = kind_of(line[start:])   # joining.py: the same for a line whatever its digits
+            joined, state = NEXT[state][kind]
 """

@@ -50,9 +50,9 @@ class Prefixes:
     """The forms of prefixes that a file uses.
 
     Attributes:
-        pattern: matches the whole prefix of any line, possibly empty. It has no groups where the
-            file has no prefixes; else its groups together decide the `Who`: `split` looks them up
-            in a dictionary. `match.end()` is where the text begins.
+        pattern: matches the whole prefix of any line, possibly empty; its groups together decide
+            the `Who`, for which `split` looks them up in a dictionary. `match.end()` is where the
+            text begins.
         counted: names of the forms that count in this file only (forms.py).
         stamped: there are prefixes behind a time.
         tasks_launch: the tasks of srun are launchers of several ranks each.
@@ -79,9 +79,6 @@ class Prefixes:
         counted = {form.name for form in CUT if form.counted and _agree(form, rests)}
         learnt = cls(counted)
         heads = [match for line in said if (match := learnt.pattern.match(line))]
-        if not any(match.end() or match[4] for match in heads):
-            learnt.pattern = re.compile(b"")
-            return learnt
         everybody = {learnt.split(line)[0] for line in said}
         return cls(
             counted,
@@ -103,7 +100,8 @@ class Prefixes:
     def time(self, line: bytes) -> float | None:
         """Seconds that the line states, before, within or after its prefix (timestamps.py)."""
         match = self.pattern.match(line)
-        start = match.end(1) if match and self.pattern.groups else 0
+        assert match is not None
+        start = match.end(1)
         found = parse(line[start : start + HEAD].decode("utf-8", "replace"))
         return found[0] if found else None
 

@@ -85,6 +85,8 @@ def parse(text: str) -> tuple[float, int] | None:
     before = text[: found.start()]
     if not (_BEFORE.fullmatch(before) or _KEY.search(before) or before.endswith(" AT ")):
         return None
+    if found.lastgroup == "epoch" and "." not in found.group() and not before.strip():
+        return None  # any number of ten digits
     match = _TIME[found.lastgroup or ""].match(text, found.start(), HEAD)
     seconds = _seconds(match.groupdict()) if match else None
     return None if seconds is None or match is None else (seconds, match.end())
