@@ -1,4 +1,4 @@
-"""What L4 states of its own data (arXiv 2503.20263, section 5): never our measurement."""
+"""What L4 states of its own data (arXiv 2503.20263): never our measurement."""
 
 from __future__ import annotations
 

@@ -60,15 +60,12 @@ class Results:
         return [counts for counts, _ in kept], [name for _, name in kept]
 
     def write(self, folder: Path) -> None:
-        content = {
-            "source": self.source,
-            "split": self.split,
-            "made": self.made,
-            "jobs": [job.as_json() for job in self.jobs],
-        }
+        about = {"source": self.source, "split": self.split, "made": self.made}
+        jobs = ",\n".join(json.dumps(job.as_json(), allow_nan=False) for job in self.jobs)
+        # One job a line, so that a change shows which jobs it moved.
+        text = f'{json.dumps(about, allow_nan=False)[:-1]}, "jobs": [\n{jobs}\n]}}\n'
         folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
-        write_atomically(folder / f"{self.name}.json", [text.encode(), b"\n"])
+        write_atomically(folder / f"{self.name}.json", [text.encode()])
 
 
 def read_results(path: Path) -> Results:

@@ -11,7 +11,7 @@ from rmetric.diagnosis.evaluation.cases import Label
 #: A line: its file and its number.
 Place = tuple[str, int]
 
-#: L4 reports the faulty node among the first so many (arXiv 2503.20263, table 4).
+#: L4 reports the faulty node among the first so many (arXiv 2503.20263).
 TOPS = (1, 3, 5, 8)
 
 
