@@ -25,7 +25,7 @@ from rmetric.diagnosis.summing_up import occurrence, part_of
 from rmetric.diagnosis.templates.events import OTHERS
 from rmetric.diagnosis.templates.facts import JOB_ID, Facts, FactsOf
 from rmetric.diagnosis.templates.places import StepPlace, prefix_place
-from rmetric.diagnosis.templates.remembered import Remembered
+from rmetric.diagnosis.templates.remembered import SHORTEST_FORM, Remembered
 
 #: Different masked texts of a file; what comes after is counted as "<others>".
 MAX_TEXTS = 20_000
@@ -157,7 +157,8 @@ class FilePass:
             who, start = self.prefixes.split(line)
             prefix = None if who is NOBODY else prefix_place(self.prefixes, line)
             form = Form(self.tools.facts(line[start:]), prefix)
-            self.forms.put(key, form)
+            if len(key) >= SHORTEST_FORM:
+                self.forms.put(key, form)
         return form
 
     def _joined(self, speaker: Speaker, text: bytes, facts: Facts) -> bool:
@@ -167,8 +168,8 @@ class FilePass:
             return False
         if facts.kind == Kind.EXCEPTION:
             entry.says = facts
-        elif facts.exception and not text[:1].isspace():
-            if entry.says is not entry.facts:
+        elif facts.exception:
+            if entry.says.exception or entry.says is not entry.facts:
                 return False  # of another rank that writes to the same file
             entry.says = facts
         entry.entry.add(clean(text))

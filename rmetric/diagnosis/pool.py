@@ -217,7 +217,7 @@ class _Reader:
         mean = self._read(one, "mean", number, f"{where}.mean")
         return Usual(
             template=self._read(one, "template", text, f"{where}.template"),
-            signature=text(one.get("signature", "")),
+            signature=self._read({"signature": ""} | one, "signature", text, f"{where}.signature"),
             jobs=self._share(one, "jobs", f"{where}.jobs"),
             mean=mean,
         )

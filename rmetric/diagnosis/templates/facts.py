@@ -15,6 +15,8 @@ from rmetric.diagnosis.templates.remembered import Remembered
 
 #: An exception's line, wherever it stands: other ranks' fragments may be around it.
 EXCEPTION = re.compile(r"\b[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b: ")
+#: Code that names an exception, where none is raised.
+_CODE = re.compile(r"(?:\b(?:except|raise|as)\b|[\"'(#`,])\s*$")
 #: What a structured line is about: :::MLLOG {"key": "run_stop", ...}, {"event": "eval", ...}.
 _KEY = re.compile(r"\{.*?\"(?:key|event|event_name)\": ?\"([\w./-]+)\"")
 #: Lines that may tell the number of the scheduler's job.
@@ -114,5 +116,14 @@ class FactsOf:
             step=self.step_gate(form),
             world=may_tell(form),
             job_id=JOB_ID.search(text) is not None,
-            exception=EXCEPTION.search(text) is not None,
+            exception=_has_exception(text),
         )
+
+
+def _has_exception(text: str) -> bool:
+    """At the head of the line or behind other words; indented alone it is part of an entry."""
+    found = EXCEPTION.search(text)
+    if found is None:
+        return False
+    before = text[: found.start()]
+    return not before or (not before.isspace() and _CODE.search(before) is None)

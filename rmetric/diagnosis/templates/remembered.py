@@ -10,6 +10,8 @@ Value = TypeVar("Value")
 ENTRIES = 16384
 #: Longer keys are not remembered.
 LONGEST_KEY = 2048
+#: Nor are lines that have fewer bytes without their digits: "1" and an empty line are not alike.
+SHORTEST_FORM = 8
 
 
 class Remembered(Generic[Value]):

@@ -1,0 +1,199 @@
+"""What successful jobs have in common."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmetric.diagnosis.job import Event, Job, Match, Occurrence, Stream
+from rmetric.diagnosis.pool import (
+    FREQUENT,
+    Pool,
+    Usual,
+    as_json,
+    learn,
+    looks_failed,
+    missing,
+    ordinary,
+)
+from rmetric.diagnosis.templates.events import OTHERS
+from rmetric.logs import LogError
+
+
+def at(order: int, event: int = 0) -> Occurrence:
+    return Occurrence(
+        file="a.log", line=order, stream="a.log", time=None, order=order, event=event, text="x"
+    )
+
+
+def job(said: dict[str, int], matched: dict[str, str] | None = None, succeeded: bool = True) -> Job:
+    """A job that says these templates so often; `matched` is template -> signature."""
+    made = Job(streams={"a.log": Stream(name="a.log")})
+    for number, (template, count) in enumerate(said.items()):
+        first = at(number, number)
+        made.events.append(
+            Event(
+                number=number, template=template, first=first, last=first, counts={"a.log": count}
+            )
+        )
+        signature = (matched or {}).get(template)
+        if signature:
+            made.matches[signature, "a.log"] = Match(
+                signature=signature, stream="a.log", count=count, first=first, last=first,
+                events={number},
+            )  # fmt: skip
+    made.stages = [("train", at(0))]
+    made.succeeded = at(99) if succeeded else None
+    return made
+
+
+JOBS = [
+    job({"opened <PATH>": 2, "step <N> done": 100}),
+    job({"opened <PATH>": 4, "step <N> done": 100, "warned of <N> things": 1}),
+    job({"opened <PATH>": 0, "step <N> done": 400, "odd thing": 1}, succeeded=False),
+]
+
+
+class TestLearn:
+    def test_shares_and_means(self) -> None:
+        pool = learn("seven billion", JOBS)
+        assert (pool.name, pool.jobs, pool.succeeded) == ("seven billion", 3, 2)
+        assert pool.stages == {"train": 1.0}
+        step = pool.find("step <N> done")
+        assert step is not None
+        assert (step.jobs, step.mean) == (1.0, 200.0)
+        warned = pool.find("warned of <N> things")
+        assert warned is not None
+        assert warned.jobs == pytest.approx(1 / 3)
+
+    def test_what_is_not_told_apart_is_not_learnt(self) -> None:
+        assert learn("a", [job({OTHERS: 5, "step": 1})]).find(OTHERS) is None
+
+    @pytest.mark.parametrize(("name", "jobs"), [("a", []), (" ", JOBS)])
+    def test_needs_a_name_and_a_job(self, name: str, jobs: list[Job]) -> None:
+        with pytest.raises(ValueError, match="needs a name and at least one job"):
+            learn(name, jobs)
+
+
+class TestUse:
+    def test_ordinary_are_those_that_are_frequent(self) -> None:
+        pool = learn("a", JOBS)
+        one = job({"step <N> done": 1, "warned of <N> things": 1, "never said": 1})
+        assert ordinary(one, pool) == {0}
+        assert 1 / 3 < FREQUENT <= 1.0
+
+    def test_a_word_that_differs_makes_it_not_ordinary(self) -> None:
+        pool = learn("a", [job({"saved <PATH> in <N> seconds": 1})])
+        assert ordinary(job({"lost <PATH> in <N> seconds": 1}), pool) == set()
+        assert ordinary(job({"saved <*> in <N> seconds": 1}), pool) == {0}
+
+    def test_signatures_are_kept_apart(self) -> None:
+        """A line that a signature matched is not what healthy jobs say in the same words."""
+        pool = learn("a", [job({"exit code <N>": 1})])
+        assert ordinary(job({"exit code <N>": 1}), pool) == {0}
+        assert ordinary(job({"exit code <N>": 1}, {"exit code <N>": "killed"}), pool) == set()
+
+    def test_missing_is_what_nearly_all_have(self) -> None:
+        pool = learn("a", JOBS)
+        lacking = missing(job({"warned of <N> things": 1}), pool)
+        assert [one.template for one in lacking] == ["opened <PATH>", "step <N> done"] or [
+            one.template for one in lacking
+        ] == ["step <N> done", "opened <PATH>"]
+        assert missing(JOBS[1], pool) == []
+
+
+class TestFile:
+    @given(
+        st.dictionaries(
+            st.text("abc <>*N", min_size=1, max_size=12), st.integers(1, 50), max_size=5
+        )
+    )
+    def test_what_is_saved_is_read(self, said: dict[str, int]) -> None:
+        pool = learn("a", [job(said), job({"x": 1})])
+        assert _read_back(pool) == pool
+
+    def test_same_jobs_same_bytes(self, tmp_path: Path) -> None:
+        for name in "ab":
+            learn("a", JOBS).save(tmp_path / name)
+        assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+    @pytest.mark.parametrize(
+        ("field", "value", "words"),
+        [
+            ("format", 2, "'format' is 2; accepted is 1"),
+            ("format", None, "'format' is None; accepted is 1"),
+            ("jobs", 0, "'jobs' is 0; accepted is a number from 1"),
+            ("jobs", "3", "'jobs': found '3'; a whole number"),
+            ("job", 7, "'job': found 7; a string is accepted"),
+            ("events", {}, "'events': found {}; a list is accepted"),
+            ("events", [7], "'events[0]' is 7; accepted is an object"),
+            ("events", [{"template": "a", "mean": 1}], "'events[0].jobs' is missing"),
+            ("events", [{"template": "a", "mean": 1, "jobs": 2}], "'events[0].jobs' is 2"),
+            (
+                "events",
+                [{"template": "a", "mean": 1, "jobs": 1, "signature": 4}],
+                "'events[0].signature': found 4",
+            ),
+            ("stages", {"train": 0}, "'stages.train' is 0"),
+        ],
+    )
+    def test_errors_name_file_and_field(
+        self, tmp_path: Path, field: str, value: Any, words: str
+    ) -> None:
+        path = tmp_path / "pool.json"
+        path.write_text(json.dumps(as_json(learn("a", JOBS)) | {field: value}))
+        with pytest.raises(LogError) as error:
+            Pool.load(path)
+        assert str(path) in str(error.value)
+        assert words in str(error.value)
+
+    @pytest.mark.parametrize("text", ["", "[1]", "{", "\x00\xff"])
+    def test_what_is_no_pool(self, tmp_path: Path, text: str) -> None:
+        path = tmp_path / "pool.json"
+        path.write_text(text)
+        with pytest.raises(LogError, match="no pool"):
+            Pool.load(path)
+
+    def test_a_missing_file(self, tmp_path: Path) -> None:
+        with pytest.raises(LogError, match="cannot be read"):
+            Pool.load(tmp_path / "none.json")
+
+
+class TestLooksFailed:
+    ROLES = {"oom": "cause", "cancelled": "ending", "notes": "harmless"}  # noqa: RUF012
+
+    def test_a_cause_after_which_nothing_went_on(self) -> None:
+        one = job({"boom": 1}, {"boom": "oom"}, succeeded=False)
+        assert looks_failed(one, self.ROLES, False) == "oom (a.log, line 0), and no step after it"
+
+    def test_a_cause_that_was_survived(self) -> None:
+        one = job({"boom": 1}, {"boom": "oom"}, succeeded=False)
+        one.streams["a.log"].last_step_at = at(7)
+        assert looks_failed(one, self.ROLES, False) == ""
+        one = job({"boom": 1}, {"boom": "oom"}, succeeded=True)
+        assert looks_failed(one, self.ROLES, True) == ""
+
+    def test_what_is_harmless(self) -> None:
+        one = job({"note": 1}, {"note": "notes"}, succeeded=False)
+        assert looks_failed(one, self.ROLES, False) == ""
+
+    def test_no_word_of_success_where_others_have_one(self) -> None:
+        assert "others do" in looks_failed(job({"x": 1}, succeeded=False), self.ROLES, True)
+
+
+def _read_back(pool: Pool) -> Pool:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as name:
+        pool.save(Path(name) / "pool.json")
+        return Pool.load(Path(name) / "pool.json")
+
+
+def test_a_usual_event_says_what_it_is() -> None:
+    one = Usual(template="a", signature="", jobs=0.5, mean=2.0)
+    assert Pool(name="a", jobs=2, succeeded=0, stages={}, events=(one,)).find("a") is one

@@ -1,0 +1,245 @@
+"""From lines to events: masks, what is remembered of a form, Drain."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+import regex
+from drain3.drain import Drain
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmetric.diagnosis.library import Library
+from rmetric.diagnosis.library.any_digits import Unknown, any_digits
+from rmetric.diagnosis.patterns.stages import Stages
+from rmetric.diagnosis.patterns.steps import step_gate, told
+from rmetric.diagnosis.reading.prefixes import Prefixes
+from rmetric.diagnosis.templates.events import OTHERS, Events
+from rmetric.diagnosis.templates.facts import FactsOf
+from rmetric.diagnosis.templates.masks import MAX_TEMPLATE, masked, plain_numbers
+from rmetric.diagnosis.templates.places import StepPlace, prefix_place, same_places
+from rmetric.diagnosis.templates.remembered import LONGEST_KEY, Remembered
+
+NUMBERS = re.compile(r"[0-9]+")
+LIBRARY = Library.shipped()
+FACTS = FactsOf(LIBRARY, Stages(), step_gate)
+
+
+def template(line: str) -> str:
+    return masked(plain_numbers(line.encode()).decode())
+
+
+def with_numbers(line: str, numbers: list[int]) -> str:
+    """The line with other numbers, in turn."""
+    given = iter(numbers * len(line))
+    return NUMBERS.sub(lambda _: str(next(given)), line)
+
+
+SOME = st.lists(st.integers(0, 10**12), min_size=1, max_size=6)
+#: Text as logs have it: words, numbers, and the marks that masks are about.
+LINES = st.lists(
+    st.one_of(
+        st.sampled_from(
+            ["loss", "0x7f", "ab12", "/data/x", "1.5e-3", "10.0.0.1:29500", "[1, 2]", "rank 3"]
+        ),
+        st.text("abf01279 .:-/[]()=,%xe", min_size=1, max_size=8),
+    ),
+    min_size=1,
+    max_size=8,
+).map(" ".join)
+
+
+class TestMasks:
+    @pytest.mark.parametrize(
+        ("line", "expected"),
+        [
+            (
+                "[2024-04-08 02:55:04,123] [INFO] [rank 12] step=100 loss: 1.2e-05 grad -0.5",
+                "[INFO] [rank <RANK>] step=<N> loss: <N> grad <N>",
+            ),
+            ("2024-04-08-02:55:04.903.469 [a.cc:12] failed", "[a.cc:<N>] failed"),
+            ("E0503 12:00:01.123456 1234 f.cc:123] bad", "E<N> <TIME> <N> f.cc:<N>] bad"),
+            ("torch.Size([1, 2]) and (3, 4)", "<SHAPE> and <SHAPE>"),
+            ("Xid (PCI:0000:3b:00): 79", "Xid (PCI:<ADDRESS>): <N>"),
+            ("at 0x7f3a of 10.0.0.1:80", "at <ADDRESS> of <IP>"),
+            ("sha 3f2a9cde01 in bf16", "sha <HASH> in bf<N>"),
+            ("saved '/data/x1/y-2.bin', 12ms", "saved '<PATH>', <N>ms"),
+            (" 10%|███▌   | 12/400", "<N>%|<BAR>| <N>/<N>"),
+            ("ValueError: facade", "ValueError: facade"),
+            ("", ""),
+        ],
+    )
+    def test_examples(self, line: str, expected: str) -> None:
+        assert template(line) == expected
+
+    @given(LINES, SOME)
+    def test_digits_do_not_matter(self, line: str, numbers: list[int]) -> None:
+        assert template(with_numbers(line, numbers)) == template(line)
+
+    @given(LINES)
+    def test_no_number_is_left_and_length_is_bounded(self, line: str) -> None:
+        found = template(line * 20)
+        assert not NUMBERS.search(found)
+        assert len(found) <= MAX_TEMPLATE
+
+
+class TestRemembered:
+    def test_is_bounded_and_keeps_what_is_used(self) -> None:
+        memory: Remembered[int] = Remembered(entries=10)
+        young = memory.young
+        memory.put(b"used", -1)
+        for at in range(100):
+            memory.put(b"%d" % at, at)
+            assert memory.get(b"used") == -1
+            assert len(memory) <= 20
+        assert memory.get(b"99") == 99
+        assert memory.get(b"3") is None
+        assert memory.young is young
+
+    def test_long_keys_are_not_kept(self) -> None:
+        memory: Remembered[int] = Remembered()
+        memory.put(b"x" * (LONGEST_KEY + 1), 1)
+        assert len(memory) == 0
+
+
+class TestEvents:
+    def test_a_text_keeps_its_event(self) -> None:
+        events = Events()
+        first = events.number("opened shard one of many in time")
+        assert events.number("opened shard two of many in time") == first
+        assert events.number("opened shard one of many in time") == first
+        assert events.template(first) == "opened shard <*> of many in time"
+
+    def test_classes_and_first_words_are_kept_apart(self) -> None:
+        events = Events()
+        numbers = {
+            events.number("disk is full on node"),
+            events.number("disk is full on node", "error"),
+            events.number("disk is full on node", "no_space"),
+            events.number("quota is full on node"),
+        }
+        assert numbers == {0, 1, 2, 3}
+
+    def test_beyond_the_most_all_is_one(self) -> None:
+        events = Events(max_events=5)
+        numbers = [events.number(f"{letter * 3} says {letter}") for letter in "abcdefghij"]
+        assert numbers == [0, 1, 2, 3, 4, 5, 5, 5, 5, 5]
+        assert events.template(5) == OTHERS
+        assert events.full == 5
+        assert events.number("aaa says a") == 0
+
+    def test_like_is_word_for_word(self) -> None:
+        events = Events()
+        one = events.number("saved <PATH> in <N> seconds")
+        assert events.like("saved <PATH> in <N> seconds") == one
+        assert events.like("saved <*> in <N> seconds") == one
+        assert events.like("saved <PATH> in no seconds") is None
+        assert events.like("lost <PATH> in <N> seconds") is None
+
+    @settings(max_examples=50)
+    @given(st.lists(st.integers(0, 9), min_size=1, max_size=200))
+    def test_counts_are_those_of_plain_drain3(self, which: list[int]) -> None:
+        """On lines of clear templates, seen once each by us and every time by drain3."""
+        said = [f"{word} module loads part {{}} of shard {word}" for word in "abcdefghij"]
+        lines = [said[one].format(at) for at, one in enumerate(which)]
+        drain, events = Drain(depth=5, sim_th=0.6), Events()
+        theirs = Counter(
+            drain.add_log_message(f"class: {template(line)}")[0].cluster_id for line in lines
+        )
+        ours = Counter(events.number(template(line)) for line in lines)
+        assert sorted(theirs.values()) == sorted(ours.values())
+
+
+class TestPlaces:
+    @given(LINES, SOME)
+    def test_spans_are_found_whatever_the_digits(self, line: str, numbers: list[int]) -> None:
+        raw = line.encode()
+        spans = [match.span() for match in re.finditer(rb"[0-9]+", raw)][:3]
+        find = same_places(raw, spans, len(raw))
+        other = with_numbers(line, numbers).encode()
+        found = find.fullmatch(other)
+        assert found is not None
+        assert list(found.groups()[:-1]) == re.findall(rb"[0-9]+", other)[:3]
+
+    @pytest.mark.parametrize(
+        "form",
+        [
+            "[2024-01-01 00:00:01] iteration {:8d}/ 5000 | consumed samples: {} | loss 1.5",
+            '{{"step": {}, "loss": {}.0}}',
+            " 10%|xx   | {}/400 [00:{:02d}<01:20,  3.5it/s]",
+            "Epoch [3/10], Step [{}/267] loss {}",
+            "global_step={} of 7 hosts, {} tokens",
+        ],
+    )
+    @given(st.lists(st.integers(1, 10**6), min_size=2, max_size=5))
+    def test_steps_are_those_of_the_slow_way(self, form: str, steps: list[int]) -> None:
+        lines = [form.format(step, at) for at, step in enumerate(steps)]
+        place = StepPlace(lines[0].encode(), told)
+        assert [place.told(line.encode()) for line in lines] == [told(line) for line in lines]
+
+    def test_a_step_that_depends_on_two_numbers_is_looked_for_each_time(self) -> None:
+        place = StepPlace(b"Epoch [1/10], Step [5/100] loss 1", told)
+        assert place.told(b"Epoch [2/10], Step [5/100] loss 1") == told(
+            "Epoch [2/10], Step [5/100]"
+        )
+
+    def test_prefixes_are_those_of_the_slow_way(self) -> None:
+        lines = [f"{at % 12}: said by rank {at % 7}".encode() for at in range(100)]
+        prefixes = Prefixes.learn(lines)
+        find = prefix_place(prefixes, lines[0])
+        assert find is not None
+        for line in lines:
+            found = find(line)
+            assert found is not None
+            assert found.start("text") == prefixes.split(line)[1]
+
+
+class TestAnyDigits:
+    def test_loosens_what_takes_digits(self) -> None:
+        assert any_digits(r"Xid (?<xid>\d{2,3})\b") == r"Xid (?:\d{0,3})\b"
+        assert any_digits(r"code: (?!0\b)\d+") == r"code: \d*"
+        with pytest.raises(Unknown):
+            any_digits(r"[[:alpha:]]+")
+
+    @given(st.data(), SOME)
+    def test_matches_whenever_the_pattern_does(self, data: st.DataObject, few: list[int]) -> None:
+        """The law that makes it sound: never quiet about a line that a signature matches."""
+        one = data.draw(st.sampled_from(sorted(LIBRARY, key=lambda one: one.id)))
+        example = with_numbers(data.draw(st.sampled_from(one.matches)), few)
+        plain = NUMBERS.sub("0", example)
+        for pattern in one.patterns:
+            if regex.search(pattern, example, regex.MULTILINE):
+                assert regex.search(any_digits(pattern), plain, regex.MULTILINE)
+
+    def test_every_shipped_pattern_can_be_loosened(self) -> None:
+        for one in LIBRARY:
+            for pattern in one.patterns:
+                regex.compile(any_digits(pattern), regex.MULTILINE)
+
+
+class TestFacts:
+    @given(LINES, SOME)
+    def test_digits_do_not_matter(self, line: str, numbers: list[int]) -> None:
+        fresh = FactsOf(LIBRARY, Stages(), step_gate)
+        assert fresh(with_numbers(line, numbers).encode()) == FACTS(line.encode())
+
+    def test_a_line_that_no_signature_can_match_is_quiet(self) -> None:
+        facts = FACTS(b"[INFO] ring of 5 bytes in 5.0 us, via NET/IB/0")
+        assert facts.quiet
+        assert not FACTS(b"NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus").quiet
+
+    def test_structured_lines_are_classed_by_their_key(self) -> None:
+        one, other = (
+            FACTS(b':::MLLOG {"time_ms": 1, "key": "%s", "value": null}' % key)
+            for key in (b"run_start", b"run_stop")
+        )
+        assert one.cls != other.cls
+
+    @pytest.mark.parametrize(
+        "line",
+        [b"ValueError: bad", b"junk File torch.cuda.OutOfMemoryError: CUDA out of memory"],
+    )
+    def test_an_exception_is_seen_wherever_it_stands(self, line: bytes) -> None:
+        assert FACTS(line).exception
