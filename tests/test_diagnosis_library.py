@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmetric.diagnosis.library import Library, SignatureError, form_of
-from rmetric.diagnosis.library.files import QUIET_ROLES, check
+from rmetric.diagnosis.library.files import QUIET_ROLES, check, compiled
+from rmetric.diagnosis.library.load import PATTERN_SECONDS
 from rmetric.telemetry.xid import CATALOGUE
 
 LIBRARY = Library.shipped()
@@ -141,6 +142,21 @@ def test_a_pattern_that_never_ends_is_switched_off_with_one_warning(tmp_path):
         warnings.simplefilter("error")
         assert library.find(endless) == []
         assert library.find("service alpha is away") == []
+
+
+HOSTILE = ["a" * 4000, " " * 4000, "0" * 4000, "error: " * 570, "a.b/c.d " * 500, "x = 0\n" * 660,
+           "[1] rank 3 " * 360, "Error nan gpu " * 280]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("one", ALL, ids=lambda one: one.id)
+def test_no_shipped_pattern_is_switched_off_by_a_long_entry(one):
+    texts = HOSTILE + [((text + " ") * 40)[:4000] for text in one.matches]
+    texts += ["\n".join([text] * 40)[:4000] for text in one.misses]
+    texts += [(gate * 400)[:4000] for gate in one.gates]
+    for pattern in map(compiled, one.patterns):
+        for text in texts:
+            pattern.search(text, timeout=PATTERN_SECONDS / 2)
 
 
 def test_levels_limit_where_a_signature_looks(tmp_path):

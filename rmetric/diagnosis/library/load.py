@@ -12,7 +12,7 @@ from rmetric.diagnosis.library.any_digits import Unknown, any_digits
 from rmetric.diagnosis.library.files import check, compiled, form_of, read, wrong
 from rmetric.diagnosis.signature import ROLES, Signature
 
-#: Seconds that one pattern may take on one entry; a sound one takes some microseconds.
+#: Seconds of the processor that one pattern may take on one entry; a sound one takes microseconds.
 PATTERN_SECONDS = 0.05
 #: Forms of entries whose gates are remembered.
 FORMS = 4096
