@@ -19,7 +19,7 @@ Patterns are those of the package `regex`, case-sensitive unless they say (?i); 
 the ends of lines, for an entry may have many; a dot is no line break. A named group becomes a
 field of the match. Groups with a fixed meaning:
 
-    rank, node, host   the one that the entry accuses, whoever says it
+    rank, node, host   the one that the entry accuses, whoever says it; "2, 3" for several ranks
     last_rank          the one that speaks, or that was first to see a failure of another
     remote_rank, remote_host, port   the other end of a connection that failed
     gpu, xid, device, nic            a part of the machine, as the text names it
