@@ -82,7 +82,9 @@ def rank_lines(number: int, rank: int = 0, step_every: int = 20) -> Iterator[str
             )
         else:
             said = SAID[at % len(SAID)]
-            words = said.format(a=a, b=b, c=c, r=rank, f=a / 7, g=b / 11, h=c / 13, l=1e-4 + a / 1e9)
+            words = said.format(
+                a=a, b=b, c=c, r=rank, f=a / 7, g=b / 11, h=c / 13, l=1e-4 + a / 1e9
+            )
             yield f"{stamp} {words}"
 
 

@@ -19,7 +19,7 @@ from rmetric.diagnosis.reading.prefixes import Prefixes
 from rmetric.diagnosis.templates.events import OTHERS, Events
 from rmetric.diagnosis.templates.facts import FactsOf
 from rmetric.diagnosis.templates.masks import MAX_TEMPLATE, masked, plain_numbers
-from rmetric.diagnosis.templates.places import StepPlace, prefix_place, same_places
+from rmetric.diagnosis.templates.places import StepPlace, TimePlace, prefix_place, same_places
 from rmetric.diagnosis.templates.remembered import LONGEST_KEY, Remembered
 
 NUMBERS = re.compile(r"[0-9]+")
@@ -184,6 +184,28 @@ class TestPlaces:
         assert place.told(b"Epoch [2/10], Step [5/100] loss 1") == told(
             "Epoch [2/10], Step [5/100]"
         )
+
+    @pytest.mark.parametrize(
+        "form",
+        [
+            "[2024-04-08 02:{:02d}:{:02d},{:03d}] step",
+            "2: 2024-04-08T02:{:02d}:{:02d}.{:06d}+05:30 step",
+            "2024-04-08-02:{:02d}:{:02d}.{:03d}.469 step",
+            "May  3 12:{:02d}:{:02d} gpu{} step",
+            "[ {}{}.{:06d}] step",
+            "16907{:02d}0{:02d}.{} step",
+            "05/03/2024 12:{:02d}:{:02d} PM step {}",
+            "no time {} {} {}",
+        ],
+    )
+    @given(st.lists(st.tuples(*[st.integers(0, 59)] * 2, st.integers(0, 999)), min_size=1))
+    def test_times_are_those_of_the_slow_way(
+        self, form: str, times: list[tuple[int, int, int]]
+    ) -> None:
+        lines = [form.format(*each).encode() for each in times]
+        prefixes = Prefixes.learn(lines * 3)
+        place = TimePlace(lines[0], prefixes.time)
+        assert [place.time(line) for line in lines] == [prefixes.time(line) for line in lines]
 
     def test_prefixes_are_those_of_the_slow_way(self) -> None:
         lines = [f"{at % 12}: said by rank {at % 7}".encode() for at in range(100)]

@@ -21,10 +21,10 @@ from rmetric.diagnosis.reading.text import clean
 from rmetric.diagnosis.reading.world import World
 from rmetric.diagnosis.signature import Signature
 from rmetric.diagnosis.speaker import Form, Open, Raw, SoFar, Speaker
-from rmetric.diagnosis.summing_up import occurrence, part_of
+from rmetric.diagnosis.summing_up import occurrence_of, part_of
 from rmetric.diagnosis.templates.events import OTHERS
 from rmetric.diagnosis.templates.facts import JOB_ID, Facts, FactsOf
-from rmetric.diagnosis.templates.places import StepPlace, prefix_place
+from rmetric.diagnosis.templates.places import StepPlace, TimePlace, prefix_place
 from rmetric.diagnosis.templates.remembered import SHORTEST_FORM, Remembered
 
 #: Different masked texts of a file; what comes after is counted as "<others>".
@@ -102,7 +102,11 @@ class FilePass:
             if form.prefix is not None:
                 found = form.prefix(line)
                 speaker = said_by.get(found.groups(), own) if found else own
-            if speaker.slow or (speaker is own and form.prefix is not None):
+            if (
+                speaker.slow
+                or (speaker is own and form.prefix is not None)
+                or (form.stays is not None and speaker.stage not in form.stays)
+            ):
                 self._slow(number, line, form)
                 continue
             template = form.template
@@ -202,7 +206,7 @@ class FilePass:
             form.slow = not facts.quiet
         step = self._step(text, form) if facts.step else None
         if step is not None:
-            self._tell(speaker, number, line, form.template, step)
+            self._tell(speaker, number, line, text, form, step)
         raw: Raw = (number, line, form.template, speaker, speaker.step, speaker.stage, None)
         stage = next_stage(speaker.stage, facts.stage)
         if stage != speaker.stage:
@@ -218,10 +222,15 @@ class FilePass:
             form.step = StepPlace(text, self.tools.told)
         return form.step.told(text)
 
-    def _tell(self, speaker: Speaker, number: int, line: bytes, template: int, step: Told) -> None:
+    def _tell(
+        self, speaker: Speaker, number: int, line: bytes, text: bytes, form: Form, step: Told
+    ) -> None:
         self._show(speaker)
-        raw = (number, line, template, speaker, step.step, speaker.stage, None)
-        speaker.step = self.watch.tell(speaker.key, step, template, occurrence(self, raw))
+        if form.time is None:
+            form.time = TimePlace(line, self.prefixes.time)
+        raw: Raw = (number, line, form.template, speaker, step.step, speaker.stage, None)
+        place = occurrence_of(self.source, raw, clean(text), form.time.time(line))
+        speaker.step = self.watch.tell(speaker.key, step, form.template, place)
         if not speaker.steps:
             speaker.first_step = speaker.step
         speaker.steps += 1

@@ -6,12 +6,13 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Callable
 
-from rmetric.diagnosis.job import TAIL
+from rmetric.diagnosis.job import STAGES, TAIL
+from rmetric.diagnosis.patterns.stages import next_stage
 from rmetric.diagnosis.reading.joining import Entry, State
 from rmetric.diagnosis.reading.prefixes import Who
 from rmetric.diagnosis.reading.text import clean
 from rmetric.diagnosis.templates.facts import Facts
-from rmetric.diagnosis.templates.places import StepPlace
+from rmetric.diagnosis.templates.places import StepPlace, TimePlace
 
 #: Entries in which a speaker's first time is looked for.
 FIRST_ENTRIES = 50
@@ -27,17 +28,23 @@ class Form:
     Attributes:
         prefix: finds who says them; None where they have no prefix.
         step: finds the step that they tell; None before it is asked for.
+        time: finds the time that they state; None before it is asked for.
+        stays: the stages that they do not change; None where they tell none.
         template: its number in the file; -1 before the first entry.
         slow: they need more than to be counted.
     """
 
-    __slots__ = ("facts", "prefix", "slow", "step", "template")
+    __slots__ = ("facts", "prefix", "slow", "stays", "step", "template", "time")
 
     def __init__(
         self, facts: Facts, prefix: Callable[[bytes], re.Match[bytes] | None] | None
     ) -> None:
         self.facts, self.prefix, self.template, self.slow = facts, prefix, -1, True
         self.step: StepPlace | None = None
+        self.time: TimePlace | None = None
+        self.stays = None
+        if facts.stage:
+            self.stays = {now for now in ("", *STAGES) if next_stage(now, facts.stage) == now}
 
 
 class Open:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rmetric.diagnosis.job import MAX_TEXT, Iteration, Occurrence
 from rmetric.diagnosis.part import Found, Part, Spoken, Template
+from rmetric.diagnosis.reading.source import Source
 from rmetric.diagnosis.reading.text import clean
 from rmetric.diagnosis.speaker import Raw, SoFar, Speaker
 
@@ -16,17 +17,22 @@ if TYPE_CHECKING:
 
 def occurrence(file: FilePass, raw: Raw) -> Occurrence:
     """An entry with its time and text; its event is the template as the pass numbers it."""
-    number, line, template, speaker, step, stage, text = raw
+    line, text = raw[1], raw[6]
     if text is None:
-        text = clean(line[file.prefixes.split(line)[1] :])[:MAX_TEXT]
+        text = clean(line[file.prefixes.split(line)[1] :])
+    return occurrence_of(file.source, raw, text, file.prefixes.time(line))
+
+
+def occurrence_of(source: Source, raw: Raw, text: str, time: float | None) -> Occurrence:
+    number, _, template, speaker, step, stage, _ = raw
     return Occurrence(
-        file=file.source.name,
+        file=source.name,
         line=number,
         stream=speaker.key,
-        time=file.prefixes.time(line),
+        time=time,
         order=number,
         event=template,
-        text=text,
+        text=text[:MAX_TEXT],
         step=step,
         stage=stage,
     )

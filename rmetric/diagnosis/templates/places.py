@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from math import floor
 
 from rmetric.diagnosis.patterns.steps import Told
 from rmetric.diagnosis.reading.prefixes import Prefixes
@@ -11,6 +12,9 @@ from rmetric.diagnosis.reading.prefixes import Prefixes
 _NUMBER = re.compile(rb"[0-9]+")
 #: Numbers of a line beyond which its step is looked for anew each time.
 MOST_NUMBERS = 60
+#: Minutes of a form's lines that are remembered.
+MOST_MINUTES = 64
+_SECONDS = re.compile(rb"[0-9]{1,10}(?:[.,][0-9]{1,9})?")
 
 
 def same_places(line: bytes, spans: Sequence[tuple[int, int]], text: int) -> re.Pattern[bytes]:
@@ -77,6 +81,53 @@ class StepPlace:
         if found is None or len(found[1]) > 12:
             return self._told(_text(line))
         return Told(self._form, int(found[1]))
+
+
+class TimePlace:
+    """Reads the time of lines of one form.
+
+    It is tried on the first line which numbers the time follows. Where the last of them are
+    seconds and their fraction, what stands before them is looked up: most lines share it with
+    one before.
+    """
+
+    def __init__(self, line: bytes, time: Callable[[bytes], float | None]) -> None:
+        self._time, self._find = time, None
+        self._minutes: dict[bytes, float] = {}
+        now = time(line)
+        numbers = list(_NUMBER.finditer(line))
+        if now is None or len(numbers) > MOST_NUMBERS:
+            return
+        moved = [
+            (number, None if later is None else later - now)
+            for number in numbers
+            if (later := time(_with_next(line, number))) != now
+        ]
+        seconds = [at for at, (_, by) in enumerate(moved) if by is not None and abs(by - 1) < 1e-6]
+        if len(seconds) == 1 and len(moved) - seconds[0] <= 2:
+            begin, end = moved[seconds[0]][0].start(), moved[-1][0].end()
+            if _SECONDS.fullmatch(line, begin, end):
+                self._find = same_places(line, [(0, begin), (begin, end)], end)
+                self._find = self._find if self.time(line) == now else None
+
+    _find: re.Pattern[bytes] | None
+
+    def time(self, line: bytes) -> float | None:
+        """Seconds that a line of the form states."""
+        found = self._find.match(line) if self._find else None
+        if found is None:
+            return self._time(line)
+        before, seconds = found[1], found[2]
+        whole, _, fraction = seconds.replace(b",", b".").partition(b".")
+        minute = self._minutes.get(before)
+        if minute is None:
+            now = self._time(line)
+            if now is None:
+                return None
+            if len(self._minutes) >= MOST_MINUTES:
+                self._minutes.clear()
+            minute = self._minutes[before] = float(floor(now) - int(whole))
+        return minute + int(whole) + float(b"0." + fraction if fraction else b"0")
 
 
 def _with_next(line: bytes, number: re.Match[bytes]) -> bytes:
