@@ -59,8 +59,8 @@ class Facts:
 
     @property
     def quiet(self) -> bool:
-        """There is nothing to do but count it, where it begins an entry."""
-        return not (self.kind or self.alone or self.step or self.world or self.job_id or self.stage)
+        """There is nothing to do but count it, where it begins an entry and no stage."""
+        return not (self.kind or self.alone or self.step or self.world or self.job_id)
 
 
 class Signatures(Protocol):
