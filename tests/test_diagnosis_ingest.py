@@ -15,11 +15,12 @@ from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.job import TAIL, Job
 from rmetric.diagnosis.library import Library
 from rmetric.diagnosis.merging import merged
-from rmetric.diagnosis.one_pass import FilePass, Tools
+from rmetric.diagnosis.one_pass import FilePass
 from rmetric.diagnosis.reading import source as source_module
 from rmetric.diagnosis.reading.sources import find
 from rmetric.diagnosis.templates.events import OTHERS
 from rmetric.diagnosis.templates.remembered import SHORTEST_FORM, Remembered
+from rmetric.diagnosis.tools import Tools
 
 LIBRARY = Library.shipped()
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 79 GiB"

@@ -9,11 +9,12 @@ from pathlib import Path
 from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.library import Library
 from rmetric.diagnosis.merging import merged
-from rmetric.diagnosis.one_pass import FilePass, Tools
+from rmetric.diagnosis.one_pass import FilePass
 from rmetric.diagnosis.part import Part
 from rmetric.diagnosis.reading.source import Source
 from rmetric.diagnosis.reading.sources import find
 from rmetric.diagnosis.templates.events import OTHERS
+from rmetric.diagnosis.tools import Tools
 
 #: Below so many bytes, processes cost more than they save.
 WORTH_PROCESSES = 32 << 20

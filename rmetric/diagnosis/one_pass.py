@@ -1,19 +1,16 @@
 """The one pass over a file: most lines are counted by their form, the others are read.
 
-The hot loops are `FilePass._take_*`: a line whose form is known to be quiet (templates/facts.py)
+The hot loop is `FilePass._take`: a line whose form is known to be quiet (templates/facts.py)
 costs a look-up and four small writes. All else goes through `_slow`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from rmetric.diagnosis.job import MAX_NAMED, MAX_TEXT
-from rmetric.diagnosis.library import Library
 from rmetric.diagnosis.part import Part
 from rmetric.diagnosis.patterns.iterations import IterationWatch
-from rmetric.diagnosis.patterns.stages import Stages, next_stage
-from rmetric.diagnosis.patterns.steps import Told, step_gate, told
+from rmetric.diagnosis.patterns.stages import next_stage
+from rmetric.diagnosis.patterns.steps import Told
 from rmetric.diagnosis.reading.joining import NEXT, Kind
 from rmetric.diagnosis.reading.prefixes import NOBODY, Prefixes, Who
 from rmetric.diagnosis.reading.source import Source
@@ -23,9 +20,10 @@ from rmetric.diagnosis.signature import Signature
 from rmetric.diagnosis.speaker import Form, Open, Raw, SoFar, Speaker
 from rmetric.diagnosis.summing_up import occurrence_of, part_of
 from rmetric.diagnosis.templates.events import OTHERS
-from rmetric.diagnosis.templates.facts import JOB_ID, Facts, FactsOf
+from rmetric.diagnosis.templates.facts import JOB_ID, Facts
 from rmetric.diagnosis.templates.places import StepPlace, TimePlace, prefix_place
 from rmetric.diagnosis.templates.remembered import SHORTEST_FORM, Remembered
+from rmetric.diagnosis.tools import Tools
 
 #: Different masked texts of a file; what comes after is counted as "<others>".
 MAX_TEXTS = 20_000
@@ -36,25 +34,6 @@ MAX_STAGES, MAX_JOB_IDS = 200, 20
 #: Speakers of a file that are told apart.
 MAX_SPEAKERS = 1 << 15
 _DIGITS = b"0123456789"
-
-Matches = list[tuple[Signature, dict[str, str]]]
-
-
-class Tools:
-    """What reads entries; shared by the files that one process reads, for what it remembers."""
-
-    def __init__(self, library: Library, read_step: Callable[[str], Told | None] = told) -> None:
-        self.library, self.told = library, read_step
-        self.facts = FactsOf(library, Stages(), step_gate)
-        self._found: Remembered[Matches] = Remembered(2048)
-
-    def find(self, text: str, level: str) -> Matches:
-        key = f"{level}\n{text}".encode()
-        found = self._found.get(key)
-        if found is None:
-            found = self.library.find(text, level)
-            self._found.put(key, found)
-        return found
 
 
 class FilePass:

@@ -13,13 +13,14 @@ from rmetric.diagnosis.evaluation.scoring import Place
 from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.library import Library
 from rmetric.diagnosis.merging import merged, place_of
-from rmetric.diagnosis.one_pass import FilePass, Tools
+from rmetric.diagnosis.one_pass import FilePass
 from rmetric.diagnosis.part import Part
 from rmetric.diagnosis.reading.prefixes import Who
 from rmetric.diagnosis.reading.sources import Source, find
 from rmetric.diagnosis.reading.world import World
 from rmetric.diagnosis.speaker import Raw, Speaker
 from rmetric.diagnosis.templates.events import Events
+from rmetric.diagnosis.tools import Tools
 
 
 class Told(NamedTuple):
