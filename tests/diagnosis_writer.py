@@ -80,8 +80,9 @@ class Writer:
                 count=0,
                 first=entry,
                 last=entry,
-                named=[fields] if fields else [],
             )
             self.job.matches[key] = match
         match.count, match.last = match.count + 1, entry
         match.events.add(entry.event)
+        if fields and fields not in match.named:
+            match.named.append(fields)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from rmetric.diagnosis.job import Job, Match, Occurrence
+from rmetric.diagnosis.job import Job, Match, Occurrence, Stream
 from rmetric.diagnosis.moments import Moments
 from rmetric.diagnosis.signature import Signature
 
@@ -18,6 +18,10 @@ from rmetric.diagnosis.signature import Signature
 FOLLOWS = 0.55
 #: Seconds after which it follows no more: the longest that collectives usually wait.
 FOLLOWS_WITHIN = 1800.0
+#: Different steps that ranks in flight may tell after a fault that nobody survives.
+IN_FLIGHT = 2
+#: From this confidence on a symptom or an echo makes an ending that follows its consequence.
+TELLS_OF_FAILURE = 0.4
 #: Roles that explain, and how much each counts where all else is equal.
 EXPLAINS = {"cause": 1.0, "ending": 1.0, "echo": 0.6, "symptom": 0.45}
 #: Below this confidence an entry is generic (any error line) and makes nothing a consequence.
@@ -78,21 +82,19 @@ def _survived(job: Job, match: Match, signature: Signature, moments: Moments) ->
     if signature.role == "ending":
         return False
     own = job.streams[match.stream]
-    if own.steps:
-        return _went_on(own.last_step_at, match.last, signature, moments)
-    told = [one.last_step_at for one in job.streams.values() if one.steps]
-    return any(_went_on(one, match.last, signature, moments) for one in told)
+    told = [own] if own.steps else [one for one in job.streams.values() if one.steps]
+    later = [one for one in map(_last_step, told) if one and moments.after(one, match.last)]
+    if signature.survivable or not later:
+        return bool(later)
+    # The step in flight is ended by those who do not know yet.
+    if match.last.step is not None:
+        return any(one.step is not None and one.step - match.last.step > 1 for one in later)
+    steps = {entry.step for one in told for entry in one.tail if moments.after(entry, match.last)}
+    return len(steps) > IN_FLIGHT
 
 
-def _went_on(
-    step: Occurrence | None, last: Occurrence, signature: Signature, moments: Moments
-) -> bool:
-    """A step told after it: one for what is often survived, else more than one in flight."""
-    if step is None or not moments.after(step, last):
-        return False
-    if signature.survivable or step.step is None or last.step is None:
-        return True
-    return step.step - last.step > 1
+def _last_step(stream: Stream) -> Occurrence | None:
+    return stream.last_step_at
 
 
 def weigh(causes: Sequence[Cause], moments: Moments) -> list[Cause]:
@@ -110,9 +112,12 @@ def weigh(causes: Sequence[Cause], moments: Moments) -> list[Cause]:
 def _explained_by(one: Cause, live: Iterable[Cause], moments: Moments) -> Cause | None:
     """An earlier cause of which this is the likely consequence."""
     for other in live:
-        if other is one or other.signature.role not in ("cause", "ending"):
+        ended_by = one.signature.role == "ending" and other.signature.role in ("symptom", "echo")
+        if other is one or not (ended_by or other.signature.role in ("cause", "ending")):
             continue
-        if other.signature.confidence < GENERIC or not moments.after(one.first, other.first):
+        if other.signature.confidence < (TELLS_OF_FAILURE if ended_by else GENERIC):
+            continue
+        if not moments.after(one.first, other.first):
             continue
         if (moments.later_by(one.first, other.last) or 0.0) > FOLLOWS_WITHIN:
             continue

@@ -16,10 +16,10 @@ from rmetric.diagnosis.pool import Pool
 from rmetric.diagnosis.reading.text import level
 from rmetric.diagnosis.suspects import Sign
 
-#: Kinds of findings by which a rank is absent, not only odd.
-ABSENCES = ("silent", "ended early")
 #: A robust z twice the threshold is as odd as can be.
 FULL = 2.0 * THRESHOLD
+#: Lines of a stack, which say little by themselves.
+FRAMES = ("File ", "frame #", "Thread ")
 #: Odd events that are handed on.
 MAX_ODD = 12
 
@@ -57,7 +57,6 @@ class Found:
     Attributes:
         odd: (event, why), the oddest first.
         first_odd: the first iteration that differs in what it says or how long it takes.
-        absence: whether anybody fell silent before the others.
         stopped: words, if the job ended before healthy ones do; "" else.
         stage: in which the job was last.
         offsets: file -> seconds that its clock is ahead.
@@ -66,7 +65,6 @@ class Found:
     signs: tuple[Sign, ...]
     odd: tuple[tuple[int, str], ...]
     first_odd: Iteration | None
-    absence: bool
     stopped: str
     stage: str
     offsets: dict[str, float]
@@ -90,7 +88,6 @@ def look(job: Job, known: Known, switches: Switches, rng: np.random.Generator) -
         signs=tuple(signs),
         odd=tuple(_odd_events(job, known, odd, moments))[:MAX_ODD],
         first_odd=min(unusual, key=lambda one: moments.key(one.place), default=None),
-        absence=any(one.kind in ABSENCES for one in lacks),
         stopped=_stopped(job, known),
         stage=_stage(job, moments),
         offsets=offsets,
@@ -100,7 +97,8 @@ def look(job: Job, known: Known, switches: Switches, rng: np.random.Generator) -
 
 def _of_odd(job: Job, odd: Sequence[Odd]) -> Iterator[Sign]:
     for one in odd:
-        shown = [job.events[each.event].template[:60] for each in one.events[:2]]
+        said = [job.events[each.event].template[:60] for each in one.events]
+        shown = [text for text in said if not text.startswith(FRAMES)][:2] or said[:1]
         yield Sign(
             stream=one.name,
             kind="unlike",
@@ -133,9 +131,7 @@ def _of_iterations(job: Job, unusual: Sequence[Iteration]) -> Iterator[Sign]:
             yield Sign(stream=one.stream, kind="slow", words=words, strength=strength)
         else:
             words = f"step {one.step} differs from those before"
-            yield Sign(
-                stream=one.stream, kind="iteration differs", words=words, strength=strength
-            )
+            yield Sign(stream=one.stream, kind="iteration differs", words=words, strength=strength)
 
 
 def _odd_events(

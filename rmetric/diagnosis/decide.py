@@ -31,15 +31,21 @@ MAX_CANDIDATES = 5
 RIVAL, RIVALLED = 0.9, 0.85
 #: Confidence that a job is healthy: its end is stated; it trained and nothing speaks of a failure.
 ENDED_WELL, NOTHING_BAD = 0.97, 0.6
-#: Least score of a suspect, by its absence alone, to call the job failed.
+#: Least score of a suspect that fell silent, to call the job failed for it.
 ABSENT = 0.6
+#: Signs of an absence, and their least strength: of one or two ranks, not of many.
+ABSENCES, ALONE = ("silent", "ended early", "no echo"), 0.6
+#: Roles that explain a failure; the others do from these confidences on where nothing else
+#: does: a worker's death that is told explains more than a silence, a timeout less.
+LEADS = ("cause", "ending")
+SAYS_MORE, SAYS_SOMETHING = 0.6, 0.4
 #: Entries of a stream that are its last words.
 LAST_WORDS = 3
 #: What stands for a cause that left no line: (id, family, title, what to do).
 SILENCE = (
     "rank_fell_silent",
     "silent rank",
-    "{who} stopped writing while others went on: killed, hung or cut off",
+    "{who} no longer took part while the others waited for it: hung, killed or cut off",
     (
         "Look at the node's kernel log (OOM kill, Xid) and at the scheduler's record of the task.",
         "If the process is still there, take its stack (py-spy dump) before you kill it.",
@@ -96,7 +102,9 @@ def decide(
     if switches.unfiltered:
         signs += suspicion.signs_of_echoes(job, causes)
     ranked = suspicion.suspects(job, signs)
-    return _Case(job=job, known=known, causes=causes, found=found, ranked=ranked).diagnosis()
+    absent = {one.stream for one in signs if one.kind in ABSENCES and one.strength >= ALONE}
+    case = _Case(job=job, causes=causes, found=found, ranked=ranked, absent=frozenset(absent))
+    return case.diagnosis()
 
 
 def _known(job: Job, siblings: Sequence[Job], pool: Pool | None) -> Known:
@@ -114,25 +122,44 @@ class _Case:
         causes: that were not survived, the best first.
         found: by the patterns.
         ranked: whoever has a sign against it, the most suspect first.
+        absent: names of those who fell silent, or lack what the others report.
     """
 
     job: Job
-    known: Known
     causes: Sequence[Cause]
     found: Found
     ranked: tuple[Suspect, ...]
+    absent: frozenset[str]
 
     def diagnosis(self) -> Diagnosis:
-        lead = self.causes[0] if self.causes else None
+        lead = next((one for one in self.causes if one.signature.role in LEADS), None)
         if lead is not None and lead.score >= LIKELY:
-            return self._explained(lead)
+            silent = self._silent() if lead.signature.role == "ending" else None
+            return self._silence(silent, lead) if silent else self._explained(lead)
         if self.job.succeeded is not None:
             return self._healthy(ENDED_WELL, self.job.succeeded.text)
-        if self.ranked and self.found.absence and self.ranked[0].score >= ABSENT:
-            return self._silence(self.ranked[0])
-        if lead is not None and lead.signature.role in ("cause", "echo", "symptom"):
-            return self._unclear(lead)
+        lesser = self._lesser()
+        if lesser is not None and lesser.signature.confidence >= SAYS_MORE:
+            return self._explained(lesser)
+        if silent := self._silent():
+            return self._silence(silent)
+        if lesser is not None and lesser.signature.confidence >= SAYS_SOMETHING:
+            return self._explained(lesser)
+        if lesser is not None:
+            return self._unclear(lesser)
         return self._quiet()
+
+    def _lesser(self) -> Cause | None:
+        """What says most where no cause is told; not what only follows from it."""
+        own = [one for one in self.causes if not one.follows]
+        return max(own, key=lambda one: one.signature.confidence, default=None)
+
+    def _silent(self) -> Suspect | None:
+        """The first suspect, if it fell silent before the others or lacks what they report."""
+        for first in self.ranked[:1]:
+            if first.name in self.absent and first.score >= ABSENT:
+                return first
+        return None
 
     def _explained(self, lead: Cause) -> Diagnosis:
         ending = lead.signature.role == "ending"
@@ -153,6 +180,8 @@ class _Case:
         )
 
     def _sureness(self, lead: Cause) -> float:
+        if lead.signature.role not in LEADS:
+            return lead.signature.confidence
         rivals = [
             one
             for one in self.causes[1:]
@@ -183,8 +212,11 @@ class _Case:
             if one is not lead and one.signature.role in ("cause", "ending", "echo")
         )[:MAX_CANDIDATES]
 
-    def _silence(self, first: Suspect) -> Diagnosis:
+    def _silence(self, first: Suspect, ending: Cause | None = None) -> Diagnosis:
         name, family, title, to_do = SILENCE
+        why = first.why
+        if ending is not None:
+            why += f"; only then: {ending.signature.title}"
         return self._said(
             outcome="failed",
             cause=name,
@@ -192,7 +224,7 @@ class _Case:
             title=title.format(who=first.name),
             actor="platform",
             confidence=round(min(0.75, first.score), 3),
-            why=first.why,
+            why=why,
             place=self._last_of(first.name),
             to_do=to_do,
             events=(*self._events(), *of_odd_events(self.job, self.found.odd)),

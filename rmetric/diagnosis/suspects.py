@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import signal
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import exp
 
@@ -41,6 +41,8 @@ WEIGHTS = {
 NAMED = 0.5
 #: A thing that so large a share of the ranks do is no sign against one of them.
 COMMON = 0.5
+#: Ranks that a range of them may name.
+MOST_NUMBERS = 10_000
 #: Exit by these signals is the process's own doing or a kill from outside; SIGTERM and SIGABRT
 #: are also how a launcher and a watchdog end the innocent.
 _GUILTY_SIGNALS = (
@@ -122,9 +124,8 @@ def signs_of_causes(job: Job, causes: Sequence[Cause], moments: Moments) -> list
     for cause in causes:
         if cause.signature.role == "cause":
             signs += _own(cause, able, moments)
-        for match in cause.matches:
-            for fields in match.named:
-                signs += _accusations(job, cause, fields, able)
+        if cause.signature.role != "ending":
+            signs += _accusations(job, cause, able)
     return signs + _launchers(job, causes, able)
 
 
@@ -150,25 +151,35 @@ def _own(cause: Cause, able: set[str], moments: Moments) -> list[Sign]:
     return signs
 
 
-def _accusations(job: Job, cause: Cause, fields: dict[str, str], able: set[str]) -> Iterator[Sign]:
-    """Against those whom an entry names; fewer is stronger."""
-    if cause.signature.role == "ending":
-        return
-    accused = _accused(job, fields, able)
-    if not accused or len(accused) > COMMON * max(2, len(able)):
-        return
-    kind, words = "accused", f"named by: {cause.signature.title}"
-    strength = min(1.0, cause.score + 0.2)
-    if _guilty(fields):
-        kind, words = "killed", f"ended by {signal.Signals(_signal(fields)).name}"
-        strength = 1.0
-    for name in accused:
-        yield Sign(stream=name, kind=kind, words=words, strength=strength / len(accused) ** 0.5)
+def _accusations(job: Job, cause: Cause, able: set[str]) -> list[Sign]:
+    """Against those whom its entries name; fewer is stronger, but for a kill that is told."""
+    named = [fields for match in cause.matches for fields in match.named]
+    killed: dict[str, str] = {}
+    accused: dict[str, None] = {}
+    for fields in named:
+        for name in _accused(job, fields, able):
+            accused[name] = None
+            if _guilty(fields):
+                killed[name] = signal.Signals(_signal(fields)).name
+    signs = [
+        Sign(stream=name, kind="killed", words=f"ended by {how}")
+        for name, how in killed.items()
+        if len(killed) <= COMMON * max(2, len(able))
+    ]
+    if len(accused) <= COMMON * max(2, len(able)):
+        strength = min(1.0, cause.score + 0.2) / max(1, len(accused)) ** 0.5
+        words = f"named by: {cause.signature.title}"
+        signs += [
+            Sign(stream=name, kind="accused", words=words, strength=strength) for name in accused
+        ]
+    return signs
 
 
 def _accused(job: Job, fields: dict[str, str], able: set[str]) -> list[str]:
     """Streams of the ranks or the node named, as far as the job has them."""
-    ranks = [f"rank {int(rank)}" for rank in re.findall(r"\d+", fields.get("rank", ""))]
+    if _signal(fields) == signal.SIGTERM:  # a launcher's own doing
+        return []
+    ranks = [f"rank {rank}" for rank in _numbers(fields.get("rank") or fields.get("tasks", ""))]
     silent = {f"rank {rank}" for rank in job.silent_ranks}
     known = [name for name in ranks if name in able or name in silent]
     if known or not fields.get("node"):
@@ -185,6 +196,18 @@ def _accused(job: Job, fields: dict[str, str], able: set[str]) -> list[str]:
     if local.isdigit() and int(local) < len(on_node):
         return [on_node[int(local)][1]]
     return [name for _, name in on_node]
+
+
+def _numbers(text: str) -> list[int]:
+    """Of a list as launchers write it.
+
+    >>> _numbers("3,8-10")
+    [3, 8, 9, 10]
+    """
+    found: list[int] = []
+    for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
+        found += range(int(first), min(int(last or first), int(first) + MOST_NUMBERS) + 1)
+    return found
 
 
 def _launchers(job: Job, causes: Sequence[Cause], able: set[str]) -> list[Sign]:

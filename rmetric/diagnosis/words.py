@@ -37,6 +37,8 @@ _TRACEBACK = (
 _WITHOUT, _NOT_KNOWN = ("healthy", "unknown"), "I don't know"
 #: Where several ranks stand out, so many are named in the first line.
 _NAMED = 2
+#: The first line leaves out those that are less suspect than the first by so much.
+_ALIKE = 0.1
 WHO_ACTS = {
     "hardware": "hardware: whoever looks after the machines",
     "user": "user: whoever wrote the job's code, settings or data",
@@ -125,8 +127,10 @@ def _outcome(diagnosis: Diagnosis) -> str:
 def where(diagnosis: Diagnosis) -> str:
     """Whom it struck, in few words; "" where the logs name nobody."""
     if diagnosis.nodes:
-        named = " and ".join(place(one) for one in diagnosis.nodes[:_NAMED])
-        more = len(diagnosis.nodes) - _NAMED
+        first = diagnosis.nodes[0]
+        alike = [one for one in diagnosis.nodes if one.score > first.score - _ALIKE]
+        named = " and ".join(place(one) for one in alike[:_NAMED])
+        more = len(alike) - _NAMED
         return f"{named} and {more} more" if more > 0 else named
     # Who said first what explains nothing, or came from outside, is of no use.
     if diagnosis.cause is None or not diagnosis.events or diagnosis.events[0].role != "cause":
