@@ -202,3 +202,26 @@ def test_who_waits_in_another_collective_is_named(field, own, others, named_firs
         writer.say(rank, "timed out", signature="timeout", fields=fields)
     found = ranked(writer)
     assert bool(found and found[0].rank == 5) is named_first
+
+
+def test_a_time_without_a_year_takes_that_of_the_job():
+    writer = Writer(one_file=False)
+    dated = 1_714_702_447.0  # 2024-05-03 02:14:07
+    writer.say(0, "step", time=dated)
+    late = writer.say(1, "boom", time=(31 + 28 + 31 + 30 + 2) * 86400.0 + 8057.0)
+    moments = Moments(job=writer.job)
+    assert moments.seconds(late) == pytest.approx(dated + 10.0)
+    assert moments.span == (dated, dated)
+    booted = writer.say(2, "boom", time=4821.5)
+    assert moments.seconds(booted) is None
+    assert moments.dated(booted) == 4821.5
+
+
+def test_in_one_file_the_order_decides_whatever_the_clocks_say():
+    writer = Writer()
+    first = writer.say(0, "a", time=2e9 + 60.0)
+    second = writer.say(1, "b", time=2e9)
+    moments = Moments(job=writer.job)
+    assert moments.after(second, first)
+    assert not moments.after(first, second)
+    assert 0.0 < moments.later_by(second, first) < 1.0

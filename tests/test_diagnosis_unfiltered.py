@@ -113,7 +113,7 @@ def test_what_a_rank_lacks_in_healthy_jobs_too_is_its_habit():
                 maker.say(rank, "waiting for rank <NUM>", time=5.0)
         return maker.job
 
-    assert kinds(job())["rank 3"]["missing event"].words.startswith("lacks what the others say (1")
+    assert kinds(job())["rank 3"]["missing event"].words.startswith("lacks what the others say: ")
     assert "missing event" not in kinds(job(), siblings=[job()]).get("rank 3", {})
 
 

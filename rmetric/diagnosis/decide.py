@@ -9,7 +9,7 @@ for the library where that knows nothing. `decide` puts it together, and is the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +39,15 @@ ABSENCES, ALONE = ("silent", "ended early", "no echo"), 0.6
 #: does: a worker's death that is told explains more than a silence, a timeout less.
 LEADS = ("cause", "ending")
 SAYS_MORE, SAYS_SOMETHING = 0.6, 0.4
+#: Text logs are read here, not the numbers in them.
+NUMBERS = "Its losses were not judged here: rmetric replay does that."
 #: Entries of a stream that are its last words.
 LAST_WORDS = 3
 #: What stands for a cause that left no line: (id, family, title, what to do).
 SILENCE = (
     "rank_fell_silent",
     "silent rank",
-    "{who} no longer took part while the others waited for it: hung, killed or cut off",
+    "{who} fell silent while the others waited for it: hung, killed or cut off",
     (
         "Look at the node's kernel log (OOM kill, Xid) and at the scheduler's record of the task.",
         "If the process is still there, take its stack (py-spy dump) before you kill it.",
@@ -103,7 +105,14 @@ def decide(
         signs += suspicion.signs_of_echoes(job, causes)
     ranked = suspicion.suspects(job, signs)
     absent = {one.stream for one in signs if one.kind in ABSENCES and one.strength >= ALONE}
-    case = _Case(job=job, causes=causes, found=found, ranked=ranked, absent=frozenset(absent))
+    case = _Case(
+        job=job,
+        moments=moments,
+        causes=causes,
+        found=found,
+        ranked=ranked,
+        absent=frozenset(absent),
+    )
     return case.diagnosis()
 
 
@@ -126,6 +135,7 @@ class _Case:
     """
 
     job: Job
+    moments: Moments
     causes: Sequence[Cause]
     found: Found
     ranked: tuple[Suspect, ...]
@@ -197,7 +207,7 @@ class _Case:
         if lead.signature.role == "echo":
             words.append("what ranks say that lost another: the cause itself left no line")
         if later:
-            words.append(f"it comes before this: {later[0].signature.title}")
+            words[0] += ", before all else"
         return "; ".join(words)
 
     def _candidates(self, lead: Cause | None) -> tuple[Candidate, ...]:
@@ -214,7 +224,7 @@ class _Case:
 
     def _silence(self, first: Suspect, ending: Cause | None = None) -> Diagnosis:
         name, family, title, to_do = SILENCE
-        why = first.why
+        why = "known by its absence, not by a line of its own"
         if ending is not None:
             why += f"; only then: {ending.signature.title}"
         return self._said(
@@ -295,15 +305,18 @@ class _Case:
             title="No failure found",
             confidence=confidence,
             why=words,
+            to_do=() if said else (NUMBERS,),
             place=self.job.succeeded,
         )
 
     def _time(self, place: Occurrence | None) -> float | None:
         """Of an entry without one, a traceback, it is the last that its stream states."""
-        if place is None or place.time is not None:
-            return place.time if place else None
+        if place is None:
+            return None
         stream = self.job.streams.get(place.stream)
-        return stream.last_time if stream else None
+        if place.time is None and stream is not None:
+            place = replace(place, time=stream.last_time)
+        return self.moments.dated(place)
 
     def _events(self) -> tuple[Evidence, ...]:
         return of_causes(self.job, self.causes)
@@ -318,7 +331,7 @@ class _Case:
             since=since.step if since else None,
             time=self._time(place),
             notes=(*job.notes, *self.found.notes),
-            job=_described(job),
+            job=_described(job, self.moments),
             **said,
         )
 
@@ -329,9 +342,8 @@ def _said(cause: Cause) -> str:
     return f"{times} by {len(cause.streams)}" if len(cause.streams) > 1 else times
 
 
-def _described(job: Job) -> dict[str, Any]:
-    first = [one.first_time for one in job.streams.values() if one.first_time is not None]
-    last = [one.last_time for one in job.streams.values() if one.last_time is not None]
+def _described(job: Job, moments: Moments) -> dict[str, Any]:
+    first, last = moments.span or (None, None)
     stepped = [one for one in job.streams.values() if one.last_step is not None]
     told = max(stepped, key=lambda one: one.last_step or 0).last_step_at if stepped else None
     return {
@@ -341,8 +353,8 @@ def _described(job: Job) -> dict[str, Any]:
         "ranks_heard": sum(one.rank is not None for one in job.streams.values()),
         "streams": len(job.streams),
         "events": len(job.events),
-        "first_time": min(first, default=None),
-        "last_time": max(last, default=None),
+        "first_time": first,
+        "last_time": last,
         "last_step_time": told.time if told else None,
         "stages": [
             {"stage": name, "time": one.time, "file": one.file, "line": one.line}

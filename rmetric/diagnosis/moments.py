@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from calendar import isleap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from functools import cached_property
 from math import inf
 
 from rmetric.diagnosis.job import Job, Occurrence
@@ -11,6 +14,14 @@ from rmetric.diagnosis.job import Job, Occurrence
 #: Seconds by which clocks of different files may differ after correction and still be called one
 #: moment; entries of one file are ordered exactly.
 SAME_MOMENT = 2.0
+
+
+#: Seconds between neighbours in one file that state none.
+NEXT = 1e-6
+#: Times below are without a year, or since boot.
+NO_YEAR = 366 * 86400.0
+#: A time that is given a year must be so near to the job's other times, in seconds.
+NEAR = 2 * 86400.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,22 +36,56 @@ class Moments:
     job: Job
     offsets: Mapping[str, float] = field(default_factory=dict)
 
+    @cached_property
+    def span(self) -> tuple[float, float] | None:
+        """First and last time with a year; without any, of all; None where nothing states one."""
+        ends = [
+            end
+            for one in self.job.streams.values()
+            for end in (one.first_time, one.last_time)
+            if end is not None
+        ]
+        dated = [end for end in ends if end >= NO_YEAR] or ends
+        return (min(dated), max(dated)) if dated else None
+
     def seconds(self, one: Occurrence) -> float | None:
-        """Corrected time; None where the entry states none."""
-        return None if one.time is None else one.time - self.offsets.get(one.file, 0.0)
+        """Corrected time, with the job's year; None where the entry states none."""
+        if one.time is None:
+            return None
+        time: float | None = one.time
+        if one.time < NO_YEAR and self.span is not None and self.span[0] >= NO_YEAR:
+            time = self._dated(one.time, *self.span)
+        return None if time is None else time - self.offsets.get(one.file, 0.0)
+
+    def dated(self, one: Occurrence) -> float | None:
+        """The time that the entry states, with the job's year where that can be told."""
+        offset = self.offsets.get(one.file, 0.0)
+        seconds = self.seconds(one)
+        return one.time if seconds is None else seconds + offset
+
+    @staticmethod
+    def _dated(time: float, first: float, last: float) -> float | None:
+        year = datetime.fromtimestamp(last, timezone.utc).year
+        start = datetime(year, 1, 1, tzinfo=timezone.utc).timestamp()
+        dated = start + time
+        # The first of March of 1970 is its sixtieth day, that of a leap year the sixty-first.
+        if isleap(year) and time >= 59 * 86400.0:
+            dated += 86400.0
+        return dated if first - NEAR <= dated <= last + NEAR else None
 
     def later_by(self, one: Occurrence, other: Occurrence) -> float | None:
         """Seconds by which `one` comes after `other`, negative before; None where unknown.
 
-        Within one file without times it is the sign of the order only.
+        Within one file the order decides, for the clocks of those who share it may differ; a
+        difference that the times contradict or do not state is next to nothing.
         """
-        if one.file == other.file:
-            if one.time is not None and other.time is not None and one.time != other.time:
-                return one.time - other.time
-            return float((one.order > other.order) - (one.order < other.order)) * 1e-6
         mine, others = self.seconds(one), self.seconds(other)
-        if mine is not None and others is not None:
-            return mine - others
+        seconds = mine - others if mine is not None and others is not None else None
+        if one.file == other.file:
+            sign = (one.order > other.order) - (one.order < other.order)
+            return sign * max((seconds or 0.0) * sign, NEXT)
+        if seconds is not None:
+            return seconds
         if one.step is not None and other.step is not None and one.step != other.step:
             return float(one.step - other.step)
         return None

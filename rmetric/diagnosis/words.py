@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
@@ -91,9 +92,14 @@ def headline(diagnosis: Diagnosis, width: int = WIDTH) -> str:
     head, said, struck = f"{_outcome(diagnosis)}: ", what(diagnosis), where(diagnosis)
     # A title that names the rank says it once.
     names = [] if struck in said else [struck]
-    tail = _listed([*names, when(diagnosis)])
-    if len(head + said + tail) > width:  # the date is in the last line too
-        tail = _listed([*names, when(diagnosis, date=False)])
+    tails = [
+        _listed([*names, when(diagnosis)]),
+        # What gives way, in this order: the last line has the date and the time too.
+        _listed([*names, when(diagnosis, date=False)]),
+        _listed([*names, when(diagnosis, date=False, stage=False)]),
+        _listed([*names, when(replace(diagnosis, time=None), stage=False)]),
+    ]
+    tail = next((one for one in tails if len(head + said + one) <= width), tails[-1])
     room = max(width - len(head) - len(tail), width // 3)
     return shortened(head + shortened(said, room) + tail, width)
 
@@ -153,13 +159,13 @@ def place(suspect: Suspect) -> str:
     return plain(suspect.name)
 
 
-def when(diagnosis: Diagnosis, *, date: bool = True) -> str:
+def when(diagnosis: Diagnosis, *, date: bool = True, stage: bool = True) -> str:
     """Step, stage and time, as far as the logs tell them."""
     texts = []
     if diagnosis.iteration is not None:
-        stage = f" ({plain(diagnosis.stage)})" if diagnosis.stage else ""
+        within = f" ({plain(diagnosis.stage)})" if diagnosis.stage and stage else ""
         known = "at" if diagnosis.cause is not None else "last"
-        texts.append(f"{known} step {diagnosis.iteration}{stage}")
+        texts.append(f"{known} step {diagnosis.iteration}{within}")
     elif diagnosis.stage:
         texts.append(f"stage: {plain(diagnosis.stage)}")
     if diagnosis.time is not None:

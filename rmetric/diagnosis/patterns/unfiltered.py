@@ -38,7 +38,6 @@ FEWEST = 3
 TALKATIVE = 4.0
 #: Who leads has duties of its own, so its words count so much less where no healthy job is known.
 LEADER = 0.3
-_NAMED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,12 +219,12 @@ def _missing(job: Job, heard: Sequence[Speaker], siblings: Sequence[Job]) -> lis
         strength = _weight(heard) * (1.0 - 0.5 ** len(new))
         if by_name[name].leads and not siblings:
             strength *= LEADER
-        shown = "; ".join(template[number][:60] for number in new[:_NAMED])
+        shown = template[new[0]][:60] + (f" (and {len(new) - 1} more)" if len(new) > 1 else "")
         found.append(
             Finding(
                 stream=name,
                 kind="missing event",
-                words=f"lacks what the others say ({len(new)} events): {shown}",
+                words=f"lacks what the others say: {shown}",
                 strength=round(strength, 3),
                 amount=float(len(new)),
                 events=new,
