@@ -219,7 +219,8 @@ class _Case:
                 why=f"follows {one.follows}" if one.follows else _said(one),
             )
             for one in self.causes
-            if one is not lead and one.signature.role in ("cause", "ending", "echo")
+            if one is not lead
+            and (one.signature.role in LEADS or (one.signature.role == "echo" and not one.follows))
         )[:MAX_CANDIDATES]
 
     def _silence(self, first: Suspect, ending: Cause | None = None) -> Diagnosis:
@@ -231,7 +232,7 @@ class _Case:
             outcome="failed",
             cause=name,
             family=family,
-            title=title.format(who=first.name),
+            title=title.format(who=f"{first.name} on {first.node}" if first.node else first.name),
             actor="platform",
             confidence=round(min(0.75, first.score), 3),
             why=why,
