@@ -47,7 +47,7 @@ LAST_WORDS = 3
 SILENCE = (
     "rank_fell_silent",
     "silent rank",
-    "{who} fell silent while the others waited for it: hung, killed or cut off",
+    "{who} fell silent while others waited: hung, killed or cut off",
     (
         "Look at the node's kernel log (OOM kill, Xid) and at the scheduler's record of the task.",
         "If the process is still there, take its stack (py-spy dump) before you kill it.",
