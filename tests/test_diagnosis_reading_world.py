@@ -63,7 +63,7 @@ def test_the_largest_group_is_the_world():
     ]
     found = world(*groups, *lines, *groups)
     assert found.size == 8
-    assert [found.place(Who(node="h", pid=pid)) for pid in range(8)] == [(r, "h") for r in range(8)]
+    assert [found.rank_of_process(Who(node="h", pid=pid)) for pid in range(8)] == [*range(8)]
 
 
 def test_two_sizes_are_told():
@@ -86,14 +86,14 @@ def test_nodes_of_a_list_hold_the_ranks_in_blocks(line):
     nodes = NODES[line].split()
     found = world(line, f"WORLD_SIZE={2 * len(nodes)}")
     assert found.nodes == nodes
-    assert [found.place(Who(rank=rank))[1] for rank in range(2 * len(nodes))] == sorted(nodes * 2)
-    assert found.place(Who(rank=2 * len(nodes)))[1] is None
-    assert found.place(Who(task=1)) == (None, nodes[1])
-    assert found.place(Who(task=1, local_rank=1))[0] == 3
+    assert [found.node(Who(), rank) for rank in range(2 * len(nodes))] == sorted(nodes * 2)
+    assert found.node(Who(), 2 * len(nodes)) is None
+    assert found.node(Who(task=1), None) == nodes[1]
 
 
 ON = {
     "rank 3 is running on host gpu-07": (3, "gpu-07"),
+    "starting on gpu-07 pid 77: RANK=3 LOCAL_RANK=1": (3, "gpu-07"),
     "host: gpu-07, rank: 3": (3, "gpu-07"),
     "[rank3]: SLURMD_NODENAME=gpu-07": (3, "gpu-07"),
     "- (node_id=a1, ip=10.0.0.2, pid=77) world_rank=3, local_rank=3": (3, "10.0.0.2"),
@@ -106,7 +106,12 @@ ON = {
 def test_the_node_of_a_rank(line):
     rank, node = ON[line]
     assert world(line).node_of_rank == {rank: node}
-    assert world(line).place(Who(rank=rank)) == (rank, node)
+    assert world(line).node(Who(rank=rank), rank) == node
+
+
+@pytest.mark.parametrize("line", ["rank 3 waits on step12", "hangs on cuda0, rank 3 world_size 8"])
+def test_what_is_no_node(line):
+    assert world(line).node_of_rank == {}
 
 
 def test_the_report_of_torchrun():
@@ -116,23 +121,15 @@ def test_the_report_of_torchrun():
 
 def test_a_host_name_that_all_share_is_the_launchers():
     same = [f"[rank{rank}]: HOSTNAME=node0" for rank in range(4)]
-    assert world(*same).place(Who(rank=3)) == (3, None)
+    assert world(*same).node(Who(), 3) is None
     each = [f"[rank{rank}]: HOSTNAME=node{rank // 2}" for rank in range(4)]
-    assert world(*each).place(Who(rank=3)) == (3, "node1")
+    assert world(*each).node(Who(), 3) == "node1"
 
 
 def test_workers_of_ray_by_their_process():
     found = world("- (node_id=a1, ip=10.0.0.2, pid=77) world_rank=3, local_rank=3")
-    assert found.place(Who(kinds=("ray",), pid=77, node="10.0.0.2")) == (3, "10.0.0.2")
-    assert found.place(Who(kinds=("ray",), pid=78, node="10.0.0.2")) == (None, "10.0.0.2")
-
-
-def test_ranks_within_nodes():
-    found = world("torchrun --nnodes=2 --nproc_per_node=8 train.py")
-    assert found.place(Who(task=1, local_rank=3)) == (11, "task 1")
-    assert found.place(Who(local_rank=3)) == (None, None)
-    assert world("torchrun --nproc_per_node=8").place(Who(local_rank=3)) == (3, None)
-    assert World().place(NOBODY) == (None, None)
+    assert found.rank_of_process(Who(kinds=("ray",), pid=77, node="10.0.0.2")) == 3
+    assert found.rank_of_process(Who(kinds=("ray",), pid=78, node="10.0.0.2")) is None
 
 
 def test_a_file_that_says_which_rank_it_is():
@@ -180,6 +177,9 @@ FILES = {
     ],
     "w_1/device-1/plog-9.log w_1/device-2/plog-8.log": [(1, "w_1"), (2, "w_1")],
     "train_0000.log train_0001.log train_0002.log train_0003.log": [(r, None) for r in range(4)],
+    "gpu041/rank_0.log gpu041/rank_1.log gpu042/rank_2.log gpu042/rank_3.log": [
+        (0, "gpu041"), (1, "gpu041"), (2, "gpu042"), (3, "gpu042"),
+    ],
     "tp_rank_0.log": [(None, None)],
     "result_0.txt result_1.txt result_2.txt result_3.txt": [(None, None)] * 4,
     "slurm-9_0.out slurm-9_1.out slurm-9_2.out slurm-9_3.out": [(None, None)] * 4,
@@ -192,7 +192,21 @@ FILES = {
 
 @pytest.mark.parametrize("names", list(FILES))
 def test_who_wrote_a_file(names):
-    assert who_wrote(names.split(" ")) == FILES[names]
+    assert [(one.rank, one.node) for one in who_wrote(names.split(" "))] == FILES[names]
+
+
+def test_ranks_within_nodes_that_no_number_puts_in_order():
+    names = [
+        f"{node}/attempt_0/{rank}/stderr.log" for node in ("gpu041", "gpu047") for rank in range(2)
+    ]
+    said = who_wrote(names)
+    assert [one.node for one in said] == ["gpu041", "gpu041", "gpu047", "gpu047"]
+    assert [(one.rank, one.local_rank) for one in said] == [(None, 0), (None, 1)] * 2
+
+
+def test_ranks_within_nodes_of_which_one_is_missing():
+    said = who_wrote(["node0/local_rank_0.log", "node0/local_rank_1.log", "node1/local_rank_1.log"])
+    assert [(one.rank, one.local_rank) for one in said] == [(None, 0), (None, 1), (None, 1)]
 
 
 def test_no_files():
@@ -220,5 +234,5 @@ def test_lists_that_are_none(hosts):
 def test_any_line_may_be_taken(text):
     found = World()
     found.take(text, NOBODY, "a.log")
-    found.place(NOBODY)
+    found.node(NOBODY, None)
     assert found.size is None or found.size > 0

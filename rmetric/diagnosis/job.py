@@ -55,7 +55,8 @@ class Stream:
     """One who speaks: a rank, or a node, or a file where nothing says more.
 
     Attributes:
-        name: "rank 3", "node gpu-07" or the file's name; the key in `Job.streams`.
+        name: "rank 3", "node gpu-07" or the file's name; the key in `Job.streams`. A rank within
+            a node that no line ties to a global one is "node gpu-07 local 3".
         rank: global rank; None where not known.
         node: the node's name; None where not known.
         entries: number of entries.

@@ -8,8 +8,7 @@ from typing import TypeVar
 
 from rmetric.diagnosis.job import MAX_NAMED, TAIL, Event, Iteration, Job, Match, Occurrence, Stream
 from rmetric.diagnosis.part import Found, Part, Spoken
-from rmetric.diagnosis.reading.prefixes import NOBODY, Who
-from rmetric.diagnosis.reading.world import World
+from rmetric.diagnosis.reading.layout import Layout, Seat
 from rmetric.diagnosis.templates.events import Events
 
 #: Odd iterations that are kept for a stream.
@@ -21,23 +20,25 @@ Placed = Callable[[Occurrence], Occurrence]
 
 def merged(parts: Sequence[Part]) -> Job:
     """One job of the parts of its files, which are in the order of the files; without notes."""
-    world = World()
-    for part in parts:
-        world.merge(part.world)
-    merging = _Merging(world)
+    merging = _Merging(layout_of(parts))
     for part in parts:
         merging.add(part)
     return merging.finished()
 
 
+def layout_of(parts: Sequence[Part]) -> Layout:
+    """Who sits where, by all files of a job."""
+    return Layout([(part.source, [one.who for one in part.speakers], part.world) for part in parts])
+
+
 class _Merging:
-    def __init__(self, world: World) -> None:
-        self.world, self.events, self.job = world, Events(), Job()
+    def __init__(self, layout: Layout) -> None:
+        self.layout, self.events, self.job = layout, Events(), Job()
         self.tails: dict[str, list[Occurrence]] = {}
 
     def add(self, part: Part) -> None:
-        places = [place_of(part, one.who, self.world) for one in part.speakers]
-        names = [_name(*place, part.source.name) for place in places]
+        seats = [self.layout.place(part.source, one.who) for one in part.speakers]
+        names = [_name(seat, part.source.name) for seat in seats]
         numbers = [self.events.number(one.text, one.cls) for one in part.templates]
         before = self.job.lines
 
@@ -47,8 +48,8 @@ class _Merging:
 
         for template, number in zip(part.templates, numbers, strict=True):
             self._event(number, placed(template.first), placed(template.last))
-        for name, place, one in zip(names, places, part.speakers, strict=True):
-            self._stream(self._named(name, *place), part, one, placed)
+        for name, seat, one in zip(names, seats, part.speakers, strict=True):
+            self._stream(self._named(name, seat), part, one, placed)
             for at, count in one.counts.items():
                 counts = self.job.events[numbers[at]].counts
                 counts[name] = counts.get(name, 0) + count
@@ -66,9 +67,10 @@ class _Merging:
             event.template = self.events.template(event.number)
         for name, tail in self.tails.items():
             self.job.streams[name].tail.extend(_in_order(tail)[-TAIL:])
-        self.job.world_size = self.world.size
-        self.job.node_of_rank = dict(self.world.node_of_rank)
-        self.job.notes = list(self.world.notes())
+        world = self.layout.world
+        self.job.world_size = world.size
+        self.job.node_of_rank = dict(world.node_of_rank)
+        self.job.notes = list(world.notes())
         if self.events.full:
             self.job.notes.append(
                 f"{self.events.full:,} texts are unlike all others of the "
@@ -76,13 +78,13 @@ class _Merging:
             )
         return self.job
 
-    def _named(self, name: str, rank: int | None, node: str | None) -> Stream:
+    def _named(self, name: str, seat: Seat) -> Stream:
         stream = self.job.streams.get(name)
         if stream is None:
-            stream = self.job.streams[name] = Stream(name=name, rank=rank, node=node)
+            stream = self.job.streams[name] = Stream(name=name, rank=seat.rank)
             self.tails[name] = []
         if stream.node is None:
-            stream.node = node
+            stream.node = seat.node
         return stream
 
     def _stream(self, stream: Stream, part: Part, one: Spoken, placed: Placed) -> None:
@@ -152,28 +154,11 @@ class _Merging:
                 self.job.stages = [(stage, placed(place)) for stage, place in one.stages]
 
 
-def place_of(part: Part, who: Who, world: World) -> tuple[int | None, str | None]:
-    """Rank and node of a speaker: by its prefix, its file's name, or what its lines say.
-
-    Args:
-        world: of all files of the job.
-    """
-    rank, node = (None, None) if who == NOBODY else world.place(who)
-    if rank is None:
-        rank = part.source.rank
-    if rank is None and len(part.speakers) == 1:
-        rank = world.rank_of(part.source.name)
-    if node is None:
-        node = part.source.node
-    if node is None and rank is not None:
-        node = world.node_of_rank.get(rank)
-    return rank, node
-
-
-def _name(rank: int | None, node: str | None, file: str) -> str:
-    if rank is not None:
-        return f"rank {rank}"
-    return file if node is None else f"node {node}"
+def _name(seat: Seat, file: str) -> str:
+    if seat.rank is not None:
+        return f"rank {seat.rank}"
+    who = file if seat.node is None else f"node {seat.node}"
+    return who if seat.local_rank is None else f"{who} local {seat.local_rank}"
 
 
 def _timed(one: Occurrence, other: Occurrence) -> bool:

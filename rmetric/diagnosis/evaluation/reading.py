@@ -12,12 +12,12 @@ from rmetric.diagnosis.evaluation.baselines import Line
 from rmetric.diagnosis.evaluation.scoring import Place
 from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.library import Library
-from rmetric.diagnosis.merging import merged, place_of
+from rmetric.diagnosis.merging import layout_of, merged
 from rmetric.diagnosis.one_pass import FilePass
 from rmetric.diagnosis.part import Part
+from rmetric.diagnosis.reading.layout import Layout, Seat
 from rmetric.diagnosis.reading.prefixes import Who
 from rmetric.diagnosis.reading.sources import Source, find
-from rmetric.diagnosis.reading.world import World
 from rmetric.diagnosis.speaker import Raw, Speaker
 from rmetric.diagnosis.templates.events import Events
 from rmetric.diagnosis.tools import Tools
@@ -61,14 +61,12 @@ def read(folder: Path, library: Library) -> Read:
     passes = [_Recording(source, tools) for source in find([folder]).sources]
     parts = [one.read() for one in passes]
     out = Read(job=merged(parts))
-    world, numbers = World(), _numbers(parts)
-    for part in parts:
-        world.merge(part.world)
+    layout, numbers = layout_of(parts), _numbers(parts)
     for one, part in zip(passes, parts, strict=True):
         events = {at: numbers[key] for key, at in one.template_of.items() if key in numbers}
         for line, raw in one.entry_of.items():
             out.event_of[part.source.name, line] = events[one.said[raw][2]]
-        out.lines += one.told(part, world)
+        out.lines += one.told(part, layout)
     for copy, name in _copies(folder, out.job):
         same = {line: at for (file, line), at in out.event_of.items() if file == name}
         out.event_of |= {(copy, line): at for line, at in same.items()}
@@ -113,15 +111,15 @@ class _Recording(FilePass):
         self.said: dict[int, Raw] = {}
         self.written: list[tuple[Who, bytes]] = []
 
-    def told(self, part: Part, world: World) -> Iterator[Told]:
-        places = {one.who: place_of(part, one.who, world) for one in part.speakers}
+    def told(self, part: Part, layout: Layout) -> Iterator[Told]:
+        seats = {one.who: layout.place(part.source, one.who) for one in part.speakers}
         for number, (who, line) in enumerate(self.written, 1):
             entry = self.said.get(self.entry_of.get(number, 0))
-            rank, node = places.get(who, (None, None))
+            seat = seats.get(who, Seat())
             yield Told(
                 place=(part.source.name, number),
-                rank=rank,
-                node=node,
+                rank=seat.rank,
+                node=seat.node,
                 time=None if entry is None else self.prefixes.time(entry[1]),
                 text=line.decode(errors="replace"),
             )

@@ -30,14 +30,22 @@ _ENOUGH = 4
 
 
 @dataclass
-class _Said:
+class Said:
+    """What the name of a file says about who wrote it.
+
+    Attributes:
+        rank: global rank; where there is a `local_rank` too, only numbers of nodes speak for it.
+        local_rank: rank within the node.
+        node: the node's name, and its number where the name is a word and a number.
+    """
+
     rank: int | None = None
     local_rank: int | None = None
     node: str | None = None
     node_number: int | None = None
 
 
-def who_wrote(names: Sequence[str]) -> list[tuple[int | None, str | None]]:
+def who_wrote(names: Sequence[str]) -> list[Said]:
     """Rank and node of each file, by its name and folders.
 
     "rank_3.log" is a rank and "node-07.out" a node by the word before the number. A number without
@@ -49,11 +57,11 @@ def who_wrote(names: Sequence[str]) -> list[tuple[int | None, str | None]]:
     _take_counted(names, said)
     _take_hosts(names, said)
     _count_over_nodes(said)
-    return [(one.rank, one.node) for one in said]
+    return said
 
 
-def _labelled(name: str) -> _Said:
-    said = _Said()
+def _labelled(name: str) -> Said:
+    said = Said()
     for match in _LABELLED.finditer(name):
         number = int(match["number"])
         if match["rank"]:
@@ -65,7 +73,7 @@ def _labelled(name: str) -> _Said:
     return said
 
 
-def _take_counted(names: Sequence[str], said: list[_Said]) -> None:
+def _take_counted(names: Sequence[str], said: list[Said]) -> None:
     """Numbers without a word, where the files that differ in nothing else count from 0."""
     alike: dict[tuple[str, str], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for at, name in enumerate(names):
@@ -80,42 +88,53 @@ def _take_counted(names: Sequence[str], said: list[_Said]) -> None:
         if len(files) >= enough and sorted(files) == list(range(len(files))):
             for number, places in files.items():
                 for at in places:
-                    said[at].local_rank = number
+                    if of_torchrun or said[at].node is not None:
+                        said[at].local_rank = number
+                    else:
+                        said[at].rank = number
 
 
-def _take_hosts(names: Sequence[str], said: list[_Said]) -> None:
+def _take_hosts(names: Sequence[str], said: list[Said]) -> None:
     """Names of hosts, where several files differ by a word of one form with digits in it."""
     forms: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
     for at, name in enumerate(names):
-        if said[at].node is None and said[at].rank is None and said[at].local_rank is None:
-            for match in _HOST.finditer(name):
-                forms[name[: match.start()], name[match.end() :]][at] = match.group()
+        if said[at].node is not None:
+            continue
+        ranked = said[at].rank is not None or said[at].local_rank is not None
+        folders = name[: name.rfind("/") + 1] if ranked else name
+        for match in _HOST.finditer(folders):
+            if not ranked or not _LABELLED.match(name, match.start()):
+                # On another node a file has another rank.
+                after = re.sub(r"\d+", "0", name[match.end() :]) if ranked else name[match.end() :]
+                forms[name[: match.start()], after][at] = match.group()
     for hosts in forms.values():
         if len(set(hosts.values())) > 1:
             for at, host in hosts.items():
                 said[at].node = host
 
 
-def _count_over_nodes(said: list[_Said]) -> None:
+def _count_over_nodes(said: list[Said]) -> None:
     """Ranks within numbered nodes into global ones."""
-    places: dict[int | None, set[int]] = defaultdict(set)
+    places: dict[str | None, set[int]] = defaultdict(set)
     for one in said:
         within = one.rank if one.rank is not None else one.local_rank
-        if within is not None:
-            places[one.node_number].add(within)
+        if one.node is None:
+            one.rank = within
+        elif within is not None:
+            places[one.node].add(within)
     if len(places) <= 1:
         for one in said:
             one.rank = one.local_rank if one.rank is None else one.rank
         return
-    if None in places:
-        return
-    counts = {len(ranks) for ranks in places.values()}
-    local = all(ranks == set(range(len(ranks))) for ranks in places.values())
-    numbered = sorted(number for number in places if number is not None) == list(range(len(places)))
-    if not local:
-        return
+    if sum(map(len, places.values())) == len(set().union(*places.values())):
+        return  # no rank on two nodes: of the whole job
+    each = max(map(len, places.values()))
+    equal = all(ranks == set(range(each)) for ranks in places.values())
+    numbers = {one.node_number for one in said if one.node in places}
+    numbered = equal and numbers == set(range(len(places)))
     for one in said:
-        within = one.rank if one.rank is not None else one.local_rank
-        one.rank = None
-        if within is not None and one.node_number is not None and numbered and len(counts) == 1:
-            one.rank = one.node_number * min(counts) + within
+        if one.node in places:
+            one.local_rank = one.rank if one.local_rank is None else one.local_rank
+            one.rank = None
+            if numbered and one.local_rank is not None and one.node_number is not None:
+                one.rank = one.node_number * each + one.local_rank

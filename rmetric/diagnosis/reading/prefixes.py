@@ -16,7 +16,7 @@ _REMEMBERED = 1 << 16
 _COMPILED = {form.name: re.compile(form.pattern.encode()) for form in (*CUT, *SAID)}
 _LAUNCHES = re.compile(rb"--?nproc[_-]per[_-]node[= ]['\"]?(?:[2-9]|\d\d|gpu|auto)")
 #: What numbered words of prose and of training are called; no host is.
-_NO_HOST = re.compile(
+NO_HOST = re.compile(
     rb"(?i)(?:step|epoch|iter|layer|batch|block|cpu|loss|run|trial)\w*?\d|(?:cuda|gpu)\d{1,2}$"
 )
 
@@ -178,7 +178,7 @@ def _are_hosts(heads: list[re.Match[bytes]], distinct: int, share: float) -> boo
     hosts = {match["node"] for match in heads}
     forms = {re.sub(rb"\d+", b"0", host) for host in hosts}
     if any(
-        _NO_HOST.match(host) or host.endswith((b".py", b".cc", b".cpp", b".c")) for host in hosts
+        NO_HOST.match(host) or host.endswith((b".py", b".cc", b".cpp", b".c")) for host in hosts
     ):
         return False
     enough = 0.5 if len(hosts) > 1 else 0.9

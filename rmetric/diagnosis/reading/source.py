@@ -26,7 +26,7 @@ class Source:
         path: the file.
         name: as the user gave it, or below the folder given.
         size: bytes on disk.
-        rank, node: what its name says, None where it does not (file_names.py).
+        rank, node, local_rank: what its name says, None where it does not (file_names.py).
         lines: number of lines, once `chunks` has been read to its end.
         notes: what was cut, replaced or lost, once `chunks` has been read to its end.
     """
@@ -36,6 +36,7 @@ class Source:
     size: int
     rank: int | None = None
     node: str | None = None
+    local_rank: int | None = None
     lines: int = 0
     notes: list[str] = field(default_factory=list)
 

@@ -142,8 +142,8 @@ def _say(sources: list[Source], paths: Sequence[str | Path]) -> None:
     given = [Path(path).absolute() for path in paths]
     base = os.path.commonpath([path if path.is_dir() else path.parent for path in given])
     names = [source.path.absolute().relative_to(base).as_posix() for source in sources]
-    for source, (rank, node) in zip(sources, who_wrote(names), strict=True):
-        source.rank, source.node = rank, node
+    for source, said in zip(sources, who_wrote(names), strict=True):
+        source.rank, source.node, source.local_rank = said.rank, said.node, said.local_rank
 
 
 def _once(sources: list[Source], notes: list[str]) -> list[Source]:
@@ -151,15 +151,19 @@ def _once(sources: list[Source], notes: list[str]) -> list[Source]:
     digests = _digests(sources)
     first: dict[tuple[object, ...], Source] = {}
     for source in sorted(sources, key=lambda source: source.path.is_symlink()):
-        first.setdefault((digests[id(source)], source.rank, source.node), source)
+        first.setdefault((digests[id(source)], _speaker(source)), source)
     kept = []
     for source in sources:
-        original = first[digests[id(source)], source.rank, source.node]
+        original = first[digests[id(source)], _speaker(source)]
         if original is source:
             kept.append(source)
         else:
             notes.append(f"{source.name} has the content of {original.name}: read once")
     return kept
+
+
+def _speaker(source: Source) -> tuple[object, ...]:
+    return source.rank, source.node, source.local_rank
 
 
 def _digests(sources: Iterable[Source]) -> dict[int, bytes | int]:

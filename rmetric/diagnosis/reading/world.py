@@ -6,7 +6,8 @@ import re
 from collections import Counter, defaultdict
 
 from rmetric.diagnosis.reading.hosts import expanded
-from rmetric.diagnosis.reading.prefixes import Who
+from rmetric.diagnosis.reading.own import Own
+from rmetric.diagnosis.reading.prefixes import NO_HOST, Who
 
 _NUMBER = r"[\"']?[ :=.]{1,60}[\"']?(\d+)"
 #: The number of ranks, by whole words: a size of a tensor's or a pipeline's group is another one.
@@ -25,7 +26,9 @@ _SIZES = [
 _GROUPS = re.compile(r"\b(?:rank (?P<rank>\d+) nranks|ranks\[|rankNum\[)[ ]?(?P<size>\d+)")
 _HCCL_RANK = re.compile(r"\b(?:ranks|rankNum)\[\d+\], ?rank\[(\d+)\]")
 _HCCL_NODE = re.compile(r"\bserver\[([\w.:-]+)")
-_NODES = re.compile(r"(?i)--?nnodes[= ]['\"]?(?:\d+:)?(\d+)|\bnnodes=(\d+)")
+_NODES = re.compile(
+    r"(?i)--?nnodes[= ]['\"]?(?:\d+:)?(\d+)|\bnnodes=(\d+)|\bgroup_world_size=(\d+)"
+)
 _PER_NODE = re.compile(r"(?i)--?nproc[_-]per[_-]node[= ]['\"]?(\d+)|\bnum_local_procs=(\d+)")
 #: The rank of who speaks.
 _OWN = re.compile(
@@ -38,7 +41,7 @@ _RANK_ON = re.compile(
     rf"(?i)\brank[ :=\[]{{0,3}}(?P<rank>\d+)\b.{{0,40}}?\b(?:on|host(?:name)?|node)[ :=]+{_HOST}"
 )
 _ON_RANK = re.compile(
-    rf"(?i)\b(?:host(?:name)?|node)[ :=]+{_HOST}\b.{{0,20}}?\brank[ :=\[]{{0,3}}(?P<rank>\d+)\b"
+    rf"(?i)\b(?:on|host(?:name)?|node)[ :=]+{_HOST}\b.{{0,20}}?\brank[ :=\[]{{0,3}}(?P<rank>\d+)\b"
 )
 _MY_NODE = re.compile(rf"^(?:export )?SLURMD_NODENAME=[\"']?{_HOST}")
 #: May be the launching host's, which containers and srun hand on to all.
@@ -56,11 +59,13 @@ _REPORT_RANK = re.compile(r"^\s*rank +: (\d+) \(local_rank")
 
 _TELLS = re.compile(
     rb"world[ _-]?size|world_rank|member: /|total (?:number of )?(?:ranks|processes|workers)|nranks"
-    rb"|rank {1,2}(?:of|/) |num(?:ber of)?[ _](?:training[ _]ranks|processes)|ranks\[|ranknum\["
-    rb"|nnodes|nproc[_-]per|num_local_procs|global[ _]rank|world[ _]rank|rank_train|rank= world"
-    rb"|^(?:export )?(?:rank|hostname|slurmd_nodename)=|init.{0,70}rank[ :=]"
+    rb"|rank {0,2}(?:of |/)|num(?:ber of)?[ _](?:training[ _]ranks|processes)|ranks\[|ranknum\["
+    rb"|nnodes|group_world_size|nproc[_-]per|num_local_procs|global[ _]rank|world[ _]rank"
+    rb"|rank_train|rank= world|^(?:export )?(?:rank|hostname|slurmd_nodename)=|init.{0,70}rank[ :=]"
     rb"|\brank[ :=\[]{0,3}\b.{0,40}\b(?:on|host|hostname|node)[ :=]"
-    rb"|\b(?:host|hostname|node)[ :=].{1,60}\brank|^hosts=|:::dlpal|nodelist=|srun: error: "
+    rb"|\b(?:host|hostname|node)[ :=].{1,60}\brank|\bon \S+ .{0,20}\brank|(?:node|group)[_-]rank[\"' :=]|global_ranks="
+    rb"|\brank=[\"']?,? local_rank=|\blocal_rank=[\"']?,? rank=|^\W{0,4}local_rank\b"
+    rb"|\b(?:i am|i'm|this is|my) (?:global )?rank\b|^hosts=|:::dlpal|nodelist=|srun: error: "
     rb"|^\s*host +: |^\s*rank +: "
 )
 
@@ -79,11 +84,13 @@ class World:
     Attributes:
         node_of_rank: rank -> node, where a line says it.
         nodes: names of the nodes in the order of their numbers, where a list was given.
+        own: what each who speaks says of its own place. Of one file: `merge` leaves it out.
     """
 
     def __init__(self) -> None:
         self.node_of_rank: dict[int, str] = {}
         self.nodes: list[str] = []
+        self.own: dict[Who, Own] = {}
         self._sizes: Counter[int] = Counter()
         #: ranks of a communicator -> (node, process) -> rank in it
         self._groups: dict[int, dict[tuple[str | None, int | None], int]] = defaultdict(dict)
@@ -102,18 +109,43 @@ class World:
         self._take_sizes(text)
         self._take_groups(text, who, stream)
         self._take_nodes(text, who, stream)
+        own = Own()
+        own.take(text)
+        if own != Own():
+            self.own.setdefault(who, Own()).add(own)
         for match in _OWN.finditer(text):
             self._own[stream].add(int(match[1] or match[2]))
 
-    def place(self, who: Who) -> tuple[int | None, str | None]:
-        """Global rank and node of a speaker, as far as known by now."""
-        rank = who.rank
-        if rank is None and who.local_rank is not None:
-            rank = self._global(who)
-        if rank is None and who.pid is not None:
-            rank = self._of_process(who)
+    def node(self, who: Who, rank: int | None) -> str | None:
+        """Of a speaker whose global rank is known or not, by its prefix or what lines say."""
         # A task that is no rank is a node's launcher.
-        return rank, who.node or self._node(rank, who.task if who.rank is None else None)
+        return who.node or self._node(rank, who.task if who.rank is None else None)
+
+    def rank_of_process(self, who: Who, *, of_all: bool = False) -> int | None:
+        """By what the process said of itself in the largest group that it is in.
+
+        Args:
+            of_all: in a group of all ranks only.
+        """
+        if who.pid is None:
+            return None
+        for size in sorted(self._groups, reverse=True):
+            if (who.node, who.pid) in self._groups[size] and (not of_all or size == self.size):
+                return self._groups[size][who.node, who.pid]
+        return None
+
+    @property
+    def several_nodes(self) -> bool:
+        """Whether lines speak of more than one node."""
+        return self._num_nodes > 1 or len(self.nodes) > 1
+
+    @property
+    def per_node(self) -> int | None:
+        """Ranks of a node, where all have the same."""
+        nodes = self._num_nodes or len(self.nodes)
+        if not self._per_node and self.size and nodes and self.size % nodes == 0:
+            return self.size // nodes
+        return self._per_node or None
 
     def rank_of(self, stream: str) -> int | None:
         """The rank that a stream without prefixes says it is ("global rank 3").
@@ -166,7 +198,7 @@ class World:
                 if int(size):
                     self._sizes[int(size)] += 1
         if match := _NODES.search(text):
-            self._num_nodes = max(self._num_nodes, int(match[1] or match[2]))
+            self._num_nodes = max(self._num_nodes, int(match[1] or match[2] or match[3]))
         if match := _PER_NODE.search(text):
             self._per_node = max(self._per_node, int(match[1] or match[2]))
 
@@ -186,7 +218,8 @@ class World:
 
     def _take_nodes(self, text: str, who: Who, stream: str) -> None:
         for pattern in (_RANK_ON, _ON_RANK):
-            if match := pattern.search(text):
+            match = pattern.search(text)
+            if match and not NO_HOST.match(match["node"].encode()):
                 self.node_of_rank[int(match["rank"])] = match["node"]
         if (match := _MY_NODE.match(text)) and who.rank is not None:
             self.node_of_rank[who.rank] = match["node"]
@@ -205,27 +238,6 @@ class World:
         if match := _LIST.search(text):
             nodes = expanded(match["spaced"] or match["list"])
             self.nodes = nodes if len(nodes) > len(self.nodes) else self.nodes
-
-    def _global(self, who: Who) -> int | None:
-        """Of a rank within a node, where the nodes' numbers are known."""
-        number = who.task
-        if number is None and who.node in self.nodes:
-            number = self.nodes.index(who.node or "")
-        if number is None and who.node is None and self._num_nodes in (0, 1):
-            number = 0
-        per_node = self._per_node
-        if not per_node and self.size and self.nodes and self.size % len(self.nodes) == 0:
-            per_node = self.size // len(self.nodes)
-        if number is None or (number and not per_node) or who.local_rank is None:
-            return None
-        return number * per_node + who.local_rank
-
-    def _of_process(self, who: Who) -> int | None:
-        """By what the process said of itself in the largest group that it is in."""
-        for size in sorted(self._groups, reverse=True):
-            if (who.node, who.pid) in self._groups[size]:
-                return self._groups[size][who.node, who.pid]
-        return None
 
     def _node(self, rank: int | None, task: int | None) -> str | None:
         number = len(self.nodes)

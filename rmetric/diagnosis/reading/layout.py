@@ -1,0 +1,268 @@
+"""Rank and node of all who speak: ranks within nodes become global ones by what the logs say."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rmetric.diagnosis.reading.own import Own
+from rmetric.diagnosis.reading.prefixes import NOBODY, Who
+from rmetric.diagnosis.reading.source import Source
+from rmetric.diagnosis.reading.world import World
+
+#: What two files of one who writes to both differ in.
+_OUTPUT = re.compile(r"(?i)(?<![a-z])(?:std)?(?:out|err)(?![a-z])")
+
+#: What tells nodes apart: the kind of name and the name.
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """Where somebody speaks.
+
+    Attributes:
+        rank: global rank; None where not known.
+        node: the node's name; None where not known.
+        local_rank: rank within the node, where one is given and the global one is not known.
+    """
+
+    rank: int | None = None
+    node: str | None = None
+    local_rank: int | None = None
+
+
+@dataclass
+class _Node:
+    """What is known of a node, or of a file of which the node is not known.
+
+    Attributes:
+        said: local rank -> what it says of itself.
+        by_prefix: local rank -> the global ranks that its lines' prefixes tell.
+        by_name: global rank of local rank 0 by the names of files.
+        own: what its agent says.
+        ranks: local rank -> global one, as far as lines of that rank tell it.
+        first: global rank of local rank 0.
+    """
+
+    key: Key
+    name: str | None = None
+    said: dict[int, Own] = field(default_factory=lambda: defaultdict(Own))
+    by_prefix: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    by_name: set[int] = field(default_factory=set)
+    own: Own = field(default_factory=Own)
+    ranks: dict[int, int] = field(default_factory=dict)
+    first: int | None = None
+
+    @property
+    def full(self) -> bool:
+        return set(self.said) == set(range(len(self.said)))
+
+    def rank(self, local_rank: int) -> int | None:
+        if local_rank in self.ranks or self.first is None:
+            return self.ranks.get(local_rank)
+        return self.first + local_rank
+
+    def take_told(self, world: World) -> None:
+        """Ranks that speakers tell of themselves, and with them their neighbours'.
+
+        All of a node have the same distance between global and local rank. One that tells
+        another distance than most speaks of others, unless its prefix says so.
+        """
+        sure = {one: min(ranks) for one, ranks in self.by_prefix.items() if len(ranks) == 1}
+        told = {one: min(own.ranks) for one, own in self.said.items() if len(own.ranks) == 1}
+        told = {one: rank for one, rank in {**told, **sure}.items() if rank >= one}
+        firsts = Counter(rank - one for one, rank in told.items()).most_common(1)
+        if firsts and 2 * firsts[0][1] > len(told):
+            first = firsts[0][0]
+            if any(rank - one == first for one, rank in sure.items()) or self._may_be(first, world):
+                self.first = first
+            told = {one: rank for one, rank in told.items() if one in sure}
+        if len(set(told.values())) == len(told):
+            self.ranks = told
+        if self.first is None and not told and len(self.own.first_ranks) == 1:
+            (self.first,) = self.own.first_ranks
+
+    def _may_be(self, first: int, world: World) -> bool:
+        """Whether the node's ranks would be within the world, and whole nodes before them."""
+        within = world.size is None or first + max(self.said) < world.size
+        return within and (world.per_node is None or first % world.per_node == 0)
+
+
+class Layout:
+    """Who sits where, by all files of a job.
+
+    A rank within a node ("[default1]: " of torchrun, "local_rank_1.log") becomes a global one by
+
+    1. any line of that speaker that tells its own ("[rank17]: ", "RANK=17", "rank 17, world
+       size 24"),
+    2. the distance that others of the same node have,
+    3. the node's number, by its agent ("node_rank=2", "group_rank=2") or a list of nodes, times
+       the ranks of a node,
+    4. the natural order of the nodes, where all have the local ranks 0 to n - 1 and the told
+       world size is nodes times n; or numbers in the names of files, where no size is told.
+
+    Of one node alone it is the global rank. Else it is not known.
+
+    Args:
+        files: each with who speaks in it and what its lines said.
+
+    Attributes:
+        world: what the lines of all files said.
+    """
+
+    def __init__(self, files: Sequence[tuple[Source, Sequence[Who], World]]) -> None:
+        self.world = World()
+        for _, _, world in files:
+            self.world.merge(world)
+        self._nodes: dict[Key, _Node] = {}
+        self._alias = {source.name: _only_node(whos) for source, whos, _ in files}
+        self._alone = {source.name for source, whos, _ in files if len(whos) == 1}
+        self._local = self._told_locals(files)
+        for source, whos, world in files:
+            for who in whos:
+                self._hear(source, who, world)
+        self._settle()
+
+    def place(self, source: Source, who: Who) -> Seat:
+        """Of a speaker of a file: by its prefix, its file's name, or what the lines say."""
+        rank, local = who.rank, self._local_rank(source, who)
+        if rank is None and local is not None:
+            rank = self._nodes[self._key(source, who)].rank(local)
+        if rank is None and local is None:
+            rank = self.world.rank_of_process(who)
+            rank = source.rank if rank is None else rank
+            if rank is None and source.name in self._alone:
+                rank = self.world.rank_of(source.name)
+        node = self.world.node(who, rank) or source.node
+        if node is None and rank is not None:
+            node = self.world.node_of_rank.get(rank)
+        if node is None and rank is None and local is not None:
+            node = self._nodes[self._key(source, who)].name
+        return Seat(rank=rank, node=node, local_rank=local if rank is None else None)
+
+    def _told_locals(self, files: Sequence[tuple[Source, Sequence[Who], World]]) -> dict[str, int]:
+        """Files of one process each by "LOCAL_RANK: 3" alone: several, all of a node different."""
+        told: dict[str | None, dict[str, int]] = defaultdict(dict)
+        for source, whos, world in files:
+            known = source.rank is not None or source.local_rank is not None
+            said = world.own[NOBODY].locals if NOBODY in world.own else set()
+            known = known or self.world.rank_of(source.name) is not None
+            if list(whos) == [NOBODY] and len(said) == 1 and not known:
+                told[source.node][source.name] = min(said)
+        found: dict[str, int] = {}
+        for names in told.values():
+            if len(set(names.values())) == len(names) > 1:
+                found |= names
+        return found
+
+    def _local_rank(self, source: Source, who: Who) -> int | None:
+        if who.local_rank is not None:
+            return who.local_rank
+        return self._local.get(source.name, source.local_rank)
+
+    def _key(self, source: Source, who: Who) -> Key:
+        if who.task is not None and (who.rank is None or who.local_rank is not None):
+            return "task", str(who.task)
+        by_file = source.name in self._local or source.local_rank is not None
+        if who.node not in (None, self._alias[source.name]) and not by_file:
+            return "node", who.node
+        if source.node is not None:
+            return "node", source.node
+        return "file", "" if by_file else _OUTPUT.sub("", source.name)
+
+    def _hear(self, source: Source, who: Who, world: World) -> None:
+        key, local = self._key(source, who), self._local_rank(source, who)
+        node = self._nodes.setdefault(key, _Node(key))
+        name = self.world.node(who, None) or source.node
+        node.name = node.name or name
+        own = world.own.get(who, Own())
+        node.own.add(Own(node_ranks=own.node_ranks, first_ranks=own.first_ranks))
+        if local is None:
+            return
+        node.said[local].add(own)
+        if who.rank is not None and "grep" not in who.kinds:
+            node.by_prefix[local].add(who.rank)
+        elif (rank := self.world.rank_of_process(who, of_all=True)) is not None:
+            node.said[local].ranks.add(rank)
+        if who.local_rank is None and source.rank is not None:
+            node.by_name.add(source.rank - local)
+
+    def _settle(self) -> None:
+        nodes = [one for one in self._nodes.values() if one.said]
+        nodes.sort(key=lambda one: (one.key[0], _natural(one.key[1])))
+        for one in nodes:
+            one.take_told(self.world)
+        self._take_numbers(nodes)
+        self._take_order(nodes)
+        if not self._several(nodes):
+            for one in nodes:
+                one.first = 0 if one.first is None else one.first
+
+    def _take_numbers(self, nodes: Sequence[_Node]) -> None:
+        numbers = {one.key: self._number(one) for one in nodes}
+        often = Counter(numbers.values())
+        for one in nodes:
+            number, per_node = numbers[one.key], self.world.per_node
+            if one.first is not None or one.ranks or number is None or often[number] > 1:
+                continue
+            if number == 0 or per_node:
+                first = number * (per_node or 0)
+                if not self._taken(nodes, one, first):
+                    one.first = first
+
+    def _number(self, node: _Node) -> int | None:
+        if node.key[0] == "task":
+            return int(node.key[1])
+        if len(node.own.node_ranks) == 1:
+            return min(node.own.node_ranks)
+        return self.world.nodes.index(node.name) if node.name in self.world.nodes else None
+
+    @staticmethod
+    def _taken(nodes: Sequence[_Node], node: _Node, first: int) -> bool:
+        ranks = {first + local for local in node.said}
+        others = (one for one in nodes if one is not node)
+        return any(one.rank(local) in ranks for one in others for local in one.said)
+
+    def _take_order(self, nodes: Sequence[_Node]) -> None:
+        each = len(nodes[0].said) if nodes else 0
+        firsts = {one.key: at * each for at, one in enumerate(nodes)}
+        if self.world.size is None:
+            firsts = {one.key: min(one.by_name) for one in nodes if len(one.by_name) == 1}
+        elif self.world.size != len(nodes) * each:
+            return
+        equal = all(one.full and len(one.said) == each for one in nodes)
+        agree = all(one.first in (None, firsts.get(one.key)) and not one.ranks for one in nodes)
+        named = each > 1 or all(one.key[0] != "file" for one in nodes)
+        if equal and agree and named and len(firsts) == len(nodes):
+            for one in nodes:
+                one.first = firsts[one.key]
+
+    def _several(self, nodes: Sequence[_Node]) -> bool:
+        """Whether anything speaks for more than one node."""
+        size, per_node = self.world.size or 0, self.world.per_node
+        largest = max((max(one.said) + 1 for one in nodes), default=0)
+        full = all(one.full for one in nodes) and largest > 1
+        said = [own for one in nodes for own in one.said.values()]
+        return (
+            self.world.several_nodes
+            or len([one for one in nodes if one.key[0] != "file"]) > 1
+            or any(one.first or one.ranks for one in nodes)
+            or any(len(own.ranks) > 1 and max(own.ranks) >= largest for own in said)
+            or bool(per_node and size > per_node)
+            or (full and size > largest and size % largest == 0)
+        )
+
+
+def _only_node(whos: Sequence[Who]) -> str | None:
+    """The node of a file in which some lines of ranks name it and others name none."""
+    nodes = {who.node for who in whos if who.local_rank is not None and who.task is None}
+    names = nodes - {None}
+    return names.pop() if len(nodes) == 2 and len(names) == 1 else None
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    parts = re.split(r"(\d+)", name)
+    return [(int(one), "") if at % 2 else (-1, one) for at, one in enumerate(parts)]
