@@ -64,7 +64,8 @@ _TELLS = re.compile(
     rb"|rank_train|rank= world|^(?:export )?(?:rank|hostname|slurmd_nodename)=|init.{0,70}rank[ :=]"
     rb"|\brank[ :=\[]{0,3}\b.{0,40}\b(?:on|host|hostname|node)[ :=]"
     rb"|\b(?:host|hostname|node)[ :=].{1,60}\brank|\bon \S+ .{0,20}\brank"
-    rb"|(?:node|group)[_-]rank[\"' :=]|global_ranks=|\brank=[\"']?,? local_rank=|\blocal_rank=[\"']?,? rank=|^\W{0,4}local_rank\b"
+    rb"|(?:node|group)[_-]rank[\"' :=]|global_ranks="
+    rb"|\brank=[\"']?,? local_rank=|\blocal_rank=[\"']?,? rank=|^\W{0,4}local_rank\b"
     rb"|\b(?:i am|i'm|this is|my) (?:global )?rank\b|^hosts=|:::dlpal|nodelist=|srun: error: "
     rb"|^\s*host +: |^\s*rank +: "
 )
