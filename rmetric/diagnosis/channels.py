@@ -56,6 +56,7 @@ class Found:
 
     Attributes:
         odd: (event, why), the oddest first.
+        errors: events of level error that came up after the last step, in the order of their time.
         first_odd: the first iteration that differs in what it says or how long it takes.
         stopped: words, if the job ended before healthy ones do; "" else.
         stage: in which the job was last.
@@ -64,6 +65,7 @@ class Found:
 
     signs: tuple[Sign, ...]
     odd: tuple[tuple[int, str], ...]
+    errors: tuple[tuple[int, str], ...]
     first_odd: Iteration | None
     stopped: str
     stage: str
@@ -87,6 +89,7 @@ def look(job: Job, known: Known, switches: Switches, rng: np.random.Generator) -
     return Found(
         signs=tuple(signs),
         odd=tuple(_odd_events(job, known, odd, moments))[:MAX_ODD],
+        errors=tuple(_new_errors(job, known, moments))[:MAX_ODD],
         first_odd=min(unusual, key=lambda one: moments.key(one.place), default=None),
         stopped=_stopped(job, known),
         stage=_stage(job, moments),
@@ -155,6 +158,18 @@ def _odd_events(
             if each.event not in shown and each.count:
                 shown.add(each.event)
                 yield each.event, f"makes {one.name} unlike its fellows"
+
+
+def _new_errors(job: Job, known: Known, moments: Moments) -> Iterator[tuple[int, str]]:
+    """What nobody said before the job stopped: no noise, and often the failure's own words."""
+    told = [one.last_step_at for one in job.streams.values() if one.last_step_at is not None]
+    last = max(told, key=moments.key, default=None)
+    if last is None:
+        return
+    for event in job.events:
+        new = event.number not in known.ordinary and moments.after(event.first, last)
+        if new and level(event.first.text) == "error":
+            yield event.number, "an error, after the last step"
 
 
 def _at_end(event: Event, last: Occurrence | None, moments: Moments) -> bool:

@@ -18,7 +18,8 @@ import numpy as np
 from rmetric.diagnosis import suspects as suspicion
 from rmetric.diagnosis.causes import Cause, collect, weigh
 from rmetric.diagnosis.channels import Found, Known, Switches, look
-from rmetric.diagnosis.evidence import of_causes, of_odd_events
+from rmetric.diagnosis.evidence import MAX_EVENTS, of_causes, of_odd_events
+from rmetric.diagnosis.frames import stage_of
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.job import Job, Occurrence
 from rmetric.diagnosis.library import Library
@@ -238,7 +239,7 @@ class _Case:
             why=why,
             place=self._last_of(first.name),
             to_do=to_do,
-            events=(*self._events(), *of_odd_events(self.job, self.found.odd)),
+            events=self._events(self.found.odd),
             nodes=suspicion.named(self.ranked),
             candidates=self._candidates(None),
         )
@@ -257,7 +258,7 @@ class _Case:
             why=self._why(lead),
             place=lead.first,
             to_do=lead.signature.to_do,
-            events=(*self._events(), *of_odd_events(self.job, self.found.odd)),
+            events=self._events(self.found.odd),
             nodes=suspicion.named(self.ranked),
             candidates=self._candidates(None),
         )
@@ -310,6 +311,13 @@ class _Case:
             place=self.job.succeeded,
         )
 
+    def _stage(self, place: Occurrence | None) -> str:
+        """By the functions of the first traceback that names one, else as the log told last."""
+        texts = [place.text] if place else []
+        texts += [match.first.text for one in self.causes for match in one.matches]
+        told = next((stage for text in texts if (stage := stage_of(text))), "")
+        return told or (place.stage if place else "") or self.found.stage
+
     def _time(self, place: Occurrence | None) -> float | None:
         """Of an entry without one, a traceback, it is the last that its stream states."""
         if place is None:
@@ -319,15 +327,23 @@ class _Case:
             place = replace(place, time=stream.last_time)
         return self.moments.dated(place)
 
-    def _events(self) -> tuple[Evidence, ...]:
-        return of_causes(self.job, self.causes)
+    def _events(self, odd: Sequence[tuple[int, str]] = ()) -> tuple[Evidence, ...]:
+        """Those of the causes, errors that came up with them, and `odd` ones; each once."""
+        shown = list(of_causes(self.job, self.causes))
+        known = {(one.file, one.line) for one in shown}
+        templates = {one.template for one in shown}
+        for one in of_odd_events(self.job, [*self.found.errors, *odd]):
+            if (one.file, one.line) not in known and one.template not in templates:
+                shown.append(one)
+                templates.add(one.template)
+        return tuple(shown[:MAX_EVENTS])
 
     def _said(self, *, place: Occurrence | None = None, **said: Any) -> Diagnosis:
         job = self.job
         steps = [one.last_step for one in job.streams.values() if one.last_step is not None]
         since = self.found.first_odd if said["outcome"] != "healthy" else None
         return Diagnosis(
-            stage=(place.stage if place else "") or self.found.stage,
+            stage=self._stage(place),
             iteration=max(steps, default=None),
             since=since.step if since else None,
             time=self._time(place),

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rmetric.diagnosis.causes import TELLS_OF_FAILURE as TELLS
 from rmetric.diagnosis.causes import Cause
 from rmetric.diagnosis.job import Event, Job, Occurrence
 from rmetric.diagnosis.result import Evidence
 
 #: How many are shown, and by whom said.
 MAX_EVENTS, MAX_WHO = 20, 8
+#: Signatures of less confidence are shown only if there is nothing else, as is any error line.
+LEAST = 0.3
 #: The order in which roles are shown.
 _ORDER = ("cause", "ending", "symptom", "echo", "odd")
 
 
 def of_causes(job: Job, causes: Sequence[Cause]) -> tuple[Evidence, ...]:
     """One for each event that a cause matched, the causes first; generic ones if nothing else."""
-    specific = [one for one in causes if one.signature.rank and one.signature.confidence >= TELLS]
+    specific = [one for one in causes if one.signature.rank and one.signature.confidence >= LEAST]
     shown: dict[int, Evidence] = {}
     for cause in sorted(specific or causes, key=lambda one: _ORDER.index(one.signature.role)):
         for number in sorted({event for match in cause.matches for event in match.events}):

@@ -97,7 +97,6 @@ class Event:
         template: with <*> and named masks for what varies.
         counts: stream -> how often it said it.
         first, last: of all streams.
-        first_of: stream -> its first occurrence, for the events that a signature matched only.
     """
 
     number: int

@@ -33,7 +33,7 @@ WEIGHTS = {
     "other collective": 3.5,
     "last words": 1.0,
     "missing event": 1.0,
-    "unlike": 1.5,
+    "unlike": 2.2,
     "slow": 2.0,
     "iteration differs": 1.0,
 }
@@ -41,6 +41,8 @@ WEIGHTS = {
 NAMED = 0.5
 #: A thing that so large a share of the ranks do is no sign against one of them.
 COMMON = 0.5
+#: Share of those who name a collective that must name the same, for the rest to stand out.
+MOST = 0.75
 #: Ranks that a range of them may name.
 MOST_NUMBERS = 10_000
 #: Exit by these signals is the process's own doing or a kill from outside; SIGTERM and SIGABRT
@@ -272,7 +274,7 @@ def signs_of_collectives(causes: Sequence[Cause]) -> list[Sign]:
     """
     signs = []
     for cause in causes:
-        if cause.signature.role != "echo":
+        if cause.signature.role not in ("echo", "symptom"):
             continue
         signs += _apart(cause, "sequence", "waits in collective {}, the others in {}")
         signs += _apart(cause, "operation", "waits in {}, the others in {}")
@@ -280,12 +282,16 @@ def signs_of_collectives(causes: Sequence[Cause]) -> list[Sign]:
 
 
 def _apart(cause: Cause, field: str, words: str) -> list[Sign]:
-    told = {one.stream: one.fields[field] for one in cause.matches if one.fields.get(field)}
+    told = {}
+    for match in cause.matches:
+        values = [fields[field] for fields in match.named if fields.get(field)]
+        if values:
+            told[match.stream] = values[0]
     if len(told) < 3:
         return []
     ((usual, times),) = Counter(told.values()).most_common(1)
     others = {stream: value for stream, value in told.items() if value != usual}
-    if not others or times <= COMMON * len(told):
+    if not others or times < MOST * len(told):
         return []
     if field == "sequence":
         others = {one: value for one, value in others.items() if _behind(value, usual)}

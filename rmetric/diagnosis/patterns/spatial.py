@@ -23,7 +23,7 @@ from rmetric.diagnosis.result import MAX_NODES
 #: Said once against never, in log(1 + count): the unit of differences.
 UNIT = float(np.log(2.0))
 #: An event that no healthy job knows counts so many times.
-UNKNOWN_WEIGHT = 2.0
+UNKNOWN_WEIGHT = 3.0
 #: Robust z (Iglewicz and Hoaglin) from which a distance stands out, and the least unit for it.
 THRESHOLD, LEAST_SPREAD = 3.5, 1.0
 #: The forest must agree by so much: its score in the same robust z, and the least unit for that.
