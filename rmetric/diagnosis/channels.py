@@ -10,6 +10,7 @@ import numpy as np
 from rmetric.diagnosis.job import Event, Iteration, Job, Occurrence
 from rmetric.diagnosis.moments import Moments
 from rmetric.diagnosis.patterns.clocks import clock_notes, clock_offsets
+from rmetric.diagnosis.patterns.numbers import OddNumber, odd_numbers
 from rmetric.diagnosis.patterns.spatial import THRESHOLD, Odd, odd_speakers
 from rmetric.diagnosis.patterns.unfiltered import Finding, absences
 from rmetric.diagnosis.pool import Pool
@@ -79,13 +80,20 @@ def look(job: Job, known: Known, switches: Switches, rng: np.random.Generator) -
     moments = Moments(job=job, offsets=offsets)
     siblings = known.siblings
     odd: list[Odd] = []
+    strange: list[OddNumber] = []
     if switches.spatial:
         odd = odd_speakers(job, rng=rng, ordinary=known.ordinary, siblings=siblings)
+        strange = odd_numbers(job)
     lacks: list[Finding] = []
     if switches.unfiltered:
         lacks = absences(job, siblings=siblings, offsets=offsets)
     unusual = list(_odd_iterations(job)) if switches.temporal else []
-    signs = [*_of_odd(job, odd), *_of_lacks(lacks), *_of_iterations(job, unusual)]
+    signs = [
+        *_of_odd(job, odd),
+        *_of_numbers(strange),
+        *_of_lacks(lacks),
+        *_of_iterations(job, unusual),
+    ]
     return Found(
         signs=tuple(signs),
         odd=tuple(_odd_events(job, known, odd, moments))[:MAX_ODD],
@@ -94,7 +102,7 @@ def look(job: Job, known: Known, switches: Switches, rng: np.random.Generator) -
         stopped=_stopped(job, known),
         stage=_stage(job, moments),
         offsets=offsets,
-        notes=tuple(clock_notes(offsets)),
+        notes=(*clock_notes(offsets), *(_noted(one) for one in strange[:1])),
     )
 
 
@@ -108,6 +116,20 @@ def _of_odd(job: Job, odd: Sequence[Odd]) -> Iterator[Sign]:
             words=f"unlike its fellows by: {'; '.join(shown)}",
             strength=min(1.0, one.score / FULL),
         )
+
+
+def _of_numbers(strange: Sequence[OddNumber]) -> Iterator[Sign]:
+    for one in strange:
+        strength = 1.0 / len(strange) ** 0.5
+        yield Sign(stream=one.stream, kind="numbers", words=_compared(one), strength=strength)
+
+
+def _compared(one: OddNumber) -> str:
+    return f"its {one.name} is {one.value:.4g}, the others' {one.usual:.4g}"
+
+
+def _noted(one: OddNumber) -> str:
+    return f"{one.stream}: {_compared(one)}, at {one.steps} of the last steps"
 
 
 def _of_lacks(lacks: Sequence[Finding]) -> Iterator[Sign]:

@@ -34,6 +34,7 @@ WEIGHTS = {
     "last words": 1.0,
     "missing event": 1.0,
     "unlike": 2.2,
+    "numbers": 2.5,
     "slow": 2.0,
     "iteration differs": 1.0,
 }

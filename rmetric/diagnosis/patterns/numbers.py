@@ -1,0 +1,138 @@
+"""Whose numbers are unlike its fellows': the rank whose steps take long, whose loss is another.
+
+Counts of events cannot show a rank that says what all say, with other numbers. Ours, not L4's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import isfinite
+from statistics import median
+
+from rmetric.diagnosis.job import Job
+
+#: A number is odd from so many times the median of the others on, and so many times their spread.
+TIMES, SPREADS = 5.0, 6.0
+#: At so many steps, of the last that most ranks tell, it must be odd.
+STEPS, REPEATED = 4, 2
+#: And it must be so large beside the largest number of the others' same entries: a fifteenfold
+#: millisecond is nothing in a step of seconds.
+MATTERS = 0.3
+#: Share of the ranks that tell a number at a step, and the fewest of them, to compare it.
+MOST, FEWEST = 0.75, 4
+#: A name and its number, as in "data 12.3", "loss=nan", "time (ms): 7".
+_NUMBER = re.compile(
+    r"(?P<name>[A-Za-z][A-Za-z_/-]*(?: ?\([A-Za-z/ ]{1,12}\))?)\s?[ =:|]\s?"
+    r"(?P<value>[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|nan|inf)(?![\w:/-]|\.\d)"
+)
+#: Numbers that tell who or when, not how much.
+_PLACES = re.compile(
+    r"(?i)(?:^|[_ -])(?:rank|step|iteration|iter|epoch|pid|node|gpu|device|line)s?$"
+)
+
+_Key = tuple[int, int, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OddNumber:
+    """A number of one stream that is unlike the others'.
+
+    Attributes:
+        value, usual: at the last step at which both are told; usual is the others' median.
+        steps: at how many of the last steps.
+    """
+
+    stream: str
+    name: str
+    value: float
+    usual: float
+    steps: int
+
+
+def odd_numbers(job: Job) -> list[OddNumber]:
+    """Per stream the number that is most times the others'; those odd again and again only.
+
+    Compares what the last entries of all ranks tell at the same steps. One rank in four at most
+    can be odd: what more of them have is usual.
+    """
+    told, ranks = _told(job)
+    largest = _largest(told)
+    found: dict[tuple[str, str], list[OddNumber]] = defaultdict(list)
+    by_name: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for (event, step, name), values in told.items():
+        if len(values) >= max(FEWEST, MOST * ranks):
+            by_name[event, name].append(step)
+    for (event, name), steps in by_name.items():
+        last = sorted(steps)[-STEPS:]
+        for step in last:
+            for one in _odd(told[event, step, name], name, MATTERS * largest[event, step]):
+                found[one.stream, f"{event} {name}"].append(one)
+    worst: dict[str, OddNumber] = {}
+    for (stream, _), times in found.items():
+        one = times[-1]
+        if len(times) < REPEATED or _times(one) <= _times(worst.get(stream)):
+            continue
+        worst[stream] = OddNumber(
+            stream=stream, name=one.name, value=one.value, usual=one.usual, steps=len(times)
+        )
+    return sorted(worst.values(), key=lambda one: (-_times(one), one.stream))
+
+
+def _times(one: OddNumber | None) -> float:
+    if one is None:
+        return 0.0
+    return abs(one.value) / max(abs(one.usual), 1e-9) if isfinite(one.value) else 1e9
+
+
+def _largest(told: dict[_Key, dict[str, float]]) -> dict[tuple[int, int], float]:
+    """(event, step) -> the largest of the medians of its numbers."""
+    largest: dict[tuple[int, int], float] = defaultdict(float)
+    for (event, step, _), values in told.items():
+        finite = [abs(value) for value in values.values() if isfinite(value)]
+        if finite:
+            largest[event, step] = max(largest[event, step], median(finite))
+    return largest
+
+
+def _told(job: Job) -> tuple[dict[_Key, dict[str, float]], int]:
+    """(event, step, name) -> stream -> value, of the last entries; and how many ranks there are."""
+    told: dict[_Key, dict[str, float]] = defaultdict(dict)
+    ranks = [one for one in job.streams.values() if one.rank is not None]
+    for stream in ranks:
+        for entry in stream.tail:
+            if entry.step is not None:
+                for name, value in numbers(entry.text):
+                    told[entry.event, entry.step, name][stream.name] = value
+    return told, len(ranks)
+
+
+def numbers(text: str) -> Iterator[tuple[str, float]]:
+    """The named numbers of an entry's first line.
+
+    >>> list(numbers("rank 3 step 7: data 12.5 | loss=nan at 12:30:01"))
+    [('data', 12.5), ('loss', nan)]
+    """
+    for found in _NUMBER.finditer(text.partition("\n")[0]):
+        name = found["name"]
+        if not _PLACES.search(name):
+            yield name, float(found["value"])
+
+
+def _odd(values: dict[str, float], name: str, matters: float) -> Iterator[OddNumber]:
+    finite = [value for value in values.values() if isfinite(value)]
+    if len(finite) < MOST * len(values):
+        return
+    usual = median(finite)
+    spread = 1.4826 * median(abs(value - usual) for value in finite)
+    least = max(abs(usual) * (TIMES - 1.0), SPREADS * spread, matters - usual)
+    odd = {
+        stream: value
+        for stream, value in values.items()
+        if not isfinite(value) or value - usual > least > 0.0
+    }
+    if len(odd) <= max(1.0, (1.0 - MOST) * len(values)):
+        for stream, value in odd.items():
+            yield OddNumber(stream=stream, name=name, value=value, usual=usual, steps=1)

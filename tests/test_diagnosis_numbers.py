@@ -1,0 +1,55 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmetric.diagnosis.patterns.numbers import numbers, odd_numbers
+from tests.diagnosis_writer import Writer
+
+
+def job_of(value_of, ranks=8, steps=6):
+    """All ranks write one form of line, so one event, with their own numbers."""
+    writer = Writer(ranks=ranks)
+    for step in range(steps):
+        for rank in range(ranks):
+            writer.numbers.setdefault(f"form {step} {rank}", 0)
+            writer.say(rank, f"form {step} {rank}", step=step)
+            stream = writer.job.streams[f"rank {rank}"]
+            entry = stream.tail.pop()
+            text = f"step {step}: data {value_of(rank, step)} ms | loss=2.5"
+            stream.tail.append(type(entry)(**{**vars(entry), "text": text}))
+    return writer.job
+
+
+def test_a_rank_whose_steps_take_long_is_found():
+    found = odd_numbers(
+        job_of(lambda rank, step: 900.0 if rank == 5 and step >= 2 else 10.0 + rank)
+    )
+    assert [(one.stream, one.name, one.value) for one in found] == [("rank 5", "data", 900.0)]
+    assert found[0].steps == 4
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_number_that_is_none_is_odd(value):
+    found = odd_numbers(job_of(lambda rank, _: value if rank == 2 else 1.0 + 0.01 * rank))
+    assert [one.stream for one in found] == ["rank 2"]
+
+
+def test_once_is_no_habit():
+    assert odd_numbers(job_of(lambda rank, step: 900.0 if (rank, step) == (5, 5) else 10.0)) == []
+
+
+def test_what_half_of_the_ranks_have_is_usual():
+    assert odd_numbers(job_of(lambda rank, _: 900.0 if rank % 2 else 10.0 + rank)) == []
+
+
+@given(st.lists(st.floats(50.0, 100.0), min_size=8, max_size=8))
+def test_numbers_within_a_factor_of_two_are_never_odd(values):
+    assert odd_numbers(job_of(lambda rank, _: values[rank])) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["rank 3 at step 7", "2024-05-01 12:00:00,123 hello", "[Rank 3] node 7", "version 1.2.3"],
+)
+def test_places_and_times_are_no_numbers(text):
+    assert list(numbers(text)) == []
