@@ -56,6 +56,7 @@ class Cause:
 def collect(job: Job, signatures: dict[str, Signature], moments: Moments) -> list[Cause]:
     """The signatures found in a job, the first in time first; no success, nothing harmless."""
     found: dict[str, list[Match]] = {}
+    ends = [one for one in job.matches.values() if signatures[one.signature].role == "success"]
     for match in job.matches.values():
         if signatures[match.signature].role in EXPLAINS:
             found.setdefault(match.signature, []).append(match)
@@ -68,16 +69,21 @@ def collect(job: Job, signatures: dict[str, Signature], moments: Moments) -> lis
                 matches=matches,
                 first=matches[0].first,
                 last=max((one.last for one in matches), key=moments.key),
-                survived=all(_survived(job, one, signatures[name], moments) for one in matches),
+                survived=all(
+                    _survived(job, one, signatures[name], ends, moments) for one in matches
+                ),
                 streams=tuple(one.stream for one in matches),
             )
         )
     return sorted(causes, key=lambda one: moments.key(one.first))
 
 
-def _survived(job: Job, match: Match, signature: Signature, moments: Moments) -> bool:
-    """Whether the training went on after the last time that it was said."""
-    if job.succeeded is not None and moments.after(job.succeeded, match.last):
+def _survived(
+    job: Job, match: Match, signature: Signature, ends: Sequence[Match], moments: Moments
+) -> bool:
+    """Whether the training went on, or came to its planned end, after it was said last."""
+    planned = [end.last for end in ends] + ([job.succeeded] if job.succeeded else [])
+    if any(moments.after(end, match.last) for end in planned):
         return True
     if signature.role == "ending":
         return False

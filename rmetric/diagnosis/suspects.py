@@ -26,7 +26,9 @@ WEIGHTS = {
     "first": 1.0,
     "accused": 2.5,
     "killed": 4.0,
-    "failed first": 1.0,
+    "failed first": 1.6,
+    "first echo": 1.4,
+    "waited for": 2.5,
     "silent": 3.0,
     "ended early": 3.0,
     "no echo": 2.5,
@@ -125,7 +127,8 @@ def signs_of_causes(job: Job, causes: Sequence[Cause], moments: Moments) -> list
     able = set(blamable(job))
     signs = []
     for cause in causes:
-        if cause.signature.role == "cause":
+        # A traceback without its exception may be anybody's.
+        if cause.signature.role == "cause" and cause.signature.rank:
             signs += _own(cause, able, moments)
         if cause.signature.role != "ending":
             signs += _accusations(job, cause, able)
@@ -265,6 +268,47 @@ def signs_of_echoes(job: Job, causes: Sequence[Cause]) -> list[Sign]:
     strength = 1.0 / len(lacking) ** 0.5
     words = f"does not report what {len(said & set(able))} others do"
     return [Sign(stream=name, kind="no echo", words=words, strength=strength) for name in lacking]
+
+
+def signs_of_losers(job: Job, causes: Sequence[Cause], moments: Moments) -> list[Sign]:
+    """Who was the first of many to lose the others: where nobody lacks the echo, it may be it."""
+    able = set(blamable(job))
+    said = [
+        match
+        for cause in causes
+        if cause.signature.role == "echo"
+        for match in cause.matches
+        if match.stream in able
+    ]
+    if len({one.stream for one in said}) <= COMMON * len(able) or len(able) < 3:
+        return []
+    first = min(said, key=lambda one: moments.key(one.first))
+    words = "was the first to lose the others"
+    return [Sign(stream=first.stream, kind="first echo", words=words)]
+
+
+def signs_of_waiting(job: Job, causes: Sequence[Cause]) -> list[Sign]:
+    """For whom most of those wait who say for whom they do."""
+    able = {*blamable(job), *(f"rank {rank}" for rank in job.silent_ranks)}
+    signs = []
+    for cause in causes:
+        awaited = [
+            {f"rank {rank}" for fields in match.named for rank in _remote(fields)}
+            for match in cause.matches
+        ]
+        told = [names for names in awaited if names]
+        counts = Counter(name for names in told for name in names)
+        for name, count in counts.items():
+            if name in able and count > COMMON * len(told):
+                words = f"{count} of those who wait wait for it"
+                strength = 1.0 if count > 1 else 0.7
+                signs.append(Sign(stream=name, kind="waited for", words=words, strength=strength))
+    return signs
+
+
+def _remote(fields: dict[str, str]) -> list[int]:
+    remote = fields.get("remote_rank", "")
+    return [int(remote)] if remote.isdigit() else []
 
 
 def signs_of_collectives(causes: Sequence[Cause]) -> list[Sign]:

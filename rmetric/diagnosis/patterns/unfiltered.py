@@ -13,6 +13,7 @@ from math import exp
 from statistics import median
 
 from rmetric.diagnosis.job import Job, Occurrence
+from rmetric.diagnosis.moments import Moments
 from rmetric.diagnosis.patterns.speakers import (
     Counterparts,
     Speaker,
@@ -109,12 +110,11 @@ def _last(one: Speaker) -> Occurrence | None:
 
 def _ended_early(job: Job, heard: Sequence[Speaker], offsets: Mapping[str, float]) -> list[Finding]:
     """By time, by steps and, in a log that all share, by entries; the strongest of a speaker."""
+    moments = Moments(job=job, offsets=offsets)
 
     def time(one: Speaker) -> float | None:
         last = _last(one)
-        if last is None or last.time is None:
-            return None
-        return last.time - offsets.get(last.file, 0.0)
+        return None if last is None else moments.seconds(last)
 
     def step(one: Speaker) -> float | None:
         steps = [each.last_step for each in one.streams if each.last_step is not None]
