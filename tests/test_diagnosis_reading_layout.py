@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.library import Library
+from rmetric.diagnosis.reading.file_names import who_wrote
 from rmetric.diagnosis.reading.own import Own
 from rmetric.diagnosis.reading.world import may_tell
 
@@ -286,3 +287,9 @@ def test_told_ranks_are_found_whatever_the_order_of_nodes(tmp_path_factory, data
         for at, number in enumerate(order)
         for local in range(each)
     }
+
+
+def test_the_number_of_a_node_is_no_rank():
+    said = who_wrote([f"node-0{number}.log" for number in range(4)])
+    assert [one.node_number for one in said] == [0, 1, 2, 3]
+    assert all(one.rank is None and one.local_rank is None for one in said)

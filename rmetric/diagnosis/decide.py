@@ -103,7 +103,6 @@ def decide(
     signs = [*found.signs, *suspicion.signs_of_causes(job, causes, moments)]
     signs += suspicion.signs_of_collectives(causes)
     signs += suspicion.signs_of_waiting(job, causes)
-    signs += suspicion.signs_of_losers(job, causes, moments)
     if switches.unfiltered:
         signs += suspicion.signs_of_echoes(job, causes)
     ranked = suspicion.suspects(job, signs)

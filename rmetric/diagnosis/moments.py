@@ -49,13 +49,22 @@ class Moments:
         return (min(dated), max(dated)) if dated else None
 
     def seconds(self, one: Occurrence) -> float | None:
-        """Corrected time, with the job's year; None where the entry states none."""
-        if one.time is None:
-            return None
-        time: float | None = one.time
-        if one.time < NO_YEAR and self.span is not None and self.span[0] >= NO_YEAR:
-            time = self._dated(one.time, *self.span)
+        """Corrected time, with the job's year; None where nothing states one.
+
+        What states none, a traceback, takes the time of the entry before it.
+        """
+        time = one.time if one.time is not None else self._before(one)
+        if time is not None and time < NO_YEAR and self.span and self.span[0] >= NO_YEAR:
+            time = self._dated(time, *self.span)
         return None if time is None else time - self.offsets.get(one.file, 0.0)
+
+    def _before(self, one: Occurrence) -> float | None:
+        """Of the last entry of its stream that states a time, as far as it is kept."""
+        stream = self.job.streams.get(one.stream)
+        for entry in reversed(stream.tail if stream is not None else ()):
+            if entry.file == one.file and entry.order <= one.order and entry.time is not None:
+                return entry.time
+        return None
 
     def dated(self, one: Occurrence) -> float | None:
         """The time that the entry states, with the job's year where that can be told."""

@@ -26,8 +26,7 @@ WEIGHTS = {
     "first": 1.0,
     "accused": 2.5,
     "killed": 4.0,
-    "failed first": 1.6,
-    "first echo": 1.4,
+    "failed first": 1.0,
     "waited for": 2.5,
     "silent": 3.0,
     "ended early": 3.0,
@@ -268,23 +267,6 @@ def signs_of_echoes(job: Job, causes: Sequence[Cause]) -> list[Sign]:
     strength = 1.0 / len(lacking) ** 0.5
     words = f"does not report what {len(said & set(able))} others do"
     return [Sign(stream=name, kind="no echo", words=words, strength=strength) for name in lacking]
-
-
-def signs_of_losers(job: Job, causes: Sequence[Cause], moments: Moments) -> list[Sign]:
-    """Who was the first of many to lose the others: where nobody lacks the echo, it may be it."""
-    able = set(blamable(job))
-    said = [
-        match
-        for cause in causes
-        if cause.signature.role == "echo"
-        for match in cause.matches
-        if match.stream in able
-    ]
-    if len({one.stream for one in said}) <= COMMON * len(able) or len(able) < 3:
-        return []
-    first = min(said, key=lambda one: moments.key(one.first))
-    words = "was the first to lose the others"
-    return [Sign(stream=first.stream, kind="first echo", words=words)]
 
 
 def signs_of_waiting(job: Job, causes: Sequence[Cause]) -> list[Sign]:

@@ -78,7 +78,10 @@ def _take_counted(names: Sequence[str], said: list[Said]) -> None:
     alike: dict[tuple[str, str], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for at, name in enumerate(names):
         if said[at].rank is None and said[at].local_rank is None:
+            nodes = {match.end("number") for match in _LABELLED.finditer(name)}
             for match in re.finditer(r"\d+", name):
+                if match.end() in nodes:  # "node-01.log" is a node and nothing else
+                    continue
                 before, after = name[: match.start()], _STREAMS.sub("/*", name[match.end() :])
                 if not _COUNTS.search(before):
                     alike[before, after][int(match.group())].append(at)
