@@ -205,3 +205,13 @@ def test_what_failures_cost_is_as_in_the_results():
 
     page = (ROOT / "docs/supervisor.md").read_text(encoding="utf-8")
     assert recovery.table(recovery.results()["measured"]["cases"]) in page
+
+
+def test_the_diagnosis_in_the_readme_is_what_is_printed(monkeypatch, capsys):
+    from rmetric.__main__ import main
+
+    monkeypatch.chdir(ROOT)
+    given = ["diagnose", "logs_failed/silent_rank", "--healthy", "logs_failed/healthy"]
+    assert main(given) == 3
+    shown = README.partition("<!-- begin diagnosis -->")[2].partition("<!-- end -->")[0]
+    assert shown.strip().strip("`").strip() == capsys.readouterr().out.strip()

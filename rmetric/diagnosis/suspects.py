@@ -34,7 +34,7 @@ WEIGHTS = {
     "other collective": 3.5,
     "last words": 1.0,
     "missing event": 1.0,
-    "unlike": 2.2,
+    "unlike": 1.9,
     "numbers": 2.5,
     "slow": 2.0,
     "iteration differs": 1.0,
