@@ -225,3 +225,19 @@ def test_in_one_file_the_order_decides_whatever_the_clocks_say():
     assert moments.after(second, first)
     assert not moments.after(first, second)
     assert 0.0 < moments.later_by(second, first) < 1.0
+
+
+def test_a_progress_bar_drawn_once_more_is_no_survival():
+    writer = Writer()
+    writer.steps(0, 18, ranks=[1])
+    writer.say(1, "out of memory", signature="oom")
+    writer.steps(21, 21, ranks=[1])
+    assert [one.signature.id for one in causes_of(writer.job)[0]] == ["oom"]
+
+
+def test_a_rank_missing_among_many_is_silent_though_no_size_is_told():
+    writer = Writer(ranks=16)
+    del writer.job.streams["rank 11"]
+    assert writer.job.silent_ranks == [11]
+    del writer.job.streams["rank 3"], writer.job.streams["rank 5"]
+    assert writer.job.silent_ranks == []

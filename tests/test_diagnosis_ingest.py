@@ -306,6 +306,14 @@ class TestNotes:
         assert "a.log ends at 2024-04-01 10:00:00" in note
         assert "b.log begins at 2024-04-02 10:00:00" in note
 
+    def test_two_jobs_by_the_ranks_that_speak_in_both(self, tmp_path: Path) -> None:
+        for folder in ("first", "second"):
+            (tmp_path / folder).mkdir()
+            lines = [f"[rank{rank}]: step {step}" for step in range(5) for rank in range(4)]
+            write(tmp_path / folder / "train.log", [*lines, f"[rank0]: the {folder} ends"])
+        (note,) = [note for note in read(tmp_path).notes if "same ranks" in note]
+        assert "first/train.log and second/train.log" in note
+
     def test_one_job_gives_none(self, tmp_path: Path) -> None:
         for rank in range(3):
             write(tmp_path / f"rank_{rank}.log", ["SLURM_JOB_ID=4711", *healthy_lines(rank)])

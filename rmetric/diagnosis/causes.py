@@ -18,10 +18,13 @@ from rmetric.diagnosis.signature import Signature
 FOLLOWS = 0.55
 #: Seconds after which it follows no more: the longest that collectives usually wait.
 FOLLOWS_WITHIN = 1800.0
-#: Different steps that ranks in flight may tell after a fault that nobody survives.
+#: Different steps that may be told after a fault that nobody survives: by ranks that do not know
+#: yet, by a progress bar that is drawn once more.
 IN_FLIGHT = 2
 #: From this confidence on a symptom or an echo makes an ending that follows its consequence.
 TELLS_OF_FAILURE = 0.4
+#: Families that a job's planned end does not excuse.
+OUTLASTS_SUCCESS = ("nan loss",)
 #: Roles that explain, and how much each counts where all else is equal.
 EXPLAINS = {"cause": 1.0, "ending": 1.0, "echo": 0.6, "symptom": 0.45}
 #: Below this confidence an entry is generic (any error line) and makes nothing a consequence.
@@ -82,6 +85,8 @@ def _survived(
     job: Job, match: Match, signature: Signature, ends: Sequence[Match], moments: Moments
 ) -> bool:
     """Whether the training went on, or came to its planned end, after it was said last."""
+    if signature.family in OUTLASTS_SUCCESS and _tells_still(job, match):
+        return False
     planned = [end.last for end in ends] + ([job.succeeded] if job.succeeded else [])
     if any(moments.after(end, match.last) for end in planned):
         return True
@@ -92,11 +97,14 @@ def _survived(
     later = [one for one in map(_last_step, told) if one and moments.after(one, match.last)]
     if signature.survivable or not later:
         return bool(later)
-    # The step in flight is ended by those who do not know yet.
-    if match.last.step is not None:
-        return any(one.step is not None and one.step - match.last.step > 1 for one in later)
     steps = {entry.step for one in told for entry in one.tail if moments.after(entry, match.last)}
     return len(steps) > IN_FLIGHT
+
+
+def _tells_still(job: Job, match: Match) -> bool:
+    """Whether the last step that was told is one with the fault."""
+    step = job.streams[match.stream].last_step
+    return step is not None and match.last.step is not None and match.last.step >= step
 
 
 def _last_step(stream: Stream) -> Occurrence | None:

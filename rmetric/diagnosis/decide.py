@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from rmetric.diagnosis import suspects as suspicion
-from rmetric.diagnosis.causes import Cause, collect, weigh
+from rmetric.diagnosis.causes import OUTLASTS_SUCCESS, Cause, collect, weigh
 from rmetric.diagnosis.channels import Found, Known, Switches, look
 from rmetric.diagnosis.evidence import MAX_EVENTS, of_causes, of_odd_events
 from rmetric.diagnosis.frames import stage_of
@@ -40,6 +40,8 @@ ABSENCES, ALONE = ("silent", "ended early", "no echo"), 0.6
 #: does: a worker's death that is told explains more than a silence, a timeout less.
 LEADS = ("cause", "ending")
 SAYS_MORE, SAYS_SOMETHING = 0.6, 0.4
+#: Why a job counts as healthy that does not say so itself.
+UNSAID = "it trained, and nothing speaks of a failure; nor does it say that it reached its end"
 #: Text logs are read here, not the numbers in them.
 NUMBERS = "Its losses were not judged here: rmetric replay does that."
 #: Entries of a stream that are its last words.
@@ -148,9 +150,11 @@ class _Case:
         if lead is not None and lead.score >= LIKELY:
             silent = self._silent() if lead.signature.role == "ending" else None
             return self._silence(silent, lead) if silent else self._explained(lead)
+        lesser = self._lesser()
+        if lesser is not None and lesser.signature.family in OUTLASTS_SUCCESS:
+            return self._explained(lesser)
         if self.job.succeeded is not None:
             return self._healthy(ENDED_WELL, self.job.succeeded.text)
-        lesser = self._lesser()
         if lesser is not None and lesser.signature.confidence >= SAYS_MORE:
             return self._explained(lesser)
         if silent := self._silent():
@@ -302,7 +306,7 @@ class _Case:
         )
 
     def _healthy(self, confidence: float, said: str) -> Diagnosis:
-        words = f"it says: {said}" if said else "it trained, and nothing speaks of a failure"
+        words = f"it says: {said}" if said else UNSAID
         return self._said(
             outcome="healthy",
             title="No failure found",

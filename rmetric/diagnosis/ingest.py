@@ -99,6 +99,7 @@ def _of_jobs(parts: Sequence[Part]) -> Iterator[str]:
     if len(where) > 1:
         few = "; ".join(list(where.values())[:4]) + ("; ..." if len(where) > 4 else "")
         yield f"there may be {len(where)} jobs in these logs, by the scheduler's numbers: {few}"
+    yield from _of_copies_of_ranks(parts)
     spans = sorted(span for part in parts if (span := _span(part)) is not None)
     end, name = spans[0][1:] if spans else (0.0, "")
     for begin, until, other in spans[1:]:
@@ -110,6 +111,21 @@ def _of_jobs(parts: Sequence[Part]) -> Iterator[str]:
             return
         if until > end:
             end, name = until, other
+
+
+def _of_copies_of_ranks(parts: Sequence[Part]) -> Iterator[str]:
+    """Files of one name in two folders in which the same ranks speak: each is a job's."""
+    seen: dict[str, tuple[str, set[int]]] = {}
+    for part in parts:
+        ranks = {one.who.rank for one in part.speakers if one.who.rank is not None}
+        if len(ranks) < 2:
+            continue
+        name = part.source.name
+        before, others = seen.setdefault(name.rsplit("/", 1)[-1], (name, ranks))
+        if before != name and ranks & others:
+            both = f"{before} and {name}"
+            yield f"there may be two jobs in these logs: the same ranks speak in {both}"
+            return
 
 
 def _span(part: Part) -> tuple[float, float, str] | None:

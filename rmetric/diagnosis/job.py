@@ -15,6 +15,8 @@ MAX_NAMED = 100
 #: Last entries of a stream that are kept.
 TAIL = 20
 
+#: Ranks heard from which on a gap among them is a rank that said nothing.
+FEWEST = 4
 #: The stages of a job, in their usual order (L4, section 4.4); "" where none is known.
 STAGES = (
     "launch", "initialise", "load data", "compile", "train", "evaluate", "checkpoint", "tear-down",
@@ -196,8 +198,15 @@ class Job:
 
     @property
     def silent_ranks(self) -> list[int]:
-        """Ranks below the world size that said nothing, where others did with their rank."""
+        """Ranks below the world size that said nothing, where others did with their rank.
+
+        Where no size is told, it is the greatest rank heard that counts, if few are missing.
+        """
         heard = {one.rank for one in self.streams.values() if one.rank is not None}
-        if self.world_size is None or not heard:
+        size = self.world_size
+        if size is None and len(heard) >= FEWEST:
+            size = max(heard) + 1
+            size = size if size - len(heard) <= max(1, len(heard) // 8) else None
+        if size is None or not heard:
             return []
-        return [rank for rank in range(self.world_size) if rank not in heard]
+        return [rank for rank in range(size) if rank not in heard]

@@ -61,6 +61,8 @@ class Moments:
     def _before(self, one: Occurrence) -> float | None:
         """Of the last entry of its stream that states a time, as far as it is kept."""
         stream = self.job.streams.get(one.stream)
+        if stream is not None and len(stream.files) > 1:
+            return None  # what came before may stand in another file
         for entry in reversed(stream.tail if stream is not None else ()):
             if entry.file == one.file and entry.order <= one.order and entry.time is not None:
                 return entry.time
