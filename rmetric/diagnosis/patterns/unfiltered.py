@@ -114,7 +114,8 @@ def _ended_early(job: Job, heard: Sequence[Speaker], offsets: Mapping[str, float
 
     def time(one: Speaker) -> float | None:
         last = _last(one)
-        return None if last is None else moments.seconds(last)
+        # Times of other entries may be of another zone: what stands here or nothing.
+        return None if last is None or last.time is None else moments.seconds(last)
 
     def step(one: Speaker) -> float | None:
         steps = [each.last_step for each in one.streams if each.last_step is not None]
