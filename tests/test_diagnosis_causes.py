@@ -34,6 +34,7 @@ LIBRARY = {
         signature("exit", "symptom"),
         signature("cancelled", "ending"),
         signature("noise", "harmless"),
+        signature("completed", "success"),
     )
 }
 
@@ -105,7 +106,7 @@ def test_a_fault_that_the_training_lived_through_explains_nothing(
 def test_everything_before_the_end_that_was_planned_was_survived():
     writer = Writer()
     writer.say(1, "out of memory", signature="oom")
-    writer.job.succeeded = writer.say(0, "done")
+    writer.job.succeeded = writer.say(0, "done", signature="completed")
     assert causes_of(writer.job)[0] == []
     writer.say(1, "out of memory", signature="oom")
     assert [one.signature.id for one in causes_of(writer.job)[0]] == ["oom"]

@@ -8,9 +8,9 @@ is a cause that was not survived and that no other explains.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from rmetric.diagnosis.job import Job, Match, Occurrence, Stream
+from rmetric.diagnosis.job import Job, Match, Occurrence
 from rmetric.diagnosis.moments import Moments
 from rmetric.diagnosis.signature import Signature
 
@@ -36,7 +36,8 @@ class Cause:
     """A signature as the job shows it, in all streams.
 
     Attributes:
-        first, last: of all its entries.
+        matches: one a stream, the first in time first.
+        last: the last of all its entries.
         survived: the training went on after each of its entries.
         follows: id of the earlier cause whose consequence it seems to be; "" without.
         score: how well it explains the failure, 0 to 1.
@@ -44,12 +45,18 @@ class Cause:
 
     signature: Signature
     matches: list[Match]
-    first: Occurrence
     last: Occurrence
     survived: bool = False
     follows: str = ""
     score: float = 0.0
-    streams: tuple[str, ...] = field(default=())
+
+    @property
+    def first(self) -> Occurrence:
+        return self.matches[0].first
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        return tuple(match.stream for match in self.matches)
 
     @property
     def count(self) -> int:
@@ -70,12 +77,10 @@ def collect(job: Job, signatures: dict[str, Signature], moments: Moments) -> lis
             Cause(
                 signature=signatures[name],
                 matches=matches,
-                first=matches[0].first,
                 last=max((one.last for one in matches), key=moments.key),
                 survived=all(
                     _survived(job, one, signatures[name], ends, moments) for one in matches
                 ),
-                streams=tuple(one.stream for one in matches),
             )
         )
     return sorted(causes, key=lambda one: moments.key(one.first))
@@ -87,16 +92,16 @@ def _survived(
     """Whether the training went on, or came to its planned end, after it was said last."""
     if signature.family in OUTLASTS_SUCCESS and _tells_still(job, match):
         return False
-    planned = [end.last for end in ends] + ([job.succeeded] if job.succeeded else [])
-    if any(moments.after(end, match.last) for end in planned):
+    if any(moments.after(end.last, match.last) for end in ends):
         return True
     if signature.role == "ending":
         return False
     own = job.streams[match.stream]
     told = [own] if own.steps else [one for one in job.streams.values() if one.steps]
-    later = [one for one in map(_last_step, told) if one and moments.after(one, match.last)]
-    if signature.survivable or not later:
-        return bool(later)
+    steps_at = [one.last_step_at for one in told if one.last_step_at is not None]
+    went_on = any(moments.after(one, match.last) for one in steps_at)
+    if signature.survivable or not went_on:
+        return went_on
     steps = {entry.step for one in told for entry in one.tail if moments.after(entry, match.last)}
     return len(steps) > IN_FLIGHT
 
@@ -105,10 +110,6 @@ def _tells_still(job: Job, match: Match) -> bool:
     """Whether the last step that was told is one with the fault."""
     step = job.streams[match.stream].last_step
     return step is not None and match.last.step is not None and match.last.step >= step
-
-
-def _last_step(stream: Stream) -> Occurrence | None:
-    return stream.last_step_at
 
 
 def weigh(causes: Sequence[Cause], moments: Moments) -> list[Cause]:
@@ -135,11 +136,8 @@ def _explained_by(one: Cause, live: Iterable[Cause], moments: Moments) -> Cause 
             continue
         if (moments.later_by(one.first, other.last) or 0.0) > FOLLOWS_WITHIN:
             continue
-        if other.signature.rank < min(one.signature.rank, 10) and _together(one, other):
+        together = not set(one.streams).isdisjoint(other.streams)
+        if other.signature.rank < min(one.signature.rank, 10) and together:
             continue  # the same thing said again, in more precise words
         return other
     return None
-
-
-def _together(one: Cause, other: Cause) -> bool:
-    return bool(set(one.streams) & set(other.streams))

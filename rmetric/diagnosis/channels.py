@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rmetric.diagnosis.job import Event, Iteration, Job, Occurrence
+from rmetric.diagnosis.job import Iteration, Job, Occurrence
 from rmetric.diagnosis.moments import Moments
 from rmetric.diagnosis.patterns.clocks import clock_notes, clock_offsets
 from rmetric.diagnosis.patterns.numbers import OddNumber, odd_numbers
@@ -61,7 +61,7 @@ class Found:
         first_odd: the first iteration that differs in what it says or how long it takes.
         stopped: words, if the job ended before healthy ones do; "" else.
         stage: in which the job was last.
-        offsets: file -> seconds that its clock is ahead.
+        moments: by which the job's entries are ordered, its clocks corrected.
     """
 
     signs: tuple[Sign, ...]
@@ -70,7 +70,7 @@ class Found:
     first_odd: Iteration | None
     stopped: str
     stage: str
-    offsets: dict[str, float]
+    moments: Moments
     notes: tuple[str, ...]
 
 
@@ -88,6 +88,8 @@ def look(job: Job, known: Known, switches: Switches, rng: np.random.Generator) -
     if switches.unfiltered:
         lacks = absences(job, siblings=siblings, offsets=offsets)
     unusual = list(_odd_iterations(job)) if switches.temporal else []
+    told = [one.last_step_at for one in job.streams.values() if one.last_step_at is not None]
+    last = max(told, key=moments.key, default=None)
     signs = [
         *_of_odd(job, odd),
         *_of_numbers(strange),
@@ -96,12 +98,12 @@ def look(job: Job, known: Known, switches: Switches, rng: np.random.Generator) -
     ]
     return Found(
         signs=tuple(signs),
-        odd=tuple(_odd_events(job, known, odd, moments))[:MAX_ODD],
-        errors=tuple(_new_errors(job, known, moments))[:MAX_ODD],
+        odd=tuple(_odd_events(job, known, odd, last, moments))[:MAX_ODD],
+        errors=tuple(_new_errors(job, known, last, moments))[:MAX_ODD],
         first_odd=min(unusual, key=lambda one: moments.key(one.place), default=None),
         stopped=_stopped(job, known),
         stage=_stage(job, moments),
-        offsets=offsets,
+        moments=moments,
         notes=(*clock_notes(offsets), *(_noted(one) for one in strange[:1])),
     )
 
@@ -160,14 +162,13 @@ def _of_iterations(job: Job, unusual: Sequence[Iteration]) -> Iterator[Sign]:
 
 
 def _odd_events(
-    job: Job, known: Known, odd: Sequence[Odd], moments: Moments
+    job: Job, known: Known, odd: Sequence[Odd], last: Occurrence | None, moments: Moments
 ) -> Iterator[tuple[int, str]]:
-    """Events that healthy jobs do not have, or errors, at the end; then those of odd ranks."""
-    told = [one.last_step_at for one in job.streams.values() if one.last_step_at is not None]
-    last = max(told, key=moments.key, default=None)
+    """Events that healthy jobs do not have, or errors, after the last step; those of odd ranks."""
     shown = set()
     for event in sorted(job.events, key=lambda one: moments.key(one.first)):
-        if event.number in known.ordinary or not _at_end(event, last, moments):
+        at_end = last is None or moments.after(event.last, last)
+        if event.number in known.ordinary or not at_end:
             continue
         if level(event.last.text) == "error":
             shown.add(event.number)
@@ -182,20 +183,16 @@ def _odd_events(
                 yield each.event, f"makes {one.name} unlike its fellows"
 
 
-def _new_errors(job: Job, known: Known, moments: Moments) -> Iterator[tuple[int, str]]:
+def _new_errors(
+    job: Job, known: Known, last: Occurrence | None, moments: Moments
+) -> Iterator[tuple[int, str]]:
     """What nobody said before the job stopped: no noise, and often the failure's own words."""
-    told = [one.last_step_at for one in job.streams.values() if one.last_step_at is not None]
-    last = max(told, key=moments.key, default=None)
     if last is None:
         return
     for event in job.events:
         new = event.number not in known.ordinary and moments.after(event.first, last)
         if new and level(event.first.text) == "error":
             yield event.number, "an error, after the last step"
-
-
-def _at_end(event: Event, last: Occurrence | None, moments: Moments) -> bool:
-    return last is None or moments.after(event.last, last)
 
 
 def _stopped(job: Job, known: Known) -> str:

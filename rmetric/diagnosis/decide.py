@@ -99,7 +99,7 @@ def decide(
     switches = switches or Switches()
     known = _known(job, siblings, pool) if switches.cross_job else Known()
     found = look(job, known, switches, np.random.default_rng(seed))
-    moments = Moments(job=job, offsets=found.offsets)
+    moments = found.moments
     signatures = {one.signature: library[one.signature] for one in job.matches.values()}
     causes = weigh(collect(job, signatures, moments), moments) if switches.library else []
     signs = [*found.signs, *suspicion.signs_of_causes(job, causes, moments)]
@@ -172,16 +172,14 @@ class _Case:
 
     def _silent(self) -> Suspect | None:
         """The first suspect, if it fell silent before the others or lacks what they report."""
-        for first in self.ranked[:1]:
-            if first.name in self.absent and first.score >= ABSENT:
-                return first
-        return None
+        first = self.ranked[0] if self.ranked else None
+        if first is None or first.name not in self.absent or first.score < ABSENT:
+            return None
+        return first
 
     def _explained(self, lead: Cause) -> Diagnosis:
-        ending = lead.signature.role == "ending"
-        nodes = suspicion.named(self.ranked)
         return self._said(
-            outcome="terminated" if ending else "failed",
+            outcome="terminated" if lead.signature.role == "ending" else "failed",
             cause=lead.signature.id,
             family=lead.signature.family,
             title=lead.signature.title,
@@ -191,7 +189,7 @@ class _Case:
             place=lead.first,
             to_do=lead.signature.to_do,
             events=self._events(),
-            nodes=nodes,
+            nodes=suspicion.named(self.ranked),
             candidates=self._candidates(lead),
         )
 
@@ -202,7 +200,7 @@ class _Case:
             one
             for one in self.causes[1:]
             if one.signature.family != lead.signature.family
-            and one.signature.role in ("cause", "ending")
+            and one.signature.role in LEADS
             and one.score >= RIVAL * lead.score
         ]
         return round(lead.score * (RIVALLED if rivals else 1.0), 3)

@@ -197,6 +197,19 @@ class Job:
         return sum(self.files.values())
 
     @property
+    def speaking(self) -> list[Stream]:
+        """Those that are compared: ranks where there are any, else nodes, else all streams."""
+        every = list(self.streams.values())
+        ranks = [one for one in every if one.rank is not None]
+        return ranks or [one for one in every if one.node is not None] or every
+
+    def node_of(self, stream: Stream) -> str | None:
+        """The stream's own, or its rank's; None where the logs do not say."""
+        if stream.node is not None or stream.rank is None:
+            return stream.node
+        return self.node_of_rank.get(stream.rank)
+
+    @property
     def silent_ranks(self) -> list[int]:
         """Ranks below the world size that said nothing, where others did with their rank.
 

@@ -14,8 +14,6 @@ from rmetric.diagnosis.job import Job, Occurrence
 #: Seconds by which clocks of different files may differ after correction and still be called one
 #: moment; entries of one file are ordered exactly.
 SAME_MOMENT = 2.0
-
-
 #: Seconds between neighbours in one file that state none.
 NEXT = 1e-6
 #: Times below are without a year, or since boot.
@@ -113,6 +111,4 @@ class Moments:
         if len(self.job.files) == 1:
             return (0.0, one.order)
         seconds = self.seconds(one)
-        if seconds is None:
-            seconds = inf
-        return (seconds, one.order)
+        return (inf if seconds is None else seconds, one.order)

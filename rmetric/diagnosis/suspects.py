@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import exp
+from operator import itemgetter
 
 from rmetric.diagnosis.causes import Cause
 from rmetric.diagnosis.job import Job, Stream
@@ -91,13 +92,10 @@ def _suspect(job: Job, name: str, signs: list[Sign]) -> Suspect:
     signs.sort(key=lambda one: -WEIGHTS[one.kind] * one.strength)
     total = sum(WEIGHTS[one.kind] * one.strength for one in signs)
     stream = job.streams.get(name) or _silent(name)
-    node = stream.node
-    if node is None and stream.rank is not None:
-        node = job.node_of_rank.get(stream.rank)
     return Suspect(
         name=name,
         rank=stream.rank,
-        node=node,
+        node=job.node_of(stream),
         score=round(1.0 - exp(-total / 3.0), 3),
         why="; ".join(one.words for one in signs[:3]),
     )
@@ -114,31 +112,62 @@ def _order(one: Suspect) -> tuple[int, str]:
     return (one.rank if one.rank is not None else -1, one.name)
 
 
-def blamable(job: Job) -> list[str]:
-    """Streams that may be at fault: ranks where there are any, else nodes, else all."""
-    ranks = [name for name, one in job.streams.items() if one.rank is not None]
-    nodes = [name for name, one in job.streams.items() if one.node is not None]
-    return ranks or nodes or list(job.streams)
+class _Whom:
+    """Who may be at fault, and by what they are called.
+
+    Attributes:
+        heard, silent: names of those that speak and of the ranks that never did.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.heard = {one.name for one in job.speaking}
+        self.silent = {f"rank {rank}" for rank in job.silent_ranks}
+        self._on_node: dict[str, list[tuple[int, str]]] = {}
+        for one in job.streams.values():
+            if one.rank is not None and (node := job.node_of(one)) is not None:
+                self._on_node.setdefault(node, []).append((one.rank, one.name))
+
+    def few(self, count: int) -> bool:
+        """Whether so many doing a thing is a sign against them."""
+        return count <= COMMON * max(2, len(self.heard))
+
+    def accused(self, fields: dict[str, str]) -> list[str]:
+        """Streams of the ranks or the node that an entry names, as far as the job has them."""
+        if _signal(fields) == signal.SIGTERM:  # a launcher's own doing
+            return []
+        ranks = _numbers(fields.get("rank") or fields.get("tasks", ""))
+        names = [f"rank {rank}" for rank in ranks]
+        known = [name for name in names if name in self.heard or name in self.silent]
+        node = fields.get("node", "")
+        if known or not node:
+            return known
+        if f"node {node}" in self.heard:
+            return [f"node {node}"]
+        on_node = [name for _, name in sorted(self._on_node.get(node, []))]
+        local = fields.get("local_rank", "")
+        if local.isdigit() and int(local) < len(on_node):
+            return [on_node[int(local)]]
+        return on_node
 
 
 def signs_of_causes(job: Job, causes: Sequence[Cause], moments: Moments) -> list[Sign]:
     """What the library's matches say: causes of one's own, exits, names that are named."""
-    able = set(blamable(job))
+    whom = _Whom(job)
     signs = []
     for cause in causes:
         # A traceback without its exception may be anybody's.
         if cause.signature.role == "cause" and cause.signature.rank:
-            signs += _own(cause, able, moments)
+            signs += _own(cause, whom.heard, moments)
         if cause.signature.role != "ending":
-            signs += _accusations(job, cause, able)
-    return signs + _launchers(job, causes, able)
+            signs += _accusations(cause, whom)
+    return signs + _launchers(causes, whom)
 
 
-def _own(cause: Cause, able: set[str], moments: Moments) -> list[Sign]:
-    said = [match for match in cause.matches if match.stream in able]
-    if not said or len(able) == 1:
+def _own(cause: Cause, heard: set[str], moments: Moments) -> list[Sign]:
+    said = [match for match in cause.matches if match.stream in heard]
+    if not said or len(heard) == 1:
         return []
-    share = len(said) / len(able)
+    share = len(said) / len(heard)
     strength = cause.score * (1.0 if share <= COMMON else 0.15)
     signs = [
         Sign(
@@ -156,51 +185,25 @@ def _own(cause: Cause, able: set[str], moments: Moments) -> list[Sign]:
     return signs
 
 
-def _accusations(job: Job, cause: Cause, able: set[str]) -> list[Sign]:
+def _accusations(cause: Cause, whom: _Whom) -> list[Sign]:
     """Against those whom its entries name; fewer is stronger, but for a kill that is told."""
-    named = [fields for match in cause.matches for fields in match.named]
-    killed: dict[str, str] = {}
     accused: dict[str, None] = {}
-    for fields in named:
-        for name in _accused(job, fields, able):
+    killed: dict[str, str] = {}
+    for fields in (fields for match in cause.matches for fields in match.named):
+        for name in whom.accused(fields):
             accused[name] = None
-            if _guilty(fields):
+            if _signal(fields) in _GUILTY_SIGNALS:
                 killed[name] = signal.Signals(_signal(fields)).name
-    signs = [
-        Sign(stream=name, kind="killed", words=f"ended by {how}")
-        for name, how in killed.items()
-        if len(killed) <= COMMON * max(2, len(able))
-    ]
-    if len(accused) <= COMMON * max(2, len(able)):
+    signs = []
+    if whom.few(len(killed)):
+        for name, how in killed.items():
+            signs.append(Sign(stream=name, kind="killed", words=f"ended by {how}"))
+    if whom.few(len(accused)):
         strength = min(1.0, cause.score + 0.2) / max(1, len(accused)) ** 0.5
         words = f"named by: {cause.signature.title}"
-        signs += [
-            Sign(stream=name, kind="accused", words=words, strength=strength) for name in accused
-        ]
+        for name in accused:
+            signs.append(Sign(stream=name, kind="accused", words=words, strength=strength))
     return signs
-
-
-def _accused(job: Job, fields: dict[str, str], able: set[str]) -> list[str]:
-    """Streams of the ranks or the node named, as far as the job has them."""
-    if _signal(fields) == signal.SIGTERM:  # a launcher's own doing
-        return []
-    ranks = [f"rank {rank}" for rank in _numbers(fields.get("rank") or fields.get("tasks", ""))]
-    silent = {f"rank {rank}" for rank in job.silent_ranks}
-    known = [name for name in ranks if name in able or name in silent]
-    if known or not fields.get("node"):
-        return known
-    name = f"node {fields['node']}"
-    if name in able:
-        return [name]
-    local = fields.get("local_rank", "")
-    on_node = sorted(
-        (one.rank, one.name)
-        for one in job.streams.values()
-        if one.rank is not None and fields["node"] in (one.node, job.node_of_rank.get(one.rank))
-    )
-    if local.isdigit() and int(local) < len(on_node):
-        return [on_node[int(local)][1]]
-    return [name for _, name in on_node]
 
 
 def _numbers(text: str) -> list[int]:
@@ -215,23 +218,20 @@ def _numbers(text: str) -> list[int]:
     return found
 
 
-def _launchers(job: Job, causes: Sequence[Cause], able: set[str]) -> list[Sign]:
+def _launchers(causes: Sequence[Cause], whom: _Whom) -> list[Sign]:
     """The first that the launcher reports as failed."""
     reports = [
-        match
+        (match.first.order, accused)
         for cause in causes
         if cause.signature.role == "symptom"
         for match in cause.matches
-        if _accused(job, match.fields, able)
+        if (accused := whom.accused(match.fields))
     ]
-    if not reports:
-        return []
-    first = min(reports, key=lambda one: one.first.order)
-    accused = _accused(job, first.fields, able)
+    _, first = min(reports, key=itemgetter(0), default=(0, []))
     words = "the launcher saw it fail first"
-    strength = 1.0 / len(accused) ** 0.5
     return [
-        Sign(stream=name, kind="failed first", words=words, strength=strength) for name in accused
+        Sign(stream=name, kind="failed first", words=words, strength=1.0 / len(first) ** 0.5)
+        for name in first
     ]
 
 
@@ -248,30 +248,24 @@ def _signal(fields: dict[str, str]) -> int:
     return -number if number < 0 else number - 128 if 128 < number < 160 else 0
 
 
-def _guilty(fields: dict[str, str]) -> bool:
-    return _signal(fields) in [int(one) for one in _GUILTY_SIGNALS]
-
-
 def signs_of_echoes(job: Job, causes: Sequence[Cause]) -> list[Sign]:
     """Who lacks what most of its fellows say when they lose another."""
-    able = blamable(job)
-    if len(able) < 3:
+    whom = _Whom(job)
+    if len(whom.heard) < 3:
         return []
-    said = {
-        stream for cause in causes if cause.signature.role == "echo" for stream in cause.streams
-    }
-    lacking = [name for name in able if name not in said]
-    lacking += [f"rank {rank}" for rank in job.silent_ranks]
-    if not lacking or not said & set(able) or len(lacking) > max(1, (1.0 - COMMON) * len(able)):
+    echoes = [cause for cause in causes if cause.signature.role == "echo"]
+    said = whom.heard & {stream for one in echoes for stream in one.streams}
+    lacking = [*sorted(whom.heard - said), *sorted(whom.silent)]
+    if not lacking or not said or len(lacking) > max(1, (1.0 - COMMON) * len(whom.heard)):
         return []
     strength = 1.0 / len(lacking) ** 0.5
-    words = f"does not report what {len(said & set(able))} others do"
+    words = f"does not report what {len(said)} others do"
     return [Sign(stream=name, kind="no echo", words=words, strength=strength) for name in lacking]
 
 
 def signs_of_waiting(job: Job, causes: Sequence[Cause]) -> list[Sign]:
     """For whom most of those wait who say for whom they do."""
-    able = {*blamable(job), *(f"rank {rank}" for rank in job.silent_ranks)}
+    whom = _Whom(job)
     signs = []
     for cause in causes:
         awaited = [
@@ -281,7 +275,8 @@ def signs_of_waiting(job: Job, causes: Sequence[Cause]) -> list[Sign]:
         told = [names for names in awaited if names]
         counts = Counter(name for names in told for name in names)
         for name, count in counts.items():
-            if name in able and count > COMMON * len(told):
+            known = name in whom.heard or name in whom.silent
+            if known and count > COMMON * len(told):
                 words = f"{count} of those who wait wait for it"
                 strength = 1.0 if count > 1 else 0.7
                 signs.append(Sign(stream=name, kind="waited for", words=words, strength=strength))

@@ -55,25 +55,17 @@ def _counts(job: Job) -> dict[str, Counter[int]]:
     return said
 
 
-def _node(job: Job, stream: Stream) -> str | None:
-    if stream.node is not None or stream.rank is None:
-        return stream.node
-    return job.node_of_rank.get(stream.rank)
-
-
 def _ranks(job: Job, said: dict[str, Counter[int]]) -> list[Speaker]:
-    ranks = [one for one in job.streams.values() if one.rank is not None]
-    nodes = [one for one in job.streams.values() if one.node is not None]
     found = [
         Speaker(
             name=one.name,
             rank=one.rank,
-            node=_node(job, one),
+            node=job.node_of(one),
             streams=[one],
             ranks=[one.rank] if one.rank is not None else [],
             counts=said[one.name],
         )
-        for one in ranks or nodes or job.streams.values()
+        for one in job.speaking
     ]
     for rank in job.silent_ranks:
         node = job.node_of_rank.get(rank)
@@ -98,7 +90,7 @@ def _mark_leaders(found: Iterable[Speaker]) -> None:
 def _nodes(job: Job, said: dict[str, Counter[int]]) -> list[Speaker]:
     found: dict[str, Speaker] = {}
     for stream in job.streams.values():
-        node = _node(job, stream)
+        node = job.node_of(stream)
         if node is not None:
             one = found.setdefault(node, Speaker(name=f"node {node}", node=node))
             one.streams.append(stream)
