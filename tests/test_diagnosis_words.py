@@ -9,17 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rmetric.diagnosis.cutting import around, brief, partly, said, shortened, wrapped
 from rmetric.diagnosis.result import OUTCOMES, Candidate, Diagnosis, Evidence, Suspect
-from rmetric.diagnosis.words import (
-    MOST_LINES,
-    WIDTH,
-    clock,
-    headline,
-    said,
-    shortened,
-    verdict,
-    wrapped,
-)
+from rmetric.diagnosis.words import MOST_LINES, WIDTH, clock, headline, verdict
 from tests.diagnoses import THEN, echo, evidence, out_of_memory, suspect
 
 WHOLE = """\
@@ -170,6 +162,76 @@ def test_of_a_traceback_the_first_exception_is_shown_with_its_message():
     assert said(evidence(text=cut)) == 'Traceback (most recent call last): File "train.py", line 7'
 
 
+LONG = "/opt/conda/lib/python3.11/site-packages/torch/distributed/" * 5
+
+
+@pytest.mark.parametrize(
+    ("text", "point", "kept"),
+    [
+        (f"{LONG}elastic.py:{61}: error code is 507035, the kernel failed", "error code is 507035",
+         "error code is 507035, the kernel failed"),
+        (f"RuntimeError: [{LONG}pair.cc:553] Connection closed by peer. {'See. ' * 80}",
+         "Connection closed by peer", "RuntimeError: […/pair.cc:553] Connection closed by peer."),
+        ("Traceback (most recent call last):\n"
+         + f'  File "{LONG}a.py", line 7, in f\n    g()\n' * 9
+         + f"torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB. {'See. ' * 80}",
+         "", "torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB."),
+        (f"step 7 | {'seen: 1 | ' * 30}grad norm: nan | {'skipped: 0 | ' * 30}", "grad norm: nan",
+         "grad norm: nan"),
+        ("Traceback (most recent call last):\nKeyError: 'a'\n\nDuring handling of the above "
+         "exception, another exception occurred:\n\nTraceback (most recent call last):\n"
+         '  File "a.py", line 7, in f\nOSError: Unable to load vocabulary', "Unable to load voc",
+         "OSError: Unable to load vocabulary"),
+        (f"Fatal Python error: Segmentation fault\n\nStack (most recent call first):\n"
+         f'  File "{LONG}a.py", line 7 in f', "Fatal Python error: Segmentation fault",
+         "Fatal Python error: Segmentation fault"),
+    ],
+    ids=["path before it", "path in it", "traceback", "middle of a line", "second exception",
+         "no traceback"],
+)  # fmt: skip
+def test_the_point_of_what_was_logged_is_in_the_verdict(text, point, kept):
+    event = evidence(text=text, point=point, file=f"{LONG}rank_12.log")
+    lines = verdict(out_of_memory(events=(event,))).split("\n")
+    at = next(number for number, line in enumerate(lines) if line.startswith("Log"))
+    assert lines[at].endswith("/rank_12.log:8812")
+    assert kept in " ".join(line[9:] for line in lines[at + 1 : at + 3])
+    assert "File" not in lines[at + 1]
+
+
+def test_the_event_of_the_cause_is_quoted():
+    first = evidence(signature="task_failed", text="a task failed", file="a.log", line=1)
+    diagnosis = out_of_memory(events=(first, evidence(time=None, line=7), evidence()))
+    assert "Log      node-03/rank_12.log:8812\n" in verdict(diagnosis)
+
+
+def test_a_long_title_loses_what_explains_it_and_when_gets_a_line():
+    title = "A kernel failed on a device, most often an address out of range or a fault of the chip"
+    shown = verdict(out_of_memory(title=title, confidence=0.6)).split("\n")
+    assert shown[0] == (
+        "FAILED, probably: A kernel failed on a device, rank 12 on node-03, at step 431 (train), "
+        "02:14:07"
+    )
+    assert shown[1].startswith("Who acts")
+    title = "An operation of a library no longer has, or does not have yet, the argument it needs"
+    shown = verdict(out_of_memory(title=title)).split("\n")
+    assert shown[0] == f"FAILED: {title.removesuffix(' needs')}…, rank 12 on node-03"
+    assert shown[1] == "When     at step 431 (train), 2024-05-03 02:14:07"
+
+
+def test_a_file_is_named_where_it_speaks_without_its_folders():
+    who = "/data/team/run-7/logs/worker.log"
+    node = suspect(name=who, rank=None, node=None, why="says: it failed")
+    diagnosis = out_of_memory(
+        nodes=(node,), events=(evidence(who=(who,)), echo(who=(who,))),
+        notes=(f"the clock of {who} is 3 h ahead",),
+    )  # fmt: skip
+    shown = verdict(diagnosis)
+    assert "worker.log" not in shown.split("\n")[0]
+    assert "Where    worker.log: says: it failed" in shown
+    assert "as an echo, worker.log: A collective timed out" in shown
+    assert "the clock of worker.log is 3 h ahead" in shown
+
+
 def test_what_a_log_brought_along_cannot_move_the_terminal():
     hostile = "a\x1b[2J\x07\r\nb\u202ec"
     shown = verdict(
@@ -199,11 +261,11 @@ def test_where_there_is_too_much_what_to_do_gives_way_last():
     )  # fmt: skip
     lines = verdict(long).split("\n")
     labels = [line[:9].strip() for line in lines[1:] if line[:9].strip()]
-    assert labels == ["Who acts", "To do", "Sure", "Log", "Where", "Since", "Perhaps", "Note",
-                      "Read"]  # fmt: skip
+    assert labels == ["When", "Who acts", "To do", "Sure", "Log", "Where", "Since", "Perhaps",
+                      "Note", "Read"]  # fmt: skip
     assert len(lines) == MOST_LINES
     assert sum(line.startswith("To do") for line in lines) == 1
-    assert lines[2:5] == [lines[2], *(f"{'':9}{line[9:]}" for line in lines[3:5])]
+    assert lines[3:6] == [lines[3], *(f"{'':9}{line[9:]}" for line in lines[4:6])]
     assert "(and 7 more)" in verdict(long)
 
 
@@ -263,6 +325,21 @@ def test_a_short_form_keeps_both_ends(text, most):
         head, tail = short.split("…", 1) if "…" not in text else (short[: most // 2], "")
         assert text.startswith(head)
         assert text.endswith(tail)
+
+
+@given(st.text(alphabet="ab .;,é", max_size=200), st.integers(5, 60))
+def test_prose_is_cut_at_its_end(text, most):
+    for short in (brief(text, most), partly(text, most)):
+        assert len(short) <= most
+        assert text.startswith(short.removesuffix("…").rstrip())
+
+
+@given(st.text(alphabet="ab /", max_size=60), st.text(alphabet="xyz", min_size=1, max_size=20),
+       st.text(alphabet="ab /", max_size=60), st.integers(22, 60))  # fmt: skip
+def test_a_point_that_fits_is_kept(before, point, after, most):
+    short = around(f"{before}{point}{after}", most, point=point)
+    assert len(short) <= most
+    assert point in short
 
 
 @given(st.text(alphabet="ab é-/", max_size=300), st.integers(8, 40), st.integers(1, 4))

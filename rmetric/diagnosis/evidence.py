@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from rmetric.diagnosis.causes import Cause
 from rmetric.diagnosis.job import Event, Job, Occurrence
+from rmetric.diagnosis.library.files import compiled
+from rmetric.diagnosis.library.load import PATTERN_SECONDS
 from rmetric.diagnosis.result import Evidence
 
 #: How many are shown, and by whom said.
@@ -37,6 +39,7 @@ def _of_cause(job: Job, cause: Cause, number: int) -> Evidence:
         signature=cause.signature.id,
         why=cause.signature.title,
         who=[match.stream for match in cause.matches if number in match.events],
+        patterns=cause.signature.patterns,
     )
 
 
@@ -51,7 +54,14 @@ def of_odd_events(job: Job, odd: Iterable[tuple[int, str]]) -> tuple[Evidence, .
 
 
 def _evidence(
-    event: Event, first: Occurrence, *, role: str, signature: str, why: str, who: Sequence[str]
+    event: Event,
+    first: Occurrence,
+    *,
+    role: str,
+    signature: str,
+    why: str,
+    who: Sequence[str],
+    patterns: Sequence[str] = (),
 ) -> Evidence:
     return Evidence(
         role=role,
@@ -64,4 +74,14 @@ def _evidence(
         time=first.time,
         who=tuple(who[:MAX_WHO]),
         count=sum(event.counts.get(one, 0) for one in who),
+        point=_point(patterns, first.text),
     )
+
+
+def _point(patterns: Sequence[str], text: str) -> str:
+    """What the first pattern that matches does match; "" where it takes too long to find."""
+    try:
+        found = (compiled(one).search(text, timeout=PATTERN_SECONDS) for one in patterns)
+        return next((one[0] for one in found if one), "")
+    except TimeoutError:
+        return ""

@@ -44,6 +44,7 @@ class Evidence:
         why: why it is shown: the signature's title, or which pattern found it.
         who: streams that said it, the first that did first; at most 8.
         time: of its first occurrence in seconds, None without.
+        point: of `text` what the signature matched, "" without.
     """
 
     role: str
@@ -56,6 +57,7 @@ class Evidence:
     time: float | None
     who: tuple[str, ...]
     count: int
+    point: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,40 +6,52 @@ The first line says it all; the others who should act, what to do, and why to be
 from __future__ import annotations
 
 import re
-import textwrap
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any, NamedTuple
 
+from rmetric.diagnosis.cutting import (
+    around,
+    brief,
+    file_name,
+    partly,
+    plain,
+    point,
+    said,
+    shortened,
+    without_folders,
+    wrapped,
+)
 from rmetric.diagnosis.result import LIKELY, SURE, Diagnosis, Evidence, Suspect
-from rmetric.printed import counted, printable
+from rmetric.printed import counted
 
 MOST_LINES, WIDTH = 15, 110
 _LABEL = 9
 #: Seconds below which a time has no year: a date in the first year of the count, or, within a
 #: month, rather a kernel's seconds since boot.
 _NO_YEAR, _SINCE_BOOT = 366 * 86400.0, 31 * 86400.0
-#: What loses a line where there are too many, in this order; each keeps one, but for Then.
+#: What loses lines where there are too many, in this order, down to so many.
 _GIVES_WAY = (
-    "Perhaps", "Where", "Where", "Note", "Then", "Sure", "Perhaps", "Perhaps", "Note", "To do",
+    ("To do", 3), ("Perhaps", 2), ("Where", 2), ("Log", 2), ("Note", 2), ("Where", 1), ("Then", 0),
+    ("Sure", 1), ("Perhaps", 1), ("Note", 1), ("When", 0), ("To do", 1),
 )  # fmt: skip
 _SURE_OF = {
     "healthy": " that it is healthy",
     "failed": " that it failed",
     "terminated": " that it was ended from outside",
 }
-_TRACEBACK = (
-    "Traceback (most recent call last)",
-    "During handling of the above exception",
-    "The above exception was the direct cause",
-)
 #: Outcomes of which no cause is expected, and what a title without one may begin with.
 _WITHOUT, _NOT_KNOWN = ("healthy", "unknown"), "I don't know"
 #: Where several ranks stand out, so many are named in the first line.
 _NAMED = 2
 #: The first line leaves out those that are less suspect than the first by so much.
 _ALIKE = 0.1
+#: How `Candidate.why` names an earlier cause.
+_FOLLOWS = "follows "
+_AND_MORE = " (and {} more)"
+#: Characters that a candidate's title keeps, whatever stands behind it.
+_FEWEST = 30
 WHO_ACTS = {
     "hardware": "hardware: whoever looks after the machines",
     "user": "user: whoever wrote the job's code, settings or data",
@@ -52,13 +64,15 @@ class _Part(NamedTuple):
     """One label and what stands beside it.
 
     Attributes:
-        texts: one is wrapped; of several each has a line.
+        texts: each has a line, the last all that are left.
         most: lines, where there is room.
+        cut: shortens a text to a number of characters.
     """
 
     label: str
     texts: Sequence[str]
     most: int = 1
+    cut: Callable[[str, int], str] = partly
 
 
 def verdict(diagnosis: Diagnosis) -> str:
@@ -68,8 +82,8 @@ def verdict(diagnosis: Diagnosis) -> str:
     """
     parts = [part for part in _parts(diagnosis) if part.texts]
     sizes = {part.label: len(_lines(part, part.most)) for part in parts}
-    for label in _GIVES_WAY:
-        if 1 + sum(sizes.values()) > MOST_LINES and sizes.get(label, 0) > (label != "Then"):
+    for label, least in _GIVES_WAY:
+        while 1 + sum(sizes.values()) > MOST_LINES and sizes.get(label, 0) > least:
             sizes[label] -= 1
     lines = [headline(diagnosis)]
     for part in parts:
@@ -92,16 +106,27 @@ def headline(diagnosis: Diagnosis, width: int = WIDTH) -> str:
     head, said, struck = f"{_outcome(diagnosis)}: ", what(diagnosis), where(diagnosis)
     # A title that names the rank says it once.
     names = [] if struck in said else [struck]
+    step = when(diagnosis, clocks=False, stage=False)
     tails = [
         _listed([*names, when(diagnosis)]),
-        # What gives way, in this order: the last line has the date and the time too.
+        # What gives way, in this order: it has a line of its own then, or the last line has it.
         _listed([*names, when(diagnosis, date=False)]),
         _listed([*names, when(diagnosis, date=False, stage=False)]),
-        _listed([*names, when(replace(diagnosis, time=None), stage=False)]),
+        _listed([*names, step]),
+        _listed(names),
     ]
-    tail = next((one for one in tails if len(head + said + one) <= width), tails[-1])
-    room = max(width - len(head) - len(tail), width // 3)
-    return shortened(head + shortened(said, room) + tail, width)
+    # So does what the title explains, before the time of day does.
+    for cut, some in ((_whole, tails[:3]), (brief, tails[:3]), (_whole, tails[3:])):
+        for tail in some:
+            title = cut(said, width - len(head + tail))
+            if len(head + title + tail) <= width and not title.endswith("…"):
+                return head + title + tail
+    tail = tails[-1] if len(head + tails[-1]) <= width // 2 else ""
+    return shortened(head + brief(said, width - len(head + tail)) + tail, width)
+
+
+def _whole(text: str, most: int) -> str:
+    return text
 
 
 def _listed(circumstances: Iterable[str]) -> str:
@@ -134,18 +159,31 @@ def where(diagnosis: Diagnosis) -> str:
     """Whom it struck, in few words; "" where the logs name nobody."""
     if diagnosis.nodes:
         first = diagnosis.nodes[0]
+        if not _is_known(first.name):
+            return ""
         alike = [one for one in diagnosis.nodes if one.score > first.score - _ALIKE]
         named = " and ".join(place(one) for one in alike[:_NAMED])
         more = len(alike) - _NAMED
         return f"{named} and {more} more" if more > 0 else named
+    told = shown(diagnosis)
     # Who said first what explains nothing, or came from outside, is of no use.
-    if diagnosis.cause is None or not diagnosis.events or diagnosis.events[0].role != "cause":
+    if diagnosis.cause is None or told is None or told.role != "cause":
         return ""
-    who = diagnosis.events[0].who
-    # A stream that is neither a rank nor a node is a file, which has a line of its own.
-    if not who or not who[0].startswith(("rank ", "node ")):
+    if not told.who or not _is_known(told.who[0]):
         return ""
-    return plain(who[0]) if len(who) == 1 else f"{plain(who[0])} first"
+    return plain(told.who[0]) if len(told.who) == 1 else f"{plain(told.who[0])} first"
+
+
+def _is_known(stream: str) -> bool:
+    """Not so a stream that is neither a rank nor a node: a file, which has a line of its own."""
+    return stream.startswith(("rank ", "node "))
+
+
+def shown(diagnosis: Diagnosis) -> Evidence | None:
+    """The event that is quoted: the cause's, of several the one at its time; else the first."""
+    own = [one for one in diagnosis.events if one.signature and one.signature == diagnosis.cause]
+    own = [one for one in own if one.time == diagnosis.time] or own or list(diagnosis.events)
+    return own[0] if own else None
 
 
 def place(suspect: Suspect) -> str:
@@ -156,19 +194,21 @@ def place(suspect: Suspect) -> str:
     """
     if suspect.rank is not None and suspect.node:
         return plain(f"rank {suspect.rank} on {suspect.node}")
-    return plain(suspect.name)
+    return _speaker(suspect.name)
 
 
-def when(diagnosis: Diagnosis, *, date: bool = True, stage: bool = True) -> str:
+def when(
+    diagnosis: Diagnosis, *, date: bool = True, stage: bool = True, clocks: bool = True
+) -> str:
     """Step, stage and time, as far as the logs tell them."""
     texts = []
     if diagnosis.iteration is not None:
         within = f" ({plain(diagnosis.stage)})" if diagnosis.stage and stage else ""
         known = "at" if diagnosis.cause is not None else "last"
         texts.append(f"{known} step {diagnosis.iteration}{within}")
-    elif diagnosis.stage:
+    elif diagnosis.stage and stage:
         texts.append(f"stage: {plain(diagnosis.stage)}")
-    if diagnosis.time is not None:
+    if diagnosis.time is not None and clocks:
         texts.append(clock(diagnosis.time, date=date))
     return ", ".join(texts)
 
@@ -208,18 +248,27 @@ def sureness(diagnosis: Diagnosis) -> str:
 def _parts(diagnosis: Diagnosis) -> list[_Part]:
     acts = WHO_ACTS.get(diagnosis.actor or "", plain(diagnosis.actor or ""))
     to_do = plain(" ".join(diagnosis.to_do))
+    quoted = shown(diagnosis)
     return [
+        _Part("When", _untold(diagnosis)),
         _Part("Who acts", [acts] if acts else []),
-        _Part("To do", [to_do] if to_do else [], 3),
-        _Part("Sure", _why(diagnosis), 2),
-        _Part("Log", _log_lines(diagnosis), 2),
+        _Part("To do", [to_do] if to_do else [], 4),
+        _Part("Sure", _why(diagnosis), 2, shortened),
+        _Part("Log", _log_lines(quoted), 3, partial(around, point=point(quoted))),
         _Part("Where", _places(diagnosis), 3),
         _Part("Since", _since(diagnosis)),
         _Part("Then", _echoes(diagnosis)),
         _Part("Perhaps", _candidates(diagnosis), 2 if diagnosis.cause else 4),
-        _Part("Note", [plain(note) for note in diagnosis.notes], 3),
+        _Part("Note", [without_folders(plain(note)) for note in diagnosis.notes], 3),
         _Part("Read", _read(diagnosis.job)),
     ]
+
+
+def _untold(diagnosis: Diagnosis) -> list[str]:
+    """Step, stage and time where the first line has no room for them."""
+    first = headline(diagnosis)
+    told = any(when(diagnosis, date=date) in first for date in (True, False))
+    return [] if told else [when(diagnosis)]
 
 
 def _why(diagnosis: Diagnosis) -> list[str]:
@@ -229,37 +278,10 @@ def _why(diagnosis: Diagnosis) -> list[str]:
     return [f"{sureness(diagnosis)}: {why}" if why else sureness(diagnosis)]
 
 
-def _log_lines(diagnosis: Diagnosis) -> list[str]:
-    if not diagnosis.events:
+def _log_lines(quoted: Evidence | None) -> list[str]:
+    if quoted is None:
         return []
-    first = diagnosis.events[0]
-    return [f"{plain(first.file)}:{first.line}", said(first)]
-
-
-def said(evidence: Evidence) -> str:
-    """What was logged, on one line: of a traceback the exception, not the frames.
-
-    >>> said(Evidence(role="cause", signature="", why="", template="", file="a.log", line=1,
-    ...      time=None, who=(), count=1, text="Traceback (most recent call last):\\n"
-    ...      '  File "train.py", line 7, in <module>\\nValueError: no such axis'))
-    'ValueError: no such axis'
-    """
-    lines = [line for line in evidence.text.splitlines() if line.strip()]
-    return plain(" ".join(_exception(lines) or lines)) or "(an empty line)"
-
-
-def _exception(lines: Sequence[str]) -> list[str]:
-    """Of a traceback the first exception, with its message; it is what others follow from."""
-    raised: list[str] = []
-    inside = False
-    for line in lines:
-        if line.lstrip().startswith(_TRACEBACK):
-            if raised:
-                break
-            inside = True
-        elif raised or (inside and not line.startswith((" ", "\t"))):
-            raised.append(line)
-    return raised
+    return [file_name(f"{plain(quoted.file)}:{quoted.line}", WIDTH - _LABEL), said(quoted)]
 
 
 def _places(diagnosis: Diagnosis) -> list[str]:
@@ -276,7 +298,12 @@ def _since(diagnosis: Diagnosis) -> list[str]:
 
 
 def _echoes(diagnosis: Diagnosis) -> list[str]:
-    echoes = [one for one in diagnosis.events[1:] if one.role == "echo"]
+    quoted = shown(diagnosis)
+    echoes = [
+        one
+        for one in diagnosis.events[1:]
+        if one.role == "echo" and (quoted is None or one.signature != quoted.signature)
+    ]
     if not echoes:
         return []
     first = echoes[0]
@@ -285,24 +312,44 @@ def _echoes(diagnosis: Diagnosis) -> list[str]:
         late = f"{first.time - diagnosis.time:.0f} s later"
     more = f" (and {len(echoes) - 1} more)" if len(echoes) > 1 else ""
     text = plain(first.why).rstrip(".") or said(first)
-    return [f"{late}, as an echo, {_speakers(first.who)}: {text}{more}"]
+    # That the only file says it is no news.
+    alone = diagnosis.job.get("files") == 1 and first.who[:1] == (first.file,)
+    who = "" if alone else f", {_speakers(first.who)}"
+    start = f"{late}, as an echo{who}: "
+    return [start + brief(text, max(WIDTH - _LABEL - len(start + more), 1)) + more]
 
 
 def _speakers(who: Sequence[str]) -> str:
     if not who:
         return "others"
-    first = plain(who[0])
+    first = _speaker(who[0])
     # Of more than eight, eight are known.
     more = "7 or more others" if len(who) >= 8 else counted(len(who) - 1, "other")
     return first if len(who) == 1 else f"{first} and {more}"
 
 
+def _speaker(stream: str) -> str:
+    """A rank or node, or a file without its folders."""
+    return plain(stream if _is_known(stream) else stream.rpartition("/")[2] or stream)
+
+
 def _candidates(diagnosis: Diagnosis) -> list[str]:
-    return [
-        f"{plain(one.title).rstrip('.') or plain(one.cause)} ({100 * one.confidence:.0f} %)"
-        + (f": {plain(one.why)}" if one.why else "")
-        for one in diagnosis.candidates
-    ]
+    titles = {one.signature: one.why for one in diagnosis.events}
+    titles |= {one.cause: one.title for one in diagnosis.candidates}
+    room = WIDTH - _LABEL - len(_AND_MORE.format(9))
+    texts = []
+    for one in diagnosis.candidates:
+        why = plain(one.why)
+        if why.startswith(_FOLLOWS):
+            earlier = why.removeprefix(_FOLLOWS)
+            why = "came after it, likely its effect"
+            if earlier != diagnosis.cause:
+                why = f"came after another: {brief(plain(titles.get(earlier, earlier)), 40)}"
+        end = f" ({100 * one.confidence:.0f} %)" + (f": {why}" if why else "")
+        title = plain(one.title).rstrip(".") or plain(one.cause)
+        alone = len(diagnosis.candidates) == 1
+        texts.append((title if alone else brief(title, max(room - len(end), _FEWEST))) + end)
+    return texts
 
 
 def _read(job: dict[str, Any]) -> list[str]:
@@ -314,60 +361,25 @@ def _read(job: dict[str, Any]) -> list[str]:
     ]
     ranks, world = job.get("ranks_heard"), job.get("world_size")
     if isinstance(ranks, int) and ranks:
-        texts.append(f"{ranks} of {counted(world, 'rank')}" if world else counted(ranks, "rank"))
+        of = world if world and world >= ranks else None
+        texts.append(f"{ranks} of {counted(of, 'rank')}" if of else counted(ranks, "rank"))
     first, last = job.get("first_time"), job.get("last_time")
     if first is not None and last is not None:
-        texts.append(f"{clock(first)} to {clock(last)}")
+        times = dict.fromkeys([clock(first), clock(last)])
+        texts.append(" to ".join(times))
     return [", ".join(texts)] if texts else []
 
 
 def _lines(part: _Part, most: int) -> list[str]:
-    width = WIDTH - _LABEL
-    if len(part.texts) == 1:
-        return wrapped(part.texts[0], width, most)
-    shown, more = [shortened(text, width) for text in part.texts[:most]], len(part.texts) - most
-    if more > 0 and shown:
-        end = f" (and {more} more)"
-        shown[-1] = shortened(part.texts[most - 1], width - len(end)) + end
-    return shown
-
-
-def wrapped(text: str, width: int, most: int) -> list[str]:
-    """At most `most` lines of at most `width`; what is too long loses its middle."""
-    room, lines = most * width, _wrap(text, width)
     if not most:
         return []
-    while len(lines) > most:
-        lines = _wrap(shortened(text, room), width)
-        room -= 5
-    return lines
-
-
-def _wrap(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, break_on_hyphens=False)
-
-
-def shortened(text: str, most: int) -> str:
-    """`text` at no more than `most` characters: head and tail, for both tell something.
-
-    >>> shortened("/scratch/team/run-7/attempt_0/rank_12.log", 21)
-    '/scratch/t…ank_12.log'
-    """
-    if len(text) <= most:
-        return text
-    tail = (most - 1) // 2
-    return f"{text[: most - 1 - tail]}…{text[len(text) - tail :]}"
-
-
-def plain(text: str) -> str:
-    r"""On one line, control characters escaped.
-
-    >>> print(plain("a\n  b\x1b[2J"))
-    a b\x1b[2J
-    """
-    return printable(" ".join(_words(text)))
-
-
-def _words(text: str) -> Iterable[str]:
-    # Not str.split alone: it also takes away control characters that are to be seen.
-    return (word for word in text.replace("\t", " ").replace("\n", " ").split(" ") if word)
+    width = WIDTH - _LABEL
+    *before, last = part.texts[:most]
+    more = len(part.texts) - most
+    end = _AND_MORE.format(more) if more > 0 else ""
+    lines = [part.cut(text, width) for text in before]
+    return lines + (
+        [part.cut(last, width - len(end)) + end]
+        if end
+        else wrapped(last, width, most - len(before), part.cut)
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import rmetric
-from rmetric.diagnosis import words
+from rmetric.diagnosis import cutting, words
 from rmetric.diagnosis.result import Diagnosis, Evidence
 from rmetric.reporting.incident.gpus import in_words, read_gpus, rows
 from rmetric.reporting.incident.metric import read_metric
@@ -46,7 +46,8 @@ def incident_page(
         when=words.when(diagnosis), sureness=words.sureness(diagnosis),
         acts=words.WHO_ACTS.get(diagnosis.actor or "", diagnosis.actor or ""),
         text=words.verdict(diagnosis),
-        said=words.said, place=words.place, plain=words.plain, speakers=_speakers, moment=_moment,
+        said=cutting.said, plain=cutting.plain, place=words.place,
+        speakers=_speakers, moment=_moment,
         timelines=times, remarks=remarks,
         metric=metric,
         saying=None if metric is None else say(metric.scored.run, metric.trace),
@@ -59,7 +60,7 @@ def incident_page(
 
 def _speakers(evidence: Evidence) -> list[str]:
     """Who said it; a file whose speaker is not known stands in a column of its own."""
-    return [words.plain(one) for one in evidence.who if one != evidence.file]
+    return [cutting.plain(one) for one in evidence.who if one != evidence.file]
 
 
 def _moment(time: float | None) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from rmetric.diagnosis.cutting import plain, said
 from rmetric.diagnosis.job import STAGES
 from rmetric.diagnosis.result import Diagnosis
-from rmetric.diagnosis.words import clock, plain, said
+from rmetric.diagnosis.words import clock
 from rmetric.printed import counted
 from rmetric.reporting.incident.gpus import Gpus
 from rmetric.reporting.incident.metric import Metric
