@@ -19,6 +19,10 @@ WRITTEN = {
     "torch": ("[rank{rank}]: ", "rank"),
     "torchrun": ("[default{local_rank}]:", "local_rank"),
     "mpirun": ("[1,{rank}]<stderr>:", "rank"),
+    "sagemaker": ("[1,mpirank:{rank},algo-{local_rank}]<stderr>:", "rank node"),
+    "cloudwatch": ("jobs/fit-3/algo-{local_rank}-1700000000 ", "node"),
+    "loki": ('{{app="fit", pod="{node}", stream="stderr"}} ', "node"),
+    "swarm": ("fit.{rank}.k2jx@{node}    | ", "node"),
     "ray": ("(RayTrainWorker pid={pid}, ip={node}) ", "pid node"),
     "kubectl": ("[pod/job-{node}/pytorch] ", "node"),
     "nccl": ("{node}:{pid}:22055 [3] ", "node pid"),
@@ -31,6 +35,7 @@ COUNTED = {
     "number": ("{rank} :: ", "rank"),
     "bracket": ("[{rank}]: ", "rank"),
     "word": ("Rank {rank}: ", "rank"),
+    "stern": ("fit-worker-{rank} main ", "node"),
     "node_rank": ("[{node}:{local_rank}] ", "node local_rank"),
     "host": ("{node}: ", "node"),
     "host_bracket": ("[{node}] ", "node"),
@@ -41,6 +46,10 @@ def written(form: str, rank: int, host: str = "") -> tuple[str, Who]:
     """The prefix of a form, and who says so."""
     node = "10.0.0.9" if form == "ray" else host or f"gpu{rank // 8:03d}"
     fields = dict(rank=rank, task=rank, local_rank=rank % 8, pid=rank, node=node)
+    if form in ("sagemaker", "cloudwatch"):
+        fields["node"] = f"algo-{rank % 8}"
+    if form == "stern":
+        fields["node"] = f"fit-worker-{rank}"
     template, said = {**WRITTEN, **COUNTED}[form]
     if form == "kubectl":
         fields["node"], template = f"job-{node}", template.replace("job-", "")
@@ -113,6 +122,11 @@ PROSE = [
     [b"12:30:01 begin", b"12:30:02 end"] * 20,
     [b"layer1: 3", b"layer2: 4"] * 20,
     [b"Rank 3: of the list"],
+    [b"fine-tuning of the model %d" % at for at in range(30)],
+    [b"gpt-2 step %d of 9" % at for at in range(30)],
+    [b"pre-layer-1 norm %d" % at for at in range(30)]
+    + [b"pre-layer-1 bias 3"] * 30
+    + [b"pre-layer-1 scale 3"] * 30,
     [b""],
     [],
 ]

@@ -107,7 +107,7 @@ class FilePass:
     def _said_by(self, line: bytes, form: Form) -> tuple[Speaker, bytes]:
         """Who says a line, and the line without its prefix."""
         if form.prefix is None:
-            return self.own, line
+            return self.own, line[self.prefixes.start(line) :]
         found = form.prefix(line)
         speaker = self.said_by.get(found.groups()) if found else None
         if found is not None and speaker is not None:

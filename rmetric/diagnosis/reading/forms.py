@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 _HOST = r"[A-Za-z\d][\w.-]*"
 #: A host that is told by nothing but its name and what stands around it.
 _NAME = r"(?:[A-Za-z][\w.-]*\d[\w.-]*|\d+(?:\.\d+){3})"
+#: The space behind a prefix, where there is one: Python's tracebacks are indented by twos.
+_SPACE = r"(?: (?=(?:  )*(?:[^ ]|$)))?"
 _TIME = (
     r"[\[(]?(?:\d{4}[-/]\d\d[-/]\d\d[T _-]\d\d:\d\d:\d\d(?:[.,]\d+)*(?:Z|[+-]\d\d:?\d\d)?"
     r"|1\d{9}\.\d+)[\])]?"
 )
+#: One label of Loki's but the pod.
+_LABEL = r"(?!pod=)\w+=\"[^\"\n]{0,200}\""
 #: A line of syslog or the journal, up to the node's name, and what follows it.
-_SYSLOG = r"(?:<\d+>)?(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|" + _TIME + r") "
+_SYSLOG = r"(?:<\d+>)?(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|" + _TIME + r") "
 _PROGRAM = r"(?:kernel|systemd|slurmd|[\w./()-]+\[\d+\]): "
+#: Daemons, whose names say as much as their words.
+_DAEMON = r"(?:kernel|systemd|slurm|nv|kube|containerd|docker)"
+#: A time that a collector puts before a line, in a column of its own.
+_STAMP = (
+    _TIME + r"(?:$| (?:std(?:out|err) [FP] )?"
+    r"(?: +(?=[\[(]?(?:TRACE|DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b))?)"
+)
+#: The head of a line of syslog or the journal, whose one group is the node.
+_JOURNAL = rf"{_SYSLOG}({_HOST}) (?={_PROGRAM})(?:(?!{_DAEMON}){_PROGRAM})?"
+#: What a collector puts before every line; before any it is the time as these write it; before
+#: a traceback's, no program has put it there.
+COLLECTED = re.compile(f"{_JOURNAL}|{_STAMP}".encode())
+ZONED = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)(?: |$)")
+TRACED = re.compile(rf"(?:{_JOURNAL}|{_STAMP})(?:\S{{1,60}} ?)?  File \"".encode())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,14 +55,32 @@ class Form:
 #: Cut from the line. In the order in which they are tried.
 CUT = (
     # [rank3]: of PyTorch's excepthook and logs
-    Form(name="torch", pattern=r"\[rank(?P<rank>\d+)\]: ?"),
+    Form(name="torch", pattern=r"\[rank(?P<rank>\d+)\]:" + _SPACE),
     # [default3]: of torchrun: the role's name and the rank within the node
-    Form(name="torchrun", pattern=r"\[(?:default|trainer|worker)_?(?P<local_rank>\d+)\]: ?"),
+    Form(
+        name="torchrun",
+        pattern=r"\[(?:default|trainer|worker)_?(?P<local_rank>\d+)\]:" + _SPACE,
+    ),
     # [1,3]<stderr>: of Open MPI: the job and the rank
     Form(
         name="mpirun",
-        pattern=r"\[(?:[\w.@-]+[@,])?(?P<rank>\d+)\](?:\[[^\]]*\])?<std(?:out|err|diag)>:? ?",
+        pattern=r"\[(?:[\w.@-]+[@,])?(?P<rank>\d+)\](?:\[[^\]]*\])?<std(?:out|err|diag)>:?"
+        + _SPACE,
     ),
+    # [1,mpirank:3,algo-1]<stderr>: of SageMaker
+    Form(
+        name="sagemaker",
+        pattern=r"\[\d+,mpirank:(?P<rank>\d+),(?P<node>[\w-]+)\]<std(?:out|err|diag)>:?" + _SPACE,
+    ),
+    # job-7/algo-1-1700000000 of CloudWatch, where it tails the streams of SageMaker
+    Form(name="cloudwatch", pattern=r"[\w.-]+(?:/[\w.-]+)*/(?P<node>algo-\d+)-\d{10} "),
+    # {app="train", pod="trainer-3"} of Loki
+    Form(
+        name="loki",
+        pattern=rf"\{{(?:{_LABEL}, ?)*pod=\"(?P<node>[\w.-]+)\"(?:, ?{_LABEL})*\}} ",
+    ),
+    # trainer.3.k2jx81@node-07 | of Docker's swarm
+    Form(name="swarm", pattern=rf"[\w-]+\.\d+\.[a-z\d]+@(?P<node>{_HOST}) +\| ?"),
     # (RayTrainWorker pid=1234, ip=10.0.0.2)
     Form(
         name="ray",
@@ -75,6 +112,12 @@ CUT = (
     ),
     # node-07: of pdsh, worker-1 | of compose, [node-07]
     Form(name="host", pattern=rf"(?P<node>{_NAME})(?:: ?| +\| ?)", counted=True),
+    # trainer-worker-3 pytorch of stern: pod and container
+    Form(
+        name="stern",
+        pattern=r"(?P<node>[a-z][a-z\d]*(?:-[a-z\d]+)+) (?:[a-z][a-z\d]*(?:-[a-z\d]+)*) ",
+        counted=True,
+    ),
     Form(name="host_bracket", pattern=rf"\[(?P<node>{_NAME})\]:? ", counted=True),
     # 3: of srun --label
     Form(name="srun", pattern=r" *(?P<task>\d{1,5}): ?(?!\d\d:\d\d)", counted=True),
@@ -98,29 +141,41 @@ HEADER = (
 )
 
 
-def pattern_of(counted: set[str], stamped: bool) -> re.Pattern[bytes]:
+def pattern_of(
+    counted: Collection[str], stamped: bool, behind: Collection[str] | None = None
+) -> re.Pattern[bytes]:
     """The whole prefix of any line.
 
-    Four groups: the prefixes before a time, those behind it, the node of a line of syslog, and
-    what stands behind time and level.
+    Four groups: the prefixes before a time, the node of a line of syslog, the prefixes behind
+    either, and what stands behind time and level.
 
     Args:
         counted: names of the counted forms that the file uses.
         stamped: the file has lines that begin with a time and then a prefix.
+        behind: a collector put a time before every line, which is part of the prefix, and these
+            counted forms stand behind it; None where it did not.
     """
-    plain = "|".join(_bare(form.pattern) for form in CUT if not form.counted)
-    used = [_bare(form.pattern) for form in CUT if form.name in counted]
-    # Once each: "0: 0:1: no option" is a rank and what it says.
-    cut = f"(?:{plain})*" + "".join(f"(?:{one})?" for one in used) + f"(?:{plain})*"
-    said = "|".join(_bare(form.pattern) for form in SAID)
-    behind = "()()"
-    if stamped:
-        some = "|".join([plain, *used])
-        behind = (
-            rf"(?:{_TIME} (?:std(?:out|err) [FP] |(?={some}))({cut})"
-            rf"|{_SYSLOG}({_HOST}) (?={_PROGRAM}))?"
+    cut, some = _chain(counted)
+    if behind is not None:
+        timed = f"(?:{_JOURNAL}|{_STAMP})?({_chain(behind)[0]})"
+    elif stamped:
+        timed = (
+            rf"(?:{_SYSLOG}({_HOST}) (?={_PROGRAM})"
+            rf"|{_TIME} (?:std(?:out|err) [FP] |(?={some}))({cut}))?"
         )
-    return re.compile(f"({cut}){behind}(?:(?={HEADER}({said})))?".encode())
+    else:
+        timed = "()()"
+    said = "|".join(_bare(form.pattern) for form in SAID)
+    return re.compile(f"({cut}){timed}(?:(?={HEADER}({said})))?".encode())
+
+
+def _chain(counted: Collection[str]) -> tuple[str, str]:
+    """Any number of prefixes, and any one of them."""
+    plain = [_bare(form.pattern) for form in CUT if not form.counted]
+    used = [_bare(form.pattern) for form in CUT if form.name in counted]
+    some = f"(?:{'|'.join(plain)})*"
+    # Once each: "0: 0:1: no option" is a rank and what it says.
+    return some + "".join(f"(?:{one})?" for one in used) + some, "|".join([*plain, *used])
 
 
 def _bare(pattern: str) -> str:

@@ -106,6 +106,8 @@ class Layout:
 
     Of one node alone it is the global rank. Else it is not known.
 
+    Where as many nodes speak as the world has ranks, all that a node says is its one rank's.
+
     Args:
         files: each with who speaks in it and what its lines said.
 
@@ -125,9 +127,32 @@ class Layout:
             for who in whos:
                 self._hear(source, who, world)
         self._settle()
+        self._rank_of_node = self._one_each(
+            [self._seat(source, who) for source, whos, _ in files for who in whos]
+        )
 
     def place(self, source: Source, who: Who) -> Seat:
         """Of a speaker of a file: by its prefix, its file's name, or what the lines say."""
+        seat = self._seat(source, who)
+        if seat.rank is None and seat.node in self._rank_of_node:
+            return Seat(rank=self._rank_of_node[seat.node], node=seat.node)
+        return seat
+
+    def _one_each(self, seats: Sequence[Seat]) -> dict[str, int]:
+        """Node -> its rank, where each has one; the last node has the rank that is left."""
+        ranks: dict[str, set[int]] = {}
+        for seat in seats:
+            if seat.node is not None:
+                ranks.setdefault(seat.node, set()).update(() if seat.rank is None else (seat.rank,))
+        told = {node: min(some) for node, some in ranks.items() if some}
+        one_each = max(map(len, ranks.values()), default=0) == 1
+        if not one_each or len(ranks) != self.world.size or len(set(told.values())) < len(told):
+            return {}
+        left = set(range(len(ranks))) - set(told.values())
+        silent = set(ranks) - set(told)
+        return told | dict(zip(silent, left, strict=True)) if len(silent) == 1 else told
+
+    def _seat(self, source: Source, who: Who) -> Seat:
         rank, local = who.rank, self._local_rank(source, who)
         if rank is None and local is not None:
             rank = self._nodes[self._key(source, who)].rank(local)

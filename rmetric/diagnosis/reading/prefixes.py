@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rmetric.diagnosis.reading.forms import CUT, SAID, Form, pattern_of
+from rmetric.diagnosis.reading.forms import (
+    COLLECTED,
+    CUT,
+    SAID,
+    TRACED,
+    ZONED,
+    Form,
+    pattern_of,
+)
 from rmetric.diagnosis.reading.timestamps import HEAD, parse
 
 #: Speakers that are remembered; as many again are no prefixes but part of what is said.
 _REMEMBERED = 1 << 16
 _COMPILED = {form.name: re.compile(form.pattern.encode()) for form in (*CUT, *SAID)}
+#: Share of a file's lines before which a collector of logs puts its own.
+COLLECTS = 0.9
 _LAUNCHES = re.compile(rb"--?nproc[_-]per[_-]node[= ]['\"]?(?:[2-9]|\d\d|gpu|auto)")
 #: What numbered words of prose and of training are called; no host is.
 NO_HOST = re.compile(
@@ -54,16 +64,25 @@ class Prefixes:
             the `Who`, for which `split` looks them up in a dictionary. `match.end()` is where the
             text begins.
         counted: names of the forms that count in this file only (forms.py).
+        behind: those of them that stand behind the time that a collector put before every line;
+            None where none did.
         stamped: there are prefixes behind a time.
         tasks_launch: the tasks of srun are launchers of several ranks each.
     """
 
     def __init__(
-        self, counted: Iterable[str] = (), *, stamped: bool = True, tasks_launch: bool = False
+        self,
+        counted: Iterable[str] = (),
+        *,
+        stamped: bool = True,
+        behind: Collection[str] | None = None,
+        tasks_launch: bool = False,
     ) -> None:
         self.counted, self.stamped, self.tasks_launch = set(counted), stamped, tasks_launch
-        self.pattern = pattern_of(self.counted, stamped)
-        self._forms = [form for form in CUT if not form.counted or form.name in self.counted]
+        self.behind = behind
+        self.pattern = pattern_of(self.counted, stamped, behind)
+        used = self.counted.union(behind or ())
+        self._forms = [form for form in CUT if not form.counted or form.name in used]
         self._known: dict[tuple[bytes | None, ...], Who] = {}
 
     @classmethod
@@ -74,16 +93,18 @@ class Prefixes:
         like ("3: ") only where the lines agree: most have one, and the numbers or hosts recur.
         """
         said = [line for line in lines if line.strip()]
-        plain = cls()
-        rests = [line[plain.split(line)[1] :] for line in said]
-        counted = {form.name for form in CUT if form.counted and _agree(form, rests)}
-        learnt = cls(counted)
+        counted = _counted(cls().rests(said))
+        behind = None
+        if _collected(cls(counted, stamped=False).rests(said)):
+            behind = _counted(cls(counted, behind=()).rests(said))
+        learnt = cls(counted, behind=behind)
         heads = [match for line in said if (match := learnt.pattern.match(line))]
         everybody = {learnt.split(line)[0] for line in said}
         return cls(
             counted,
             stamped=any(match.end() > match.end(1) for match in heads),
-            tasks_launch="srun" in counted
+            behind=behind,
+            tasks_launch="srun" in {*counted, *(behind or ())}
             and (any(_launched(who) for who in everybody) or any(map(_LAUNCHES.search, said))),
         )
 
@@ -96,6 +117,14 @@ class Prefixes:
         assert match is not None
         who = self._known.get(match.groups())
         return (self._learn_who(match) if who is None else who), match.end()
+
+    def start(self, line: bytes) -> int:
+        """Where the text of a line begins of which it is known that `NOBODY` says it."""
+        return 0 if self.behind is None else self.split(line)[1]
+
+    def rests(self, lines: Iterable[bytes]) -> list[bytes]:
+        """The lines without their prefixes."""
+        return [line[self.split(line)[1] :] for line in lines]
 
     def time(self, line: bytes) -> float | None:
         """Seconds that the line states, before, within or after its prefix (timestamps.py)."""
@@ -113,9 +142,9 @@ class Prefixes:
 
     def _who(self, match: re.Match[bytes]) -> Who:
         who = self._of_chain(match, 1, NOBODY)
-        who = self._of_chain(match, 2, who)
-        if host := match[3]:
+        if host := match[2]:
             who = _with(who, "syslog", {"node": host})
+        who = self._of_chain(match, 3, who)
         for form in SAID:
             if match[4] and (said := _COMPILED[form.name].match(match[4])):
                 who = _with(who, form.name, said.groupdict())
@@ -151,6 +180,19 @@ def _with(who: Who, kind: str, fields: Mapping[str, bytes | None]) -> Who:
     return replace(who, kinds=(*who.kinds, kind), **said)
 
 
+def _counted(rests: list[bytes]) -> set[str]:
+    return {form.name for form in CUT if form.counted and _agree(form, rests)}
+
+
+def _collected(rests: list[bytes]) -> bool:
+    """Whether a collector of logs put a time before every line, a traceback's lines too."""
+    heads = sum(COLLECTED.match(line) is not None for line in rests)
+    if not rests or heads < COLLECTS * len(rests):
+        return False
+    zoned = sum(ZONED.match(line) is not None for line in rests)
+    return zoned >= COLLECTS * len(rests) or any(map(TRACED.match, rests))
+
+
 def _agree(form: Form, lines: list[bytes]) -> bool:
     """Whether the lines of a file use a form that a line alone may have by accident."""
     heads = [match for line in lines if (match := _COMPILED[form.name].match(line))]
@@ -159,6 +201,8 @@ def _agree(form: Form, lines: list[bytes]) -> bool:
         return False
     names = Counter(tuple(match.groups()) for match in heads)
     if len(names) < 0.9 * len(heads) or share > 0.9:
+        if form.name == "stern":
+            return _are_pods(heads, len(names), share)
         if form.name.startswith("host") or form.name == "node_rank":
             return _are_hosts(heads, len(names), share)
         return _are_ranks([int(number) for (number,) in names], len(heads), share)
@@ -171,6 +215,15 @@ def _are_ranks(numbers: list[int], count: int, share: float) -> bool:
         return share > 0.9 or (share > 0.3 and count >= 20)
     dense = len(numbers) >= 0.5 * (max(numbers) + 1)
     return dense and (share >= 0.5 or count >= 20) and (share > 0.9 or count >= 2 * len(numbers))
+
+
+def _are_pods(heads: list[re.Match[bytes]], distinct: int, share: float) -> bool:
+    """Before every line a pod of a numbered name and one of few containers."""
+    containers = {match.group().split()[1] for match in heads}
+    numbered = all(any(48 <= letter < 58 for letter in match["node"]) for match in heads)
+    few = len(containers) <= 2 and len(heads) >= 2 * distinct
+    words = any(NO_HOST.match(word + b"0") for word in containers)
+    return share > COLLECTS and few and numbered and not words
 
 
 def _are_hosts(heads: list[re.Match[bytes]], distinct: int, share: float) -> bool:

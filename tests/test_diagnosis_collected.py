@@ -1,0 +1,122 @@
+"""Logs from collectors that put a time, a pod or a node before every line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rmetric.diagnosis.ingest import ingest
+from rmetric.diagnosis.job import Job
+from rmetric.diagnosis.library import Library
+from rmetric.diagnosis.reading.prefixes import Prefixes
+
+POD, AT = "fit-worker-{pod}", "2026-02-03T04:05:{second:02d}"
+#: Collector -> what it puts before a line, and what the job calls who says it.
+COLLECTORS = {
+    "kubectl": ("[pod/" + POD + "/main] " + AT + ".123456789Z ", "node " + POD),
+    "docker": (AT + ".123456789Z ", "{file}"),
+    "compose": ("fit-{pod}  | " + AT + ".12Z ", "node fit-{pod}"),
+    "swarm": ("fit.{pod}.k2jx@node{pod}    | " + AT + ".12Z ", "node node{pod}"),
+    "stern": (POD + " main ", "node " + POD),
+    "stern -t": (POD + " main " + AT + ".12Z ", "node " + POD),
+    "loki": (AT + 'Z {{app="fit", pod="fit-{pod}", stream="stderr"}} ', "node fit-{pod}"),
+    "journal": (AT + "+0000 node{pod} python3[7{pod}]: ", "node node{pod}"),
+    "syslog": ("Feb  3 04:05:{second:02d} node{pod} python3[7{pod}]: ", "node node{pod}"),
+    "sagemaker": (AT + ".000Z [1,mpirank:{pod},algo-1]<stderr>:", "rank {pod}"),
+    "cloudwatch": (AT + ".000000+00:00 fit/algo-{pod}-1700000000 ", "node algo-{pod}"),
+    "srun behind a time": ("2026-02-03 04:05:{second:02d} {pod}: ", "rank {pod}"),
+    "brackets": ("[2026-02-03 04:05:{second:02d}] ", "{file}"),
+    "mpirun": ("[1,{pod}]<stderr>:", "rank {pod}"),
+    "torchrun": ("[default{pod}]:", "rank {pod}"),
+}
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "/srv/fit.py", line 41, in <module>
+    main()
+  File "/srv/fit.py", line 30, in main
+
+    batch = next(batches)
+OSError: [Errno 116] Stale file handle: '/data/part-7'"""
+BAD, PODS, STEPS = 2, 4, 40
+
+
+def written(path: Path, before: Callable[[int, int], str]) -> Path:
+    """A job of which one pod raises an exception."""
+    lines = [before(pod, 0) + f"worker ready, world_size={PODS}" for pod in range(PODS)]
+    for step in range(1, STEPS):
+        lines += [before(pod, step) + f"step {step} loss {4 / step:.3f}" for pod in range(PODS)]
+    lines += [before(BAD, STEPS) + line for line in TRACEBACK.splitlines()]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def read(path: Path) -> Job:
+    return ingest([path], Library.shipped())
+
+
+@pytest.mark.parametrize("collector", COLLECTORS)
+def test_a_traceback_is_one_entry_of_its_pod(collector: str, tmp_path: Path) -> None:
+    form, name = COLLECTORS[collector]
+    path = written(tmp_path / "all.log", lambda pod, at: form.format(pod=pod, second=at))
+    stream = read(path).streams[name.format(pod=BAD, file=path)]
+    assert stream.last is not None
+    assert stream.last.text == TRACEBACK.replace("\n\n", "\n")
+    assert stream.last_step == STEPS - 1
+    said = {one.text for one in stream.tail if one.step is not None}
+    assert f"step {STEPS - 1} loss {4 / (STEPS - 1):.3f}" in said
+
+
+@pytest.mark.parametrize("collector", COLLECTORS)
+def test_the_time_of_the_collector_is_read(collector: str, tmp_path: Path) -> None:
+    form, name = COLLECTORS[collector]
+    path = written(tmp_path / "all.log", lambda pod, at: form.format(pod=pod, second=at))
+    stream = read(path).streams[name.format(pod=BAD, file=path)]
+    if "{second" in form:
+        assert stream.first_time is not None
+        assert stream.last_time is not None
+        assert stream.last_time - stream.first_time == STEPS
+    else:
+        assert stream.last_time is None
+
+
+def test_a_pod_of_one_rank_is_that_rank(tmp_path: Path) -> None:
+    """All lines of a pod are of its rank, though only an error tells it; one rank is left."""
+    path = written(tmp_path / "all.log", lambda pod, at: f"[pod/fit-{pod}/main] ")
+    lines = [f"[pod/fit-{pod}/main] [rank{pod}]: lost a peer\n" for pod in range(PODS)]
+    del lines[BAD]
+    path.write_text(path.read_text() + "".join(lines))
+    job = read(path)
+    assert set(job.streams) == {f"rank {pod}" for pod in range(PODS)}
+    assert job.streams[f"rank {BAD}"].node == f"fit-{BAD}"
+    assert job.silent_ranks == []
+
+
+def test_a_node_of_several_ranks_is_none_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "all.log"
+    lines = [f"node-0{at % 2}: step {at} said, world_size=8\n" for at in range(40)]
+    lines += [f"node-0{node}: [rank{4 * node}]: lost a peer\n" for node in range(2)]
+    path.write_text("".join(lines))
+    assert {"rank 0", "rank 4", "node node-00", "node node-01"} == set(read(path).streams)
+
+
+OWN_TIMES = [
+    # Programs that write a time themselves, and their tracebacks without one.
+    [b"2026-02-03 04:05:06,123 INFO step %d" % at for at in range(40)]
+    + [b"Traceback (most recent call last):", b'  File "fit.py", line 3', b"OSError: no"],
+    [b"[2026-02-03 04:05:06]   step %d" % at for at in range(40)],
+]
+
+
+@pytest.mark.parametrize("lines", OWN_TIMES)
+def test_a_program_s_own_times_stay(lines: list[bytes]) -> None:
+    learnt = Prefixes.learn(lines)
+    assert learnt.behind is None
+    assert learnt.start(lines[0]) == 0
+
+
+def test_columns_behind_a_time_are_no_indentation() -> None:
+    lines = [b"2026-02-03T04:05:06.5Z  INFO fit: step %d" % at for at in range(40)]
+    learnt = Prefixes.learn(lines)
+    assert lines[0][learnt.start(lines[0]) :] == b"INFO fit: step 0"
