@@ -1,6 +1,6 @@
 """Jobs of our own making, as a pass over logs would leave them."""
 
-from rmetric.diagnosis.job import Event, Job, Occurrence, Stream
+from rmetric.diagnosis.job import HEAD, Event, Job, Occurrence, Stream
 
 USUAL = ("start rank", "model built", "step <NUM> loss <NUM>", "saved", "finished")
 
@@ -34,12 +34,14 @@ class Maker:
         stream = self.job.streams.get(one.stream)
         if stream is None:
             node = self.node_of and self.node_of(rank)
-            stream = Stream(name=one.stream, rank=rank, node=node, first=one, first_time=one.time)
+            stream = Stream(name=one.stream, rank=rank, node=node, first_time=one.time)
             self.job.streams[one.stream] = stream
         self.job.files[one.file] = self.job.files.get(one.file, 0) + 1
         stream.files.add(one.file)
         stream.entries += 1
         stream.tail.append(one)
+        if len(stream.head) < HEAD:
+            stream.head.append(one)
         stream.last_time = one.time
         if one.step is not None:
             stream.steps += 1

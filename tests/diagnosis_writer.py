@@ -1,6 +1,6 @@
 """Jobs made by hand, as an ingest would leave them."""
 
-from rmetric.diagnosis.job import Event, Job, Match, Occurrence, Stream
+from rmetric.diagnosis.job import HEAD, Event, Job, Match, Occurrence, Stream
 
 
 class Writer:
@@ -62,7 +62,8 @@ class Writer:
         event.last = entry
         event.counts[stream.name] = event.counts.get(stream.name, 0) + 1
         stream.entries += 1
-        stream.first = stream.first or entry
+        if len(stream.head) < HEAD:
+            stream.head.append(entry)
         stream.files.add(entry.file)
         stream.tail.append(entry)
         stream.stage = entry.stage

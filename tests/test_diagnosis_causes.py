@@ -11,6 +11,7 @@ from rmetric.diagnosis.suspects import (
     signs_of_causes,
     signs_of_collectives,
     signs_of_echoes,
+    signs_of_losses,
     suspects,
 )
 from tests.diagnosis_writer import Writer
@@ -178,6 +179,43 @@ def test_what_all_ranks_say_is_no_sign_against_one():
     for rank in range(8):
         writer.say(rank, "no such file", signature="oom", time=5.0)
     assert named(ranked(writer)) == ()
+
+
+LOST = {"remote_host": "10.0.0.7", "port": "4000"}
+
+
+def amid(writer):
+    signs = signs_of_losses(writer.job, causes_of(writer.job)[0])
+    return [one.name for one in suspects(writer.job, signs)]
+
+
+def test_the_rank_between_those_who_lost_a_connection_is_the_first():
+    writer = Writer(ranks=16, one_file=False)
+    for rank in (4, 5, 6):
+        writer.say(rank, "timed out", signature="timeout", fields=LOST)
+    assert amid(writer)[0] == "rank 5"
+
+
+def test_a_silent_rank_between_two_that_lost_a_connection_is_the_first():
+    writer = Writer(ranks=16, one_file=False)
+    for rank in (15, 1):
+        writer.say(rank, "timed out", signature="timeout", fields=LOST)
+    assert amid(writer)[0] == "rank 0"
+
+
+def test_where_all_lost_a_connection_the_order_of_writing_tells_who_was_first():
+    writer = Writer(ranks=16)
+    outwards = sorted(range(16), key=lambda rank: min((rank - 9) % 16, (9 - rank) % 16))
+    for rank in outwards:
+        writer.say(rank, "timed out", signature="timeout", fields=LOST)
+    assert amid(writer)[0] == "rank 9"
+
+
+def test_where_all_lost_a_connection_in_logs_of_their_own_nobody_stands_out():
+    writer = Writer(ranks=16, one_file=False)
+    for rank in range(16):
+        writer.say(rank, "timed out", signature="timeout", fields=LOST)
+    assert amid(writer) == []
 
 
 def test_a_sign_more_never_lowers_the_score():

@@ -11,6 +11,7 @@ from rmetric.diagnosis.job import Iteration, Job, Occurrence
 from rmetric.diagnosis.moments import Moments
 from rmetric.diagnosis.patterns.clocks import clock_notes, clock_offsets
 from rmetric.diagnosis.patterns.numbers import OddNumber, odd_numbers
+from rmetric.diagnosis.patterns.settings import OddSetting, odd_settings
 from rmetric.diagnosis.patterns.spatial import THRESHOLD, Odd, odd_speakers
 from rmetric.diagnosis.patterns.unfiltered import Finding, absences
 from rmetric.diagnosis.pool import Pool
@@ -21,6 +22,8 @@ from rmetric.diagnosis.suspects import Sign
 FULL = 2.0 * THRESHOLD
 #: Lines of a stack, which say little by themselves.
 FRAMES = ("File ", "frame #", "Thread ")
+#: What another setting counts once steps are told.
+LATE = 0.3
 #: Odd events that are handed on.
 MAX_ODD = 12
 
@@ -81,9 +84,11 @@ def look(job: Job, known: Known, switches: Switches, rng: np.random.Generator) -
     siblings = known.siblings
     odd: list[Odd] = []
     strange: list[OddNumber] = []
+    otherwise: list[OddSetting] = []
     if switches.spatial:
         odd = odd_speakers(job, rng=rng, ordinary=known.ordinary, siblings=siblings)
         strange = odd_numbers(job)
+        otherwise = odd_settings(job, siblings)
     lacks: list[Finding] = []
     if switches.unfiltered:
         lacks = absences(job, siblings=siblings, offsets=offsets)
@@ -93,6 +98,7 @@ def look(job: Job, known: Known, switches: Switches, rng: np.random.Generator) -
     signs = [
         *_of_odd(job, odd),
         *_of_numbers(strange),
+        *_of_settings(job, otherwise),
         *_of_lacks(lacks),
         *_of_iterations(job, unusual),
     ]
@@ -124,6 +130,16 @@ def _of_numbers(strange: Sequence[OddNumber]) -> Iterator[Sign]:
     for one in strange:
         strength = 1.0 / len(strange) ** 0.5
         yield Sign(stream=one.stream, kind="numbers", words=_compared(one), strength=strength)
+
+
+def _of_settings(job: Job, otherwise: Sequence[OddSetting]) -> Iterator[Sign]:
+    # A job that came to its steps was not kept from them by how a rank was started.
+    weight = LATE if any(one.steps for one in job.streams.values()) else 1.0
+    apart = {one.stream for one in otherwise}
+    for one in otherwise:
+        words = f"says {one.name} {one.value}, {one.others} others {one.usual}"
+        strength = weight / len(apart) ** 0.5
+        yield Sign(stream=one.stream, kind="settings", words=words, strength=strength)
 
 
 def _compared(one: OddNumber) -> str:

@@ -25,7 +25,14 @@ from rmetric.diagnosis.job import Job, Occurrence
 from rmetric.diagnosis.library import Library
 from rmetric.diagnosis.moments import Moments
 from rmetric.diagnosis.pool import Pool, learn, ordinary
-from rmetric.diagnosis.result import LIKELY, Candidate, Diagnosis, Evidence, Suspect
+from rmetric.diagnosis.result import (
+    LIKELY,
+    Candidate,
+    Diagnosis,
+    Evidence,
+    Suspect,
+    not_above,
+)
 
 MAX_CANDIDATES = 5
 #: A second cause of another family that is nearly as good makes the first less sure.
@@ -46,14 +53,25 @@ UNSAID = "it trained, and nothing speaks of a failure; nor does it say that it r
 NUMBERS = "Its losses were not judged here: rmetric replay does that."
 #: Entries of a stream that are its last words.
 LAST_WORDS = 3
-#: What stands for a cause that left no line: (id, family, title, what to do).
+#: What stand for a cause that left no line: (id, family, title, actor, what to do).
 SILENCE = (
     "rank_fell_silent",
     "silent rank",
     "{who} fell silent while others waited: hung, killed or cut off",
+    "platform",
     (
         "Look at the node's kernel log (OOM kill, Xid) and at the scheduler's record of the task.",
         "If the process is still there, take its stack (py-spy dump) before you kill it.",
+    ),
+)
+OTHERWISE = (
+    "settings_differ",
+    "configuration",
+    "{who} was started otherwise than the other ranks: it {what}",
+    "user",
+    (
+        "Compare the environment and the command line of this rank with another's.",
+        "Start all ranks by one launcher, from one script and one image.",
     ),
 )
 
@@ -107,6 +125,7 @@ def decide(
     signs += suspicion.signs_of_waiting(job, causes)
     if switches.unfiltered:
         signs += suspicion.signs_of_echoes(job, causes)
+        signs += suspicion.signs_of_losses(job, causes)
     ranked = suspicion.suspects(job, signs)
     absent = {one.stream for one in signs if one.kind in ABSENCES and one.strength >= ALONE}
     case = _Case(
@@ -157,6 +176,8 @@ class _Case:
             return self._healthy(ENDED_WELL, self.job.succeeded.text)
         if lesser is not None and lesser.signature.confidence >= SAYS_MORE:
             return self._explained(lesser)
+        if otherwise := self._otherwise():
+            return self._started_otherwise(otherwise)
         if silent := self._silent():
             return self._silence(silent)
         if lesser is not None and lesser.signature.confidence >= SAYS_SOMETHING:
@@ -220,36 +241,62 @@ class _Case:
                 cause=one.signature.id,
                 title=one.signature.title,
                 confidence=round(one.score, 3),
-                why=f"follows {one.follows}" if one.follows else _said(one),
+                why=f"follows {before}" if before else _said(one),
             )
             for one in self.causes
+            # What would explain it, were there no silence before it.
+            for before in [one.follows or (SILENCE[0] if not lead and one.score >= LIKELY else "")]
             if one is not lead
             and (one.signature.role in LEADS or (one.signature.role == "echo" and not one.follows))
         )[:MAX_CANDIDATES]
 
     def _silence(self, first: Suspect, ending: Cause | None = None) -> Diagnosis:
-        name, family, title, to_do = SILENCE
         why = "known by its absence, not by a line of its own"
         if ending is not None:
             why += f"; only then: {ending.signature.title}"
+        stream = self.job.streams.get(first.name)
+        return self._stood_for(
+            SILENCE, first, why=why, place=stream.last if stream else None, confidence=0.75
+        )
+
+    def _otherwise(self) -> suspicion.Sign | None:
+        """How the first suspect was started otherwise, if the job never came to a step."""
+        first = self.ranked[0].name if self.ranked else ""
+        if any(stream.steps for stream in self.job.streams.values()):
+            return None
+        signs = [one for one in self.found.signs if one.kind == "settings"]
+        return next((one for one in signs if one.stream == first), None)
+
+    def _started_otherwise(self, sign: suspicion.Sign) -> Diagnosis:
+        return self._stood_for(
+            OTHERWISE,
+            self.ranked[0],
+            what=sign.words,
+            why="its first lines differ so from all others'; no line says that this is the cause",
+            place=self.job.streams[sign.stream].first,
+            confidence=0.65,
+        )
+
+    def _stood_for(
+        self, stand_in: tuple[str, str, str, str, tuple[str, ...]], who: Suspect, *, what: str = "",
+        why: str, place: Occurrence | None, confidence: float,
+    ) -> Diagnosis:  # fmt: skip
+        name, family, title, actor, to_do = stand_in
+        said = f"{who.name} on {who.node}" if who.node else who.name
         return self._said(
             outcome="failed",
             cause=name,
             family=family,
-            title=title.format(who=f"{first.name} on {first.node}" if first.node else first.name),
-            actor="platform",
-            confidence=round(min(0.75, first.score), 3),
+            title=title.format(who=said, what=what),
+            actor=actor,
+            confidence=round(min(confidence, who.score), 3),
             why=why,
-            place=self._last_of(first.name),
+            place=place,
             to_do=to_do,
             events=self._events(self.found.odd),
             nodes=suspicion.named(self.ranked),
             candidates=self._candidates(None),
         )
-
-    def _last_of(self, name: str) -> Occurrence | None:
-        stream = self.job.streams.get(name)
-        return stream.last if stream else None
 
     def _unclear(self, lead: Cause) -> Diagnosis:
         """Something is wrong, and nothing explains it: its words, and what it may be."""
@@ -345,6 +392,8 @@ class _Case:
         job = self.job
         steps = [one.last_step for one in job.streams.values() if one.last_step is not None]
         since = self.found.first_odd if said["outcome"] != "healthy" else None
+        if said.get("cause"):
+            said["candidates"] = not_above(said["confidence"], said["candidates"])
         return Diagnosis(
             stage=self._stage(place),
             iteration=max(steps, default=None),

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 MAX_TEXT = 4000
 #: Different things that a signature's entries name, in one stream, that are kept.
 MAX_NAMED = 100
-#: Last entries of a stream that are kept.
-TAIL = 20
+#: First and last entries of a stream that are kept.
+HEAD, TAIL = 30, 20
 
 #: Ranks heard from which on a gap among them is a rank that said nothing.
 FEWEST = 4
@@ -62,9 +62,8 @@ class Stream:
         rank: global rank; None where not known.
         node: the node's name; None where not known.
         entries: number of entries.
-        first, last: the first and last entry that are no echo of a launcher.
         first_time, last_time: seconds; None where it states no times.
-        tail: the last entries, at most `TAIL`.
+        head, tail: the first and the last entries, at most `HEAD` and `TAIL`.
         steps: how many step lines it wrote.
         first_step, last_step: of its step lines.
         last_step_at: the entry that told the last step.
@@ -76,15 +75,19 @@ class Stream:
     node: str | None = None
     files: set[str] = field(default_factory=set)
     entries: int = 0
-    first: Occurrence | None = None
     first_time: float | None = None
     last_time: float | None = None
+    head: list[Occurrence] = field(default_factory=list)
     tail: deque[Occurrence] = field(default_factory=lambda: deque(maxlen=TAIL))
     steps: int = 0
     first_step: int | None = None
     last_step: int | None = None
     last_step_at: Occurrence | None = None
     stage: str = ""
+
+    @property
+    def first(self) -> Occurrence | None:
+        return self.head[0] if self.head else None
 
     @property
     def last(self) -> Occurrence | None:

@@ -6,7 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from rmetric.diagnosis.job import MAX_NAMED, TAIL, Event, Iteration, Job, Match, Occurrence, Stream
+from rmetric.diagnosis.job import (
+    HEAD,
+    MAX_NAMED,
+    TAIL,
+    Event,
+    Iteration,
+    Job,
+    Match,
+    Occurrence,
+    Stream,
+)
 from rmetric.diagnosis.part import Found, Part, Spoken
 from rmetric.diagnosis.reading.layout import Layout, Seat
 from rmetric.diagnosis.templates.events import Events
@@ -90,8 +100,7 @@ class _Merging:
     def _stream(self, stream: Stream, part: Part, one: Spoken, placed: Placed) -> None:
         stream.files.add(part.source.name)
         stream.entries += sum(one.counts.values())
-        first = placed(one.first)
-        stream.first = _earlier(stream.first or first, first)
+        stream.head = _in_order([*stream.head, *map(placed, one.head)])[:HEAD]
         stream.first_time = _either(min, stream.first_time, one.first_time)
         stream.last_time = _either(max, stream.last_time, one.last_time)
         tail = self.tails[stream.name]

@@ -6,7 +6,7 @@ costs a look-up and four small writes. All else goes through `_slow`.
 
 from __future__ import annotations
 
-from rmetric.diagnosis.job import MAX_NAMED, MAX_TEXT
+from rmetric.diagnosis.job import HEAD, MAX_NAMED, MAX_TEXT
 from rmetric.diagnosis.part import Part
 from rmetric.diagnosis.patterns.iterations import IterationWatch
 from rmetric.diagnosis.patterns.stages import next_stage
@@ -165,6 +165,8 @@ class FilePass:
             return None
         raw = speaker.tail.pop()
         speaker.counts[raw[2]] -= 1
+        if speaker.head[-1] is raw:
+            speaker.head.pop()
         text = raw[1][self.prefixes.split(raw[1])[1] :]
         speaker.open = Open(raw, self._form(raw[1]).facts, text)
         speaker.open.told, speaker.open.watched = self._tells(raw), True
@@ -248,12 +250,15 @@ class FilePass:
             self.first[template] = raw
         self.last[template] = raw
         speaker.tail.append(raw)
-        speaker.first = speaker.first or raw
+        if len(speaker.head) < HEAD:
+            speaker.head.append(raw)
         if not watched:
             speaker.unwatched.append(template)
         if speaker.fresh:
-            speaker.first_time = self.prefixes.time(raw[1])
-            speaker.fresh = 0 if speaker.first_time is not None else speaker.fresh - 1
+            if speaker.first_time is None:
+                speaker.first_time = self.prefixes.time(raw[1])
+            timed = speaker.first_time is not None and len(speaker.head) == HEAD
+            speaker.fresh = 0 if timed else speaker.fresh - 1
 
     def _match(
         self, speaker: Speaker, raw: Raw, signature: Signature, fields: dict[str, str]

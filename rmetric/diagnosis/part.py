@@ -37,8 +37,8 @@ class Spoken:
 
     who: Who
     counts: dict[int, int]
+    head: list[Occurrence]
     tail: list[Occurrence]
-    first: Occurrence
     first_time: float | None
     last_time: float | None
     steps: int

@@ -14,7 +14,7 @@ from rmetric.diagnosis.reading.text import clean
 from rmetric.diagnosis.templates.facts import Facts
 from rmetric.diagnosis.templates.places import StepPlace, TimePlace
 
-#: Entries in which a speaker's first time is looked for.
+#: Entries in which a speaker's first time is looked for; at least `HEAD`.
 FIRST_ENTRIES = 50
 
 #: (number, line, template, speaker, step, stage, text or None for the line's own): an entry as it
@@ -71,6 +71,7 @@ class Speaker:
     def __init__(self, key: str, who: Who) -> None:
         self.key, self.who = key, who
         self.counts: dict[int, int] = defaultdict(int)
+        self.head: list[Raw] = []
         self.tail: deque[Raw] = deque(maxlen=TAIL)
         self.unwatched: list[int] = []
         self.state, self.slow = State.PLAIN, True
@@ -81,7 +82,6 @@ class Speaker:
         self.first_step: int | None = None
         self.last_step_at: Raw | None = None
         self.stages: list[tuple[str, Raw]] = []
-        self.first: Raw | None = None
         self.first_time: float | None = None
         self.fresh = FIRST_ENTRIES
         self.found: dict[str, SoFar] = {}

@@ -89,12 +89,11 @@ class _SummingUp:
         found = [self._found(name, so_far) for name, so_far in one.found.items()]
         late = [*tail, *(match.last for match in found), *([step_at] if step_at else [])]
         times = [(place.order, place.time) for place in late if place.time is not None]
-        assert one.first is not None
         return Spoken(
             who=one.who,
             counts={self.index[at]: count for at, count in one.counts.items() if count},
+            head=[self._at(raw) for raw in one.head],
             tail=tail,
-            first=self._at(one.first),
             first_time=one.first_time,
             last_time=max(times)[1] if times else one.first_time,
             steps=one.steps,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import signal
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
 from operator import itemgetter
@@ -32,11 +32,13 @@ WEIGHTS = {
     "silent": 3.0,
     "ended early": 3.0,
     "no echo": 2.5,
+    "amid losses": 4.0,
     "other collective": 3.5,
     "last words": 1.0,
     "missing event": 1.0,
     "unlike": 1.9,
     "numbers": 2.5,
+    "settings": 5.0,
     "slow": 2.0,
     "iteration differs": 1.0,
 }
@@ -44,6 +46,12 @@ WEIGHTS = {
 NAMED = 0.5
 #: A thing that so large a share of the ranks do is no sign against one of them.
 COMMON = 0.5
+#: A neighbour by a power of two counts so much of one in the ring.
+FAR = 0.4
+#: Of what can stand amid the losses, what counts.
+LEAST_AMID = 0.3
+#: Losses are in an order, or of few, if the best place is so many times better than the usual.
+ORDERED = 1.2
 #: Share of those who name a collective that must name the same, for the rest to stand out.
 MOST = 0.75
 #: Ranks that a range of them may name.
@@ -261,6 +269,56 @@ def signs_of_echoes(job: Job, causes: Sequence[Cause]) -> list[Sign]:
     strength = 1.0 / len(lacking) ** 0.5
     words = f"does not report what {len(said)} others do"
     return [Sign(stream=name, kind="no echo", words=words, strength=strength) for name in lacking]
+
+
+def signs_of_losses(job: Job, causes: Sequence[Cause]) -> list[Sign]:
+    """Amid whom those stand who lost a connection, or who lost it first.
+
+    Ranks pass their data round a ring, or to those a power of two away. So the first to notice
+    that one is cut off are its neighbours, and it loses them at the same moment. Where all come
+    to say so, the order in a log that they share tells who was first.
+    """
+    said = {
+        match.stream: match.first
+        for cause in causes
+        if cause.signature.role == "echo"
+        for match in reversed(cause.matches)
+        if any("remote_host" in fields for fields in match.named)
+    }
+    weights: dict[int, float] = {}
+    shared: Counter[str] = Counter()
+    for name, first in sorted(said.items(), key=lambda one: one[1].order):
+        shared[first.file] += 1
+        if (rank := job.streams[name].rank) is not None:
+            weights[rank] = 1.0 / shared[first.file]
+    ranks = {one.rank for one in job.speaking if one.rank is not None} | set(job.silent_ranks)
+    if len(weights) < 2 or len(ranks) < 4:
+        return []
+    size = max(ranks) + 1
+    near = {rank: _near(rank, weights, size) for rank in sorted(ranks)}
+    usual = sum(near.values()) / len(near)
+    best = sorted(weights.values(), reverse=True)
+    most = sum(best[:3]) + FAR * sum(best[3 : 2 * size.bit_length() - 1])
+    if most < ORDERED * usual:
+        return []  # all lost one, and nothing tells who did first
+    words = "stands amid those who lost a connection first"
+    return [
+        Sign(stream=f"rank {rank}", kind="amid losses", words=words, strength=strength)
+        for rank, one in near.items()
+        if (strength := (one - usual) / (most - usual)) > LEAST_AMID
+    ]
+
+
+def _near(rank: int, weights: Mapping[int, float], size: int) -> float:
+    """How much of the weights stands next to it, or a power of two away."""
+    total = 0.0
+    for other, weight in weights.items():
+        apart = min((rank - other) % size, (other - rank) % size)
+        if apart <= 1:
+            total += weight
+        elif apart & (apart - 1) == 0:
+            total += FAR * weight
+    return total
 
 
 def signs_of_waiting(job: Job, causes: Sequence[Cause]) -> list[Sign]:

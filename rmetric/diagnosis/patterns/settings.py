@@ -1,0 +1,98 @@
+"""Whose settings are unlike its fellows': a world size, a version, a count of records.
+
+Ranks of one job say the same when they start. Where all say the same value and one or two say
+another, they were started otherwise: masked in the template, so only the entries show it.
+Ours, not L4's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rmetric.diagnosis.job import Job, Stream
+
+#: Share of the ranks that must say an entry, and the fewest of them, to compare it.
+MOST, FEWEST = 0.75, 4
+#: One in so many may differ; at least one.
+FEW = 16
+#: Words before a bare value that say what it is.
+CONTEXT = 3
+_WORD = re.compile(r"[^\s,;()\[\]{}|'\"]+")
+#: Times and dates, which differ by chance.
+_TIME = re.compile(r"\d:\d\d|\d{4}[-/]\d\d")
+#: What tells who it is or how long it took, not how it was set.
+_PLACES = re.compile(r"(?i)(?:^|[_ -])(?:rank|pid|node|host|gpu|device|took|in|after)[\W_]*$")
+_SECONDS = re.compile(r"(?i)^[\d.]+\s?(?:s|ms|us|sec|seconds?|min|m|h)$|^[\d.]+(?:it|s)/")
+
+_Place = tuple[int, int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OddSetting:
+    """A value that one stream says and its fellows do not.
+
+    Attributes:
+        name: what stands before the value, in the entry's own words.
+        value, usual: as written. others: how many say the usual one.
+    """
+
+    stream: str
+    name: str
+    value: str
+    usual: str
+    others: int
+
+
+def odd_settings(job: Job, siblings: Sequence[Job] = ()) -> list[OddSetting]:
+    """In the order of the streams, each at most once for a name.
+
+    What differs in the same words in a healthy sibling is left out, and so is what only rank 0
+    says otherwise: it has a part of its own.
+    """
+    usual = {(one.stream, one.name) for sibling in siblings for one in _odd(sibling)}
+    found = {
+        (one.stream, one.name): one for one in _odd(job) if (one.stream, one.name) not in usual
+    }
+    return list(found.values())
+
+
+def _odd(job: Job) -> Iterator[OddSetting]:
+    ranks = [one for one in job.streams.values() if one.rank is not None]
+    told: dict[_Place, dict[str, str]] = defaultdict(dict)
+    names: dict[_Place, str] = {}
+    for stream in ranks:
+        for place, name, value in _values(stream):
+            told[place][stream.name] = value
+            names.setdefault(place, name)
+    leader = next((one.name for one in ranks if one.rank == 0), "")
+    for place, values in told.items():
+        if len(values) < max(FEWEST, MOST * len(ranks)) or _PLACES.search(names[place]):
+            continue
+        ((usual, times),) = Counter(values.values()).most_common(1)
+        others = len(values) - times
+        if not 0 < others <= max(1, len(values) // FEW):
+            continue
+        for stream_name, value in values.items():
+            if value != usual and stream_name != leader:
+                yield OddSetting(
+                    stream=stream_name, name=names[place], value=value, usual=usual, others=times
+                )
+
+
+def _values(stream: Stream) -> Iterator[tuple[_Place, str, str]]:
+    """Words with a digit in a stream's first entries: (event, words, which word), name, value."""
+    seen = set()
+    for entry in stream.head:
+        if entry.event in seen or entry.step is not None:
+            continue
+        seen.add(entry.event)
+        words = _WORD.findall(entry.text.partition("\n")[0])
+        for at, word in enumerate(words):
+            if not any(map(str.isdigit, word)) or _TIME.search(word) or _SECONDS.search(word):
+                continue
+            name, equals, value = word.rpartition("=")
+            before = words[max(0, at - CONTEXT) : at]
+            yield (entry.event, len(words), at), (name if equals else " ".join(before)), value
