@@ -128,6 +128,25 @@ def test_healthy_siblings_are_looked_at(broken, well, capsys):
     assert "rank 2" in capsys.readouterr().out.splitlines()[0]
 
 
+def test_a_silence_stands_before_the_cancellation_that_followed_and_why_is_said(tmp_path, capsys):
+    folder = write_job(tmp_path / "hung", ranks=8)
+    for rank in range(8):
+        log = folder / f"rank_{rank}.log"
+        lines = log.read_text().splitlines()
+        log.write_text("\n".join(lines[: 12 if rank == 5 else 32]) + "\n")
+    cancelled = "slurmstepd: error: *** JOB 77 ON node-01 CANCELLED AT 2024-05-03T00:30:00 ***\n"
+    (folder / "slurm-77.out").write_text(cancelled)
+    assert main(["diagnose", str(folder)]) == 3
+    shown = capsys.readouterr().out
+    assert "rank 5 fell silent" in shown.splitlines()[0]
+    assert "came after it, likely its effect" in shown
+    main(["diagnose", str(folder), "--json"])
+    document = json.loads(capsys.readouterr().out)
+    [after] = [one for one in document["candidates"] if one["cause"].startswith("slurm")]
+    assert after["why"].startswith("follows rank_fell_silent")
+    assert all(one["confidence"] <= document["confidence"] for one in document["candidates"])
+
+
 def test_a_packed_log_is_read(broken, tmp_path, capsys):
     packed = tmp_path / "all.log.gz"
     packed.write_bytes(gzip.compress((broken / "rank_2.log").read_bytes()))

@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmetric.diagnosis.cutting import around, brief, partly, said, shortened, wrapped
-from rmetric.diagnosis.result import OUTCOMES, Candidate, Diagnosis, Evidence, Suspect
+from rmetric.diagnosis.result import (
+    OUTCOMES,
+    Candidate,
+    Diagnosis,
+    Evidence,
+    Suspect,
+    not_above,
+)
 from rmetric.diagnosis.words import MOST_LINES, WIDTH, clock, headline, verdict
 from tests.diagnoses import THEN, echo, evidence, out_of_memory, suspect
 
@@ -230,6 +237,23 @@ def test_a_file_is_named_where_it_speaks_without_its_folders():
     assert "Where    worker.log: says: it failed" in shown
     assert "as an echo, worker.log: A collective timed out" in shown
     assert "the clock of worker.log is 3 h ahead" in shown
+
+
+def test_a_candidate_that_came_after_is_said_to_and_none_stands_below_a_less_sure_cause():
+    after = Candidate(cause="slurm_cancelled", title="The job was cancelled", confidence=0.9,
+                      why="follows rank_fell_silent")  # fmt: skip
+    other = Candidate(cause="port_in_use", title="The port is in use", confidence=0.4,
+                      why="follows slurm_cancelled")  # fmt: skip
+    shown = verdict(
+        out_of_memory(
+            cause="rank_fell_silent", title="rank 3 fell silent", confidence=0.7,
+            candidates=not_above(0.7, (after, other)),
+        )
+    )  # fmt: skip
+    assert (
+        "The job was cancelled (70 %): came after it, likely its effect; 90 % by itself\n" in shown
+    )
+    assert "The port is in use (40 %): came after another: The job was cancelled\n" in shown
 
 
 def test_what_a_log_brought_along_cannot_move_the_terminal():

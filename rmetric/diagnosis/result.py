@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 OUTCOMES = {
@@ -68,6 +69,23 @@ class Candidate:
     title: str
     confidence: float
     why: str
+
+
+def not_above(confidence: float, candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
+    """None is shown as surer than what is named before it; what it is by itself is said.
+
+    >>> [one] = not_above(0.7, [Candidate(cause="", title="", confidence=0.9, why="said once")])
+    >>> one.confidence, one.why
+    (0.7, 'said once; 90 % by itself')
+    """
+    return tuple(
+        replace(
+            one, confidence=confidence, why=f"{one.why}; {100 * one.confidence:.0f} % by itself"
+        )
+        if one.confidence > confidence
+        else one
+        for one in candidates
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -341,10 +341,11 @@ def _candidates(diagnosis: Diagnosis) -> list[str]:
     for one in diagnosis.candidates:
         why = plain(one.why)
         if why.startswith(_FOLLOWS):
-            earlier = why.removeprefix(_FOLLOWS)
+            earlier, semicolon, more = why.removeprefix(_FOLLOWS).partition(";")
             why = "came after it, likely its effect"
             if earlier != diagnosis.cause:
                 why = f"came after another: {brief(plain(titles.get(earlier, earlier)), 40)}"
+            why += semicolon + more
         end = f" ({100 * one.confidence:.0f} %)" + (f": {why}" if why else "")
         title = plain(one.title).rstrip(".") or plain(one.cause)
         alone = len(diagnosis.candidates) == 1
