@@ -10,6 +10,8 @@ from typing import IO, Any
 
 from rmetric.logs import LogError
 
+#: Bytes that are unpacked at a time: of a file full of zeros they become many more.
+_PACKED = 1 << 10
 _GZIP_MAGIC, _ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
@@ -27,8 +29,7 @@ def unpacked(path: Path, block: int, notes: list[str]) -> Iterator[bytes]:
     read_any = False
     try:
         with open(path, "rb") as file:
-            read = _unpacker(path, file)
-            while piece := read(block):
+            for piece in _blocks(path, file, block):
                 read_any = True
                 yield piece
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -41,29 +42,41 @@ def unpacked(path: Path, block: int, notes: list[str]) -> Iterator[bytes]:
         raise LogError(path, None, f"cannot be read: {error.strerror}") from None
 
 
-def _unpacker(path: Path, file: Any) -> Any:
+def _blocks(path: Path, file: Any, block: int) -> Iterator[bytes]:
     magic = file.peek(4)[:4]
-    if magic.startswith(_GZIP_MAGIC):
-        # Not `read`, which loses what it has gathered when it meets the cut.
-        return gzip.GzipFile(fileobj=file).read1
     if magic == _ZSTD_MAGIC:
-        return _zstd_reader(path, file)
-    return file.read
+        return _zstd_blocks(path, file, block)
+    # Not `read`, which loses what it has gathered when it meets the cut.
+    read = gzip.GzipFile(fileobj=file).read1 if magic.startswith(_GZIP_MAGIC) else file.read
+    return iter(lambda: read(block), b"")
 
 
-def _zstd_reader(path: Path, file: IO[bytes]) -> Any:
+def _zstd_blocks(path: Path, file: IO[bytes], block: int) -> Iterator[bytes]:
     try:
         import zstandard
     except ImportError:
         raise LogError(
             path, None, "compressed with zstd: pip install zstandard, or unpack it first"
         ) from None
-    reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-
-    def read(size: int) -> bytes:
+    gathered = bytearray()
+    piece = file.read(_PACKED)
+    # Not its reader of streams, which takes a cut for the end.
+    frame = zstandard.ZstdDecompressor().decompressobj()
+    while piece:
         try:
-            return reader.read(size)
+            gathered += frame.decompress(piece)
         except zstandard.ZstdError as error:
+            if gathered:
+                yield bytes(gathered)
             raise EOFError(str(error)) from None
-
-    return read
+        if len(gathered) >= block:
+            yield bytes(gathered)
+            gathered.clear()
+        rest = frame.unused_data if frame.eof else b""
+        piece = rest or file.read(_PACKED)
+        if frame.eof and piece:
+            frame = zstandard.ZstdDecompressor().decompressobj()
+    if gathered:
+        yield bytes(gathered)
+    if not frame.eof:
+        raise EOFError("it ended before the end of its last frame")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections import Counter
 from pathlib import Path
 
@@ -326,3 +327,13 @@ class TestNotes:
         job = read(path)
         assert sum(one.entries for one in job.streams.values()) == entries
         assert job.matches == {}
+
+
+def test_a_log_that_does_not_reach_its_end_is_told_first(tmp_path: Path) -> None:
+    whole = gzip.compress(("\n".join(healthy_lines()) + "\n").encode())
+    (tmp_path / "rank_0.log.gz").write_bytes(whole[:-40])
+    (tmp_path / "rank_1.log.gz").write_bytes(whole)
+    (tmp_path / "rank_2.log.gz").write_bytes(whole)
+    for job in (read(tmp_path), ingest([tmp_path], Library.shipped(), cores=2)):
+        assert job.cut_off == ["rank_0.log.gz"]
+        assert job.notes[0].startswith("rank_0.log.gz does not reach its end: ")

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -194,13 +195,27 @@ def test_packed_files_are_unpacked(tmp_path):
     assert len(find([tmp_path]).sources) == 3
 
 
-def test_a_broken_gz_gives_what_there_is(tmp_path):
-    numbers = b"".join(b"line %d of a log\n" % at for at in range(50_000))
-    whole = gzip.compress(numbers)
-    lines, one = read(tmp_path / "a.gz", whole[: len(whole) // 2])
+@pytest.mark.parametrize("packer", ["gzip", "zstandard"])
+def test_a_cut_off_file_gives_what_there_is(tmp_path, packer):
+    rolls = np.random.default_rng(0).integers(1 << 62, size=50_000)
+    numbers = b"".join(b"line %d of a log\n" % roll for roll in rolls)
+    whole = pytest.importorskip(packer).compress(numbers)
+    lines, one = read(tmp_path / "a.log", whole[: len(whole) // 2])
     assert numbers.startswith(b"\n".join(lines))
     assert len(lines) > 10_000
-    assert "damaged or cut off" in one.notes[0]
+    assert "damaged or cut off" in one.cut_off
+    assert read(tmp_path / "b.log", whole)[1].cut_off == ""
+
+
+def test_two_packed_files_one_behind_the_other_are_one(tmp_path):
+    zstandard = pytest.importorskip("zstandard")
+    for pack in (gzip.compress, zstandard.compress):
+        lines, one = read(tmp_path / "a.log", pack(b"one\n") + pack(b"two\n"))
+        assert (lines, one.cut_off) == ([b"one", b"two"], "")
+
+
+def test_a_broken_gz_in_a_folder_is_left_out(tmp_path):
+    (tmp_path / "a.gz").write_bytes(gzip.compress(TEXT))
     (tmp_path / "b.log").write_bytes(TEXT)
     (tmp_path / "c.gz").write_bytes(b"\x1f\x8b\x08")
     found = find([tmp_path])

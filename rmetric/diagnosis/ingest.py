@@ -38,7 +38,8 @@ def ingest(paths: Sequence[str | Path], library: Library, *, cores: int = 1) -> 
     found = find(paths)
     parts = list(_parts(found.sources, library, cores))
     job = merged(parts)
-    job.notes = list(dict.fromkeys([*found.notes, *_of_files(parts), *job.notes, *_of_jobs(parts)]))
+    notes = [*_of_ends(parts), *found.notes, *_of_files(parts), *job.notes, *_of_jobs(parts)]
+    job.notes = list(dict.fromkeys(notes))
     return job
 
 
@@ -76,6 +77,12 @@ def _shares(sources: Sequence[Source], number: int) -> list[list[Source]]:
 def _read(sources: Sequence[Source], library: Library) -> list[Part]:
     tools = Tools(library)
     return [FilePass(source, tools).read() for source in sources]
+
+
+def _of_ends(parts: Sequence[Part]) -> Iterator[str]:
+    for part in parts:
+        if part.source.cut_off:
+            yield f"{part.source.name} does not reach its end: {part.source.cut_off}"
 
 
 def _of_files(parts: Sequence[Part]) -> Iterator[str]:

@@ -179,6 +179,7 @@ class Job:
         matches: (signature, stream) -> match.
         odd_iterations: stream -> the first that differs and any after it, at most 10.
         stages: (stage, its first occurrence), whenever the job as a whole enters one.
+        cut_off: names of files of which the end is missing; what the job said last is not known.
         succeeded: what says that the job reached its end as planned; None without such a line.
         notes: what the reader of a diagnosis must know about the input: duplicates, two jobs in
             a folder, lines cut, bytes that were no text, clocks that differ.
@@ -192,6 +193,7 @@ class Job:
     node_of_rank: dict[int, str] = field(default_factory=dict)
     odd_iterations: dict[str, list[Iteration]] = field(default_factory=dict)
     stages: list[tuple[str, Occurrence]] = field(default_factory=list)
+    cut_off: list[str] = field(default_factory=list)
     succeeded: Occurrence | None = None
     notes: list[str] = field(default_factory=list)
 

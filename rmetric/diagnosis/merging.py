@@ -71,6 +71,8 @@ class _Merging:
             success = placed(part.succeeded)
             self.job.succeeded = _later(self.job.succeeded or success, success)
         self.job.files[part.source.name] = part.lines
+        if part.source.cut_off:
+            self.job.cut_off.append(part.source.name)
 
     def finished(self) -> Job:
         for event in self.job.events:

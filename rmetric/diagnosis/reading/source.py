@@ -28,7 +28,8 @@ class Source:
         size: bytes on disk.
         rank, node, local_rank: what its name says, None where it does not (file_names.py).
         lines: number of lines, once `chunks` has been read to its end.
-        notes: what was cut, replaced or lost, once `chunks` has been read to its end.
+        cut_off: why its end is missing, "" where it is not, once `chunks` has been read to it.
+        notes: what was cut or replaced, once `chunks` has been read to its end.
     """
 
     path: Path
@@ -38,6 +39,7 @@ class Source:
     node: str | None = None
     local_rank: int | None = None
     lines: int = 0
+    cut_off: str = ""
     notes: list[str] = field(default_factory=list)
 
     def chunks(self) -> Iterator[list[bytes]]:
@@ -54,7 +56,7 @@ class Source:
         lines = Lines(LONGEST_LINE)
         yield from lines.lists(decoded(unpacked(self.path, BLOCK, told)))
         self.lines = lines.count
-        self.notes = told + lines.notes()
+        self.cut_off, self.notes = "; ".join(told), lines.notes()
 
     def sample(self) -> list[bytes]:
         """Lines from its beginning and, of a file that is not packed, from there to its end."""
