@@ -103,6 +103,19 @@ def test_a_healthy_job_ends_with_zero(well, capsys):
     assert capsys.readouterr().out.startswith("HEALTHY")
 
 
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [(299, "the log stops at step 299 of 5,000"), (4990, "No failure found, last step 4990")],
+)
+def test_a_log_that_stops_short_is_not_simply_healthy(last, said, tmp_path, capsys):
+    log = tmp_path / "train.log"
+    log.write_text("".join(f"step {n}/5000 loss 2.5\n" for n in range(last - 50, last + 1)))
+    assert main(["diagnose", str(log)]) == 0
+    printed = capsys.readouterr().out
+    assert said in printed
+    assert ("a guess" in printed) == (last == 299)
+
+
 def test_json_is_one_document_and_nothing_else(broken, capsys):
     assert main(["diagnose", str(broken), "--json"]) == 3
     printed = capsys.readouterr()

@@ -24,6 +24,7 @@ from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.job import Job, Occurrence
 from rmetric.diagnosis.library import Library
 from rmetric.diagnosis.moments import Moments
+from rmetric.diagnosis.patterns.steps import planned_steps
 from rmetric.diagnosis.pool import Pool, learn, ordinary
 from rmetric.diagnosis.result import (
     LIKELY,
@@ -39,6 +40,8 @@ MAX_CANDIDATES = 5
 RIVAL, RIVALLED = 0.9, 0.85
 #: Confidence that a job is healthy: its end is stated; it trained and nothing speaks of a failure.
 ENDED_WELL, NOTHING_BAD = 0.97, 0.6
+#: The same, where it stops before this share of the steps that it says there are to be.
+STOPS_SHORT, ENOUGH = 0.4, 0.95
 #: Least score of a suspect that fell silent, to call the job failed for it.
 ABSENT = 0.6
 #: Signs of an absence, and their least strength: of one or two ranks, not of many.
@@ -51,6 +54,8 @@ SAYS_MORE, SAYS_SOMETHING = 0.6, 0.4
 UNSAID = "it trained, and nothing speaks of a failure; nor does it say that it reached its end"
 #: Text logs are read here, not the numbers in them.
 NUMBERS = "Its losses were not judged here: rmetric replay does that."
+#: Where a log stops short, as that of a process that is killed does.
+IF_ENDED = "If it is over, look at the scheduler's record and at the node's kernel log (OOM kill)."
 #: Entries of a stream that are its last words.
 LAST_WORDS = 3
 #: What stand for a cause that left no line: (id, family, title, actor, what to do).
@@ -341,7 +346,8 @@ class _Case:
                 why=self.found.stopped,
             )
         if any(stream.steps > 1 for stream in self.job.streams.values()):
-            return self._healthy(NOTHING_BAD, "")
+            short = self._stops_short()
+            return self._healthy(STOPS_SHORT if short else NOTHING_BAD, "", short)
         return self._said(
             outcome="unknown",
             title="I don't know: these logs show no training, no end and no known fault",
@@ -350,14 +356,27 @@ class _Case:
             events=of_odd_events(self.job, self.found.odd),
         )
 
-    def _healthy(self, confidence: float, said: str) -> Diagnosis:
+    def _stops_short(self) -> str:
+        """Where the log stops, if that is before the steps are done that it speaks of."""
+        told = [one for one in self.job.streams.values() if one.last_step_at is not None]
+        last = max(told, key=lambda one: one.last_step or 0)
+        assert last.last_step_at is not None
+        step = last.last_step or 0
+        planned = planned_steps(last.last_step_at.text, step)
+        if planned is None or step >= ENOUGH * planned:
+            return ""
+        return f", but the log stops at step {step:,} of {planned:,}"
+
+    def _healthy(self, confidence: float, said: str, short: str = "") -> Diagnosis:
         words = f"it says: {said}" if said else UNSAID
+        if short:
+            words = "nothing speaks of a failure: it may still run, be cut or have been killed"
         return self._said(
             outcome="healthy",
-            title="No failure found",
+            title=f"No failure found{short}",
             confidence=confidence,
             why=words,
-            to_do=() if said else (NUMBERS,),
+            to_do=() if said else (IF_ENDED, NUMBERS) if short else (NUMBERS,),
             place=self.job.succeeded,
         )
 

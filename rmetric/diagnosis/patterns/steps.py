@@ -140,6 +140,16 @@ def step_of(text: str) -> int | None:
     return None if found is None else found.step
 
 
+def planned_steps(text: str, step: int) -> int | None:
+    """How many steps there are to be, where the entry that tells a step says so beside it.
+
+    >>> planned_steps(" iteration       30/    1000 | consumed samples: 120", 30)
+    1000
+    """
+    found = re.search(rf"(?<![\d.]){step}[\])]?[ \t]*(?:/|\bof\b)[ \t]*(\d{{1,12}})(?![\d.])", text)
+    return int(found[1]) if found and int(found[1]) >= step else None
+
+
 def step_gate(form: bytes) -> bool:
     """False only if `told` is None whatever the digits.
 
