@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from importlib import import_module
 
 from rmetric.commands import COMMANDS
+from rmetric.standard_output import OutputError, told_apart
 
 #: What a shell says of a program that wrote to a pipe which nobody reads any more.
 PIPE_CLOSED = 141
+#: And of one that was ended by Ctrl-C.
+INTERRUPTED = 130
 
 
 def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
+    try:
+        with told_apart():
+            return _run(given)
+    except OutputError as error:
+        if error.closed:
+            return PIPE_CLOSED
+        print(f"error: standard output: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # of what is printed beside it
+        return PIPE_CLOSED
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _run(given: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="rmetric", description="Who notices first that a training run is failing?"
     )
@@ -31,13 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
             module.add_arguments(command)
             command.set_defaults(run=module.run)
     options = parser.parse_args(given)
-    try:
-        code: int = options.run(options)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # What is left in the buffer would be tried again, and complained of, at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return PIPE_CLOSED
+    code: int = options.run(options)
     return code
 
 

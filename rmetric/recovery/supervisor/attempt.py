@@ -21,6 +21,7 @@ from rmetric.recovery.supervisor.events import (
 from rmetric.recovery.supervisor.last_checkpoint import last_checkpoint
 from rmetric.recovery.supervisor.launch import Program, Running
 from rmetric.recovery.supervisor.watch import Patience, Pulse
+from rmetric.standard_output import OutputError
 
 #: Writes a line of the journal: the event, and what else there is to say.
 Write = Callable[..., Any]
@@ -136,7 +137,8 @@ class Attempt:
 
     def echo(self) -> None:
         """Show what it has printed since the last time."""
-        with contextlib.suppress(OSError):  # a pipe that is closed is not worth a training
+        # A pipe that is closed is not worth a training.
+        with contextlib.suppress(OSError, OutputError):
             with open(self.running.log, "rb") as file:
                 file.seek(self._echoed)
                 data = file.read()
