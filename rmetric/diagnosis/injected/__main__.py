@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from rmetric.diagnosis.injected.plan import SPLIT, plans
+from rmetric.diagnosis.injected.plan import KINDS, SPLITS, plans
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -19,15 +19,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=240, help="to be judged; siblings come on top")
     parser.add_argument("--seed", type=int, default=6)
     parser.add_argument("--ranks", type=_range, default=(16, 64), metavar="LOW-HIGH")
-    parser.add_argument("--kinds", help=f"healthy or of {', '.join(SPLIT['kinds'])}; with commas")
-    parser.add_argument("--split", choices=("development", "test"), help="both where not given")
+    parser.add_argument("--kinds", help=f"healthy or of {', '.join(KINDS)}; with commas")
+    parser.add_argument("--split", choices=SPLITS, help="the first two where not given")
     parser.add_argument("--lanes", type=int, default=2, help="jobs at a time")
     given = parser.parse_args(arguments)
     kinds = given.kinds.split(",") if given.kinds else None
-    unknown = set(kinds or ()) - {*SPLIT["kinds"], "healthy"}
+    unknown = set(kinds or ()) - {*KINDS, "healthy"}
     if unknown:
-        parser.error(f"--kinds: unknown {sorted(unknown)}, there are {SPLIT['kinds']} and healthy")
-    splits = (given.split,) if given.split else ("development", "test")
+        parser.error(f"--kinds: unknown {sorted(unknown)}, there are {KINDS} and healthy")
+    splits = (given.split,) if given.split else SPLITS[:2]
     jobs = plans(jobs=given.jobs, seed=given.seed, ranks=given.ranks, kinds=kinds, splits=splits)
     # Loads torch, which takes seconds: not before the arguments are known to be good.
     from rmetric.diagnosis.injected.generate import generate

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rmetric.diagnosis.injected import later_faults
 from rmetric.diagnosis.injected.plan import Plan
 from rmetric.diagnosis.injected.storage import BATCH, WIDTH
 from rmetric.diagnosis.injected.variants import variant_of
@@ -51,7 +52,7 @@ class Fault:
             {} if self.variant.outside else CHANGES[self.variant.name](trainer, stage)
         )
         self._say(event="onset", stage=stage, step=step, done=done, outside=self.variant.outside)
-        if self.variant.outside:
+        if self.variant.outside in ("kill", "stop"):
             os.read(self.answer, 1)
 
     def stepped(self, step: int, seconds: float) -> None:
@@ -252,4 +253,5 @@ CHANGES: dict[str, Callable[[Trainer, str], dict[str, Any]]] = {
     "address space": _address_space,
     "all sockets": lambda trainer, stage: _sockets(trainer, store=True),
     "sockets of gloo": lambda trainer, stage: _sockets(trainer, store=False),
+    **later_faults.CHANGES,
 }

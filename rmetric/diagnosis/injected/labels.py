@@ -3,12 +3,14 @@
 Roles, as in the labels of the real logs:
 
 - cause: the faulty rank's own exception or abort where the fault makes it raise one, and what
-  torch warns of there; its slow times and warnings of slow steps; a nan that it says.
+  torch warns of there; its slow times and warnings of slow steps; a nan that it says; that it
+  finished where it was to end before the others.
 - echo: the exceptions of the other ranks, torch's warnings about lost connections, waits of the
   others that a slow rank makes long, launcher lines about ranks that ended after the faulty one.
 - symptom: launcher lines about the faulty rank or the job's end, its "training failed", steps
-  that a slow rank makes long and,
-  where neither the faulty rank nor a launcher says anything of it, the first kind of echo.
+  that a slow rank makes long, losses and norms that are no numbers or exploded, a message of
+  another size that a rank gets where one runs other code and, where neither the faulty rank nor
+  a launcher says anything of it, the first kind of echo.
 - context: frames of tracebacks and stacks that belong to those, headers and rulers.
 
 Only lines after the onset count. Harmless noise has no label.
@@ -22,6 +24,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from rmetric.diagnosis.injected.plan import Plan
+from rmetric.diagnosis.injected.variants import variant_of
 from rmetric.diagnosis.injected.world import Course
 from rmetric.diagnosis.injected.writing import Line
 
@@ -44,6 +47,14 @@ LOST = re.compile(
 )
 #: A mismatch of collectives is an exception in a thread of gloo's, which nobody catches.
 ABORTED = re.compile(r"^(terminate called|  what\(\):)")
+#: The C library's and faulthandler's last words.
+CRASHED = re.compile(
+    r"^(Fatal Python error: |(free|malloc|realloc)\w*\(\): |double free|munmap_chunk|corrupted )"
+)
+MODULES = re.compile(r"^Extension modules: ")
+IN_THREAD = re.compile(r"^Exception in thread ")
+FINISHED = re.compile(r"training finished after \d+ steps")
+BUILT = re.compile(r"model built: \d+ parameters")
 NATIVE = re.compile(r"^(frame #\d+: |Exception raised from |<omitting python frames>)")
 STACK = re.compile(r"^(Current thread|Thread|Stack) .*most recent call first")
 FAILED = re.compile(r"training failed at step")
@@ -52,6 +63,10 @@ TIMES = re.compile(
 )
 STEP_TIME = re.compile(r"step \d+ \|.* \| ([\d.]+) s$|elapsed time per iteration \(ms\): ([\d.]+)")
 WARNED = re.compile(r"took [\d.]+ s before the all-reduce")
+#: Loss and norm of the gradients, as a line of a step or of an evaluation says them.
+NUMBER = re.compile(r"\b(loss|grad[ _]norm)\W{1,4}(nan\b|inf\b|\d[\d.]*(?:e[+-]?\d+)?)", re.I)
+#: From here on they have exploded; the usual ones are below 10.
+EXPLODED = {"loss": 100.0, "norm": 1000.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +105,8 @@ Told = tuple[Line, str, str]
 def _of_rank(plan: Plan, rank: int, lines: list[Line]) -> list[Told]:
     faulty = rank == plan.rank
     out = _tracebacks(lines, _role(plan, faulty), faulty)
+    if plan.kind == "numerics" and not faulty:
+        out = [_of_all(plan, *told) for told in out]
     taken = {(line.file, line.number) for line, _, _ in out}
     stack = False
     for line in lines:
@@ -106,20 +123,39 @@ def _of_rank(plan: Plan, rank: int, lines: list[Line]) -> list[Told]:
             role = "cause" if faulty and plan.kind in SPEAKING else "echo"
             out.append((line, role, "torch lost a connection or got none"))
         elif ABORTED.match(text):
-            out.append((line, "cause" if faulty else "echo", "gloo ends the process"))
+            other = "symptom" if plan.kind == "skew" else "echo"
+            out.append((line, "cause" if faulty else other, "gloo ends the process"))
+        elif CRASHED.match(text):
+            out.append((line, "cause" if faulty else "echo", "last words of a crash"))
+        elif MODULES.match(text) or IN_THREAD.match(text):
+            out.append((line, "context", "beside a stack or traceback"))
         elif NATIVE.match(text):
             out.append((line, "context", "native frames of a warning of torch"))
         elif plan.kind == "slow":
             out += _slow(line, faulty)
+        elif plan.kind == "numerics":
+            out += _exploded(line, faulty)
+        elif faulty and plan.variant == "fewer steps" and FINISHED.search(text):
+            out.append((line, "cause", "the faulty rank is done before the others"))
+        elif faulty and plan.variant == "hidden size" and BUILT.search(text):
+            out.append((line, "context", "the model of the faulty rank"))
         elif faulty and plan.variant == "nan" and re.search(r"\bloss\b\W+nan\b", text, re.I):
             out.append((line, "cause", "the faulty rank's loss"))
     return out
 
 
 def _role(plan: Plan, faulty: bool) -> tuple[str, str]:
-    if faulty and plan.kind in SPEAKING:
+    says = plan.kind in SPEAKING or variant_of(plan.kind, plan.variant).says
+    if faulty and says:
         return "cause", "exception of the faulty rank"
     return "echo", "exception of a rank that lost another" if not faulty else "it ran into it too"
+
+
+def _of_all(plan: Plan, line: Line, role: str, why: str) -> Told:
+    says = variant_of(plan.kind, plan.variant).says
+    if role == "echo" and re.search(says, line.text):
+        return line, "symptom", "what is wrong everywhere"
+    return line, role, why
 
 
 def _tracebacks(lines: list[Line], role: tuple[str, str], faulty: bool) -> list[Told]:
@@ -163,6 +199,15 @@ def _slow(line: Line, faulty: bool) -> list[Told]:
         return [(line, "cause", "time of the faulty rank's own part")]
     if not faulty and wait > SLOW_MS and data + compute < SLOW_MS:
         return [(line, "echo", "it waits for another")]
+    return []
+
+
+def _exploded(line: Line, faulty: bool) -> list[Told]:
+    for name, value in NUMBER.findall(line.text):
+        limit = EXPLODED["norm" if "norm" in name.lower() else "loss"]
+        if not float(value) < limit:
+            role = "cause" if faulty else "symptom"
+            return [(line, role, "a loss or norm that is no number or exploded")]
     return []
 
 

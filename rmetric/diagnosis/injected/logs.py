@@ -70,6 +70,8 @@ def set_up(settings: Settings, rank: str, offset: float) -> logging.Logger:
     logger.handlers, logger.propagate = [handler], False
     logger.setLevel(logging.INFO)
     warnings.simplefilter("default")
+    if settings.crash_stacks:
+        faulthandler.enable(file=sys.stderr, all_threads=False)
     if settings.stacks:
         faulthandler.register(signal.SIGTERM, file=sys.stderr, all_threads=False, chain=True)
     return logger

@@ -11,11 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from rmetric.diagnosis.injected.settings import Settings, draw_settings
+from rmetric.diagnosis.injected.settings import LATER, Settings, as_on_a_cluster, draw_settings
 from rmetric.diagnosis.injected.variants import VARIANTS, Variant
 
-#: The kinds of fault of each split, drawn once and for all.
+#: The kinds of fault of each split: the first eight drawn once and for all, those of `blind` added
+#: when the others had been looked at.
 SPLIT: dict[str, list[str]] = json.loads(Path(__file__).with_name("split.json").read_text())
+SPLITS = ("development", "test", "blind")
+KINDS = sorted(kind for split in SPLITS for kind in SPLIT[split])
 #: Healthy jobs of each group of settings that serve as siblings only.
 SIBLINGS = 3
 #: Steps that a healthy job has done before a fault of the training comes, so that it has a past.
@@ -54,7 +57,11 @@ class Plan:
         return self.kind != "healthy"
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        out = asdict(self)
+        for name in LATER:
+            if not out["settings"][name]:
+                del out["settings"][name]
+        return out
 
     def fingerprint(self) -> str:
         """Of all that the plan says: another plan under the same name is another job."""
@@ -67,13 +74,13 @@ def plans(
     seed: int = 6,
     ranks: tuple[int, int] = (16, 64),
     kinds: Sequence[str] | None = None,
-    splits: Sequence[str] = ("development", "test"),
+    splits: Sequence[str] = SPLITS[:2],
     groups: int = 8,
 ) -> list[Plan]:
-    """The jobs of both splits, the same for the same arguments.
+    """The jobs of some splits, the same for the same arguments.
 
     Args:
-        jobs: those to be judged, half in each split, a quarter of them healthy; `SIBLINGS`
+        jobs: those to be judged, as many in each split, a quarter of them healthy; `SIBLINGS`
             healthy ones for each group come on top.
         groups: of settings in each split; no group is in both.
     """
@@ -84,7 +91,7 @@ def plans(
     made = [split for split in splits if chosen[split] or healthy]
     out: list[Plan] = []
     for place, split in enumerate(made):
-        rng = np.random.default_rng([seed, ("development", "test").index(split)])
+        rng = np.random.default_rng([seed, SPLITS.index(split)])
         share = jobs // len(made) + (jobs % len(made) > place)
         out += _of_split(
             split, share, min(groups, max(share, 1)), ranks, chosen[split], healthy, rng
@@ -97,7 +104,10 @@ def _of_split(
     rng: np.random.Generator,
 ) -> list[Plan]:  # fmt: skip
     names = [f"{split[0]}{number:02d}" for number in range(groups)]
-    settings = dict(zip(names, draw_settings(groups, ranks, rng), strict=True))
+    drawn = draw_settings(groups, ranks, rng)
+    if split == "blind":
+        drawn = [as_on_a_cluster(one, rng) for one in drawn]
+    settings = dict(zip(names, drawn, strict=True))
     out = []
     for name in names:
         for number in range(SIBLINGS):

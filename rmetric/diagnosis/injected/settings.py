@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -36,6 +36,12 @@ class Settings:
         skew: seconds by which a node's clock may be wrong in either direction.
         grace: seconds from the first bad exit until the launcher ends the others; None for never.
         init_timeout, timeout: seconds, of the rendezvous and of a collective.
+        addresses: each node has an address of its own, to which its ranks are bound.
+        crash_stacks: a fatal signal makes a process write its stack, by Python's faulthandler.
+        gradient_check: a rank fails whose own gradients are not finite, before they are reduced.
+        parameter_check: after each evaluation all compare their parameters, and who finds a
+            difference "names" the ranks or only "tells" of it; "" for no such check.
+        spike_guard: all ranks fail when the mean loss is many times the usual.
     """
 
     world_size: int
@@ -58,13 +64,39 @@ class Settings:
     save_every: int
     init_timeout: float
     timeout: float
+    # Left out of the plan's JSON where they are off, as in the jobs made before they were there.
+    addresses: bool = False
+    crash_stacks: bool = False
+    gradient_check: bool = False
+    parameter_check: str = ""
+    spike_guard: bool = False
 
     def node(self, rank: int) -> str:
         return f"node-{rank // self.ranks_per_node:02d}"
 
+    def address(self, rank: int) -> str:
+        """Of the rank's node; all of 127.0.0.0/8 is this machine."""
+        return f"127.0.0.{10 + rank // self.ranks_per_node}" if self.addresses else "127.0.0.1"
+
     @property
     def nodes(self) -> int:
         return -(-self.world_size // self.ranks_per_node)
+
+
+#: Fields that came later: where they are off, a plan is as it was before.
+LATER = ("addresses", "crash_stacks", "gradient_check", "parameter_check", "spike_guard")
+
+
+def as_on_a_cluster(settings: Settings, rng: np.random.Generator) -> Settings:
+    """With addresses of nodes, and the checks of themselves that larger trainings have."""
+    return replace(
+        settings,
+        addresses=True,
+        crash_stacks=bool(rng.random() < 0.5),
+        gradient_check=bool(rng.random() < 0.5),
+        parameter_check=str(rng.choice(["names", "tells"])),
+        spike_guard=True,
+    )
 
 
 def draw_settings(groups: int, ranks: tuple[int, int], rng: np.random.Generator) -> list[Settings]:

@@ -22,6 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from rmetric.diagnosis.injected import checks
+from rmetric.diagnosis.injected.addresses import bound_to
 from rmetric.diagnosis.injected.logs import step_line
 from rmetric.diagnosis.injected.settings import Settings
 from rmetric.diagnosis.injected.storage import BATCH, VOCABULARY, WIDTH, Loader
@@ -59,6 +61,7 @@ class Trainer:
         self.extra_state: dict[str, Any] = {}
         self.own_seconds: list[float] = []
         self.step_seconds: list[float] = []
+        self.losses: list[float] = []
         self.config: dict[str, Any] = {
             "model": {"hidden": 32},
             "rates": {f"phase_{number}": 0.01 / (number + 1) for number in range(64)},
@@ -89,7 +92,10 @@ class Trainer:
     def launch(self) -> None:
         variables = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
         said = " ".join(f"{name}={os.environ.get(name, '-')}" for name in variables)
-        self.log.info("starting on %s pid %d: %s", os.environ["NODE_NAME"], os.getpid(), said)
+        node = os.environ["NODE_NAME"]
+        if self.settings.addresses:
+            node += f" ({os.environ['NODE_ADDRESS']})"
+        self.log.info("starting on %s pid %d: %s", node, os.getpid(), said)
         self.log.info(
             "python %s, torch %s, threads %d",
             platform.python_version(),
@@ -108,7 +114,9 @@ class Trainer:
         version = os.environ.get("TOKENIZER_VERSION")
         if version != VERSION:
             raise RuntimeError(f"tokenizer {VERSION} is required, found {version}")
-        dist.init_process_group("gloo", timeout=timedelta(seconds=self.settings.init_timeout))
+        own = os.environ["NODE_ADDRESS"] if self.settings.addresses else ""
+        with bound_to(own):
+            dist.init_process_group("gloo", timeout=timedelta(seconds=self.settings.init_timeout))
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.log.info(
             "process group initialised: backend gloo, rank %d, world size %d", self.rank, self.world
@@ -138,8 +146,9 @@ class Trainer:
     def train(self) -> None:
         if self.rank == 0:
             self.log.info("start training for %d steps", self.settings.steps)
-        for step in range(1, self.settings.steps + 1):
-            self.step = step
+        step = 0
+        while step < self.settings.steps:
+            self.step = step = step + 1
             self._noise()
             self.train_step(step)
             if step % self.settings.evaluate_every == 0:
@@ -156,6 +165,8 @@ class Trainer:
         if self.settings.nan_check == "local" and not math.isfinite(loss.item()):
             raise FloatingPointError(f"loss is {loss.item()} at step {step} on rank {self.rank}")
         loss.backward()
+        if self.settings.gradient_check:
+            checks.gradients(self)
         own = time.perf_counter()
         mean, norm = self._reduce(loss)
         end = time.perf_counter()
@@ -168,6 +179,8 @@ class Trainer:
             raise FloatingPointError(
                 f"mean loss is {mean} at step {step}, this rank's is {loss.item()}"
             )
+        if self.settings.spike_guard:
+            checks.spike(self, mean, loss.item())
 
     def _loss(self, tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         for _ in range(self.passes):
@@ -236,6 +249,8 @@ class Trainer:
             self.log.info(
                 "evaluation at step %d: validation loss %.4f", step, total.item() / self.world
             )
+        if self.settings.parameter_check:
+            checks.parameters(self)
 
     def save_checkpoint(self, step: int) -> None:
         """Each rank saves a shard, rank 0 says when all have."""

@@ -5,6 +5,7 @@ What a variant does to a process is in `faults.py`; here is what the plan needs 
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 
 
@@ -15,8 +16,10 @@ class Variant:
     Attributes:
         stages: of `rmetric.diagnosis.job.STAGES`, where it can come.
         says: a pattern that the faulty rank's last exception must match; "" where it writes none.
-        outside: what the launcher does to the process: "kill", "stop"; "" nothing.
+        outside: what the launcher does to the process: "kill", "stop", "terminate"; "" nothing.
         environment: it is there from the start, in the variables of the process.
+        code: the exit code of the faulty rank, negative for a signal; None where others decide it.
+        meets: it runs into the others' end as they do, where a hang would wait for ever.
     """
 
     name: str
@@ -24,6 +27,8 @@ class Variant:
     says: str = ""
     outside: str = ""
     environment: bool = False
+    code: int | None = None
+    meets: bool = False
 
 
 INITIALISE = ("initialise",)
@@ -31,6 +36,9 @@ INITIALISE = ("initialise",)
 GONE = "(Connection|recv|send|socket|Broken|closed)"
 ANY = ("initialise", "load data", "train", "evaluate", "checkpoint")
 LATE = ("train", "evaluate", "checkpoint")
+LOADING = ("train", "evaluate")
+READING = ("load data", "train", "evaluate")
+TRAIN, SAVE = ("train",), ("checkpoint",)
 
 VARIANTS: dict[str, tuple[Variant, ...]] = {
     "exception": (
@@ -46,7 +54,7 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
         Variant(name="stalled loader", stages=("train", "evaluate")),
         Variant(name="stopped", stages=ANY, outside="stop"),
         Variant(name="stuck write", stages=("checkpoint",)),
-        Variant(name="other order", stages=("train",)),
+        Variant(name="other order", stages=("train",), meets=True),
     ),
     "slow": (
         Variant(name="slow storage", stages=("train",)),
@@ -93,6 +101,52 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
             says="FileNotFoundError",
             environment=True,
         ),
+    ),
+    "process": (
+        Variant(name="segmentation fault", stages=ANY[1:], code=-signal.SIGSEGV),
+        Variant(name="heap corruption", stages=ANY[1:], code=-signal.SIGABRT),
+        Variant(name="bus error", stages=ANY[1:], code=-signal.SIGBUS),
+        Variant(name="early exit", stages=LATE, code=0),
+        Variant(name="silent exit", stages=LATE, code=3),
+        Variant(name="terminated", stages=LATE, outside="terminate", code=-signal.SIGTERM),
+    ),
+    "storage": (
+        Variant(name="folder gone", stages=SAVE, says="FileNotFoundError: "),
+        Variant(name="not a folder", stages=SAVE, says="NotADirectoryError: "),
+        Variant(name="disk full", stages=SAVE, says="No space left on device|RuntimeError: .*Pyt"),
+        Variant(name="shard deleted", stages=READING, says="FileNotFoundError: "),
+        Variant(name="bad disk", stages=READING, says="OSError: .*Input/output error"),
+    ),
+    "skew": (
+        Variant(name="hidden size", stages=INITIALISE, meets=True),
+        Variant(name="frozen layer", stages=TRAIN, meets=True),
+        Variant(name="other precision", stages=TRAIN, meets=True),
+        Variant(name="other interval", stages=TRAIN, meets=True),
+        Variant(name="fewer steps", stages=TRAIN, meets=True),
+    ),
+    "deadlock": (
+        Variant(name="lock", stages=ANY[1:]),
+        Variant(name="empty queue", stages=LOADING, says="FileNotFoundError: "),
+        Variant(name="endless loop", stages=LOADING),
+        Variant(name="silent service", stages=ANY[1:]),
+        Variant(name="group alone", stages=LOADING, meets=True),
+        Variant(name="message of nobody", stages=LOADING, meets=True),
+    ),
+    "limits": (
+        Variant(name="cpu time", stages=LOADING, code=-signal.SIGXCPU),
+        Variant(name="threads", stages=LOADING, says="can't start new thread"),
+        Variant(name="recursion", stages=READING, says="RecursionError: "),
+        Variant(name="open files", stages=ANY[1:], says="Too many open files"),
+    ),
+    "numerics": (
+        Variant(name="infinite gradient", stages=TRAIN, says="FloatingPointError: "),
+        Variant(
+            name="wrong rate",
+            stages=TRAIN,
+            says="(FloatingPointError: |RuntimeError: parameters)",
+        ),
+        Variant(name="flipped bit", stages=("evaluate",), says="RuntimeError: parameters"),
+        Variant(name="exploding loss", stages=TRAIN, says="RuntimeError: mean loss"),
     ),
 }  # fmt: skip
 

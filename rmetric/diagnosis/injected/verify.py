@@ -7,13 +7,16 @@ import signal
 import statistics
 from typing import Any
 
-from rmetric.diagnosis.injected.labels import EXCEPTION, TAG
+from rmetric.diagnosis.injected.labels import EXCEPTION, FINISHED, TAG
 from rmetric.diagnosis.injected.plan import Plan
-from rmetric.diagnosis.injected.variants import variant_of
+from rmetric.diagnosis.injected.variants import VARIANTS, variant_of
 from rmetric.diagnosis.injected.world import Course
 
 #: A slow rank's own part of a step takes at least so many times its usual.
 SLOWER = 5.0
+#: Ends of a process that come before the others', by their exit codes.
+ENDS_FIRST = {one.name for one in (*VARIANTS["process"], *VARIANTS["limits"])
+              if one.code is not None}  # fmt: skip
 
 
 class NotHappened(Exception):
@@ -34,9 +37,10 @@ def verify(plan: Plan, course: Course) -> dict[str, Any]:
     assert plan.rank is not None
     code, when = course.exits[plan.rank]
     found = {"exit_code": code, "exit_time": when, "onset": course.onset}
-    return {"slow": _slow, "hang": _hang, "kill": _kill}.get(plan.kind, _raised)(
-        plan, course, code, found
-    )
+    judge = {"slow": _slow, "hang": _hang, "deadlock": _hang, "kill": _kill}.get(plan.kind, _raised)
+    if plan.variant in ENDS_FIRST:
+        judge = _ended
+    return judge(plan, course, code, found)
 
 
 def _require(true: bool, how: str, instead: str, **found: Any) -> dict[str, Any]:
@@ -54,11 +58,22 @@ def _kill(plan: Plan, course: Course, code: int, found: dict[str, Any]) -> dict[
     )  # fmt: skip
 
 
+def _ended(plan: Plan, course: Course, code: int, found: dict[str, Any]) -> dict[str, Any]:
+    wanted = variant_of(plan.kind, plan.variant).code
+    first = min(when for _, when in course.exits.values())
+    alone = found["exit_time"] <= first
+    others = any(one for rank, (one, _) in course.exits.items() if rank != plan.rank)
+    return _require(
+        code == wanted and alone and others, f"exit code {wanted} before any other, who then fail",
+        f"code {code}, first to end: {alone}, others failed: {others}", **found,
+    )  # fmt: skip
+
+
 def _hang(plan: Plan, course: Course, code: int, found: dict[str, Any]) -> dict[str, Any]:
-    said = exceptions(course, None)
+    variant, said = variant_of(plan.kind, plan.variant), exceptions(course, None)
     stuck = plan.rank in course.ended
-    # Who does another collective runs into the others' end like they do.
-    fine = bool(said) and (stuck or plan.variant == "other order")
+    own = any(re.search(variant.says, one) for one in exceptions(course, plan.rank))
+    fine = bool(said) and (stuck or variant.meets) and (own or not variant.says)
     return _require(fine, "others failed in a collective while the rank was stuck or in another",
                     f"code {code}, exceptions {said[:2]}", said=said[:1], **found)  # fmt: skip
 
@@ -76,14 +91,26 @@ def _slow(plan: Plan, course: Course, code: int, found: dict[str, Any]) -> dict[
 
 
 def _raised(plan: Plan, course: Course, code: int, found: dict[str, Any]) -> dict[str, Any]:
-    pattern = variant_of(plan.kind, plan.variant).says
-    said = exceptions(course, plan.rank)
+    variant = variant_of(plan.kind, plan.variant)
+    # Numbers that are wrong everywhere: the launcher may end the faulty rank before it speaks.
+    all_say = plan.kind == "numerics"
+    pattern, said = variant.says, exceptions(course, None if all_say else plan.rank)
     if not pattern:
         bad = any(one for one, _ in course.exits.values())
-        return _require(bad, "the job failed", f"code {code}", said=said[:1], **found)
-    fine = code == 1 and any(re.search(pattern, one) for one in said)
-    return _require(fine, f"exit code 1 after an exception that matches {pattern!r}",
+        # The launcher may end it before it is gone.
+        done = plan.variant != "fewer steps" or _finished(plan, course)
+        return _require(
+            bad and done, "the job failed", f"code {code}, as wanted: {done}",
+            said=said[:1], **found,
+        )  # fmt: skip
+    how = "an" if all_say else "exit code 1 after an"
+    fine = (code == 1 or all_say) and any(re.search(pattern, one) for one in said)
+    return _require(fine, f"{how} exception that matches {pattern!r}",
                     f"code {code}, exceptions {said}", said=said[-1:], **found)  # fmt: skip
+
+
+def _finished(plan: Plan, course: Course) -> bool:
+    return any(line.rank == plan.rank and FINISHED.search(line.text) for line in course.lines)
 
 
 def exceptions(course: Course, rank: int | None) -> list[str]:

@@ -153,11 +153,12 @@ class _World:
             "RANK": str(rank),
             "LOCAL_RANK": str(rank % settings.ranks_per_node),
             "WORLD_SIZE": str(settings.world_size),
-            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_ADDR": settings.address(0),
             "MASTER_PORT": str(port),
             "UNUSED_PORT": str(unused),
             "GLOO_SOCKET_IFNAME": "lo",
             "NODE_NAME": node,
+            "NODE_ADDRESS": settings.address(rank),
             "TOKENIZER_VERSION": trainer.VERSION,
             **self.paths,
         }
@@ -211,6 +212,8 @@ class _World:
             os.kill(self.pids[rank], signal.SIGKILL)
         elif message["outside"] == "stop":
             os.kill(self.pids[rank], signal.SIGSTOP)
+        elif message["outside"] == "terminate":
+            os.kill(self.pids[rank], signal.SIGTERM)
 
     def _onset(self, message: dict[str, Any]) -> None:
         self.course.onset = message
