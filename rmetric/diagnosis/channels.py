@@ -61,6 +61,8 @@ class Found:
     Attributes:
         odd: (event, why), the oddest first.
         errors: events of level error that came up after the last step, in the order of their time.
+        odd_numbers: (entry, why) of those whose numbers are unlike their fellows'.
+        slow: (entry, why) of steps that took long.
         first_odd: the first iteration that differs in what it says or how long it takes.
         stopped: words, if the job ended before healthy ones do; "" else.
         stage: in which the job was last.
@@ -70,6 +72,8 @@ class Found:
     signs: tuple[Sign, ...]
     odd: tuple[tuple[int, str], ...]
     errors: tuple[tuple[int, str], ...]
+    odd_numbers: tuple[tuple[Occurrence, str], ...]
+    slow: tuple[tuple[Occurrence, str], ...]
     first_odd: Iteration | None
     stopped: str
     stage: str
@@ -106,6 +110,8 @@ def look(job: Job, known: Known, switches: Switches, rng: np.random.Generator) -
         signs=tuple(signs),
         odd=tuple(_odd_events(job, known, odd, last, moments))[:MAX_ODD],
         errors=tuple(_new_errors(job, known, last, moments))[:MAX_ODD],
+        odd_numbers=tuple((one.place, f"{one.stream}: {_compared(one)}") for one in strange),
+        slow=tuple(_slow(unusual)),
         first_odd=min(unusual, key=lambda one: moments.key(one.place), default=None),
         stopped=_stopped(job, known),
         stage=_stage(job, moments),
@@ -163,15 +169,24 @@ def _odd_iterations(job: Job) -> Iterator[Iteration]:
             yield finished[0]
 
 
+def _slow(unusual: Sequence[Iteration]) -> Iterator[tuple[Occurrence, str]]:
+    for one in unusual:
+        if one.seconds is not None:
+            yield one.place, _took(one)
+
+
+def _took(one: Iteration) -> str:
+    return f"step {one.step} took {one.seconds:.3g} s, usual {one.usual_seconds:.3g} s"
+
+
 def _of_iterations(job: Job, unusual: Sequence[Iteration]) -> Iterator[Sign]:
     watched = sum(stream.steps > 1 for stream in job.streams.values())
     if watched < 3:
         return
     strength = 1.0 / max(1, len(unusual)) ** 0.5
     for one in unusual:
-        if one.seconds is not None and one.usual_seconds is not None:
-            words = f"step {one.step} took {one.seconds:.3g} s, usual {one.usual_seconds:.3g} s"
-            yield Sign(stream=one.stream, kind="slow", words=words, strength=strength)
+        if one.seconds is not None:
+            yield Sign(stream=one.stream, kind="slow", words=_took(one), strength=strength)
         else:
             words = f"step {one.step} differs from those before"
             yield Sign(stream=one.stream, kind="iteration differs", words=words, strength=strength)

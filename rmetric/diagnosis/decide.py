@@ -18,7 +18,7 @@ import numpy as np
 from rmetric.diagnosis import suspects as suspicion
 from rmetric.diagnosis.causes import OUTLASTS_SUCCESS, Cause, collect, weigh
 from rmetric.diagnosis.channels import Found, Known, Switches, look
-from rmetric.diagnosis.evidence import MAX_EVENTS, of_causes, of_odd_events
+from rmetric.diagnosis.evidence import MAX_EVENTS, of_causes, of_odd_events, of_places
 from rmetric.diagnosis.frames import stage_of
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.job import Job, Occurrence
@@ -335,7 +335,7 @@ class _Case:
                 title="I don't know why it ended: no known fault, but unusual events at its end",
                 confidence=0.3,
                 why="events that successful jobs or the rest of this one do not have",
-                events=of_odd_events(self.job, self.found.odd),
+                events=of_odd_events(self.job, self.found.odd, self.moments),
                 nodes=suspicion.named(self.ranked),
             )
         if self.found.stopped:
@@ -353,11 +353,13 @@ class _Case:
             title="I don't know: these logs show no training, no end and no known fault",
             confidence=0.0,
             why="nothing in them was recognised",
-            events=of_odd_events(self.job, self.found.odd),
+            events=of_odd_events(self.job, self.found.odd, self.moments),
         )
 
     def _stops_short(self) -> str:
         """Where the log stops, if that is before the steps are done that it speaks of."""
+        if self.job.cut_off:
+            return ", but the log is cut off before its end"
         told = [one for one in self.job.streams.values() if one.last_step_at is not None]
         last = max(told, key=lambda one: one.last_step or 0)
         assert last.last_step_at is not None
@@ -369,6 +371,7 @@ class _Case:
 
     def _healthy(self, confidence: float, said: str, short: str = "") -> Diagnosis:
         words = f"it says: {said}" if said else UNSAID
+        apart = {place.stream for place, _ in self.found.odd_numbers}
         if short:
             words = "nothing speaks of a failure: it may still run, be cut or have been killed"
         return self._said(
@@ -378,6 +381,8 @@ class _Case:
             why=words,
             to_do=() if said else (IF_ENDED, NUMBERS) if short else (NUMBERS,),
             place=self.job.succeeded,
+            events=of_places(self.job, self.found.odd_numbers),
+            nodes=suspicion.named([one for one in self.ranked if one.name in apart]),
         )
 
     def _stage(self, place: Occurrence | None) -> str:
@@ -398,10 +403,14 @@ class _Case:
 
     def _events(self, odd: Sequence[tuple[int, str]] = ()) -> tuple[Evidence, ...]:
         """Those of the causes, errors that came up with them, and `odd` ones; each once."""
-        shown = list(of_causes(self.job, self.causes))
+        shown = list(of_causes(self.job, self.causes, self.moments))
         known = {(one.file, one.line) for one in shown}
         templates = {one.template for one in shown}
-        for one in of_odd_events(self.job, [*self.found.errors, *odd]):
+        patterns = (
+            *of_places(self.job, [*self.found.odd_numbers, *self.found.slow]),
+            *of_odd_events(self.job, [*self.found.errors, *odd], self.moments),
+        )
+        for one in patterns:
             if (one.file, one.line) not in known and one.template not in templates:
                 shown.append(one)
                 templates.add(one.template)
@@ -443,9 +452,9 @@ def _described(job: Job, moments: Moments) -> dict[str, Any]:
         "events": len(job.events),
         "first_time": first,
         "last_time": last,
-        "last_step_time": told.time if told else None,
+        "last_step_time": moments.dated(told) if told else None,
         "stages": [
-            {"stage": name, "time": one.time, "file": one.file, "line": one.line}
+            {"stage": name, "time": moments.dated(one), "file": one.file, "line": one.line}
             for name, one in job.stages
         ],
     }

@@ -8,6 +8,7 @@ from rmetric.diagnosis.causes import Cause
 from rmetric.diagnosis.job import Event, Job, Occurrence
 from rmetric.diagnosis.library.files import compiled
 from rmetric.diagnosis.library.load import PATTERN_SECONDS
+from rmetric.diagnosis.moments import Moments
 from rmetric.diagnosis.result import Evidence
 
 #: How many are shown, and by whom said.
@@ -18,23 +19,24 @@ LEAST = 0.3
 _ORDER = ("cause", "ending", "symptom", "echo", "odd")
 
 
-def of_causes(job: Job, causes: Sequence[Cause]) -> tuple[Evidence, ...]:
+def of_causes(job: Job, causes: Sequence[Cause], moments: Moments) -> tuple[Evidence, ...]:
     """One for each event that a cause matched, the causes first; generic ones if nothing else."""
     specific = [one for one in causes if one.signature.rank and one.signature.confidence >= LEAST]
     shown: dict[int, Evidence] = {}
     for cause in sorted(specific or causes, key=lambda one: _ORDER.index(one.signature.role)):
         for number in sorted({event for match in cause.matches for event in match.events}):
             if number not in shown:
-                shown[number] = _of_cause(job, cause, number)
+                shown[number] = _of_cause(job, cause, number, moments)
     return tuple(shown.values())[:MAX_EVENTS]
 
 
-def _of_cause(job: Job, cause: Cause, number: int) -> Evidence:
+def _of_cause(job: Job, cause: Cause, number: int, moments: Moments) -> Evidence:
     event = job.events[number]
     firsts = [match.first for match in cause.matches if match.first.event == number]
     return _evidence(
         event,
         firsts[0] if firsts else event.first,
+        moments,
         role=cause.signature.role,
         signature=cause.signature.id,
         why=cause.signature.title,
@@ -43,19 +45,36 @@ def _of_cause(job: Job, cause: Cause, number: int) -> Evidence:
     )
 
 
-def of_odd_events(job: Job, odd: Iterable[tuple[int, str]]) -> tuple[Evidence, ...]:
+def of_odd_events(
+    job: Job, odd: Iterable[tuple[int, str]], moments: Moments
+) -> tuple[Evidence, ...]:
     """Events that a pattern found, with its reason."""
     shown = []
     for number, why in odd:
         event = job.events[number]
         who = sorted(event.counts, key=lambda one: (-event.counts[one], one))
-        shown.append(_evidence(event, event.first, role="odd", signature="", why=why, who=who))
+        shown.append(
+            _evidence(event, event.first, moments, role="odd", signature="", why=why, who=who)
+        )
     return tuple(shown[:MAX_EVENTS])
+
+
+def of_places(job: Job, places: Iterable[tuple[Occurrence, str]]) -> tuple[Evidence, ...]:
+    """Entries that a pattern found, with its reason, each event once."""
+    shown: dict[int, Evidence] = {}
+    for place, why in places:
+        if place.event not in shown:
+            event = job.events[place.event]
+            shown[place.event] = _evidence(
+                event, place, role="odd", signature="", why=why, who=[place.stream]
+            )
+    return tuple(shown.values())[:MAX_EVENTS]
 
 
 def _evidence(
     event: Event,
     first: Occurrence,
+    moments: Moments,
     *,
     role: str,
     signature: str,
@@ -71,7 +90,7 @@ def _evidence(
         text=first.text,
         file=first.file,
         line=first.line,
-        time=first.time,
+        time=moments.dated(first),
         who=tuple(who[:MAX_WHO]),
         count=sum(event.counts.get(one, 0) for one in who),
         point=_point(patterns, first.text),

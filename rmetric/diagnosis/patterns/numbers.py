@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from statistics import median
 
-from rmetric.diagnosis.job import Job
+from rmetric.diagnosis.job import Job, Occurrence
 
 #: A number is odd from so many times the median of the others on, and so many times their spread.
 TIMES, SPREADS = 5.0, 6.0
@@ -34,6 +34,7 @@ _PLACES = re.compile(
 )
 
 _Key = tuple[int, int, str]
+_Told = tuple[float, Occurrence]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,7 @@ class OddNumber:
     Attributes:
         value, usual: at the last step at which both are told; usual is the others' median.
         steps: at how many of the last steps.
+        place: the entry that tells it.
     """
 
     stream: str
@@ -50,6 +52,7 @@ class OddNumber:
     value: float
     usual: float
     steps: int
+    place: Occurrence
 
 
 def odd_numbers(job: Job) -> list[OddNumber]:
@@ -73,11 +76,8 @@ def odd_numbers(job: Job) -> list[OddNumber]:
     worst: dict[str, OddNumber] = {}
     for (stream, _), times in found.items():
         one = times[-1]
-        if len(times) < REPEATED or _times(one) <= _times(worst.get(stream)):
-            continue
-        worst[stream] = OddNumber(
-            stream=stream, name=one.name, value=one.value, usual=one.usual, steps=len(times)
-        )
+        if len(times) >= REPEATED and _times(one) > _times(worst.get(stream)):
+            worst[stream] = replace(one, steps=len(times))
     return sorted(worst.values(), key=lambda one: (-_times(one), one.stream))
 
 
@@ -87,25 +87,25 @@ def _times(one: OddNumber | None) -> float:
     return abs(one.value) / max(abs(one.usual), 1e-9) if isfinite(one.value) else 1e9
 
 
-def _largest(told: dict[_Key, dict[str, float]]) -> dict[tuple[int, int], float]:
+def _largest(told: dict[_Key, dict[str, _Told]]) -> dict[tuple[int, int], float]:
     """(event, step) -> the largest of the medians of its numbers."""
     largest: dict[tuple[int, int], float] = defaultdict(float)
     for (event, step, _), values in told.items():
-        finite = [abs(value) for value in values.values() if isfinite(value)]
+        finite = [abs(value) for value, _ in values.values() if isfinite(value)]
         if finite:
             largest[event, step] = max(largest[event, step], median(finite))
     return largest
 
 
-def _told(job: Job) -> tuple[dict[_Key, dict[str, float]], int]:
-    """(event, step, name) -> stream -> value, of the last entries; and how many ranks there are."""
-    told: dict[_Key, dict[str, float]] = defaultdict(dict)
+def _told(job: Job) -> tuple[dict[_Key, dict[str, _Told]], int]:
+    """(event, step, name) -> stream -> value, entry; of the last entries. And how many ranks."""
+    told: dict[_Key, dict[str, _Told]] = defaultdict(dict)
     ranks = [one for one in job.streams.values() if one.rank is not None]
     for stream in ranks:
         for entry in stream.tail:
             if entry.step is not None:
                 for name, value in numbers(entry.text):
-                    told[entry.event, entry.step, name][stream.name] = value
+                    told[entry.event, entry.step, name][stream.name] = value, entry
     return told, len(ranks)
 
 
@@ -121,18 +121,20 @@ def numbers(text: str) -> Iterator[tuple[str, float]]:
             yield name, float(found["value"])
 
 
-def _odd(values: dict[str, float], name: str, matters: float) -> Iterator[OddNumber]:
-    finite = [value for value in values.values() if isfinite(value)]
+def _odd(values: dict[str, _Told], name: str, matters: float) -> Iterator[OddNumber]:
+    finite = [value for value, _ in values.values() if isfinite(value)]
     if len(finite) < MOST * len(values):
         return
     usual = median(finite)
     spread = 1.4826 * median(abs(value - usual) for value in finite)
     least = max(abs(usual) * (TIMES - 1.0), SPREADS * spread, matters - usual)
     odd = {
-        stream: value
-        for stream, value in values.items()
+        stream: (value, place)
+        for stream, (value, place) in values.items()
         if not isfinite(value) or value - usual > least > 0.0
     }
     if len(odd) <= max(1.0, (1.0 - MOST) * len(values)):
-        for stream, value in odd.items():
-            yield OddNumber(stream=stream, name=name, value=value, usual=usual, steps=1)
+        for stream, (value, place) in odd.items():
+            yield OddNumber(
+                stream=stream, name=name, value=value, usual=usual, steps=1, place=place
+            )
