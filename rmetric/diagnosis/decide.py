@@ -381,7 +381,7 @@ class _Case:
             why=words,
             to_do=() if said else (IF_ENDED, NUMBERS) if short else (NUMBERS,),
             place=self.job.succeeded,
-            events=of_places(self.job, self.found.odd_numbers),
+            events=of_places(self.job, self.found.odd_numbers, self.moments),
             nodes=suspicion.named([one for one in self.ranked if one.name in apart]),
         )
 
@@ -407,7 +407,7 @@ class _Case:
         known = {(one.file, one.line) for one in shown}
         templates = {one.template for one in shown}
         patterns = (
-            *of_places(self.job, [*self.found.odd_numbers, *self.found.slow]),
+            *of_places(self.job, [*self.found.odd_numbers, *self.found.slow], self.moments),
             *of_odd_events(self.job, [*self.found.errors, *odd], self.moments),
         )
         for one in patterns:

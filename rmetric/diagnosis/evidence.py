@@ -59,14 +59,16 @@ def of_odd_events(
     return tuple(shown[:MAX_EVENTS])
 
 
-def of_places(job: Job, places: Iterable[tuple[Occurrence, str]]) -> tuple[Evidence, ...]:
+def of_places(
+    job: Job, places: Iterable[tuple[Occurrence, str]], moments: Moments
+) -> tuple[Evidence, ...]:
     """Entries that a pattern found, with its reason, each event once."""
     shown: dict[int, Evidence] = {}
     for place, why in places:
         if place.event not in shown:
             event = job.events[place.event]
             shown[place.event] = _evidence(
-                event, place, role="odd", signature="", why=why, who=[place.stream]
+                event, place, moments, role="odd", signature="", why=why, who=[place.stream]
             )
     return tuple(shown.values())[:MAX_EVENTS]
 
