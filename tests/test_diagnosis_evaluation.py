@@ -488,7 +488,9 @@ def test_a_missing_log_and_an_unknown_split_are_errors(manifest: Path, tmp_path:
         real_jobs("test", tmp_path / "logs", tmp_path / "work", manifest)
 
 
-def put(folder: Path, name: str, *, part: str = "judged", **other: object) -> None:
+def put(
+    folder: Path, name: str, *, split: str = "development", part: str = "judged", **other: object
+) -> None:
     """A manifest as `rmetric.diagnosis.injected` writes it."""
     settings = draw_settings(1, (8, 8), np.random.default_rng(0))[0]
     settings = replace(settings, world_size=8, ranks_per_node=4)
@@ -498,7 +500,7 @@ def put(folder: Path, name: str, *, part: str = "judged", **other: object) -> No
         "labels": [{"file": "rank_5.log", "line": 7, "role": "cause", "reason": ""}],
         "plan": {"part": part, "settings": asdict(settings)},
     }  # fmt: skip
-    path = folder / "development" / name / "manifest.json"
+    path = folder / split / name / "manifest.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(told | other))
 
@@ -522,9 +524,28 @@ def test_injected_jobs_are_read_with_their_siblings(tmp_path: Path) -> None:
 def test_injected_jobs_that_cannot_be_used_are_errors(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no job"):
         injected_jobs("development", tmp_path)
+    with pytest.raises(ValueError, match="development, held_out, blind are accepted"):
+        injected_jobs("test", tmp_path)
     put(tmp_path, "job-000", outcome="lost")
     with pytest.raises(ValueError, match=r"manifest\.json: outcome is 'lost'; healthy, failed"):
         injected_jobs("development", tmp_path)
+
+
+def test_the_blind_jobs_are_judged_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(tmp_path, "job-000", split="blind", rank=3, labels=[], siblings=[])
+    logs = tmp_path / "blind" / "job-000" / "logs"
+    logs.mkdir()
+    (logs / "job.log").write_text("[rank3]: step 1\n[rank3]: ValueError: 3 apples\n" * 3)
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--injected", ".", "--split", "blind", "--out", "out", "--processes", "1"]
+    assert main(arguments) == 0
+    assert "later kinds of fault, blind" in capsys.readouterr().out
+    names = {path.name for path in (tmp_path / "out").glob("*.json")}
+    assert names == {"injected_blind.json", "provenance.json"}
+    assert main(["real", *arguments]) == 2
+    assert "split is 'blind'" in capsys.readouterr().err
 
 
 # --- the logs themselves ----------------------------------------------------------------------

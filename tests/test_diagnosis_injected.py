@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import subprocess
 import sys
 import time
@@ -15,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmetric.diagnosis.injected.__main__ import main
-from rmetric.diagnosis.injected.plan import SIBLINGS, SPLIT, Plan, plans
+from rmetric.diagnosis.injected.plan import KINDS, SIBLINGS, SPLIT, SPLITS, Plan, plans
 from rmetric.diagnosis.injected.variants import VARIANTS
 
 pytest.importorskip("torch")
@@ -31,14 +33,15 @@ from pathlib import Path
 from rmetric.diagnosis.injected.generate import generate
 from rmetric.diagnosis.injected.plan import plans
 out, wanted = Path(sys.argv[1]), sys.argv[2:]
-jobs = [one for one in plans(jobs=64, ranks=(4, 4)) if f"{one.split}/{one.name}" in wanted]
+planned = plans(jobs=64, ranks=(4, 4)) + plans(jobs=64, ranks=(4, 4), splits=("blind",))
+jobs = [one for one in planned if f"{one.split}/{one.name}" in wanted]
 first = generate(jobs, out)
 plan = jobs[0]
 (out / plan.split / plan.name / "manifest.json").unlink()
 (out / plan.split / f".{plan.name}.partial" / "logs").mkdir(parents=True)
 print(first, generate(jobs, out))
 """
-SMALL = plans(jobs=64, ranks=(4, 4))
+SMALL = plans(jobs=64, ranks=(4, 4)) + plans(jobs=64, ranks=(4, 4), splits=("blind",))
 
 
 def key(plan: Plan) -> str:
@@ -52,8 +55,13 @@ def first_of(kind: str, variant: str = "") -> Plan:
 QUICK = [
     first_of("healthy"), first_of("exception"), first_of("kill"), first_of("data"),
     first_of("memory"), first_of("network"), first_of("environment", "wrong version"),
-    first_of("hang", "other order"),
+    first_of("hang", "other order"), first_of("process", "segmentation fault"),
+    first_of("storage", "bad disk"), first_of("skew", "frozen layer"),
+    first_of("limits", "threads"), first_of("numerics", "infinite gradient"),
 ]  # fmt: skip
+#: Exit codes of the faulty rank that are not 1; SIGABRT ends a process in which gloo meets a
+#: collective of another size.
+CODES = {"kill": {-9}, "hang": {-6}, "process": {-11}, "skew": {1, -6, -15}}
 
 
 def make(out: Path, wanted: list[Plan]) -> str:
@@ -87,18 +95,18 @@ def test_the_split_is_the_draw_that_it_says_it_is() -> None:
     order = np.random.default_rng(6).permutation(SPLIT["kinds"]).tolist()
     assert SPLIT["development"] == sorted(order[:4])
     assert SPLIT["test"] == sorted(order[4:])
-    assert set(VARIANTS) == set(SPLIT["kinds"])
+    assert sorted(VARIANTS) == KINDS == sorted(SPLIT["kinds"] + SPLIT["blind"])
+    assert all(len(VARIANTS[kind]) >= 3 for kind in SPLIT["blind"])
 
 
 @given(st.integers(0, 2**20), st.integers(8, 80))
 @settings(max_examples=20, deadline=None)
 def test_plans_follow_from_the_seed_and_keep_the_splits_apart(seed: int, jobs: int) -> None:
-    made = plans(jobs=jobs, seed=seed)
-    assert [one.fingerprint() for one in made] == [
-        one.fingerprint() for one in plans(jobs=jobs, seed=seed)
-    ]
+    made = plans(jobs=jobs, seed=seed, splits=SPLITS)
+    assert fingerprints(made) == fingerprints(plans(jobs=jobs, seed=seed, splits=SPLITS))
     judged = [one for one in made if one.part == "judged"]
     assert len(judged) == jobs
+    assert {one.split for one in made if one.settings.addresses} == {"blind"}
     for one in made:
         assert 16 <= one.settings.world_size <= 64
         if one.faulty:
@@ -113,12 +121,59 @@ def test_plans_follow_from_the_seed_and_keep_the_splits_apart(seed: int, jobs: i
         assert len({one.settings for one in siblings}) == 1
 
 
+def fingerprints(of: list[Plan]) -> list[str]:
+    return [one.fingerprint() for one in of]
+
+
+def names_of(kinds: list[str]) -> set[str]:
+    return {variant.name for kind in kinds for variant in VARIANTS[kind]}
+
+
+def test_plans_of_the_first_splits_stay_as_they_were() -> None:
+    """Jobs that were made before a setting was added are known again."""
+    whole = "".join(fingerprints(plans(jobs=240)))
+    assert hashlib.sha256(whole.encode()).hexdigest()[:16] == "c88ed5ec31626aa5"
+    assert "addresses" not in plans(jobs=8)[0].as_json()["settings"]
+
+
+def test_all_blind_variants_are_planned_at_addresses_of_their_nodes() -> None:
+    made = plans(jobs=96, splits=("blind",))
+    faulty = [one for one in made if one.faulty]
+    assert len(faulty) == 72
+    assert {one.variant for one in faulty} == names_of(SPLIT["blind"])
+    for one in made:
+        of_nodes = {one.settings.address(rank) for rank in range(one.settings.world_size)}
+        assert len(of_nodes) == one.settings.nodes
+        assert one.settings.address(0) == "127.0.0.10"
+
+
+BOUND = """
+import sys
+from pathlib import Path
+import torch.distributed as dist
+from torch.distributed import ProcessGroupGloo, distributed_c10d
+from rmetric.diagnosis.injected.addresses import bound_to
+with bound_to(sys.argv[1]):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+assert distributed_c10d.ProcessGroupGloo is ProcessGroupGloo
+print(Path("/proc/net/tcp").read_text())
+"""
+
+
+def test_gloo_listens_at_the_address_of_its_node() -> None:
+    command = [sys.executable, "-c", BOUND, "127.0.0.217"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    # Little endian, as the kernel writes it; 0A is a socket that listens.
+    assert re.search(r": D900007F:[0-9A-F]{4} 00000000:0000 0A", done.stdout)
+
+
 def test_the_planned_jobs_are_as_the_issue_wants_them() -> None:
     judged = [one for one in plans(jobs=240) if one.part == "judged"]
     faulty = [one for one in judged if one.faulty]
     assert len(faulty) == 180
     assert {one.kind for one in faulty} == set(SPLIT["kinds"])
-    assert {one.variant for one in faulty} == {v.name for vs in VARIANTS.values() for v in vs}
+    assert {one.variant for one in faulty} == names_of(SPLIT["kinds"])
     sizes = [one.settings.world_size for one in judged]
     assert 0.4 < sum(size == 16 for size in sizes) / len(sizes) < 0.6
     assert sum(size > 32 for size in sizes) / len(sizes) < 0.2
@@ -138,8 +193,7 @@ def test_what_was_planned_has_happened(made: Path, plan: Plan) -> None:
         return
     assert found["outcome"] == "failed"
     assert plan.rank is not None
-    # SIGABRT ends a process in which gloo meets a collective of another size.
-    assert codes[plan.rank] == {"kill": -9, "hang": -6}.get(plan.kind, 1)
+    assert codes[plan.rank] in CODES.get(plan.kind, {1})
     assert found["labels"]
 
 
@@ -152,6 +206,9 @@ def test_what_was_planned_has_happened(made: Path, plan: Plan) -> None:
         ("environment", ("2.4.1 is required",)),
         ("network", ("Connection", "recv", "send")),
         ("hang", ("collective mismatch", "terminate called")),
+        ("storage", ("Input/output error",)),
+        ("limits", ("can't start new thread",)),
+        ("numerics", ("norm of the local gradients is inf",)),
     ],
 )
 def test_the_faulty_rank_says_what_is_labelled_as_the_cause(
@@ -170,6 +227,26 @@ def test_the_killed_rank_says_nothing_and_others_lose_it(made: Path) -> None:
     assert not labelled(made, plan, "cause")
     told = labelled(made, plan, "symptom") + labelled(made, plan, "echo")
     assert any("gloo" in line or "Connection" in line for line in told)
+
+
+def test_who_crashes_in_native_code_says_no_more_than_the_interpreter(made: Path) -> None:
+    plan = first_of("process", "segmentation fault")
+    said = ["Fatal Python error: Segmentation fault"] if plan.settings.crash_stacks else []
+    assert [line[line.find("Fatal") :] for line in labelled(made, plan, "cause")] == said
+    assert any("run" in line for line in labelled(made, plan, "context")) or not said
+
+
+def test_other_code_on_one_rank_shows_by_the_size_of_a_message(made: Path) -> None:
+    plan = first_of("skew", "frozen layer")
+    told = labelled(made, plan, "cause") + labelled(made, plan, "symptom")
+    assert any("Received data size doesn't match" in line for line in told)
+
+
+def test_ranks_say_the_address_of_their_node_where_it_has_one(made: Path) -> None:
+    for plan, address in ((first_of("storage", "bad disk"), " (127.0.0.10)"), (QUICK[1], "")):
+        logs = (made / key(plan) / "logs").rglob("*.*")
+        text = "".join(path.read_text() for path in logs if path.is_file())
+        assert text.count(f"starting on node-00{address} pid") == 4
 
 
 def test_siblings_are_healthy_jobs_of_the_same_settings() -> None:

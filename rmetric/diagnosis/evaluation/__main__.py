@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rmetric.diagnosis.evaluation.injected_jobs import JOBS, injected_jobs
+from rmetric.diagnosis.evaluation.injected_jobs import FOLDERS, JOBS, injected_jobs
 from rmetric.diagnosis.evaluation.real_jobs import LOGS, MANIFEST, SPLITS, real_jobs
 from rmetric.diagnosis.evaluation.results import Results
 from rmetric.diagnosis.evaluation.writing import COMMAND, made, report
@@ -25,7 +25,8 @@ from rmetric.reporting.renderers import to_text
 
 OUT = Path("results", "diagnosis")
 PAGE = Path("docs", "diagnosis_evaluation.md")  # made anew with the results in OUT
-SOURCES = ("real", "injected")
+#: Source -> its splits.
+SOURCES = {"real": SPLITS, "injected": tuple(FOLDERS)}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -33,7 +34,10 @@ def parser() -> argparse.ArgumentParser:
         prog=COMMAND, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     out.add_argument("source", nargs="?", choices=(*SOURCES, "all"), default="all")
-    out.add_argument("--split", choices=SPLITS, default="development")
+    out.add_argument(
+        "--split", choices=SOURCES["injected"], default="development",
+        help="blind is of injected jobs only (default: development)",
+    )  # fmt: skip
     out.add_argument(
         "--logs", type=Path, default=LOGS, metavar="FOLDER",
         help=f"holds the files of {MANIFEST} (default: {LOGS})",
@@ -64,7 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(options: argparse.Namespace) -> None:
     if not options.report:
-        for source in SOURCES if options.source == "all" else (options.source,):
+        having = [source for source, splits in SOURCES.items() if options.split in splits]
+        for source in having if options.source == "all" else (options.source,):
             judged(source, options).write(options.out)
     for table in report(options.out, PAGE if options.out == OUT else None):
         print(to_text(table))

@@ -9,8 +9,9 @@ from typing import Any
 from rmetric.diagnosis.evaluation.cases import OUTCOMES, ROLES, Case, Label
 from rmetric.diagnosis.injected.settings import Settings
 
-#: Our split -> its folder: kinds of fault that builders saw, and those that they did not.
-FOLDERS = {"development": "development", "held_out": "test"}
+#: Our split -> its folder: kinds of fault that builders saw, those that they did not see at first,
+#: and those that came after these were looked at.
+FOLDERS = {"development": "development", "held_out": "test", "blind": "blind"}
 JOBS = Path("runs", "injected_failures")
 
 
@@ -20,7 +21,7 @@ def injected_jobs(split: str, folder: Path) -> list[Case]:
     Raises ValueError where there is none, and for a manifest that lacks something.
     """
     if split not in FOLDERS:
-        raise ValueError(f"split is {split!r}; {' and '.join(FOLDERS)} are accepted")
+        raise ValueError(f"split is {split!r}; {', '.join(FOLDERS)} are accepted")
     manifests = sorted((folder / FOLDERS[split]).glob("*/manifest.json"))
     if not manifests:
         raise ValueError(f"{folder / FOLDERS[split]} holds no job: no */manifest.json is there")

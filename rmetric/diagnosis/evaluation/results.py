@@ -19,6 +19,7 @@ TITLES = {
     ("real", "held_out"): "real logs, held out",
     ("injected", "development"): "injected jobs, kinds of fault seen in development",
     ("injected", "held_out"): "injected jobs, kinds of fault not seen before",
+    ("injected", "blind"): "injected jobs, later kinds of fault, blind",
 }
 
 
@@ -27,7 +28,8 @@ class Results:
     """A data set, judged.
 
     Attributes:
-        source: "real" or "injected". split: "development" or "held_out".
+        source: "real" or "injected". split: "development", "held_out" or, of injected
+            jobs, "blind".
         made: by which code, from which inputs.
     """
 
