@@ -127,6 +127,33 @@ def test_json_is_one_document_and_nothing_else(broken, capsys):
     assert printed.err == ""
 
 
+def test_a_time_without_a_year_is_null_and_as_it_is_written(tmp_path, capsys):
+    lines = [f"01-04 02:14:{second:02d} INFO step {second} loss 2.5" for second in range(30)]
+    log = tmp_path / "a.log"
+    log.write_text("\n".join(lines) + "\n" + OUT_OF_MEMORY)
+    main(["diagnose", str(log), "--json"])
+    document = json.loads(capsys.readouterr().out)
+    assert (document["time"], document["clock"]) == (None, "01-04 02:14:29")
+    job = document["job"]
+    assert (job["last_step_time"], job["last_step_clock"]) == (None, "01-04 02:14:29")
+    [stage] = job["stages"]
+    assert (stage["time"], stage["clock"]) == (None, "01-04 02:14:00")
+    assert job["first_clock"] == "01-04 02:14:00"
+    assert document["events"][0]["clock"] == "01-04 02:14:29"
+    main(["diagnose", str(log)])
+    assert "1970" not in capsys.readouterr().out
+
+
+def test_times_of_a_file_without_years_take_that_of_the_others(broken, capsys):
+    log = broken / "rank_2.log"
+    log.write_text(log.read_text().replace("2024-05-03 ", "I0503 ").replace(",000 INFO", ".5"))
+    main(["diagnose", str(broken), "--json"])
+    document = json.loads(capsys.readouterr().out)
+    assert document["events"][0]["clock"] == document["clock"] == "2024-05-03 00:01:10"
+    assert document["events"][0]["time"] == document["time"] == 1714694470.5
+    assert all(one["clock"].startswith("2024-05-03 ") for one in document["job"]["stages"])
+
+
 def test_json_and_page_are_the_same_each_time_and_with_any_number_of_cores(broken, tmp_path):
     def files(name, *more):
         paths = tmp_path / f"{name}.json", tmp_path / f"{name}.html"
@@ -310,7 +337,7 @@ def test_json_is_strict_whatever_a_log_brought_along():
     document = json.loads(
         as_json(strange).decode("utf-8"), parse_constant=lambda name: pytest.fail(name)
     )
-    assert document["time"] == "NaN"
+    assert (document["time"], document["clock"]) == (None, "time nan s")
     assert document["events"][0]["file"] == "r?.log"
     assert document["events"][0]["text"] == "a\x00\x1b\u2028"
 

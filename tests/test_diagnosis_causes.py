@@ -2,6 +2,7 @@ import pytest
 
 from rmetric.diagnosis.causes import collect, weigh
 from rmetric.diagnosis.moments import Moments
+from rmetric.diagnosis.reading.timestamps import NO_YEAR
 from rmetric.diagnosis.signature import Signature
 from rmetric.diagnosis.suspects import (
     NAMED,
@@ -247,7 +248,7 @@ def test_a_time_without_a_year_takes_that_of_the_job():
     writer = Writer(one_file=False)
     dated = 1_714_702_447.0  # 2024-05-03 02:14:07
     writer.say(0, "step", time=dated)
-    late = writer.say(1, "boom", time=(31 + 28 + 31 + 30 + 2) * 86400.0 + 8057.0)
+    late = writer.say(1, "boom", time=NO_YEAR[0] + (31 + 29 + 31 + 30 + 2) * 86400.0 + 8057.0)
     moments = Moments(job=writer.job)
     assert moments.seconds(late) == pytest.approx(dated + 10.0)
     assert moments.span == (dated, dated)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rmetric.diagnosis.reading.forms import CUT
 from rmetric.diagnosis.reading.prefixes import NOBODY, Prefixes, Who
+from rmetric.diagnosis.reading.timestamps import NO_YEAR
 
 #: Every form, written by its launcher for one speaker: what it looks like, and what it says.
 RANK = st.integers(0, 4095)
@@ -197,7 +198,7 @@ def test_a_line_of_syslog():
     line = b"May  3 12:00:01 gpu-07 kernel: [ 4821.553190] NVRM: Xid"
     who, start = Prefixes().split(line)
     assert (who.node, line[start:]) == ("gpu-07", b"kernel: [ 4821.553190] NVRM: Xid")
-    assert Prefixes().time(line) == 122 * 86400 + 12 * 3600 + 1
+    assert Prefixes().time(line) == NO_YEAR[0] + 123 * 86400 + 12 * 3600 + 1
 
 
 def test_memory_is_bounded(monkeypatch):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmetric.diagnosis.reading.text import clean, level
-from rmetric.diagnosis.reading.timestamps import parse
+from rmetric.diagnosis.reading.timestamps import NO_YEAR, parse
 
 MOMENTS = st.datetimes(datetime(2001, 9, 10), datetime(2033, 1, 1), timezones=st.just(timezone.utc))
 #: Behind each form, the part of a second that it tells.
@@ -76,8 +76,8 @@ def test_epochs(moment):
         assert parse(text) == (milliseconds / 1000, re.search(r"\d{10}\S*\d", text).end())
 
 
-@given(st.datetimes(datetime(1970, 1, 1), datetime(1970, 12, 31), timezones=st.just(timezone.utc)))
-def test_without_a_year_it_is_1970(moment):
+@given(st.datetimes(datetime(1972, 1, 1), datetime(1972, 12, 31), timezones=st.just(timezone.utc)))
+def test_without_a_year_it_is_one_of_its_own(moment):
     for form in (
         "%b %d %H:%M:%S gpu-07 kernel: x",
         "E%m%d %H:%M:%S.{micro} 12 f.cc:1] x",
@@ -87,7 +87,8 @@ def test_without_a_year_it_is_1970(moment):
         assert found is not None
         told = moment if "micro" in form else moment.replace(microsecond=0)
         assert found[0] == pytest.approx(told.timestamp(), abs=1e-6)
-    assert parse("May  3 12:00:01 gpu-07 x") == (122 * 86400 + 43201, 15)
+    assert parse("May  3 12:00:01 gpu-07 x") == (NO_YEAR[0] + 123 * 86400 + 43201, 15)
+    assert parse("Feb 29 12:00:01 gpu-07 x") == (NO_YEAR[0] + 59 * 86400 + 43201, 15)
 
 
 @given(st.integers(0, 10**12))

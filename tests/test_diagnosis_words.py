@@ -272,6 +272,8 @@ def test_what_a_log_brought_along_cannot_move_the_terminal():
 
 def test_a_time_that_is_none_is_still_shown():
     assert clock(4821.55) == "4821.6 s on its own clock"
+    # No year: as written, in January too.
+    assert clock(63072000.0 + 3 * 86400 + 61.5) == "01-04 00:01:01"
     assert clock(1e30) == "time 1e+30 s"
     assert clock(nan) == "time nan s"
     assert clock(inf) == "time inf s"

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import rmetric
+from rmetric.diagnosis.reading.timestamps import NO_YEAR
 from rmetric.diagnosis.result import Diagnosis
-from rmetric.diagnosis.words import verdict
+from rmetric.diagnosis.words import clock, verdict
 from rmetric.logs import write_atomically
 from rmetric.printed import counted, printable
 from rmetric.strict_json import encode
@@ -124,10 +125,26 @@ def run(options: argparse.Namespace) -> int:
 def as_json(diagnosis: Diagnosis) -> bytes:
     """The document of `--json`, in UTF-8, with its line end; the same diagnosis, the same bytes."""
     entry: dict[str, Any] = {"rmetric": rmetric.__version__, "format": FORMAT}
-    entry |= encode(diagnosis.as_json())
+    entry |= encode(_dated(diagnosis.as_json()))
     text = json.dumps(entry, indent=2, ensure_ascii=False, allow_nan=False)
     # A file's name need not be UTF-8; JSON is.
     return f"{text}\n".encode("utf-8", "replace")
+
+
+def _dated(found: Any) -> Any:
+    """Each time as seconds since 1970, null without a year, and beside it as the log has it."""
+    if isinstance(found, (list, tuple)):
+        return [_dated(one) for one in found]
+    if not isinstance(found, dict):
+        return found
+    entry: dict[str, Any] = {}
+    for key, value in found.items():
+        entry[key] = _dated(value)
+        if key == "time" or key.endswith("_time"):
+            known = isinstance(value, (int, float))
+            entry[key] = value if known and value >= NO_YEAR[1] else None
+            entry[f"{key.removesuffix('time')}clock"] = clock(value) if known else None
+    return entry
 
 
 def _check(options: argparse.Namespace) -> None:

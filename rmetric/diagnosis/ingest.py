@@ -13,6 +13,7 @@ from rmetric.diagnosis.one_pass import FilePass
 from rmetric.diagnosis.part import Part
 from rmetric.diagnosis.reading.source import Source
 from rmetric.diagnosis.reading.sources import find
+from rmetric.diagnosis.reading.timestamps import NO_YEAR
 from rmetric.diagnosis.templates.events import OTHERS
 from rmetric.diagnosis.tools import Tools
 
@@ -139,7 +140,7 @@ def _span(part: Part) -> tuple[float, float, str] | None:
     begins = [one.first_time for one in part.speakers if one.first_time is not None]
     ends = [one.last_time for one in part.speakers if one.last_time is not None]
     # Seconds since boot, and times without a year, cannot be compared with others.
-    if not begins or not ends or min(begins) < 366 * 86400.0:
+    if not begins or not ends or min(begins) < NO_YEAR[1]:
         return None
     return min(begins), max(ends), part.source.name
 

@@ -10,14 +10,13 @@ from functools import cached_property
 from math import inf
 
 from rmetric.diagnosis.job import Job, Occurrence
+from rmetric.diagnosis.reading.timestamps import NO_YEAR
 
 #: Seconds by which clocks of different files may differ after correction and still be called one
 #: moment; entries of one file are ordered exactly.
 SAME_MOMENT = 2.0
 #: Seconds between neighbours in one file that state none.
 NEXT = 1e-6
-#: Times below are without a year, or since boot.
-NO_YEAR = 366 * 86400.0
 #: A time that is given a year must be so near to the job's other times, in seconds.
 NEAR = 2 * 86400.0
 
@@ -43,7 +42,7 @@ class Moments:
             for end in (one.first_time, one.last_time)
             if end is not None
         ]
-        dated = [end for end in ends if end >= NO_YEAR] or ends
+        dated = [end for end in ends if end >= NO_YEAR[1]] or ends
         return (min(dated), max(dated)) if dated else None
 
     def seconds(self, one: Occurrence) -> float | None:
@@ -52,8 +51,8 @@ class Moments:
         What states none, a traceback, takes the time of the entry before it.
         """
         time = one.time if one.time is not None else self._before(one)
-        if time is not None and time < NO_YEAR and self.span and self.span[0] >= NO_YEAR:
-            time = self._dated(time, *self.span)
+        if time is not None and time < NO_YEAR[1] <= (self.span or (0.0,))[0]:
+            time = self._dated(time, *self.span) if self.span and time >= NO_YEAR[0] else None
         return None if time is None else time - self.offsets.get(one.file, 0.0)
 
     def _before(self, one: Occurrence) -> float | None:
@@ -76,10 +75,10 @@ class Moments:
     def _dated(time: float, first: float, last: float) -> float | None:
         year = datetime.fromtimestamp(last, timezone.utc).year
         start = datetime(year, 1, 1, tzinfo=timezone.utc).timestamp()
-        dated = start + time
-        # The first of March of 1970 is its sixtieth day, that of a leap year the sixty-first.
-        if isleap(year) and time >= 59 * 86400.0:
-            dated += 86400.0
+        dated = start + time - NO_YEAR[0]
+        # The first of March of a leap year is its sixty-first day, else the sixtieth.
+        if not isleap(year) and dated - start >= 60 * 86400.0:
+            dated -= 86400.0
         return dated if first - NEAR <= dated <= last + NEAR else None
 
     def later_by(self, one: Occurrence, other: Occurrence) -> float | None:

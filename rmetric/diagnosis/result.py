@@ -44,7 +44,7 @@ class Evidence:
         signature: id in the library, "" without.
         why: why it is shown: the signature's title, or which pattern found it.
         who: streams that said it, the first that did first; at most 8.
-        time: of its first occurrence in seconds, None without.
+        time: seconds, that its first occurrence states or the entry before it; None without.
         point: of `text` what the signature matched, "" without.
     """
 

@@ -23,14 +23,12 @@ from rmetric.diagnosis.cutting import (
     without_folders,
     wrapped,
 )
+from rmetric.diagnosis.reading.timestamps import NO_YEAR
 from rmetric.diagnosis.result import LIKELY, SURE, Diagnosis, Evidence, Suspect
 from rmetric.printed import counted
 
 MOST_LINES, WIDTH = 15, 110
 _LABEL = 9
-#: Seconds below which a time has no year: a date in the first year of the count, or, within a
-#: month, rather a kernel's seconds since boot.
-_NO_YEAR, _SINCE_BOOT = 366 * 86400.0, 31 * 86400.0
 #: What loses lines where there are too many, in this order, down to so many.
 _GIVES_WAY = (
     ("To do", 3), ("Perhaps", 2), ("Where", 2), ("Log", 2), ("Note", 2), ("Where", 1), ("Then", 0),
@@ -216,13 +214,13 @@ def when(
 def clock(seconds: float, *, date: bool = True) -> str:
     """A log's time for people.
 
-    >>> clock(1714702447.0), clock(10548847.0), clock(4821.55)
+    >>> clock(1714702447.0), clock(73707247.0), clock(4821.55)
     ('2024-05-03 02:14:07', '05-03 02:14:07', '4821.6 s on its own clock')
     """
-    if seconds < _SINCE_BOOT:
+    if seconds < NO_YEAR[0]:
         return f"{seconds:.1f} s on its own clock"
     try:
-        days = "" if not date else "%m-%d " if seconds < _NO_YEAR else "%Y-%m-%d "
+        days = "" if not date else "%m-%d " if seconds < NO_YEAR[1] else "%Y-%m-%d "
         form = f"{days}%H:%M:%S"
         return datetime.fromtimestamp(seconds, timezone.utc).strftime(form)
     except (ValueError, OverflowError, OSError):  # a number that only looked like a time
