@@ -14,10 +14,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
 from operator import itemgetter
+from typing import TypeVar
 
 from rmetric.diagnosis.causes import Cause
 from rmetric.diagnosis.job import Job, Stream
 from rmetric.diagnosis.moments import Moments
+from rmetric.diagnosis.reading.hosts import expanded
 from rmetric.diagnosis.result import MAX_NODES, Suspect
 
 #: Kind of sign -> its weight, if it is seen as strongly as can be. The score is
@@ -61,6 +63,8 @@ MOST_NUMBERS = 10_000
 _GUILTY_SIGNALS = (
     signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE,
 )  # fmt: skip
+
+Named = TypeVar("Named", str, None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,23 +143,32 @@ class _Whom:
         """Whether so many doing a thing is a sign against them."""
         return count <= COMMON * max(2, len(self.heard))
 
+    def known_first(self, names: dict[str, Named]) -> dict[str, Named]:
+        """Those that the job knows, if it knows any; a node may have left no log."""
+        known = {name: said for name, said in names.items() if name in self.heard | self.silent}
+        return known or names
+
     def accused(self, fields: dict[str, str]) -> list[str]:
-        """Streams of the ranks or the node that an entry names, as far as the job has them."""
+        """Streams of the ranks or the nodes that an entry names; a node may have none."""
         if _signal(fields) == signal.SIGTERM:  # a launcher's own doing
             return []
         ranks = _numbers(fields.get("rank") or fields.get("tasks", ""))
         names = [f"rank {rank}" for rank in ranks]
         known = [name for name in names if name in self.heard or name in self.silent]
-        node = fields.get("node", "")
-        if known or not node:
-            return known
-        if f"node {node}" in self.heard:
-            return [f"node {node}"]
-        on_node = [name for _, name in sorted(self._on_node.get(node, []))]
         local = fields.get("local_rank", "")
-        if local.isdigit() and int(local) < len(on_node):
-            return [on_node[int(local)]]
-        return on_node
+        return known or [
+            name for node in expanded(fields.get("node", "")) for name in self._at(node, local)
+        ]
+
+    def _at(self, node: str, local_rank: str) -> list[str]:
+        """Who is accused with a node: its ranks, where they are known, or the node."""
+        for name in (node, node.partition(".")[0]):
+            if f"node {name}" in self.heard:
+                return [f"node {name}"]
+            if on_node := [one for _, one in sorted(self._on_node.get(name, []))]:
+                known = local_rank.isdigit() and int(local_rank) < len(on_node)
+                return [on_node[int(local_rank)]] if known else on_node
+        return [f"node {node}"]
 
 
 def signs_of_causes(job: Job, causes: Sequence[Cause], moments: Moments) -> list[Sign]:
@@ -173,10 +186,16 @@ def signs_of_causes(job: Job, causes: Sequence[Cause], moments: Moments) -> list
 
 def _own(cause: Cause, heard: set[str], moments: Moments) -> list[Sign]:
     said = [match for match in cause.matches if match.stream in heard]
-    if not said or len(heard) == 1:
+    if cause.signature.actor == "hardware":  # of a machine, though ranks or it alone be heard
+        nodes = [match for match in cause.matches if match.stream.startswith("node ")]
+        alone = len(heard) == 1 and not nodes
+        said = said or nodes
+    else:
+        alone = len(heard) == 1
+    if not said or alone:
         return []
-    share = len(said) / len(heard)
-    strength = cause.score * (1.0 if share <= COMMON else 0.15)
+    few = len(said) <= COMMON * len(heard) or len(said) == len(heard) == 1
+    strength = cause.score * (1.0 if few else 0.15)
     signs = [
         Sign(
             stream=match.stream,
@@ -202,6 +221,7 @@ def _accusations(cause: Cause, whom: _Whom) -> list[Sign]:
             accused[name] = None
             if _signal(fields) in _GUILTY_SIGNALS:
                 killed[name] = signal.Signals(_signal(fields)).name
+    accused, killed = whom.known_first(accused), whom.known_first(killed)
     signs = []
     if whom.few(len(killed)):
         for name, how in killed.items():

@@ -1,0 +1,89 @@
+"""Nodes that entries name are accused, though no log of theirs was given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rmetric.diagnosis.decide import diagnose
+from rmetric.diagnosis.result import Diagnosis
+
+#: What is said at the end of a log of one stream -> the node that it names.
+NAMES = {
+    "srun: error: Node failure on node017": "node017",
+    "[2026-02-03T04:05:06.123] error: Nodes gpu-[07] not responding, setting DOWN": "gpu-07",
+    "ERROR health: node gpu-12 is not responding, giving up": "gpu-12",
+    "srun: error: gpu-07: task 2: Out Of Memory": "gpu-07",
+    "worker-0:3468:3905 [4] NCCL WARN NET/IB : Got completion from peer 10.0.0.3<54862>"
+    " with status=12 opcode=0 len=0 vendor err 129": "worker-0",
+    "The node with node id: 8f12 and ip: 10.0.0.7 has been marked dead because the detector"
+    " has missed too many heartbeats from it.": "10.0.0.7",
+}
+
+
+def after_training(path: Path, *end: str) -> Diagnosis:
+    steps = [f"2026-02-03 04:05:{at:02d} INFO step {at} loss {4 / at:.2f}" for at in range(1, 40)]
+    path.write_text("\n".join([*steps, *end]) + "\n")
+    return diagnose([path])
+
+
+@pytest.mark.parametrize("said", NAMES)
+def test_a_node_without_a_log_is_named(said: str, tmp_path: Path) -> None:
+    found = after_training(tmp_path / "job.log", said)
+    assert [(one.name, one.node) for one in found.nodes] == [(f"node {NAMES[said]}", NAMES[said])]
+
+
+ENDED = (
+    "slurmstepd: error: *** JOB 71 ON node017 CANCELLED AT 2026-02-03T04:06:00 ***",
+    "slurmstepd: error: *** JOB 71 ON node017 CANCELLED AT 2026-02-03T04:06:00"
+    " DUE TO TIME LIMIT ***",
+)
+
+
+@pytest.mark.parametrize("said", ENDED)
+def test_the_node_on_which_a_job_was_ended_is_not_accused(said: str, tmp_path: Path) -> None:
+    found = after_training(tmp_path / "job.log", said)
+    assert (found.outcome, found.nodes) == ("terminated", ())
+
+
+def test_the_node_that_failed_is_accused_and_not_the_one_that_reports_it(tmp_path: Path) -> None:
+    found = after_training(
+        tmp_path / "job.log",
+        "srun: error: Node failure on node017",
+        "slurmstepd: error: *** JOB 71 ON node001 CANCELLED AT 2026-02-03T04:06:00"
+        " DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***",
+    )
+    assert [one.name for one in found.nodes] == ["node node017"]
+
+
+def test_ranks_that_are_known_are_accused_before_nodes_that_are_not(tmp_path: Path) -> None:
+    ranks = [f"[rank{rank}]: step {at}" for at in range(20) for rank in range(4)]
+    found = after_training(
+        tmp_path / "job.log", *ranks,
+        "srun: error: gpu-07: task 2: Killed", "srun: error: gpu-99: tasks 30-31: Killed",
+    )  # fmt: skip
+    assert [one.name for one in found.nodes] == ["rank 2"]
+
+
+def test_a_full_name_is_the_node_s(tmp_path: Path) -> None:
+    nodes = [f"gpu-0{node}: step {at}" for at in range(20) for node in range(3)]
+    (tmp_path / "job.log").write_text(
+        "\n".join([*nodes, "srun: error: gpu-02.cluster.lan: task 2: Out Of Memory"]) + "\n"
+    )
+    assert [one.name for one in diagnose([tmp_path / "job.log"]).nodes] == ["node gpu-02"]
+
+
+def test_a_worker_of_ray_is_named_by_its_address(tmp_path: Path) -> None:
+    lines = [
+        f"(Trainer pid={700 + at % 4}, ip=10.0.0.{at % 4}) step {at // 4} loss {4 / (at + 1):.3f}"
+        for at in range(80)
+    ]
+    before = "(Trainer pid=702, ip=10.0.0.2) "
+    lines += [
+        before + "Traceback (most recent call last):",
+        before + '  File "fit.py", line 3, in fit',
+        before + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    ]
+    (tmp_path / "job.log").write_text("\n".join(lines) + "\n")
+    assert [one.node for one in diagnose([tmp_path / "job.log"]).nodes] == ["10.0.0.2"]
