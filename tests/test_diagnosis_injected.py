@@ -141,6 +141,8 @@ def test_all_blind_variants_are_planned_at_addresses_of_their_nodes() -> None:
     faulty = [one for one in made if one.faulty]
     assert len(faulty) == 72
     assert {one.variant for one in faulty} == names_of(SPLIT["blind"])
+    for kind in SPLIT["blind"]:
+        assert len({one.group for one in faulty if one.kind == kind}) >= 5
     for one in made:
         of_nodes = {one.settings.address(rank) for rank in range(one.settings.world_size)}
         assert len(of_nodes) == one.settings.nodes

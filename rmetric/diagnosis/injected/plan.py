@@ -116,8 +116,11 @@ def _of_split(
             )
     variants = {kind: _shuffled(VARIANTS[kind], rng) for kind in kinds}
     sequence = _kinds(jobs, kinds, healthy)
-    for number, kind in enumerate(sequence):
-        group = names[number % groups]
+    turns = names * jobs
+    if split == "blind":
+        # Its six kinds in turn would each meet the same two of eight groups.
+        turns = [name for _ in range(jobs) for name in rng.permutation(names).tolist()]
+    for number, (kind, group) in enumerate(zip(sequence, turns, strict=False)):
         variant = None
         if kind != "healthy":
             variants[kind] = variants[kind][1:] + variants[kind][:1]
@@ -130,7 +133,8 @@ def _of_split(
 def _kinds(jobs: int, kinds: list[str], healthy: bool) -> list[str]:
     """One in four is healthy, the others take the kinds in turn.
 
-    A turn is of five jobs and thus meets every group of settings, of which there are eight.
+    A turn of four kinds is of five jobs and thus meets every group of settings, of which there
+    are eight.
     """
     faulty = iter(kinds * jobs)
     every = 4 if kinds else 1
