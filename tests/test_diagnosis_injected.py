@@ -55,13 +55,16 @@ def first_of(kind: str, variant: str = "") -> Plan:
 QUICK = [
     first_of("healthy"), first_of("exception"), first_of("kill"), first_of("data"),
     first_of("memory"), first_of("network"), first_of("environment", "wrong version"),
-    first_of("hang", "other order"), first_of("process", "segmentation fault"),
+    first_of("hang", "other order"), first_of("process", "bus error"),
     first_of("storage", "bad disk"), first_of("skew", "frozen layer"),
-    first_of("limits", "threads"), first_of("numerics", "infinite gradient"),
+    first_of("limits", "threads"),
+    # Checked before it is reduced, so that no launcher ends the rank before it speaks.
+    next(one for one in SMALL
+         if one.variant == "infinite gradient" and one.settings.gradient_check),
 ]  # fmt: skip
 #: Exit codes of the faulty rank that are not 1; SIGABRT ends a process in which gloo meets a
 #: collective of another size.
-CODES = {"kill": {-9}, "hang": {-6}, "process": {-11}, "skew": {1, -6, -15}}
+CODES = {"kill": {-9}, "hang": {-6}, "process": {-7}, "skew": {1, -6, -15}}
 
 
 def make(out: Path, wanted: list[Plan]) -> str:
@@ -232,8 +235,8 @@ def test_the_killed_rank_says_nothing_and_others_lose_it(made: Path) -> None:
 
 
 def test_who_crashes_in_native_code_says_no_more_than_the_interpreter(made: Path) -> None:
-    plan = first_of("process", "segmentation fault")
-    said = ["Fatal Python error: Segmentation fault"] if plan.settings.crash_stacks else []
+    plan = first_of("process", "bus error")
+    said = ["Fatal Python error: Bus error"] if plan.settings.crash_stacks else []
     assert [line[line.find("Fatal") :] for line in labelled(made, plan, "cause")] == said
     assert any("run" in line for line in labelled(made, plan, "context")) or not said
 
