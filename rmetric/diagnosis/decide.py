@@ -8,7 +8,7 @@ for the library where that knows nothing. `decide` puts it together, and is the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,7 @@ def diagnose(
     cores: int = 1,
     switches: Switches | None = None,
     seed: int = 0,
+    told: Callable[[int], None] | None = None,
 ) -> Diagnosis:
     """Why the job that wrote these logs failed, or that it did not.
 
@@ -100,12 +101,13 @@ def diagnose(
         signatures: YAML files of own signatures, beside those that are shipped.
         cores: files are read in so many processes.
         seed: of the Isolation Forest.
+        told: is called with numbers of bytes, as they have been read.
 
     Raises OSError for a path that cannot be read and ValueError for bad signatures.
     """
     library = Library.load(signatures) if signatures else Library.shipped()
-    job = ingest(paths, library, cores=cores)
-    siblings = [ingest([path], library, cores=cores) for path in healthy]
+    job = ingest(paths, library, cores=cores, told=told)
+    siblings = [ingest([path], library, cores=cores, told=told) for path in healthy]
     return decide(job, library, siblings, pool, switches=switches, seed=seed)
 
 
@@ -129,8 +131,8 @@ def decide(
     signs += suspicion.signs_of_collectives(causes)
     signs += suspicion.signs_of_waiting(job, causes)
     if switches.unfiltered:
-        signs += suspicion.signs_of_echoes(job, causes)
-        signs += suspicion.signs_of_losses(job, causes)
+        # One who does not say what all others do explains the losses better than their order.
+        signs += suspicion.signs_of_echoes(job, causes) or suspicion.signs_of_losses(job, causes)
     ranked = suspicion.suspects(job, signs)
     absent = {one.stream for one in signs if one.kind in ABSENCES and one.strength >= ALONE}
     case = _Case(
