@@ -13,11 +13,12 @@ happened. A plan says what shall happen, and a job counts only when it did.
   settings, and the lines that indicate the failure with their roles (rules in labels.py).
 
 No kind of fault and no group of settings is in two splits. `--split blind` makes the third, whose
-kinds came later: its nodes have addresses of their own, and its ranks check themselves. In a group whose ranks say neither
-their times nor warn of slow steps, nothing tells which rank is slow: such jobs are kept.
+kinds came later: its nodes have addresses of their own, and its ranks check themselves. In a group
+whose ranks say neither their times nor warn of slow steps, nothing tells which rank is slow: such
+jobs are kept.
 
 In order: variants and settings, then plan; logs, storage and trainer are the training; faults are
 its hooks, later_faults with parts those of the third split, whose checks and addresses stand in
-files of these names; writing and launchers are what stands around the ranks; world runs one job, verify and
-labels judge it, generate runs them all.
+files of these names; writing and launchers are what stands around the ranks; world runs one job,
+verify and labels judge it, generate runs them all.
 """
