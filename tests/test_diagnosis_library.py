@@ -1,6 +1,7 @@
 """The fault library: each signature against its own examples and against all the others."""
 
 import pickle
+import re
 import warnings
 
 import pytest
@@ -186,3 +187,27 @@ def test_xids_are_judged_as_the_telemetry_judges_them():
             assert found[0][0].actor == "user", number
         elif entry.level == "fatal":
             assert found[0][0].actor == "hardware", number
+
+
+@pytest.mark.parametrize(
+    ("text", "best"),
+    [
+        ("2024-05-01 12:00:00.123 tarfile.ReadError: unexpected end of data", "data_file_corrupt"),
+        ("[2024-05-01 12:00:00,123] KeyError: 'warm_up'", "key_error"),
+        ("2024-05-01T12:00:00Z OSError: [Errno 28] No space left on device", "disk_full"),
+        (
+            "  traceback : Traceback (most recent call last):\n"
+            '    File "train.py", line 9, in main\n'
+            "  ValueError: the sequence is longer than 4096",
+            "value_error",
+        ),
+    ],
+)
+def test_a_time_or_spaces_before_an_exception_do_not_hide_it(text, best):
+    assert LIBRARY.find(text)[0][0].id == best
+    if "\n" not in text:
+        assert LIBRARY.may_match(re.sub(r"\d+", "0", text))
+
+
+def test_a_time_before_a_note_makes_it_no_fault():
+    assert LIBRARY.find("2024-05-01 12:00:00 INFO retries after KeyError: 'x'") == []

@@ -206,3 +206,13 @@ def test_an_entry_is_full_some_time():
         assert not entry.full
         entry.add(f"  {number}")
     assert entry.full
+
+
+def test_an_exception_in_lower_case_ends_its_traceback():
+    lines = [
+        b"Traceback (most recent call last):",
+        b'  File "read.py", line 3, in head',
+        b"struct.error: unpack requires a buffer of 4 bytes",
+    ]
+    assert [kind_of(line) for line in lines] == [Kind.START, Kind.PART, Kind.EXCEPTION]
+    assert kind_of(b"train.error_rate: 3") is Kind.PLAIN

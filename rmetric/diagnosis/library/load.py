@@ -14,6 +14,16 @@ from rmetric.diagnosis.signature import ROLES, Signature
 
 #: Seconds of the processor that one pattern may take on one entry; a sound one takes microseconds.
 PATTERN_SECONDS = 0.05
+#: What stands before an exception where a logger, a log service or a launcher's report repeats it:
+#: a time, perhaps a bracket, and in a traceback that is set in the spaces of its lines.
+_TIME = r"[\[(]?\d+[-/]\d+[-/]\d+[T _-]\d+:\d+:\d+(?:[.,]\d+)*(?:Z|[+-]\d+:?\d*)?[\])]?[ \t|:-]+"
+_BEFORE = re.compile(rf"^{_TIME}", re.MULTILINE)
+_SET_IN = re.compile(r"^[ \t]+(?=(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception)\b)", re.MULTILINE)
+_SET_IN_TRACE = re.compile(r"\S.*Traceback \(most recent|^\s+Traceback \(", re.MULTILINE)
+    r"^.*\S.*Traceback \(most recent call last\)|^\s+Traceback", re.MULTILINE
+)
+#: From this rank on a signature says more than the type of an exception.
+SPECIFIC = 6
 #: Forms of entries whose gates are remembered.
 FORMS = 4096
 _FOLDER = Path(__file__).parent / "signatures"
@@ -90,12 +100,19 @@ class Library:
         """The signatures that match an entry, with their fields; the best first.
 
         The higher rank is the better, and of equals the role that stands earlier in `ROLES`.
-        Where a harmless one matches, only harmless ones are returned.
+        Where a harmless one matches, only harmless ones are returned. An entry of which nothing
+        specific is known is read once more without the times that its lines begin with.
 
         Args:
             text: one entry of a log; lines are joined by newlines.
             level: "error", "warning", "info" or "" as the entry states it.
         """
+        found = self._found(text, level)
+        if (not found or found[0][0].rank < SPECIFIC) and (bare := _bare(text)) != text:
+            return self._found(bare, level) or found
+        return found
+
+    def _found(self, text: str, level: str) -> list[tuple[Signature, dict[str, str]]]:
         found = []
         for one in self._candidates(form_of(text), level):
             fields = self._fields(one, text)
@@ -110,7 +127,10 @@ class Library:
         Args:
             plain: the line with "0" for every number.
         """
-        return any(self._loosely(one, plain) for one in self._candidates(form_of(plain), level))
+        ways = {plain, _bare(plain)}
+        return any(
+            self._loosely(one, way) for way in ways for one in self._candidates(form_of(way), level)
+        )
 
     def _loosely(self, one: Signature, plain: str) -> bool:
         if one.id not in self._loose:
@@ -158,6 +178,16 @@ class Library:
                 stacklevel=3,
             )
         return None
+
+
+def _bare(text: str) -> str:
+    """An entry without the times before its lines, nor spaces before a set-in exception.
+
+    >>> _bare("2024-05-01T12:00:00.123Z tarfile.ReadError: unexpected end")
+    'tarfile.ReadError: unexpected end'
+    """
+    text = _BEFORE.sub("", text)
+    return _SET_IN.sub("", text) if _SET_IN_TRACE.search(text) else text
 
 
 def _shipped_files() -> list[Path]:

@@ -105,7 +105,7 @@ _NAMES = (
 )
 _EXCEPTION = re.compile(
     rb"(?:[A-Za-z_][\w.]*\.)?_?[A-Z]\w*(?:" + _NAMES + rb")\w*(?::|\(|$)"
-    rb"|(?:[a-z_]\w*\.)+[A-Z]\w*(?:: |:?$)"
+    rb"|(?:[a-z_]\w*\.)+(?:[A-Z]\w*|error|timeout)(?:: |:?$)"
     rb"|terminate called |Fatal Python error: |\*\*\* Process received signal"
 )
 _PART = re.compile(
