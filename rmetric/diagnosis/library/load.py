@@ -20,8 +20,6 @@ _TIME = r"[\[(]?\d+[-/]\d+[-/]\d+[T _-]\d+:\d+:\d+(?:[.,]\d+)*(?:Z|[+-]\d+:?\d*)
 _BEFORE = re.compile(rf"^{_TIME}", re.MULTILINE)
 _SET_IN = re.compile(r"^[ \t]+(?=(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception)\b)", re.MULTILINE)
 _SET_IN_TRACE = re.compile(r"\S.*Traceback \(most recent|^\s+Traceback \(", re.MULTILINE)
-    r"^.*\S.*Traceback \(most recent call last\)|^\s+Traceback", re.MULTILINE
-)
 #: From this rank on a signature says more than the type of an exception.
 SPECIFIC = 6
 #: Forms of entries whose gates are remembered.
