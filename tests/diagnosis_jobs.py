@@ -38,6 +38,9 @@ class Maker:
             self.job.streams[one.stream] = stream
         self.job.files[one.file] = self.job.files.get(one.file, 0) + 1
         stream.files.add(one.file)
+        if one.time is not None:
+            begin, end = self.job.spans.get(one.file, (one.time, one.time))
+            self.job.spans[one.file] = (min(begin, one.time), max(end, one.time))
         stream.entries += 1
         stream.tail.append(one)
         if len(stream.head) < HEAD:

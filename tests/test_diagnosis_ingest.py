@@ -315,6 +315,16 @@ class TestNotes:
         (note,) = [note for note in read(tmp_path).notes if "same ranks" in note]
         assert "first/train.log and second/train.log" in note
 
+    def test_clocks_hours_apart_are_no_two_jobs(self, tmp_path: Path) -> None:
+        for rank in range(4):
+            hour = 10 if rank < 2 else 15
+            lines = [f"2024-04-01 {hour}:00:{at:02d} step {at} loss 2.5" for at in range(40)]
+            write(tmp_path / f"rank_{rank}.log", lines)
+            write(tmp_path / f"rank_{rank}.err", [f"2024-04-01 {hour}:00:00 ready"])
+        job = read(tmp_path)
+        assert job.notes == []
+        assert job.spans["rank_3.log"][0] - job.spans["rank_0.log"][0] == 5 * 3600.0
+
     def test_one_job_gives_none(self, tmp_path: Path) -> None:
         for rank in range(3):
             write(tmp_path / f"rank_{rank}.log", ["SLURM_JOB_ID=4711", *healthy_lines(rank)])

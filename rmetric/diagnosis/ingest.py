@@ -11,16 +11,14 @@ from rmetric.diagnosis.library import Library
 from rmetric.diagnosis.merging import merged
 from rmetric.diagnosis.one_pass import FilePass
 from rmetric.diagnosis.part import Part
+from rmetric.diagnosis.patterns.clocks import two_jobs
 from rmetric.diagnosis.reading.source import Source
 from rmetric.diagnosis.reading.sources import find
-from rmetric.diagnosis.reading.timestamps import NO_YEAR
 from rmetric.diagnosis.templates.events import OTHERS
 from rmetric.diagnosis.tools import Tools
 
 #: Below so many bytes, processes cost more than they save.
 WORTH_PROCESSES = 32 << 20
-#: Files with so many seconds and nothing else between them may be of different jobs.
-APART = 3600.0
 
 
 def ingest(paths: Sequence[str | Path], library: Library, *, cores: int = 1) -> Job:
@@ -39,7 +37,7 @@ def ingest(paths: Sequence[str | Path], library: Library, *, cores: int = 1) -> 
     found = find(paths)
     parts = list(_parts(found.sources, library, cores))
     job = merged(parts)
-    notes = [*_of_ends(parts), *found.notes, *_of_files(parts), *job.notes, *_of_jobs(parts)]
+    notes = [*_of_ends(parts), *found.notes, *_of_files(parts), *job.notes, *_of_jobs(parts, job)]
     job.notes = list(dict.fromkeys(notes))
     return job
 
@@ -98,7 +96,7 @@ def _of_files(parts: Sequence[Part]) -> Iterator[str]:
             )
 
 
-def _of_jobs(parts: Sequence[Part]) -> Iterator[str]:
+def _of_jobs(parts: Sequence[Part], job: Job) -> Iterator[str]:
     """What speaks for more than one job: other numbers of the scheduler, times far apart."""
     where: dict[str, str] = {}
     for part in parts:
@@ -108,17 +106,12 @@ def _of_jobs(parts: Sequence[Part]) -> Iterator[str]:
         few = "; ".join(list(where.values())[:4]) + ("; ..." if len(where) > 4 else "")
         yield f"there may be {len(where)} jobs in these logs, by the scheduler's numbers: {few}"
     yield from _of_copies_of_ranks(parts)
-    spans = sorted(span for part in parts if (span := _span(part)) is not None)
-    end, name = spans[0][1:] if spans else (0.0, "")
-    for begin, until, other in spans[1:]:
-        if begin - end > APART:
-            yield (
-                f"there may be two jobs in these logs: {name} ends at {_utc(end)} and {other} "
-                f"begins at {_utc(begin)}, with nothing between"
-            )
-            return
-        if until > end:
-            end, name = until, other
+    if (both := two_jobs(job)) is not None:
+        end, begin = job.spans[both[0]][1], job.spans[both[1]][0]
+        yield (
+            f"there may be two jobs in these logs: {both[0]} ends at {_utc(end)} and {both[1]} "
+            f"begins at {_utc(begin)}, with nothing between"
+        )
 
 
 def _of_copies_of_ranks(parts: Sequence[Part]) -> Iterator[str]:
@@ -134,15 +127,6 @@ def _of_copies_of_ranks(parts: Sequence[Part]) -> Iterator[str]:
             both = f"{before} and {name}"
             yield f"there may be two jobs in these logs: the same ranks speak in {both}"
             return
-
-
-def _span(part: Part) -> tuple[float, float, str] | None:
-    begins = [one.first_time for one in part.speakers if one.first_time is not None]
-    ends = [one.last_time for one in part.speakers if one.last_time is not None]
-    # Seconds since boot, and times without a year, cannot be compared with others.
-    if not begins or not ends or min(begins) < NO_YEAR[1]:
-        return None
-    return min(begins), max(ends), part.source.name
 
 
 def _utc(time: float) -> str:

@@ -174,6 +174,7 @@ class Job:
 
     Attributes:
         files: name -> number of lines.
+        spans: name -> first and last time, of the files that state any.
         world_size: ranks, as the log says; None where it does not.
         node_of_rank: rank -> node, as the log says.
         matches: (signature, stream) -> match.
@@ -186,6 +187,7 @@ class Job:
     """
 
     files: dict[str, int] = field(default_factory=dict)
+    spans: dict[str, tuple[float, float]] = field(default_factory=dict)
     streams: dict[str, Stream] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     matches: dict[tuple[str, str], Match] = field(default_factory=dict)

@@ -71,6 +71,8 @@ class _Merging:
             success = placed(part.succeeded)
             self.job.succeeded = _later(self.job.succeeded or success, success)
         self.job.files[part.source.name] = part.lines
+        if (span := _span(part)) is not None:
+            self.job.spans[part.source.name] = span
         if part.source.cut_off:
             self.job.cut_off.append(part.source.name)
 
@@ -170,6 +172,12 @@ def _name(seat: Seat, file: str) -> str:
         return f"rank {seat.rank}"
     who = file if seat.node is None else f"node {seat.node}"
     return who if seat.local_rank is None else f"{who} local {seat.local_rank}"
+
+
+def _span(part: Part) -> tuple[float, float] | None:
+    begins = [one.first_time for one in part.speakers if one.first_time is not None]
+    ends = [one.last_time for one in part.speakers if one.last_time is not None]
+    return (min(begins), max(ends)) if begins and ends else None
 
 
 def _timed(one: Occurrence, other: Occurrence) -> bool:
