@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -21,7 +21,13 @@ from rmetric.diagnosis.tools import Tools
 WORTH_PROCESSES = 32 << 20
 
 
-def ingest(paths: Sequence[str | Path], library: Library, *, cores: int = 1) -> Job:
+def ingest(
+    paths: Sequence[str | Path],
+    library: Library,
+    *,
+    cores: int = 1,
+    told: Callable[[int], None] | None = None,
+) -> Job:
     """What the logs of one job say.
 
     The same files give the same job, with any number of cores. Memory grows with the number of
@@ -30,34 +36,41 @@ def ingest(paths: Sequence[str | Path], library: Library, *, cores: int = 1) -> 
     Args:
         paths: files and folders.
         cores: processes that read files; one where there is little to read.
+        told: is called with numbers of bytes, as they have been read.
 
     Raises:
         LogError: a path that cannot be read, or nothing to read.
     """
     found = find(paths)
-    parts = list(_parts(found.sources, library, cores))
+    parts = list(_parts(found.sources, library, cores, told))
     job = merged(parts)
     notes = [*_of_ends(parts), *found.notes, *_of_files(parts), *job.notes, *_of_jobs(parts, job)]
     job.notes = list(dict.fromkeys(notes))
     return job
 
 
-def _parts(sources: Sequence[Source], library: Library, cores: int) -> Iterator[Part]:
+def _parts(
+    sources: Sequence[Source], library: Library, cores: int, told: Callable[[int], None] | None
+) -> Iterator[Part]:
     """In the order of the sources."""
     if cores == 1 or len(sources) == 1 or sum(one.size for one in sources) < WORTH_PROCESSES:
         tools = Tools(library)
         for source in sources:
-            yield FilePass(source, tools).read()
+            yield FilePass(source, tools).read(told)
         return
     from joblib import Parallel, delayed
 
     # The largest first, so that no process is left with it at the end.
     order = sorted(range(len(sources)), key=lambda at: -sources[at].size)
     shares = _shares([sources[at] for at in order], 4 * cores)
-    read = Parallel(n_jobs=min(cores, len(shares)))(
+    read = Parallel(n_jobs=min(cores, len(shares)), return_as="generator_unordered")(
         delayed(_read)(share, library) for share in shares
     )
-    by_name = {part.source.name: part for parts in read for part in parts}
+    by_name: dict[str, Part] = {}
+    for parts in read:
+        by_name |= {part.source.name: part for part in parts}
+        if told is not None:
+            told(sum(part.source.size for part in parts))
     for source in sources:
         yield by_name[source.name]
 

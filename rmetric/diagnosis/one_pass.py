@@ -6,6 +6,8 @@ costs a look-up and four small writes. All else goes through `_slow`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rmetric.diagnosis.job import HEAD, MAX_NAMED, MAX_TEXT
 from rmetric.diagnosis.part import Part
 from rmetric.diagnosis.patterns.iterations import IterationWatch
@@ -58,8 +60,11 @@ class FilePass:
         self.succeeded: Raw | None = None
         self.job_ids: dict[str, int] = {}
 
-    def read(self) -> Part:
+    def read(self, told: Callable[[int], None] | None = None) -> Part:
+        """All of it; `told` is called with the bytes of each part that was read."""
         for lines in self.source.chunks():
+            if told is not None:
+                told(sum(map(len, lines)) + len(lines))
             if max(map(len, lines), default=0) > 2 * HALF_LINE:
                 lines = [_shortened(line) for line in lines]
             self._take(lines)

@@ -1,0 +1,76 @@
+"""The line that says how much has been read: on a terminal, late, and gone at the end."""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+
+import pytest
+
+from rmetric.__main__ import main
+from rmetric.commands import progress
+from rmetric.commands.progress import Progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "logs" / "a.log"
+    path.parent.mkdir()
+    path.write_bytes(b"x" * 1500)
+    return path
+
+
+def told(terminal: io.StringIO, log: Path) -> str:
+    with Progress([log.parent]) as read:
+        for _ in range(100):
+            read(50_000)
+            time.sleep(0.01)
+            if "5" in terminal.getvalue():
+                break
+    return terminal.getvalue()
+
+
+def test_it_is_written_over_and_gone_at_the_end(log, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setattr(progress, "FIRST", 0.0)
+    monkeypatch.setattr(progress, "NEXT", 0.01)
+    shown = told(terminal, log)
+    assert "\rreading 1 file, 1.5 kB: " in shown
+    assert "kB of text so far" in shown
+    assert shown.endswith(" \r")
+
+
+def test_what_takes_a_moment_is_read_without_a_word(log, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    with Progress([log]) as read:
+        read(1500)
+    assert terminal.getvalue() == ""
+
+
+def test_where_there_is_no_terminal_nothing_is_said(log, monkeypatch):
+    plain = io.StringIO()
+    monkeypatch.setattr("sys.stderr", plain)
+    monkeypatch.setattr(progress, "FIRST", 0.0)
+    with Progress([log]):
+        time.sleep(0.05)
+    assert plain.getvalue() == ""
+
+
+@pytest.mark.parametrize("command", [["diagnose"], ["logs", "learn", "--job", "a", "--out"]])
+def test_all_bytes_are_told(command, tmp_path, monkeypatch):
+    text = "".join(f"step {number} loss 2.5\n" for number in range(2000))
+    log = tmp_path / "a.log"
+    log.write_text(text)
+    numbers = []
+    monkeypatch.setattr(Progress, "__call__", lambda self, read: numbers.append(read))
+    more = [str(tmp_path / "pool.json")] if "--out" in command else []
+    main([*command, *more, str(log)])
+    assert sum(numbers) == len(text)
