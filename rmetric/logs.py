@@ -171,7 +171,18 @@ def write_atomically(path: Path, lines: Iterable[bytes]) -> None:
 
     The lines go to a hidden file beside it, which then takes the name; what a
     killed process leaves behind never carries the final name.
+
+    Raises OSError that names `path`.
     """
+    try:
+        _write_atomically(path, lines)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _write_atomically(path: Path, lines: Iterable[bytes]) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     part = Path(name)
     try:

@@ -17,7 +17,6 @@ from rmetric.diagnosis.pool import (
     Usual,
     as_json,
     learn,
-    looks_failed,
     missing,
     ordinary,
 )
@@ -162,28 +161,6 @@ class TestFile:
     def test_a_missing_file(self, tmp_path: Path) -> None:
         with pytest.raises(LogError, match="cannot be read"):
             Pool.load(tmp_path / "none.json")
-
-
-class TestLooksFailed:
-    ROLES = {"oom": "cause", "cancelled": "ending", "notes": "harmless"}  # noqa: RUF012
-
-    def test_a_cause_after_which_nothing_went_on(self) -> None:
-        one = job({"boom": 1}, {"boom": "oom"}, succeeded=False)
-        assert looks_failed(one, self.ROLES, False) == "oom (a.log, line 0), and no step after it"
-
-    def test_a_cause_that_was_survived(self) -> None:
-        one = job({"boom": 1}, {"boom": "oom"}, succeeded=False)
-        one.streams["a.log"].last_step_at = at(7)
-        assert looks_failed(one, self.ROLES, False) == ""
-        one = job({"boom": 1}, {"boom": "oom"}, succeeded=True)
-        assert looks_failed(one, self.ROLES, True) == ""
-
-    def test_what_is_harmless(self) -> None:
-        one = job({"note": 1}, {"note": "notes"}, succeeded=False)
-        assert looks_failed(one, self.ROLES, False) == ""
-
-    def test_no_word_of_success_where_others_have_one(self) -> None:
-        assert "others do" in looks_failed(job({"x": 1}, succeeded=False), self.ROLES, True)
 
 
 def _read_back(pool: Pool) -> Pool:

@@ -345,6 +345,17 @@ def test_a_file_is_written_whole(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_the_error_names_the_file_that_was_to_be_written(tmp_path):
+    def full():
+        yield START
+        raise OSError(28, "No space left on device")
+
+    for path, lines in ((tmp_path / "none" / "a.jsonl", [START]), (tmp_path / "b.jsonl", full())):
+        with pytest.raises(OSError, match=r"No such file|No space left") as raised:
+            write_atomically(path, lines)
+        assert raised.value.filename == str(path)
+
+
 @pytest.mark.parametrize("error", [OSError("no space left"), KeyboardInterrupt()])
 def test_a_writer_that_raises_leaves_what_was_there_before(tmp_path, error):
     def lines():

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rmetric.__main__ import main
+from rmetric.diagnosis import ingest
 from rmetric.diagnosis.pool import Pool
 from tests.test_diagnosis_ingest import healthy_lines, traceback, write
 
@@ -44,8 +45,58 @@ def test_a_failed_job_is_warned_of(here: Path, capsys: pytest.CaptureFixture[str
     write(here / "bad.log", [*healthy_lines(), *traceback(0)])
     assert learn("--job", "x", "good.log", "bad.log") == 0
     err = capsys.readouterr().err
-    assert "warning: bad.log: this job looks failed: cuda_out_of_memory (bad.log, line 81)" in err
+    assert "warning: bad.log: this job does not look healthy: FAILED: A GPU had no memory" in err
     assert "good.log" not in err
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        ["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB."],
+        ["slurmstepd: error: *** JOB 77 ON node-01 CANCELLED AT 2024-05-03T02:14:07 ***"],
+        ["step 81 loss nan", "step 82 loss nan", "step 83 loss nan", "step 84 loss nan"],
+    ],
+)
+def test_a_failed_job_alone_is_warned_of(
+    here: Path, capsys: pytest.CaptureFixture[str], end: list[str]
+) -> None:
+    write(here / "bad.log", [*healthy_lines(), *end])
+    assert learn("--job", "x", "bad.log") == 0
+    assert "warning: bad.log: this job does not look healthy: " in capsys.readouterr().err
+
+
+def test_a_job_that_does_not_end_like_the_others_is_warned_of(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(here / "one.log", [*healthy_lines(), "INFO training completed successfully"])
+    write(here / "two.log", healthy_lines())
+    assert learn("--job", "x", "one.log", "two.log") == 0
+    err = capsys.readouterr().err
+    assert "warning: two.log: this job does not look healthy: it does not say that" in err
+    assert "one.log" not in err
+
+
+def test_from_an_empty_log_nothing_is_learnt(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(here / "good.log", healthy_lines())
+    (here / "empty.log").write_text("\n")
+    assert learn("--job", "x", "good.log", "empty.log") == 1
+    assert capsys.readouterr() == ("", "error: empty.log: empty: there is nothing to learn from\n")
+    assert not (here / "x.json").exists()
+
+
+def test_an_interrupt_leaves_no_pool(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*given: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    write(here / "a.log", healthy_lines())
+    monkeypatch.setattr(ingest, "ingest", interrupted)
+    assert learn("--job", "x", "a.log") == 130
+    assert capsys.readouterr() == ("", "stopped: no pool was written\n")
+    assert [path.name for path in here.iterdir()] == ["a.log"]
 
 
 def test_the_same_logs_give_the_same_bytes(here: Path) -> None:
@@ -61,7 +112,8 @@ def test_the_same_logs_give_the_same_bytes(here: Path) -> None:
         (["--job", "x", "none.log"], 1, "none.log"),
         (["--job", "a/b", "a.log"], 2, "--job 'a/b' cannot name a file: give one with --out"),
         (["--job", " ", "a.log"], 2, "--job: a name is needed"),
-        (["--job", "x", "a.log", "--out", "none/x.json"], 1, "none"),
+        (["--job", "x", "a.log", "--out", "none/x.json"], 1, "--out none/x.json: no such folder"),
+        (["--job", "x", "a.log", "--out", "."], 1, "error: ."),
     ],
 )
 def test_bad_input(

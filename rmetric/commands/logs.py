@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rmetric.commands.progress import Progress
 from rmetric.logs import LogError
 from rmetric.printed import counted, printable
 
@@ -65,21 +66,17 @@ def run(options: argparse.Namespace) -> int:
     except ValueError as error:
         return _fail(str(error), 2)
     except KeyboardInterrupt:
+        print("stopped: no pool was written", file=sys.stderr)
         return 130
 
 
 def _learn(options: argparse.Namespace) -> int:
-    from rmetric.diagnosis.ingest import ingest
     from rmetric.diagnosis.library import Library
     from rmetric.diagnosis.pool import learn
 
     out = _out(options)
     library = Library.shipped()
-    jobs = []
-    for path in options.paths:
-        jobs.append(ingest([path], library, cores=options.cores))
-        for note in jobs[-1].notes:
-            print(printable(f"{path}: {note}"), file=sys.stderr)
+    jobs = _read(options, library)
     _warn(options.paths, jobs, library)
     pool = learn(options.job, jobs)
     pool.save(out)
@@ -88,11 +85,28 @@ def _learn(options: argparse.Namespace) -> int:
     return 0
 
 
+def _read(options: argparse.Namespace, library: Library) -> list[Job]:
+    from rmetric.diagnosis.ingest import ingest
+
+    jobs = []
+    with Progress(options.paths) as told:
+        for path in options.paths:
+            jobs.append(ingest([path], library, cores=options.cores, told=told))
+    for path, job in zip(options.paths, jobs, strict=True):
+        if not job.events:
+            raise LogError(path, None, "empty: there is nothing to learn from")
+        for note in job.notes:
+            print(printable(f"{path}: {note.removeprefix(f'{path}: ')}"), file=sys.stderr)
+    return jobs
+
+
 def _out(options: argparse.Namespace) -> Path:
     name = options.job.strip()
     if not name:
         raise ValueError("--job: a name is needed")
     if options.out is not None:
+        if not options.out.parent.is_dir():
+            raise FileNotFoundError(2, "no such folder", f"--out {options.out}")
         return Path(options.out)
     if name.startswith(".") or set(name) & set("/\\:\0"):
         raise ValueError(f"--job {name!r} cannot name a file: give one with --out FILE")
@@ -101,20 +115,21 @@ def _out(options: argparse.Namespace) -> Path:
 
 def _warn(paths: list[Path], jobs: list[Job], library: Library) -> None:
     """What a failed job writes must not count as ordinary."""
-    from rmetric.diagnosis.pool import looks_failed
+    from rmetric.diagnosis.decide import decide
+    from rmetric.diagnosis.words import headline
 
-    roles = {one.id: one.role for one in library}
     for path, job in zip(paths, jobs, strict=True):
+        found = decide(job, library)
         others = any(one.succeeded is not None for one in jobs if one is not job)
-        why = looks_failed(job, roles, others)
-        if why:
-            print(
-                printable(
-                    f"warning: {path}: this job looks failed: {why}. What is learnt from it will "
-                    "not be seen in a diagnosis"
-                ),
-                file=sys.stderr,
-            )
+        if found.outcome != "healthy":
+            why = headline(found)
+        elif others and job.succeeded is None:
+            why = "it does not say that it reached its end, and others do"
+        else:
+            continue
+        words = f"warning: {path}: this job does not look healthy: {why}"
+        print(printable(words), file=sys.stderr)
+        print("  what is learnt from it will not be seen in a diagnosis", file=sys.stderr)
 
 
 def _fail(words: str, code: int) -> int:

@@ -149,26 +149,6 @@ def missing(job: Job, pool: Pool) -> list[Usual]:
     return [one for one in pool.events if one.jobs >= EXPECTED and one not in said]
 
 
-def looks_failed(job: Job, roles: Mapping[str, str], others_succeeded: bool) -> str:
-    """Why a job is not one to learn from, in words; "" where nothing speaks against it.
-
-    Args:
-        roles: signature -> its role in the library.
-        others_succeeded: other jobs beside it say that they reached their end.
-    """
-    if job.succeeded is None:
-        for match in job.matches.values():
-            if roles[match.signature] not in ("cause", "ending"):
-                continue
-            step = job.streams[match.stream].last_step_at
-            if step is None or step.order < match.last.order:
-                at = f"{match.last.file}, line {match.last.line:,}"
-                return f"{match.signature} ({at}), and no step after it"
-    if others_succeeded and job.succeeded is None:
-        return "it does not say that it reached its end, and others do"
-    return ""
-
-
 def as_json(pool: Pool) -> dict[str, Any]:
     """As the file holds it."""
     return {
