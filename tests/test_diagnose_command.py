@@ -116,8 +116,9 @@ def test_a_log_that_stops_short_is_not_simply_healthy(last, said, tmp_path, caps
     assert ("a guess" in printed) == (last == 299)
 
 
-def test_json_is_one_document_and_nothing_else(broken, capsys):
-    assert main(["diagnose", str(broken), "--json"]) == 3
+@pytest.mark.parametrize("order", ["{} --json", "--json {}"])
+def test_json_is_one_document_and_nothing_else(order, broken, capsys):
+    assert main(["diagnose", *order.format(broken).split()]) == 3
     printed = capsys.readouterr()
     document = json.loads(printed.out)
     assert set(document) >= KEYS
@@ -157,7 +158,9 @@ def test_times_of_a_file_without_years_take_that_of_the_others(broken, capsys):
 def test_json_and_page_are_the_same_each_time_and_with_any_number_of_cores(broken, tmp_path):
     def files(name, *more):
         paths = tmp_path / f"{name}.json", tmp_path / f"{name}.html"
-        main(["diagnose", str(broken), "--json", str(paths[0]), "--page", str(paths[1]), *more])
+        main(
+            ["diagnose", str(broken), "--json-file", str(paths[0]), "--page", str(paths[1]), *more]
+        )
         return [path.read_bytes() for path in paths]
 
     assert files("a", "--cores", "1") == files("b", "--cores", "2")
@@ -213,7 +216,7 @@ def test_as_a_module(broken):
         (["{log}", "--signatures", "no_such.yaml"], "no_such.yaml: no such file"),
         (["{log}", "--metrics", "{log}"], "--metrics is for --page FILE.html"),
         (["{log}", "--telemetry", "{log}"], "--telemetry is for --page FILE.html"),
-        (["{log}", "--json", "{log}"], "a file *.json in a folder that is there is accepted"),
+        (["{log}", "--json-file", "{log}"], "a file *.json in a folder that is there is accepted"),
         (["{log}", "--page", "{log}"], "a file *.html in a folder that is there is accepted"),
         (["{log}", "--page", "no/such/a.html"], "a folder that is there"),
         (["{log}", "--healthy", "no_such.log"], "no_such.log"),
@@ -277,7 +280,7 @@ def test_what_is_asked_reaches_the_diagnosis(monkeypatch, broken, well):
     (paths, healthy, pool, signatures), named = asked[0]
     assert paths == [broken]
     assert healthy == [well, well]
-    assert (pool, signatures, named) == (None, [], {"cores": 3})
+    assert (pool, signatures, named["cores"]) == (None, [], 3)
 
 
 def test_what_the_library_warns_of_is_a_note(monkeypatch, broken, capsys):
@@ -297,7 +300,7 @@ def test_what_the_library_warns_of_is_a_note(monkeypatch, broken, capsys):
 def test_json_in_a_file_leaves_the_words_on_the_terminal(monkeypatch, broken, tmp_path, capsys):
     fake(monkeypatch, out_of_memory())
     path = tmp_path / "verdict.json"
-    assert main(["diagnose", str(broken), "--json", str(path)]) == 3
+    assert main(["diagnose", str(broken), "--json-file", str(path)]) == 3
     assert capsys.readouterr().out == verdict(out_of_memory()) + "\n"
     assert path.read_bytes() == as_json(out_of_memory())
 

@@ -18,27 +18,25 @@ from pathlib import Path
 from typing import Any
 
 import rmetric
+from rmetric.commands.progress import Progress
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
 from rmetric.diagnosis.result import Diagnosis
 from rmetric.diagnosis.words import clock, verdict
 from rmetric.logs import write_atomically
-from rmetric.printed import counted, printable
+from rmetric.printed import printable
 from rmetric.strict_json import encode
 
 NAME = "diagnose"
 HELP = "why did the job fail? what, where, when and what to do, from its text logs"
 #: Raised where what `--json` holds changes its meaning.
 FORMAT = 1
-STDOUT = "-"
 EXIT_CODES = {"healthy": 0, "failed": 3, "terminated": 4, "unknown": 5}
-#: Bytes from which on a terminal is told what is being read: less takes a moment.
-_MANY_BYTES = 100_000_000
 EXAMPLES = """examples:
   rmetric diagnose slurm-4711.out
   rmetric diagnose logs/ --healthy logs_of_yesterday/ logs_of_monday/
   rmetric diagnose logs/ --pool llama.json --json | jq .cause
   rmetric diagnose logs/ --page incident.html --metrics run.jsonl --telemetry gpus.jsonl
-  rmetric diagnose logs/ --json verdict.json || page-someone
+  rmetric diagnose logs/ --json-file verdict.json || page-someone
 
 exit codes: 0 healthy: nothing speaks of a failure; 3 failed; 4 terminated: ended from outside
 (cancelled, preempted, out of its time); 5 unknown: the logs do not say; 1 the page or the
@@ -62,8 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="YAML files of own signatures, beside those that are shipped",
     )  # fmt: skip
     parser.add_argument(
-        "--json", nargs="?", const=STDOUT, metavar="FILE.json",
-        help="one JSON document, instead of the words, or into a file beside them",
+        "--json", action="store_true", help="one JSON document instead of the words"
+    )
+    parser.add_argument(
+        "--json-file", type=Path, metavar="FILE.json",
+        help="write that document into a file, beside the words",
     )  # fmt: skip
     parser.add_argument(
         "--page", type=Path, metavar="FILE.html", help="write the incident as one page, for mail"
@@ -99,7 +100,6 @@ def usable_cores() -> int:
 def run(options: argparse.Namespace) -> int:
     try:
         _check(options)
-        _say_what_is_read(options.paths)
         diagnosis = _diagnose(options)
         html = _page(options, diagnosis)
     except (ValueError, OSError) as error:  # LogError, SourceError and SignatureError are such
@@ -108,13 +108,13 @@ def run(options: argparse.Namespace) -> int:
         print("stopped: nothing was diagnosed", file=sys.stderr)
         return 130
     document = as_json(diagnosis)
-    if options.json == STDOUT:
+    if options.json:
         sys.stdout.buffer.write(document)
     else:
         _print(verdict(diagnosis))
     try:
-        if options.json not in (None, STDOUT):
-            write_atomically(Path(options.json), [document])
+        if options.json_file is not None:
+            write_atomically(options.json_file, [document])
         if options.page is not None:
             write_atomically(options.page, [html])
     except OSError as error:
@@ -152,12 +152,10 @@ def _check(options: argparse.Namespace) -> None:
     for name in ("metrics", "telemetry"):
         if getattr(options, name) is not None and options.page is None:
             raise ValueError(f"--{name} is for --page FILE.html, which is not given")
-    outputs = {"json": ".json", "page": ".html"}
-    for name, suffix in outputs.items():
-        given = getattr(options, name)
-        if given in (None, STDOUT):
+    outputs = {"json-file": (options.json_file, ".json"), "page": (options.page, ".html")}
+    for name, (path, suffix) in outputs.items():
+        if path is None:
             continue
-        path = Path(given)
         # It may be a log that was meant as a PATH, and would be lost.
         if path.suffix != suffix or path.is_dir() or not path.parent.is_dir():
             raise ValueError(
@@ -173,12 +171,18 @@ def _diagnose(options: argparse.Namespace) -> Diagnosis:
     from rmetric.diagnosis.decide import diagnose
     from rmetric.diagnosis.pool import Pool
 
-    with warnings.catch_warnings(record=True) as warned:
+    told = Progress([*options.paths, *options.healthy])
+    with warnings.catch_warnings(record=True) as warned, told:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", UserWarning)
         pool = None if options.pool is None else Pool.load(options.pool)
         diagnosis = diagnose(
-            options.paths, options.healthy, pool, options.signatures, cores=options.cores
+            options.paths,
+            options.healthy,
+            pool,
+            options.signatures,
+            cores=options.cores,
+            told=told,
         )
     said = dict.fromkeys(str(one.message) for one in warned if one.category is UserWarning)
     return replace(diagnosis, notes=(*diagnosis.notes, *said))
@@ -191,22 +195,6 @@ def _page(options: argparse.Namespace, diagnosis: Diagnosis) -> bytes:
 
     html = incident_page(diagnosis, metrics=options.metrics, telemetry=options.telemetry)
     return html.encode("utf-8", "replace")
-
-
-def _say_what_is_read(paths: list[Path]) -> None:
-    """On a terminal, before many bytes are read: nobody should think that it hangs."""
-    if not sys.stderr.isatty():
-        return
-    files = [
-        file
-        for path in paths
-        for file in (path.rglob("*") if path.is_dir() else [path])
-        if file.is_file()
-    ]
-    size = sum(file.stat().st_size for file in files)
-    if size >= _MANY_BYTES:
-        words = f"reading {counted(len(files), 'file')}, {size / 1e9:.1f} GB ..."
-        print(words, file=sys.stderr, flush=True)
 
 
 def _print(text: str) -> None:
