@@ -80,6 +80,8 @@ def test_lines_of_trainings(stage, text):
         "Finished training warmup: 72.2 s",
         "Namespace(data_dir='/data', load='ckpt', save='ckpt', evaluate=True)",
         "loss is nan",
+        "{'loss': nan, 'epoch': 0.3}",
+        "losses: {'loss': 0.3}",
     ],
 )
 def test_what_is_no_stage(text):
@@ -105,6 +107,8 @@ STEPS = [
     (12, " 12%|#2        | 12/100 [00:01<00:09,  9.5it/s]"),
     (12, "12/100 [00:01<00:09,  9.5it/s]"),
     (921, "Epoch 3:  45%|####4     | 120/267 [00:10<00:12, 11.5it/s, loss=2.1]"),
+    (50, "05:58:36,128 Epoch[9] Batch [50]\tSpeed: 1000.00 samples/sec\taccuracy=0.87"),
+    (38, "     38/89     5.62G   0.02079  0.00897   0.0009         6       640"),
     (7, "global_step=7"),
     (7, '{"global_step": 7, "loss": 2.5}'),
     (7, "{'loss': 2.5, 'grad_norm': 0.3, 'step': 7}"),

@@ -1,10 +1,20 @@
-"""At which stage a traceback was raised, by the names of its functions."""
+"""What a traceback tells: at which stage it was raised, what, and where in the user's own code."""
 
 from __future__ import annotations
 
 import re
 
-_FRAME = re.compile(r"^\s*File \".{1,400}\", line \d+, in (?P<name>\S+)", re.MULTILINE)
+_FRAME = re.compile(
+    r"^\s*File \"(?P<path>.{1,400})\", line (?P<line>\d+), in (?P<name>\S+)", re.MULTILINE
+)
+#: Frames of libraries, of the interpreter and of what it makes up.
+_NOT_OWN = re.compile(r"(?:site|dist)-packages|/lib(?:64)?/python[\d.]*/|[\\/]Lib[\\/]|^<")
+_RAISED = re.compile(
+    r"^(?:[ \t]*|[^\n]{0,80}[ :\]])(?P<name>(?:[A-Za-z_]\w*\.)*(?:_?[A-Z]\w*|error|timeout))"
+    r"(?:: ?(?P<said>[^\n]*))?$",
+    re.MULTILINE,
+)
+_ENDS = re.compile(r"(?:Error|Exception|Failure|Interrupt|Exit|Warning|Timeout|error|timeout)$")
 #: Words in a function's name -> the stage; the first that fits the innermost frame that any fits.
 _STAGES = (
     ("checkpoint", r"checkpoint|save_(?:model|state|pretrained|sharded)|(?:^|\.)save$"),
@@ -34,3 +44,33 @@ def stage_of(text: str) -> str:
             if words.search(name):
                 return stage
     return "train" if any(_TRAINS.search(name) for name in names) else ""
+
+
+def raised(text: str) -> str:
+    """The exception that ends an entry and the frame of the user's own code that led to it.
+
+    The own frame is the innermost that lies in no library; "" where there is no exception.
+
+    >>> raised('''Traceback (most recent call last):
+    ...   File "plan.py", line 12, in make
+    ...   File "/env/lib/python3.10/site-packages/acme/slots.py", line 40, in take
+    ... acme.errors.SlotError: no room''')
+    'SlotError in make (plan.py:12): no room'
+    """
+    frames = list(_FRAME.finditer(text))
+    found = None
+    for found in _RAISED.finditer(text, frames[-1].end() if frames else 0):
+        if frames or _ENDS.search(found["name"]):
+            break
+        found = None
+    if found is None:
+        return ""
+    own = [frame for frame in frames if not _NOT_OWN.search(frame["path"])]
+    name, said = found["name"].rpartition(".")[2], (found["said"] or "").strip()
+    if name in ("error", "timeout"):
+        name = found["name"]
+    place = ""
+    if own:
+        file = re.split(r"[\\/]", own[-1]["path"])[-1]
+        place = f" in {own[-1]['name']} ({file}:{own[-1]['line']})"
+    return f"{name}{place}: {said}" if said else f"{name}{place}"

@@ -161,6 +161,8 @@ RULES: tuple[Rule, ...] = (
           r"|\b(start(ing|ed)?|begin(ning)?|entering|launching) (the )?(main )?train(ing)?"
           r"\b(?! (script|data|process|job|run id|worker))",
           "***** Running training *****"),
+    _rule("train", "HF Trainer, TRL", "loss", r"^\W*['\"](train_)?loss['\"]: ?['\"]?-?[\d.]",
+          "{'loss': 1.7319, 'grad_norm': 0.55, 'learning_rate': 2.7e-05, 'epoch': 1.42}"),
     _rule("train", "MindSpore, any", "epoch", r"^\W*(start(ing)? )?epoch[:= ] ?\[?\d+",
           "Epoch 3 of 10"),
 

@@ -39,7 +39,11 @@ _BAR_OF_TRAINING = re.compile(
     r"^\W*((train(ing)?|epochs?|steps?|iter(ation)?s?|it|progress|rank|of)\W*|\d+\W*)*$"
 )
 _EPOCH = re.compile(r"\bepochs? *\[?(\d+)")
-_BATCHES = re.compile(r"\bbatch(?:es)? *\[? *(?P<step>\d+) */ *\d+|(?P<other>\d+)/ *\d+ batches\b")
+_BATCHES = re.compile(
+    r"\bbatch(?:es)? *\[? *(?P<step>\d+) */ *\d+|(?P<other>\d+)/ *\d+ batches\b"
+    r"|\] batch \[(?P<in_brackets>\d+)\]"
+)
+_ROW = re.compile(r"^ *(?P<step>\d+)/\d+ +[\d.]+g +[\d.]")
 _SHORT = re.compile(r"^(?:\d+\||s:)(?P<step>\d+)(?:\|loss\b| trl:)")
 _SAMPLES = re.compile(r"\"(?P<word>step_num|iter_num|step|samples_count)\": *(?P<step>\d+)\b")
 _OF_EVALUATION = re.compile(r"\"(key\": *\")?(eval|valid)\w*\"")
@@ -90,7 +94,13 @@ def _batches(text: str) -> Told | None:
     found = _BATCHES.search(text)
     if found is None or _REFUSED.search(text[: found.start()][-30:]):
         return None
-    return Told("batches", int(found["step"] or found["other"]))
+    return Told("batches", int(found["step"] or found["other"] or found["in_brackets"]))
+
+
+def _row(text: str) -> Told | None:
+    """A row of the table that YOLO prints: an epoch, the memory, the losses."""
+    found = _ROW.search(text)
+    return Told("row", int(found["step"])) if found else None
 
 
 def _short(text: str) -> Told | None:
@@ -105,6 +115,7 @@ _FORMS: tuple[tuple[str, re.Pattern[str], Callable[[str], Told | None]], ...] = 
     ("epoch", re.compile("epoch"), _of_epoch),
     ("words", re.compile(r"step|iter|num_updates|\bit[ \t]*[:=]|batch_idx"), _word),
     ("batches", re.compile("batch"), _batches),
+    ("YOLO", re.compile(r"^ *\d*/\d* +[\d.]*g "), _row),
     ("torchtune, llm.c", re.compile(r"^\d*\|\d*\|loss|^s:\d* trl:"), _short),
 )
 _GATE = re.compile("|".join(f"(?:{gate.pattern})" for _, gate, _ in _FORMS).encode())
