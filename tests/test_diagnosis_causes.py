@@ -212,6 +212,15 @@ def test_where_all_lost_a_connection_the_order_of_writing_tells_who_was_first():
     assert amid(writer)[0] == "rank 9"
 
 
+def test_where_all_lost_a_connection_the_order_of_their_exits_tells_who_was_first():
+    writer = Writer(ranks=16, one_file=False)
+    for rank in range(16):
+        writer.say(rank, "timed out", signature="timeout", fields=LOST)
+    for tasks in ("6", "4", "5", "2,3,7", "1,8-15", "0"):
+        writer.say("launcher", f"tasks {tasks}", signature="exit", fields={"tasks": tasks})
+    assert amid(writer)[0] == "rank 5"
+
+
 def test_where_all_lost_a_connection_in_logs_of_their_own_nobody_stands_out():
     writer = Writer(ranks=16, one_file=False)
     for rank in range(16):

@@ -296,7 +296,8 @@ def signs_of_losses(job: Job, causes: Sequence[Cause]) -> list[Sign]:
 
     Ranks pass their data round a ring, or to those a power of two away. So the first to notice
     that one is cut off are its neighbours, and it loses them at the same moment. Where all come
-    to say so, the order in a log that they share tells who was first.
+    to say so, the order tells who was first: of their exits, or of the entries in a log that they
+    share.
     """
     said = {
         match.stream: match.first
@@ -311,6 +312,8 @@ def signs_of_losses(job: Job, causes: Sequence[Cause]) -> list[Sign]:
         shared[first.file] += 1
         if (rank := job.streams[name].rank) is not None:
             weights[rank] = 1.0 / shared[first.file]
+    for place, rank in enumerate((one for one in _exits(causes) if one in weights), 1):
+        weights[rank] += 1.0 / place
     ranks = {one.rank for one in job.speaking if one.rank is not None} | set(job.silent_ranks)
     if len(weights) < 2 or len(ranks) < 4:
         return []
@@ -327,6 +330,18 @@ def signs_of_losses(job: Job, causes: Sequence[Cause]) -> list[Sign]:
         for rank, one in near.items()
         if (strength := (one - usual) / (most - usual)) > LEAST_AMID
     ]
+
+
+def _exits(causes: Sequence[Cause]) -> list[int]:
+    """Ranks in the order in which a launcher that tells of each saw them end."""
+    told = [
+        rank
+        for cause in causes
+        for match in cause.matches
+        for fields in match.named
+        for rank in _numbers(fields.get("tasks", ""))
+    ]
+    return list(dict.fromkeys(told))
 
 
 def _near(rank: int, weights: Mapping[int, float], size: int) -> float:
