@@ -216,3 +216,8 @@ def test_an_exception_in_lower_case_ends_its_traceback():
     ]
     assert [kind_of(line) for line in lines] == [Kind.START, Kind.PART, Kind.EXCEPTION]
     assert kind_of(b"train.error_rate: 3") is Kind.PLAIN
+
+
+def test_a_row_of_a_table_of_epochs_is_an_entry_of_its_own():
+    assert kind_of(b"     38/89     5.62G   0.02079  0.0089   0.0009         6       640") is Kind.PLAIN
+    assert kind_of(b"     a/b  and more words") is Kind.PART

@@ -110,7 +110,7 @@ _EXCEPTION = re.compile(
 )
 _PART = re.compile(
     # Progress bars and step lines are indented too, and are lines of their own.
-    rb"(?:  |\t)(?!\s*(?:\d+%\||(?i:step|iter|epoch)\w*[ :=\[#/]*\d))"
+    rb"(?:  |\t)(?!\s*(?:\d+%\||\d+/\d+\s|(?i:step|iter|epoch)\w*[ :=\[#/]*\d))"
     rb"|(?:frame )?#\d+[: ]+\S|\[ ?\d+\] (?:/|0x|\w[\w.]*\()|at (?:[\w$]+\.)+[\w$<>]+\("
     rb"|[~^]{3,}$|@ +0x|nccl\w+(?:Error|Usage|Argument)\w*:"
     rb"|\*\*\* (?:Signal|Associated|Failing|End of error)|\*\*\* \[ ?\d+\]"
