@@ -130,4 +130,4 @@ def test_bad_input(
 def test_cores_are_a_number_from_one(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         learn("--job", "x", "a.log", "--cores", "0")
-    assert "a number from 1 is accepted" in capsys.readouterr().err
+    assert "a whole number from 1 is accepted" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
+from rmetric.commands.options import share
 from rmetric.detectors.calibrated import thresholds_to_json
 from rmetric.detectors.calibrated.calibration import FLOORS, NotHealthy, calibrate
 from rmetric.detectors.calibrated.thresholds import Thresholds
@@ -47,16 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("thresholds.json"), help="(default: %(default)s)"
     )
-
-
-def share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: a share from 0 to below 1 is accepted")
-    return value
 
 
 def run(options: argparse.Namespace) -> int:

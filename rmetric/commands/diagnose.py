@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import rmetric
+from rmetric.commands.options import whole
 from rmetric.commands.progress import Progress
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
 from rmetric.diagnosis.result import Diagnosis
@@ -78,17 +79,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --page: what rmetric telemetry --jsonl recorded of the GPUs",
     )  # fmt: skip
     parser.add_argument(
-        "--cores", type=number_of_cores, default=usable_cores(), metavar="N",
+        "--cores", type=whole(1), default=usable_cores(), metavar="N",
         help="processes that read files (default: as many as there are cores, here "
         "%(default)s)",
     )  # fmt: skip
-
-
-def number_of_cores(text: str) -> int:
-    """From 1, for `argparse`."""
-    if text.isdecimal() and int(text) > 0:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r}: a whole number from 1 is accepted")
 
 
 def usable_cores() -> int:

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rmetric.commands.options import whole
 from rmetric.commands.progress import Progress
 from rmetric.logs import LogError
 from rmetric.printed import counted, printable
@@ -45,15 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, metavar="FILE", help="(default: NAME.json, in this folder)"
     )
     learn.add_argument(
-        "--cores", type=cores, default=1, metavar="N",
+        "--cores", type=whole(1), default=1, metavar="N",
         help="processes that read the files of a job, from 1 (default: %(default)s)",
     )  # fmt: skip
-
-
-def cores(text: str) -> int:
-    if text.isdigit() and int(text) > 0:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r}: a number from 1 is accepted")
 
 
 def run(options: argparse.Namespace) -> int:

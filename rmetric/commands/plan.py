@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import replace
-from math import isfinite
 from pathlib import Path
 
+from rmetric.commands.options import number, share, whole
 from rmetric.recovery.layout import Layout
 from rmetric.recovery.planner import BatchSpec, PlanOptions, plan
 from rmetric.recovery.planner.cluster import GIB, GPUS, Cluster, Node
@@ -78,12 +77,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     gpu = parser.add_argument_group("the GPU")
     gpu.add_argument("--gpu", choices=tuple(GPUS), default="a100", help="(default: %(default)s)")
-    gpu.add_argument("--memory", type=positive, metavar="GIB", help="its memory, if it differs")
-    gpu.add_argument("--reserve", type=positive, default=4.0, metavar="GIB",
+    gpu.add_argument("--memory", type=number, metavar="GIB", help="its memory, if it differs")
+    gpu.add_argument("--reserve", type=number, default=4.0, metavar="GIB",
                      help="for CUDA, NCCL and fragmentation (default: %(default)g)")  # fmt: skip
-    gpu.add_argument("--peak", type=positive, metavar="TFLOPS", help="dense bfloat16, if other")
-    gpu.add_argument("--intra", type=positive, metavar="GB/S", help="to GPUs of its node, one way")
-    gpu.add_argument("--inter", type=positive, metavar="GB/S", help="to other nodes, one way")
+    gpu.add_argument("--peak", type=number, metavar="TFLOPS", help="dense bfloat16, if other")
+    gpu.add_argument("--intra", type=number, metavar="GB/S", help="to GPUs of its node, one way")
+    gpu.add_argument("--inter", type=number, metavar="GB/S", help="to other nodes, one way")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -193,29 +192,3 @@ def current(text: str) -> Layout:
         raise argparse.ArgumentTypeError(f"{text!r}: TP,PP,DP or TP,PP,DP,CP or TP,PP,DP,CP,EP")
     names = ("tensor", "pipeline", "data", "context", "expert")
     return Layout(**dict(zip(names, given, strict=False)))
-
-
-def whole(least: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r}: a whole number from {least} is accepted")
-        return int(text)
-
-    return read
-
-
-def positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not (isfinite(value) and value >= 0):
-        raise argparse.ArgumentTypeError(f"{text!r}: a number from 0 is accepted")
-    return value
-
-
-def share(text: str) -> float:
-    value = positive(text)
-    if value >= 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: a share from 0 to below 1 is accepted")
-    return value
