@@ -549,6 +549,47 @@ class TestPlans:
         chosen = by_model(model, cluster.gpu, batch, engine="megatron")
         assert chosen({"": tuple(range(8))}, now).layout == found.best.layout
 
+    def test_a_size_that_the_training_is_not_told_of_stays(self):
+        from rmetric.recovery.planner import BatchSpec
+        from rmetric.recovery.planner.cluster import Cluster
+        from rmetric.recovery.planner.model_shape import ModelShape
+
+        shape = dict(heads=32, kv_heads=8, hidden=4096, head_size=128, ffn=14336,
+                     vocabulary=128256)  # fmt: skip
+        gpu, pool = Cluster.of([1], "h100").gpu, {"": tuple(range(8))}
+        long = ModelShape(**shape, layers=32, sequence=131072)
+        experts = ModelShape(
+            **shape, layers=16, sequence=8192, experts=8, experts_per_token=2, expert_ffn=14336
+        )
+
+        def planned(model, samples, **more):
+            plan = by_model(model, gpu, BatchSpec(samples=samples), engine="megatron", **more)
+            return plan(pool, None).layout
+
+        assert planned(long, 4).context > 1
+        assert planned(long, 4, untold={"context": 1}).context == 1
+        assert planned(experts, 64).expert > 1
+        assert planned(experts, 64, untold={"expert": 1}).expert == 1
+        with pytest.raises(NothingFitsError, match=r"no \{tensor\}, \{pipeline\}, \{expert\}"):
+            planned(experts, 64, untold=dict.fromkeys(("tensor", "pipeline", "expert"), 1))
+
+    def test_of_what_the_training_is_told_its_command_says(self, tmp_path, monkeypatch):
+        from rmetric.recovery.supervisor import allocation
+
+        asked = {}
+        monkeypatch.setattr(allocation, "by_model", lambda *given, **named: asked.update(named))
+        model = tmp_path / "model.json"
+        model.write_text(json.dumps(dict(layers=2, heads=2, kv_heads=2, hidden=64, head_size=32,
+                                         ffn=128, vocabulary=100, sequence=64)))  # fmt: skip
+        parser = argparse.ArgumentParser()
+        supervise.add_arguments(parser)
+        options = parser.parse_args(
+            [str(tmp_path), "--model", str(model), "--batch", "8", "--layout", "context=2",
+             "--", "torchrun", "train.py", "--tp={tensor}", "{pipeline}"]
+        )  # fmt: skip
+        supervise._planner(options, {"": tuple(range(4))}, "GPU")
+        assert asked["untold"] == {"context": 2, "expert": 1}
+
     def test_a_model_that_fits_nowhere_is_said(self):
         from rmetric.recovery.planner import BatchSpec
         from rmetric.recovery.planner.cluster import Cluster

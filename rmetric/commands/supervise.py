@@ -13,7 +13,7 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from math import inf
 from pathlib import Path
@@ -35,6 +35,8 @@ exit codes: 0 finished, now or before; 1 given up, summary.md says why; 2 the co
 wrong; 3 another supervisor has the folder; 4 a request asked the training to stop; 128 + the
 signal that ended the supervisor"""
 
+#: What a training must be told of, to have another than before.
+_SIZES = ("tensor", "pipeline", "context", "expert")
 #: Option -> what it says; the names, types and defaults are those of the settings.
 _SETTINGS = {
     "max_restarts": "restarts in a row before it is given up",
@@ -104,7 +106,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         type=Path,
         metavar="FILE",
-        help="shape of the model: any layout may be planned; needs --batch",
+        help="shape of the model: any layout may be planned, of sizes that the command has a place "
+        "for; needs --batch",
     )
     how.add_argument("--engine", default="megatron", help="for which to plan (default: megatron)")
     how.add_argument("--gpu", default="h100", help="type of the GPUs, to plan (default: h100)")
@@ -326,7 +329,17 @@ def _by_model(options: argparse.Namespace, by_model: Any, first: Any) -> Any:
         raise ValueError("--model needs --batch")
     gpu = Cluster.of([1], options.gpu, memory_gib=options.gpu_memory).gpu
     model, batch = ModelShape.from_json(options.model), BatchSpec(samples=options.batch)
-    return by_model(model, gpu, batch, engine=options.engine, first=first)
+    untold = _untold(options.command, options.layout or {})
+    return by_model(model, gpu, batch, engine=options.engine, first=first, untold=untold)
+
+
+def _untold(command: Sequence[str], layout: Mapping[str, int]) -> dict[str, int]:
+    """Sizes that the command has no place for: as `--layout` says, else 1.
+
+    >>> _untold(["torchrun", "train.py", "--tp={tensor}", "{pipeline}"], {"context": 2})
+    {'context': 2, 'expert': 1}
+    """
+    return {name: layout.get(name, 1) for name in _SIZES if f"{{{name}}}" not in "\0".join(command)}
 
 
 def _sources(options: argparse.Namespace, pool: dict[str, tuple[int, ...]]) -> list[Any]:

@@ -134,7 +134,13 @@ def _why(layout: Layout, have: int, batch: int | None, unit: str) -> str:
 
 
 def by_model(
-    model: Any, gpu: Any, batch: Any, *, engine: str, first: Layout | None = None
+    model: Any,
+    gpu: Any,
+    batch: Any,
+    *,
+    engine: str,
+    first: Layout | None = None,
+    untold: Mapping[str, int] | None = None,
 ) -> Planner:
     """Plans with `rmetric.recovery.planner`.
 
@@ -147,9 +153,15 @@ def by_model(
         batch: a `BatchSpec`.
         engine: as for `rmetric.recovery.planner.plan`.
         first: layout of the first launch, if it has the GPUs; None where it is planned too.
+        untold: of tensor, pipeline, context and expert what the training is not told of, and
+            the size that it has; it stays.
     """
+    from rmetric.recovery.planner import PlanOptions
     from rmetric.recovery.planner import plan as plan_layout
     from rmetric.recovery.planner.cluster import Cluster, Node
+
+    sizes: dict[str, Any] = {name: (size,) for name, size in (untold or {}).items()}
+    options = PlanOptions(**sizes)
 
     def plan(pool: Pool, current: Layout | None) -> Allocation:
         if first is not None and current is None and (gpus := allot(first, pool)):
@@ -160,7 +172,12 @@ def by_model(
             even = {node: gpus[:each] for node, gpus in pool.items() if len(gpus) >= each}
             nodes = tuple(Node(name=node, gpus=gpus) for node, gpus in even.items())
             found = plan_layout(
-                model, Cluster(nodes=nodes, gpu=gpu), batch, engine=engine, current=current
+                model,
+                Cluster(nodes=nodes, gpu=gpu),
+                batch,
+                engine=engine,
+                current=current,
+                options=options,
             )
             why = why if found.best else "; ".join((found.why, *found.would_help))
             # The planner's own first: it may stand before a faster one that changes more.
@@ -173,7 +190,9 @@ def by_model(
                         best = speed, Allocation(gpus=gpus, layout=option.layout, words=words)
                     break
         if best is None:
-            raise NothingFitsError(why)
+            named = ", ".join(f"{{{name}}}" for name in sizes)
+            stay = f"; planned as they are, for the command has no {named}" if named else ""
+            raise NothingFitsError(f"{why}{stay}")
         return best[1]
 
     return plan
