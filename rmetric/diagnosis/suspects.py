@@ -17,7 +17,7 @@ from operator import itemgetter
 from typing import TypeVar
 
 from rmetric.diagnosis.causes import Cause
-from rmetric.diagnosis.job import Job, Stream
+from rmetric.diagnosis.job import Job, Occurrence, Stream
 from rmetric.diagnosis.moments import Moments
 from rmetric.diagnosis.reading.hosts import expanded
 from rmetric.diagnosis.result import MAX_NODES, Suspect
@@ -181,7 +181,11 @@ def signs_of_causes(job: Job, causes: Sequence[Cause], moments: Moments) -> list
             signs += _own(cause, whom.heard, moments)
         if cause.signature.role != "ending":
             signs += _accusations(cause, whom)
-    return signs + _launchers(causes, whom)
+    # Who says that it lost another did not end of itself, whatever the launcher saw first.
+    lost = _losses(causes)
+    seen = ("accused", "failed first")
+    signs += _launchers(causes, whom)
+    return [one for one in signs if one.stream not in lost or one.kind not in seen]
 
 
 def _own(cause: Cause, heard: set[str], moments: Moments) -> list[Sign]:
@@ -299,13 +303,7 @@ def signs_of_losses(job: Job, causes: Sequence[Cause]) -> list[Sign]:
     to say so, the order tells who was first: of their exits, or of the entries in a log that they
     share.
     """
-    said = {
-        match.stream: match.first
-        for cause in causes
-        if cause.signature.role == "echo"
-        for match in reversed(cause.matches)
-        if any("remote_host" in fields for fields in match.named)
-    }
+    said = _losses(causes)
     weights: dict[int, float] = {}
     shared: Counter[str] = Counter()
     for name, first in sorted(said.items(), key=lambda one: one[1].order):
@@ -330,6 +328,17 @@ def signs_of_losses(job: Job, causes: Sequence[Cause]) -> list[Sign]:
         for rank, one in near.items()
         if (strength := (one - usual) / (most - usual)) > LEAST_AMID
     ]
+
+
+def _losses(causes: Sequence[Cause]) -> dict[str, Occurrence]:
+    """Who says that it lost another's connection, and where first."""
+    return {
+        match.stream: match.first
+        for cause in causes
+        if cause.signature.role == "echo"
+        for match in reversed(cause.matches)
+        if any("remote_host" in fields for fields in match.named)
+    }
 
 
 def _exits(causes: Sequence[Cause]) -> list[int]:
