@@ -34,6 +34,7 @@ from rmetric.diagnosis.result import (
     Suspect,
     not_above,
 )
+from rmetric.diagnosis.stage import stage_at
 
 MAX_CANDIDATES = 5
 #: A second cause of another family that is nearly as good makes the first less sure.
@@ -388,11 +389,13 @@ class _Case:
         )
 
     def _stage(self, place: Occurrence | None) -> str:
-        """By the functions of the first traceback that names one, else as the log told last."""
-        texts = [place.text] if place else []
-        texts += [match.first.text for one in self.causes for match in one.matches]
-        told = next((stage for text in texts if (stage := stage_of(text))), "")
-        return told or (place.stage if place else "") or self.found.stage
+        """By the functions of its traceback, else as the log told, else by others' tracebacks."""
+        matches = [match for one in self.causes for match in one.matches]
+        own = [match.first.text for match in matches if place and match.stream == place.stream]
+        told = _first_stage([place.text, *own] if place else [])
+        if not told and place is not None:
+            told = stage_at(self.job, place, self.moments)
+        return told or _first_stage([match.first.text for match in matches]) or self.found.stage
 
     def _time(self, place: Occurrence | None) -> float | None:
         """Of an entry without one, a traceback, it is the last that its stream states."""
@@ -433,6 +436,10 @@ class _Case:
             job=_described(job, self.moments),
             **said,
         )
+
+
+def _first_stage(texts: Sequence[str]) -> str:
+    return next((stage for text in texts if (stage := stage_of(text))), "")
 
 
 def _said(cause: Cause) -> str:

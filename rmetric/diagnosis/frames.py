@@ -9,6 +9,8 @@ _FRAME = re.compile(
 )
 #: Frames of libraries, of the interpreter and of what it makes up.
 _NOT_OWN = re.compile(r"(?:site|dist)-packages|/lib(?:64)?/python[\d.]*/|[\\/]Lib[\\/]|^<")
+#: Frames that tell no stage: a launcher starts workers again, a list of layers has items too.
+_BESIDES = re.compile(r"[\\/]torch[\\/](?:distributed[\\/](?:run|launch|elastic)|nn[\\/])")
 _RAISED = re.compile(
     r"^(?:[ \t]*|[^\n]{0,80}[ :\]])(?P<name>(?:[A-Za-z_]\w*\.)*(?:_?[A-Z]\w*|error|timeout))"
     r"(?:: ?(?P<said>[^\n]*))?$",
@@ -23,6 +25,7 @@ _STAGES = (
                   r"|^_?fetch|get_batch"),
     ("initialise", r"init_process_group|initiali[sz]e|setup_(?:model|distributed)|build_model"
                    r"|from_pretrained|^_new_process_group"),
+    ("tear-down", r"destroy_process_group|^_?(?:clean_?up|tear_?down|finali[sz]e|__del__)$"),
     ("compile", r"^compile|_compile|inductor|dynamo"),
 )  # fmt: skip
 _RULES = [(stage, re.compile(words, re.IGNORECASE)) for stage, words in _STAGES]
@@ -38,7 +41,8 @@ def stage_of(text: str) -> str:
     ... OSError: no space''')
     'checkpoint'
     """
-    names = [frame["name"] for frame in _FRAME.finditer(text)]
+    frames = _FRAME.finditer(text)
+    names = [frame["name"] for frame in frames if not _BESIDES.search(frame["path"])]
     for name in reversed(names):
         for stage, words in _RULES:
             if words.search(name):

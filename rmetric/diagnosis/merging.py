@@ -44,6 +44,7 @@ def layout_of(parts: Sequence[Part]) -> Layout:
 class _Merging:
     def __init__(self, layout: Layout) -> None:
         self.layout, self.events, self.job = layout, Events(), Job()
+        self.told = (False, 0)
         self.tails: dict[str, list[Occurrence]] = {}
 
     def add(self, part: Part) -> None:
@@ -161,9 +162,14 @@ class _Merging:
                 )
 
     def _stages(self, part: Part, placed: Placed) -> None:
-        """The job is where the speaker is that tells most of its stages: usually rank 0."""
+        """The job is where the speaker is that tells most of its stages: usually rank 0.
+
+        One that trains knows more than a launcher.
+        """
         for one in part.speakers:
-            if len(one.stages) > len(self.job.stages):
+            told = (one.steps > 0, len(one.stages))
+            if one.stages and told > self.told:
+                self.told = told
                 self.job.stages = [(stage, placed(place)) for stage, place in one.stages]
 
 
