@@ -307,6 +307,11 @@ class TestNotes:
         assert "a.log ends at 2024-04-01 10:00:00" in note
         assert "b.log begins at 2024-04-02 10:00:00" in note
 
+    def test_a_last_line_without_a_year_is_of_the_same_job(self, tmp_path: Path) -> None:
+        lines = [f"2024-05-03 02:14:{i:02d} INFO step {i} loss 1.0" for i in range(40)]
+        write(tmp_path / "a.log", [*lines, "W0503 02:15:01.000000 1 api.py:719] shutting down"])
+        assert not [note for note in read(tmp_path).notes if "two jobs" in note]
+
     def test_two_jobs_by_the_ranks_that_speak_in_both(self, tmp_path: Path) -> None:
         for folder in ("first", "second"):
             (tmp_path / folder).mkdir()

@@ -216,9 +216,14 @@ def test_a_long_title_loses_what_explains_it_and_when_gets_a_line():
     shown = verdict(out_of_memory(title=title, confidence=0.6)).split("\n")
     assert shown[0] == (
         "FAILED, probably: A kernel failed on a device, rank 12 on node-03, at step 431 (train), "
-        "02:14:07"
+        "2024-05-03 02:14:07"
     )
     assert shown[1].startswith("Who acts")
+    tight = headline(out_of_memory(title=title, confidence=0.6, time=None), width=90)
+    assert (
+        tight
+        == "FAILED, probably: A kernel failed on a device, rank 12 on node-03, at step 431 (train)"
+    )
     title = "An operation of a library no longer has, or does not have yet, the argument it needs"
     shown = verdict(out_of_memory(title=title)).split("\n")
     assert shown[0] == f"FAILED: {title.removesuffix(' needs')}…, rank 12 on node-03"

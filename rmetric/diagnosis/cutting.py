@@ -47,14 +47,14 @@ def shortened(text: str, most: int) -> str:
 def brief(text: str, most: int) -> str:
     """Prose at no more than `most` characters: without its last clauses, else its beginning.
 
-    >>> brief("A kernel failed, most often an address out of range", 40)
+    >>> brief("A kernel failed, most often an address out of range", 20)
     'A kernel failed'
     >>> brief("An operation over libfabric failed", 20)
     'An operation over…'
     """
     if len(text) <= most:
         return text
-    ends = [one.start() for one in _CLAUSE.finditer(text, 0, most + 1)]
+    ends = [one.start() for one in _CLAUSE.finditer(text)]
     end = max((one for one in ends if one <= most), default=0)
     return text[:end] if end >= _LEAST * most else _begun(text, most)
 

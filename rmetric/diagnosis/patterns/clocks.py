@@ -81,7 +81,7 @@ def two_jobs(job: Job, apart: float = APART) -> tuple[str, str] | None:
         apart: seconds without an entry that it takes.
     """
     # Seconds since boot, and times without a year, cannot be compared with others.
-    dated = {name: span for name, span in job.spans.items() if span[0] >= NO_YEAR[1]}
+    dated = {name: span for name, span in job.spans.items() if min(span) >= NO_YEAR[1]}
     spans = sorted((begin, end, name) for name, (begin, end) in dated.items())
     until, last = spans[0][1:] if spans else (0.0, "")
     early: set[str] = set()
