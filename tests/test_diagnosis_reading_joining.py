@@ -219,5 +219,14 @@ def test_an_exception_in_lower_case_ends_its_traceback():
 
 
 def test_a_row_of_a_table_of_epochs_is_an_entry_of_its_own():
-    assert kind_of(b"     38/89     5.62G   0.02079  0.0089   0.0009         6       640") is Kind.PLAIN
+    assert kind_of(b"     38/89     5.62G   0.02079  0.0089      6       640") is Kind.PLAIN
     assert kind_of(b"     a/b  and more words") is Kind.PART
+
+
+def test_what_a_backend_raised_is_one_entry_with_who_says_so():
+    says = b"torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:"
+    state = State.PLAIN
+    for line in (says, b"RuntimeError: no triton"):
+        joined, state = NEXT[state][kind_of(line)]
+    assert joined
+    assert state is State.RAISED

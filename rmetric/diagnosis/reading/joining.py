@@ -141,6 +141,8 @@ def kind_of(line: bytes) -> Kind:
         return Kind.PART
     if len(text) >= 8 and text[:1] in b"=-*" and not text.strip(text[:1]):
         return Kind.DOUBLE if text[:1] == b"=" else Kind.RULER
+    if text.endswith(b" raised:"):
+        return Kind.CHAIN  # torch's compiler: the exception of the backend stands below
     for kind, pattern in (
         (Kind.EXCEPTION, _EXCEPTION),
         (Kind.CHAIN, _CHAIN),
