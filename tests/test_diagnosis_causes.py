@@ -1,6 +1,7 @@
 import pytest
 
 from rmetric.diagnosis.causes import collect, weigh
+from rmetric.diagnosis.evidence import how_often
 from rmetric.diagnosis.moments import Moments
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
 from rmetric.diagnosis.signature import Signature
@@ -290,3 +291,19 @@ def test_a_rank_missing_among_many_is_silent_though_no_size_is_told():
     assert writer.job.silent_ranks == [11]
     del writer.job.streams["rank 3"], writer.job.streams["rank 5"]
     assert writer.job.silent_ranks == []
+
+
+def test_how_often_is_told_by_ranks_nodes_and_files():
+    writer = Writer()
+    for rank in (0, 1, 1, 3):
+        writer.say(rank, "timed out", signature="timeout")
+    ((cause,), _) = causes_of(writer.job)
+    assert how_often(cause, writer.job) == "said 4 times by 3 ranks"
+    writer.say("launcher", "timed out", signature="timeout")
+    ((cause,), _) = causes_of(writer.job)
+    assert how_often(cause, writer.job) == "said 5 times by 3 ranks and 1 file"
+    stream = writer.job.streams["launcher"]
+    stream.node = "gpu-07"
+    assert how_often(cause, writer.job) == "said 5 times by 3 ranks and 1 node"
+    stream.name = "node gpu-07 local 3"
+    assert how_often(cause, writer.job) == "said 5 times by 4 ranks"

@@ -18,7 +18,7 @@ import numpy as np
 from rmetric.diagnosis import suspects as suspicion
 from rmetric.diagnosis.causes import OUTLASTS_SUCCESS, Cause, collect, weigh
 from rmetric.diagnosis.channels import Found, Known, Switches, look
-from rmetric.diagnosis.evidence import MAX_EVENTS, of_causes, of_odd_events, of_places
+from rmetric.diagnosis.evidence import MAX_EVENTS, how_often, of_causes, of_odd_events, of_places
 from rmetric.diagnosis.frames import stage_of
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.job import Job, Occurrence
@@ -236,7 +236,7 @@ class _Case:
 
     def _why(self, lead: Cause) -> str:
         later = [one for one in self.causes if one.follows == lead.signature.id]
-        words = [_said(lead)]
+        words = [how_often(lead, self.job)]
         if lead.signature.role == "echo":
             words.append("what ranks say that lost another: the cause itself left no line")
         if later:
@@ -249,7 +249,7 @@ class _Case:
                 cause=one.signature.id,
                 title=one.signature.title,
                 confidence=round(one.score, 3),
-                why=f"follows {before}" if before else _said(one),
+                why=f"follows {before}" if before else how_often(one, self.job),
             )
             for one in self.causes
             # What would explain it, were there no silence before it.
@@ -440,12 +440,6 @@ class _Case:
 
 def _first_stage(texts: Sequence[str]) -> str:
     return next((stage for text in texts if (stage := stage_of(text))), "")
-
-
-def _said(cause: Cause) -> str:
-    """How often, and by how many."""
-    times = "said once" if cause.count == 1 else f"said {cause.count:,} times"
-    return f"{times} by {len(cause.streams)}" if len(cause.streams) > 1 else times
 
 
 def _described(job: Job, moments: Moments) -> dict[str, Any]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from rmetric.diagnosis.causes import Cause
-from rmetric.diagnosis.job import Event, Job, Occurrence
+from rmetric.diagnosis.job import Event, Job, Occurrence, Stream
 from rmetric.diagnosis.library.files import compiled
 from rmetric.diagnosis.library.load import PATTERN_SECONDS
 from rmetric.diagnosis.moments import Moments
 from rmetric.diagnosis.result import Evidence
+from rmetric.printed import counted
 
 #: How many are shown, and by whom said.
 MAX_EVENTS, MAX_WHO = 20, 8
@@ -106,3 +108,20 @@ def _point(patterns: Sequence[str], text: str) -> str:
         return next((one[0] for one in found if one), "")
     except TimeoutError:
         return ""
+
+
+def how_often(cause: Cause, job: Job) -> str:
+    """How often it was said, and by how many ranks, nodes and files of which no more is known."""
+    times = "said once" if cause.count == 1 else f"said {cause.count:,} times"
+    if len(cause.streams) == 1:
+        return times
+    kinds = Counter(_kind(job.streams[name]) for name in cause.streams)
+    by = [counted(kinds[kind], kind) for kind in ("rank", "node", "file") if kinds[kind]]
+    return f"{times} by {' and '.join(by)}"
+
+
+def _kind(stream: Stream) -> str:
+    """A rank within a node is a rank, though its number is not known."""
+    if stream.rank is not None or " local " in stream.name:
+        return "rank"
+    return "node" if stream.node is not None else "file"
