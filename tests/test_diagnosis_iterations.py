@@ -9,7 +9,13 @@ from rmetric.diagnosis.job import Occurrence
 from rmetric.diagnosis.patterns.alignment import distance, similarity
 from rmetric.diagnosis.patterns.iterations import MAX_EVENTS, MAX_ODD, WINDOW, IterationWatch
 from rmetric.diagnosis.patterns.steps import Told
-from rmetric.diagnosis.patterns.usual import LEAST_PAST
+from rmetric.diagnosis.patterns.usual import (
+    LEAST_PAST,
+    LEAST_SECONDS,
+    LEAST_WHOLE_SECONDS,
+    SLOW,
+    Durations,
+)
 
 STEP, DATA, GRADIENTS, WARNING, EVALUATION = 0, 1, 2, 7, 9
 SEQUENCES = st.lists(st.integers(0, 4), max_size=12).map(tuple)
@@ -48,11 +54,31 @@ def test_long_sequences_are_measured_exactly():
     assert distance(first, second) == plain(first, second)
 
 
+def plain_usual_if_slow(before, seconds, steps):
+    """Three sigma above the mean, several times the median, more than any before."""
+    if len(before) < LEAST_PAST or seconds <= max(before):
+        return None
+    usual, mean = np.median(before), np.mean(before)
+    whole = all((one * steps).is_integer() for one in (seconds, *before))
+    least = (LEAST_WHOLE_SECONDS if whole else LEAST_SECONDS) / steps
+    slow_from = max(mean + 3.0 * np.std(before), SLOW * usual, usual + least)
+    return usual if seconds > slow_from else None
+
+
+@settings(max_examples=300)
+@given(st.lists(st.sampled_from([0.0, 1.0, 1.5, 2.0, 7.0, 30.0, 200.0]), max_size=60))
+def test_slow_is_what_the_plain_formula_says(all_of):
+    durations = Durations(12)
+    for at, seconds in enumerate(all_of):
+        before = all_of[max(0, at - 12) : at]
+        assert durations.usual_if_slow(seconds, 1) == plain_usual_if_slow(before, seconds, 1)
+
+
 class Training:
     """Feeds a watch as an ingest would; `seconds` a step."""
 
     def __init__(self, watch=None, stream="rank 0", seconds=1.25):
-        self.watch = watch or IterationWatch()
+        self.watch = watch or IterationWatch(lambda place, _: place)
         self.stream, self.seconds, self.time = stream, seconds, 0.0
 
     def place(self, step):
@@ -64,7 +90,7 @@ class Training:
     def step(self, step, *events, seconds=None, form="step"):
         self.watch.take(self.stream, events)
         self.time += self.seconds if seconds is None else seconds
-        return self.watch.tell(self.stream, Told(form, step), STEP, self.place(step))
+        return self.watch.tell(self.stream, Told(form, step), STEP, self.place(step), self.time)
 
     def run(self, first, last, *events):
         for step in range(first, last):
@@ -105,7 +131,7 @@ def test_a_step_line_of_another_event_is_neither_new_nor_lacked():
     training = Training()
     training.run(0, 50)
     training.watch.take(training.stream, (DATA, GRADIENTS))
-    training.watch.tell(training.stream, Told("step", 50), 33, training.place(50))
+    training.watch.tell(training.stream, Told("step", 50), 33, training.place(50), training.time)
     assert training.odd() == []
 
 
@@ -206,7 +232,7 @@ def test_ranks_that_share_a_stream_make_no_extra_borders():
     watch = training.watch
     for step in range(100):
         for late in (0, 0, 1):
-            watch.tell("rank 0", Told("step", max(0, step - late)), STEP, training.place(step))
+            watch.tell("rank 0", Told("step", max(0, step - late)), STEP, training.place(step), 0.0)
     assert training.odd(tail=True) == []
 
 
@@ -226,7 +252,7 @@ def test_a_plan_that_names_a_step_does_not_stop_the_count():
 
 
 def test_streams_do_not_mix():
-    watch = IterationWatch()
+    watch = IterationWatch(lambda place, _: place)
     first, second = Training(watch, "rank 0"), Training(watch, "rank 1")
     for step in range(50):
         first.step(step, DATA)

@@ -14,17 +14,25 @@ from hypothesis import strategies as st
 from rmetric.diagnosis.library import Library
 from rmetric.diagnosis.library.any_digits import Unknown, any_digits
 from rmetric.diagnosis.patterns.stages import Stages
-from rmetric.diagnosis.patterns.steps import step_gate, told
-from rmetric.diagnosis.reading.prefixes import Prefixes
+from rmetric.diagnosis.patterns.steps import Told, may_tell, told
+from rmetric.diagnosis.reading.prefixes import Prefixes, Who
+from rmetric.diagnosis.reading.timestamps import may_state, parse
 from rmetric.diagnosis.templates.events import OTHERS, Events
 from rmetric.diagnosis.templates.facts import FactsOf
 from rmetric.diagnosis.templates.masks import MAX_TEMPLATE, masked, plain_numbers
-from rmetric.diagnosis.templates.places import StepPlace, TimePlace, prefix_place, same_places
+from rmetric.diagnosis.templates.places import (
+    MOST_HEADS,
+    Heads,
+    StepPlace,
+    TimePlace,
+    prefix_place,
+    same_places,
+)
 from rmetric.diagnosis.templates.remembered import LONGEST_KEY, Remembered
 
 NUMBERS = re.compile(r"[0-9]+")
 LIBRARY = Library.shipped()
-FACTS = FactsOf(LIBRARY, Stages(), step_gate)
+FACTS = FactsOf(LIBRARY, Stages(), may_tell)
 
 
 def template(line: str) -> str:
@@ -49,6 +57,10 @@ LINES = st.lists(
     min_size=1,
     max_size=8,
 ).map(" ".join)
+
+
+def told_by(line: bytes) -> Told | None:
+    return told(line.decode())
 
 
 class TestMasks:
@@ -176,11 +188,11 @@ class TestPlaces:
     @given(st.lists(st.integers(1, 10**6), min_size=2, max_size=5))
     def test_steps_are_those_of_the_slow_way(self, form: str, steps: list[int]) -> None:
         lines = [form.format(step, at) for at, step in enumerate(steps)]
-        place = StepPlace(lines[0].encode(), told)
+        place = StepPlace(lines[0].encode(), told_by)
         assert [place.told(line.encode()) for line in lines] == [told(line) for line in lines]
 
     def test_a_step_that_depends_on_two_numbers_is_looked_for_each_time(self) -> None:
-        place = StepPlace(b"Epoch [1/10], Step [5/100] loss 1", told)
+        place = StepPlace(b"Epoch [1/10], Step [5/100] loss 1", told_by)
         assert place.told(b"Epoch [2/10], Step [5/100] loss 1") == told(
             "Epoch [2/10], Step [5/100]"
         )
@@ -204,18 +216,60 @@ class TestPlaces:
     ) -> None:
         lines = [form.format(*each).encode() for each in times]
         prefixes = Prefixes.learn(lines * 3)
-        place = TimePlace(lines[0], prefixes.time)
+        place = TimePlace(lines[0], prefixes)
         assert [place.time(line) for line in lines] == [prefixes.time(line) for line in lines]
+
+    @given(
+        st.lists(
+            st.sampled_from(
+                ["2024-05-03", "05/03/24", "May 3", "E0503", "12:00:01", "1690730461", "21.553190",
+                 "6,397,2279,-;", "[", "]", " ", "step ", "INFO", "AT ", '"time": ', ".5", "30%|"]
+            )
+        ).map("".join)
+    )  # fmt: skip
+    def test_what_states_a_time_may_state_one(self, line: str) -> None:
+        if parse(line) is not None:
+            assert may_state(NUMBERS.sub("0", line))
 
     def test_prefixes_are_those_of_the_slow_way(self) -> None:
         lines = [f"{at % 12}: said by rank {at % 7}".encode() for at in range(100)]
         prefixes = Prefixes.learn(lines)
         find = prefix_place(prefixes, lines[0])
-        assert find is not None
         for line in lines:
-            found = find(line)
+            found = find.match(line)
             assert found is not None
             assert found.start("text") == prefixes.split(line)[1]
+
+    @pytest.mark.parametrize(
+        "form",
+        ["{}: {} of 3", "[rank{}]: [{}] 12", "node-{}: {}", "[2024-01-01 00:00:{:02d}] {} said"],
+    )
+    @given(st.lists(st.tuples(st.integers(0, 99_999), st.integers(0, 59)), min_size=1))
+    def test_who_speaks_is_who_the_prefix_names(
+        self, form: str, said: list[tuple[int, int]]
+    ) -> None:
+        lines = [form.format(*each).encode() for each in said]
+        prefixes = Prefixes(["srun", "host"])
+        heads: Heads[Who] = Heads(prefix_place(prefixes, lines[0]))
+        for line in lines * 2:
+            who, start = prefixes.split(line)
+            by_head = [heads.said_by.get(line[:length]) for length in heads.lengths]
+            assert {one for one in by_head if one is not None} <= {who}
+            if heads.find(line) == (None, 0):
+                heads.learn(line, who)
+            assert heads.find(line) == (who, start)
+
+    def test_prefixes_that_are_too_many_are_not_kept(self) -> None:
+        lines = [
+            f"{at // 60:06d}:{at % 60:02d}> rank 3 said".encode() for at in range(3 * MOST_HEADS)
+        ]
+        pattern = same_places(lines[0], [(13, 15)], 16)
+        heads: Heads[int] = Heads(pattern)
+        heads.learn(lines[0], 3)
+        for line in lines:
+            heads.find(line)
+            assert len(heads.said_by) <= MOST_HEADS
+        assert heads.lengths == ()
 
 
 class TestAnyDigits:
@@ -244,7 +298,7 @@ class TestAnyDigits:
 class TestFacts:
     @given(LINES, SOME)
     def test_digits_do_not_matter(self, line: str, numbers: list[int]) -> None:
-        fresh = FactsOf(LIBRARY, Stages(), step_gate)
+        fresh = FactsOf(LIBRARY, Stages(), may_tell)
         assert fresh(with_numbers(line, numbers).encode()) == FACTS(line.encode())
 
     def test_a_line_that_no_signature_can_match_is_quiet(self) -> None:

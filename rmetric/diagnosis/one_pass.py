@@ -1,14 +1,17 @@
 """The one pass over a file: most lines are counted by their form, the others are read.
 
 The hot loop is `FilePass._take`: a line whose form is known to be quiet (templates/facts.py)
-costs a look-up and four small writes. All else goes through `_slow`.
+costs a look-up and is put on its speaker's list, which is counted as a whole (`_settle`) at the
+end of the block or when the speaker says anything else. All else goes through `_slow`.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
+from operator import itemgetter
 
-from rmetric.diagnosis.job import HEAD, MAX_NAMED, MAX_TEXT
+from rmetric.diagnosis.job import HEAD, MAX_NAMED, MAX_TEXT, TAIL, Occurrence
 from rmetric.diagnosis.part import Part
 from rmetric.diagnosis.patterns.iterations import IterationWatch
 from rmetric.diagnosis.patterns.stages import next_stage
@@ -23,7 +26,7 @@ from rmetric.diagnosis.speaker import Form, Open, Raw, SoFar, Speaker
 from rmetric.diagnosis.summing_up import occurrence_of, part_of
 from rmetric.diagnosis.templates.events import OTHERS
 from rmetric.diagnosis.templates.facts import JOB_ID, Facts
-from rmetric.diagnosis.templates.places import StepPlace, TimePlace, prefix_place
+from rmetric.diagnosis.templates.places import Heads, StepPlace, TimePlace, prefix_place
 from rmetric.diagnosis.templates.remembered import SHORTEST_FORM, Remembered
 from rmetric.diagnosis.tools import Tools
 
@@ -35,7 +38,10 @@ HALF_LINE = MAX_TEXT
 MAX_STAGES, MAX_JOB_IDS = 200, 20
 #: Speakers of a file that are told apart.
 MAX_SPEAKERS = 1 << 15
+#: Forms of prefixes that a file is expected to have.
+MAX_HEADS = 1000
 _DIGITS = b"0123456789"
+_PLACE = itemgetter(0)
 
 
 class FilePass:
@@ -45,11 +51,12 @@ class FilePass:
         self.source, self.tools = source, tools
         self.prefixes = Prefixes.learn(source.sample())
         self.forms: Remembered[Form] = Remembered()
-        self.watch, self.world = IterationWatch(), World()
-        self.number = 0
+        self.watch, self.world = IterationWatch(self._placed), World()
+        #: the lines before the block, its lines, and their forms, where it came so far.
+        self.number, self.lines, self.forms_of = 0, list[bytes](), list[Form]()
         self.speakers: dict[Who, Speaker] = {}
-        #: groups of a form's prefix -> who says lines that have it.
-        self.said_by: dict[tuple[bytes, ...], Speaker] = {}
+        #: pattern of a form of prefix -> who says lines that have it.
+        self.heads: dict[bytes, Heads[Speaker]] = {}
         self.own = self._speaker(NOBODY)
         self.template_of: dict[tuple[str, str], int] = {}
         self.first: list[Raw | None] = []
@@ -68,38 +75,75 @@ class FilePass:
             if max(map(len, lines), default=0) > 2 * HALF_LINE:
                 lines = [_shortened(line) for line in lines]
             self._take(lines)
-            for speaker in self.speakers.values():
-                self._show(speaker)
         self._finish()
         return part_of(self)
 
     def _take(self, lines: list[bytes]) -> None:
-        number, last, said_by, own = self.number, self.last, self.said_by, self.own
-        form_of = self.forms.young.get
-        for line in lines:
-            number += 1
-            form = form_of(line.translate(None, _DIGITS))
-            if form is None or form.slow:
-                self._slow(number, line, form or self._form(line))
-                continue
-            speaker = own
-            if form.prefix is not None:
-                found = form.prefix(line)
-                speaker = said_by.get(found.groups(), own) if found else own
+        known, own = self.forms.young.get, self.own
+        keys = b"\n".join(lines).translate(None, _DIGITS).split(b"\n")
+        forms: list[Form] = []
+        self.lines, self.forms_of = lines, forms
+        for at, key in enumerate(keys):
+            form = known(key)
+            if form is None:
+                form = self._form(lines[at], key)
+            forms.append(form)
+            speaker: Speaker | None = own
+            if form.heads is not None:
+                line = lines[at]
+                for length in form.heads.lengths:
+                    speaker = form.heads.said_by.get(line[:length])
+                    if speaker is not None:
+                        break
+                else:
+                    speaker, _ = form.heads.find(line)
             if (
-                speaker.slow
-                or (speaker is own and form.prefix is not None)
+                form.slow
+                or speaker is None
+                or speaker.slow
                 or (form.stays is not None and speaker.stage not in form.stays)
             ):
-                self._slow(number, line, form)
+                self._slow(self.number + at + 1, lines[at], form)
                 continue
-            template = form.template
-            speaker.counts[template] += 1
-            raw = (number, line, template, speaker, speaker.step, speaker.stage, None)
-            last[template] = raw
-            speaker.tail.append(raw)
-            speaker.unwatched.append(template)
-        self.number = number
+            speaker.heard.append(at)
+        for speaker in self.speakers.values():
+            self._settle(speaker)
+            self._show(speaker)
+        self.number += len(lines)
+
+    def _settle(self, speaker: Speaker) -> None:
+        """Count what was heard of a speaker, and tell the steps in it."""
+        heard, forms = speaker.heard, self.forms_of
+        if not heard:
+            return
+        said = [forms[at].template for at in heard]
+        speaker.counts.update(said)
+        #: from which place on the speaker was at which step.
+        steps, shown = [(-1, speaker.step)], 0
+        for order, at in enumerate(heard):
+            form = forms[at]
+            if form.step is not None:
+                line = self.lines[at]
+                step = form.step.told(line)
+                if step is not None:
+                    if shown < order:
+                        speaker.unwatched += said[shown:order]
+                    self._tell(speaker, self.number + at + 1, line, form, step)
+                    steps.append((at, speaker.step))
+                    shown = order + 1
+        speaker.unwatched += said[shown:]
+
+        def raw(at: int) -> Raw:
+            step = steps[bisect_right(steps, at, key=_PLACE) - 1][1]
+            number, template = self.number + at + 1, forms[at].template
+            return (number, self.lines[at], template, speaker, step, speaker.stage, None)
+
+        speaker.tail.extend(map(raw, heard[-TAIL:]))
+        for template, at in dict(zip(said, heard, strict=True)).items():
+            last = self.last[template]
+            if last is None or last[0] <= self.number + at:
+                self.last[template] = raw(at)
+        heard.clear()
 
     def _speaker(self, who: Who) -> Speaker:
         speaker = self.speakers.get(who)
@@ -109,24 +153,21 @@ class FilePass:
             speaker = self.speakers[who] = Speaker(str(len(self.speakers)), who)
         return speaker
 
-    def _said_by(self, line: bytes, form: Form) -> tuple[Speaker, bytes]:
-        """Who says a line, and the line without its prefix."""
-        if form.prefix is None:
-            return self.own, line[self.prefixes.start(line) :]
-        found = form.prefix(line)
-        speaker = self.said_by.get(found.groups()) if found else None
-        if found is not None and speaker is not None:
-            return speaker, line[found.start("text") :]
-        who, start = self.prefixes.split(line)
-        speaker = self._speaker(who)
-        if found is not None:
-            if len(self.said_by) > MAX_SPEAKERS:
-                self.said_by.clear()
-            self.said_by[found.groups()] = speaker
-        return speaker, line[start:]
+    def _said_by(self, line: bytes, form: Form) -> tuple[Speaker, int]:
+        """Who says a line, and where its text begins."""
+        if form.heads is None:
+            return self.own, self.prefixes.start(line)
+        speaker, start = form.heads.find(line)
+        if speaker is None:
+            who, start = self.prefixes.split(line)
+            speaker = self._speaker(who)
+            form.heads.learn(line, speaker)
+        return speaker, start
 
     def _slow(self, number: int, line: bytes, form: Form) -> None:
-        speaker, text = self._said_by(line, form)
+        speaker, start = self._said_by(line, form)
+        self._settle(speaker)
+        text = line[start:]
         facts = form.facts
         joined, speaker.state = NEXT[speaker.state][facts.kind]
         if facts.world:
@@ -138,16 +179,22 @@ class FilePass:
             self._begin(speaker, number, line, text, form)
         speaker.slow = bool(speaker.open or speaker.state or speaker.fresh)
 
-    def _form(self, line: bytes) -> Form:
-        key = line.translate(None, _DIGITS)
+    def _form(self, line: bytes, key: bytes | None = None) -> Form:
+        key = line.translate(None, _DIGITS) if key is None else key
         form = self.forms.get(key)
         if form is None:
             who, start = self.prefixes.split(line)
-            prefix = None if who is NOBODY else prefix_place(self.prefixes, line)
-            form = Form(self.tools.facts(line[start:]), prefix)
+            heads = None if who is NOBODY else self._heads(line)
+            form = Form(self.tools.facts(line[start:]), heads)
             if len(key) >= SHORTEST_FORM:
                 self.forms.put(key, form)
         return form
+
+    def _heads(self, line: bytes) -> Heads[Speaker]:
+        pattern = prefix_place(self.prefixes, line)
+        if pattern.pattern not in self.heads and len(self.heads) >= MAX_HEADS:
+            self.heads.clear()
+        return self.heads.setdefault(pattern.pattern, Heads(pattern))
 
     def _joined(self, speaker: Speaker, text: bytes, facts: Facts) -> bool:
         """Whether the line could be added to the speaker's entry."""
@@ -190,9 +237,9 @@ class FilePass:
         if form.template < 0:
             form.template = self._template(facts.template, facts.cls)
             form.slow = not facts.quiet
-        step = self._step(text, form) if facts.step else None
+        step = self._step(line, form, len(line) - len(text)) if facts.step else None
         if step is not None:
-            self._tell(speaker, number, line, text, form, step)
+            self._tell(speaker, number, line, form, step)
         raw: Raw = (number, line, form.template, speaker, speaker.step, speaker.stage, None)
         stage = next_stage(speaker.stage, facts.stage)
         if stage != speaker.stage:
@@ -203,24 +250,33 @@ class FilePass:
         else:
             self._count(speaker, raw, step is not None)
 
-    def _step(self, text: bytes, form: Form) -> Told | None:
+    def _step(self, line: bytes, form: Form, start: int) -> Told | None:
         if form.step is None:
-            form.step = StepPlace(text, self.tools.told)
-        return form.step.told(text)
+            form.step = StepPlace(line, self._told, start)
+        return form.step.told(line)
 
-    def _tell(
-        self, speaker: Speaker, number: int, line: bytes, text: bytes, form: Form, step: Told
-    ) -> None:
-        self._show(speaker)
+    def _told(self, line: bytes) -> Told | None:
+        who, start = self.prefixes.split(line)
+        start = self.prefixes.start(line) if who is NOBODY else start
+        return self.tools.told(line[start:].decode("utf-8", "replace"))
+
+    def _tell(self, speaker: Speaker, number: int, line: bytes, form: Form, step: Told) -> None:
+        if speaker.unwatched:
+            self._show(speaker)
         if form.time is None:
-            form.time = TimePlace(line, self.prefixes.time)
+            form.time = TimePlace(line, self.prefixes)
         raw: Raw = (number, line, form.template, speaker, step.step, speaker.stage, None)
-        place = occurrence_of(self.source, raw, clean(text), form.time.time(line))
-        speaker.step = self.watch.tell(speaker.key, step, form.template, place)
+        time = form.time.time(line)
+        speaker.step = self.watch.tell(speaker.key, step, form.template, raw, time)
         if not speaker.steps:
             speaker.first_step = speaker.step
         speaker.steps += 1
         speaker.last_step_at = raw
+
+    def _placed(self, raw: Raw, time: float | None) -> Occurrence:
+        line = raw[1]
+        text = clean(line[self.prefixes.split(line)[1] :])
+        return occurrence_of(self.source, raw, text, time)
 
     def _enter(self, speaker: Speaker, raw: Raw, stage: str) -> Raw:
         self._show(speaker)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict, deque
-from collections.abc import Callable
+from collections import Counter, deque
 
 from rmetric.diagnosis.job import STAGES, TAIL
 from rmetric.diagnosis.patterns.stages import next_stage
@@ -12,7 +10,7 @@ from rmetric.diagnosis.reading.joining import Entry, State
 from rmetric.diagnosis.reading.prefixes import Who
 from rmetric.diagnosis.reading.text import clean
 from rmetric.diagnosis.templates.facts import Facts
-from rmetric.diagnosis.templates.places import StepPlace, TimePlace
+from rmetric.diagnosis.templates.places import Heads, StepPlace, TimePlace
 
 #: Entries in which a speaker's first time is looked for; at least `HEAD`.
 FIRST_ENTRIES = 50
@@ -26,20 +24,18 @@ class Form:
     """What a file's lines of one form have in common.
 
     Attributes:
-        prefix: finds who says them; None where they have no prefix.
+        heads: finds who says them; None where they have no prefix.
         step: finds the step that they tell; None before it is asked for.
         time: finds the time that they state; None before it is asked for.
         stays: the stages that they do not change; None where they tell none.
         template: its number in the file; -1 before the first entry.
-        slow: they need more than to be counted.
+        slow: they need more than to be counted, and to tell a step.
     """
 
-    __slots__ = ("facts", "prefix", "slow", "stays", "step", "template", "time")
+    __slots__ = ("facts", "heads", "slow", "stays", "step", "template", "time")
 
-    def __init__(
-        self, facts: Facts, prefix: Callable[[bytes], re.Match[bytes] | None] | None
-    ) -> None:
-        self.facts, self.prefix, self.template, self.slow = facts, prefix, -1, True
+    def __init__(self, facts: Facts, heads: Heads[Speaker] | None) -> None:
+        self.facts, self.heads, self.template, self.slow = facts, heads, -1, True
         self.step: StepPlace | None = None
         self.time: TimePlace | None = None
         self.stays = None
@@ -66,11 +62,16 @@ class Open:
 
 
 class Speaker:
-    """One who speaks in a file, while it is read."""
+    """One who speaks in a file, while it is read.
+
+    Attributes:
+        heard: places in the block of the entries that are not yet counted.
+    """
 
     def __init__(self, key: str, who: Who) -> None:
         self.key, self.who = key, who
-        self.counts: dict[int, int] = defaultdict(int)
+        self.counts: Counter[int] = Counter()
+        self.heard: list[int] = []
         self.head: list[Raw] = []
         self.tail: deque[Raw] = deque(maxlen=TAIL)
         self.unwatched: list[int] = []

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from rmetric.diagnosis.library import Library
 from rmetric.diagnosis.patterns.stages import Stages
-from rmetric.diagnosis.patterns.steps import Told, step_gate, told
+from rmetric.diagnosis.patterns.steps import Told, may_tell, told
 from rmetric.diagnosis.signature import Signature
 from rmetric.diagnosis.templates.facts import FactsOf
 from rmetric.diagnosis.templates.remembered import Remembered
@@ -19,7 +19,7 @@ class Tools:
 
     def __init__(self, library: Library, read_step: Callable[[str], Told | None] = told) -> None:
         self.library, self.told = library, read_step
-        self.facts = FactsOf(library, Stages(), step_gate)
+        self.facts = FactsOf(library, Stages(), may_tell)
         self._found: Remembered[Matches] = Remembered(2048)
 
     def find(self, text: str, level: str) -> Matches:

@@ -20,11 +20,13 @@ class Counting:
         Ranks that share a log tell a step many times, and the last of them when the first is
         at the next; so a lower one is new only when it is the third in a row that rises.
         """
-        self.rises += step > self.highest
-        self.highest = max(self.highest, step)
+        if step > self.highest:
+            self.highest = step
+            self.rises += 1
         if step <= self.top and not self._anew(step):
             return False
-        self.top, self.below = step, []
+        self.top = step
+        self.below.clear()
         return True
 
     def _anew(self, step: int) -> bool:

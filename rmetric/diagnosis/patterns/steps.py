@@ -1,4 +1,4 @@
-"""Which training step does an entry tell? The forms that trainings print, and a learned one."""
+"""Which training step does an entry tell? The forms that trainings print."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ _BAR = re.compile(
     r"(?P<what>[^\n|\r]*?)(?:\d+%\|[^\n|]*\| *)?(?P<step>\d+)/(?P<all>\d+) \[\d+:\d+[^\n\r\]]*"
 )
 _ENDLESS_BAR = re.compile(r"^(?P<what>[^\n|\d]*)(?P<step>\d+)it \[\d+:\d+")
+_ANY_BAR = re.compile(r"\d/\d+ \[\d+:\d|\dit \[\d+:\d")
 _BAR_OF_TRAINING = re.compile(
     r"^\W*((train(ing)?|epochs?|steps?|iter(ation)?s?|it|progress|rank|of)\W*|\d+\W*)*$"
 )
@@ -108,17 +109,20 @@ def _short(text: str) -> Told | None:
     return Told("short", int(found["step"])) if found else None
 
 
-#: (gate, reader): the gate is sought in the entry and must survive the loss of its digits.
-_FORMS: tuple[tuple[str, re.Pattern[str], Callable[[str], Told | None]], ...] = (
-    ("MLPerf", re.compile(r"^\W*:::ml"), _mlperf),
-    ("tqdm", re.compile(r"/\d* \[|it \["), _progress_bar),
-    ("epoch", re.compile("epoch"), _of_epoch),
-    ("words", re.compile(r"step|iter|num_updates|\bit[ \t]*[:=]|batch_idx"), _word),
-    ("batches", re.compile("batch"), _batches),
-    ("YOLO", re.compile(r"^ *\d*/\d* +[\d.]*g "), _row),
-    ("torchtune, llm.c", re.compile(r"^\d*\|\d*\|loss|^s:\d* trl:"), _short),
+#: (gate, reader, pattern): the gate is sought in the entry and must survive the loss of its digits;
+#: what does not match the pattern has no step.
+_FORMS: tuple[tuple[str, re.Pattern[str], Callable[[str], Told | None], re.Pattern[str]], ...] = (
+    ("MLPerf", re.compile(r"^\W*:::ml"), _mlperf, _SAMPLES),
+    ("tqdm", re.compile(r"/\d* \[|it \["), _progress_bar, _ANY_BAR),
+    ("epoch", re.compile("epoch"), _of_epoch, _OF_EPOCH),
+    ("words", re.compile(r"step|iter|num_updates|\bit[ \t]*[:=]|batch_idx"), _word, _WORD),
+    ("batches", re.compile("batch"), _batches, _BATCHES),
+    ("YOLO", re.compile(r"^ *\d*/\d* +[\d.]*g "), _row, _ROW),
+    ("torchtune, llm.c", re.compile(r"^\d*\|\d*\|loss|^s:\d* trl:"), _short, _SHORT),
 )
-_GATE = re.compile("|".join(f"(?:{gate.pattern})" for _, gate, _ in _FORMS).encode())
+_GATE = re.compile("|".join(f"(?:{gate.pattern})" for _, gate, *_ in _FORMS).encode())
+#: Characters of an entry among which its step is looked for.
+_HEAD = 2000
 _TRACE = re.compile(r"traceback \(most|^\s*file \"")
 
 
@@ -134,10 +138,10 @@ def told(text: str) -> Told | None:
     >>> told("save_steps=500") is None
     True
     """
-    text = text[:2000].lower()
+    text = text[:_HEAD].lower()
     if _TRACE.search(text):
         return None
-    for _, gate, read in _FORMS:
+    for _, gate, read, _ in _FORMS:
         if gate.search(text):
             found = read(text)
             if found is not None or read is _mlperf:
@@ -170,51 +174,11 @@ def step_gate(form: bytes) -> bool:
     return bool(_GATE.search(form))
 
 
-class RisingNumber:
-    """Learns which number of an event counts, where no known form tells the step.
+def may_tell(plain: str) -> bool:
+    """False only if `told` is None whatever the numbers.
 
-    A number counts when it has risen by the same whole amount `needed` times on end. Dates and
-    clock times do not count. An event is given up after `patience` entries.
+    Args:
+        plain: an entry with "0" for each number.
     """
-
-    _WHOLE = re.compile(r"(?<![\w.:,\-/])\d{1,9}(?![\w:,\-%]|\.\d|/\d+/)")
-
-    def __init__(self, needed: int = 8, patience: int = 40) -> None:
-        self._needed, self._patience = needed, patience
-        self._last: dict[tuple[str, int], list[int]] = {}
-        self._rises: dict[tuple[str, int], list[tuple[int, int]]] = {}
-        self._heard: dict[tuple[str, int], int] = {}
-
-    def take(self, stream: str, event: int, text: str) -> Told | None:
-        """The step that this entry tells, once the event is known to count."""
-        key = (stream, event)
-        heard = self._heard.get(key, 0) + 1
-        if heard > self._patience and not self._counts(key):
-            self._last.pop(key, None)
-            self._rises.pop(key, None)
-            return None
-        self._heard[key] = heard
-        numbers = [int(one) for one in self._WHOLE.findall(text)[:8]]
-        before, self._last[key] = self._last.get(key), numbers
-        if before is None or len(before) != len(numbers):
-            self._rises[key] = [(0, 0)] * len(numbers)
-            return None
-        self._rises[key] = [
-            self._next(rise, new - old)
-            for rise, old, new in zip(self._rises[key], before, numbers, strict=True)
-        ]
-        place = self._counts(key)
-        return None if place is None else Told(f"event {event}", numbers[place])
-
-    @staticmethod
-    def _next(rise: tuple[int, int], by: int) -> tuple[int, int]:
-        """(amount, times on end) after one more difference."""
-        if by <= 0:
-            return (0, 0)
-        return (by, rise[1] + 1) if by == rise[0] else (by, 1)
-
-    def _counts(self, key: tuple[str, int]) -> int | None:
-        for place, (_, times) in enumerate(self._rises.get(key, ())):
-            if times >= self._needed:
-                return place
-        return None
+    text = plain[:_HEAD].lower()
+    return any(gate.search(text) and pattern.search(text) for _, gate, _, pattern in _FORMS)

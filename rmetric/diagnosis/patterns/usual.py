@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 from math import sqrt
@@ -33,17 +34,36 @@ class Usual:
         return sqrt(self.squares / self.count) if self.count else 0.0
 
 
-def usual_if_slow(before: Collection[float], seconds: float | None, steps: int) -> float | None:
-    """The median of the durations before; None unless `seconds` is far longer.
+class Durations:
+    """The durations of the last iterations, for a step."""
 
-    Far longer: three sigma above their mean, several times the median, more than any before.
+    def __init__(self, kept: int) -> None:
+        self._kept: deque[float] = deque(maxlen=kept)
+        self._longest, self._age = -1.0, 0
 
-    Args:
-        before, seconds: for a step.
-        steps: that the iteration counts.
-    """
-    if seconds is None or len(before) < LEAST_PAST or seconds <= max(before):
-        return None
+    def usual_if_slow(self, seconds: float, steps: int) -> float | None:
+        """The median of those before, unless `seconds`, which it keeps, is not far longer.
+
+        Far longer: three sigma above their mean, several times the median, more than any before.
+
+        Args:
+            seconds: for a step.
+            steps: that the iteration counts.
+        """
+        kept, usual = self._kept, None
+        if seconds > self._longest and len(kept) >= LEAST_PAST:
+            usual = _usual_if_slow(kept, seconds, steps)
+        kept.append(seconds)
+        self._age += 1
+        if seconds >= self._longest:
+            self._longest, self._age = seconds, 0
+        elif self._age >= len(kept):  # the longest is no longer kept
+            self._longest = max(kept)
+            self._age = [*reversed(kept)].index(self._longest)
+        return usual
+
+
+def _usual_if_slow(before: Collection[float], seconds: float, steps: int) -> float | None:
     usual, mean = median(before), sum(before) / len(before)
     deviation = sqrt(sum((one - mean) ** 2 for one in before) / len(before))
     whole = all((one * steps).is_integer() for one in (seconds, *before))

@@ -17,7 +17,7 @@ from rmetric.diagnosis.reading.forms import (
     Form,
     pattern_of,
 )
-from rmetric.diagnosis.reading.timestamps import HEAD, parse
+from rmetric.diagnosis.reading.timestamps import HEAD, may_state, parse
 
 #: Speakers that are remembered; as many again are no prefixes but part of what is said.
 _REMEMBERED = 1 << 16
@@ -93,20 +93,29 @@ class Prefixes:
         like ("3: ") only where the lines agree: most have one, and the numbers or hosts recur.
         """
         said = [line for line in lines if line.strip()]
-        counted = _counted(cls().rests(said))
+        plain = cls()
+        heads = plain._heads(said)
+        counted = _counted([line[head.end() :] for line, head in zip(said, heads, strict=True)])
         behind = None
         if _collected(cls(counted, stamped=False).rests(said)):
             behind = _counted(cls(counted, behind=()).rests(said))
-        learnt = cls(counted, behind=behind)
-        heads = [match for line in said if (match := learnt.pattern.match(line))]
-        everybody = {learnt.split(line)[0] for line in said}
+        learnt = plain
+        if counted or behind is not None:
+            learnt = cls(counted, behind=behind)
+            heads = learnt._heads(said)
         return cls(
             counted,
-            stamped=any(match.end() > match.end(1) for match in heads),
+            stamped=any(head.end() > head.end(1) for head in heads),
             behind=behind,
             tasks_launch="srun" in {*counted, *(behind or ())}
-            and (any(_launched(who) for who in everybody) or any(map(_LAUNCHES.search, said))),
+            and (
+                any(_launched(learnt.split(line)[0]) for line in said)
+                or any(map(_LAUNCHES.search, said))
+            ),
         )
+
+    def _heads(self, lines: Iterable[bytes]) -> list[re.Match[bytes]]:
+        return [match for line in lines if (match := self.pattern.match(line))]
 
     def split(self, line: bytes) -> tuple[Who, int]:
         """Who says it and where its text begins; `NOBODY` (the object) and 0 without a prefix.
@@ -133,6 +142,13 @@ class Prefixes:
         start = match.end(1)
         found = parse(line[start : start + HEAD].decode("utf-8", "replace"))
         return found[0] if found else None
+
+    def may_state_time(self, line: bytes) -> bool:
+        """False only if `time` is None for all lines that differ from this in their digits."""
+        match = self.pattern.match(line)
+        assert match is not None
+        plain = re.sub(rb"[0-9]+", b"0", line[match.end(1) :])
+        return may_state(plain.decode("utf-8", "replace"))
 
     def _learn_who(self, match: re.Match[bytes]) -> Who:
         if len(self._known) > _REMEMBERED:

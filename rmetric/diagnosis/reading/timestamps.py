@@ -69,7 +69,10 @@ _BEFORE = re.compile(
     (?:\[[A-Za-z][\w|./: -]{0,40}[ |]|[\[(<"]|(?i:time|ts|timestamp|date)="?)?[ ]*""",
     re.VERBOSE,
 )
-_HINT = re.compile(r"\d:[0-5]\d:[0-6]\d|(?<!\d)1\d{9}|\d\.\d{6}\]|^\d,\d+,\d+,")
+#: Before a clock time stands a date's number.
+_HINT = re.compile(r"\d[,T :_-]+[0-2]?\d:[0-5]\d:[0-6]\d|(?<!\d)1\d{9}|\d\.\d{6}\]|^\d,\d+,\d+,")
+#: Of lines with "0" for each number: a date's end and a clock time; a number, with its point.
+_PLAIN_CLOCK, _PLAIN_NUMBER = re.compile(r"0[,T :_-]+0:0:0"), re.compile(r"0(\.)?")
 _KEY = re.compile(
     r'^ +time +: $|"(?:time|time_ms|timestamp|@timestamp|ts|asctime|datetime|date)" ?: ?"?$'
 )
@@ -87,13 +90,34 @@ def parse(text: str) -> tuple[float, int] | None:
     if found is None:
         return None
     before = text[: found.start()]
-    if not (_BEFORE.fullmatch(before) or _KEY.search(before) or before.endswith(" AT ")):
+    if not _begins(before):
         return None
     if found.lastgroup == "epoch" and "." not in found.group() and not before.strip():
         return None  # any number of ten digits
     match = _TIME[found.lastgroup or ""].match(text, found.start(), HEAD)
     seconds = _seconds(match.groupdict()) if match else None
     return None if seconds is None or match is None else (seconds, match.end())
+
+
+def may_state(plain: str) -> bool:
+    """False only if `parse` is None whatever the numbers.
+
+    Args:
+        plain: a line with "0" for each number.
+    """
+    text = plain[:HEAD]
+    if _PLAIN_CLOCK.search(text):
+        return True
+    for number in _PLAIN_NUMBER.finditer(text):
+        before = text[: number.start()]
+        if (before.strip() or number[1]) and _begins(before):
+            return True
+    return False
+
+
+def _begins(before: str) -> bool:
+    """Whether a time behind this is the line's own."""
+    return bool(_BEFORE.fullmatch(before) or _KEY.search(before) or before.endswith(" AT "))
 
 
 def _seconds(parts: Mapping[str, str | None]) -> float | None:

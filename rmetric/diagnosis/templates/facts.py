@@ -59,8 +59,8 @@ class Facts:
 
     @property
     def quiet(self) -> bool:
-        """There is nothing to do but count it, where it begins an entry and no stage."""
-        return not (self.kind or self.alone or self.step or self.world or self.job_id)
+        """There is nothing to do but count it, and to note the step and the stage that it tells."""
+        return not (self.kind or self.alone or self.world or self.job_id)
 
 
 class Signatures(Protocol):
@@ -86,9 +86,9 @@ class FactsOf:
     """
 
     def __init__(
-        self, library: Signatures, stages: StageRules, step_gate: Callable[[bytes], bool]
+        self, library: Signatures, stages: StageRules, may_tell_step: Callable[[str], bool]
     ) -> None:
-        self.library, self.stages, self.step_gate = library, stages, step_gate
+        self.library, self.stages, self.may_tell_step = library, stages, may_tell_step
         self.known: Remembered[Facts] = Remembered()
 
     def __call__(self, line: bytes) -> Facts:
@@ -113,7 +113,7 @@ class FactsOf:
             stage=self.stages.of(text) if self.stages.gate(form) else "",
             look=look,
             alone=look and self.library.may_match(text, own_level),
-            step=self.step_gate(form),
+            step=self.may_tell_step(plain.decode("utf-8", "replace")),
             world=may_tell(form),
             job_id=JOB_ID.search(text) is not None,
             exception=_has_exception(text),

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import floor
+from typing import Generic, TypeVar
 
 from rmetric.diagnosis.patterns.steps import Told
 from rmetric.diagnosis.reading.prefixes import Prefixes
+
+Said = TypeVar("Said")
 
 _NUMBER = re.compile(rb"[0-9]+")
 #: Numbers of a line beyond which its step is looked for anew each time.
 MOST_NUMBERS = 60
 #: Minutes of a form's lines that are remembered.
 MOST_MINUTES = 64
+#: Prefixes of one form that are remembered, and different lengths of them.
+MOST_HEADS, MOST_LENGTHS = 4096, 8
 _SECONDS = re.compile(rb"[0-9]{1,10}(?:[.,][0-9]{1,9})?")
 
 
@@ -35,19 +41,65 @@ def same_places(line: bytes, spans: Sequence[tuple[int, int]], text: int) -> re.
     return re.compile(b"".join(parts))
 
 
-def prefix_place(
-    prefixes: Prefixes, line: bytes
-) -> Callable[[bytes], re.Match[bytes] | None] | None:
+def prefix_place(prefixes: Prefixes, line: bytes) -> re.Pattern[bytes]:
     """Matches lines of the form up to where their prefix ends; its groups tell who says them."""
     found = prefixes.pattern.match(line)
-    if found is None:
-        return None
+    assert found is not None
     spans = [found.span(at) for at in range(1, found.re.groups + 1) if found[at]]
-    return same_places(line, spans, found.end()).match
+    return same_places(line, spans, found.end())
+
+
+class Heads(Generic[Said]):
+    """Who says the lines that have one form of prefix.
+
+    A prefix that ends in no digit is looked up as it stands, unless they are so many that there
+    must be times in them.
+
+    Attributes:
+        lengths: of the prefixes in `said_by`.
+        said_by: prefix -> who says lines that begin with it.
+    """
+
+    def __init__(self, pattern: re.Pattern[bytes]) -> None:
+        self._pattern = pattern
+        self._by_groups: dict[tuple[bytes, ...], Said] = {}
+        self._few = True
+        self.lengths: tuple[int, ...] = ()
+        self.said_by: dict[bytes, Said] = {}
+
+    def find(self, line: bytes) -> tuple[Said | None, int]:
+        """Who says the line, None where not known, and where its text begins."""
+        found = self._pattern.match(line)
+        said = self._by_groups.get(found.groups()) if found else None
+        if found is None or said is None:
+            return None, 0
+        start = found.start("text")
+        if self._few and not line[start - 1 : start].isdigit():
+            self._remember(line[:start], said)
+        return said, start
+
+    def learn(self, line: bytes, said: Said) -> None:
+        found = self._pattern.match(line)
+        if found is not None:
+            if len(self._by_groups) >= 16 * MOST_HEADS:
+                self._by_groups.clear()
+            self._by_groups[found.groups()] = said
+
+    def _remember(self, head: bytes, said: Said) -> None:
+        if len(self.said_by) >= MOST_HEADS:
+            self._few, self.lengths = False, ()
+            self.said_by.clear()
+        elif len(head) in self.lengths or len(self.lengths) < MOST_LENGTHS:
+            self.lengths = tuple({*self.lengths, len(head)})
+            self.said_by[head] = said
 
 
 def _loose(text: bytes) -> bytes:
     return rb"[0-9]+".join(map(re.escape, _NUMBER.split(text)))
+
+
+#: `Told._make`, at a third of its cost.
+_told = partial(tuple.__new__, Told)
 
 
 class StepPlace:
@@ -55,20 +107,24 @@ class StepPlace:
 
     It is tried on the first line, number by number, which of them the step follows. Where it is
     one alone, that is all that is read of further lines.
+
+    Args:
+        told: reads it from any line.
+        start: where its numbers begin to count, behind the prefix.
     """
 
-    def __init__(self, line: bytes, told: Callable[[str], Told | None]) -> None:
+    def __init__(self, line: bytes, told: Callable[[bytes], Told | None], start: int = 0) -> None:
         self._told = told
         self._find: re.Pattern[bytes] | None = None
         self._form = ""
-        first = told(_text(line))
-        numbers = list(_NUMBER.finditer(line))
+        first = told(line)
+        numbers = list(_NUMBER.finditer(line, start))
         if first is None or len(numbers) > MOST_NUMBERS:
             return
         moved = [
             (number.span(), there)
             for number in numbers
-            if (there := told(_text(_with_next(line, number)))) != first
+            if (there := told(_with_next(line, number))) != first
         ]
         if len(moved) == 1:
             (span, there), self._form = moved[0], first.form
@@ -76,11 +132,11 @@ class StepPlace:
                 self._find = same_places(line, [span], span[1])
 
     def told(self, line: bytes) -> Told | None:
-        """Of a line of the form, without its prefix."""
+        """Of a line of the form."""
         found = self._find.match(line) if self._find else None
-        if found is None or len(found[1]) > 12:
-            return self._told(_text(line))
-        return Told(self._form, int(found[1]))
+        if found is None or len(step := found[1]) > 12:
+            return self._told(line)
+        return _told((self._form, int(step)))
 
 
 class TimePlace:
@@ -91,10 +147,12 @@ class TimePlace:
     one before.
     """
 
-    def __init__(self, line: bytes, time: Callable[[bytes], float | None]) -> None:
-        self._time, self._find = time, None
+    def __init__(self, line: bytes, prefixes: Prefixes) -> None:
+        time = self._time = prefixes.time
+        self._find: re.Pattern[bytes] | None = None
         self._minutes: dict[bytes, float] = {}
         now = time(line)
+        self._never = now is None and not prefixes.may_state_time(line)
         numbers = list(_NUMBER.finditer(line))
         if now is None or len(numbers) > MOST_NUMBERS:
             return
@@ -105,20 +163,21 @@ class TimePlace:
         ]
         seconds = [at for at, (_, by) in enumerate(moved) if by is not None and abs(by - 1) < 1e-6]
         if len(seconds) == 1 and len(moved) - seconds[0] <= 2:
-            begin, end = moved[seconds[0]][0].start(), moved[-1][0].end()
-            if _SECONDS.fullmatch(line, begin, end):
-                self._find = same_places(line, [(0, begin), (begin, end)], end)
+            (begin, point), fraction = moved[seconds[0]][0].span(), moved[-1][0].span()
+            if _SECONDS.fullmatch(line, begin, fraction[1]):
+                spans = [(0, begin), (begin, point), fraction][: 1 + len(moved) - seconds[0]]
+                self._find = same_places(line, spans, fraction[1])
                 self._find = self._find if self.time(line) == now else None
-
-    _find: re.Pattern[bytes] | None
 
     def time(self, line: bytes) -> float | None:
         """Seconds that a line of the form states."""
+        if self._never:
+            return None
         found = self._find.match(line) if self._find else None
         if found is None:
             return self._time(line)
-        before, seconds = found[1], found[2]
-        whole, _, fraction = seconds.replace(b",", b".").partition(b".")
+        # Where there is no fraction, the third group is the empty "text".
+        before, whole, fraction = found.group(1, 2, 3)
         minute = self._minutes.get(before)
         if minute is None:
             now = self._time(line)
@@ -134,7 +193,3 @@ def _with_next(line: bytes, number: re.Match[bytes]) -> bytes:
     """The line with a number that is higher by one."""
     following = str(int(number[0]) + 1).encode().rjust(len(number[0]), b"0")
     return line[: number.start()] + following + line[number.end() :]
-
-
-def _text(line: bytes) -> str:
-    return line.decode("utf-8", "replace")
