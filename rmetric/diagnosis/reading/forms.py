@@ -9,8 +9,8 @@ from dataclasses import dataclass
 _HOST = r"[A-Za-z\d][\w.-]*"
 #: A host that is told by nothing but its name and what stands around it.
 _NAME = r"(?:[A-Za-z][\w.-]*\d[\w.-]*|\d+(?:\.\d+){3})"
-#: The space behind a prefix, where there is one: Python's tracebacks are indented by twos.
-_SPACE = r"(?: (?=(?:  )*(?:[^ ]|$)))?"
+#: The space behind a prefix that some put there: tracebacks are indented by twos, but for carets.
+_SPACE = r"(?: (?=(?:  )*(?:[^ ~^]|$)))?"
 _TIME = (
     r"[\[(]?(?:\d{4}[-/]\d\d[-/]\d\d[T _-]\d\d:\d\d:\d\d(?:[.,]\d+)*(?:Z|[+-]\d\d:?\d\d)?"
     r"|1\d{9}\.\d+)[\])]?"
@@ -55,7 +55,7 @@ class Form:
 #: Cut from the line. In the order in which they are tried.
 CUT = (
     # [rank3]: of PyTorch's excepthook and logs
-    Form(name="torch", pattern=r"\[rank(?P<rank>\d+)\]:" + _SPACE),
+    Form(name="torch", pattern=r"\[rank(?P<rank>\d+)\]: ?"),
     # [default3]: of torchrun: the role's name and the rank within the node
     Form(
         name="torchrun",
