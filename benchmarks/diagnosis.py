@@ -2,13 +2,13 @@
 
     python benchmarks/diagnosis.py [--lines 400000] [--mebibytes 256] [--full] [--no-large]
 
-Four logs whose templates are few and soon known: what one rank writes (a step's line among
+Logs whose templates are few and soon known: what one rank writes (a step's line among
 nineteen others), the same of eight ranks in one file with srun's prefixes, a log of NCCL at
-level INFO, and one of step lines alone, which cost most. `ingest` does all that a diagnosis
-needs of them; beside it plain drain3 only groups the same lines, without masks (its Drain
-alone, and its TemplateMiner), and with ours, which the same templates need; each is warmed up
-by a tenth of them. In turns, processor time of one core, medians. Goals: 300,000 lines a
-second, and 5 times plain drain3.
+level INFO, and three of step lines alone, which cost most: long ones with times, short ones and
+progress bars without. `ingest` does all that a diagnosis needs of them; beside it plain drain3
+only groups the same lines, without masks (its Drain alone, and its TemplateMiner), and with
+ours, which the same templates need; each is warmed up by a tenth of them. In turns, processor
+time of one core, medians. Goals: 300,000 lines a second, and 5 times plain drain3.
 
 The large log is written, read in a process of its own and deleted; --full is 10 GB, in less
 than 2 GB of memory. Then the same bytes as eight files, by one process and by as many as there
@@ -110,11 +110,31 @@ def nccl_lines(number: int) -> Iterator[str]:
             yield f"{head} Channel {channel:02d}/0 : {peer} [send] via NET/IB/{gpu}/GDRDMA"
 
 
+def short_step_lines(number: int) -> Iterator[str]:
+    for at in range(number):
+        loss, speed = 2 + at % 97 / 1e2, 900 + at % 97
+        yield f"step {at}/500000 | loss {loss:.2f} | lr 1.5e-04 | {speed} tok/s"
+
+
+def bar_lines(number: int) -> Iterator[str]:
+    """tqdm's bar, a line for each time that it is drawn."""
+    for at in range(number):
+        tenths, took, left = 10 * at // number, at // 4, (number - at) // 4
+        bar = "█" * tenths + " " * (10 - tenths)
+        times = f"{took // 3600:02d}:{took // 60 % 60:02d}:{took % 60:02d}<{left // 3600:02d}"
+        yield (
+            f"{100 * at // number:3d}%|{bar}| {at}/{number} [{times}:{left // 60 % 60:02d}:"
+            f"{left % 60:02d}, {3.5 + at % 97 / 1e2:.2f}it/s]"
+        )
+
+
 LOGS: dict[str, Callable[[int], Iterator[str]]] = {
     "one rank": rank_lines,
     "eight ranks with prefixes": shared_lines,
     "nccl": nccl_lines,
     "steps alone": lambda number: rank_lines(number, step_every=1),
+    "short steps alone": short_step_lines,
+    "progress bars": bar_lines,
 }
 
 
