@@ -113,29 +113,16 @@ class FilePass:
 
     def _settle(self, speaker: Speaker) -> None:
         """Count what was heard of a speaker, and tell the steps in it."""
-        heard, forms = speaker.heard, self.forms_of
+        heard = speaker.heard
         if not heard:
             return
-        said = [forms[at].template for at in heard]
+        said = [self.forms_of[at].template for at in heard]
         speaker.counts.update(said)
-        #: from which place on the speaker was at which step.
-        steps, shown = [(-1, speaker.step)], 0
-        for order, at in enumerate(heard):
-            form = forms[at]
-            if form.step is not None:
-                line = self.lines[at]
-                step = form.step.told(line)
-                if step is not None:
-                    if shown < order:
-                        speaker.unwatched += said[shown:order]
-                    self._tell(speaker, self.number + at + 1, line, form, step)
-                    steps.append((at, speaker.step))
-                    shown = order + 1
-        speaker.unwatched += said[shown:]
+        steps = self._tell_all(speaker, said)
 
         def raw(at: int) -> Raw:
             step = steps[bisect_right(steps, at, key=_PLACE) - 1][1]
-            number, template = self.number + at + 1, forms[at].template
+            number, template = self.number + at + 1, self.forms_of[at].template
             return (number, self.lines[at], template, speaker, step, speaker.stage, None)
 
         speaker.tail.extend(map(raw, heard[-TAIL:]))
@@ -144,6 +131,24 @@ class FilePass:
             if last is None or last[0] <= self.number + at:
                 self.last[template] = raw(at)
         heard.clear()
+
+    def _tell_all(self, speaker: Speaker, said: list[int]) -> list[tuple[int, int | None]]:
+        """From which place in the block on the speaker was at which step."""
+        steps, shown = [(-1, speaker.step)], 0
+        for order, at in enumerate(speaker.heard):
+            form = self.forms_of[at]
+            if form.step is None:
+                continue
+            line = self.lines[at]
+            step = form.step.told(line)
+            if step is not None:
+                if shown < order:
+                    speaker.unwatched += said[shown:order]
+                self._tell(speaker, self.number + at + 1, line, form, step)
+                steps.append((at, speaker.step))
+                shown = order + 1
+        speaker.unwatched += said[shown:]
+        return steps
 
     def _speaker(self, who: Who) -> Speaker:
         speaker = self.speakers.get(who)
