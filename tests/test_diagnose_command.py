@@ -116,6 +116,59 @@ def test_a_log_that_stops_short_is_not_simply_healthy(last, said, tmp_path, caps
     assert ("a guess" in printed) == (last == 299)
 
 
+LOST = (
+    "Traceback (most recent call last):\n"
+    '  File "train.py", line 9, in step\n'
+    "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.7]:2446\n"
+)
+
+
+def of_ranks(folder, said):
+    folder.mkdir()
+    for rank in range(8):
+        (folder / f"rank_{rank}.log").write_text(said(rank))
+    return folder
+
+
+def test_a_rank_that_finished_before_the_others_is_no_success(tmp_path, capsys):
+    def said(rank):
+        steps = "".join(f"step {step} | loss 2.5\n" for step in range(20))
+        return steps + ("training finished after 20 steps\n" if rank == 5 else LOST)
+
+    assert main(["diagnose", str(of_ranks(tmp_path / "job", said))]) == EXIT_CODES["failed"]
+    assert "rank 5 finished before the others" in capsys.readouterr().out
+
+
+def test_a_rank_that_was_started_otherwise_is_named_with_the_setting(tmp_path, capsys):
+    def said(rank):
+        size = 9 if rank == 5 else 8
+        return f"starting: RANK={rank} WORLD_SIZE={size}\n" + (LOST if rank in (1, 2) else "")
+
+    assert main(["diagnose", str(of_ranks(tmp_path / "job", said)), "--json"]) == 3
+    found = json.loads(capsys.readouterr().out)
+    assert found["cause"] == "settings_differ"
+    assert found["nodes"][0]["rank"] == 5
+    assert "WORLD_SIZE 9, 7 others 8" in found["title"]
+
+
+def test_of_an_exception_of_no_known_kind_the_title_is_itself(tmp_path, capsys):
+    log = tmp_path / "train.log"
+    log.write_text(
+        "Traceback (most recent call last):\n"
+        '  File "plan.py", line 12, in make\n'
+        "acme.errors.SlotError: no room\n"
+    )
+    assert main(["diagnose", str(log)]) == 3
+    assert "SlotError in make (plan.py:12): no room" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_losses_without_steps_are_a_training_too(tmp_path, capsys):
+    log = tmp_path / "train.log"
+    log.write_text("".join(f"{{'loss': 2.{n}, 'epoch': 0.{n}}}\n" for n in range(9)))
+    assert main(["diagnose", str(log)]) == 0
+    assert "a guess" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("order", ["{} --json", "--json {}"])
 def test_json_is_one_document_and_nothing_else(order, broken, capsys):
     assert main(["diagnose", *order.format(broken).split()]) == 3

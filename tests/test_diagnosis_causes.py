@@ -1,6 +1,6 @@
 import pytest
 
-from rmetric.diagnosis.causes import collect, weigh
+from rmetric.diagnosis.causes import collect, ended_alone, weigh
 from rmetric.diagnosis.evidence import how_often
 from rmetric.diagnosis.moments import Moments
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
@@ -34,6 +34,7 @@ LIBRARY = {
         signature("any_exception", "cause", rank=1, confidence=0.6),
         signature("warned", "cause", survivable=True),
         signature("timeout", "echo"),
+        signature("mismatch", "cause", of_two=True),
         signature("exit", "symptom"),
         signature("cancelled", "ending"),
         signature("noise", "harmless"),
@@ -181,6 +182,42 @@ def test_what_all_ranks_say_is_no_sign_against_one():
     for rank in range(8):
         writer.say(rank, "no such file", signature="oom", time=5.0)
     assert named(ranked(writer)) == ()
+
+
+def test_a_mismatch_of_two_speaks_against_both_neighbours_too():
+    writer = Writer(ranks=8)
+    writer.say(3, "sizes differ", signature="mismatch")
+    found = ranked(writer)
+    assert found[0].name == "rank 3"
+    assert {one.name for one in found} == {"rank 2", "rank 3", "rank 4"}
+
+
+def test_an_exit_that_no_loss_explains_names_its_rank():
+    writer = Writer(ranks=8)
+    for rank in (1, 2, 3):
+        writer.say(rank, "timed out", signature="timeout")
+    for rank in (2, 3, 6, 1):
+        fields = {"rank": str(rank), "code": "1"}
+        writer.say("launcher", f"rank {rank} exited", signature="exit", fields=fields)
+    assert [one.name for one in named(ranked(writer))] == ["rank 6"]
+
+
+@pytest.mark.parametrize(("done", "alone"), [((5,), {"rank 5"}), ((0,), set()), ((7,), set())])
+def test_an_end_that_one_rank_alone_reports_is_no_end_of_the_job(done, alone):
+    writer = Writer(ranks=8)
+    for rank in (1, 2):
+        writer.say(rank, "timed out", signature="timeout")
+    for rank in done:
+        writer.say(rank, "all done", signature="completed")
+    assert ended_alone(writer.job, LIBRARY) == alone
+    assert bool(causes_of(writer.job)[0]) == bool(alone)
+
+
+def test_an_end_that_most_ranks_report_is_the_job_s():
+    writer = Writer(ranks=8)
+    for rank in range(1, 6):
+        writer.say(rank, "all done", signature="completed")
+    assert ended_alone(writer.job, LIBRARY) == frozenset()
 
 
 LOST = {"remote_host": "10.0.0.7", "port": "4000"}

@@ -42,6 +42,25 @@ def test_what_half_of_the_ranks_have_is_usual():
     assert odd_numbers(job_of(lambda rank, _: 900.0 if rank % 2 else 10.0 + rank)) == []
 
 
+def errors_of(own, ranks=8):
+    writer = Writer(ranks=ranks)
+    for rank in range(ranks):
+        said = f"Traceback (most recent call last):\nRuntimeError: this rank's is {own(rank)}"
+        writer.numbers.setdefault(said, 0)
+        writer.say(rank, said)
+    return writer.job
+
+
+def test_of_an_exception_that_all_raise_once_is_enough():
+    (found,) = odd_numbers(errors_of(lambda rank: "6.5e+05" if rank == 3 else 3.0 + 0.1 * rank))
+    assert (found.stream, found.name, found.value) == ("rank 3", "rank's is", 6.5e5)
+    assert found.steps == 1
+
+
+def test_numbers_of_exceptions_that_scatter_are_not_odd():
+    assert odd_numbers(errors_of(lambda rank: 10 ** (rank + 1))) == []
+
+
 @given(st.lists(st.floats(50.0, 100.0), min_size=8, max_size=8))
 def test_numbers_within_a_factor_of_two_are_never_odd(values):
     assert odd_numbers(job_of(lambda rank, _: values[rank])) == []

@@ -7,7 +7,7 @@ is a cause that was not survived and that no other explains.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rmetric.diagnosis.job import Job, Match, Occurrence
@@ -66,6 +66,7 @@ class Cause:
 def collect(job: Job, signatures: dict[str, Signature], moments: Moments) -> list[Cause]:
     """The signatures found in a job, the first in time first; no success, nothing harmless."""
     found: dict[str, list[Match]] = {}
+    alone = ended_alone(job, signatures)
     ends = [one for one in job.matches.values() if signatures[one.signature].role == "success"]
     for match in job.matches.values():
         if signatures[match.signature].role in EXPLAINS:
@@ -79,11 +80,30 @@ def collect(job: Job, signatures: dict[str, Signature], moments: Moments) -> lis
                 matches=matches,
                 last=max((one.last for one in matches), key=moments.key),
                 survived=all(
-                    _survived(job, one, signatures[name], ends, moments) for one in matches
+                    _survived(job, one, signatures[name], _ends_of(one, ends, alone), moments)
+                    for one in matches
                 ),
             )
         )
     return sorted(causes, key=lambda one: moments.key(one.first))
+
+
+def ended_alone(job: Job, signatures: Mapping[str, Signature]) -> frozenset[str]:
+    """Ranks that say that they reached the end, where neither the first, the last nor most do."""
+    ends = {
+        match.stream
+        for match in job.matches.values()
+        if signatures[match.signature].role == "success"
+    }
+    ranks = {one.name: one.rank for one in job.speaking if one.rank is not None}
+    for_all = {0, max((rank for rank in ranks.values() if rank is not None), default=0)}
+    if len(ends) > len(ranks) / 2 or any(ranks.get(name, 0) in for_all for name in ends):
+        return frozenset()
+    return frozenset(ends)
+
+
+def _ends_of(match: Match, ends: Iterable[Match], alone: frozenset[str]) -> list[Match]:
+    return [one for one in ends if one.stream not in alone or one.stream == match.stream]
 
 
 def _survived(

@@ -23,7 +23,7 @@ FULL = 2.0 * THRESHOLD
 #: Lines of a stack, which say little by themselves.
 FRAMES = ("File ", "frame #", "Thread ")
 #: What another setting counts once steps are told.
-LATE = 0.3
+LATE = 0.2
 #: Odd events that are handed on.
 MAX_ODD = 12
 
@@ -81,8 +81,16 @@ class Found:
     notes: tuple[str, ...]
 
 
-def look(job: Job, known: Known, switches: Switches, rng: np.random.Generator) -> Found:
-    """Ask every pattern that is not switched off."""
+def look(
+    job: Job, known: Known, switches: Switches, rng: np.random.Generator,
+    echoes: frozenset[int] = frozenset(),
+) -> Found:  # fmt: skip
+    """Ask every pattern that is not switched off.
+
+    Args:
+        echoes: events that are said by those who lose another: in which of their words a rank
+            does so makes it no odd one.
+    """
     offsets = clock_offsets(job)
     moments = Moments(job=job, offsets=offsets)
     siblings = known.siblings
@@ -90,7 +98,7 @@ def look(job: Job, known: Known, switches: Switches, rng: np.random.Generator) -
     strange: list[OddNumber] = []
     otherwise: list[OddSetting] = []
     if switches.spatial:
-        odd = odd_speakers(job, rng=rng, ordinary=known.ordinary, siblings=siblings)
+        odd = odd_speakers(job, rng=rng, ordinary=known.ordinary | echoes, siblings=siblings)
         strange = odd_numbers(job)
         otherwise = odd_settings(job, siblings)
     lacks: list[Finding] = []
@@ -140,7 +148,7 @@ def _of_numbers(strange: Sequence[OddNumber]) -> Iterator[Sign]:
 
 def _of_settings(job: Job, otherwise: Sequence[OddSetting]) -> Iterator[Sign]:
     # A job that came to its steps was not kept from them by how a rank was started.
-    weight = LATE if any(one.steps for one in job.streams.values()) else 1.0
+    weight = LATE if any(one.steps > 1 for one in job.streams.values()) else 1.0
     apart = {one.stream for one in otherwise}
     for one in otherwise:
         words = f"says {one.name} {one.value}, {one.others} others {one.usual}"

@@ -8,6 +8,7 @@ for the library where that knows nothing. `decide` puts it together, and is the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from rmetric.diagnosis import suspects as suspicion
-from rmetric.diagnosis.causes import OUTLASTS_SUCCESS, Cause, collect, weigh
+from rmetric.diagnosis.causes import OUTLASTS_SUCCESS, Cause, collect, ended_alone, weigh
 from rmetric.diagnosis.channels import Found, Known, Switches, look
 from rmetric.diagnosis.evidence import MAX_EVENTS, how_often, of_causes, of_odd_events, of_places
-from rmetric.diagnosis.frames import stage_of
+from rmetric.diagnosis.frames import raised, stage_of
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.job import Job, Occurrence
 from rmetric.diagnosis.library import Library
@@ -47,6 +48,8 @@ STOPS_SHORT, ENOUGH = 0.4, 0.95
 ABSENT = 0.6
 #: Signs of an absence, and their least strength: of one or two ranks, not of many.
 ABSENCES, ALONE = ("silent", "ended early", "no echo"), 0.6
+#: Signatures below this rank say of any exception that it is one.
+GENERIC_RANK = 6
 #: Roles that explain a failure; the others do from these confidences on where nothing else
 #: does: a worker's death that is told explains more than a silence, a timeout less.
 LEADS = ("cause", "ending")
@@ -57,6 +60,8 @@ UNSAID = "it trained, and nothing speaks of a failure; nor does it say that it r
 NUMBERS = "Its losses were not judged here: rmetric replay does that."
 #: Where a log stops short, as that of a process that is killed does.
 IF_ENDED = "If it is over, look at the scheduler's record and at the node's kernel log (OOM kill)."
+#: Lines of a training that tell no step.
+_LOSS = re.compile(r"(?i)\bloss\b\W{1,4}<")
 #: Entries of a stream that are its last words.
 LAST_WORDS = 3
 #: What stand for a cause that left no line: (id, family, title, actor, what to do).
@@ -68,6 +73,16 @@ SILENCE = (
     (
         "Look at the node's kernel log (OOM kill, Xid) and at the scheduler's record of the task.",
         "If the process is still there, take its stack (py-spy dump) before you kill it.",
+    ),
+)
+DONE_ALONE = (
+    "rank_finished_early",
+    "uneven work",
+    "{who} finished before the others, which still waited for it",
+    "user",
+    (
+        "Compare the steps and the data of this rank with another's: shards of unequal length?",
+        "Give all ranks as many batches: drop the last, or let those that are done join.",
     ),
 )
 OTHERWISE = (
@@ -124,11 +139,16 @@ def decide(
     """The diagnosis of a job whose logs have been read."""
     switches = switches or Switches()
     known = _known(job, siblings, pool) if switches.cross_job else Known()
-    found = look(job, known, switches, np.random.default_rng(seed))
-    moments = found.moments
     signatures = {one.signature: library[one.signature] for one in job.matches.values()}
+    matches = job.matches.values() if switches.library else ()
+    echoes = [one.events for one in matches if signatures[one.signature].role == "echo"]
+    found = look(job, known, switches, np.random.default_rng(seed), frozenset().union(*echoes))
+    moments = found.moments
     causes = weigh(collect(job, signatures, moments), moments) if switches.library else []
     signs = [*found.signs, *suspicion.signs_of_causes(job, causes, moments)]
+    # Without a failure of the others it is only the one that says so.
+    alone = ended_alone(job, signatures) if causes else frozenset()
+    signs += suspicion.signs_of_ends(job, alone)
     signs += suspicion.signs_of_collectives(causes)
     signs += suspicion.signs_of_waiting(job, causes)
     if switches.unfiltered:
@@ -143,6 +163,7 @@ def decide(
         found=found,
         ranked=ranked,
         absent=frozenset(absent),
+        alone=alone,
     )
     return case.diagnosis()
 
@@ -163,6 +184,7 @@ class _Case:
         found: by the patterns.
         ranked: whoever has a sign against it, the most suspect first.
         absent: names of those who fell silent, or lack what the others report.
+        alone: names of those who say that they finished, where the others failed.
     """
 
     job: Job
@@ -171,6 +193,7 @@ class _Case:
     found: Found
     ranked: tuple[Suspect, ...]
     absent: frozenset[str]
+    alone: frozenset[str]
 
     def diagnosis(self) -> Diagnosis:
         lead = next((one for one in self.causes if one.signature.role in LEADS), None)
@@ -180,10 +203,12 @@ class _Case:
         lesser = self._lesser()
         if lesser is not None and lesser.signature.family in OUTLASTS_SUCCESS:
             return self._explained(lesser)
-        if self.job.succeeded is not None:
+        if self.job.succeeded is not None and not self.alone:
             return self._healthy(ENDED_WELL, self.job.succeeded.text)
         if lesser is not None and lesser.signature.confidence >= SAYS_MORE:
             return self._explained(lesser)
+        if self.ranked and self.ranked[0].name in self.alone:
+            return self._finished_alone()
         if otherwise := self._otherwise():
             return self._started_otherwise(otherwise)
         if silent := self._silent():
@@ -211,7 +236,7 @@ class _Case:
             outcome="terminated" if lead.signature.role == "ending" else "failed",
             cause=lead.signature.id,
             family=lead.signature.family,
-            title=lead.signature.title,
+            title=self._titled(lead),
             actor=lead.signature.actor or None,
             confidence=self._sureness(lead),
             why=self._why(lead),
@@ -221,6 +246,12 @@ class _Case:
             nodes=suspicion.named(self.ranked),
             candidates=self._candidates(lead),
         )
+
+    @staticmethod
+    def _titled(lead: Cause) -> str:
+        """Of a generic signature the exception itself, where the entry tells it."""
+        own = raised(lead.first.text) if lead.signature.rank < GENERIC_RANK else ""
+        return own or lead.signature.title
 
     def _sureness(self, lead: Cause) -> float:
         if lead.signature.role not in LEADS:
@@ -267,10 +298,20 @@ class _Case:
             SILENCE, first, why=why, place=stream.last if stream else None, confidence=0.75
         )
 
+    def _finished_alone(self) -> Diagnosis:
+        first = self.ranked[0]
+        return self._stood_for(
+            DONE_ALONE,
+            first,
+            why="it says so, and the others report that they lost a rank",
+            place=self.job.streams[first.name].last,
+            confidence=0.75,
+        )
+
     def _otherwise(self) -> suspicion.Sign | None:
         """How the first suspect was started otherwise, if the job never came to a step."""
         first = self.ranked[0].name if self.ranked else ""
-        if any(stream.steps for stream in self.job.streams.values()):
+        if any(stream.steps > 1 for stream in self.job.streams.values()):
             return None
         signs = [one for one in self.found.signs if one.kind == "settings"]
         return next((one for one in signs if one.stream == first), None)
@@ -351,6 +392,8 @@ class _Case:
         if any(stream.steps > 1 for stream in self.job.streams.values()):
             short = self._stops_short()
             return self._healthy(STOPS_SHORT if short else NOTHING_BAD, "", short)
+        if any(event.count > 1 and _LOSS.search(event.template) for event in self.job.events):
+            return self._healthy(STOPS_SHORT, "")
         return self._said(
             outcome="unknown",
             title="I don't know: these logs show no training, no end and no known fault",

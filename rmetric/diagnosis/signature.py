@@ -43,6 +43,7 @@ class Signature:
         levels: of `LEVELS`, those of the entries that it looks at; () for all.
         to_do: what to do, one to three short sentences in the imperative.
         survivable: a training often goes on after it, so it explains a failure only at the end.
+        of_two: one of two that do not fit together says it, not always the one at fault.
         source: where it is documented: a page's title or an issue (owner/name#number).
         matches, misses: entries that it must and must not match, which are its tests.
     """
@@ -59,6 +60,7 @@ class Signature:
     rank: int = 50
     confidence: float = 0.9
     survivable: bool = False
+    of_two: bool = False
     source: str = ""
     matches: tuple[str, ...] = ()
     misses: tuple[str, ...] = ()

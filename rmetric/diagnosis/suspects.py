@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import signal
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
 from operator import itemgetter
@@ -31,6 +31,7 @@ WEIGHTS = {
     "killed": 4.0,
     "failed first": 1.0,
     "waited for": 2.5,
+    "done alone": 3.5,
     "silent": 3.0,
     "ended early": 3.0,
     "no echo": 2.5,
@@ -40,7 +41,7 @@ WEIGHTS = {
     "missing event": 1.0,
     "unlike": 1.9,
     "numbers": 2.5,
-    "settings": 5.0,
+    "settings": 7.0,
     "slow": 2.0,
     "iteration differs": 1.0,
 }
@@ -129,9 +130,11 @@ class _Whom:
 
     Attributes:
         heard, silent: names of those that speak and of the ranks that never did.
+        innocent: of no fault, though a launcher names them.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, innocent: Collection[str] = ()) -> None:
+        self.innocent = frozenset(innocent)
         self.heard = {one.name for one in job.speaking}
         self.silent = {f"rank {rank}" for rank in job.silent_ranks}
         self._on_node: dict[str, list[tuple[int, str]]] = {}
@@ -173,7 +176,9 @@ class _Whom:
 
 def signs_of_causes(job: Job, causes: Sequence[Cause], moments: Moments) -> list[Sign]:
     """What the library's matches say: causes of one's own, exits, names that are named."""
-    whom = _Whom(job)
+    # Who waited for another, lost it or met it did not end of itself, whatever a launcher says.
+    told = (one for one in causes if one.signature.role == "echo" or one.signature.of_two)
+    whom = _Whom(job, innocent={name for one in told for name in one.streams})
     signs = []
     for cause in causes:
         # A traceback without its exception may be anybody's.
@@ -181,11 +186,7 @@ def signs_of_causes(job: Job, causes: Sequence[Cause], moments: Moments) -> list
             signs += _own(cause, whom.heard, moments)
         if cause.signature.role != "ending":
             signs += _accusations(cause, whom)
-    # Who says that it lost another did not end of itself, whatever the launcher saw first.
-    lost = _losses(causes)
-    seen = ("accused", "failed first")
-    signs += _launchers(causes, whom)
-    return [one for one in signs if one.stream not in lost or one.kind not in seen]
+    return signs + _launchers(causes, whom)
 
 
 def _own(cause: Cause, heard: set[str], moments: Moments) -> list[Sign]:
@@ -200,6 +201,8 @@ def _own(cause: Cause, heard: set[str], moments: Moments) -> list[Sign]:
         return []
     few = len(said) <= COMMON * len(heard) or len(said) == len(heard) == 1
     strength = cause.score * (1.0 if few else 0.15)
+    if cause.signature.of_two:
+        return _either([match.stream for match in said], strength, cause, heard)
     signs = [
         Sign(
             stream=match.stream,
@@ -216,13 +219,30 @@ def _own(cause: Cause, heard: set[str], moments: Moments) -> list[Sign]:
     return signs
 
 
+def _either(who: list[str], strength: float, cause: Cause, heard: set[str]) -> list[Sign]:
+    """Against those who say it and, half as much, against their neighbours in the ring."""
+    says = f"says: {cause.signature.title}"
+    signs = [Sign(stream=one, kind="own cause", words=says, strength=strength / 2) for one in who]
+    ranks = {int(rank) for name in heard if (rank := name.removeprefix("rank ")).isdigit()}
+    size = max(ranks, default=0) + 1
+    for one in who:
+        rank = one.removeprefix("rank ")
+        for step in (-1, 1) if rank.isdigit() else ():
+            name = f"rank {(int(rank) + step) % size}"
+            if name in heard and name not in who:
+                words = f"its neighbour {one} {says}"
+                signs.append(Sign(stream=name, kind="accused", words=words, strength=strength / 2))
+    return signs
+
+
 def _accusations(cause: Cause, whom: _Whom) -> list[Sign]:
     """Against those whom its entries name; fewer is stronger, but for a kill that is told."""
     accused: dict[str, None] = {}
     killed: dict[str, str] = {}
     for fields in (fields for match in cause.matches for fields in match.named):
         for name in whom.accused(fields):
-            accused[name] = None
+            if cause.signature.role != "symptom" or name not in whom.innocent:
+                accused[name] = None
             if _signal(fields) in _GUILTY_SIGNALS:
                 killed[name] = signal.Signals(_signal(fields)).name
     accused, killed = whom.known_first(accused), whom.known_first(killed)
@@ -231,7 +251,10 @@ def _accusations(cause: Cause, whom: _Whom) -> list[Sign]:
         for name, how in killed.items():
             signs.append(Sign(stream=name, kind="killed", words=f"ended by {how}"))
     if whom.few(len(accused)):
-        strength = min(1.0, cause.score + 0.2) / max(1, len(accused)) ** 0.5
+        # The only exit that no loss explains says much, whatever the entry is worth by itself.
+        alone = cause.signature.role == "symptom" and len(accused) == 1 and whom.innocent
+        score = 1.0 if alone else min(1.0, cause.score + 0.2)
+        strength = score / max(1, len(accused)) ** 0.5
         words = f"named by: {cause.signature.title}"
         for name in accused:
             signs.append(Sign(stream=name, kind="accused", words=words, strength=strength))
@@ -257,7 +280,7 @@ def _launchers(causes: Sequence[Cause], whom: _Whom) -> list[Sign]:
         for cause in causes
         if cause.signature.role == "symptom"
         for match in cause.matches
-        if (accused := whom.accused(match.fields))
+        if (accused := [one for one in whom.accused(match.fields) if one not in whom.innocent])
     ]
     _, first = min(reports, key=itemgetter(0), default=(0, []))
     words = "the launcher saw it fail first"
@@ -278,6 +301,16 @@ def _signal(fields: dict[str, str]) -> int:
     if "signal" in fields:
         return abs(number)
     return -number if number < 0 else number - 128 if 128 < number < 160 else 0
+
+
+def signs_of_ends(job: Job, alone: Collection[str]) -> list[Sign]:
+    """Who came to its planned end while the others failed."""
+    others = len(job.speaking) - len(alone)
+    words = f"says that it finished, which {others} others do not"
+    return [
+        Sign(stream=name, kind="done alone", words=words, strength=1.0 / len(alone) ** 0.5)
+        for name in sorted(alone)
+    ]
 
 
 def signs_of_echoes(job: Job, causes: Sequence[Cause]) -> list[Sign]:

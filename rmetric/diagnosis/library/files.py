@@ -48,6 +48,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "rank": ((int,), "a whole number"),
     "confidence": ((int, float), "a number"),
     "survivable": ((bool,), "true or false"),
+    "of_two": ((bool,), "true or false"),
 }
 _REQUIRED = {field.name for field in fields(Signature) if field.default is MISSING}
 _FIELDS = {field.name for field in fields(Signature)}

@@ -13,6 +13,7 @@ from math import isfinite
 from statistics import median
 
 from rmetric.diagnosis.job import Job, Occurrence
+from rmetric.diagnosis.reading.text import level
 
 #: A number is odd from so many times the median of the others on, and so many times their spread.
 TIMES, SPREADS = 5.0, 6.0
@@ -26,6 +27,13 @@ MOST, FEWEST = 0.75, 4
 #: A name and its number, as in "data 12.3", "loss=nan", "time (ms): 7".
 _NUMBER = re.compile(
     r"(?P<name>[A-Za-z][A-Za-z_/-]*(?: ?\([A-Za-z/ ]{1,12}\))?)\s?[ =:|]\s?"
+    r"(?P<value>[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|nan|inf)(?![\w:/-]|\.\d)"
+)
+#: So begins what Python says of an exception.
+TRACEBACK = "Traceback (most recent call last)"
+#: A number in the words of an exception, with the two words before it.
+_VALUE = re.compile(
+    r"(?P<name>(?:[A-Za-z][\w']*[ =:]+){1,2})"
     r"(?P<value>[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|nan|inf)(?![\w:/-]|\.\d)"
 )
 #: Numbers that tell who or when, not how much.
@@ -58,8 +66,9 @@ class OddNumber:
 def odd_numbers(job: Job) -> list[OddNumber]:
     """Per stream the number that is most times the others'; those odd again and again only.
 
-    Compares what the last entries of all ranks tell at the same steps. One rank in four at most
-    can be odd: what more of them have is usual.
+    Compares what the last entries of all ranks tell at the same steps, and the exceptions that
+    they raise alike, where once is enough. One rank in four at most can be odd: what more of
+    them have is usual.
     """
     told, ranks = _told(job)
     largest = _largest(told)
@@ -73,12 +82,26 @@ def odd_numbers(job: Job) -> list[OddNumber]:
         for step in last:
             for one in _odd(told[event, step, name], name, MATTERS * largest[event, step]):
                 found[one.stream, f"{event} {name}"].append(one)
-    worst: dict[str, OddNumber] = {}
+    worst = {one.stream: one for one in _odd_in_errors(job)}
     for (stream, _), times in found.items():
         one = times[-1]
         if len(times) >= REPEATED and _times(one) > _times(worst.get(stream)):
             worst[stream] = replace(one, steps=len(times))
     return sorted(worst.values(), key=lambda one: (-_times(one), one.stream))
+
+
+def _odd_in_errors(job: Job) -> Iterator[OddNumber]:
+    told: dict[tuple[int, int, str], dict[str, _Told]] = defaultdict(dict)
+    for stream in job.streams.values():
+        for entry in stream.tail if stream.rank is not None else ():
+            said = entry.text.rstrip().rpartition("\n")[2]
+            if TRACEBACK in entry.text or level(said) == "error":
+                for place, found in enumerate(_VALUE.finditer(said)):
+                    key = (entry.event, place, found["name"])
+                    told[key][stream.name] = float(found["value"]), entry
+    for (_, _, name), values in told.items():
+        if len(values) >= FEWEST and not _PLACES.search(name.strip()):
+            yield from _odd(values, name.strip(), 0.0)
 
 
 def _times(one: OddNumber | None) -> float:
