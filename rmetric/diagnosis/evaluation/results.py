@@ -18,8 +18,8 @@ TITLES = {
     ("real", "development"): "real logs, development",
     ("real", "held_out"): "real logs, held out",
     ("injected", "development"): "injected jobs, kinds of fault seen in development",
-    ("injected", "held_out"): "injected jobs, kinds of fault not seen before",
-    ("injected", "blind"): "injected jobs, later kinds of fault, blind",
+    ("injected", "held_out"): "injected jobs, four kinds of fault held out",
+    ("injected", "blind"): "injected jobs, six later kinds of fault",
 }
 
 
