@@ -1,21 +1,17 @@
 import pytest
 
-from rmetric.diagnosis.causes import collect, ended_alone, weigh
-from rmetric.diagnosis.evidence import how_often
-from rmetric.diagnosis.moments import Moments
-from rmetric.diagnosis.reading.timestamps import NO_YEAR
-from rmetric.diagnosis.signature import Signature
-from rmetric.diagnosis.suspects import (
-    NAMED,
-    WEIGHTS,
-    Sign,
-    named,
+from rmetric.diagnosis.accusers import (
     signs_of_causes,
     signs_of_collectives,
     signs_of_echoes,
-    signs_of_losses,
-    suspects,
 )
+from rmetric.diagnosis.causes import collect, ended_alone, weigh
+from rmetric.diagnosis.evidence import how_often
+from rmetric.diagnosis.losses import signs_of_losses
+from rmetric.diagnosis.moments import Moments
+from rmetric.diagnosis.reading.timestamps import NO_YEAR
+from rmetric.diagnosis.signature import Signature
+from rmetric.diagnosis.suspects import NAMED, WEIGHTS, Sign, named, suspects
 from tests.diagnosis_writer import Writer
 
 

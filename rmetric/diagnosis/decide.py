@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from rmetric.diagnosis import suspects as suspicion
+from rmetric.diagnosis import accusers
 from rmetric.diagnosis.causes import OUTLASTS_SUCCESS, Cause, collect, ended_alone, weigh
 from rmetric.diagnosis.channels import Found, Known, Switches, look
 from rmetric.diagnosis.evidence import MAX_EVENTS, how_often, of_causes, of_odd_events, of_places
@@ -24,6 +24,7 @@ from rmetric.diagnosis.frames import raised, stage_of
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.job import Job, Occurrence
 from rmetric.diagnosis.library import Library
+from rmetric.diagnosis.losses import signs_of_losses
 from rmetric.diagnosis.moments import Moments
 from rmetric.diagnosis.patterns.steps import planned_steps
 from rmetric.diagnosis.pool import Pool, learn, ordinary
@@ -36,6 +37,8 @@ from rmetric.diagnosis.result import (
     not_above,
 )
 from rmetric.diagnosis.stage import stage_at
+from rmetric.diagnosis.stand_ins import FINISHED_ALONE, SILENCE, STARTED_OTHERWISE, StandIn
+from rmetric.diagnosis.suspects import Sign, named, suspects
 
 MAX_CANDIDATES = 5
 #: A second cause of another family that is nearly as good makes the first less sure.
@@ -64,37 +67,6 @@ IF_ENDED = "If it is over, look at the scheduler's record and at the node's kern
 _LOSS = re.compile(r"(?i)\bloss\b\W{1,4}<")
 #: Entries of a stream that are its last words.
 LAST_WORDS = 3
-#: What stand for a cause that left no line: (id, family, title, actor, what to do).
-SILENCE = (
-    "rank_fell_silent",
-    "silent rank",
-    "{who} fell silent while others waited: hung, killed or cut off",
-    "platform",
-    (
-        "Look at the node's kernel log (OOM kill, Xid) and at the scheduler's record of the task.",
-        "If the process is still there, take its stack (py-spy dump) before you kill it.",
-    ),
-)
-DONE_ALONE = (
-    "rank_finished_early",
-    "uneven work",
-    "{who} finished before the others, which still waited for it",
-    "user",
-    (
-        "Compare the steps and the data of this rank with another's: shards of unequal length?",
-        "Give all ranks as many batches: drop the last, or let those that are done join.",
-    ),
-)
-OTHERWISE = (
-    "settings_differ",
-    "configuration",
-    "{who} was started otherwise than the other ranks: it {what}",
-    "user",
-    (
-        "Compare the environment and the command line of this rank with another's.",
-        "Start all ranks by one launcher, from one script and one image.",
-    ),
-)
 
 
 def diagnose(
@@ -145,16 +117,16 @@ def decide(
     found = look(job, known, switches, np.random.default_rng(seed), frozenset().union(*echoes))
     moments = found.moments
     causes = weigh(collect(job, signatures, moments), moments) if switches.library else []
-    signs = [*found.signs, *suspicion.signs_of_causes(job, causes, moments)]
+    signs = [*found.signs, *accusers.signs_of_causes(job, causes, moments)]
     # Without a failure of the others it is only the one that says so.
     alone = ended_alone(job, signatures) if causes else frozenset()
-    signs += suspicion.signs_of_ends(job, alone)
-    signs += suspicion.signs_of_collectives(causes)
-    signs += suspicion.signs_of_waiting(job, causes)
+    signs += accusers.signs_of_ends(job, alone)
+    signs += accusers.signs_of_collectives(causes)
+    signs += accusers.signs_of_waiting(job, causes)
     if switches.unfiltered:
         # One who does not say what all others do explains the losses better than their order.
-        signs += suspicion.signs_of_echoes(job, causes) or suspicion.signs_of_losses(job, causes)
-    ranked = suspicion.suspects(job, signs)
+        signs += accusers.signs_of_echoes(job, causes) or signs_of_losses(job, causes)
+    ranked = suspects(job, signs)
     absent = {one.stream for one in signs if one.kind in ABSENCES and one.strength >= ALONE}
     case = _Case(
         job=job,
@@ -243,7 +215,7 @@ class _Case:
             place=lead.first,
             to_do=lead.signature.to_do,
             events=self._events(),
-            nodes=suspicion.named(self.ranked),
+            nodes=named(self.ranked),
             candidates=self._candidates(lead),
         )
 
@@ -274,7 +246,9 @@ class _Case:
             words[0] += ", before all else"
         return "; ".join(words)
 
-    def _candidates(self, lead: Cause | None) -> tuple[Candidate, ...]:
+    def _candidates(
+        self, lead: Cause | None, stand_in: StandIn | None = None
+    ) -> tuple[Candidate, ...]:
         return tuple(
             Candidate(
                 cause=one.signature.id,
@@ -284,7 +258,7 @@ class _Case:
             )
             for one in self.causes
             # What would explain it, were there no silence before it.
-            for before in [one.follows or (SILENCE[0] if not lead and one.score >= LIKELY else "")]
+            for before in [one.follows or (stand_in.id if stand_in and one.score >= LIKELY else "")]
             if one is not lead
             and (one.signature.role in LEADS or (one.signature.role == "echo" and not one.follows))
         )[:MAX_CANDIDATES]
@@ -294,21 +268,18 @@ class _Case:
         if ending is not None:
             why += f"; only then: {ending.signature.title}"
         stream = self.job.streams.get(first.name)
-        return self._stood_for(
-            SILENCE, first, why=why, place=stream.last if stream else None, confidence=0.75
-        )
+        return self._stood_for(SILENCE, first, why=why, place=stream.last if stream else None)
 
     def _finished_alone(self) -> Diagnosis:
         first = self.ranked[0]
         return self._stood_for(
-            DONE_ALONE,
+            FINISHED_ALONE,
             first,
             why="it says so, and the others report that they lost a rank",
             place=self.job.streams[first.name].last,
-            confidence=0.75,
         )
 
-    def _otherwise(self) -> suspicion.Sign | None:
+    def _otherwise(self) -> Sign | None:
         """How the first suspect was started otherwise, if the job never came to a step."""
         first = self.ranked[0].name if self.ranked else ""
         if any(stream.steps > 1 for stream in self.job.streams.values()):
@@ -316,35 +287,33 @@ class _Case:
         signs = [one for one in self.found.signs if one.kind == "settings"]
         return next((one for one in signs if one.stream == first), None)
 
-    def _started_otherwise(self, sign: suspicion.Sign) -> Diagnosis:
+    def _started_otherwise(self, sign: Sign) -> Diagnosis:
         return self._stood_for(
-            OTHERWISE,
+            STARTED_OTHERWISE,
             self.ranked[0],
             what=sign.words,
             why="its first lines differ so from all others'; no line says that this is the cause",
             place=self.job.streams[sign.stream].first,
-            confidence=0.65,
         )
 
     def _stood_for(
-        self, stand_in: tuple[str, str, str, str, tuple[str, ...]], who: Suspect, *, what: str = "",
-        why: str, place: Occurrence | None, confidence: float,
+        self, stand_in: StandIn, who: Suspect, *, what: str = "", why: str,
+        place: Occurrence | None,
     ) -> Diagnosis:  # fmt: skip
-        name, family, title, actor, to_do = stand_in
         said = f"{who.name} on {who.node}" if who.node else who.name
         return self._said(
             outcome="failed",
-            cause=name,
-            family=family,
-            title=title.format(who=said, what=what),
-            actor=actor,
-            confidence=round(min(confidence, who.score), 3),
+            cause=stand_in.id,
+            family=stand_in.family,
+            title=stand_in.title.format(who=said, what=what),
+            actor=stand_in.actor,
+            confidence=round(min(stand_in.confidence, who.score), 3),
             why=why,
             place=place,
-            to_do=to_do,
+            to_do=stand_in.to_do,
             events=self._events(self.found.odd),
-            nodes=suspicion.named(self.ranked),
-            candidates=self._candidates(None),
+            nodes=named(self.ranked),
+            candidates=self._candidates(None, stand_in),
         )
 
     def _unclear(self, lead: Cause) -> Diagnosis:
@@ -358,7 +327,7 @@ class _Case:
             place=lead.first,
             to_do=lead.signature.to_do,
             events=self._events(self.found.odd),
-            nodes=suspicion.named(self.ranked),
+            nodes=named(self.ranked),
             candidates=self._candidates(None),
         )
 
@@ -380,7 +349,7 @@ class _Case:
                 confidence=0.3,
                 why="events that successful jobs or the rest of this one do not have",
                 events=of_odd_events(self.job, self.found.odd, self.moments),
-                nodes=suspicion.named(self.ranked),
+                nodes=named(self.ranked),
             )
         if self.found.stopped:
             return self._said(
@@ -428,7 +397,7 @@ class _Case:
             to_do=() if said else (IF_ENDED, NUMBERS) if short else (NUMBERS,),
             place=self.job.succeeded,
             events=of_places(self.job, self.found.odd_numbers, self.moments),
-            nodes=suspicion.named([one for one in self.ranked if one.name in apart]),
+            nodes=named([one for one in self.ranked if one.name in apart]),
         )
 
     def _stage(self, place: Occurrence | None) -> str:

@@ -149,6 +149,8 @@ def _outcome(diagnosis: Diagnosis) -> str:
     name = diagnosis.outcome.upper()
     if diagnosis.cause is not None:
         return name if diagnosis.confidence >= SURE else f"{name}, probably"
+    if diagnosis.outcome == "healthy" and diagnosis.confidence < LIKELY:
+        return f"{name}, perhaps"
     said = not diagnosis.title or diagnosis.title.startswith(_NOT_KNOWN)
     return name if said or diagnosis.outcome in _WITHOUT else f"{name}, cause unknown"
 

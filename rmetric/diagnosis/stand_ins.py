@@ -1,0 +1,57 @@
+"""What stands for a cause that left no line of its own: known by who is missing or otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class StandIn:
+    """As a signature, for what no pattern can match.
+
+    Attributes:
+        title: with {who} and {what} for the suspect and what is said of it.
+        confidence: at most.
+    """
+
+    id: str
+    family: str
+    title: str
+    actor: str
+    confidence: float
+    to_do: tuple[str, ...]
+
+
+SILENCE = StandIn(
+    id="rank_fell_silent",
+    family="silent rank",
+    title="{who} fell silent while others waited: hung, killed or cut off",
+    actor="platform",
+    confidence=0.75,
+    to_do=(
+        "Look at the node's kernel log (OOM kill, Xid) and at the scheduler's record of the task.",
+        "If the process is still there, take its stack (py-spy dump) before you kill it.",
+    ),
+)
+FINISHED_ALONE = StandIn(
+    id="rank_finished_early",
+    family="uneven work",
+    title="{who} finished before the others, which still waited for it",
+    actor="user",
+    confidence=0.75,
+    to_do=(
+        "Compare the steps and the data of this rank with another's: shards of unequal length?",
+        "Give all ranks as many batches: drop the last, or let those that are done join.",
+    ),
+)
+STARTED_OTHERWISE = StandIn(
+    id="settings_differ",
+    family="configuration",
+    title="{who} was started otherwise than the other ranks: it {what}",
+    actor="user",
+    confidence=0.65,
+    to_do=(
+        "Compare the environment and the command line of this rank with another's.",
+        "Start all ranks by one launcher, from one script and one image.",
+    ),
+)
