@@ -246,11 +246,25 @@ def test_where_all_lost_a_connection_the_order_of_writing_tells_who_was_first():
     assert amid(writer)[0] == "rank 9"
 
 
+@pytest.mark.parametrize("cut", [1, 9, 30])
+def test_losses_that_run_round_the_ring_name_the_rank_that_they_come_from(cut):
+    writer = Writer(ranks=32, one_file=False)
+    outwards = sorted(range(32), key=lambda rank: min((rank - cut) % 32, (cut - rank) % 32))
+    for rank in range(32):  # each node's ranks share a log, in the order of their losses
+        writer.job.streams[f"rank {rank}"].node = f"n{rank // 8}"
+    for rank in outwards[1:]:
+        writer.one_file = True
+        entry = writer.say(rank, "timed out", signature="timeout", fields=LOST)
+        match = writer.job.matches["timeout", f"rank {rank}"]
+        match.first = match.last = type(entry)(**{**vars(entry), "file": f"n{rank // 8}.log"})
+    assert amid(writer)[0] == f"rank {cut}"
+
+
 def test_where_all_lost_a_connection_the_order_of_their_exits_tells_who_was_first():
     writer = Writer(ranks=16, one_file=False)
     for rank in range(16):
         writer.say(rank, "timed out", signature="timeout", fields=LOST)
-    for tasks in ("6", "4", "5", "2,3,7", "1,8-15", "0"):
+    for tasks in ("6", "4", "7", "3,5", "8", "2,9,1", "10-15", "0"):
         writer.say("launcher", f"tasks {tasks}", signature="exit", fields={"tasks": tasks})
     assert amid(writer)[0] == "rank 5"
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 
 from rmetric.diagnosis.accusers import numbers_in
 from rmetric.diagnosis.causes import Cause
-from rmetric.diagnosis.job import Job, Occurrence
+from rmetric.diagnosis.job import FEWEST, Job, Occurrence
 from rmetric.diagnosis.suspects import Sign
 
 #: A neighbour by a power of two counts so much of one in the ring.
@@ -16,41 +17,93 @@ FAR = 0.4
 LEAST_AMID = 0.3
 #: Losses are in an order, or of few, if the best place is so many times better than the usual.
 ORDERED = 1.2
+#: Losses run round the ring from a rank if at least this much of their order agrees with it; and
+#: another rank is as good a centre as it agrees, down to none at so much less.
+WAVE, OTHER_CENTRE = 0.8, 0.2
+#: Of an order so many are compared, of so many orders; waves are sought in so large a world.
+FIRST, ORDERS, LARGEST = 12, 64, 2048
 
 
 def signs_of_losses(job: Job, causes: Sequence[Cause]) -> list[Sign]:
     """Amid whom those stand who lost a connection, or who lost it first.
 
     Ranks pass their data round a ring, or to those a power of two away. So the first to notice
-    that one is cut off are its neighbours, and it loses them at the same moment. Where all come
-    to say so, the order tells who was first: of their exits, or of the entries in a log that they
-    share.
+    that one is cut off are its neighbours, and it loses them at the same moment; then theirs, and
+    so on round the ring. Where all come to say so, the order tells who was first: of their exits,
+    or of the entries in a log that they share.
     """
-    said = _losses(causes)
-    weights: dict[int, float] = {}
-    shared: Counter[str] = Counter()
-    for name, first in sorted(said.items(), key=lambda one: one[1].order):
-        shared[first.file] += 1
-        if (rank := job.streams[name].rank) is not None:
-            weights[rank] = 1.0 / shared[first.file]
-    for place, rank in enumerate((one for one in _exits(causes) if one in weights), 1):
-        weights[rank] += 1.0 / place
+    orders = _orders(job, causes)
+    lost = {rank for order in orders for rank in order}
     ranks = {one.rank for one in job.speaking if one.rank is not None} | set(job.silent_ranks)
-    if len(weights) < 2 or len(ranks) < 4:
+    if len(lost) < 2 or len(ranks) < FEWEST:
         return []
     size = max(ranks) + 1
-    near = {rank: _near(rank, weights, size) for rank in sorted(ranks)}
+    wave = _wave(orders, size) if len(lost) > len(ranks) / 2 else {}
+    found = wave or _amid(orders, sorted(ranks), size)
+    words = "stands amid those who lost a connection first"
+    return [
+        Sign(stream=f"rank {rank}", kind="amid losses", words=words, strength=strength)
+        for rank, strength in found.items()
+        if strength > LEAST_AMID
+    ]
+
+
+def _orders(job: Job, causes: Sequence[Cause]) -> list[list[int]]:
+    """Ranks that lost a connection, by log in the order of saying so, and by their exits."""
+    by_file: dict[str, list[int]] = defaultdict(list)
+    for name, first in sorted(_losses(causes).items(), key=lambda one: one[1].order):
+        if (rank := job.streams[name].rank) is not None:
+            by_file[first.file].append(rank)
+    lost = {rank for order in by_file.values() for rank in order}
+    exits = [rank for rank in _exits(causes) if rank in lost]
+    return [*by_file.values(), *([exits] if exits else [])]
+
+
+def _wave(orders: Sequence[Sequence[int]], size: int) -> dict[int, float]:
+    """Rank -> how well the losses run round the ring from it; none where they run from nowhere.
+
+    By the pairs of an order: the nearer of the two is the first to say it, or not (Kendall).
+    """
+    compared = [order[:FIRST] for order in orders if len(order) > FEWEST][:ORDERS]
+    if not compared or size > LARGEST:
+        return {}
+    agrees = {rank: _agreement(rank, compared, size) for rank in range(size)}
+    best = max(agrees.values())
+    if best < WAVE:
+        return {}
+    # Centres on the far side agree as well, but nothing began next to them.
+    begun = {rank for order in compared for rank in order[:2]}
+    return {
+        rank: 1.0 - (best - one) / OTHER_CENTRE
+        for rank, one in agrees.items()
+        if any(_apart(rank, other, size) <= 1 for other in begun)
+    }
+
+
+def _agreement(centre: int, orders: Sequence[Sequence[int]], size: int) -> float:
+    agreed = pairs = 0
+    for order in orders:
+        # The centre itself loses its neighbours at any moment.
+        far = [_apart(centre, rank, size) for rank in order if rank != centre]
+        for one, other in combinations(far, 2):
+            agreed += (one < other) - (one > other)
+            pairs += 1
+    return agreed / pairs if pairs else 0.0
+
+
+def _amid(orders: Sequence[Sequence[int]], ranks: Sequence[int], size: int) -> dict[int, float]:
+    """Rank -> how much more of the losses stands next to it than next to most, 1 at best."""
+    weights: dict[int, float] = defaultdict(float)
+    for order in orders:
+        for place, rank in enumerate(order, 1):
+            weights[rank] += 1.0 / place
+    near = {rank: _near(rank, weights, size) for rank in ranks}
     usual = sum(near.values()) / len(near)
     best = sorted(weights.values(), reverse=True)
     most = sum(best[:3]) + FAR * sum(best[3 : 2 * size.bit_length() - 1])
     if most < ORDERED * usual:
-        return []  # all lost one, and nothing tells who did first
-    words = "stands amid those who lost a connection first"
-    return [
-        Sign(stream=f"rank {rank}", kind="amid losses", words=words, strength=strength)
-        for rank, one in near.items()
-        if (strength := (one - usual) / (most - usual)) > LEAST_AMID
-    ]
+        return {}  # all lost one, and nothing tells who did first
+    return {rank: (one - usual) / (most - usual) for rank, one in near.items()}
 
 
 def _losses(causes: Sequence[Cause]) -> dict[str, Occurrence]:
@@ -80,9 +133,14 @@ def _near(rank: int, weights: Mapping[int, float], size: int) -> float:
     """How much of the weights stands next to it, or a power of two away."""
     total = 0.0
     for other, weight in weights.items():
-        apart = min((rank - other) % size, (other - rank) % size)
+        apart = _apart(rank, other, size)
         if apart <= 1:
             total += weight
         elif apart & (apart - 1) == 0:
             total += FAR * weight
     return total
+
+
+def _apart(one: int, other: int, size: int) -> int:
+    """Steps between two ranks of a ring."""
+    return min((one - other) % size, (other - one) % size)
