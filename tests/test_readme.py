@@ -215,3 +215,11 @@ def test_the_diagnosis_in_the_readme_is_what_is_printed(monkeypatch, capsys):
     assert main(given) == 3
     shown = README.partition("<!-- begin diagnosis -->")[2].partition("<!-- end -->")[0]
     assert shown.strip().strip("`").strip() == capsys.readouterr().out.strip()
+
+
+def test_the_readme_counts_the_known_faults():
+    from rmetric.diagnosis.library import Library
+
+    said = int(re.search(r"knows over (\d+) faults", README)[1])
+    faults = [one for one in Library.shipped() if one.role not in ("harmless", "success")]
+    assert said < len(faults) <= said + 50
