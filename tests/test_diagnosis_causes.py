@@ -41,7 +41,8 @@ LIBRARY = {
 
 def causes_of(job, offsets=None):
     moments = Moments(job=job, offsets=offsets or {})
-    found = weigh(collect(job, LIBRARY, moments), moments)
+    alone = ended_alone(job, LIBRARY)
+    found = weigh(collect(job, LIBRARY, moments, alone), moments)
     return found, moments
 
 

@@ -35,12 +35,14 @@ class _Whom:
 
     Attributes:
         heard, silent: names of those that speak and of the ranks that never did.
+        ranks: name -> rank of those that speak and have one.
         innocent: of no fault, though a launcher names them.
     """
 
     def __init__(self, job: Job, innocent: Collection[str] = ()) -> None:
         self.innocent = frozenset(innocent)
         self.heard = {one.name for one in job.speaking}
+        self.ranks = {one.name: one.rank for one in job.speaking if one.rank is not None}
         self.silent = {f"rank {rank}" for rank in job.silent_ranks}
         self._on_node: dict[str, list[tuple[int, str]]] = {}
         for one in job.streams.values():
@@ -88,13 +90,14 @@ def signs_of_causes(job: Job, causes: Sequence[Cause], moments: Moments) -> list
     for cause in causes:
         # A traceback without its exception may be anybody's.
         if cause.signature.role == "cause" and cause.signature.rank:
-            signs += _own(cause, whom.heard, moments)
+            signs += _own(cause, whom, moments)
         if cause.signature.role != "ending":
             signs += _accusations(cause, whom)
     return signs + _launchers(causes, whom)
 
 
-def _own(cause: Cause, heard: set[str], moments: Moments) -> list[Sign]:
+def _own(cause: Cause, whom: _Whom, moments: Moments) -> list[Sign]:
+    heard = whom.heard
     said = [match for match in cause.matches if match.stream in heard]
     if cause.signature.actor == "hardware":  # of a machine, though ranks or it alone be heard
         nodes = [match for match in cause.matches if match.stream.startswith("node ")]
@@ -107,7 +110,7 @@ def _own(cause: Cause, heard: set[str], moments: Moments) -> list[Sign]:
     few = len(said) <= COMMON * len(heard) or len(said) == len(heard) == 1
     strength = cause.score * (1.0 if few else 0.15)
     if cause.signature.of_two:
-        return _either([match.stream for match in said], strength, cause, heard)
+        return _either([match.stream for match in said], strength, cause, whom)
     signs = [
         Sign(
             stream=match.stream,
@@ -124,17 +127,15 @@ def _own(cause: Cause, heard: set[str], moments: Moments) -> list[Sign]:
     return signs
 
 
-def _either(who: list[str], strength: float, cause: Cause, heard: set[str]) -> list[Sign]:
+def _either(who: list[str], strength: float, cause: Cause, whom: _Whom) -> list[Sign]:
     """Against those who say it and, half as much, against their neighbours in the ring."""
     says = f"says: {cause.signature.title}"
     signs = [Sign(stream=one, kind="own cause", words=says, strength=strength / 2) for one in who]
-    ranks = {int(rank) for name in heard if (rank := name.removeprefix("rank ")).isdigit()}
-    size = max(ranks, default=0) + 1
+    size = max(whom.ranks.values(), default=0) + 1
     for one in who:
-        rank = one.removeprefix("rank ")
-        for step in (-1, 1) if rank.isdigit() else ():
-            name = f"rank {(int(rank) + step) % size}"
-            if name in heard and name not in who:
+        for step in (-1, 1) if one in whom.ranks else ():
+            name = f"rank {(whom.ranks[one] + step) % size}"
+            if name in whom.heard and name not in who:
                 words = f"its neighbour {one} {says}"
                 signs.append(Sign(stream=name, kind="accused", words=words, strength=strength / 2))
     return signs

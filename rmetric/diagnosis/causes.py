@@ -63,10 +63,15 @@ class Cause:
         return sum(match.count for match in self.matches)
 
 
-def collect(job: Job, signatures: dict[str, Signature], moments: Moments) -> list[Cause]:
-    """The signatures found in a job, the first in time first; no success, nothing harmless."""
+def collect(
+    job: Job, signatures: dict[str, Signature], moments: Moments, alone: frozenset[str]
+) -> list[Cause]:
+    """The signatures found in a job, the first in time first; no success, nothing harmless.
+
+    Args:
+        alone: whose end is not the job's, of `ended_alone`.
+    """
     found: dict[str, list[Match]] = {}
-    alone = ended_alone(job, signatures)
     ends = [one for one in job.matches.values() if signatures[one.signature].role == "success"]
     for match in job.matches.values():
         if signatures[match.signature].role in EXPLAINS:

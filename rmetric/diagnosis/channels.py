@@ -148,7 +148,7 @@ def _of_numbers(strange: Sequence[OddNumber]) -> Iterator[Sign]:
 
 def _of_settings(job: Job, otherwise: Sequence[OddSetting]) -> Iterator[Sign]:
     # A job that came to its steps was not kept from them by how a rank was started.
-    weight = LATE if any(one.steps > 1 for one in job.streams.values()) else 1.0
+    weight = LATE if job.trained else 1.0
     apart = {one.stream for one in otherwise}
     for one in otherwise:
         words = f"says {one.name} {one.value}, {one.others} others {one.usual}"

@@ -8,6 +8,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 
+from rmetric.diagnosis.reading.text import TRACEBACK
 from rmetric.diagnosis.result import Evidence
 from rmetric.printed import printable
 
@@ -20,7 +21,7 @@ _WORD = 24
 #: A file's name, with its folders.
 _PATH = re.compile(r"""(?:[^\s/'"()\[\]=,]*/)+(?=[^\s/]*\w\.\w)""")
 _TRACEBACK = (
-    "Traceback (most recent call last)",
+    TRACEBACK,
     "During handling of the above exception",
     "The above exception was the direct cause",
 )

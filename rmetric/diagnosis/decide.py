@@ -24,6 +24,7 @@ from rmetric.diagnosis.frames import raised, stage_of
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.job import Job, Occurrence
 from rmetric.diagnosis.library import Library
+from rmetric.diagnosis.library.load import SPECIFIC
 from rmetric.diagnosis.losses import signs_of_losses
 from rmetric.diagnosis.moments import Moments
 from rmetric.diagnosis.patterns.steps import planned_steps
@@ -51,8 +52,6 @@ STOPS_SHORT, ENOUGH = 0.4, 0.95
 ABSENT = 0.6
 #: Signs of an absence, and their least strength: of one or two ranks, not of many.
 ABSENCES, ALONE = ("silent", "ended early", "no echo"), 0.6
-#: Signatures below this rank say of any exception that it is one.
-GENERIC_RANK = 6
 #: Roles that explain a failure; the others do from these confidences on where nothing else
 #: does: a worker's death that is told explains more than a silence, a timeout less.
 LEADS = ("cause", "ending")
@@ -116,10 +115,13 @@ def decide(
     echoes = [one.events for one in matches if signatures[one.signature].role == "echo"]
     found = look(job, known, switches, np.random.default_rng(seed), frozenset().union(*echoes))
     moments = found.moments
-    causes = weigh(collect(job, signatures, moments), moments) if switches.library else []
+    alone = ended_alone(job, signatures)
+    causes = []
+    if switches.library:
+        causes = weigh(collect(job, signatures, moments, alone), moments)
     signs = [*found.signs, *accusers.signs_of_causes(job, causes, moments)]
     # Without a failure of the others it is only the one that says so.
-    alone = ended_alone(job, signatures) if causes else frozenset()
+    alone = alone if causes else frozenset()
     signs += accusers.signs_of_ends(job, alone)
     signs += accusers.signs_of_collectives(causes)
     signs += accusers.signs_of_waiting(job, causes)
@@ -222,7 +224,7 @@ class _Case:
     @staticmethod
     def _titled(lead: Cause) -> str:
         """Of a generic signature the exception itself, where the entry tells it."""
-        own = raised(lead.first.text) if lead.signature.rank < GENERIC_RANK else ""
+        own = raised(lead.first.text) if lead.signature.rank < SPECIFIC else ""
         return own or lead.signature.title
 
     def _sureness(self, lead: Cause) -> float:
@@ -282,7 +284,7 @@ class _Case:
     def _otherwise(self) -> Sign | None:
         """How the first suspect was started otherwise, if the job never came to a step."""
         first = self.ranked[0].name if self.ranked else ""
-        if any(stream.steps > 1 for stream in self.job.streams.values()):
+        if self.job.trained:
             return None
         signs = [one for one in self.found.signs if one.kind == "settings"]
         return next((one for one in signs if one.stream == first), None)
@@ -358,7 +360,7 @@ class _Case:
                 confidence=0.4,
                 why=self.found.stopped,
             )
-        if any(stream.steps > 1 for stream in self.job.streams.values()):
+        if self.job.trained:
             short = self._stops_short()
             return self._healthy(STOPS_SHORT if short else NOTHING_BAD, "", short)
         if any(event.count > 1 and _LOSS.search(event.template) for event in self.job.events):
@@ -375,9 +377,9 @@ class _Case:
         """Where the log stops, if that is before the steps are done that it speaks of."""
         if self.job.cut_off:
             return ", but the log is cut off before its end"
-        told = [one for one in self.job.streams.values() if one.last_step_at is not None]
-        last = max(told, key=lambda one: one.last_step or 0)
-        assert last.last_step_at is not None
+        last = self.job.furthest
+        if last is None or last.last_step_at is None:
+            return ""
         step = last.last_step or 0
         planned = planned_steps(last.last_step_at.text, step)
         if planned is None or step >= ENOUGH * planned:
@@ -435,13 +437,12 @@ class _Case:
 
     def _said(self, *, place: Occurrence | None = None, **said: Any) -> Diagnosis:
         job = self.job
-        steps = [one.last_step for one in job.streams.values() if one.last_step is not None]
         since = self.found.first_odd if said["outcome"] != "healthy" else None
         if said.get("cause"):
             said["candidates"] = not_above(said["confidence"], said["candidates"])
         return Diagnosis(
             stage=self._stage(place),
-            iteration=max(steps, default=None),
+            iteration=job.furthest.last_step if job.furthest else None,
             since=since.step if since else None,
             time=self._time(place),
             notes=(*job.notes, *self.found.notes),
@@ -456,8 +457,7 @@ def _first_stage(texts: Sequence[str]) -> str:
 
 def _described(job: Job, moments: Moments) -> dict[str, Any]:
     first, last = moments.span or (None, None)
-    stepped = [one for one in job.streams.values() if one.last_step is not None]
-    told = max(stepped, key=lambda one: one.last_step or 0).last_step_at if stepped else None
+    told = job.furthest.last_step_at if job.furthest else None
     return {
         "files": len(job.files),
         "lines": job.lines,

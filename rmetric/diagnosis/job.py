@@ -210,6 +210,17 @@ class Job:
         ranks = [one for one in every if one.rank is not None]
         return ranks or [one for one in every if one.node is not None] or every
 
+    @property
+    def trained(self) -> bool:
+        """Whether anybody told a second step."""
+        return any(one.steps > 1 for one in self.streams.values())
+
+    @property
+    def furthest(self) -> Stream | None:
+        """Whose last step is the greatest; None where nobody tells steps."""
+        told = [one for one in self.streams.values() if one.last_step is not None]
+        return max(told, key=lambda one: one.last_step or 0, default=None)
+
     def node_of(self, stream: Stream) -> str | None:
         """The stream's own, or its rank's; None where the logs do not say."""
         if stream.node is not None or stream.rank is None:

@@ -8,9 +8,11 @@ from itertools import combinations
 
 from rmetric.diagnosis.accusers import numbers_in
 from rmetric.diagnosis.causes import Cause
-from rmetric.diagnosis.job import FEWEST, Job, Occurrence
+from rmetric.diagnosis.job import Job, Occurrence
 from rmetric.diagnosis.suspects import Sign
 
+#: Ranks that make a ring, losses that make an order.
+FEWEST = 4
 #: A neighbour by a power of two counts so much of one in the ring.
 FAR = 0.4
 #: Of what can stand amid the losses, what counts.

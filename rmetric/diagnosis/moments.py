@@ -51,8 +51,8 @@ class Moments:
         What states none, a traceback, takes the time of the entry before it.
         """
         time = one.time if one.time is not None else self._before(one)
-        if time is not None and time < NO_YEAR[1] <= (self.span or (0.0,))[0]:
-            time = self._dated(time, *self.span) if self.span and time >= NO_YEAR[0] else None
+        if time is not None and self.span and time < NO_YEAR[1] <= self.span[0]:
+            time = self._dated(time, *self.span) if time >= NO_YEAR[0] else None
         return None if time is None else time - self.offsets.get(one.file, 0.0)
 
     def _before(self, one: Occurrence) -> float | None:

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 
 from rmetric.diagnosis.job import Job, Occurrence, Stream
 from rmetric.diagnosis.moments import Moments
+from rmetric.diagnosis.reading.text import TRACEBACK
 
 #: Where a launcher is all the time, and who tells no stage; with where ranks stay that tell few.
 _LAUNCHING = ("", "launch")
 _STARTING = (*_LAUNCHING, "initialise", "load data", "compile")
-_TRACEBACK = "Traceback (most recent call last)"
 #: Share of the most step lines from which on a stream tells its stages itself.
 _TELLS = 0.5
 
@@ -30,7 +30,7 @@ def stage_at(job: Job, place: Occurrence, moments: Moments) -> str:
         working = [one for one in _working(own or tellers) if not moments.after(one, place)]
         stage = max(working, key=moments.key).stage if working else stage
     before = [stage for stage, at in job.stages if not moments.after(at, place)]
-    left_early = stage == "tear-down" and job.succeeded is None and _TRACEBACK in place.text
+    left_early = stage == "tear-down" and job.succeeded is None and TRACEBACK in place.text
     if left_early or stage in _LAUNCHING:
         passed = ("tear-down", *_LAUNCHING) if left_early else _LAUNCHING
         return next((one for one in reversed(before) if one not in passed), stage)

@@ -13,7 +13,8 @@ from math import isfinite
 from statistics import median
 
 from rmetric.diagnosis.job import Job, Occurrence
-from rmetric.diagnosis.reading.text import level
+from rmetric.diagnosis.patterns.usual import robust_deviation
+from rmetric.diagnosis.reading.text import TRACEBACK, level
 
 #: A number is odd from so many times the median of the others on, and so many times their spread.
 TIMES, SPREADS = 5.0, 6.0
@@ -29,8 +30,6 @@ _NUMBER = re.compile(
     r"(?P<name>[A-Za-z][A-Za-z_/-]*(?: ?\([A-Za-z/ ]{1,12}\))?)\s?[ =:|]\s?"
     r"(?P<value>[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|nan|inf)(?![\w:/-]|\.\d)"
 )
-#: So begins what Python says of an exception.
-TRACEBACK = "Traceback (most recent call last)"
 #: A number in the words of an exception, with the two words before it.
 _VALUE = re.compile(
     r"(?P<name>(?:[A-Za-z][\w']*[ =:]+){1,2})"
@@ -149,8 +148,8 @@ def _odd(values: dict[str, _Told], name: str, matters: float) -> Iterator[OddNum
     if len(finite) < MOST * len(values):
         return
     usual = median(finite)
-    spread = 1.4826 * median(abs(value - usual) for value in finite)
-    least = max(abs(usual) * (TIMES - 1.0), SPREADS * spread, matters - usual)
+    spread = SPREADS * robust_deviation(finite, usual)
+    least = max(abs(usual) * (TIMES - 1.0), spread, matters - usual)
     odd = {
         stream: (value, place)
         for stream, (value, place) in values.items()

@@ -13,9 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rmetric.diagnosis.job import Job, Stream
+from rmetric.diagnosis.patterns.numbers import FEWEST, MOST
 
-#: Share of the ranks that must say an entry, and the fewest of them, to compare it.
-MOST, FEWEST = 0.75, 4
 #: One in so many may differ; at least one.
 FEW = 16
 #: Words before a bare value that say what it is.

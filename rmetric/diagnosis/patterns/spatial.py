@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.patterns.speakers import Counterparts, Speaker, same_events, speakers
+from rmetric.diagnosis.patterns.usual import MAD_TO_DEVIATION
 from rmetric.diagnosis.result import MAX_NODES
 
 #: Said once against never, in log(1 + count): the unit of differences.
@@ -168,7 +169,7 @@ def _differences(
     followers = [row for row, one in enumerate(who) if not one.leads]
     base = logs[followers] if apart and len(followers) >= FEWEST else logs
     centre = np.median(base, axis=0)
-    spread = 1.4826 * np.median(np.abs(base - centre), axis=0)
+    spread = MAD_TO_DEVIATION * np.median(np.abs(base - centre), axis=0)
     off = (logs - centre) / np.maximum(spread, UNIT)
     if apart:
         leaders = [row for row, one in enumerate(who) if one.leads]
@@ -192,7 +193,7 @@ def _distances(off: Matrix) -> Matrix:
 
 def _robust_z(values: Matrix, least: float) -> Matrix:
     centre = np.median(values)
-    spread = 1.4826 * np.median(np.abs(values - centre))
+    spread = MAD_TO_DEVIATION * np.median(np.abs(values - centre))
     return (values - centre) / max(float(spread), least)
 
 

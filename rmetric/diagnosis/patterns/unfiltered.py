@@ -21,6 +21,7 @@ from rmetric.diagnosis.patterns.speakers import (
     same_events,
     speakers,
 )
+from rmetric.diagnosis.patterns.usual import robust_deviation
 
 #: A thing is odd if at most this share of the speakers does it, or one of them.
 FEW = 0.25
@@ -161,8 +162,7 @@ def _behind(
     if len(ends) < max(FEWEST, MOST * len(heard)):
         return []
     middle = median(end for _, end in ends)
-    spread = 1.4826 * median(abs(end - middle) for _, end in ends)
-    far = max(least, SPREADS * spread)
+    far = max(least, SPREADS * robust_deviation((end for _, end in ends), middle))
     behind = [(one, middle - end) for one, end in ends if middle - end >= far]
     if not _few(len(behind), len(heard)):
         return []

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from math import sqrt
 from statistics import median
 
+#: A normal distribution's standard deviation, of its median distance from the middle.
+MAD_TO_DEVIATION = 1.4826
 #: A stream is judged after so many iterations, the first of which are compared with fewer.
 LEAST_PAST = 8
 #: An iteration is slow from so many times the usual on, and so many seconds more than usual
@@ -32,6 +34,11 @@ class Usual:
     @property
     def deviation(self) -> float:
         return sqrt(self.squares / self.count) if self.count else 0.0
+
+
+def robust_deviation(values: Iterable[float], middle: float) -> float:
+    """Of what is usual, which a few that are far off do not change."""
+    return MAD_TO_DEVIATION * median(abs(value - middle) for value in values)
 
 
 class Durations:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+#: So begins what Python says of an exception.
+TRACEBACK = "Traceback (most recent call last)"
 _CONTROL = dict.fromkeys([*range(9), *range(10, 32), 127])
 #: Characters among which a level stands.
 _HEAD = 160
