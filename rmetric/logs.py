@@ -79,7 +79,7 @@ def start_line(run_config: dict[str, Any], run_id: str, config: RMetricConfig, m
     config_of_run = run_config | {
         "experiment_id": run_id,
         "METRIC_MODE": mode,
-        "metric_settings": asdict(config.with_mode(mode)),
+        "metric_settings": settings_to_json(config.with_mode(mode)),
         "alert_thresholds": {"r_metric": config.threshold},
     }
     return encode_line(
@@ -89,6 +89,14 @@ def start_line(run_config: dict[str, Any], run_id: str, config: RMetricConfig, m
             "config": encode(config_of_run),
         }
     )
+
+
+def settings_to_json(config: RMetricConfig) -> dict[str, Any]:
+    """All settings; the variant only where it is not the paper's, as logs before it had none."""
+    settings = asdict(config)
+    if config.variant == "paper":
+        del settings["variant"]
+    return settings
 
 
 def log_path(folder: Path, run_id: str) -> Path:

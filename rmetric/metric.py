@@ -12,7 +12,7 @@ Language Model Training", EMNLP 2025 industry track, pages 2897-2913.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import isfinite, nan
 from numbers import Real
@@ -21,6 +21,12 @@ from typing import Any, NamedTuple
 from rmetric.normalisers import SlidingMinMax
 from rmetric.records import Record
 from rmetric.signals import FailureRate, LossDrift, TrailingGradientVariance
+from rmetric.signals.authors import (
+    FirstLossDrift,
+    NumpyLossDrift,
+    UnclippedMinMax,
+    numpy_variance,
+)
 from rmetric.signals.gradient_variance import population_variance
 
 
@@ -60,6 +66,46 @@ MODES: dict[str, Components] = {
 }
 
 
+class Variant(NamedTuple):
+    """How one form of the metric computes what the paper's words leave open.
+
+    Attributes:
+        loss_drift: ΔL for some settings.
+        loss_scale: n(ΔL) over a number of values.
+        by_numpy: whether NumPy adds up σ².
+    """
+
+    loss_drift: Callable[[RMetricConfig], Any]
+    loss_scale: Callable[[int], SlidingMinMax]
+    by_numpy: bool
+
+
+#: ``paper`` has the paper's equations. The others are the authors' code, bit for bit:
+#: ``authors_simulator`` (commit a3f0b99) takes ΔL from the first loss; ``authors_average`` (the
+#: shipped logs) has NumPy's moving average; ``authors_monitor`` (the case study) has it from the
+#: third loss on, and 0 before. The simulators count a non-finite loss as 100 nats, not clipped.
+VARIANTS: dict[str, Variant] = {
+    "paper": Variant(
+        lambda config: LossDrift(config.loss_window, absolute=config.absolute_loss_drift),
+        SlidingMinMax,
+        by_numpy=False,
+    ),
+    "authors_simulator": Variant(lambda config: FirstLossDrift(), UnclippedMinMax, by_numpy=True),
+    "authors_average": Variant(
+        lambda config: NumpyLossDrift(config.loss_window, absolute=config.absolute_loss_drift),
+        UnclippedMinMax,
+        by_numpy=True,
+    ),
+    "authors_monitor": Variant(
+        lambda config: NumpyLossDrift(
+            config.loss_window, absolute=config.absolute_loss_drift, least=2, before=0.0
+        ),
+        SlidingMinMax,
+        by_numpy=True,
+    ),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class RMetricConfig:
     """Everything that can be set; the defaults are the paper's simulation.
@@ -74,6 +120,7 @@ class RMetricConfig:
         absolute_loss_drift: use |ΔL|.
         loss: the record's field that ΔL follows, ``validation_loss`` or, for
             runs that never evaluate, ``training_loss``.
+        variant: whose arithmetic, a name of `VARIANTS`.
     """
 
     weights: Components = PAPER_WEIGHTS
@@ -84,6 +131,7 @@ class RMetricConfig:
     norm_window: int = 20
     absolute_loss_drift: bool = False
     loss: str = "validation_loss"
+    variant: str = "paper"
 
     def __post_init__(self) -> None:
         self._check_weights()
@@ -97,6 +145,8 @@ class RMetricConfig:
             raise ValueError(
                 f"loss is {self.loss!r}: it must be 'validation_loss' or 'training_loss'"
             )
+        if self.variant not in VARIANTS:
+            raise ValueError(f"variant is {self.variant!r}: known are {', '.join(VARIANTS)}")
 
     def _check_weights(self) -> None:
         try:
@@ -124,6 +174,36 @@ class RMetricConfig:
         )
         return cls(**(settings | changes))
 
+    @classmethod
+    def authors_simulator(cls, **changes: Any) -> RMetricConfig:
+        """The simulator behind the published F1 (commit a3f0b99): ΔL from the first loss, no λ."""
+        settings: dict[str, Any] = dict(
+            weights=Components(0.0, 0.5, 0.78), variant="authors_simulator"
+        )
+        return cls(**(settings | changes))
+
+    @classmethod
+    def authors_case_study(cls, **changes: Any) -> RMetricConfig:
+        """The monitor of their shipped case study: |ΔL| of the training loss, 0 at the first two."""
+        settings: dict[str, Any] = dict(
+            weights=Components(0.0, 0.52, 0.78),
+            threshold=0.60,
+            component_window=100,
+            loss_window=10,
+            absolute_loss_drift=True,
+            loss="training_loss",
+            variant="authors_monitor",
+        )
+        return cls(**(settings | changes))
+
+    @classmethod
+    def authors_readme(cls, **changes: Any) -> RMetricConfig:
+        """The weights of their README, with the window and threshold of their replay script."""
+        settings: dict[str, Any] = dict(
+            weights=Components(0.40, 0.35, 0.25), component_window=50, variant="authors_average"
+        )
+        return cls(**(settings | changes))
+
     def with_mode(self, mode: str) -> RMetricConfig:
         """The same settings with one signal alone; FULL_METRIC keeps the weights as set."""
         if mode not in MODES:
@@ -148,7 +228,13 @@ def reason_for(config: RMetricConfig, raw: Components, normalised: Components, s
     return f"R {score:.2f} above {config.threshold:g}, contributed by {told or 'nothing'}"
 
 
-PRESETS = {"simulation": RMetricConfig.simulation, "case_study": RMetricConfig.case_study}
+PRESETS = {
+    "simulation": RMetricConfig.simulation,
+    "case_study": RMetricConfig.case_study,
+    "authors_simulator": RMetricConfig.authors_simulator,
+    "authors_case_study": RMetricConfig.authors_case_study,
+    "authors_readme": RMetricConfig.authors_readme,
+}
 
 
 class RMetric:
@@ -189,8 +275,10 @@ class RMetric:
         self._normalised = [0.0, 0.0, 0.0]
         self._failure_rate = FailureRate(config.event_window)
         self._trailing_variance = TrailingGradientVariance(config.norm_window)
-        self._loss_drift = LossDrift(config.loss_window, absolute=config.absolute_loss_drift)
-        self._scales = tuple(SlidingMinMax(config.component_window) for _ in range(3))
+        variant, window = VARIANTS[config.variant], config.component_window
+        self._by_numpy = variant.by_numpy
+        self._loss_drift = variant.loss_drift(config)
+        self._scales = SlidingMinMax(window), SlidingMinMax(window), variant.loss_scale(window)
         self._weights = tuple(config.weights)
         self._threshold = config.threshold
         self._on_training_loss = config.loss == "training_loss"
@@ -232,7 +320,8 @@ class RMetric:
 
         norms, variance = record.worker_gradient_norms, record.gradient_variance
         if norms is not None:
-            variance, variance_from = population_variance(norms), "workers"
+            variance = numpy_variance(norms) if self._by_numpy else population_variance(norms)
+            variance_from = "workers"
         elif variance is not None:
             variance_from = "logged"
         elif record.gradient_norm is not None and self.variance_source in (None, "trailing"):

@@ -127,8 +127,10 @@ def score_records(records: Sequence[Record], config: RMetricConfig | None = None
 
 @np.errstate(all="ignore")  # what nan and inf give is defined at every stage
 def score_columns(columns: Columns, config: RMetricConfig | None = None) -> Scores:
-    """R at every row of `columns`."""
+    """R at every row of `columns`. Raises ValueError for a variant that is not the paper's."""
     config = config or RMetricConfig()
+    if config.variant != "paper":
+        raise ValueError(f"variant is {config.variant!r}: a whole log is scored by 'paper' alone")
     raw_3N, normalised_3N = np.empty((2, 3, columns.num_rows))
     for i, signal_of in enumerate((failure_rate, variance, loss_drift)):
         signal = signal_of(columns, config)

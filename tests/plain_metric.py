@@ -66,8 +66,12 @@ class PlainMetric:
             return record.loss_drift
         if not isfinite(loss):
             return inf
-        before = [Fraction(past) for past in self.losses[-self.config.loss_window :]]
+        first = self.config.variant == "authors_simulator"
+        past = self.losses[:1] if first else self.losses[-self.config.loss_window :]
+        before = [Fraction(loss) for loss in past]
         self.losses.append(loss)
+        if self.config.variant == "authors_monitor" and len(before) < 2:
+            return 0.0
         drift = float(loss - sum(before) / len(before)) if before else nan
         return abs(drift) if self.config.absolute_loss_drift else drift
 

@@ -13,7 +13,6 @@ from sklearn.ensemble import IsolationForest
 
 from rmetric import RMetric
 from rmetric.detectors import (
-    FirstLossRMetric,
     GradientNorm,
     LossRise,
     LossSlope,
@@ -143,25 +142,6 @@ def test_the_forest_alarms_where_sklearn_says_outlier():
 def test_a_forest_that_has_seen_nothing_refuses():
     with pytest.raises(RuntimeError, match=r"fit\(run\)"):
         PeekingIsolationForest().update(Record(step=1, validation_loss=2.0))
-
-
-@given(LOSSES)
-def test_the_first_loss_stands_in_for_the_moving_average(values):
-    ours, metric = FirstLossRMetric(), RMetric()
-    for record in records_of(values):
-        drift = record.validation_loss - values[0]
-        metric.update(replace(record, validation_loss=None, loss_drift=drift))
-        assert ours.update(record).score == metric.score
-
-
-def test_a_falling_loss_is_at_the_bottom_of_its_window_only_for_the_first_loss():
-    values = [2 + 8 / step for step in range(1, 40)]
-    published, average = FirstLossRMetric(), RMetric()
-    for step, loss in enumerate(values):
-        record = Record(step=step, validation_loss=loss)
-        assert published.update(record).score == 0
-        average.update(record)
-    assert average.alarm
 
 
 def test_chance_alarms_about_as_often_as_it_says():

@@ -40,7 +40,7 @@ def test_the_stream_equals_the_plain_metric_on_a_long_run(preset):
         record = Record(
             step=step,
             time=5.0 * step,
-            validation_loss=float(3 + 20 / step + rng.normal()),
+            **{config.loss: float(3 + 20 / step + rng.normal())},
             worker_gradient_norms=tuple(rng.gamma(4.0, size=8)),
             events=(HardwareEvent(5.0 * step - rng.random(), "link_retry"),) * rng.poisson(0.3),
         )

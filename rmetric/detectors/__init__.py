@@ -3,7 +3,6 @@
 from rmetric.detectors.anchors import Always, Never, Random
 from rmetric.detectors.bayesian_change_point import BayesianChangePoint
 from rmetric.detectors.contract import Detector, PeekingDetector
-from rmetric.detectors.first_loss_r_metric import FirstLossRMetric
 from rmetric.detectors.gradient_norm import GradientNorm
 from rmetric.detectors.isolation_forest import PeekingIsolationForest
 from rmetric.detectors.lightning_spike import LightningSpike
@@ -26,7 +25,6 @@ __all__ = [
     "BayesianChangePoint",
     "Detector",
     "Entry",
-    "FirstLossRMetric",
     "GradientNorm",
     "LightningSpike",
     "LlmFoundrySpike",

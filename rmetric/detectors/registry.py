@@ -12,7 +12,6 @@ from rmetric.detectors.anchors import Always, Never, Random
 from rmetric.detectors.bayesian_change_point import BayesianChangePoint
 from rmetric.detectors.calibrated import CalibratedDetector, CalibratedRMetric, Thresholds
 from rmetric.detectors.contract import Detector
-from rmetric.detectors.first_loss_r_metric import FirstLossRMetric
 from rmetric.detectors.gradient_norm import GradientNorm
 from rmetric.detectors.isolation_forest import PeekingIsolationForest
 from rmetric.detectors.lightning_spike import LightningSpike
@@ -103,7 +102,7 @@ DETECTORS: dict[str, Entry] = {
     "r_metric_first_loss": Entry(
         title="R-Metric, ΔL from first loss",
         kind="variant",
-        make=lambda generator: FirstLossRMetric(),
+        make=lambda generator: RMetric(RMetricConfig.simulation(variant="authors_simulator")),
         in_paper=True,
     ),
     "r_metric_per_step": Entry(
