@@ -184,7 +184,7 @@ class RMetricConfig:
 
     @classmethod
     def authors_case_study(cls, **changes: Any) -> RMetricConfig:
-        """The monitor of their shipped case study: |ΔL| of the training loss, 0 at the first two."""
+        """The monitor of their shipped case study: |ΔL| of the training loss, at first 0 twice."""
         settings: dict[str, Any] = dict(
             weights=Components(0.0, 0.52, 0.78),
             threshold=0.60,
