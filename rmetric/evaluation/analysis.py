@@ -6,17 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from rmetric.detectors import DETECTORS, IN_PAPER
 from rmetric.evaluation.ceiling import ceiling
 from rmetric.evaluation.intervals import Estimate
 from rmetric.evaluation.protocols import Fates, Outcomes, Windows, alerts_of, fates, judge
 from rmetric.evaluation.scores import Scores, f1_difference, score
-from rmetric.evaluation.study import Study, disagreements
+from rmetric.evaluation.stated import computed, disagreements, metric_trace
+from rmetric.evaluation.study import Study
 from rmetric.evaluation.traces import Trace, trace_all
 from rmetric.evaluation.transfer import WeightGrid, weight_grids
 from rmetric.records import Run
+from rmetric.replay.settings import settings_of
 
 REFERENCE_DETECTOR = "r_metric"
+#: Kinds of detectors that are the metric of the study itself, with the settings of its logs.
+OWN_SETTINGS = ("metric", "ablation")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +40,26 @@ class Analysis:
     @classmethod
     def of(cls, study: Study, *, num_processes: int = 1) -> Analysis:
         """Show every run to the paper's detectors; an ablation sees the runs of its own mode."""
+        return cls._of(study, list(IN_PAPER), num_processes)
+
+    @classmethod
+    def of_metric(cls, study: Study) -> Analysis:
+        """The metric and its ablations alone."""
+        return cls._of(study, [n for n, e in IN_PAPER.items() if e.kind in OWN_SETTINGS], 1)
+
+    @classmethod
+    def _of(cls, study: Study, names: Sequence[str], num_processes: int) -> Analysis:
         traces = {
-            name: trace_all(name, study.runs[entry.mode], num_processes=num_processes)
-            for name, entry in IN_PAPER.items()
-            if entry.mode in study.runs
+            name: _traces(name, study, num_processes)
+            for name in names
+            if DETECTORS[name].mode in study.runs
         }
         return cls(study=study, traces=traces)
+
+    def is_measured(self, detector: str) -> bool:
+        """Whether the logs hold anything that the detector could judge by."""
+        traces = [trace for trace in self.traces[detector] if len(trace.steps)]
+        return not traces or any(np.isfinite(t.scores).any() or t.alarms.any() for t in traces)
 
     def runs(self, detector: str) -> Sequence[Run]:
         return self.study.runs[DETECTORS[detector].mode]
@@ -48,11 +68,13 @@ class Analysis:
         return judge(self.runs(detector), self.traces[detector], protocol)
 
     def scores(self, detector: str, protocol: str) -> Scores:
-        return score(self.outcomes(detector, protocol))
+        return score(self.outcomes(detector, protocol), measured=self.is_measured(detector))
 
     def f1_difference(self, detector: str, protocol: str) -> Estimate:
         """F1 minus R-Metric's on the runs that both saw, paired."""
         of_reference, of_detector = self.study.paired(DETECTORS[detector].mode)
+        if not (self.is_measured(detector) and self.is_measured(REFERENCE_DETECTOR)):
+            return Estimate(np.nan, np.nan, np.nan)
         return f1_difference(
             self.outcomes(detector, protocol).select(of_detector),
             self.outcomes(REFERENCE_DETECTOR, protocol).select(of_reference),
@@ -69,15 +91,29 @@ class Analysis:
 
     @cached_property
     def weight_grids(self) -> dict[str, WeightGrid]:
-        """Every weight vector on the reference runs, by protocol."""
-        return weight_grids(self.study.reference, ("published", "causal"))
+        """Every weight vector on the reference runs, by protocol; {} without any signal."""
+        runs = self.study.reference
+        if all(all(computed(run, settings_of(run).config)[1]) for run in runs):
+            return {}
+        return weight_grids(runs, ("published", "causal"))
 
     @cached_property
     def disagreements(self) -> list[str]:
         """Logs whose own R-Metric is not the recomputed one."""
         found = []
-        for name, entry in DETECTORS.items():
-            if name in self.traces and entry.kind in ("metric", "ablation"):
+        for name in self.traces:
+            entry = DETECTORS[name]
+            if entry.kind in OWN_SETTINGS:
                 stated = self.study.stated[entry.mode]
                 found += disagreements(self.runs(name), stated, self.traces[name])
         return found
+
+
+def _traces(name: str, study: Study, num_processes: int) -> list[Trace]:
+    """By the settings that the log states where the detector is the metric or an ablation."""
+    entry = DETECTORS[name]
+    runs = study.runs[entry.mode]
+    if entry.kind not in OWN_SETTINGS:
+        return trace_all(name, runs, num_processes=num_processes)
+    stated = study.stated[entry.mode]
+    return [metric_trace(name, run, own) for run, own in zip(runs, stated, strict=True)]

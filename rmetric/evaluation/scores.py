@@ -11,7 +11,7 @@ so a detector that stays silent while runs fail has F1 0 and no precision.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +36,8 @@ class Scores:
         precision, recall, f1: nan where undefined.
         lead_steps, lead_minutes: means over the hits.
         median_lead_steps: median over the hits, nan without any.
+        measured: False where the logs hold nothing to judge by; ratios and leads are then
+            undefined, and the counts say nothing.
     """
 
     num_runs: int
@@ -49,6 +51,7 @@ class Scores:
     lead_steps: Estimate
     lead_minutes: Estimate
     median_lead_steps: float
+    measured: bool = True
 
 
 def evaluate(runs: Sequence[Run], traces: Sequence[Trace], protocol: str) -> Scores:
@@ -56,23 +59,32 @@ def evaluate(runs: Sequence[Run], traces: Sequence[Trace], protocol: str) -> Sco
     return score(judge(runs, traces, protocol))
 
 
-def score(outcomes: Outcomes) -> Scores:
-    """The scores of one detector from the verdicts on its runs, shape (R,)."""
+def score(outcomes: Outcomes, *, measured: bool = True) -> Scores:
+    """The scores of one detector from the verdicts on its runs, shape (R,).
+
+    Args:
+        measured: whether the runs' logs hold what it judges by.
+    """
     num_runs, num_failed = len(outcomes.failed), int(outcomes.failed.sum())
     hits = int(outcomes.hit.sum())
     leads = outcomes.lead_steps[np.isfinite(outcomes.lead_steps)]
+
+    def of(statistic: Callable[[Floats], Floats]) -> Estimate:
+        return estimate(statistic, num_runs if measured else 0)
+
     return Scores(
         num_runs=num_runs,
         num_failed=num_failed,
         hits=hits,
         false_alarms=int(outcomes.false_alarm.sum()),
         misses=num_failed - hits,
-        precision=estimate(lambda counts: precision(outcomes, counts), num_runs),
-        recall=estimate(lambda counts: recall(outcomes, counts), num_runs),
-        f1=estimate(lambda counts: f1(outcomes, counts), num_runs),
-        lead_steps=estimate(lambda counts: mean(outcomes.lead_steps, counts), num_runs),
-        lead_minutes=estimate(lambda counts: mean(outcomes.lead_minutes, counts), num_runs),
+        precision=of(lambda counts: precision(outcomes, counts)),
+        recall=of(lambda counts: recall(outcomes, counts)),
+        f1=of(lambda counts: f1(outcomes, counts)),
+        lead_steps=of(lambda counts: mean(outcomes.lead_steps, counts)),
+        lead_minutes=of(lambda counts: mean(outcomes.lead_minutes, counts)),
         median_lead_steps=float(np.median(leads)) if len(leads) else np.nan,
+        measured=measured,
     )
 
 

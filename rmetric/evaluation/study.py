@@ -4,35 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import io
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import isclose
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rmetric.evaluation.protocols import seconds_per_step
-from rmetric.evaluation.traces import Trace
+from rmetric.evaluation.stated import Stated, stated_metric
 from rmetric.logs import LogError, read_lines
 from rmetric.metric import MODES
 from rmetric.records import Run
-from rmetric.strict_json import field as field_of
-from rmetric.strict_json import flag, mapping, number, parse_line
 
 REFERENCE = "FULL_METRIC"
 
 
 class UnusableStudy(ValueError):
     """A folder that cannot be analysed as a study."""
-
-
-class Stated(NamedTuple):
-    """What a log itself says of the metric at one record; None where it says nothing."""
-
-    score: float | None
-    alarm: bool | None
 
 
 @dataclass(kw_only=True)
@@ -76,8 +66,8 @@ def read_study(folder: Path) -> Study:
     """Read every log of a study.
 
     A log that is cut off, has no end, or cannot be read is skipped and named
-    in `skipped`. Raises UnusableStudy where there is no usable log of the full
-    metric, or where two logs of one mode carry the same run id.
+    in `skipped`. Logs of one mode that carry the same run id are named by their
+    files. Raises UnusableStudy where there is no usable log of the full metric.
     """
     study = Study(folder=folder)
     digest = hashlib.sha256()
@@ -108,7 +98,7 @@ def _read_mode(study: Study, mode: str, digest: hashlib._Hash) -> None:
         digest.update(f"{mode}/{path.name}\0".encode())
         digest.update(hashlib.sha256(content).digest())
     if runs:
-        _check_ids(runs)
+        _tell_apart(runs)
         study.runs[mode], study.stated[mode] = runs, stated
     else:
         study.missing.append(mode)
@@ -128,46 +118,10 @@ def _usable(path: Path, content: bytes) -> tuple[Run, list[Stated]]:
         raise LogError(path, None, str(error)) from None
 
 
-def stated_metric(content: bytes) -> list[Stated]:
-    """What the METRICS lines of a log say of the metric. Raises ValueError for nonsense."""
-    entries = (parse_line(line) for line in io.BytesIO(content) if line.strip())
-    return [_stated(entry) for entry in entries if entry.get("event") == "METRICS"]
-
-
-def _stated(entry: dict[str, Any]) -> Stated:
-    alerts = field_of(entry, "alerts", mapping) or {}
-    return Stated(field_of(entry, "r_metric", number), field_of(alerts, "r_metric", flag))
-
-
-def disagreements(
-    runs: Sequence[Run], stated: Sequence[list[Stated]], traces: Sequence[Trace]
-) -> list[str]:
-    """Logs whose own R, or alert, is not what the metric gives for their records."""
-    found = []
-    for run, said, trace in zip(runs, stated, traces, strict=True):
-        for step, theirs, ours, alarm in zip(
-            trace.steps, said, trace.scores, trace.alarms, strict=True
-        ):
-            if theirs.score is not None and not isclose(theirs.score, ours, abs_tol=1e-9):
-                difference = f"r_metric is {theirs.score:.6g}, recomputed {ours:.6g}"
-            elif theirs.alarm is not None and theirs.alarm != alarm:
-                difference = f"the alert is {theirs.alarm}, recomputed {bool(alarm)}"
-            else:
-                continue
-            found.append(f"{_name(run)}, step {step}: {difference}")
-            break
-    return found
-
-
-def _check_ids(runs: Sequence[Run]) -> None:
-    first: dict[str, Run] = {}
+def _tell_apart(runs: Sequence[Run]) -> None:
+    """Name runs that share an id by their files; the authors ship two logs of one id."""
+    times = Counter(run.id for run in runs)
     for run in runs:
-        other = first.setdefault(run.id, run)
-        if other is not run:
-            raise UnusableStudy(
-                f"two logs carry the run id {run.id!r}: {_name(other)} and {_name(run)}"
-            )
-
-
-def _name(run: Run) -> str:
-    return str(run.source or run.id)
+        if times[run.id] > 1 and run.source is not None:
+            run.notes.append(f"another log has the run id {run.id!r}: this one is told by its file")
+            run.id = run.source.stem

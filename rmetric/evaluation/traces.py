@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import nan
 
 import numpy as np
 from joblib import Parallel, delayed
 from numpy.typing import NDArray
 
 from rmetric.detectors import DETECTORS
+from rmetric.detectors.contract import Detector
+from rmetric.metric import RMetric
 from rmetric.records import Run
 
 SEED = 0
@@ -47,15 +50,22 @@ class Trace:
 
 def trace(name: str, run: Run, seed: int = SEED) -> Trace:
     """Show `run` to a fresh detector; its chance depends on seed, name and run id alone."""
-    entry = DETECTORS[name]
-    detector = entry.make(generator_for(seed, name, run.id))
-    if entry.sees_future:
-        detector.fit(run)  # type: ignore[attr-defined]
-    scores, alarms = [], []
+    return trace_by(DETECTORS[name].make(generator_for(seed, name, run.id)), run, name)
+
+
+def trace_by(detector: Detector, run: Run, name: str) -> Trace:
+    """Show `run` to a detector that has seen nothing yet."""
+    fit = getattr(detector, "fit", None)
+    if fit is not None:  # it sees the future
+        fit(run)
+    scores, alarms, idle = [], [], isinstance(detector, RMetric)
     for record in run.records:
         detector.update(record)
+        idle = idle and not any(detector.sources)  # type: ignore[attr-defined]
         scores.append(detector.score)
         alarms.append(detector.alarm)
+    if idle:  # R of a run that logged none of its signals is undefined, not 0
+        scores = [nan] * len(scores)
     return Trace(
         detector=name,
         run_id=run.id,

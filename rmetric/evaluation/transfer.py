@@ -17,6 +17,7 @@ from rmetric.evaluation.protocols import Outcomes, Windows, first_alerts, judge_
 from rmetric.evaluation.scores import f1, ratio
 from rmetric.metric import PAPER_WEIGHTS, Components, RMetric, RMetricConfig
 from rmetric.records import Run
+from rmetric.replay.settings import settings_of
 from rmetric.strict_json import field, whole_number
 
 #: Weights from 0 to 1 in steps of 1 / STEPS; the paper's three lie on this grid.
@@ -111,13 +112,13 @@ class WeightGrid:
 
 
 def weight_grids(runs: Sequence[Run], protocols: Sequence[str]) -> dict[str, WeightGrid]:
-    """Judge every weight vector of the grid on every run, threshold and windows as published."""
-    config = RMetricConfig.simulation()
+    """Judge every weight vector of the grid on every run, all else as the run's log states."""
     # Without the first vector, all 0, which is no metric.
     units = np.indices((STEPS + 1,) * 3).reshape(3, -1).T[1:]
     of_rate, of_variance, of_drift = units.T / STEPS
 
     def alarms_TG(run: Run) -> NDArray[np.bool_]:
+        config = settings_of(run).config
         rate, variance, drift = normalised_signals(run, config).T[:, :, None]
         # In the order of additions of RMetric, so that the paper's weights give its R exactly.
         return of_rate * rate + of_variance * variance + of_drift * drift > config.threshold

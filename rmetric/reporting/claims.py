@@ -15,6 +15,7 @@ from rmetric.detectors import DETECTORS
 from rmetric.evaluation import PROTOCOLS, Estimate, mean_loss
 from rmetric.evaluation.analysis import REFERENCE_DETECTOR, Analysis
 from rmetric.evaluation.scores import f1
+from rmetric.evaluation.transfer import WeightGrid
 from rmetric.metric import PAPER_WEIGHTS
 from rmetric.records import Run
 from rmetric.reporting.real_runs import COLUMNS, Summary, real_runs_rows
@@ -164,6 +165,10 @@ def _lead(analysis: Analysis) -> list[tuple[Cell, ...]]:
 
 def _weights(analysis: Analysis) -> list[tuple[Cell, ...]]:
     rows: list[tuple[Cell, ...]] = []
+    if not analysis.weight_grids:
+        why = "the logs state R and none of the signals that it is made of"
+        paper = ", ".join(show(weight) for weight in PAPER_WEIGHTS)
+        rows.append(("Best weights λ, σ², ΔL", paper, "undefined", None, "undefined", why))
     for protocol, grid in analysis.weight_grids.items():
         title = PROTOCOLS[protocol].title
         num_runs = len(grid.architectures)
@@ -185,19 +190,26 @@ def _weights(analysis: Analysis) -> list[tuple[Cell, ...]]:
                 "ratios to the threshold matter, so many weights do equally well",
             )
         )
-        loss = mean_loss(grid)
-        rows.append(
-            (
-                f"Loss on another architecture, {title} rule",
-                PAPER_TRANSFER,
-                "undefined" if isnan(loss.point) else f"{show(loss, 1)} %",
-                num_runs,
-                _below(3.0, loss),
-                "of the mean F1 over the pairs of architectures, own and moved weights both out of "
-                "sample, Table 6; the paper does not say how its loss is defined",
-            )
-        )
+        rows.append(_transfer_row(protocol, grid))
     return rows
+
+
+def transfer_rows(analysis: Analysis) -> list[tuple[Cell, ...]]:
+    """What weights lose on another architecture, by each rule."""
+    return [_transfer_row(protocol, grid) for protocol, grid in analysis.weight_grids.items()]
+
+
+def _transfer_row(protocol: str, grid: WeightGrid) -> tuple[Cell, ...]:
+    loss = mean_loss(grid)
+    return (
+        f"Loss on another architecture, {PROTOCOLS[protocol].title} rule",
+        PAPER_TRANSFER,
+        "undefined" if isnan(loss.point) else f"{show(loss, 1)} %",
+        len(grid.architectures),
+        _below(3.0, loss),
+        "of the mean F1 over the pairs of architectures, own and moved weights both out of "
+        "sample, Table 6; the paper does not say how its loss is defined",
+    )
 
 
 def verdict(paper: float, measured: Estimate) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from math import nan
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from rmetric.evaluation import (
     PROTOCOLS,
     Estimate,
     Scores,
+    Study,
     mean_loss,
     mean_overfit,
     score,
@@ -22,7 +24,7 @@ from rmetric.evaluation.intervals import NUM_RESAMPLES
 from rmetric.evaluation.transfer import architecture
 from rmetric.metric import PAPER_WEIGHTS, Components
 from rmetric.records import Run
-from rmetric.reporting import claims
+from rmetric.reporting import claims, published
 from rmetric.reporting.real_runs import Summary
 from rmetric.reporting.table import Cell, Column, Table, show
 
@@ -45,8 +47,28 @@ LEADS = (
 )
 
 
-def build_tables(analysis: Analysis, case_studies: Sequence[Summary] = ()) -> list[Table]:
-    """All of them, in the order of their numbers."""
+def build_tables(
+    study: Study, case_studies: Sequence[Summary] = (), *, num_processes: int = 1
+) -> tuple[list[Table], list[str]]:
+    """All of a study's tables in the order of their numbers, and the logs that contradict them."""
+    if published.is_published(study):
+        taken_apart = published.PublishedAnalysis.of(study, num_processes=num_processes)
+        metric = taken_apart.metric
+        return [
+            published.approaches(taken_apart),
+            scenarios(metric),
+            published.detectors(taken_apart),
+            published.faults(taken_apart),
+            published.claims_table(taken_apart, case_studies),
+            weights(metric),
+            published.anatomy_table(taken_apart),
+        ], metric.disagreements
+    analysis = Analysis.of(study, num_processes=num_processes)
+    return tables_of(analysis, case_studies), analysis.disagreements
+
+
+def tables_of(analysis: Analysis, case_studies: Sequence[Summary] = ()) -> list[Table]:
+    """The tables of a study whose failures emerge, or of unknown logs."""
     return [
         approaches(analysis),
         scenarios(analysis),
@@ -280,12 +302,11 @@ def weights(analysis: Analysis) -> Table:
 
 
 def _counts(scores: Scores) -> tuple[Cell, ...]:
+    counted = (scores.hits, scores.false_alarms, scores.misses)
     return (
         scores.num_runs,
         scores.num_failed,
-        scores.hits,
-        scores.false_alarms,
-        scores.misses,
+        *(counted if scores.measured else [nan] * len(counted)),
     )
 
 

@@ -1,0 +1,117 @@
+"""R of a run by its log's own settings: computed from what it logged, or as it states it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from math import inf, isclose, nan
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rmetric.evaluation.traces import Trace
+from rmetric.metric import Components, RMetric, RMetricConfig
+from rmetric.records import Run
+from rmetric.replay.settings import settings_of
+from rmetric.strict_json import field, mapping, number, parse_line
+
+
+class Stated(NamedTuple):
+    """R as a log states it at one record; None where it states nothing.
+
+    Attributes:
+        score: R.
+        alarm: whether it was above the threshold.
+        alarm_step: step of the first alarm, where the log states that instead.
+    """
+
+    score: float | None
+    alarm: bool | None
+    alarm_step: int | None = None
+
+
+def stated_metric(content: bytes) -> list[Stated]:
+    """What the METRICS lines of a log state of R. Raises ValueError for nonsense."""
+    entries = (parse_line(line) for line in io.BytesIO(content) if line.strip())
+    return [_stated(entry) for entry in entries if entry.get("event") == "METRICS"]
+
+
+def _stated(entry: dict[str, Any]) -> Stated:
+    score = field(entry, "r_metric", number)
+    alarm = (field(entry, "alerts", mapping) or {}).get("r_metric")
+    if alarm is None or isinstance(alarm, bool):
+        return Stated(score, alarm)
+    # Some of the authors' logs repeat the step of the first alarm on every line after it.
+    if isinstance(alarm, int):
+        return Stated(score, None, alarm)
+    raise ValueError(f"alerts.r_metric is {alarm!r}: true, false or a step is accepted")
+
+
+def metric_trace(
+    name: str, run: Run, stated: Sequence[Stated] = (), config: RMetricConfig | None = None
+) -> Trace:
+    """R at every record of a run.
+
+    It is computed by the settings that the log states. Where the log lacks a signal that
+    has a weight and states R, the stated R is taken; where it lacks all of them and states
+    nothing, R is nan.
+
+    Args:
+        name: of the detector, for the trace.
+        stated: one for each record; empty where nothing is to be taken as stated.
+        config: settings in place of the log's own.
+    """
+    own = settings_of(run).config
+    scores, missing = computed(run, config or own)
+    threshold = (config or own).threshold
+    if any(missing) and config is None and any(s.score is not None for s in stated):
+        scores = np.array([nan if s.score is None else s.score for s in stated], dtype=float)
+    elif all(missing):
+        scores = np.full(len(run.records), nan)
+    return Trace(
+        detector=name,
+        run_id=run.id,
+        steps=np.array([record.step for record in run.records], dtype=np.int64),
+        scores=scores,
+        alarms=scores > threshold,
+    )
+
+
+def computed(run: Run, config: RMetricConfig) -> tuple[np.ndarray, Components]:
+    """R after each record, shape (T,), and which signals with a weight the run never logged.
+
+    A signal without a weight counts as missing only where all others are.
+    """
+    metric, scores = RMetric(config), []
+    logged = [False] * 3
+    for record in run.records:
+        scores.append(metric.update(record).score)
+        logged = [was or source is not None for was, source in zip(logged, metric.sources)]  # noqa: B905
+    missing = [weight > 0 and not was for weight, was in zip(config.weights, logged, strict=True)]
+    if not any(was and weight > 0 for was, weight in zip(logged, config.weights, strict=True)):
+        missing = [True] * 3
+    return np.array(scores, dtype=float), Components(*missing)
+
+
+def disagreements(
+    runs: Sequence[Run], stated: Sequence[list[Stated]], traces: Sequence[Trace]
+) -> list[str]:
+    """Logs whose own R, or alarm, is not what the metric gives for their records."""
+    found = []
+    for run, own, trace in zip(runs, stated, traces, strict=True):
+        alarmed = inf
+        for step, theirs, ours, alarm in zip(
+            trace.steps, own, trace.scores, trace.alarms, strict=True
+        ):
+            alarmed = min(alarmed, step if alarm else inf)
+            if theirs.score is not None and not isclose(theirs.score, ours, abs_tol=1e-9):
+                difference = f"r_metric is {theirs.score:.6g}, recomputed {ours:.6g}"
+            elif theirs.alarm is not None and theirs.alarm != alarm:
+                difference = f"the alert is {theirs.alarm}, recomputed {bool(alarm)}"
+            elif theirs.alarm_step is not None and theirs.alarm_step != alarmed:
+                difference = f"the first alert is at {theirs.alarm_step}, recomputed {alarmed}"
+            else:
+                continue
+            found.append(f"{run.source or run.id}, step {step}: {difference}")
+            break
+    return found
