@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from math import isnan
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,11 @@ from rmetric.evaluation import (
     f1_difference,
     judge,
     read_study,
+    threshold_sweep,
     trace_all,
 )
 from rmetric.evaluation.analysis import Analysis
+from tests.authors_data import needs_authors_logs, seed_1
 from tests.synthetic_study import make_runs, write_study
 
 NAME = "Llama-3-8B_LR_SPIKE_r00.jsonl"
@@ -158,11 +161,118 @@ def test_a_run_that_ended_before_its_first_evaluation_still_counts(folder):
     assert (scores.num_failed, scores.misses) == (6, 1)
 
 
-def test_two_logs_of_one_run_are_refused_naming_both(folder):
+def test_two_logs_of_one_run_id_are_both_kept_and_named_by_their_files(folder):
     copy = log(folder).with_name("again.jsonl")
     copy.write_bytes(log(folder).read_bytes())
-    with pytest.raises(UnusableStudy, match=rf"{NAME[:-6]}.*{NAME} and .*again|again.*{NAME}"):
-        read_study(folder)
+    study = read_study(folder)
+    assert len(study.reference) == 16
+    assert {"again", NAME[:-6]} <= {run.id for run in study.reference}
+    assert len({run.id for run in study.reference}) == 16
+
+
+def stated_only(lines):
+    """As the authors' simulator logs: R and nothing that it is made of."""
+    for entry in lines:
+        if entry["event"] == "METRICS":
+            kept = {name: entry[name] for name in ("step", "event", "r_metric")}
+            entry.clear()
+            entry.update(kept)
+        entry.pop("format_version", None)
+        entry.get("config", {}).pop("metric_settings", None)
+    return lines
+
+
+def test_r_that_is_stated_counts_where_nothing_else_is_logged(folder, tmp_path_factory):
+    bare = tmp_path_factory.mktemp("bare")
+    write_study(bare)
+    for path in bare.rglob("*.jsonl"):
+        rewrite(path, stated_only)
+    whole, stated = (Analysis.of_metric(read_study(path)) for path in (folder, bare))
+    assert stated.disagreements == []
+    for name in whole.traces:
+        for protocol in ("published", "causal"):
+            assert stated.scores(name, protocol) == whole.scores(name, protocol)
+    assert stated.weight_grids == {}
+
+
+def test_what_is_not_logged_is_undefined_and_not_nought(tmp_path):
+    write_study(tmp_path, modes=("FULL_METRIC",))
+    for path in tmp_path.rglob("*.jsonl"):
+        rewrite(path, stated_only)
+    analysis = Analysis.of(read_study(tmp_path))
+    for name in ("isolation_forest", "loss_rise", "gradient_norm", "r_metric_first_loss"):
+        scores = analysis.scores(name, "published")
+        assert not scores.measured
+        assert isnan(scores.f1.point)
+        assert isnan(analysis.f1_difference(name, "published").point)
+    assert analysis.scores("never", "published").f1.point == 0
+
+
+def test_r_that_nobody_states_and_nothing_makes_up_is_undefined(tmp_path):
+    def empty(lines):
+        for entry in stated_only(lines):
+            entry.pop("r_metric", None)
+        return lines
+
+    write_study(tmp_path, modes=("FULL_METRIC",))
+    for path in tmp_path.rglob("*.jsonl"):
+        rewrite(path, empty)
+    analysis = Analysis.of_metric(read_study(tmp_path))
+    assert not analysis.is_measured("r_metric")
+
+
+def test_the_settings_that_a_log_states_are_used(folder):
+    def other(lines):
+        lines[0]["config"]["metric_settings"]["threshold"] = 5.0
+        for entry in lines:
+            entry.pop("alerts", None)
+        return lines
+
+    for path in (folder / "logs_FULL_METRIC").iterdir():
+        rewrite(path, other)
+    analysis = Analysis.of_metric(read_study(folder))
+    assert analysis.scores("r_metric", "published").hits == 0
+    assert analysis.weight_grids["published"].outcomes.hit.sum() == 0
+
+
+@pytest.mark.parametrize("step_of", ["first", "wrong"])
+def test_an_alert_may_be_the_step_of_the_first(folder, step_of):
+    def numbered(lines):
+        first = None
+        for entry in lines:
+            if entry["event"] == "METRICS":
+                if entry["alerts"]["r_metric"] and first is None:
+                    first = entry["step"]
+                entry["alerts"] = {} if first is None else {"r_metric": first}
+                if step_of == "wrong" and first is not None:
+                    entry["alerts"] = {"r_metric": first + 1}
+        assert first is not None
+        return lines
+
+    rewrite(log(folder), numbered)
+    study = read_study(folder)
+    assert study.skipped == []
+    assert len(disagreements(study)) == (step_of == "wrong")
+
+
+@needs_authors_logs
+def test_the_authors_own_study_scores_as_published(tmp_path):
+    for name, content in seed_1().items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+    study = read_study(tmp_path)
+    analysis = Analysis.of_metric(study)
+    scores = analysis.scores("r_metric", "published")
+    assert (scores.hits, scores.false_alarms, scores.misses) == (72, 2, 0)
+    assert round(scores.f1.point, 3) == 0.986
+    assert round(scores.lead_minutes.point, 1) == 5.7
+    assert (study.skipped, analysis.disagreements) == ([], [])
+    sweep = threshold_sweep(
+        study.reference, analysis.traces["r_metric"], [0.40, 0.45, 0.50, 0.55, 0.60, 0.65, 0.70],
+        "published",
+    )  # fmt: skip
+    assert sweep.f1.round(3).tolist() == [0.661, 0.679, 0.973, 0.986, 0.993, 0.993, 0.986]
 
 
 def test_our_own_logs_agree_with_their_records(folder):

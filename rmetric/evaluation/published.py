@@ -320,9 +320,7 @@ def _conditions() -> tuple[Condition, ...]:
         Condition(title="All noise of the loss × 4", dynamics=with_noise(authors, 4, 4)),
         Condition(title="Evaluation every 10 steps", dynamics=often),
         Condition(title="Weights .40 / .35 / .25", config=_with_weights(README_WEIGHTS)),
-        Condition(
-            title="The paper's weights, .10 / .45 / .70", config=_with_weights(PAPER_WEIGHTS)
-        ),
+        Condition(title="The paper's .10 / .45 / .70", config=_with_weights(PAPER_WEIGHTS)),
         Condition(title="(a) and (b)", config=TRUE_MEAN, random_onset=True),
         Condition(
             title="(a), (b), half absorbed, noise × 2, every 10 steps",

@@ -25,6 +25,8 @@ PAPER_F1 = 0.973
 PAPER_LEAD_STEPS = 255
 PAPER_LEAD_MINUTES = 12.8
 PAPER_TRANSFER = "< 3 %"
+#: Studies whose failures emerge from what a fault does.
+EMERGENT = {"emergent", "stress"}
 #: Half-width of the widest interval that can agree with a number, as a share of it.
 MARGIN = 0.1
 
@@ -94,6 +96,7 @@ def onset_to_failure(runs: Sequence[Run], percents: Sequence[float]) -> list[flo
 def _detection(analysis: Analysis) -> list[tuple[Cell, ...]]:
     then, now = (analysis.scores(REFERENCE_DETECTOR, name) for name in ("published", "causal"))
     fate = analysis.fates(REFERENCE_DETECTOR)
+    emerges = {run.config.get("recipe") for run in analysis.study.reference} <= EMERGENT
     return [
         (
             "F1 of the simulation study, published rule",
@@ -102,8 +105,8 @@ def _detection(analysis: Analysis) -> list[tuple[Cell, ...]]:
             then.num_runs,
             verdict(PAPER_F1, then.f1),
             "the paper's is 72 TP, 4 FP, 0 FN on its 180 runs of the full metric, with scripted "
-            f"crashes; here failures emerge, and {fate.premature} of {then.hits} hits are runs "
-            "alarmed before their fault existed, "
+            f"crashes; {'here failures emerge, and' if emerges else 'of these logs'} "
+            f"{fate.premature} of {then.hits} hits are runs alarmed before their fault existed, "
             f"{fate.late} only at or after the failure{_first_loss(analysis)}",
         ),
         (
@@ -123,14 +126,16 @@ def _detection(analysis: Analysis) -> list[tuple[Cell, ...]]:
             f"{now.num_failed} of {now.num_runs}",
             now.num_runs,
             "agrees" if now.num_failed * 180 == 72 * now.num_runs else "differs",
-            "there every spike and explosion is scripted to crash; here a fault changes a "
-            "mechanism, and the run may absorb it",
+            "there every spike and explosion is scripted to crash"
+            + ("; here a fault changes a mechanism, and the run may absorb it" if emerges else ""),
         ),
     ]
 
 
 def _first_loss(analysis: Analysis) -> str:
     scores = analysis.scores("r_metric_first_loss", "published")
+    if not scores.measured:
+        return ""
     return (
         "; its simulator also takes ΔL from the first loss in place of the moving average, which "
         f"hides false alarms: here that gives {scores.false_alarms} FP and F1 {show(scores.f1)}"

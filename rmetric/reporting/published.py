@@ -12,8 +12,6 @@ from rmetric.evaluation import Estimate, Scores, Study, judge, score
 from rmetric.evaluation.analysis import Analysis
 from rmetric.evaluation.published import (
     ANATOMY_SEEDS,
-    IN_TABLE,
-    PUBLISHED,
     RANDOM_ONSETS,
     ROWS,
     SPREAD_SEEDS,
@@ -277,8 +275,7 @@ def claims_table(analysis: PublishedAnalysis, case_studies: Sequence[Summary] = 
     over, early = spread(seeds.published_f1), spread(seeds.early)
     exact = 100 * float(np.mean(np.round(seeds.published_f1, 3) == claims.PAPER_F1))
     num_seeds = len(seeds.early)
-    alone = [name for name, row in ROWS.items() if row.group != IN_TABLE and name == "loss_jump"]
-    jump = analysis.seeds[alone[0]]
+    jump = analysis.seeds["loss_jump"]
     lead_steps = spread(seeds.lead_minutes * 12)
     in_time = spread(seeds.lead_steps_in_time)
     weights = spread(analysis.seeds["paper_weights"].published_f1)
@@ -306,11 +303,11 @@ def claims_table(analysis: PublishedAnalysis, case_studies: Sequence[Summary] = 
             "nearly every crash",
         ),
         (
-            "R-Metric is better than simple rules",
-            "stated",
-            f"loss above the last one plus 0.15: {show(spread(jump.published_f1), 3)}",
+            "F1 of the plainest rule: loss above the last one plus 0.15",
+            "not stated",
+            f"{show(spread(jump.published_f1), 3)}",
             num_seeds,
-            "differs",
+            "no claim",
             "a fault multiplies the norms and lifts the loss at once; any rule that looks sees it",
         ),
         (
@@ -374,15 +371,3 @@ def _within(paper: float, over: Estimate) -> str:
 def _missing(analysis: PublishedAnalysis) -> list[str]:
     missing = [ROWS[name].title for name in ROWS if name not in analysis.traces]
     return [f"No logs, so no row, for {', '.join(missing)}."] if missing else []
-
-
-__all__ = [
-    "PUBLISHED",
-    "PublishedAnalysis",
-    "anatomy_table",
-    "approaches",
-    "claims_table",
-    "detectors",
-    "faults",
-    "is_published",
-]

@@ -35,7 +35,7 @@ FEW_RUNS = 100
 
 LEAD = Column(label="Lead (steps)", digits=0)
 COUNTS = tuple(Column(label=label) for label in ("n", "Failed", "TP", "FP", "FN"))
-RATIOS = tuple(Column(label=label) for label in ("Precision", "Recall", "F1"))
+RATIOS = (Column(label="Precision"), Column(label="Recall"), Column(label="F1", digits=3))
 INTERVALS = (
     f"Brackets: 95 % interval, bootstrap over runs, {NUM_RESAMPLES} resamples; where all runs are "
     "alike it has no width, which is no certainty. –: undefined, nothing to divide by. "

@@ -15,8 +15,10 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from rmetric.metric import RMetric, RMetricConfig
+from rmetric.evaluation.traces import Trace
+from rmetric.evaluation.transfer import normalised_signals
 from rmetric.records import Run, Truth
+from rmetric.replay.settings import settings_of
 from rmetric.reporting.figures.outcomes import in_order, look_of, name_of
 from rmetric.reporting.style import MEANING, TEXT_WIDTH
 
@@ -64,9 +66,14 @@ def _steps_to_failure(truth: Truth | None) -> float:
     return truth.failure_step - (truth.onset_step or 0)
 
 
-def example_runs(runs: Sequence[Run]) -> Figure:
-    """For each example its losses, the normalised signals, and R with its alerts."""
+def example_runs(runs: Sequence[Run], traces: Sequence[Trace]) -> Figure:
+    """For each example its losses, the normalised signals, and R with its alerts.
+
+    Args:
+        traces: of R, in the order of `runs`.
+    """
     examples = pick_examples(runs)
+    scored = {run.id: trace for run, trace in zip(runs, traces, strict=True)}
     num_blocks = ceil(len(examples) / MOST_COLUMNS)
     num_columns = ceil(len(examples) / num_blocks)
     heights = [_LEGEND, *[_BLOCK] * num_blocks]
@@ -74,6 +81,7 @@ def example_runs(runs: Sequence[Run]) -> Figure:
     legend, *blocks = figure.subfigures(len(heights), height_ratios=heights, squeeze=False)[:, 0]
     legend.legend(handles=_meanings(), loc="center", ncols=6)
     losses = _loss_range(examples)
+    top = max(_top(example.run) for example in examples)
     for number, block in enumerate(blocks):
         shown = examples[number * num_columns : (number + 1) * num_columns]
         panels = block.subplots(
@@ -81,10 +89,10 @@ def example_runs(runs: Sequence[Run]) -> Figure:
             height_ratios=(3, 2, 2.4), gridspec_kw=_MARGINS,
         )  # fmt: skip
         for column, example in zip(panels.T, shown, strict=False):
-            _plot(column, example)
+            _plot(column, example, scored[example.run.id])
         for axes in panels[:, len(shown) :].flat:
             axes.remove()
-        _scale(panels[:, 0], losses)
+        _scale(panels[:, 0], losses, top)
         block.align_ylabels()
     return figure
 
@@ -94,10 +102,14 @@ _LEGEND, _BLOCK = 0.32, 3.1
 _MARGINS = {
     "left": 0.07, "right": 0.975, "top": 0.87, "bottom": 0.12, "wspace": 0.22, "hspace": 0.1
 }  # fmt: skip
-_TOP = 1.06 * sum(RMetricConfig.simulation().weights)
 
 
-def _scale(panels: Sequence[Axes], losses: tuple[float, float]) -> None:
+def _top(run: Run) -> float:
+    """Just above the highest R that there can be."""
+    return 1.06 * sum(settings_of(run).config.weights)
+
+
+def _scale(panels: Sequence[Axes], losses: tuple[float, float], top: float) -> None:
     """The heights that all examples share, so that they can be compared."""
     of_loss, of_signals, of_score = panels
     of_loss.set(yscale="log", ylim=losses, ylabel="loss (nats)")
@@ -105,7 +117,7 @@ def _scale(panels: Sequence[Axes], losses: tuple[float, float]) -> None:
     of_loss.yaxis.set_major_formatter("{x:g}")
     of_loss.yaxis.set_minor_locator(NullLocator())
     of_signals.set(ylim=(-0.06, 1.06), yticks=(0, 0.5, 1), ylabel="component")
-    of_score.set(ylim=(-0.06, _TOP), yticks=(0, 0.5, 1), ylabel="R")
+    of_score.set(ylim=(-0.06, top), yticks=(0, 0.5, 1), ylabel="R")
 
 
 def _loss_range(examples: Sequence[Example]) -> tuple[float, float]:
@@ -119,10 +131,10 @@ def _loss_range(examples: Sequence[Example]) -> tuple[float, float]:
     return (min(losses) / 1.05, max(losses) * 1.05) if losses else (1.0, 10.0)
 
 
-def _plot(panels: Sequence[Axes], example: Example) -> None:
-    run = example.run
-    steps = np.array([record.step for record in run.records])
-    normalised, scores, alarms = _scored(run)
+def _plot(panels: Sequence[Axes], example: Example, trace: Trace) -> None:
+    run, config = example.run, settings_of(example.run).config
+    steps = trace.steps
+    normalised = normalised_signals(run, config)
     of_loss, of_signals, of_score = panels
     for name in ("training_loss", "validation_loss"):
         losses = [getattr(record, name) for record in run.records]
@@ -130,11 +142,15 @@ def _plot(panels: Sequence[Axes], example: Example) -> None:
         of_loss.plot(steps, values, color=MEANING[name], linewidth=0.8)
     for values, name in zip(normalised.T, SIGNALS, strict=True):
         of_signals.step(steps, values, where="post", color=MEANING[name], linewidth=0.7)
-    of_score.step(steps, scores, where="post", color=MEANING["score"], linewidth=0.7)
-    of_score.axhline(
-        RMetricConfig.simulation().threshold, color=MEANING["alert"], linestyle="--", linewidth=0.8
-    )
-    _mark_alerts(of_score, steps, alarms)
+    of_score.step(steps, trace.scores, where="post", color=MEANING["score"], linewidth=0.7)
+    # A step ends where the next begins: without a mark the last value would not be seen.
+    for axes, values, name in (
+        *((of_signals, values, name) for values, name in zip(normalised.T, SIGNALS, strict=True)),
+        (of_score, trace.scores, "score"),
+    ):
+        axes.plot(steps[-1:], values[-1:], "o", color=MEANING[name], markersize=2, zorder=4)
+    of_score.axhline(config.threshold, color=MEANING["alert"], linestyle="--", linewidth=0.8)
+    _mark_alerts(of_score, steps, trace.alarms, _top(run))
     for axes in panels:
         _mark_truth(axes, run.truth)
     of_loss.set_title(_title(example), fontsize=6.2, linespacing=1.25, pad=4)
@@ -142,22 +158,16 @@ def _plot(panels: Sequence[Axes], example: Example) -> None:
     of_score.set(xlabel="step", xlim=(0, _length(run)))
 
 
-def _scored(run: Run) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
-    """The normalised signals (T, 3), R and the alarm (T,) after each record."""
-    metric = RMetric()
-    rows = [(u.normalised, u.score, u.alarm) for u in map(metric.update, run.records)]
-    normalised, scores, alarms = zip(*rows, strict=True)
-    return np.array(normalised), np.array(scores), np.array(alarms)
-
-
-def _mark_alerts(axes: Axes, steps: NDArray[np.int64], alarms: NDArray[np.bool_]) -> None:
+def _mark_alerts(
+    axes: Axes, steps: NDArray[np.int64], alarms: NDArray[np.bool_], top: float
+) -> None:
     """Shade from each alert to the record that ends it; a mark where the first is."""
     turns = np.flatnonzero(np.diff(alarms, prepend=False, append=False))
     begins = steps[turns[::2]]
     ends = np.append(steps, steps[-1])[turns[1::2]]
     spans = list(zip(begins, ends - begins, strict=True))
-    axes.broken_barh(spans, (-0.06, _TOP + 0.06), color=MEANING["alert"], alpha=0.22, linewidth=0)
-    axes.plot(begins[:1], [_TOP] * len(begins[:1]), "v", color=MEANING["alert"], clip_on=False)
+    axes.broken_barh(spans, (-0.06, top + 0.06), color=MEANING["alert"], alpha=0.22, linewidth=0)
+    axes.plot(begins[:1], [top] * len(begins[:1]), "v", color=MEANING["alert"], clip_on=False)
 
 
 def _mark_truth(axes: Axes, truth: Truth | None) -> None:

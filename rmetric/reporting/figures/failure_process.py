@@ -33,6 +33,7 @@ MECHANISM = {
     "NETWORK_DEGRADATION": HARDWARE,
 }
 OTHER = "another\nmechanism"
+SCRIPTED, SCRIPT = "scripted_crash", "script: loss rises,\nnorms × 1 to 20,\ncrash drawn"
 ALL, NO_FAULT, FAULT, BENIGN, DYNAMICS = "all", "no fault", "fault", "benign change", "dynamics"
 
 
@@ -44,6 +45,8 @@ def way_of(truth: Truth) -> tuple[str, ...]:
     kind = BENIGN if truth.benign else FAULT
     if not truth.applicable:
         return ALL, kind, end
+    if truth.failure_kind == SCRIPTED:
+        return ALL, kind, SCRIPT, end
     mechanism = MECHANISM.get(truth.fault, OTHER)
     if mechanism == HARDWARE:
         return ALL, kind, mechanism, end
@@ -58,11 +61,17 @@ def failure_process(runs: Sequence[Run]) -> Diagram:
     nodes = {ALL: Node(text=f"{totals[ALL]} runs", colour=BLACK)}
     for name, colour in ((NO_FAULT, GREY), (BENIGN, SKY), (FAULT, PURPLE)):
         nodes[name] = Node(text=name, colour=colour)
-    for name in (*dict.fromkeys(MECHANISM.values()), OTHER):
+    for name in (*dict.fromkeys(MECHANISM.values()), OTHER, SCRIPT):
         nodes[name] = Node(text=name, colour=ORANGE)
     nodes[DYNAMICS] = Node(text="training\ndynamics:\nloss, gradients,\nweights", colour=BLACK)
     for name in in_order({way[-1] for way in ways}):
         nodes[name] = _end(name, totals[name])
+    if all(run.config.get("recipe") == "published" for run in runs):
+        nodes[DYNAMICS] = Node(text="fixed curve\nwith noise", colour=BLACK)
+        nodes["not_applicable"] = Node(
+            text=f"no effect: {totals['not_applicable']}\nthe simulator knows\nthe name alone",
+            colour=GREY,
+        )
     return Diagram(
         nodes={name: node for name, node in nodes.items() if totals[name]},
         edges=[

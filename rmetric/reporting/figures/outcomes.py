@@ -49,6 +49,12 @@ OUTCOMES = {
         colour=BLACK,
         marker="s",
     ),
+    "scripted_crash": Outcome(
+        title="scripted crash",
+        meaning="drawn: (k / 15)² at\nstep k of the fault",
+        colour=BLACK,
+        marker="s",
+    ),
     "lost_worker": Outcome(
         title="lost worker", meaning="the synchronous\njob stops", colour=ORANGE, marker="D"
     ),

@@ -45,8 +45,11 @@ MARKS: dict[str, dict[str, Any]] = {
 }
 DETECTORS_NEEDED = (*LINES, *MARKS)
 THRESHOLD = RMetricConfig.simulation().threshold
+AUTHORS_WEIGHTS = RMetricConfig.authors_simulator().weights
 #: Thresholds in hundredths, so that 0.57 is one of them; R is at most the sum of the weights.
-THRESHOLDS = [k / 100 for k in range(round(100 * sum(PAPER_WEIGHTS)) + 1)]
+THRESHOLDS = [
+    k / 100 for k in range(round(100 * max(map(sum, (PAPER_WEIGHTS, AUTHORS_WEIGHTS)))) + 1)
+]
 
 
 @dataclass(frozen=True, kw_only=True)
