@@ -28,7 +28,7 @@ from tqdm import tqdm
 from rmetric.metric import MODES, RMetricConfig
 from rmetric.simulation.published import published_specs
 from rmetric.simulation.published_study import RECIPE as PUBLISHED
-from rmetric.simulation.published_study import run_published_study
+from rmetric.simulation.published_study import SEED, run_published_study
 from rmetric.simulation.study import (
     RECIPES,
     StudyError,
@@ -53,7 +53,11 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "--recipe", choices=[PUBLISHED, *RECIPES], default=PUBLISHED,
         help="which study (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="of the whole study (default: 0)")
+    parser.add_argument(
+        "--seed", type=int, metavar="S",
+        help=f"of the whole study (default: {SEED} for published, as its logs were compared with "
+        "the authors' code, else 0)",
+    )  # fmt: skip
     parser.add_argument(
         "--limit", type=int, metavar="N", help="only the first N runs of the recipe, to try it"
     )
@@ -73,6 +77,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     if arguments.workers < 1:
         parser.error(f"--workers is {arguments.workers}: at least 1 is needed")
+    if arguments.seed is None:
+        arguments.seed = SEED if arguments.recipe == PUBLISHED else 0
     if not 0 <= arguments.seed < 2**63:
         parser.error(f"--seed is {arguments.seed}: it must be at least 0 and below 2^63")
     if arguments.limit is not None and arguments.limit < 1:
