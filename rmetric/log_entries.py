@@ -157,7 +157,6 @@ def record_from_json(entry: dict[str, Any], *, ours: bool = False) -> Record:
         # A signal that was computed from the rest of the line is no statement of its own.
         if entry.get(f"{key}_source", "logged") == "logged":
             fields[name] = field(entry, key, number)
-    ours = ours or says_its_sources(entry)
     for (name, key), signal in zip(NORMALISED_KEYS.items(), SIGNAL_KEYS.values(), strict=True):
         if not ours or entry.get(f"{signal}_source") == LOGGED_NORMALISED:
             fields[name] = field(entry, key, number)

@@ -380,7 +380,7 @@ def test_a_table_s_stated_signals_and_r_are_read(tmp_path, form):
         path.write_text(f"{HEADER}\n{ROWS}")
     else:
         names = HEADER.split(",")
-        entries = [dict(zip(names, map(float, row), strict=True)) for row in rows]
+        entries = [dict(zip(names, map(json.loads, row), strict=True)) for row in rows]
         path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     run = read(path)
     assert [r.stated_score for r in run.records] == [0.0, 0.78, 0.2]
