@@ -1,11 +1,15 @@
 """Step 1: run the study. 720 logs in logs_<MODE>/, from which all else is computed.
 
-    python run_modern_experiments.py                        the published matrix, here
+    python run_modern_experiments.py                        the published study, here
+    python run_modern_experiments.py --recipe emergent      its matrix, in emergent_study/
     python run_modern_experiments.py --recipe stress        ours, in stress_study/
 
-`paper` is the published matrix: 3 architectures x 5 faults x 12 repetitions, each
-logged in the metric's 4 modes. `stress` is ours: every fault and benign change at
-three severities with random onsets, an evaluation every 10 steps.
+`published` is the study of the paper on its authors' simulator, whose crashes are scripted:
+4 modes of the metric x 3 architectures x 5 faults x 12 repetitions, 720 runs from one stream
+of draws, equal to theirs under Python's random.seed(SEED). `emergent` is the same matrix on
+our simulator, where failures emerge: 180 runs, each logged in the 4 modes. `stress` is ours
+as well: every fault and benign change at three severities with random onsets, an evaluation
+every 10 steps.
 
 Stop it whenever you like: started again, it finishes what is missing and ends
 with the same bytes.
@@ -16,17 +20,22 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tqdm import tqdm
 
-from rmetric.metric import RMetricConfig
+from rmetric.metric import MODES, RMetricConfig
+from rmetric.simulation.published import published_specs
+from rmetric.simulation.published_study import RECIPE as PUBLISHED
+from rmetric.simulation.published_study import run_published_study
 from rmetric.simulation.study import (
     RECIPES,
     StudyError,
     clear_parts,
     missing_runs,
     mode_folder,
+    refuse_other_studies,
     run_study,
 )
 
@@ -37,16 +46,21 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--out", type=Path, metavar="DIR",
-        help="the logs go to DIR/logs_<MODE>/ (default: here; stress_study for stress)",
+        help="the logs go to DIR/logs_<MODE>/ (default: here; emergent_study or stress_study "
+        "for these recipes)",
     )  # fmt: skip
-    parser.add_argument("--recipe", choices=list(RECIPES), default="paper", help="which study")
+    parser.add_argument(
+        "--recipe", choices=[PUBLISHED, *RECIPES], default=PUBLISHED,
+        help="which study (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of the whole study (default: 0)")
     parser.add_argument(
         "--limit", type=int, metavar="N", help="only the first N runs of the recipe, to try it"
     )
     parser.add_argument(
         "--workers", type=int, default=os.cpu_count() or 1, metavar="N",
-        help="processes (default: one a core); the result does not depend on it",
+        help="processes (default: one a core); the result does not depend on it, and the "
+        "published study, one stream of draws, always takes one",
     )  # fmt: skip
     parser.add_argument(
         "--backend", choices=["local", "dask"], default="local",
@@ -65,6 +79,11 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"--limit is {arguments.limit}: at least 1 is needed")
     if (arguments.backend == "dask") != (arguments.scheduler is not None):
         parser.error("--backend dask and --scheduler ADDRESS go together")
+    if arguments.recipe == PUBLISHED and arguments.backend == "dask":
+        parser.error(
+            "--backend dask is not for --recipe published, whose runs are one stream of draws; "
+            f"it is for {' and '.join(RECIPES)}"
+        )
     return arguments
 
 
@@ -83,24 +102,52 @@ def dask_backend(address: str):
     return joblib.parallel_config(backend="dask", client=client)
 
 
-def main(argv: list[str] | None = None) -> int:
-    arguments = parse_arguments(argv)
+def run_published(arguments: argparse.Namespace) -> str:
+    """Write the published study; returns what was done, in words."""
+    out = arguments.out or Path()
+    specs = published_specs()[: arguments.limit]
+    done = 0
+    with tqdm(total=len(specs), unit="run", desc=PUBLISHED) as bar:
+        for was_there in run_published_study(out, arguments.seed, arguments.limit):
+            done += was_there
+            bar.update()
+    modes = [mode for mode in MODES if any(spec.mode == mode for spec in specs)]
+    return summary(len(specs), len(specs), out, modes, done)
+
+
+def run_emergent(arguments: argparse.Namespace) -> str:
+    """Write a study in which failures emerge; returns what was done, in words."""
     recipe = RECIPES[arguments.recipe]
-    specs = recipe.specs(arguments.seed)[: arguments.limit]
+    specs = recipe.specs(arguments.seed)
     out = arguments.out or recipe.out
     modes, config = recipe.modes, RMetricConfig.simulation()
+    names = [spec.experiment_id for spec in specs]
+    refuse_other_studies(out, dict.fromkeys(modes, names))
+    specs = specs[: arguments.limit]
+    clear_parts(out, modes)
+    missing = missing_runs(specs, modes, out, config)
+    done = len(specs) - len(missing)
+    backend = dask_backend(arguments.scheduler) if arguments.backend == "dask" else None
+    processes = None if backend else arguments.workers
+    with tqdm(total=len(specs), initial=done, unit="run", desc=arguments.recipe) as bar:
+        finished = run_study(
+            missing, modes, out, num_processes=processes, backend=backend, config=config
+        )
+        for number in finished:
+            bar.update(number)
+    return summary(len(specs), len(specs) * len(modes), out, modes, done)
+
+
+def summary(runs: int, logs: int, out: Path, modes: Sequence[str], done: int) -> str:
+    folders = ", ".join(str(mode_folder(out, mode)) for mode in modes)
+    return f"{runs} runs, {logs} logs in {folders} ({done} were there)"
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = parse_arguments(argv)
+    run = run_published if arguments.recipe == PUBLISHED else run_emergent
     try:
-        clear_parts(out, modes)
-        missing = missing_runs(specs, modes, out, config)
-        done = len(specs) - len(missing)
-        backend = dask_backend(arguments.scheduler) if arguments.backend == "dask" else None
-        processes = None if backend else arguments.workers
-        with tqdm(total=len(specs), initial=done, unit="run", desc=arguments.recipe) as bar:
-            finished = run_study(
-                missing, modes, out, num_processes=processes, backend=backend, config=config
-            )
-            for number in finished:
-                bar.update(number)
+        print(run(arguments))
     except KeyboardInterrupt:
         print("stopped; start the same command again to finish what is missing", file=sys.stderr)
         return 130
@@ -110,8 +157,6 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         print(f"{error}\nwhat is finished is kept; start again to go on", file=sys.stderr)
         return 1
-    folders = ", ".join(str(mode_folder(out, mode)) for mode in modes)
-    print(f"{len(specs)} runs, {len(specs) * len(modes)} logs in {folders} ({done} were there)")
     return 0
 
 

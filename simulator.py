@@ -1,31 +1,63 @@
 """Simulate one training run, write its log, say what happened.
 
     python simulator.py --architecture Llama-3-8B --fault LR_SPIKE --severity 15 --seed 7 --out logs_demo
+    python simulator.py --dynamics published --fault LR_SPIKE --seed 7
 
 The fault changes a mechanism at its onset. Whether the run fails, when and how
 follows from the equations of docs/simulator.md, never from a script.
+
+With --dynamics published it is the simulator of the paper's authors instead, where the
+crash is scripted: at the k-th step of a fault that acts it is drawn with chance (k/15)².
 """  # noqa: E501
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from random import Random
+from typing import Any
 
 from rmetric.logs import log_path, run_lines, start_line, write_atomically
 from rmetric.metric import MODES, RMetric, RMetricConfig
-from rmetric.records import Run
-from rmetric.simulation import ARCHITECTURES, FAULTS, RunSpec, simulate
+from rmetric.records import Run, Truth
+from rmetric.simulation import ARCHITECTURES, FAULTS, RunSpec, published, simulate
+from rmetric.simulation.architectures import architecture
+from rmetric.simulation.published import PublishedDynamics, PublishedSpec
 from rmetric.simulation.spec import config_of
 
 
-def parse_arguments(argv: list[str] | None = None) -> tuple[argparse.Namespace, RunSpec]:
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One run that was asked for, whichever simulator makes it.
+
+    Attributes:
+        about: its configuration, under the names of the log.
+        metric: the settings that its log is judged by, without the mode.
+        make: simulates it.
+        words: what was injected, in lines, once its truth is known.
+    """
+
+    experiment_id: str
+    about: dict[str, Any]
+    metric: RMetricConfig
+    make: Callable[[], Run]
+    words: Callable[[Truth], list[str]]
+
+
+def parse_arguments(argv: list[str] | None = None) -> tuple[argparse.Namespace, Asked]:
     parser = argparse.ArgumentParser(
         description=__doc__,
         epilog=list_faults(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     known = RunSpec(experiment_id="defaults", architecture="Llama-3-8B")
+    parser.add_argument(
+        "--dynamics", choices=list(DYNAMICS), default="emergent",
+        help="whose simulator: ours, or that of the paper's authors (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument(
         "--architecture", default="Llama-3-8B", metavar="NAME",
         help=f"{', '.join(ARCHITECTURES)} (default: %(default)s)",
@@ -54,29 +86,110 @@ def parse_arguments(argv: list[str] | None = None) -> tuple[argparse.Namespace, 
     )
     arguments = parser.parse_args(argv)
     try:
-        spec = spec_of(arguments)
-        log_path(arguments.out, spec.experiment_id)
+        asked = DYNAMICS[arguments.dynamics](arguments)
+        log_path(arguments.out, asked.experiment_id)
     except ValueError as error:
         parser.error(str(error))
-    return arguments, spec
+    return arguments, asked
 
 
-def spec_of(arguments: argparse.Namespace) -> RunSpec:
-    """The run that was asked for. Raises ValueError for what cannot be."""
+def emergent_run(arguments: argparse.Namespace) -> Asked:
+    """The run on our simulator. Raises ValueError for what cannot be."""
     severity = "" if arguments.severity is None else f"_{arguments.severity:g}"
     name = f"{arguments.architecture}_{arguments.fault}{severity}_seed{arguments.seed}"
-    return RunSpec(
+    spec = RunSpec(
         experiment_id=name if arguments.id is None else arguments.id,
         architecture=arguments.architecture,
         fault=arguments.fault,
         severity=arguments.severity,
-        onset_step=max(arguments.steps // 2, 1) if arguments.onset is None else arguments.onset,
+        onset_step=onset_of(arguments),
         duration_steps=arguments.duration,
         seed=arguments.seed,
         num_workers=arguments.workers,
         total_steps=arguments.steps,
         evaluate_every=arguments.evaluate_every,
     )
+
+    def words(truth: Truth) -> list[str]:
+        first = f"{spec.architecture}, {spec.total_steps} steps, seed {spec.seed}"
+        if truth.fault == "NONE":
+            return [first, "nothing injected"]
+        what = "benign change" if truth.benign else "fault"
+        return [
+            first,
+            f"{what} {truth.fault}, severity {truth.severity:g} ({spec.kind.unit}), "
+            f"steps {truth.onset_step} to {spec.end_step - 1}",
+        ]
+
+    return Asked(
+        experiment_id=spec.experiment_id,
+        about=config_of(spec),
+        metric=RMetricConfig.simulation(),
+        make=lambda: simulate([spec])[0],
+        words=words,
+    )
+
+
+def published_run(arguments: argparse.Namespace) -> Asked:
+    """The run on the authors' simulator. Raises ValueError for what cannot be."""
+    for name in ("severity", "duration"):
+        if getattr(arguments, name) is not None:
+            raise ValueError(
+                f"--{name} is not for --dynamics published, whose faults have none: "
+                "a fault that acts does so until the crash"
+            )
+    architecture(arguments.architecture)
+    known = published.ACTING + published.WITHOUT_EFFECT
+    if arguments.fault not in known:
+        raise ValueError(
+            f"fault {arguments.fault!r} is not in the published simulator: "
+            f"known are {', '.join(known)}"
+        )
+    seed = arguments.seed
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed is {seed}: it must be at least 0 and below 2^63")
+    name = f"{arguments.architecture}_{arguments.fault}_published_seed{seed}"
+    spec = PublishedSpec(
+        experiment_id=name if arguments.id is None else arguments.id,
+        mode=arguments.mode,
+        architecture=arguments.architecture,
+        fault=arguments.fault,
+        recipe="single",
+    )
+    dynamics = PublishedDynamics(
+        total_steps=arguments.steps,
+        evaluate_every=arguments.evaluate_every,
+        num_workers=arguments.workers,
+        onset_step=onset_of(arguments),
+    )
+
+    def words(truth: Truth) -> list[str]:
+        first = f"{spec.architecture}, {dynamics.total_steps} steps, seed {seed}, as published"
+        if truth.fault == "NONE":
+            return [first, "nothing injected"]
+        if not spec.acts:
+            return [first, f"fault {truth.fault} has no effect in this simulator"]
+        return [
+            first,
+            f"fault {truth.fault} from step {truth.onset_step} on; the crash is scripted: "
+            "drawn with chance (k/15)² at its k-th step",
+        ]
+
+    return Asked(
+        experiment_id=spec.experiment_id,
+        about=published.config_of(spec, dynamics, seed),
+        metric=RMetricConfig.authors_simulator(),
+        make=lambda: next(published.simulate_published([spec], Random(seed), dynamics, seed=seed)),
+        words=words,
+    )
+
+
+#: What `--dynamics` names.
+DYNAMICS = {"emergent": emergent_run, "published": published_run}
+
+
+def onset_of(arguments: argparse.Namespace) -> int:
+    return max(arguments.steps // 2, 1) if arguments.onset is None else arguments.onset
 
 
 def list_faults() -> str:
@@ -85,22 +198,19 @@ def list_faults() -> str:
         severities = "/".join(f"{severity:g}" for severity in kind.severities)
         benign = " (benign)" if kind.benign else ""
         lines.append(f"  {kind.name:20} {severities:14} {kind.unit}{benign}")
+    lines += [
+        "with --dynamics published, without severity or duration:",
+        f"  {', '.join(published.ACTING)}: all the same",
+        f"  {', '.join(published.WITHOUT_EFFECT)}: no effect",
+    ]
     return "\n".join(lines)
 
 
-def describe(run: Run, spec: RunSpec, config: RMetricConfig) -> str:
+def describe(run: Run, asked: Asked, config: RMetricConfig) -> str:
     """What happened, in a few lines."""
     truth = run.truth
     assert truth is not None
-    lines = [f"{spec.architecture}, {spec.total_steps} steps, seed {spec.seed}"]
-    if truth.fault == "NONE":
-        lines.append("nothing injected")
-    else:
-        what = "benign change" if truth.benign else "fault"
-        lines.append(
-            f"{what} {truth.fault}, severity {truth.severity:g} ({spec.kind.unit}), "
-            f"steps {truth.onset_step} to {spec.end_step - 1}"
-        )
+    lines = asked.words(truth)
     if truth.failure_step is not None:
         onset = truth.onset_step or 0
         after = truth.failure_step - onset
@@ -118,22 +228,21 @@ def describe(run: Run, spec: RunSpec, config: RMetricConfig) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    arguments, spec = parse_arguments(argv)
-    config = RMetricConfig.simulation()
-    path = log_path(arguments.out, spec.experiment_id)
+    arguments, asked = parse_arguments(argv)
+    path = log_path(arguments.out, asked.experiment_id)
     try:
         arguments.out.mkdir(parents=True, exist_ok=True)
         if path.exists():
-            first = start_line(config_of(spec), spec.experiment_id, config, arguments.mode)
+            first = start_line(asked.about, asked.experiment_id, asked.metric, arguments.mode)
             if not path.read_bytes().startswith(first):
                 print(f"{path} is the log of another run: give this one an --id", file=sys.stderr)
                 return 1
-        [run] = simulate([spec])
-        write_atomically(path, run_lines(run, config, arguments.mode))
+        run = asked.make()
+        write_atomically(path, run_lines(run, asked.metric, arguments.mode))
     except OSError as error:
         print(f"cannot write to --out {arguments.out}: {error.strerror}", file=sys.stderr)
         return 1
-    print(describe(run, spec, config.with_mode(arguments.mode)))
+    print(describe(run, asked, asked.metric.with_mode(arguments.mode)))
     print(path)
     return 0
 

@@ -1,6 +1,7 @@
 """Set up and run everything, with nothing but Python: `python3 tasks.py reproduce`.
 
-    reproduce   environment, the 720 runs, tables, figures, a replay
+    reproduce   environment; the published study, its tables and figures, a replay; both other
+                studies and their tables
     case-study  environment with torch, then the case study in small: two real runs on a CPU
     benchmark   environment, then every detector on the laboratory and the stress study
     demo-guard  environment with torch, then a training that loses a GPU and goes on
@@ -25,21 +26,31 @@ ROOT = Path(__file__).resolve().parent
 ENVIRONMENT = ROOT / ".venv"
 PYTHON = ENVIRONMENT / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
-EXAMPLES = ["Llama-3-8B_LR_SPIKE_r00", "GPT-4-MoE_NONE_r00"]
+EXAMPLES = ["run_037_llama-3-8b_lr_spike_rep1", "run_169_gpt-4-moe_none_rep1"]
 STEPS = {
-    "the study: 720 simulated runs": ["run_modern_experiments.py"],
-    "the tables": ["generate_paper_tables.py"],
-    "the figures": ["generate_all_figures.py"],
+    "the published study: 720 simulated runs": ["run_modern_experiments.py"],
+    "its tables": ["generate_paper_tables.py"],
+    "its figures": ["generate_all_figures.py"],
     "a replay of two logs": [
         "replay_and_analyze_logs.py",
         *(f"logs_FULL_METRIC/{name}.jsonl" for name in EXAMPLES),
     ],
-}
+    "the emergent study: its matrix, 180 runs whose failures emerge": [
+        "run_modern_experiments.py", "--recipe", "emergent",
+    ],
+    "the tables of the emergent study": ["generate_paper_tables.py", "--logs", "emergent_study"],
+    "the stress study: 720 runs with more faults, benign changes and random onsets": [
+        "run_modern_experiments.py", "--recipe", "stress",
+    ],
+    "the tables of the stress study": ["generate_paper_tables.py", "--logs", "stress_study"],
+}  # fmt: skip
 RESULTS = {
-    "logs": "logs_FULL_METRIC/ and beside it one folder an ablation",
+    "logs": "logs_FULL_METRIC/, one folder an ablation, emergent_study/, stress_study/",
     "tables": "results/tables/ (start with table3_detectors.md and table5_claims.md)",
     "figures": "results/figures/",
     "replay": "results/replay/",
+    "emergent": "results/emergent/tables/",
+    "stress": "results/stress/tables/",
 }
 
 

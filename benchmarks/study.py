@@ -1,11 +1,12 @@
-"""How long the paper study takes, its peak memory, and how both grow with ten times the runs.
+"""How long the studies of 720 logs take, their peak memory, and how both grow with the runs.
 
     python benchmarks/study.py [--processes N]
 
-Each size runs in a process of its own, logs included, into a temporary folder.
+The emergent study, once and ten times over, and the published one, which is one stream of
+draws in one process. Each runs in a process of its own, logs included, into a temporary folder.
 Memory is the sum over the process and its workers of what is resident and not
-shared, sampled ten times a second. Goals: 20 s, 1 GB, and at most 10.5 times as long
-for ten times the runs at the same memory.
+shared, sampled ten times a second. Goals: 20 s, 1 GB, and for the emergent study at most
+10.5 times as long for ten times the runs at the same memory.
 """
 
 from __future__ import annotations
@@ -22,26 +23,31 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.report import write_report
-from rmetric.simulation.study import RECIPES, paper_specs, run_study
+from rmetric.simulation.published_study import run_published_study
+from rmetric.simulation.study import RECIPES, emergent_specs, run_study
 
 FACTOR = 10
 
 
-def run(out: Path, factor: int, processes: int) -> None:
-    """The paper study, `factor` times over under other ids."""
+def run(out: Path, study: str, factor: int, processes: int) -> None:
+    """The study; the emergent one `factor` times over under other ids."""
+    if study == "published":
+        for _ in run_published_study(out):
+            pass
+        return
     specs = [
         replace(spec, experiment_id=f"{spec.experiment_id}_x{copy}")
         for copy in range(factor)
-        for spec in paper_specs()
+        for spec in emergent_specs()
     ]
-    for _ in run_study(specs, RECIPES["paper"].modes, out, num_processes=processes):
+    for _ in run_study(specs, RECIPES["emergent"].modes, out, num_processes=processes):
         pass
 
 
-def measure(factor: int, processes: int) -> dict[str, float]:
-    """Wall seconds and peak memory of one size, in a fresh process."""
+def measure(study: str, factor: int = 1, processes: int = 1) -> dict[str, float]:
+    """Wall seconds and peak memory of one study and size, in a fresh process."""
     with tempfile.TemporaryDirectory() as out:
-        command = [sys.executable, __file__, "--child", out, str(factor), str(processes)]
+        command = [sys.executable, __file__, "--child", out, study, str(factor), str(processes)]
         began = time.perf_counter()
         process = subprocess.Popen(command)
         peak = 0
@@ -69,17 +75,20 @@ def resident(pid: int) -> int:
 
 def main() -> int:
     if sys.argv[1:2] == ["--child"]:
-        run(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+        run(Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
         return 0
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--processes", type=int, default=-1, help="default: one a core")
+    parser.add_argument(
+        "--processes", type=int, default=-1, help="of the emergent study (default: one a core)"
+    )
     processes = parser.parse_args().processes
-    once, often = measure(1, processes), measure(FACTOR, processes)
+    published = measure("published")
+    once, often = (measure("emergent", factor, processes) for factor in (1, FACTOR))
     ratio = often["wall_s"] / once["wall_s"]
-    print(f"once: {once}\n{FACTOR} times: {often}\nwall ratio: {ratio:.2f}")
-    write_report(
-        "study", {"once": once, "ten_times": often, "wall_ratio": round(ratio, 2)}
-    )  # fmt: skip
+    print(f"published: {published}")
+    print(f"emergent, once: {once}\n{FACTOR} times: {often}\nwall ratio: {ratio:.2f}")
+    emergent = {"once": once, "ten_times": often, "wall_ratio": round(ratio, 2)}
+    write_report("study", {"published": published, "emergent": emergent})
     return 0
 
 

@@ -153,7 +153,11 @@ def fault_lines(truth: Truth | None) -> Iterator[bytes]:
     severity = "" if truth.severity is None else f", severity {truth.severity:g}"
     duration = "" if truth.duration_steps is None else f", {truth.duration_steps} steps"
     what = "benign change" if truth.benign else "fault"
-    acts = "" if truth.applicable else "; not applicable to this architecture, nothing changes"
+    acts = ""
+    if not truth.applicable:
+        # A fault without a severity is the published simulator's, where no architecture matters.
+        where = "simulator" if truth.severity is None else "architecture"
+        acts = f"; not applicable to this {where}, nothing changes"
     yield encode_line(
         {
             "step": truth.onset_step,

@@ -120,8 +120,8 @@ class Truth:
         onset_step: first step under the fault.
         duration_steps: how many steps the fault acts.
         outcome: ``healthy``, ``absorbed``, ``not_applicable`` or ``failed``.
-        failure_kind: ``non_finite``, ``diverged``, ``degraded`` or
-            ``lost_worker`` (or the log's own words); None where it did not fail.
+        failure_kind: ``non_finite``, ``diverged``, ``degraded``, ``lost_worker`` or
+            ``scripted_crash`` (or the log's own words); None where it did not fail.
         failure_step: first step at which the failure holds.
     """
 

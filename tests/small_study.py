@@ -1,4 +1,4 @@
-"""A study small enough to be killed in a test: `python small_study.py DIR [runs]`."""
+"""Studies small enough to be killed in a test: `python -m tests.small_study KIND DIR [runs]`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from pathlib import Path
 
 from rmetric.metric import RMetricConfig
 from rmetric.simulation import RunSpec, study
+from rmetric.simulation.published_study import run_published_study
 
 MODES = ("FULL_METRIC", "SIGMA_ONLY")
+#: Runs of a small study of each kind; the published ones go by much faster.
+NUMBER = {"emergent": 12, "published": 90}
 
 
-def specs(number: int = 12) -> list[RunSpec]:
+def specs(number: int = NUMBER["emergent"]) -> list[RunSpec]:
     names = ("LR_SPIKE", "NONE", "GRADIENT_EXPLOSION")
     return [
         RunSpec(
@@ -26,7 +29,7 @@ def specs(number: int = 12) -> list[RunSpec]:
     ]
 
 
-def run(out: Path, number: int = 12, **options) -> None:
+def run(out: Path, number: int = NUMBER["emergent"], **options) -> None:
     study.BATCH = 2
     config = RMetricConfig.simulation()
     study.clear_parts(out, MODES)
@@ -35,9 +38,19 @@ def run(out: Path, number: int = 12, **options) -> None:
         pass
 
 
+def run_kind(kind: str, out: Path, number: int | None = None, *, processes: int = 1) -> None:
+    """A small study of either kind, as far as it is missing."""
+    number = NUMBER[kind] if number is None else number
+    if kind == "emergent":
+        run(out, number, num_processes=processes)
+    else:
+        for _ in run_published_study(out, limit=number):
+            pass
+
+
 def contents(out: Path) -> dict[str, bytes]:
     return {str(p.relative_to(out)): p.read_bytes() for p in sorted(out.rglob("*.jsonl"))}
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]), int(sys.argv[2]), num_processes=2)
+    run_kind(sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:]), processes=2)

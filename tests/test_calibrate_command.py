@@ -123,8 +123,8 @@ def test_a_path_that_is_not_there_does_not_cost_the_others(logs, tmp_path, capsy
 def test_runs_whose_own_log_says_that_they_failed_are_left_out(tmp_path, capsys):
     out = tmp_path / "t.json"
     sample = sorted((ROOT / "logs_FULL_METRIC").glob("*.jsonl*"))
-    failed = [path for path in sample if "NONE" not in path.name]
-    healthy = [path for path in sample if "NONE" in path.name]
+    failed = [path for path in sample if "_none_" not in path.name]
+    healthy = [path for path in sample if "_none_" in path.name]
     assert failed
     assert healthy
     assert main(["calibrate", *map(str, sample), "--out", str(out)]) == 0

@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator
 
 from rmetric import HardwareEvent, Record, RMetricConfig, Run, Truth
 from rmetric.logs import read_log, run_lines
-from rmetric.metric import MODES
+from rmetric.metric import MODES, VARIANTS
 from tests.streams import CONFIGS
 from tests.test_logs import METRICS, START, SUCCESS, runs, strict
 
@@ -96,7 +96,7 @@ def test_the_sparser_published_form_is_allowed(line):
     VALIDATOR.validate(strict(line))
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("logs_FULL_METRIC/*_r00.jsonl")), ids=str)
+@pytest.mark.parametrize("path", sorted(ROOT.glob("logs_FULL_METRIC/*_rep1.jsonl")), ids=str)
 def test_the_sample_logs_have_the_form_and_are_read(path):
     lines = path.read_bytes().splitlines()
     for line in lines:
@@ -111,11 +111,17 @@ def test_the_schema_has_no_field_that_is_never_written(name):
     metrics, start, end = LINES[-2], LINES[0], LINES[-1]
     written = {
         "metrics": metrics,
-        "metric_settings": start["config"]["metric_settings"],
+        # The variant stands only where it is not the paper's.
+        "metric_settings": start["config"]["metric_settings"] | {"variant": "paper"},
         "hardware_event": metrics["hardware_events"][0],
         "ground_truth": end["ground_truth"],
     }[name]
     assert set(SCHEMA["$defs"][name]["properties"]) == set(written)
+
+
+def test_the_schema_knows_every_variant_of_the_metric():
+    stated = SCHEMA["$defs"]["metric_settings"]["properties"]["variant"]["enum"]
+    assert stated == list(VARIANTS)
 
 
 def test_the_page_names_every_field_and_every_word():

@@ -21,7 +21,7 @@ ROWS = {
     "Isolation Forest, which sees the future": "Isolation Forest (peeks)",
     "always alarm": "Always alarm",
 }
-STUDIES = ("results/tables", "results/stress")
+STUDIES = ("results/emergent/tables", "results/stress/tables")
 
 
 def table_3(folder: str) -> dict[tuple[str, str], dict[str, str]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from rmetric.evaluation import Study
 from rmetric.records import Run
 from rmetric.reporting.script import folder_for, say_what_was_read
@@ -16,12 +18,33 @@ def study(*recipes: str) -> Study:
 
 
 def test_a_look_at_the_sample_does_not_replace_the_results_of_the_study():
-    assert folder_for(study(*["paper"] * 15), "tables") == Path("results/sample/tables")
-    assert folder_for(study(*["paper"] * FEW_RUNS), "tables") == Path("results/tables")
+    for recipe in ("published", "emergent", "stress"):
+        assert folder_for(study(*[recipe] * 15), "tables") == Path("results/sample/tables")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "folder"),
+    [
+        ("published", "results/tables"),
+        ("somebody's", "results/tables"),
+        ("emergent", "results/emergent/tables"),
+        ("stress", "results/stress/tables"),
+    ],
+)
+def test_no_study_replaces_the_results_of_another(recipe, folder):
+    assert folder_for(study(*[recipe] * FEW_RUNS), "tables") == Path(folder)
+
+
+def test_runs_of_several_recipes_or_of_none_are_of_no_own_study():
+    pooled = ["emergent"] * FEW_RUNS + ["stress"]
+    assert folder_for(study(*pooled), "figures") == Path("results/figures")
+    runs = [Run(id=str(i), records=[]) for i in range(FEW_RUNS)]
+    unnamed = Study(folder=Path(), runs={"FULL_METRIC": runs})
+    assert folder_for(unnamed, "figures") == Path("results/figures")
 
 
 def test_runs_of_two_studies_in_one_folder_are_named(capsys):
-    say_what_was_read(study("paper", "paper"))
+    say_what_was_read(study("emergent", "emergent"))
     assert capsys.readouterr().err == ""
-    say_what_was_read(study("paper", "stress"))
-    assert "several studies are pooled: recipes paper, stress" in capsys.readouterr().err
+    say_what_was_read(study("emergent", "stress"))
+    assert "several studies are pooled: recipes emergent, stress" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import resource
 import signal
@@ -23,17 +24,29 @@ from tests import small_study
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = RMetricConfig.simulation()
+KINDS = list(small_study.NUMBER)
+#: Of the 15 logs `*_r00.jsonl` of the emergent study, in the order of their names.
+EMERGENT_SHA256 = "0948b02eed49e53b6ab8e21a3b7edf2819411cac24d62da42d2afe5d679b3b3b"
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory) -> dict[str, bytes]:
-    out = tmp_path_factory.mktemp("whole")
-    small_study.run(out, num_processes=1)
-    return small_study.contents(out)
+def uninterrupted_of(tmp_path_factory) -> dict[str, dict[str, bytes]]:
+    """The logs of a small study of each kind, made at one go."""
+    whole = {}
+    for kind in KINDS:
+        out = tmp_path_factory.mktemp(kind)
+        small_study.run_kind(kind, out)
+        whole[kind] = small_study.contents(out)
+    return whole
 
 
-def start_small_study(out: Path, number: int = 12) -> subprocess.Popen:
-    command = [sys.executable, "-m", "tests.small_study", str(out), str(number)]
+@pytest.fixture(scope="module")
+def uninterrupted(uninterrupted_of) -> dict[str, bytes]:
+    return uninterrupted_of["emergent"]
+
+
+def start_small_study(kind: str, out: Path) -> subprocess.Popen:
+    command = [sys.executable, "-m", "tests.small_study", kind, str(out)]
     return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, start_new_session=True)
 
 
@@ -45,12 +58,12 @@ def wait_for_logs(out: Path, process: subprocess.Popen, number: int) -> None:
         time.sleep(0.005)
 
 
-def test_the_paper_recipe_is_the_published_matrix():
-    specs = study.paper_specs()
-    assert len(specs) * len(study.RECIPES["paper"].modes) == 720
+def test_the_emergent_recipe_is_the_published_matrix():
+    specs = study.emergent_specs()
+    assert len(specs) * len(study.RECIPES["emergent"].modes) == 720
     assert len({spec.experiment_id for spec in specs}) == 180
     cells = Counter((spec.architecture, spec.fault) for spec in specs)
-    assert set(cells) == {(a, f) for a in ARCHITECTURES for f in study.PAPER_FAULTS}
+    assert set(cells) == {(a, f) for a in ARCHITECTURES for f in study.EMERGENT_FAULTS}
     assert set(cells.values()) == {12}
     assert {(s.num_workers, s.total_steps, s.evaluate_every, s.onset_step) for s in specs} == {
         (8, 5000, 100, 2500)
@@ -96,36 +109,43 @@ def test_a_dask_cluster_changes_no_byte(uninterrupted, tmp_path):
     assert small_study.contents(tmp_path) == uninterrupted
 
 
+@pytest.mark.parametrize("kind", KINDS)
 def test_killed_at_any_moment_and_started_again_it_ends_with_the_same_bytes(
-    uninterrupted, tmp_path
+    kind, uninterrupted_of, tmp_path
 ):
+    uninterrupted = uninterrupted_of[kind]
     for seen in (1, 7, 15):
-        process = start_small_study(tmp_path)
+        process = start_small_study(kind, tmp_path)
         wait_for_logs(tmp_path, process, seen)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         for name, log in small_study.contents(tmp_path).items():
             assert log == uninterrupted[name]  # no half log under a final name
     assert len(small_study.contents(tmp_path)) < len(uninterrupted)
-    small_study.run(tmp_path, num_processes=1)
+    small_study.run_kind(kind, tmp_path)
     assert small_study.contents(tmp_path) == uninterrupted
     assert all(part.name.startswith(".") for part in tmp_path.rglob("*.part"))
     for part in tmp_path.rglob("*.part"):
         os.utime(part, (0, 0))  # as the next start finds them a while later
-    small_study.run(tmp_path, num_processes=1)
+    small_study.run_kind(kind, tmp_path)
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_a_write_that_fails_keeps_what_is_finished(uninterrupted, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_write_that_fails_keeps_what_is_finished(
+    kind, uninterrupted_of, tmp_path, capsys, monkeypatch
+):
     """The limit on file size stands in for a full disk: writing really fails."""
+    uninterrupted = uninterrupted_of[kind]
     sizes = [len(log) for log in uninterrupted.values()]
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     recipe = study.Recipe(
         specs=lambda seed: small_study.specs(), modes=small_study.MODES, out=tmp_path
     )
-    monkeypatch.setitem(study.RECIPES, "paper", recipe)
+    monkeypatch.setitem(study.RECIPES, "emergent", recipe)
     monkeypatch.setattr(study, "BATCH", 2)
-    argv = ["--out", str(tmp_path), "--workers", "1"]
+    argv = ["--recipe", kind, "--out", str(tmp_path), "--workers", "1"]
+    argv += ["--limit", str(small_study.NUMBER[kind])]
     resource.setrlimit(resource.RLIMIT_FSIZE, (sorted(sizes)[-3], hard))
     try:
         assert run_modern_experiments.main(argv) == 1
@@ -139,8 +159,10 @@ def test_a_write_that_fails_keeps_what_is_finished(uninterrupted, tmp_path, caps
     assert small_study.contents(tmp_path) == uninterrupted
 
 
-def test_interrupted_it_says_how_to_go_on_and_exits_130(tmp_path):
-    command = [sys.executable, "run_modern_experiments.py", "--out", str(tmp_path)]
+@pytest.mark.parametrize("kind", KINDS)
+def test_interrupted_it_says_how_to_go_on_and_exits_130(kind, tmp_path):
+    command = [sys.executable, "run_modern_experiments.py", "--recipe", kind]
+    command += ["--out", str(tmp_path)]
     process = subprocess.Popen(
         command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
     )
@@ -154,28 +176,46 @@ def test_interrupted_it_says_how_to_go_on_and_exits_130(tmp_path):
     assert b"Traceback" not in errors
 
 
-def test_a_damaged_log_is_made_again_and_a_strangers_is_refused(uninterrupted, tmp_path):
-    small_study.run(tmp_path, num_processes=1)
-    cut = tmp_path / "logs_FULL_METRIC" / "small_03.jsonl"
-    cut.write_bytes(cut.read_bytes()[:-40])
-    small_study.run(tmp_path, num_processes=1)
-    assert small_study.contents(tmp_path) == uninterrupted
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_damaged_log_is_made_again_and_a_strangers_is_refused(kind, uninterrupted_of, tmp_path):
+    small_study.run_kind(kind, tmp_path)
+    cut = sorted((tmp_path / "logs_FULL_METRIC").iterdir())[3]
+    for end in (-40, -1, 300, 0):
+        cut.write_bytes(cut.read_bytes()[:end])
+        small_study.run_kind(kind, tmp_path)
+        assert small_study.contents(tmp_path) == uninterrupted_of[kind]
     cut.write_bytes(cut.read_bytes().replace(b'"seed":0', b'"seed":1'))
-    with pytest.raises(study.StudyError, match=r"small_03\.jsonl is the log of another run"):
-        small_study.run(tmp_path, num_processes=1)
+    (sorted((tmp_path / "logs_FULL_METRIC").iterdir())[0]).unlink()
+    before = small_study.contents(tmp_path)
+    with pytest.raises(study.StudyError, match=rf"{cut.name} is the log of another run"):
+        small_study.run_kind(kind, tmp_path)
+    assert small_study.contents(tmp_path) == before
 
 
-def test_the_sample_in_the_repository_is_what_the_study_writes():
-    sample = sorted((ROOT / "logs_FULL_METRIC").glob("*_r00.jsonl"))
-    specs = [spec for spec in study.paper_specs() if spec.repetition == 0]
-    assert [path.stem for path in sample] == sorted(spec.experiment_id for spec in specs)
-    for run in simulate(specs):
-        path = ROOT / "logs_FULL_METRIC" / f"{run.id}.jsonl"
-        assert path.read_bytes() == b"".join(run_lines(run, CONFIG)), path
+@pytest.mark.parametrize(("kind", "other"), [KINDS, KINDS[::-1]])
+def test_two_studies_do_not_share_a_folder(kind, other, tmp_path, capsys):
+    argv = ["--out", str(tmp_path), "--workers", "1", "--recipe"]
+    assert run_modern_experiments.main([*argv, other, "--limit", "1"]) == 0
+    before = small_study.contents(tmp_path)
+    assert run_modern_experiments.main([*argv, kind, "--limit", "1"]) == 1
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert f"{len(before)} logs in {tmp_path / 'logs_FULL_METRIC'}" in told
+    assert "of another study" in told
+    assert Path(next(iter(before))).name in told
+    assert small_study.contents(tmp_path) == before
+
+
+def test_the_emergent_study_writes_the_bytes_that_it_always_wrote():
+    """Where this fails on purpose, SIMULATOR_VERSION goes up and the digest is taken anew."""
+    runs = simulate([spec for spec in study.emergent_specs() if spec.repetition == 0])
+    digest = hashlib.sha256()
+    for run in sorted(runs, key=lambda run: run.id):
+        digest.update(b"".join(run_lines(run, CONFIG)))
+    assert digest.hexdigest() == EMERGENT_SHA256
 
 
 def test_the_script_runs_for_real_and_says_what_it_left(tmp_path, capsys):
-    argv = ["--out", str(tmp_path), "--limit", "2", "--workers", "1"]
+    argv = ["--recipe", "emergent", "--out", str(tmp_path), "--limit", "2", "--workers", "1"]
     assert run_modern_experiments.main(argv) == 0
     assert "2 runs, 8 logs" in capsys.readouterr().out
     assert {p.name for p in tmp_path.iterdir()} == {f"logs_{mode}" for mode in MODES}
@@ -188,7 +228,7 @@ def test_the_script_runs_for_real_and_says_what_it_left(tmp_path, capsys):
 @pytest.mark.parametrize(
     "argv",
     [["--workers", "0"], ["--seed", "-1"], ["--recipe", "soup"], ["--backend", "dask"],
-     ["--limit", "0"]],
+     ["--limit", "0"], ["--backend", "dask", "--scheduler", "tcp://127.0.0.1:1"]],
 )  # fmt: skip
 def test_bad_arguments_exit_with_2(argv):
     with pytest.raises(SystemExit) as exit_:
@@ -199,8 +239,10 @@ def test_bad_arguments_exit_with_2(argv):
 def test_an_out_that_cannot_be_written_is_named(tmp_path, capsys):
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
-    assert run_modern_experiments.main(["--out", str(blocked), "--limit", "1"]) == 1
-    assert str(blocked) in capsys.readouterr().err
+    for kind in KINDS:
+        argv = ["--recipe", kind, "--out", str(blocked), "--limit", "1"]
+        assert run_modern_experiments.main(argv) == 1
+        assert str(blocked) in capsys.readouterr().err
     assert simulator.main(["--out", str(blocked / "below"), "--steps", "20"]) == 1
     assert str(blocked) in capsys.readouterr().err
 
@@ -223,9 +265,50 @@ def test_simulator_writes_one_log_and_says_what_happened(tmp_path, capsys):
     assert path.read_bytes() == before
 
 
+PUBLISHED = ["--dynamics", "published"]
+
+
+def test_the_published_simulator_says_that_its_crash_is_scripted(tmp_path, capsys):
+    argv = [*PUBLISHED, "--fault", "DATA_CORRUPTION", "--seed", "7", "--onset", "300"]
+    argv += ["--steps", "400", "--evaluate-every", "10", "--workers", "4", "--out", str(tmp_path)]
+    assert simulator.main(argv) == 0
+    shown = capsys.readouterr().out
+    [path] = tmp_path.iterdir()
+    run = read_log(path)
+    assert run.truth.failed
+    assert 300 <= run.truth.failure_step < 315
+    assert "the crash is scripted" in shown
+    assert f"scripted crash at step {run.truth.failure_step}" in shown
+    assert [record.step for record in run.records][:3] == [10, 20, 30]
+    assert len(run.records[0].worker_gradient_norms) == 4
+    stated = run.config
+    assert stated["metric_settings"]["variant"] == "authors_simulator"
+    assert (stated["recipe"], stated["seed"]) == ("single", 7)
+    before = path.read_bytes()
+    assert simulator.main(argv) == 0
+    assert path.read_bytes() == before
+    assert simulator.main([*argv, "--mode", "SIGMA_ONLY"]) == 1
+    assert "is the log of another run" in capsys.readouterr().err
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("fault", ["EXPERT_FAILURE", "ROUTER_IMBALANCE", "NODE_FAILURE"])
+def test_the_published_simulator_names_the_faults_without_effect(fault, tmp_path, capsys):
+    argv = [*PUBLISHED, "--fault", fault, "--out", str(tmp_path)]
+    assert simulator.main(argv) == 0
+    assert f"fault {fault} has no effect in this simulator" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
+        ([*PUBLISHED, "--severity", "3"], "--severity is not for --dynamics published"),
+        ([*PUBLISHED, "--duration", "9"], "--duration is not for --dynamics published"),
+        ([*PUBLISHED, "--fault", "BAD_BATCH"], "known are LR_SPIKE, DATA_CORRUPTION"),
+        ([*PUBLISHED, "--seed", "-1"], "seed is -1: it must be at least 0"),
+        ([*PUBLISHED, "--onset", "6000"], "from 1 to total_steps (5000)"),
+        ([*PUBLISHED, "--architecture", "BERT"], "known are Llama-3-8B, Mistral-7B, GPT-4-MoE"),
+        ([*PUBLISHED, "--id", "../../escape"], "cannot name a file"),
         (["--architecture", "BERT"], "known are Llama-3-8B, Mistral-7B, GPT-4-MoE"),
         (["--fault", "FIRE"], "known are NONE, EXPERT_FAILURE"),
         (["--severity", "-2"], "severity of LR_SPIKE is -2.0"),

@@ -8,8 +8,9 @@ import json
 import shutil
 import subprocess
 from contextlib import redirect_stderr, redirect_stdout
-from math import nan
+from math import isnan, nan
 from pathlib import Path
+from random import Random
 from typing import NamedTuple
 
 import pytest
@@ -17,10 +18,16 @@ import pytest
 import generate_paper_tables
 from rmetric.evaluation import Estimate, read_study
 from rmetric.evaluation.analysis import Analysis
+from rmetric.evaluation.published import ROWS
+from rmetric.logs import run_lines
+from rmetric.metric import RMetricConfig
 from rmetric.reporting import claims, tables
+from rmetric.reporting import published as published_tables
+from rmetric.reporting.published import PublishedAnalysis
 from rmetric.reporting.real_runs import NOT_MEASURED
 from rmetric.reporting.renderers import escape_tex, to_csv, to_markdown, to_tex, to_text
 from rmetric.reporting.table import Column, Table, show
+from rmetric.simulation.published import published_specs, simulate_published
 from tests.synthetic_study import make_runs, write_study
 
 TABLES = (
@@ -73,6 +80,18 @@ def analysis(logs) -> Analysis:
 def whole(logs, tmp_path_factory) -> Result:
     """Of a study of all four modes."""
     return run(logs, tmp_path_factory.mktemp("tables"))
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory) -> PublishedAnalysis:
+    """Of the published study, with few seeds."""
+    folder = tmp_path_factory.mktemp("published")
+    specs = published_specs()
+    for spec, run in zip(specs, simulate_published(specs, Random(1), seed=1), strict=True):
+        path = folder / f"logs_{spec.mode}" / f"{run.id}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"".join(run_lines(run, RMetricConfig.authors_simulator(), spec.mode)))
+    return PublishedAnalysis.of(read_study(folder), spread_seeds=30, anatomy_seeds=2)
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +162,7 @@ def test_tex_escapes_everything_that_tex_would_take_for_its_own():
 
 
 def test_every_row_is_as_long_as_its_heading(analysis):
-    for table in tables.build_tables(analysis):
+    for table in tables.tables_of(analysis):
         assert {len(row) for row in table.rows} == {len(table.columns)}
         assert to_tex(table).isascii()
 
@@ -151,7 +170,7 @@ def test_every_row_is_as_long_as_its_heading(analysis):
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex on this machine")
 def test_every_tex_file_compiles_by_itself(analysis, tmp_path):
     inputs = []
-    for table in tables.build_tables(analysis):
+    for table in tables.tables_of(analysis):
         (tmp_path / f"{table.name}.tex").write_text(to_tex(table))
         inputs.append(rf"\input{{{table.name}}}")
     head = r"\documentclass{article}\usepackage{booktabs,graphicx}\begin{document}"
@@ -201,7 +220,7 @@ def test_only_a_narrow_interval_can_agree_with_the_paper(measured, expected):
 
 
 def test_the_numbers_of_the_paper_stand_in_columns_that_say_so(analysis):
-    for table in tables.build_tables(analysis):
+    for table in tables.tables_of(analysis):
         papers = [i for i, column in enumerate(table.columns) if column.label.startswith("Paper")]
         ours = [
             cell for row in table.rows for i, cell in enumerate(row)
@@ -234,6 +253,60 @@ def test_the_faults_of_table_4_add_up_to_table_3(analysis):
     )
     for i in range(2, 7):
         assert sum(row[i] for row in by_fault) == whole[i]
+
+
+PUBLISHED_TABLES = (
+    published_tables.approaches,
+    published_tables.detectors,
+    published_tables.faults,
+    published_tables.claims_table,
+    published_tables.anatomy_table,
+)
+
+
+def test_the_published_study_shows_the_published_number_beside_the_papers(published):
+    assert published_tables.is_published(published.metric.study)
+    table = published_tables.detectors(published)
+    names = [column.label for column in table.columns]
+    row = dict(zip(names, table.rows[0], strict=True))
+    assert (row["Method"], row["TP"], row["FP"], row["FN"]) == ("R-Metric (Full)", 72, 2, 0)
+    assert (round(row["F1"], 3), row["Paper: F1"]) == (0.986, 0.973)
+    assert 0.95 < row["F1 over seeds"].low <= row["F1 over seeds"].point <= 1
+    assert row["Causal F1"] < row["F1"]
+    by_name = {row[1]: row for row in table.rows}
+    assert len(by_name) == len(ROWS)
+    assert by_name["Calibrated detector"][2] == 0
+    assert by_name["Always alarm"][2:5] == (72, 108, 0)
+    assert by_name["σ² only, re-drawn"][2:5] != by_name["σ² only, on the same runs"][2:5]
+
+
+def test_table_4_of_the_published_study_leaves_out_the_runs_without_a_fault(published):
+    rows = {row[0]: row for row in published_tables.faults(published).rows}
+    assert rows["Overall"][1:3] == (144, 72)
+    assert "NONE" not in rows
+    assert isnan(rows["ROUTER_IMBALANCE"][4])
+    assert rows["LR_SPIKE"][5] == 1
+
+
+def test_the_claim_agrees_and_the_lead_does_not(published):
+    rows = {str(row[0]): row for row in published_tables.claims_table(published).rows}
+    assert rows["F1 of the simulation study, published rule"][4] == "agrees"
+    assert rows["Mean lead time"][4] == "differs"
+    assert rows["Failing runs of the study"][4] == "agrees"
+
+
+@pytest.mark.parametrize("build", PUBLISHED_TABLES)
+def test_every_row_of_the_published_tables_is_as_long_as_its_heading(published, build):
+    table = build(published)
+    assert {len(row) for row in table.rows} == {len(table.columns)}
+    assert to_tex(table).isascii()
+
+
+def test_a_study_of_the_published_recipe_has_seven_tables(published, monkeypatch):
+    monkeypatch.setattr(PublishedAnalysis, "of", lambda study, num_processes: published)
+    found, contradicted = tables.build_tables(published.metric.study)
+    assert [table.number for table in found] == [1, 2, 3, 4, 5, 6, 7]
+    assert contradicted == []
 
 
 def test_the_script_writes_each_table_in_each_form_and_prints_three(whole):

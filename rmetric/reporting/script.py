@@ -9,6 +9,9 @@ from pathlib import Path
 from rmetric.evaluation import Study
 from rmetric.reporting.tables import FEW_RUNS
 
+#: Recipes whose results lie in a folder of that name below results/.
+OWN_FOLDER = ("emergent", "stress")
+
 
 def parser(description: str | None, what: str) -> argparse.ArgumentParser:
     """The options of a script that makes the `what` of a study."""
@@ -26,16 +29,24 @@ def parser(description: str | None, what: str) -> argparse.ArgumentParser:
         "--out",
         type=Path,
         metavar="OUT",
-        help=f"where the {what} go (default: results/{what}, or results/sample/{what} where there "
-        "are too few runs to stand for the study)",
+        help=f"where the {what} go (default: results/{what} for the published study, "
+        f"results/emergent/{what} and results/stress/{what} for the others, results/sample/{what} "
+        "where there are too few runs to stand for a study)",
     )
     return out
 
 
 def folder_for(study: Study, what: str) -> Path:
-    """The default folder: a look at the sample must not replace the results of the study."""
-    few = len(study.reference) < FEW_RUNS
-    return Path("results", "sample", what) if few else Path("results", what)
+    """The default folder for the `what` of a study, by the recipe that its runs state.
+
+    A look at the sample must not replace the results of the study, nor one study those of
+    another. Runs of an unknown recipe, or of several, count as the published study.
+    """
+    if len(study.reference) < FEW_RUNS:
+        return Path("results", "sample", what)
+    recipes = {run.config.get("recipe") for run in study.reference}
+    own = [name for name in OWN_FOLDER if recipes == {name}]
+    return Path("results", *own, what)
 
 
 def say_what_was_read(study: Study) -> None:

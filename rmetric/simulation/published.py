@@ -33,6 +33,8 @@ FAULTS: dict[str, dict[str, Any]] = {
 }
 #: Those that do something, all three the same; any other name changes nothing.
 ACTING = ("LR_SPIKE", "DATA_CORRUPTION", "GRADIENT_EXPLOSION")
+#: Other names that the authors use.
+WITHOUT_EFFECT = ("EXPERT_FAILURE", "ROUTER_IMBALANCE", "NODE_FAILURE", "NONE")
 REPETITIONS = 12
 #: The crash is certain at this step of the fault.
 LONGEST_FAULT = 15
@@ -101,13 +103,15 @@ class PublishedSpec:
         experiment_id: names the run and its log.
         mode: of the metric; a run of one mode is not a run of another.
         architecture, fault, repetition: which cell of the matrix; the first changes nothing.
+        recipe: the study that the run is part of.
     """
 
     experiment_id: str
     mode: str
     architecture: str
     fault: str
-    repetition: int
+    repetition: int = 1
+    recipe: str = "published"
 
     @property
     def acts(self) -> bool:
@@ -226,7 +230,7 @@ def config_of(
         "seconds_per_step": 5.0,
         "seed": seed,
         "repetition": spec.repetition,
-        "recipe": "published",
+        "recipe": spec.recipe,
         "fault_injection": {
             "type": spec.fault,
             "trigger_step": dynamics.onset_step,

@@ -1,14 +1,15 @@
-"""The studies: which runs, and how they get into their folders.
+"""The studies whose failures emerge: which runs, and how they get into their folders.
 
-`paper_specs` is the published matrix, `stress_specs` ours. `run_study` writes
-what is missing and leaves alone what is whole, so a study that was stopped at any
-moment ends, when it is started again, with the bytes of one that was not.
+`emergent_specs` is the matrix of the published study, `stress_specs` ours. `run_study`
+writes what is missing and leaves alone what is whole, so a study that was stopped at any
+moment ends, when it is started again, with the bytes of one that was not. The study on the
+authors' own simulator is in `published_study`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,14 +28,14 @@ ABANDONED_SECONDS = 60  # a log is written in far less
 
 BATCH = 48  # runs stepped together; changes no number
 
-PAPER_FAULTS = ("EXPERT_FAILURE", "ROUTER_IMBALANCE", "GRADIENT_EXPLOSION", "LR_SPIKE", "NONE")
-PAPER_REPETITIONS = 12
+EMERGENT_FAULTS = ("EXPERT_FAILURE", "ROUTER_IMBALANCE", "GRADIENT_EXPLOSION", "LR_SPIKE", "NONE")
+EMERGENT_REPETITIONS = 12
 STRESS_REPETITIONS = 5
 STRESS_CONTROLS = 30  # runs without a fault, per architecture
 
 
-def paper_specs(seed: int = 0) -> list[RunSpec]:
-    """The published matrix: 3 architectures x 5 faults x 12 repetitions.
+def emergent_specs(seed: int = 0) -> list[RunSpec]:
+    """The matrix of the published study: 3 architectures x 5 faults x 12 repetitions.
 
     The repetitions go through the fault's severities in turn, the severest first.
     """
@@ -45,13 +46,13 @@ def paper_specs(seed: int = 0) -> list[RunSpec]:
             fault=name,
             severity=severities[repetition % len(severities)],
             seed=seed,
-            recipe="paper",
+            recipe="emergent",
             repetition=repetition,
         )
         for architecture in ARCHITECTURES
-        for name in PAPER_FAULTS
+        for name in EMERGENT_FAULTS
         for severities in [FAULTS[name].severities[::-1]]
-        for repetition in range(PAPER_REPETITIONS)
+        for repetition in range(EMERGENT_REPETITIONS)
     ]
 
 
@@ -96,7 +97,7 @@ class Recipe:
 
 
 RECIPES = {
-    "paper": Recipe(specs=paper_specs, modes=tuple(MODES), out=Path()),
+    "emergent": Recipe(specs=emergent_specs, modes=tuple(MODES), out=Path("emergent_study")),
     "stress": Recipe(specs=stress_specs, modes=("FULL_METRIC",), out=Path("stress_study")),
 }
 
@@ -134,11 +135,37 @@ def _is_whole(path: Path, spec: RunSpec, mode: str, config: RMetricConfig) -> bo
     if not (content.endswith(b"}\n") and b'"event":"EXPERIMENT_' in last):
         return False
     if not content.startswith(start_line(config_of(spec), spec.experiment_id, config, mode)):
-        raise StudyError(
-            f"{path} is the log of another run (another seed, recipe or version): "
-            "choose another --out, or remove it"
-        )
+        raise another_run(path)
     return True
+
+
+def another_run(path: Path) -> StudyError:
+    return StudyError(
+        f"{path} is the log of another run (another seed, recipe or version): "
+        "choose another --out, or remove it"
+    )
+
+
+def refuse_other_studies(out: Path, names: Mapping[str, Collection[str]]) -> None:
+    """Raise StudyError where the folders hold logs that are no part of the study.
+
+    The tables take all logs of a folder, so two studies in one would be pooled.
+
+    Args:
+        names: of the study's runs, by mode.
+    """
+    others = {
+        mode: sorted({path.stem for path in mode_folder(out, mode).glob("*.jsonl")} - set(known))
+        for mode, known in names.items()
+    }
+    found = [mode for mode, ids in others.items() if ids]
+    if found:
+        folders = ", ".join(str(mode_folder(out, mode)) for mode in found)
+        raise StudyError(
+            f"{sum(map(len, others.values()))} logs in {folders} are of another study "
+            f"(as {others[found[0]][0]}.jsonl) and would be pooled with this one: "
+            "choose another --out, or move or remove them"
+        )
 
 
 def clear_parts(out: Path, modes: Sequence[str]) -> None:

@@ -1,0 +1,77 @@
+"""The published study: 720 logs out of one stream of draws.
+
+A run follows from the draws of all runs before it, so none can be simulated alone. A study
+that was stopped is drawn again from its start, which takes seconds; a log that is there with
+the same bytes stays untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+from rmetric.logs import log_path, run_lines, start_line, write_atomically
+from rmetric.metric import MODES, RMetricConfig
+from rmetric.simulation.published import (
+    PublishedDynamics,
+    PublishedSpec,
+    config_of,
+    published_specs,
+    simulate_published,
+)
+from rmetric.simulation.study import (
+    another_run,
+    clear_parts,
+    mode_folder,
+    refuse_other_studies,
+)
+
+RECIPE = "published"
+#: Of the metric in every log; the mode comes on top.
+CONFIG = RMetricConfig.authors_simulator()
+
+
+def run_published_study(out: Path, seed: int = 0, limit: int | None = None) -> Iterator[bool]:
+    """Write the logs of the study; yields, run by run, whether its log was there.
+
+    Args:
+        out: the logs go to `logs_<MODE>/` below it.
+        seed: of Python's `random`, through all runs.
+        limit: only the first so many runs, in the order of their draws.
+
+    Raises StudyError, before anything is written, where the folders hold another log.
+    """
+    specs = published_specs()
+    _check_folders(out, specs, seed)
+    specs = specs[:limit]
+    for mode in {spec.mode: None for spec in specs}:
+        mode_folder(out, mode).mkdir(parents=True, exist_ok=True)
+    clear_parts(out, list(MODES))
+    for spec, run in zip(specs, simulate_published(specs, Random(seed), seed=seed), strict=True):
+        path, log = _path(out, spec), b"".join(run_lines(run, CONFIG, spec.mode))
+        there = path.exists() and path.read_bytes() == log
+        if not there:
+            write_atomically(path, [log])
+        yield there
+
+
+def _check_folders(out: Path, specs: list[PublishedSpec], seed: int) -> None:
+    """Raise StudyError unless every log in the folders is of this study, whole or cut off."""
+    names: dict[str, set[str]] = {mode: set() for mode in MODES}
+    for spec in specs:
+        names[spec.mode].add(spec.experiment_id)
+    refuse_other_studies(out, names)
+    for spec in specs:
+        path = _path(out, spec)
+        if not path.exists():
+            continue
+        about = config_of(spec, PublishedDynamics(), seed)
+        first = start_line(about, spec.experiment_id, CONFIG, spec.mode)
+        with open(path, "rb") as file:
+            if not first.startswith(file.read(len(first))):
+                raise another_run(path)
+
+
+def _path(out: Path, spec: PublishedSpec) -> Path:
+    return log_path(mode_folder(out, spec.mode), spec.experiment_id)

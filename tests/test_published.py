@@ -1,0 +1,245 @@
+"""The published simulator: equal to the authors' logs, and what follows from its equations."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+from statistics import mean
+
+import pytest
+
+import run_modern_experiments
+from rmetric.evaluation import read_study
+from rmetric.logs import read_log
+from rmetric.metric import MODES, RMetric
+from rmetric.records import Run
+from rmetric.simulation.published import (
+    ACTING,
+    FAULTS,
+    LONGEST_FAULT,
+    WITHOUT_EFFECT,
+    PublishedDynamics,
+    PublishedSpec,
+    crash_chance,
+    published_specs,
+    simulate_published,
+)
+from rmetric.simulation.published_study import CONFIG, run_published_study
+from tests import small_study
+from tests.authors_data import needs_authors_logs, seed_1
+
+ROOT = Path(__file__).resolve().parents[1]
+SAMPLE = ROOT / "logs_FULL_METRIC"
+SPECS = published_specs()
+ONSET = PublishedDynamics().onset_step
+
+#: Step of the first alarm and of the failure, as in the authors' logs of seed 1. The last runs
+#: hang on every draw before them.
+SEED_1 = {
+    "run_005_llama-3-8b_expert_failure_rep5": (300, None),
+    "run_037_llama-3-8b_lr_spike_rep1": (2500, 2508),
+    "run_043_llama-3-8b_lr_spike_rep7": (300, 2504),
+    "run_146_gpt-4-moe_gradient_explosion_rep2": (300, 2507),
+    "run_180_gpt-4-moe_none_rep12": (None, None),
+    "run_348_gpt-4-moe_lr_spike_rep12": (None, 2502),
+    "run_517_gpt-4-moe_lr_spike_rep1": (200, 2503),
+    "run_528_gpt-4-moe_lr_spike_rep12": (300, 2507),
+    "run_540_gpt-4-moe_none_rep12": (300, None),
+    "run_697_gpt-4-moe_lr_spike_rep1": (None, 2505),
+    "run_708_gpt-4-moe_lr_spike_rep12": (2500, 2505),
+    "run_720_gpt-4-moe_none_rep12": (None, None),
+}
+
+
+@lru_cache(maxsize=4)
+def study(seed: int) -> list[Run]:
+    return list(simulate_published(SPECS, Random(seed), seed=seed))
+
+
+def judged(spec: PublishedSpec, run: Run) -> tuple[list[float], list[int]]:
+    """R at every record, and the steps with an alarm."""
+    metric = RMetric(CONFIG.with_mode(spec.mode))
+    seen = [(record.step, metric.update(record).score, metric.alarm) for record in run.records]
+    return [score for _, score, _ in seen], [step for step, _, alarm in seen if alarm]
+
+
+# -- the authors' study comes back
+
+
+@needs_authors_logs
+def test_every_r_and_every_failure_of_the_authors_comes_back_to_the_last_bit():
+    theirs, same = seed_1(), 0
+    names = {f"logs_{spec.mode}/{spec.experiment_id}.jsonl": spec for spec in SPECS}
+    assert set(theirs) == set(names)
+    for (name, spec), run in zip(names.items(), study(1), strict=True):
+        first, *rows, last = (json.loads(line) for line in theirs[name].splitlines())
+        stated = first["config"]
+        assert stated["experiment_id"] == run.id == spec.experiment_id
+        assert stated["METRIC_MODE"] == spec.mode
+        assert stated["alert_thresholds"] == {"r_metric": CONFIG.threshold}
+        shared = stated.keys() & run.config.keys()
+        assert {key: stated[key] for key in shared} == {key: run.config[key] for key in shared}
+        assert "fault_injection" in shared
+        assert [record.step for record in run.records] == [row["step"] for row in rows]
+        failure = last["step"] if last["event"] == "EXPERIMENT_FAILURE" else None
+        assert run.truth.failure_step == failure
+        same += judged(spec, run)[0] == [row["r_metric"] for row in rows]
+    assert same == 720
+
+
+def test_alarms_and_failures_of_seed_1_are_those_of_the_authors():
+    found = {}
+    for spec, run in zip(SPECS, study(1), strict=True):
+        if spec.experiment_id in SEED_1:
+            alarms = judged(spec, run)[1]
+            found[run.id] = (alarms[0] if alarms else None, run.truth.failure_step)
+    assert found == SEED_1
+
+
+@needs_authors_logs
+def test_the_table_above_is_what_the_authors_logs_state():
+    by_id = {Path(name).stem: log for name, log in seed_1().items()}
+    for run_id, expected in SEED_1.items():
+        _, *rows, last = (json.loads(line) for line in by_id[run_id].splitlines())
+        alarms = [row["step"] for row in rows if row["r_metric"] > CONFIG.threshold]
+        failure = last["step"] if last["event"] == "EXPERIMENT_FAILURE" else None
+        assert (alarms[0] if alarms else None, failure) == expected
+
+
+def test_the_sample_in_the_repository_is_what_the_study_writes(tmp_path):
+    last = max(n for n, spec in enumerate(SPECS) if in_sample(spec)) + 1
+    assert run_modern_experiments.main(["--out", str(tmp_path), "--limit", str(last)]) == 0
+    sample = {path.stem: path.read_bytes() for path in SAMPLE.glob("*_rep1.jsonl")}
+    assert set(sample) == {spec.experiment_id for spec in SPECS if in_sample(spec)}
+    for name, log in sample.items():
+        assert (tmp_path / "logs_FULL_METRIC" / f"{name}.jsonl").read_bytes() == log, name
+
+
+def in_sample(spec: PublishedSpec) -> bool:
+    return spec.mode == "FULL_METRIC" and spec.repetition == 1
+
+
+def test_the_sample_is_read_and_contradicts_nothing():
+    runs = [read_log(path) for path in SAMPLE.glob("*_rep1.jsonl")]
+    assert len(runs) == 15
+    outcomes = Counter((run.truth.fault, run.truth.outcome) for run in runs)
+    assert outcomes == {
+        ("EXPERT_FAILURE", "not_applicable"): 3,
+        ("ROUTER_IMBALANCE", "not_applicable"): 3,
+        ("GRADIENT_EXPLOSION", "failed"): 3,
+        ("LR_SPIKE", "failed"): 3,
+        ("NONE", "healthy"): 3,
+    }
+    assert not any(run.notes for run in runs)
+
+
+# -- what follows from the equations
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_in_each_mode_72_of_180_runs_fail(seed):
+    failed = Counter(
+        spec.mode for spec, run in zip(SPECS, study(seed), strict=True) if run.truth.failed
+    )
+    assert failed == dict.fromkeys(MODES, 72)
+    cells = Counter(spec.mode for spec in SPECS)
+    assert cells == dict.fromkeys(MODES, 180)
+
+
+def test_a_run_fails_6_5_steps_after_the_onset_on_average_and_within_15():
+    after = [
+        run.truth.failure_step - ONSET for seed in (0, 1) for run in study(seed) if run.truth.failed
+    ]
+    assert mean(after) == pytest.approx(6.5, abs=0.3)
+    assert 0 <= min(after) <= max(after) < LONGEST_FAULT
+
+
+def test_the_mean_delay_follows_from_the_chances():
+    alive, expected = 1.0, 0.0
+    for age in range(1, LONGEST_FAULT + 1):
+        expected += alive * crash_chance(age) * (age - 1)
+        alive *= 1 - crash_chance(age)
+    assert alive == 0
+    assert expected == pytest.approx(6.53, abs=0.01)
+
+
+def lone(fault: str, seed: int = 3, **changes) -> Run:
+    [run] = simulate_published([replace(SPECS[0], fault=fault, **changes)], Random(seed))
+    return run
+
+
+def test_a_fault_without_effect_leaves_a_healthy_run():
+    assert set(FAULTS) - set(ACTING) < set(WITHOUT_EFFECT)
+    healthy = lone("NONE")
+    for fault in WITHOUT_EFFECT:
+        run = lone(fault)
+        assert run.records == healthy.records
+        assert not run.truth.failed
+        assert run.truth.applicable == (fault == "NONE")
+
+
+def test_the_three_faults_that_act_are_one():
+    runs = [lone(fault) for fault in ACTING]
+    for run in runs[1:]:
+        assert run.records == runs[0].records
+        assert run.truth.failure_step == runs[0].truth.failure_step
+
+
+def test_before_its_onset_a_fault_changes_nothing():
+    healthy, struck = lone("NONE").records, lone("LR_SPIKE").records
+    assert [r.step for r in struck] == list(range(100, ONSET + 1, 100))
+    assert struck[:-1] == healthy[: len(struck) - 1]
+    assert struck[-1].training_loss > healthy[len(struck) - 1].training_loss
+
+
+def test_no_architecture_differs_from_another():
+    assert lone("LR_SPIKE").records == lone("LR_SPIKE", architecture="GPT-4-MoE").records
+
+
+# -- the recipe
+
+
+def test_without_a_recipe_the_script_runs_the_published_study(tmp_path, capsys):
+    argv = ["--out", str(tmp_path), "--limit", "3", "--workers", "1"]
+    assert run_modern_experiments.main(argv) == 0
+    folder = tmp_path / "logs_FULL_METRIC"
+    assert f"3 runs, 3 logs in {folder} (0 were there)" in capsys.readouterr().out
+    written = small_study.contents(tmp_path)
+    assert set(written) == {f"logs_FULL_METRIC/{s.experiment_id}.jsonl" for s in SPECS[:3]}
+    times = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert run_modern_experiments.main([*argv, "--workers", "2"]) == 0
+    assert "(3 were there)" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == times
+    assert run_modern_experiments.main([*argv, "--seed", "5"]) == 1
+    assert "another run (another seed, recipe or version)" in capsys.readouterr().err
+    assert small_study.contents(tmp_path) == written
+
+
+def test_another_seed_is_refused_even_beyond_the_limit(tmp_path):
+    small_study.run_kind("published", tmp_path, 5)
+    for path in sorted((tmp_path / "logs_FULL_METRIC").iterdir())[:4]:
+        path.unlink()
+    with pytest.raises(RuntimeError, match="another run"):
+        list(run_published_study(tmp_path, seed=2, limit=2))
+    assert len(small_study.contents(tmp_path)) == 1
+
+
+def test_the_seed_is_that_of_pythons_random(tmp_path):
+    assert list(run_published_study(tmp_path, seed=1, limit=37)) == [False] * 37
+    run = read_log(tmp_path / "logs_FULL_METRIC/run_037_llama-3-8b_lr_spike_rep1.jsonl")
+    assert run.truth.failure_step == SEED_1["run_037_llama-3-8b_lr_spike_rep1"][1]
+    assert run.config["seed"] == 1
+    assert run.records == study(1)[36].records
+
+
+def test_the_whole_study_is_read_back_without_a_word(tmp_path, capsys):
+    assert run_modern_experiments.main(["--out", str(tmp_path)]) == 0
+    folders = ", ".join(str(tmp_path / f"logs_{mode}") for mode in MODES)
+    assert f"720 runs, 720 logs in {folders} (0 were there)" in capsys.readouterr().out
+    found = read_study(tmp_path)
+    assert (found.num_logs, found.missing, found.skipped) == (720, [], [])
+    assert sum(run.truth.failed for run in found.reference) == 72
