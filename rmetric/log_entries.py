@@ -46,6 +46,10 @@ SIGNAL_KEYS = {
     "gradient_variance": "sigma_sq",
     "loss_drift": "delta_l",
 }
+#: n of the three signals, likewise.
+NORMALISED_KEYS = {f"{name}_normalised": f"{key}_norm" for name, key in SIGNAL_KEYS.items()}
+#: Source of a signal of which a log states n alone.
+LOGGED_NORMALISED = "logged_normalised"
 OUTCOMES = ("healthy", "absorbed", "not_applicable", "failed")
 TRUTH_READERS: dict[str, Callable[[Any], Any]] = {
     "fault": text,
@@ -63,7 +67,7 @@ TRUTH_READERS: dict[str, Callable[[Any], Any]] = {
 def record_to_json(record: Record) -> dict[str, Any]:
     """What `record` measured, under the names of the log; absent where not logged."""
     entry: dict[str, Any] = {"step": record.step, "event": "METRICS"}
-    for name, key in (NUMBER_KEYS | SIGNAL_KEYS).items():
+    for name, key in (NUMBER_KEYS | SIGNAL_KEYS | NORMALISED_KEYS).items():
         value = getattr(record, name)
         if value is not None:
             entry[key] = encode_number(value)
@@ -107,8 +111,44 @@ def metric_to_json(metric: RMetric) -> dict[str, Any]:
     return entry
 
 
-def record_from_json(entry: dict[str, Any]) -> Record:
-    """The record in a METRICS line. Raises ValueError naming the field that is wrong."""
+def says_its_sources(entry: dict[str, Any]) -> bool:
+    """Whether a METRICS line says what its signals were taken from, as only our own logs do."""
+    return any(f"{key}_source" in entry for key in SIGNAL_KEYS.values())
+
+
+def stated_alarm(entry: dict[str, Any]) -> bool | None:
+    """Whether a METRICS line itself says that R is in alarm there; None where it does not say.
+
+    Our logs hold true or false. The authors' hold the step at which R first was in alarm, on
+    that line and on all after it: of the line of that step it says that R was in alarm, of the
+    others nothing. 0 is no step. Raises ValueError for anything else.
+    """
+    alerts = field(entry, "alerts", mapping) or {}
+    stated = field(alerts, "r_metric", _flag_or_step)
+    if stated is None or isinstance(stated, bool):
+        return stated
+    return True if stated and stated == field(entry, "step", whole_number) else None
+
+
+def _flag_or_step(value: Any) -> bool | int:
+    if isinstance(value, bool):
+        return value
+    try:
+        step = whole_number(value)
+    except ValueError:
+        step = -1
+    if step < 0:
+        raise ValueError(f"found {shown(value)}; true, false or a step is accepted")
+    return step
+
+
+def record_from_json(entry: dict[str, Any], *, ours: bool = False) -> Record:
+    """The record in a METRICS line. Raises ValueError naming the field that is wrong.
+
+    Args:
+        ours: whether the log is one of ours, which repeats the last n of each signal on every
+            line. There n counts as a statement only where its source says so.
+    """
     step = field(entry, "step", whole_number)
     if step is None:
         raise ValueError("'step' is missing")
@@ -116,6 +156,9 @@ def record_from_json(entry: dict[str, Any]) -> Record:
     for name, key in SIGNAL_KEYS.items():
         # A signal that was computed from the rest of the line is no statement of its own.
         if entry.get(f"{key}_source", "logged") == "logged":
+            fields[name] = field(entry, key, number)
+    for (name, key), signal in zip(NORMALISED_KEYS.items(), SIGNAL_KEYS.values(), strict=True):
+        if not ours or entry.get(f"{signal}_source") == LOGGED_NORMALISED:
             fields[name] = field(entry, key, number)
     for key in WORKER_KEYS:
         fields[key] = field(entry, key, _numbers)
@@ -126,6 +169,7 @@ def record_from_json(entry: dict[str, Any]) -> Record:
         planned_events=field(entry, "planned_events", _words),
         skipped=field(entry, "skipped", flag),
         events=field(entry, "hardware_events", _events),
+        stated_score=field(entry, "r_metric", number),
         **fields,
     )
 

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from rmetric.log_entries import (
+    NORMALISED_KEYS,
     SIGNAL_KEYS,
     metric_to_json,
     record_from_json,
     record_to_json,
+    says_its_sources,
     truth_from_json,
     truth_to_json,
 )
@@ -117,7 +119,7 @@ def metrics_line(
     `alarms` are those of other detectors, by name; they stand beside R's.
     """
     measured = record_to_json(record)
-    for key in SIGNAL_KEYS.values():
+    for key in (*SIGNAL_KEYS.values(), *NORMALISED_KEYS.values()):
         measured.pop(key, None)  # the metric says what it used
     judged = metric_to_json(metric.update(record))
     if alarms:
@@ -212,10 +214,13 @@ class LogReader:
 
     Attributes:
         run: what is known of it so far; its records are handed out, not kept.
+        ours: whether it is a log of ours, which its first line tells by its format
+            version and any other by the sources of its signals.
     """
 
     def __init__(self, path: Path) -> None:
         self.run = Run(id=path.name.split(".jsonl")[0], records=[], source=path)
+        self.ours = False
         self._path, self._begun, self._ended = path, False, False
 
     def take(self, number_of_line: int, line: bytes) -> Record | None:
@@ -234,13 +239,32 @@ class LogReader:
                 return None
             raise LogError(self._path, number_of_line, str(error)) from None
         try:
-            self._ended = _take(self.run, mapping(entry)) or self._ended
+            self._take(mapping(entry))
         except ValueError as error:
             raise LogError(self._path, number_of_line, str(error)) from None
         except RecursionError:
             raise LogError(self._path, number_of_line, "nested too deeply to be read") from None
         self._begun = True
         return self.run.records.pop() if self.run.records else None
+
+    def _take(self, entry: dict[str, Any]) -> None:
+        """Add one line to the run, whose truth is what is known so far."""
+        run, event = self.run, entry.get("event")
+        if event == "EXPERIMENT_START":
+            run.config = field(entry, "config", mapping) or {}
+            field(run.config, "seconds_per_step", number)  # said here, where the line is known
+            run.id = str(run.config.get("experiment_id") or run.id)
+            run.truth = _declared_truth(run.config)
+            self.ours = self.ours or "format_version" in entry
+        elif event == "METRICS":
+            self.ours = self.ours or says_its_sources(entry)
+            run.records.append(record_from_json(entry, ours=self.ours))
+        elif event == "FAULT_INJECTED":
+            run.truth = run.truth or Truth()
+            run.truth.onset_step = field(entry, "step", whole_number) or run.truth.onset_step
+        elif event in ("EXPERIMENT_SUCCESS", "EXPERIMENT_FAILURE"):
+            run.truth = _final_truth(entry, run.truth or Truth())
+            self._ended = True
 
     def finish(self) -> Run:
         """The run, of which all that its log says is known now."""
@@ -260,25 +284,6 @@ def read_lines(path: Path, lines: Iterable[bytes]) -> Run:
     run = reader.finish()
     run.records = [record for record in taken if record is not None]
     return run
-
-
-def _take(run: Run, entry: dict[str, Any]) -> bool:
-    """Add one line to `run`, whose truth is what is known so far; whether it is the last."""
-    event = entry.get("event")
-    if event == "EXPERIMENT_START":
-        run.config = field(entry, "config", mapping) or {}
-        field(run.config, "seconds_per_step", number)  # said here, where the line is known
-        run.id = str(run.config.get("experiment_id") or run.id)
-        run.truth = _declared_truth(run.config)
-    elif event == "METRICS":
-        run.records.append(record_from_json(entry))
-    elif event == "FAULT_INJECTED":
-        run.truth = run.truth or Truth()
-        run.truth.onset_step = field(entry, "step", whole_number) or run.truth.onset_step
-    elif event in ("EXPERIMENT_SUCCESS", "EXPERIMENT_FAILURE"):
-        run.truth = _final_truth(entry, run.truth or Truth())
-        return True
-    return False
 
 
 def _declared_truth(config: dict[str, Any]) -> Truth:

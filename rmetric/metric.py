@@ -43,7 +43,7 @@ class Sources(NamedTuple):
 
     ``events``; ``workers`` (the workers' norms) or ``trailing`` (one norm, over
     time); ``validation_loss`` or ``training_loss``; ``logged`` for a signal that
-    somebody else's log states.
+    somebody else's log states; ``logged_normalised`` where it states n of the signal only.
     """
 
     failure_rate: str | None = None
@@ -215,6 +215,11 @@ def _is_finite(value: Any) -> bool:
     return isinstance(value, Real) and isfinite(value)
 
 
+def _from_0_to_1(stated: float) -> float:
+    """A stated n within the bounds of n; 0 for nan, as for a nan signal."""
+    return min(max(stated, 0.0), 1.0) if stated == stated else 0.0
+
+
 def reason_for(config: RMetricConfig, raw: Components, normalised: Components, score: float) -> str:
     """What R is made of while it is alarmed, the largest part first."""
     parts = [
@@ -223,6 +228,13 @@ def reason_for(config: RMetricConfig, raw: Components, normalised: Components, s
             SYMBOLS_AND_UNITS, config.weights, normalised, raw, strict=True
         )
         if weight and value == value  # nan: nothing was seen of it
+    ]
+    parts += [
+        (weight * n, f"{symbol} {weight * n:.2f} (n = {n:.3g} as the log states it)")
+        for (symbol, _), weight, n, value in zip(
+            SYMBOLS_AND_UNITS, config.weights, normalised, raw, strict=True
+        )
+        if weight and n and value != value
     ]
     told = ", ".join(text for _, text in sorted(parts, key=lambda part: -part[0]))
     return f"R {score:.2f} above {config.threshold:g}, contributed by {told or 'nothing'}"
@@ -242,14 +254,17 @@ class RMetric:
 
     Each signal is taken from what it is defined on (event times, the workers'
     norms, the loss) and, where a log lacks that, from the log's own statement
-    of the signal. A signal that a record says nothing about keeps its value.
+    of the signal. Where a signal has had no value in its own unit, the log's statement
+    of its n is taken as it is: one n must not come from two scales. A signal that a
+    record says nothing about keeps its value.
 
     Attributes:
         score: R, from 0 to the sum of the weights.
         alarm: whether R is above the threshold.
         reason: what R is made of while it is alarmed, the largest part first; else empty.
         raw: λ (events per hour), σ² (squared norm units), ΔL (nats); nan where
-            not yet defined, inf where what was seen is beyond all bounds.
+            not yet defined or stated normalised only, inf where what was seen is beyond
+            all bounds.
         normalised: the same, each from 0 to 1.
         sources: what each signal was taken from at this record; see `Sources`.
         variance_source: what the present σ² was taken from, also where this
@@ -317,6 +332,9 @@ class RMetric:
         if rate is not None:
             raw[0] = rate
             normalised[0] = scale_rate.update(rate)
+        elif record.failure_rate_normalised is not None and raw[0] != raw[0]:
+            normalised[0] = _from_0_to_1(record.failure_rate_normalised)
+            rate_from = "logged_normalised"
 
         norms, variance = record.worker_gradient_norms, record.gradient_variance
         if norms is not None:
@@ -324,6 +342,9 @@ class RMetric:
             variance_from = "workers"
         elif variance is not None:
             variance_from = "logged"
+        elif record.gradient_variance_normalised is not None and raw[1] != raw[1]:
+            normalised[1] = _from_0_to_1(record.gradient_variance_normalised)
+            self.variance_source = variance_from = "logged_normalised"
         elif record.gradient_norm is not None and self.variance_source in (None, "trailing"):
             # Only where nothing better was ever logged: one window must not hold both.
             variance = self._trailing_variance.update(record.gradient_norm)
@@ -342,6 +363,9 @@ class RMetric:
         if drift is not None:
             raw[2] = drift
             normalised[2] = scale_drift.update(drift)
+        elif record.loss_drift_normalised is not None and raw[2] != raw[2]:
+            normalised[2] = _from_0_to_1(record.loss_drift_normalised)
+            drift_from = "logged_normalised"
 
         of_rate, of_variance, of_drift = self._weights
         self.score = score = (

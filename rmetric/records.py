@@ -73,6 +73,10 @@ class Record:
         failure_rate, gradient_variance, loss_drift: the three signals as
             somebody else's log states them (events per hour, squared norm
             units, nats), for logs that lack what they are computed from.
+        stated_score: R as the log states it. It is no measurement, so records
+            that differ in it alone are equal.
+        failure_rate_normalised, gradient_variance_normalised, loss_drift_normalised:
+            n of the three signals as the log states it, from 0 to 1.
     """
 
     step: int
@@ -98,6 +102,10 @@ class Record:
     failure_rate: float | None = None
     gradient_variance: float | None = None
     loss_drift: float | None = None
+    stated_score: float | None = field(default=None, compare=False)
+    failure_rate_normalised: float | None = None
+    gradient_variance_normalised: float | None = None
+    loss_drift_normalised: float | None = None
 
 
 @dataclass(slots=True, kw_only=True)

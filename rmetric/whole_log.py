@@ -89,7 +89,25 @@ class Columns:
             ("worker_gradient_norms", "gradient_variance", "gradient_norm"),
             ("loss", "loss_drift"),
         )
+        columns._check_not_normalised(
+            records,
+            failure_rate_normalised=("time", "failure_rate"),
+            gradient_variance_normalised=("worker_gradient_norms", "gradient_variance"),
+            loss_drift_normalised=("loss", "loss_drift"),
+        )
         return columns
+
+    def _check_not_normalised(self, records: Sequence[Record], **better: tuple[str, str]) -> None:
+        for stated, sources in better.items():
+            needed = [i for i, r in enumerate(records) if getattr(r, stated) is not None]
+            if not needed:
+                continue
+            found = next((getattr(self, s) for s in sources if getattr(self, s) is not None), None)
+            if found is None or not np.isin(needed, _rows(found, self)).all():
+                raise ValueError(
+                    f"the log states {stated} on rows without {' or '.join(sources)}: "
+                    "stream it through RMetric instead"
+                )
 
     def _check_one_source(self, *alternatives: tuple[str, ...]) -> None:
         for first, *others in alternatives:

@@ -76,7 +76,22 @@ def test_full_lines_have_the_form(lines):
         VALIDATOR.validate(line)
 
 
-@pytest.mark.parametrize("line", [START, METRICS, SUCCESS])
+PUBLISHED = {"step": 500, "event": "METRICS", "sigma_sq_norm": 0.5, "r_metric": 0.2}
+WEIGHTED = {"r_metric_weights": {"w1_lambda": 0.0, "w2_sigma_sq": 0.5, "w3_delta_l": 0.78}}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        START,
+        METRICS,
+        SUCCESS,
+        json.dumps({"event": "EXPERIMENT_START", "config": WEIGHTED}),
+        *(json.dumps(PUBLISHED | {"alerts": a}) for a in ({}, {"r_metric": 400, "grad_norm": 0})),
+        *(json.dumps(PUBLISHED | {"alerts": {"r_metric": a}}) for a in (None, 0, True)),
+        json.dumps(PUBLISHED | {"sigma_sq_source": "logged_normalised"}),
+    ],
+)
 def test_the_sparser_published_form_is_allowed(line):
     VALIDATOR.validate(strict(line))
 
@@ -139,7 +154,9 @@ def walk(node):
         {"sigma_sq_source": "guessed"},
         {"lambda_norm": 1.5},
         {"r_metric": -0.1},
-        {"alerts": {"r_metric": 1}},
+        {"alerts": {"r_metric": "yes"}},
+        {"alerts": {"r_metric": -1}},
+        {"alerts": {"r_metric": 1.5}},
     ],
 )
 def test_a_line_of_another_form_is_refused(change):

@@ -165,11 +165,12 @@ def check_writable(out: Path) -> None:
 def report(result: Replayed, out: Path) -> int:
     """Say what came out; return the exit code."""
     runs = [row for row in result.rows if not row["problem"]]
-    runs.sort(key=lambda row: row["calibrated_first_alarm_step"] == "")
+    times = Counter(row["id"] for row in runs)
+    runs.sort(key=_importance)
     if runs:
         print(in_short(runs))
     for row in runs[:MOST_LINES]:
-        print(printable(in_a_line(row)))
+        print(printable(in_a_line(row, with_file=times[row["id"]] > 1)))
     if len(runs) > MOST_LINES:
         print(f"... and {len(runs) - MOST_LINES} more")
     if result.passed_over:
@@ -194,24 +195,48 @@ def report(result: Replayed, out: Path) -> int:
     return 1 if result.failed else 0
 
 
+def _importance(row: dict[str, Any]) -> int:
+    """What is printed first: alarms of the calibrated detector, then where R is stated alone."""
+    if row["calibrated_first_alarm_step"] != "":
+        return 0
+    return 1 if row["max_r"] == "" and row["stated_first_alert_step"] != "" else 2
+
+
 def in_short(runs: list[dict[str, Any]]) -> str:
     """How many runs there are, were alarmed, and ended how, where that is known."""
     alarmed = sum(row["calibrated_first_alarm_step"] != "" for row in runs)
     alerted = sum(row["first_alert_step"] != "" for row in runs)
+    undefined = sum(row["max_r"] == "" for row in runs)
+    unknown = f", undefined in {undefined}" if undefined else ""
     words = (
         f"{counted(len(runs), 'run')}: {alarmed} alarmed (calibrated detector), "
-        f"{alerted} alerted (R-Metric as published)"
+        f"{alerted} alerted (R-Metric as published{unknown})"
     )
+    if any(row["stated_max_r"] != "" for row in runs):
+        stated = sum(row["stated_first_alert_step"] != "" for row in runs)
+        words += f", {stated} alerted by R as their logs state it"
     ends = Counter(row["outcome"].replace("_", " ") for row in runs if row["outcome"])
     known = ", ".join(f"{number} {outcome}" for outcome, number in sorted(ends.items()))
     return f"{words}; by their logs {known}" if known else words
 
 
-def in_a_line(row: dict[str, Any]) -> str:
-    """What the detectors made of one run, and how it ended."""
+def in_a_line(row: dict[str, Any], *, with_file: bool = False) -> str:
+    """What the detectors made of one run, and how it ended.
+
+    Args:
+        with_file: name the log, where another run has the same id.
+    """
     first, published = row["calibrated_first_alarm_step"], row["first_alert_step"]
     alarm = "no alarm" if first == "" else f"alarm at step {first}"
-    alert = "no alert" if published == "" else f"alert at step {published}"
+    alert = "undefined" if row["max_r"] == "" else _alert(published)
+    if row["stated_max_r"] != "":
+        more = f", the first of {row['stated_num_alerts']}" if row["stated_num_alerts"] > 1 else ""
+        alert += f"; R as its log states it: {_alert(row['stated_first_alert_step'])}{more}"
     outcome = f"; it {_ENDED.get(row['outcome'], row['outcome'])}" if row["outcome"] else ""
     failure = "" if row["failure_step"] == "" else f" at step {row['failure_step']}"
-    return f"{row['id']}: {alarm}; R-Metric as published: {alert}{outcome}{failure}"
+    file = f" ({row['source']})" if with_file else ""
+    return f"{row['id']}{file}: {alarm}; R-Metric as published: {alert}{outcome}{failure}"
+
+
+def _alert(step: Any) -> str:
+    return "no alert" if step == "" else f"alert at step {step}"

@@ -25,9 +25,10 @@ import numpy as np
 
 from rmetric.records import Record
 from rmetric.replay.assembler import Batches, RunState
-from rmetric.replay.columns import TARGETS, Columns
+from rmetric.replay.columns import STATED, TARGETS, Columns
 
-_MEASURED = [str(t.field) for t in TARGETS.values() if t.field not in (None, "step")]
+_FIELDS = [str(t.field) for name, t in TARGETS.items() if t.field and name not in STATED]
+_MEASURED = [field for field in _FIELDS if field != "step"]
 #: What msgspec does not take in the name of a field.
 _NOT_IN_NAMES = re.compile(r'["\\\x00-\x1f]')
 #: Beyond it no array of steps can hold one.
@@ -47,7 +48,7 @@ class Decoders:
 
     Attributes:
         usable: whether the log is of the plain kind that this is for: one run,
-            nothing nested, a step and a training loss.
+            nothing nested, a step and a training loss, and nothing of the metric stated.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Decoders:
         chosen = {str(TARGETS[t].field): c for t, c in columns.by_target.items() if t != "run"}
         self.usable = (
             "run" not in columns.by_target
+            and not columns.has_statement
             and not columns.other_steps
             and {"step", "training_loss"} <= chosen.keys()
             and set(chosen.values()) <= set(known)
@@ -197,8 +199,7 @@ def _decoder(
     if only:
         keys = {name: key for name, key in keys.items() if name in chosen}
     # A field that the log has no key for gets one that no log has.
-    names = (str(target.field) for target in TARGETS.values() if target.field)
-    keys |= {name: f"(no column) {name}" for name in names if name not in keys}
+    keys |= {name: f"(no column) {name}" for name in _FIELDS if name not in keys}
     kinds = {name: _kind(name) for name in keys}
     fields = [(n, kind) if n == "step" else (n, kind, None) for n, kind in kinds.items()]
     struct = msgspec.defstruct(

@@ -26,6 +26,8 @@ class Target:
         words: a column of other name fits if it has all of these words ...
         one_of: ... and one of these, where there are any ...
         none_of: ... and none of these.
+        only_beside: targets of which one must be found by name too, or be mapped. Their names
+            say what this one's, which has other meanings, does not.
     """
 
     field: str | None
@@ -33,6 +35,7 @@ class Target:
     words: frozenset[str] = frozenset()
     one_of: frozenset[str] = frozenset()
     none_of: frozenset[str] = frozenset()
+    only_beside: tuple[str, ...] = ()
 
     def fits(self, words: set[str]) -> bool:
         return (
@@ -105,12 +108,41 @@ TARGETS: dict[str, Target] = {
     "skipped": Target(
         field="skipped", names=_names("skipped skipped_step step_skipped train_skipped overflow")
     ),
+    "sigma_sq": Target(
+        field="gradient_variance",
+        names=_names("sigma_sq sigma_squared gradient_variance worker_gradient_variance"),
+    ),
+    "delta_l": Target(field="loss_drift", names=_names("delta_l loss_drift")),
+    "lambda": Target(
+        # Of many programs it is the weight of a penalty.
+        field="failure_rate",
+        names=_names("lambda failure_rate hardware_failure_rate"),
+        only_beside=("r_metric", "sigma_sq", "delta_l"),
+    ),
+    "r_metric": Target(field="stated_score", names=_names("r_metric rmetric r_metric_score")),
+    "sigma_sq_norm": Target(
+        field="gradient_variance_normalised",
+        names=_names("sigma_sq_norm sigma_sq_normalised sigma_sq_normalized"),
+    ),
+    "delta_l_norm": Target(
+        field="loss_drift_normalised",
+        names=_names("delta_l_norm delta_l_normalised delta_l_normalized"),
+    ),
+    "lambda_norm": Target(
+        field="failure_rate_normalised",
+        names=_names("lambda_norm lambda_normalised lambda_normalized"),
+        only_beside=("r_metric", "sigma_sq", "delta_l"),
+    ),
     "run": Target(field=None, names=_names("run_id run_name run experiment_id experiment_name")),
 }
 
 #: Beside the step column: read where that is blank (an evaluation's own counter).
 _EVALUATION_STEPS = _names("val_step eval_step validation_step")
 _LOSSES = ("loss", "eval_loss")
+#: What somebody else computed of the run: λ, σ², ΔL, n of each, and R.
+STATED = (
+    "sigma_sq", "delta_l", "lambda", "r_metric", "sigma_sq_norm", "delta_l_norm", "lambda_norm",
+)  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -130,6 +162,11 @@ class Columns:
     @property
     def has_loss(self) -> bool:
         return any(target in self.by_target for target in _LOSSES)
+
+    @property
+    def has_statement(self) -> bool:
+        """Whether R, σ² or ΔL is stated, which a run without a loss can be replayed from."""
+        return any(target in self.by_target for target in STATED)
 
 
 def plain_name(column: str) -> str:
@@ -170,7 +207,7 @@ def choose_columns(
     columns = Columns(by_target=dict(mapping))
     taken = set(mapping.values())
     for name in TARGETS:
-        if name not in columns.by_target:
+        if name not in columns.by_target and _is_meant(name, columns):
             free = [column for column in names if column not in taken]
             guess = _guess(name, free, columns.notes)
             if guess is not None:
@@ -198,12 +235,17 @@ def add_columns(columns: Columns, names: Sequence[str]) -> None:
             if known and name in (*_LOSSES, "grad_norm"):
                 columns.notes.append(_could_be(known, name))
             continue
-        if name in ("step", "run"):
+        if name in ("step", "run") or not _is_meant(name, columns):
             continue
         guess = _guess(name, [c for c in names if c not in columns.by_target.values()], [])
         if guess is not None:
             columns.by_target[name] = guess
             columns.notes.append(f"column guessed by name, later in the log: {guess!r} as {name}")
+
+
+def _is_meant(name: str, columns: Columns) -> bool:
+    beside = TARGETS[name].only_beside
+    return not beside or any(other in columns.by_target for other in beside)
 
 
 def _could_be(columns: Sequence[str], name: str) -> str:

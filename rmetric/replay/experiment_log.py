@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from typing import Any
+from typing import Annotated, TypeVar
 
 import msgspec
 
-from rmetric.logs import LogError, LogReader, decode_number, parse_line
-from rmetric.metric import RMetric
+from rmetric.log_entries import LOGGED_NORMALISED
+from rmetric.logs import LogError, LogReader, parse_line
 from rmetric.records import HardwareEvent, Record, Run
 from rmetric.replay.assembler import Batches
 from rmetric.replay.rows import run_name
-from rmetric.replay.settings import settings_of
 from rmetric.replay.source import Source
+from rmetric.replay.stated import comparison
 from rmetric.replay.stream import Stream
 from rmetric.strict_json import shown
 
@@ -27,10 +26,10 @@ _COMPUTED_FROM = {
     "gradient_variance": "worker_gradient_norms",
     "loss_drift": "validation_loss",
 }
-_TOLERANCE = 1e-9
 _FAR = 2**63
 #: What the monitor calls a run that its user gave no name.
 _UNNAMED = "run"
+_AnyLine = TypeVar("_AnyLine", bound="_Line")
 
 
 def matches(head: str) -> bool:
@@ -48,7 +47,7 @@ def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
 
     def batches() -> Batches:
         seen: set[str] = set()
-        for records, _ in _batches(source, reader):
+        for records in _batches(source, reader):
             id = reader.run.id
             if records:
                 runs[id] = reader.run
@@ -80,16 +79,15 @@ def _drop_repeated(record: Record, seen: set[str]) -> None:
 def read(source: Source, mapping: Mapping[str, str]) -> list[Run]:
     """The whole run, with R computed again and compared with what the log states."""
     reader = LogReader(source.path)
-    run, logged = reader.run, []
+    run = reader.run
     records: list[Record] = []
-    for batch, scores in _batches(source, reader):
+    for batch in _batches(source, reader):
         records += batch
-        logged += scores
     run.records = records
     _end(source, reader, mapping, any_record=bool(records))
     run.notes += _forget_repeated(run)
-    if any(score is not None for score in logged):
-        run.notes.append(comparison(run, logged))
+    if any(record.stated_score is not None for record in records):
+        run.notes.append(comparison(run))
     return [run]
 
 
@@ -108,8 +106,13 @@ class _Event(msgspec.Struct):
     worker: int | None = None
 
 
+#: A source that is not `LOGGED_NORMALISED`, which is longer than all others: lines with that one
+#: want n of their signals, and are read one by one. To search for the word would cost more.
+_Source = Annotated[str, msgspec.Meta(max_length=len(LOGGED_NORMALISED) - 1)]
+
+
 class _Line(msgspec.Struct, gc=False):
-    """What `log_entries.record_from_json` reads, of a line without nan or anything odd.
+    """What `log_entries.record_from_json` reads, of a line of ours without nan or anything odd.
 
     In the order of our lines: the decoder looks for the next key first.
     """
@@ -136,33 +139,40 @@ class _Line(msgspec.Struct, gc=False):
     planned_events: tuple[str, ...] | None = None
     hardware_events: list[_Event] | None = None
     failure_rate: float | None = msgspec.field(name="lambda", default=None)
-    lambda_source: str | None = "logged"
+    lambda_source: _Source | None = "logged"
     sigma_sq: float | None = None
-    sigma_sq_source: str | None = "logged"
+    sigma_sq_source: _Source | None = "logged"
     delta_l: float | None = None
-    delta_l_source: str | None = "logged"
+    delta_l_source: _Source | None = "logged"
     r_metric: float | None = None
 
 
+class _FullLine(_Line, gc=False):
+    """The same with n of each signal, which a line of somebody else's may state."""
+
+    lambda_norm: float | None = None
+    sigma_sq_norm: float | None = None
+    delta_l_norm: float | None = None
+
+
 _DECODER = msgspec.json.Decoder(_Line)
+_FULL_DECODER = msgspec.json.Decoder(_FullLine)
 
 
-def _batches(
-    source: Source, reader: LogReader
-) -> Iterator[tuple[list[Record], list[float | None]]]:
-    """Records, some at a time, and the R that the line of each states."""
+def _batches(source: Source, reader: LogReader) -> Iterator[list[Record]]:
+    """Records, some at a time."""
     for number, chunk in source.chunks():
-        alike = _decoded(chunk)
+        alike = _decoded(chunk, reader)
         if alike is not None:
             source.left_out.good += len(alike)
-            yield [_record(s) for s in alike], [s.r_metric for s in alike]
+            yield alike
             continue
         # One a time: where a line is wrong, those before it have been read.
         for at, line in enumerate(chunk.splitlines(keepends=True), start=number):
-            alike = _decoded(line)
+            alike = _decoded(line, reader)
             if alike is not None:
                 source.left_out.good += len(alike)
-                yield [_record(s) for s in alike], [s.r_metric for s in alike]
+                yield alike
                 continue
             try:
                 record = reader.take(at, _in_utf8(source, at, line))
@@ -175,19 +185,37 @@ def _batches(
                 reader.run.id = run_name(source.path)
             source.left_out.good += 1
             if record is not None:
-                yield [record], [_score(line)]
+                yield [record]
 
 
-def _decoded(chunk: bytes) -> list[_Line] | None:
-    """The lines, if all are METRICS and plain; None where something wants a closer look."""
+def _decoded(chunk: bytes, reader: LogReader) -> list[Record] | None:
+    """The records, if all lines are METRICS and plain; None where one wants a closer look."""
+    # Ours repeats n on every line. Reading it there would only cost time.
+    if reader.ours:
+        lines = _lines(_DECODER, chunk)
+        return None if lines is None else [_record(line) for line in lines]
+    full = _lines(_FULL_DECODER, chunk)
+    if full is None:
+        return None
+    if any(_says_its_sources(line) for line in full):
+        reader.ours = True
+        return [_record(line) for line in full]
+    return [_full_record(line) for line in full]
+
+
+def _lines(decoder: msgspec.json.Decoder[_AnyLine], chunk: bytes) -> list[_AnyLine] | None:
     try:
-        lines = _DECODER.decode_lines(chunk)
+        lines = decoder.decode_lines(chunk)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
     for line in lines:
         if line.event != "METRICS" or not -_FAR < line.step < _FAR:
             return None
     return lines
+
+
+def _says_its_sources(line: _Line) -> bool:
+    return not (line.lambda_source == line.sigma_sq_source == line.delta_l_source == "logged")
 
 
 def _is_object(line: bytes) -> bool:
@@ -235,14 +263,24 @@ def _record(s: _Line) -> Record:
         s.failure_rate if s.lambda_source == "logged" else None,
         s.sigma_sq if s.sigma_sq_source == "logged" else None,
         s.delta_l if s.delta_l_source == "logged" else None,
+        s.r_metric,
     )
+
+
+def _full_record(s: _FullLine) -> Record:
+    record = _record(s)
+    record.failure_rate_normalised = s.lambda_norm
+    record.gradient_variance_normalised = s.sigma_sq_norm
+    record.loss_drift_normalised = s.delta_l_norm
+    return record
 
 
 def _forget_repeated(run: Run) -> list[str]:
     """Drop a stated signal from the lines that lack what the others compute it from.
 
-    The authors' logs may repeat the last ΔL on lines without an evaluation; taken
-    as observations the copies would fill the window that it is normalised over.
+    A program that logs ΔL on every line, and a validation loss on some, repeats the last ΔL on
+    the others; taken as observations the copies would fill the window that it is normalised
+    over. No such log was found: this is a precaution.
     """
     notes = []
     for stated, source in _COMPUTED_FROM.items():
@@ -260,32 +298,3 @@ def _forget_repeated(run: Run) -> list[str]:
                 f"and computed from {source} elsewhere"
             )
     return notes
-
-
-def comparison(run: Run, logged: list[float | None]) -> str:
-    """Whether R, recomputed from the records, is what the log states, in a sentence."""
-    settings = settings_of(run)
-    metric = RMetric(settings.config)
-    scores = [metric.update(record).score for record in run.records]
-    stated = [
-        (record.step, score, log)
-        for record, score, log in zip(run.records, scores, logged, strict=True)
-        if log is not None
-    ]
-    differing = [row for row in stated if not abs(row[1] - row[2]) <= _TOLERANCE]
-    if not differing:
-        return f"R recomputed equals the logged r_metric at all {len(stated)} records that state it"
-    step, score, log = differing[0]
-    return (
-        f"R recomputed (settings: {settings.name}) differs from the logged r_metric at "
-        f"{len(differing)} of {len(stated)} records, first at step {step}: {score:.4f}, "
-        f"logged {log:.4f}"
-    )
-
-
-def _score(line: bytes) -> float | None:
-    """What a line that was read states as its R; None for what is no number."""
-    stated: Any = None
-    with suppress(ValueError, AttributeError):
-        stated = decode_number(parse_line(line).get("r_metric"))
-    return stated

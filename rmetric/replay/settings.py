@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
 from typing import Any, NamedTuple
 
 from rmetric.metric import MODES, PRESETS, WINDOWS_AT_LEAST, Components, RMetricConfig
 from rmetric.records import Run
-from rmetric.strict_json import shown
+from rmetric.strict_json import number, shown
 
 AS_LOGGED = "as logged"
 DEFAULT_PRESET = "simulation"
 #: A window's memory is set aside before the first record, so a log must not ask for any amount.
 LONGEST_WINDOW = 10**7
+#: What the authors' logs call the weights of λ, σ² and ΔL, and what else they may be called.
+_WEIGHT_NAMES = (
+    ("w1_lambda", "lambda"),
+    ("w2_sigma_sq", "sigma_sq"),
+    ("w3_delta_l", "delta_l"),
+)
 
 
 class Settings(NamedTuple):
@@ -26,6 +34,8 @@ class Settings(NamedTuple):
 def settings_of(run: Run, preset: str | None = None) -> Settings:
     """The settings of `preset`; without one those that the log states, or the default's.
 
+    The authors' logs state weights (``r_metric_weights``) and the threshold alone: the rest is
+    then the simulation's, with ΔL as the authors' code computes it.
     The ablation (`metric.MODES`) is the log's in either case.
     """
     stated = run.config.get("METRIC_MODE")
@@ -35,6 +45,9 @@ def settings_of(run: Run, preset: str | None = None) -> Settings:
     own = None if preset else _stated(run)
     if own is not None:
         return Settings(own, AS_LOGGED, mode)
+    theirs = None if preset else _stated_weights(run)
+    if theirs is not None:
+        return Settings(theirs.with_mode(mode), AS_LOGGED, mode)
     name = preset or DEFAULT_PRESET
     return Settings(PRESETS[name]().with_mode(mode), name, mode)
 
@@ -56,6 +69,41 @@ def _stated(run: Run) -> RMetricConfig | None:
     except (TypeError, ValueError, OverflowError):
         _note(run, "the log's metric_settings are not understood and were not used")
         return None
+
+
+def _stated_weights(run: Run) -> RMetricConfig | None:
+    stated = run.config.get("r_metric_weights")
+    if stated is None:
+        return None
+    try:
+        weights = Components(*(_weight(stated, names) for names in _WEIGHT_NAMES))
+        config = RMetricConfig.simulation(weights=weights, variant="authors_average")
+    except (TypeError, ValueError, OverflowError) as error:
+        _note(run, f"the log's r_metric_weights are not understood and were not used: {error}")
+        return None
+    threshold = stated_threshold(run.config)
+    return config if threshold is None else replace(config, threshold=threshold)
+
+
+def stated_threshold(config: dict[str, Any]) -> float | None:
+    """``alert_thresholds.r_metric`` of a log's config; None where it holds no finite number."""
+    thresholds = config.get("alert_thresholds")
+    own = thresholds.get("r_metric") if isinstance(thresholds, dict) else None
+    if isinstance(own, bool) or not isinstance(own, (int, float)):
+        return None
+    try:
+        return float(own) if isfinite(own) else None
+    except OverflowError:
+        return None
+
+
+def _weight(stated: Any, names: Sequence[str]) -> float:
+    if not isinstance(stated, Mapping):
+        raise ValueError(f"found {shown(stated)}; a JSON object is accepted")
+    found = [stated[name] for name in names if name in stated]
+    if not found:
+        raise ValueError(f"found {shown(dict(stated))}; {names[0]} is missing")
+    return number(found[0])
 
 
 def _bounded(run: Run, config: RMetricConfig) -> RMetricConfig:

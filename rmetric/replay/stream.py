@@ -93,6 +93,10 @@ def _is_number(cell: object) -> bool:
         return False
 
 
+#: Columns of the scores.csv of a replay.
+_OF_A_REPLAY = {"gradient_variance_normalised", "loss_drift_normalised", "r_metric", "alert"}
+
+
 def columns_of_table(source: Source, names: list[str], mapping: Mapping[str, str]) -> Columns:
     """The columns of a table whose header is known. Raises LogError and UnknownFormat."""
     try:
@@ -104,9 +108,13 @@ def columns_of_table(source: Source, names: list[str], mapping: Mapping[str, str
 
 
 def check_has_loss(source: Source, columns: Columns, names: Iterable[str]) -> None:
-    if not columns.has_loss:
+    """Raise UnknownFormat where neither a loss nor anything of the metric is logged."""
+    names = list(names)
+    if columns.has_statement and not columns.has_loss and set(names) >= _OF_A_REPLAY:
+        raise UnknownFormat(source.path, None, "the scores that a replay wrote, and no log")
+    if not columns.has_loss and not columns.has_statement:
         raise UnknownFormat(
             source.path,
             None,
-            f"no column is known to be a loss; {listed(list(names))}; --map loss=COLUMN says which",
+            f"no column is known to be a loss; {listed(names)}; --map loss=COLUMN says which",
         )

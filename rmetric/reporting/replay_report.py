@@ -21,7 +21,7 @@ import numpy as np
 import rmetric
 from rmetric.detectors.calibrated import Thresholds
 from rmetric.evaluation import PROTOCOLS, judge
-from rmetric.logs import LogError, write_atomically
+from rmetric.logs import LogError, encode_number, write_atomically
 from rmetric.metric import Components
 from rmetric.printed import printable
 from rmetric.replay import ReadLog, UnknownFormat, read_log
@@ -33,6 +33,7 @@ from rmetric.reporting.page import (
     index_of,
     page_of,
     trace_of_r_metric,
+    trace_of_stated,
     trace_with_reasons,
 )
 
@@ -41,8 +42,9 @@ WATCHED_BY = ("calibrated",)
 INDEX_NAMES = ("index.csv", "index.md", "index.html")
 INDEX_COLUMNS = (
     "folder", "id", "source", "format", "outcome", "onset_step", "failure_step", "num_records",
-    "first_alert_step", "num_alerts", "calibrated_first_alarm_step", "lead_published",
-    "lead_causal", "max_r", "loss_used", "variance_source", "problem",
+    "first_alert_step", "num_alerts", "stated_first_alert_step", "stated_num_alerts",
+    "calibrated_first_alarm_step", "lead_published", "lead_causal", "max_r", "stated_max_r",
+    "loss_used", "variance_source", "problem",
 )  # fmt: skip
 _LONGEST_NAME = 100
 _MOST_ALARMS = 1000
@@ -175,7 +177,9 @@ def write_run(
     traces = [trace_of_r_metric(scored)]
     traces += [trace_with_reasons(n, scored.run, thresholds=thresholds) for n in WATCHED_BY]
     folder.mkdir(parents=True, exist_ok=True)
-    write_scores(scored, traces[1:], folder / "scores.csv")
+    stated = trace_of_stated(scored)
+    others = [*traces[1:], *([stated] if stated else [])]
+    write_scores(scored, others, folder / "scores.csv")
     report = summary(scored, traces, origin)
     text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False)
     (folder / "summary.json").write_text(text + "\n", encoding="utf-8")
@@ -190,7 +194,8 @@ def summary(scored: ScoredRun, traces: Sequence[DetectorTrace], origin: Origin) 
     """What there is to know about a replayed run, as strict JSON holds it."""
     run, truth = scored.run, scored.run.truth
     alerts = scored.alert_steps
-    scores = [score.score for score in scored.scores]
+    scores = [score.score for score in scored.scores if not isnan(score.score)]
+    highest = max(scores, default=None)
     return {
         "id": run.id,
         "source": str(run.source),
@@ -204,18 +209,19 @@ def summary(scored: ScoredRun, traces: Sequence[DetectorTrace], origin: Origin) 
         "last_step": run.records[-1].step,
         "loss_used": scored.config.loss,
         "variance_source": scored.variance_source,
-        "max_r": max(scores),
-        "max_r_step": scored.scores[scores.index(max(scores))].step,
+        "max_r": highest,
+        "max_r_step": None if highest is None else scored.scores[scores.index(highest)].step,
         "first_alert_step": alerts[0] if alerts else None,
         "num_alerts": len(alerts),
         "num_records_in_alert": sum(score.alarm for score in scored.scores),
+        "stated": _stated(scored),
         "detectors": {trace.name: _of_detector(trace) for trace in traces},
         "fault": truth.fault if truth else None,
         "onset_step": truth.onset_step if truth else None,
         "outcome": truth.outcome if truth else None,
         "failure_kind": truth.failure_kind if truth else None,
         "failure_step": truth.failure_step if truth else None,
-        "verdicts": verdicts(scored, traces[0]),
+        "verdicts": verdicts(scored, traces[0]) if scored.is_defined else None,
         "notes": run.notes + scored.notes,
         "versions": {
             "rmetric": rmetric.__version__,
@@ -238,11 +244,30 @@ def _of_detector(trace: DetectorTrace) -> dict[str, Any]:
     }
 
 
-def verdicts(scored: ScoredRun, r_metric: DetectorTrace) -> dict[str, Any] | None:
+def _stated(scored: ScoredRun) -> dict[str, Any] | None:
+    """R as the log states it, beside the same of ours; None where it states none."""
+    trace, stated = trace_of_stated(scored), scored.stated
+    if trace is None or stated is None:
+        return None
+    highest, alerts = stated.highest, scored.stated_alert_steps
+    return {
+        "max_r": None if highest is None else encode_number(highest),
+        "threshold": stated.threshold,
+        "threshold_is_stated": stated.threshold_is_stated,
+        "first_alert_step": alerts[0] if alerts else None,
+        "num_alerts": len(alerts),
+        "num_records": sum(score is not None for score in stated.scores),
+        "num_records_in_alert": sum(stated.alarms),
+        "equals_ours": not scored.stated_differs,
+        "verdicts": verdicts(scored, trace),
+    }
+
+
+def verdicts(scored: ScoredRun, of: DetectorTrace) -> dict[str, Any] | None:
     """Hit, false alarm and lead under each protocol; None where the truth is not known."""
     if scored.run.truth is None:
         return None
-    trace = r_metric.as_trace(scored.run.id)
+    trace = of.as_trace(scored.run.id)
     found = {}
     for protocol in PROTOCOLS:
         outcome = judge([scored.run], [trace], protocol)
@@ -258,8 +283,8 @@ def verdicts(scored: ScoredRun, r_metric: DetectorTrace) -> dict[str, Any] | Non
 def write_scores(scored: ScoredRun, others: Sequence[DetectorTrace], path: Path) -> None:
     """One line a record: the three signals, raw and normalised, R and the alert.
 
-    After them score and alarm of each of the other detectors. What is not yet
-    defined is blank; what is infinite is ``inf``.
+    After them score and alarm of each of the other detectors, and of R as the log states
+    it. What is not yet defined is blank; what is infinite is ``inf``.
     """
     names = Components._fields
     header = ["step", *names, *(f"{name}_normalised" for name in names), "r_metric", "alert"]
@@ -277,8 +302,8 @@ def write_scores(scored: ScoredRun, others: Sequence[DetectorTrace], path: Path)
                     score.step,
                     *map(_or_blank, score.raw),
                     *map(repr, score.normalised),
-                    repr(score.score),
-                    int(score.alarm),
+                    _or_blank(score.score),
+                    "" if isnan(score.score) else int(score.alarm),
                     *more,
                 ]
             )
@@ -311,7 +336,7 @@ class _Folders:
     def __init__(self, out: Path) -> None:
         self._out = out
         self._taken = set(INDEX_NAMES)
-        self._ids: set[str] = set()
+        self._ids: dict[str, tuple[Path | None, str]] = {}
 
     def make(self, scored: ScoredRun) -> Path:
         """The folder for this run; what is odd about its name goes into its notes."""
@@ -323,11 +348,14 @@ class _Folders:
             number += 1
             name = f"{plain}-{number}"
         self._taken.add(name.casefold())
-        if id in self._ids:
-            scored.notes.append(f"an earlier log has the same run id: this one is in {name}")
+        source, folder = self._ids.setdefault(id, (scored.run.source, name))
+        if folder != name:
+            scored.notes.append(
+                f"an earlier log has the same run id: {source} is in {folder}, "
+                f"this one, {scored.run.source}, in {name}"
+            )
         elif name != id:
             scored.notes.append(f"the run id is no safe folder name: the run is in {name}")
-        self._ids.add(id)
         return self._out / name
 
 
@@ -352,6 +380,9 @@ def _draw(scored: ScoredRun, stem: Path) -> None:
 
 def _index_row(report: Mapping[str, Any]) -> dict[str, Any]:
     row = {name: report.get(name) for name in INDEX_COLUMNS}
+    for name, value in (report.get("stated") or {}).items():
+        if f"stated_{name}" in row:
+            row[f"stated_{name}"] = value
     own = (report.get("detectors") or {}).get("calibrated") or {}
     row["calibrated_first_alarm_step"] = own.get("first_alarm_step")
     for protocol, verdict in (report.get("verdicts") or {}).items():

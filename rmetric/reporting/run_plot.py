@@ -11,10 +11,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rmetric.replay.scored_run import ScoredRun, alarm_spans
+from rmetric.replay.stated import Stated
 from rmetric.reporting.style import COLUMN_WIDTH, MEANING
 
 _SIGNALS = {"gradient_variance": "n(σ²)", "failure_rate": "n(λ)", "loss_drift": "n(ΔL)"}
-_SOURCES = {"trailing": ", one norm over time", "logged": ", as logged", "workers": ""}
+_SOURCES = {
+    "trailing": ", one norm over time",
+    "logged": ", as logged",
+    "logged_normalised": ", as logged",
+    "workers": "",
+}
 _HEIGHT = 4.3  # inches
 _LEGEND_LETTERS = 42  # that fit beside each other in one line
 _FEW = 60  # points up to which each is marked
@@ -58,7 +64,8 @@ def _name_above(axes: Axes) -> int:
     labels = axes.get_legend_handles_labels()[1]
     if not labels:
         return 0
-    num_columns = 3 if sum(map(len, labels)) <= _LEGEND_LETTERS and len(labels) <= 3 else 2
+    fits = sum(map(len, labels)) <= _LEGEND_LETTERS
+    num_columns = 3 if fits and len(labels) <= 3 else 1 if len(labels) == 2 else 2
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=num_columns)
     return -(-len(labels) // num_columns)
 
@@ -85,7 +92,10 @@ def _plot_losses(axes: Axes, scored: ScoredRun) -> None:
 
 def _plot_components(axes: Axes, scored: ScoredRun) -> None:
     for name, label in _SIGNALS.items():
-        defined = any(not isnan(getattr(score.raw, name)) for score in scored.scores)
+        defined = any(
+            not isnan(getattr(score.raw, name)) or getattr(score.normalised, name)
+            for score in scored.scores
+        )
         if defined and getattr(scored.config.weights, name) > 0:
             if name == "gradient_variance":
                 label += _SOURCES.get(scored.variance_source or "", ", several sources")
@@ -97,8 +107,13 @@ def _plot_components(axes: Axes, scored: ScoredRun) -> None:
 
 
 def _plot_score(axes: Axes, scored: ScoredRun) -> None:
+    if not scored.is_defined and scored.stated is not None:
+        _plot_stated_alone(axes, scored, scored.stated)
+        return
     threshold = scored.config.threshold
     top = max(1.06 * sum(scored.config.weights), 1.2 * threshold)
+    if scored.stated is not None and scored.stated_differs:
+        top = max(top, 1.06 * _draw_stated(axes, scored, scored.stated))
     spans = [(first, last - first) for first, last in alarm_spans(scored.scores)]
     axes.broken_barh(spans, (-0.06, top + 0.06), color=MEANING["alert"], alpha=0.2, linewidth=0)
     values = [score.score for score in scored.scores]
@@ -114,6 +129,37 @@ def _plot_score(axes: Axes, scored: ScoredRun) -> None:
     )  # fmt: skip
     axes.set_ylim(-0.06, top)
     axes.set_ylabel("R")
+
+
+def _plot_stated_alone(axes: Axes, scored: ScoredRun, stated: Stated) -> None:
+    """R as the log states it, where nothing was logged that ours could be made of."""
+    threshold = stated.threshold
+    top = 1.06 * max(_draw_stated(axes, scored, stated), 1.2 * threshold)
+    axes.axhline(
+        threshold, color=MEANING["alert"], linestyle="--", linewidth=0.8,
+        label=f"threshold {threshold:g}",
+    )  # fmt: skip
+    steps = scored.stated_alert_steps
+    axes.plot(
+        steps[:1], [top] * len(steps[:1]), "v", color=MEANING["alert"], clip_on=False,
+        label=f"first alert, step {steps[0]}" if steps else "no alert", markersize=4.5,
+    )  # fmt: skip
+    axes.set_ylim(-0.06, top)
+    axes.set_ylabel("R, as logged")
+
+
+def _draw_stated(axes: Axes, scored: ScoredRun, stated: Stated) -> float:
+    """Draw R as the log states it; returns the highest value that is finite, or 0."""
+    points = [
+        (score.step, value)
+        for score, value in zip(scored.scores, stated.scores, strict=True)
+        if value is not None
+    ]
+    axes.plot(
+        *_broken(points), color=MEANING["stated"], label="R as logged", drawstyle="steps-post",
+        linewidth=0.9, linestyle=(0, (4, 1.5)),
+    )  # fmt: skip
+    return max((value for _, value in points if isfinite(value)), default=0.0)
 
 
 def _staircase(

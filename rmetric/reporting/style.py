@@ -35,6 +35,7 @@ MEANING = {
     "gradient_variance": GREEN,
     "loss_drift": BLUE,
     "score": BLACK,
+    "stated": BLUE,
     "alert": VERMILION,
     "onset": PURPLE,
     "failure": BLACK,

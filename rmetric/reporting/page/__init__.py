@@ -8,6 +8,7 @@ browser does is chart.js and index.js, with uPlot (vendor/) under the charts.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -26,9 +27,10 @@ from rmetric.reporting.page.traces import (
     Alarm,
     DetectorTrace,
     trace_of_r_metric,
+    trace_of_stated,
     trace_with_reasons,
 )
-from rmetric.reporting.page.words import say, say_truth
+from rmetric.reporting.page.words import Saying, say, say_truth
 
 __all__ = [
     "PAGE_NAME",
@@ -40,6 +42,7 @@ __all__ = [
     "render_index",
     "render_run",
     "trace_of_r_metric",
+    "trace_of_stated",
     "trace_with_reasons",
 ]
 
@@ -70,12 +73,19 @@ def page_of(
 ) -> str:
     """The page of a run; `traces` begin with the R-Metric's, see `trace_of_r_metric`.
 
+    R as the log states it has a card and a chart where it differs from ours anywhere; else a
+    sentence says that it does not.
     The same input gives the same text. Whatever stands in the log is shown as text.
     """
     run = scored.run
     notes, more_notes = listed(run.notes + scored.notes, _MOST_NOTES)
     alarms = []
-    ordered = [*traces[1:], traces[0]]  # as published it stands last, as in the charts
+    # As published it stands last but for what the log states, as in the charts.
+    ordered = [*traces[1:], traces[0]]
+    stated = trace_of_stated(scored)
+    if stated is not None and scored.stated_differs:
+        ordered.append(stated)
+        traces = [*traces, stated]
     for trace in ordered:
         shown, more = listed(trace.began, MOST_ALARMS)
         alarms.append((trace, shown, more))
@@ -84,7 +94,7 @@ def page_of(
         run=run,
         scored=scored,
         truth_words=say_truth(run),
-        sayings=[say(run, trace) for trace in ordered],
+        sayings=[_said(scored, trace) for trace in ordered],
         alarms=alarms,
         notes=notes,
         more_notes=more_notes,
@@ -93,6 +103,13 @@ def page_of(
         settings=_settings(scored),
         config=_as_text(run.config) if run.config else "",
     )
+
+
+def _said(scored: ScoredRun, trace: DetectorTrace) -> Saying:
+    said = say(scored.run, trace)
+    if trace.name == "r_metric" and scored.stated is not None and not scored.stated_differs:
+        said.details.append("The log states the same R.")
+    return said
 
 
 def _settings(scored: ScoredRun) -> dict[str, Any]:
@@ -107,7 +124,7 @@ def _settings(scored: ScoredRun) -> dict[str, Any]:
         "window of σ² over one norm": f"{config.norm_window} values",
         "ΔL follows": ("|ΔL| of " if config.absolute_loss_drift else "")
         + config.loss.replace("_", " "),
-        "σ² from": scored.variance_source or "nothing: not logged",
+        "σ² from": (scored.variance_source or "nothing: not logged").replace("_", ", "),
     }
 
 
@@ -122,10 +139,12 @@ _INDEX = {
     "outcome": "Outcome",
     "calibrated_first_alarm_step": "First alarm, calibrated",
     "first_alert_step": "First alarm, R\u2011Metric",
+    "stated_first_alert_step": "First alarm, R as stated",
     "onset_step": "Fault from",
     "failure_step": "Failed at",
     "num_records": "Records",
     "max_r": "Highest R",
+    "stated_max_r": "Highest R as stated",
     "format": "Format",
     "source": "Log",
 }
@@ -139,7 +158,13 @@ def index_of(rows: Sequence[Mapping[str, Any]]) -> str:
     Each row has the columns of `replay_report.INDEX_COLUMNS`, blank where unknown; of a
     run, ``folder`` holds its report.html. Columns that no run fills are left out.
     """
-    runs = [dict(row) | {"page": _link(row)} for row in rows if not row["problem"]]
+    times = Counter(row["id"] for row in rows if not row["problem"])
+    runs = [
+        # Of two runs with one id the files tell which is which.
+        dict(row) | {"page": _link(row), "file": row["source"] if times[row["id"]] > 1 else ""}
+        for row in rows
+        if not row["problem"]
+    ]
     return render_index(
         runs=runs,
         failed=[row for row in rows if row["problem"]],

@@ -11,7 +11,7 @@ from rmetric.metric import PAPER_WEIGHTS, RMetricConfig
 from rmetric.records import Record
 from rmetric.replay.scored_run import ScoredRun
 from rmetric.reporting.page.series import Charts, Floats, Line, Panel, Series
-from rmetric.reporting.page.traces import SYMBOLS, DetectorTrace
+from rmetric.reporting.page.traces import STATED, SYMBOLS, DetectorTrace
 
 #: Panel, title, and the record's fields in it with their labels and colours.
 LOGGED = (
@@ -43,6 +43,7 @@ _COLOURS = {"failure_rate": "rate", "gradient_variance": "variance", "loss_drift
 _SOURCES = {
     "workers": "between the workers",
     "logged": "as the log states it",
+    "logged_normalised": "as the log states it",
     "trailing": "of one norm over time, not between workers",
 }
 #: Workers up to which each has its own curve.
@@ -61,9 +62,12 @@ def charts_of(scored: ScoredRun, traces: Sequence[DetectorTrace]) -> Charts:
     r_metric, *others = traces
     logged = _logged(scored.run.records)
     groups: dict[str, list[Panel]] = {"What was logged": logged} if logged else {}
-    for trace in others:
-        groups[trace.title] = _of_detector(trace)
-    groups[r_metric.title] = _of_r_metric(scored, r_metric)
+    # The R-Metric stands below the other detectors, and R as stated below ours.
+    for trace in (*(t for t in others if t.name != STATED), r_metric):
+        of_trace = _of_r_metric(scored, trace) if trace is r_metric else _of_detector(trace)
+        groups[trace.title] = of_trace
+    groups |= {trace.title: _of_detector(trace) for trace in others if trace.name == STATED}
+    groups = {title: panels for title, panels in groups.items() if panels}
     return Charts(steps=r_metric.steps, groups=groups, lines=_lines(scored, traces))
 
 
@@ -136,6 +140,8 @@ def _of_r_metric(scored: ScoredRun, trace: DetectorTrace) -> list[Panel]:
     weights = scored.config.weights
     top = max(1.06 * sum(weights), 1.2 * scored.config.threshold)
     score = _column("R", "score", trace.scores)
+    if not len(score.values):
+        return []
     panels = [
         Panel(
             name="r_metric", title="R", series=[score], bounds=(0.0, top),
@@ -147,9 +153,12 @@ def _of_r_metric(scored: ScoredRun, trace: DetectorTrace) -> list[Panel]:
     for name, symbol in SYMBOLS.items():
         values = np.array([getattr(score.raw, name) for score in scored.scores], dtype=float)
         defined = ~np.isnan(values)
-        if not defined.any():
-            continue
         scaled = np.array([getattr(score.normalised, name) for score in scored.scores], dtype=float)
+        if not defined.any():
+            if scaled.any():
+                label = f"n({symbol}) × {getattr(weights, name):g}, as the log states it"
+                normalised.append(_column(label, _COLOURS[name], scaled))
+            continue
         label = f"n({symbol}) × {getattr(weights, name):g}"
         normalised.append(_column(label, _COLOURS[name], scaled, defined))
         title, hint = _RAW[name]
@@ -174,10 +183,13 @@ def _of_r_metric(scored: ScoredRun, trace: DetectorTrace) -> list[Panel]:
 def _of_detector(trace: DetectorTrace) -> list[Panel]:
     tone = "alert" if trace.name == OURS else "neutral"
     hint = "" if trace.threshold is None else f"alarm above {trace.threshold:g}; "
-    score = _column("score", "score", trace.scores)
+    score = _column("R" if trace.name == STATED else "score", "score", trace.scores)
+    if not len(score.values):
+        return []
     panels = [
         Panel(
-            name=f"score_{trace.name}", title=f"{trace.title}: score", series=[score],
+            name=f"score_{trace.name}", series=[score],
+            title="R, as stated" if trace.name == STATED else f"{trace.title}: score",
             hint=f"{hint}shaded where it alarms", threshold=trace.threshold, alarms=trace.alarms,
             log=False, tone=tone,
             cap=None if trace.threshold is None else _HIGHEST * trace.threshold,

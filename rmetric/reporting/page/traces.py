@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from math import nan
@@ -18,6 +18,8 @@ from rmetric.records import Run
 from rmetric.replay.scored_run import ScoredRun
 from rmetric.reporting.page.series import Bools, Floats
 
+#: Name of the trace of R as a log states it.
+STATED = "stated"
 SYMBOLS = {"failure_rate": "λ", "gradient_variance": "σ²", "loss_drift": "ΔL"}
 
 
@@ -141,9 +143,8 @@ def _note(
 def trace_of_r_metric(scored: ScoredRun) -> DetectorTrace:
     """The same of the R-Metric, which a replay has scored already."""
     alarms = np.array([score.alarm for score in scored.scores], dtype=bool)
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], alarms]).astype(np.int8))).tolist()
     began = []
-    for i, until in zip_longest(edges[::2], edges[1::2]):
+    for i, until in _stretches(alarms):
         step, raw, normalised, score, _ = scored.scores[i]
         reason = reason_for(scored.config, raw, normalised, score)
         began.append(Alarm(position=i, step=step, reason=reason, until=until))
@@ -156,3 +157,31 @@ def trace_of_r_metric(scored: ScoredRun) -> DetectorTrace:
         alarms=alarms,
         began=began,
     )
+
+
+def trace_of_stated(scored: ScoredRun) -> DetectorTrace | None:
+    """The same of R as the log states it; None where it states none."""
+    stated = scored.stated
+    if stated is None:
+        return None
+    alarms = np.array(stated.alarms, dtype=bool)
+    began = []
+    for i, until in _stretches(alarms):
+        reason = f"R {stated.scores[i]:.2f}, as the log states it, above {stated.threshold_words}"
+        step = scored.scores[i].step
+        began.append(Alarm(position=i, step=step, reason=reason, until=until))
+    return DetectorTrace(
+        name=STATED,
+        title="R as the log states it",
+        threshold=stated.threshold,
+        steps=np.array([score.step for score in scored.scores], dtype=np.int64),
+        scores=np.array([nan if one is None else one for one in stated.scores], dtype=float),
+        alarms=alarms,
+        began=began,
+    )
+
+
+def _stretches(alarms: Bools) -> Iterator[tuple[int, int | None]]:
+    """From which record to which each alarm lasts; None where it lasts to the end."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], alarms]).astype(np.int8))).tolist()
+    return zip_longest(edges[::2], edges[1::2])

@@ -41,7 +41,7 @@ class Saying(NamedTuple):
 def say(run: Run, trace: DetectorTrace) -> Saying:
     first = trace.began[0] if trace.began else None
     judgement, tone = judged(run, trace)
-    headline = "No alarm"
+    headline = "No alarm" if _has_scores(trace) else "Nothing to judge by"
     if first is not None:
         verdict = f": {first.verdict}" if first.verdict else ""
         headline = f"First alarm at step {first.step:,}{verdict}"
@@ -85,7 +85,7 @@ def _details(trace: DetectorTrace) -> list[str]:
         details.append(f"{times}; in alarm at {in_alarm:,} of {len(trace.alarms):,} records.")
     known = ~np.isnan(trace.scores)
     if not known.any():
-        details.append("It had nothing to judge by.")
+        details.append("The log holds nothing that it works on.")
         return details
     highest = int(np.nanargmax(np.where(known, trace.scores, -np.inf)))
     score, step = trace.scores[highest], int(trace.steps[highest])
@@ -109,7 +109,7 @@ def _later(trace: DetectorTrace) -> list[str]:
 
 def judged(run: Run, trace: DetectorTrace) -> tuple[str, str]:
     """Whether it was right by the causal rule, and the tone; empty where nobody knows."""
-    if run.truth is None:
+    if run.truth is None or not _has_scores(trace):
         return "", "plain"
     truth, first = run.truth, trace.first_alarm
     of_run = judge([run], [trace.as_trace(run.id)], "causal")
@@ -132,6 +132,10 @@ def judged(run: Run, trace: DetectorTrace) -> tuple[str, str]:
             "bad",
         )
     return "Too late: the run had failed by then.", "bad"
+
+
+def _has_scores(trace: DetectorTrace) -> bool:
+    return bool(trace.began) or not np.isnan(trace.scores).all()
 
 
 def _count(number: int, noun: str) -> str:
