@@ -179,7 +179,19 @@ def stated_only(lines):
             entry.update(kept)
         entry.pop("format_version", None)
         entry.get("config", {}).pop("metric_settings", None)
+        entry.get("config", {}).pop("alert_thresholds", None)
     return lines
+
+
+def test_the_threshold_that_a_log_states_counts_for_its_own_r(tmp_path):
+    def deaf(lines):
+        stated_only(lines)[0]["config"]["alert_thresholds"] = {"r_metric": 5.0}
+        return lines
+
+    write_study(tmp_path, modes=("FULL_METRIC",))
+    for path in tmp_path.rglob("*.jsonl"):
+        rewrite(path, deaf)
+    assert Analysis.of_metric(read_study(tmp_path)).scores("r_metric", "published").hits == 0
 
 
 def test_r_that_is_stated_counts_where_nothing_else_is_logged(folder, tmp_path_factory):
@@ -244,9 +256,10 @@ def test_an_alert_may_be_the_step_of_the_first(folder, step_of):
                 if entry["alerts"]["r_metric"] and first is None:
                     first = entry["step"]
                 entry["alerts"] = {} if first is None else {"r_metric": first}
-                if step_of == "wrong" and first is not None:
-                    entry["alerts"] = {"r_metric": first + 1}
+                if step_of == "wrong":
+                    entry["alerts"] = {"r_metric": 50}
         assert first is not None
+        assert first > 50
         return lines
 
     rewrite(log(folder), numbered)

@@ -4,47 +4,34 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from math import inf, isclose, nan
-from typing import Any, NamedTuple
+from math import isclose, nan
+from typing import NamedTuple
 
 import numpy as np
 
 from rmetric.evaluation.traces import Trace
+from rmetric.log_entries import stated_alarm
 from rmetric.metric import Components, RMetric, RMetricConfig
 from rmetric.records import Run
-from rmetric.replay.settings import settings_of
-from rmetric.strict_json import field, mapping, number, parse_line
+from rmetric.replay.settings import settings_of, stated_threshold
+from rmetric.strict_json import field, number, parse_line
 
 
 class Stated(NamedTuple):
-    """R as a log states it at one record; None where it states nothing.
-
-    Attributes:
-        score: R.
-        alarm: whether it was above the threshold.
-        alarm_step: step of the first alarm, where the log states that instead.
-    """
+    """R as a log states it at one record; None where it states nothing."""
 
     score: float | None
     alarm: bool | None
-    alarm_step: int | None = None
 
 
 def stated_metric(content: bytes) -> list[Stated]:
     """What the METRICS lines of a log state of R. Raises ValueError for nonsense."""
     entries = (parse_line(line) for line in io.BytesIO(content) if line.strip())
-    return [_stated(entry) for entry in entries if entry.get("event") == "METRICS"]
-
-
-def _stated(entry: dict[str, Any]) -> Stated:
-    score = field(entry, "r_metric", number)
-    alarm = (field(entry, "alerts", mapping) or {}).get("r_metric")
-    if alarm is None or isinstance(alarm, bool):
-        return Stated(score, alarm)
-    # Some of the authors' logs repeat the step of the first alarm on every line after it.
-    if isinstance(alarm, int):
-        return Stated(score, None, alarm)
-    raise ValueError(f"alerts.r_metric is {alarm!r}: true, false or a step is accepted")
+    return [
+        Stated(field(entry, "r_metric", number), stated_alarm(entry))
+        for entry in entries
+        if entry.get("event") == "METRICS"
+    ]
 
 
 def metric_trace(
@@ -66,6 +53,8 @@ def metric_trace(
     threshold = (config or own).threshold
     if any(missing) and config is None and any(s.score is not None for s in stated):
         scores = np.array([nan if s.score is None else s.score for s in stated], dtype=float)
+        own_threshold = stated_threshold(run.config)
+        threshold = threshold if own_threshold is None else own_threshold
     elif all(missing):
         scores = np.full(len(run.records), nan)
     return Trace(
@@ -99,17 +88,13 @@ def disagreements(
     """Logs whose own R, or alarm, is not what the metric gives for their records."""
     found = []
     for run, own, trace in zip(runs, stated, traces, strict=True):
-        alarmed = inf
         for step, theirs, ours, alarm in zip(
             trace.steps, own, trace.scores, trace.alarms, strict=True
         ):
-            alarmed = min(alarmed, step if alarm else inf)
             if theirs.score is not None and not isclose(theirs.score, ours, abs_tol=1e-9):
                 difference = f"r_metric is {theirs.score:.6g}, recomputed {ours:.6g}"
             elif theirs.alarm is not None and theirs.alarm != alarm:
                 difference = f"the alert is {theirs.alarm}, recomputed {bool(alarm)}"
-            elif theirs.alarm_step is not None and theirs.alarm_step != alarmed:
-                difference = f"the first alert is at {theirs.alarm_step}, recomputed {alarmed}"
             else:
                 continue
             found.append(f"{run.source or run.id}, step {step}: {difference}")
