@@ -12,50 +12,105 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
-#: Row of the README's table -> the detector's name in table 3.
+PUBLISHED_PAGE = (ROOT / "docs/published_study.md").read_text(encoding="utf-8")
+
+#: Row of the tables -> the detector's name in table 3 of the published study and of the others.
 ROWS = {
-    "R-Metric, as its paper defines it": "R-Metric",
-    "R-Metric, ΔL from the first loss": "R-Metric, ΔL from first loss",
-    "gradient norm above three times its median": "Gradient norm",
-    "loss z-score": "Loss z-score",
-    "Isolation Forest, which sees the future": "Isolation Forest (peeks)",
-    "always alarm": "Always alarm",
+    "R-Metric as its simulator computes it": ("R-Metric (Full)", "R-Metric, ΔL from first loss"),
+    "R-Metric as its paper defines it": ("the paper's weights and moving average", "R-Metric"),
+    "loss z-score": ("Loss z-score", "Loss z-score"),
+    "Isolation Forest, which sees the future": ("Isolation Forest (peeks)",) * 2,
+    "always alarm": ("Always alarm",) * 2,
 }
 STUDIES = ("results/emergent/tables", "results/stress/tables")
+PAPER_WEIGHTS = "The paper's .10 / .45 / .70"
+
+
+def rows_of(path: str) -> list[dict[str, str]]:
+    with open(ROOT / path, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def table_3(folder: str) -> dict[tuple[str, str], dict[str, str]]:
-    with open(ROOT / folder / "table3_detectors.csv", encoding="utf-8", newline="") as file:
-        return {(row["Protocol"], row["Detector"]): row for row in csv.DictReader(file)}
+    return {
+        (row["Protocol"], row["Detector"]): row for row in rows_of(f"{folder}/table3_detectors.csv")
+    }
 
 
-def printed(table: dict, protocol: str, detector: str, column: str) -> str:
-    row = table.get((protocol, detector))
-    if row is None:
-        return "–"
-    return row[column] if column == "FP" else f"{float(row[column]):.2f}"
+def published() -> dict[str, dict[str, str]]:
+    return {row["Method"]: row for row in rows_of("results/tables/table3_detectors.csv")}
 
 
+@pytest.mark.parametrize("page", [README, PUBLISHED_PAGE], ids=["README", "published_study"])
 @pytest.mark.parametrize("start", ROWS)
-def test_the_numbers_in_the_readme_are_those_of_table_3(start):
-    [line] = [line for line in README.splitlines() if line.startswith(f"| {start}")]
+def test_the_studies_side_by_side_are_those_of_their_tables_3(start, page):
+    [line] = [line for line in page.splitlines() if line.startswith(f"| {start} |")]
     cells = [cell.strip() for cell in line.strip("|").split("|")[1:]]
-    expected = [
-        printed(table_3(folder), protocol, ROWS[start], column)
-        for folder in STUDIES
-        for protocol, column in (("published", "F1"), ("causal", "F1"), ("published", "FP"))
-    ]
+    as_published, emergent = ROWS[start]
+    row = published()[as_published]
+    expected = [f"{float(row['F1']):.2f}", f"{float(row['Causal F1']):.2f}", row["FP"]]
+    for folder in STUDIES:
+        table = table_3(folder)
+        expected += [
+            f"{float(table[rule, emergent]['F1']):.2f}" for rule in ("published", "causal")
+        ]
+        expected.append(table["published", emergent]["FP"])
     assert cells == expected
 
 
 def test_the_counts_in_the_readme_are_those_of_table_3():
-    paper, stress = (table_3(folder) for folder in STUDIES)
-    failed = "{Failed} of {n} runs fail".format(**paper["published", "R-Metric"])
-    assert failed in README
-    assert "{Failed} of {n} fail".format(**stress["published", "R-Metric"]) in README
-    ceiling = paper["causal", "Ceiling, after the onset step"]
-    seen = "{TP} of the {Failed} failing runs have a record after the onset".format(**ceiling)
+    emergent, stress = (table_3(folder) for folder in STUDIES)
+    full = published()["R-Metric (Full)"]
+    assert int(full["TP"]) + int(full["FN"]) == 72
+    for page in (README, PUBLISHED_PAGE):
+        assert "72 of 180 runs fail" in page
+        assert "emergent: {Failed} of {n} fail".format(**emergent["published", "R-Metric"]) in page
+        assert "stress: {Failed} of {n} fail".format(**stress["published", "R-Metric"]) in page
+    ceiling = emergent["causal", "Ceiling, after the onset step"]
+    seen = (
+        "{TP} of the {Failed} failing runs of the emergent study have a record after the onset"
+    ).format(**ceiling)
     assert seen in " ".join(README.split())
+
+
+def test_what_is_stated_of_the_published_number_is_in_the_results():
+    full, anatomy = published()["R-Metric (Full)"], {
+        row["Changed"]: row for row in rows_of("results/tables/table7_anatomy.csv")
+    }  # fmt: skip
+    claims = {row["Claim"]: row for row in rows_of("results/tables/table5_claims.csv")}
+    one, mean, low, high = (
+        float(full[name])
+        for name in ("F1", "F1 over seeds", "F1 over seeds low", "F1 over seeds high")
+    )
+    f1 = claims["F1 of the simulation study, published rule"]
+    share = re.match(r"(\d+) % of 300", f1["Why"])[1]
+    lead = claims["Mean lead time"]["Measured here"]
+    in_time = re.search(r"without them ([\d.]+)", claims["Mean lead time"]["Why"])[1]
+    later, moving = (
+        float(anatomy[name]["F1, published rule"])
+        for name in ("Onset one step later (2501)", "(a) ΔL from the true moving average")
+    )
+    text = " ".join(README.split())
+    for stated in (
+        f"F1 {one:.3f} (one seed) or {mean:.3f} (300 seeds, 95 % of them from {low:.3f} to",
+        f"which {share} % of the seeds give",
+        f"at 2501, F1 is {later:.2f}",
+        f"paper describes F1 is {moving:.2f}",
+        f"it is {lead.split()[0]} steps over seeds, and {in_time} without",
+    ):
+        assert stated in text, stated
+    page = " ".join(PUBLISHED_PAGE.split())
+    causal = float(anatomy["(a) ΔL from the true moving average"]["F1, causal rule"])
+    for stated in (
+        f"F1 is {mean:.3f}, with 95 % of single studies from {low:.3f} to {high:.3f}",
+        f"{share} % of the studies round to it",
+        f"and F1 is {later:.2f}",
+        f"average F1 is {moving:.2f}, and {causal:.2f} by the causal rule",
+        f"It is {lead.split()[0]} steps over seeds, not 255",
+        f"Without them it is {in_time} steps",
+        f"give {float(anatomy[PAPER_WEIGHTS]['F1, published rule']):.3f}.",
+    ):
+        assert stated in page, stated
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *(
