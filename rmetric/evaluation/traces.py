@@ -62,10 +62,9 @@ def trace_by(detector: Detector, run: Run, name: str) -> Trace:
     for record in run.records:
         detector.update(record)
         idle = idle and not any(detector.sources)  # type: ignore[attr-defined]
-        scores.append(detector.score)
+        # Before any of its signals was logged R is undefined, not 0.
+        scores.append(nan if idle else detector.score)
         alarms.append(detector.alarm)
-    if idle:  # R of a run that logged none of its signals is undefined, not 0
-        scores = [nan] * len(scores)
     return Trace(
         detector=name,
         run_id=run.id,
