@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from rmetric.commands import replay
+from rmetric.cli import replay
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:

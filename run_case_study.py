@@ -16,8 +16,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from rmetric.case_study.faults import FAULTS
-from rmetric.case_study.settings import (
+from studies.case_study.faults import FAULTS
+from studies.case_study.settings import (
     BUNDLED,
     QWEN_3B,
     CaseStudyError,
@@ -103,9 +103,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         settings = settings_of(arguments)
         try:
-            from rmetric.case_study.run import run_case_study
+            from studies.case_study.run import run_case_study
         except ModuleNotFoundError as error:
-            if str(error.name).startswith("rmetric"):
+            if str(error.name).startswith(("rmetric", "studies")):
                 raise  # that is no package that the user could install
             raise CaseStudyError(
                 f"{error.name} is not installed: pip install -e '.[live]'"

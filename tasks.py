@@ -103,12 +103,12 @@ def case_study() -> None:
 def benchmark() -> None:
     set_up()
     given = sys.argv[2:] or ["--data", "lab", "stress", "--out", "results/sample/detection"]
-    run([str(PYTHON), "-m", "rmetric.evaluation", *given])
+    run([str(PYTHON), "-m", "studies.detector_benchmark", *given])
 
 
 def demo_guard() -> None:
     set_up("live,guard")
-    run([str(PYTHON), "run_guard_demo.py", *sys.argv[2:]])
+    run([str(PYTHON), "-m", "studies.tiny_llama.guard_demo", *sys.argv[2:]])
 
 
 def test() -> None:

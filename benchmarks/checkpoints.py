@@ -31,10 +31,10 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.report import RESULTS, write_report
-from rmetric.recovery.checkpoints import Checkpoints, Done
-from rmetric.recovery.guard import Guard
-from rmetric.recovery.policy import PolicyConfig
-from rmetric.recovery.training_state import ModelState
+from rmetric.guard.checkpoints import Checkpoints, Done
+from rmetric.guard.guard import Guard
+from rmetric.guard.policy import PolicyConfig
+from rmetric.guard.training_state import ModelState
 from rmetric.reporting.markers import fill
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "checkpoints.md"

@@ -34,8 +34,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.report import write_report
-from rmetric.live import Monitor
-from rmetric.live.gradients import gradients_of, tensor_norms, total_norm
+from rmetric.monitor import Monitor
+from rmetric.monitor.gradients import gradients_of, tensor_norms, total_norm
 
 SHARED = dict(vocab_size=4096, max_position_embeddings=512, tie_word_embeddings=True)
 MODELS: dict[str, tuple[Callable[[], Any], tuple[int, int]]] = {

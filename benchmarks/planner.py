@@ -22,14 +22,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.planner_reference import LLAMA, NARAYANAN, Run, try_all
 from benchmarks.report import write_report
-from rmetric.recovery.layout import Layout
-from rmetric.recovery.planner import BatchSpec, plan
-from rmetric.recovery.planner.cluster import GPUS, Cluster, Gpu
-from rmetric.recovery.planner.engines import ENGINES
-from rmetric.recovery.planner.memory import memory
-from rmetric.recovery.planner.model_shape import ModelShape
-from rmetric.recovery.planner.placement import reach
-from rmetric.recovery.planner.throughput import estimate, step_flops
+from rmetric.guard.layout import Layout
+from rmetric.guard.planner import BatchSpec, plan
+from rmetric.guard.planner.cluster import GPUS, Cluster, Gpu
+from rmetric.guard.planner.engines import ENGINES
+from rmetric.guard.planner.memory import memory
+from rmetric.guard.planner.model_shape import ModelShape
+from rmetric.guard.planner.placement import reach
+from rmetric.guard.planner.throughput import estimate, step_flops
 
 ROUNDS = 7
 #: How many model chunks a stage had in the Llama 3 runs, 126 layers over 16 stages: about 8.

@@ -1,6 +1,6 @@
 """What the planner is held against: every layout, tried one after the other, and published runs.
 
-`try_all` is written apart from `rmetric.recovery.planner.search` and shares no line with it: plain
+`try_all` is written apart from `rmetric.guard.planner.search` and shares no line with it: plain
 loops over all sizes, the rules as the documentation states them. It shares the formulas of
 memory and time, which are checked against the runs below instead.
 """
@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from math import inf, lcm
 from typing import NamedTuple
 
-from rmetric.recovery.layout import Layout
-from rmetric.recovery.planner import BatchSpec
-from rmetric.recovery.planner.cluster import Cluster
-from rmetric.recovery.planner.engines import Engine
-from rmetric.recovery.planner.memory import memory
-from rmetric.recovery.planner.model_shape import ModelShape
-from rmetric.recovery.planner.throughput import Reach, estimate
+from rmetric.guard.layout import Layout
+from rmetric.guard.planner import BatchSpec
+from rmetric.guard.planner.cluster import Cluster
+from rmetric.guard.planner.engines import Engine
+from rmetric.guard.planner.memory import memory
+from rmetric.guard.planner.model_shape import ModelShape
+from rmetric.guard.planner.throughput import Reach, estimate
 
 
 class Tried(NamedTuple):

@@ -24,8 +24,8 @@ import sys
 from pathlib import Path, PurePosixPath
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from rmetric.evaluation.real_logs import COLUMNS, MANIFEST
 from rmetric.logs import write_atomically
+from studies.detector_benchmark.real_logs import COLUMNS, MANIFEST
 
 
 def group_of(row: dict[str, str]) -> str:

@@ -30,14 +30,14 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.report import RESULTS, write_report
+from rmetric.guard.run_folder import RunFolder
+from rmetric.guard.supervisor.journal import Line, read_journal
 from rmetric.logs import read_log
-from rmetric.recovery.run_folder import RunFolder
-from rmetric.recovery.supervisor.journal import Line, read_journal
 from rmetric.telemetry.lines import verdict_line
 from rmetric.telemetry.verdict import GpuVerdict
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "supervisor.md"
-MODULE = "rmetric.reference_training"
+MODULE = "studies.tiny_llama"
 SAVE_EVERY = 10
 TRAINING = ["--layers=2", "--hidden=64", "--batch=12", "--micro-batch=1", "--print-every=1000",
             f"--save-every={SAVE_EVERY}", "--sleep=0.1"]  # fmt: skip

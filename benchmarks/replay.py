@@ -32,14 +32,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.report import write_report
 from rmetric import Record, RMetricConfig, Run
 from rmetric.logs import run_lines
-from rmetric.replay import open_log
+from rmetric.readers import open_log
 
 TURNS = 11
 STREAM = """
 import json, resource, sys, time
 from pathlib import Path
 from rmetric.detectors.loss_z_score import LossZScore
-from rmetric.replay import open_log
+from rmetric.readers import open_log
 detector, number = LossZScore(), 0
 began = time.process_time()
 for _, record in open_log(Path(sys.argv[1])):

@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rmetric.metric import RMetric
-from rmetric.records import HardwareEvent, Record, Truth
-from rmetric.strict_json import (
+from rmetric._util.strict_json import (
     encode,
     encode_number,
     field,
@@ -22,6 +20,8 @@ from rmetric.strict_json import (
     text,
     whole_number,
 )
+from rmetric.metric import RMetric
+from rmetric.records import HardwareEvent, Record, Truth
 
 #: Fields of `Record` that hold one number -> their names in a METRICS line.
 NUMBER_KEYS = {

@@ -9,13 +9,25 @@ describes every field. A line is strict JSON: nan and ±inf are the strings
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rmetric._util.durable import write_atomically
+from rmetric._util.errors import LogError
+from rmetric._util.strict_json import (
+    decode_number,
+    encode,
+    encode_line,
+    encode_number,
+    field,
+    mapping,
+    number,
+    parse_line,
+    text,
+    whole_number,
+)
 from rmetric.log_entries import (
     NORMALISED_KEYS,
     SIGNAL_KEYS,
@@ -28,18 +40,6 @@ from rmetric.log_entries import (
 )
 from rmetric.metric import RMetric, RMetricConfig
 from rmetric.records import Record, Run, Truth
-from rmetric.strict_json import (
-    decode_number,
-    encode,
-    encode_line,
-    encode_number,
-    field,
-    mapping,
-    number,
-    parse_line,
-    text,
-    whole_number,
-)
 
 __all__ = [
     "FORMAT_VERSION",
@@ -65,15 +65,6 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 1
-
-
-class LogError(ValueError):
-    """A log that cannot be read; says which file, which line and what was found."""
-
-    def __init__(self, path: Path | str, line: int | None, problem: str) -> None:
-        self.path, self.line, self.problem = Path(path), line, problem
-        where = f"{path}, line {line}" if line else f"{path}"
-        super().__init__(f"{where}: {problem}")
 
 
 def start_line(run_config: dict[str, Any], run_id: str, config: RMetricConfig, mode: str) -> bytes:
@@ -178,35 +169,6 @@ def final_line(truth: Truth, records: Sequence[Record]) -> bytes:
     else:
         last = {"step": records[-1].step if records else None, "event": "EXPERIMENT_SUCCESS"}
     return encode_line(last | {"ground_truth": truth_to_json(truth)})
-
-
-def write_atomically(path: Path, lines: Iterable[bytes]) -> None:
-    """Write a file that is either whole or absent.
-
-    The lines go to a hidden file beside it, which then takes the name; what a
-    killed process leaves behind never carries the final name.
-
-    Raises OSError that names `path`.
-    """
-    try:
-        _write_atomically(path, lines)
-    except OSError as error:
-        if error.errno is None:
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from error
-
-
-def _write_atomically(path: Path, lines: Iterable[bytes]) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    part = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.writelines(lines)
-        part.chmod(0o644)
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
 
 
 class LogReader:

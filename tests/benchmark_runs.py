@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from rmetric.evaluation import Trace
-from rmetric.lab.archive import run_to_line, write_archive
+from rmetric.readers.archive import run_to_line, write_archive
 from rmetric.records import Record, Run, Truth
 
 STEPS = 100

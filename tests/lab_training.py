@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from rmetric.lab.branches import new_training, take_step
-from rmetric.lab.faults import fault
-from rmetric.lab.spec import LabSpec
-from rmetric.lab.training import Training
+from studies.fault_lab.branches import new_training, take_step
+from studies.fault_lab.faults import fault
+from studies.fault_lab.spec import LabSpec
+from studies.fault_lab.training import Training
 
 
 def control(architecture: str = "llama", seed: int = 3, steps: int = 20) -> LabSpec:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-import rmetric.live  # noqa: F401  (imported once, before the ranks are forked)
+import rmetric.monitor  # noqa: F401  (imported once, before the ranks are forked)
 from tests.live_training import FEATURES, ROWS, squared_error
 
 torch.set_num_threads(1)

@@ -6,10 +6,10 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
-from rmetric.reference_training.arguments import parser
-from rmetric.reference_training.data import rows_of
-from rmetric.reference_training.model import Llama, initialise
-from rmetric.reference_training.settings import settings_of
+from studies.tiny_llama.arguments import parser
+from studies.tiny_llama.data import rows_of
+from studies.tiny_llama.model import Llama, initialise
+from studies.tiny_llama.settings import settings_of
 
 #: Every layout of up to 4 ranks divides it.
 SMALL = [
@@ -25,7 +25,7 @@ def settings(folder, *more, ranks=1):
 
 def train_on(rank, folder, *layouts):
     """On one rank: train once under each layout, of `more` arguments, in a folder each."""
-    from rmetric.reference_training.loop import Training
+    from studies.tiny_llama.loop import Training
 
     for name, more in layouts:
         asked = settings(folder / name, *more, ranks=dist.get_world_size())

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 
-from rmetric.recovery.run_folder import LAUNCH_VARIABLE, RunFolder
+from rmetric.guard.run_folder import LAUNCH_VARIABLE, RunFolder
 
 
 def agent(options: argparse.Namespace) -> int:

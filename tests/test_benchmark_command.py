@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from rmetric.detectors import registry
-from rmetric.evaluation import __main__ as command
-from rmetric.evaluation.benchmark import read_results
-from rmetric.evaluation.data_sets import Refused, lab
-from rmetric.evaluation.measure import CEILINGS
 from rmetric.records import Record
 from rmetric.reporting import style
-from rmetric.reporting.detection import page as pages
-from rmetric.reporting.detection.tables import SCORES, TIMES, tables
 from rmetric.reporting.renderers import to_markdown
+from studies.detector_benchmark import __main__ as command
+from studies.detector_benchmark import page as pages
+from studies.detector_benchmark.benchmark import read_results
+from studies.detector_benchmark.data_sets import Refused, lab
+from studies.detector_benchmark.measure import CEILINGS
+from studies.detector_benchmark.tables import SCORES, TIMES, tables
 from tests.benchmark_runs import write_lab
 from tests.synthetic_study import write_study
 
@@ -263,7 +263,10 @@ def test_a_part_that_nobody_can_fill_is_an_error(results, tmp_path):
 
 def test_the_page_of_the_repository_holds_what_the_results_say():
     """Whoever measures anew makes the page anew."""
-    folder, page = ROOT / "results" / "detection", ROOT / "docs" / "benchmark.md"
+    folder, page = (
+        ROOT / "studies" / "detector_benchmark" / "results",
+        ROOT / "docs" / "benchmark.md",
+    )
     if not (folder / "lab.json").exists():
         pytest.skip("the benchmark has not been run here")
     text = page.read_text()
@@ -284,7 +287,7 @@ def refresh(folder: Path, page: Path) -> None:
 
 def test_it_is_a_module_that_says_how_it_is_used():
     answer = subprocess.run(
-        [sys.executable, "-m", "rmetric.evaluation", "--help"],
+        [sys.executable, "-m", "studies.detector_benchmark", "--help"],
         capture_output=True, text=True, check=True, cwd=ROOT,
     )  # fmt: skip
     for option in ("--data", "--detectors", "--open-sealed", "--real-logs", "--cost-false-alarm"):

@@ -18,11 +18,18 @@ import pytest
 
 from benchmarks import real_logs as maker
 from rmetric.evaluation import Trace
-from rmetric.evaluation.fetch import fetch, main, url_of
-from rmetric.evaluation.measure import Seen
-from rmetric.evaluation.measure_real import measure_real
-from rmetric.evaluation.real_logs import COLUMNS, LABELS, MANIFEST, Listed, read_manifest, real
 from rmetric.logs import LogError
+from studies.detector_benchmark.fetch import fetch, main, url_of
+from studies.detector_benchmark.measure import Seen
+from studies.detector_benchmark.measure_real import measure_real
+from studies.detector_benchmark.real_logs import (
+    COLUMNS,
+    LABELS,
+    MANIFEST,
+    Listed,
+    read_manifest,
+    real,
+)
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("RMETRIC_DATA", ROOT.parent / "shared" / "data"))

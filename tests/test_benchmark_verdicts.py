@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from rmetric.detectors.calibrated import CalibratedDetector
 from rmetric.detectors.calibrated.calibration import calibrate
-from rmetric.evaluation.cases import Cases, kind_of, seen_before_step, visibly_broken
 from rmetric.evaluation.intervals import estimate, group_counts
-from rmetric.evaluation.leave_out import left_out
-from rmetric.evaluation.measure import Seen, curve, operating
 from rmetric.evaluation.protocols import alerts_of
 from rmetric.evaluation.scores import f1
-from rmetric.evaluation.verdicts import (
+from rmetric.records import Run, Truth
+from studies.detector_benchmark.cases import Cases, kind_of, seen_before_step, visibly_broken
+from studies.detector_benchmark.leave_out import left_out
+from studies.detector_benchmark.measure import Seen, curve, operating
+from studies.detector_benchmark.verdicts import (
     Costs,
     early,
     false_alarm_rate,
@@ -27,7 +28,6 @@ from rmetric.evaluation.verdicts import (
     strict,
     with_check,
 )
-from rmetric.records import Run, Truth
 from tests.benchmark_runs import ONSET, STEPS, campaign, made_run, rising, said
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rmetric.__main__ import main
+from rmetric.cli.main import main
 from rmetric.detectors.calibrated import CalibratedDetector, read_thresholds
-from rmetric.replay import read_runs
+from rmetric.readers import read_runs
 
 ROOT = Path(__file__).parent.parent
 

@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rmetric._util.state import restore_state, state_of
 from rmetric.detectors.calibrated import CalibratedDetector, CalibratedRMetric, Thresholds
 from rmetric.detectors.calibrated.calibration import FLOORS
 from rmetric.detectors.calibrated.course import TOO_EARLY, UNDER_WAY
 from rmetric.detectors.calibrated.detector import sources
-from rmetric.lab.archive import read_runs
+from rmetric.readers.archive import read_runs
 from rmetric.records import HardwareEvent, Record
-from rmetric.state import restore_state, state_of
 from tests.calibrated_streams import first_alarm, healthy, records, rise, scores
 from tests.streams import full_records
 from tests.test_calibrated_sources import gradient_records
 
-CALIBRATION = Path(__file__).parent.parent / "logs_lab" / "calibration.tar.xz"
+CALIBRATION = Path(__file__).parent.parent / "studies/fault_lab/logs" / "calibration.tar.xz"
 FLOORS_WITHOUT_CLIMB = replace(FLOORS, alone={"loss_jump": 4.0, "not_finite": 1.0}, together={})
 GOLDEN = Path(__file__).with_name("calibrated_reasons.json")
 HUGE = st.sampled_from([0.0, -0.0, 5e-324, 1e-30, 1e30, 1e200, 1.7e308, -1.7e308, -3.0])

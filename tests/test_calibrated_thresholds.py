@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmetric.commands.calibrate import _may_be_healthy
+from rmetric._util.strict_json import encode
+from rmetric.cli.calibrate import _may_be_healthy
 from rmetric.detectors.calibrated import (
     CalibratedDetector,
     Thresholds,
@@ -23,12 +24,11 @@ from rmetric.detectors.calibrated import (
 )
 from rmetric.detectors.calibrated.calibration import FLOORS, MARGIN, NotHealthy, calibrate
 from rmetric.detectors.calibrated.detector import sources
-from rmetric.lab.archive import read_runs
+from rmetric.readers.archive import read_runs
 from rmetric.records import HardwareEvent, Record, Run
-from rmetric.strict_json import encode
 
 ROOT = Path(__file__).parent.parent
-LAB = ROOT / "logs_lab"
+LAB = ROOT / "studies/fault_lab/logs"
 PAGE = ROOT / "docs" / "calibrated.md"
 NAMES = {name for source in sources() for name in source.NAMES}
 STRENGTH = st.floats(1e-9, 1e12)

@@ -11,9 +11,9 @@ import huggingface_hub
 import pytest
 import torch
 
-from rmetric.case_study import hub
-from rmetric.case_study.bundled_text import write_examples
-from rmetric.case_study.device import GIB, Device
+from studies.case_study import hub
+from studies.case_study.bundled_text import write_examples
+from studies.case_study.device import GIB, Device
 from tests.case_study import mini, run, write_mini_model
 
 ROOT = Path(__file__).parents[1]
@@ -76,7 +76,7 @@ def test_cuda_where_there_is_none(tmp_path):
 )
 def test_too_little_memory_names_what_would_fit(options, said, tmp_path, monkeypatch):
     small = Device(kind="cuda", name="Tesla T4", free=14 * GIB, total=15 * GIB, has_bfloat16=False)
-    monkeypatch.setattr("rmetric.case_study.run.find_device", lambda kind: small)
+    monkeypatch.setattr("studies.case_study.run.find_device", lambda kind: small)
     error = refused("--random-weights", "--out", tmp_path / "out", *options)
     assert "too little memory on Tesla T4: full fine-tuning in float16" in error
     assert said in error
@@ -85,9 +85,9 @@ def test_too_little_memory_names_what_would_fit(options, said, tmp_path, monkeyp
 
 
 def test_a_sequence_length_that_is_offered_does_fit(tmp_path, monkeypatch):
-    from rmetric.case_study.bundled import qwen_3b
-    from rmetric.case_study.plan import plan_training
-    from rmetric.case_study.settings import CaseStudyError, Settings
+    from studies.case_study.bundled import qwen_3b
+    from studies.case_study.plan import plan_training
+    from studies.case_study.settings import CaseStudyError, Settings
 
     device = Device(kind="cuda", name="T4", free=10 * GIB, total=15 * GIB, has_bfloat16=False)
     with pytest.raises(CaseStudyError, match=r"--sequence-length \d+ fits") as caught:

@@ -14,19 +14,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from rmetric.case_study.blocks import make_blocks
-from rmetric.case_study.bundled_text import write_examples
-from rmetric.case_study.models import load_model, load_tokenizer, read_config
-from rmetric.case_study.recipe import Recipe
-from rmetric.case_study.rows import read_rows
-from rmetric.case_study.settings import Settings
-from rmetric.case_study.training import Data, Training, own_randomness
 from rmetric.evaluation import PROTOCOLS
 from rmetric.logs import read_log
+from rmetric.readers.scored_run import score_run
 from rmetric.records import Record
-from rmetric.replay.scored_run import score_run
 from rmetric.reporting.page import trace_of_r_metric
 from rmetric.reporting.replay_report import replay_logs, verdicts
+from studies.case_study.blocks import make_blocks
+from studies.case_study.bundled_text import write_examples
+from studies.case_study.models import load_model, load_tokenizer, read_config
+from studies.case_study.recipe import Recipe
+from studies.case_study.rows import read_rows
+from studies.case_study.settings import Settings
+from studies.case_study.training import Data, Training, own_randomness
 from tests.case_study import EVAL_EVERY, LASTS, ONSET, STEPS, mini, run, write_mini_model
 
 ROOT = Path(__file__).parents[1]
@@ -226,7 +226,7 @@ KILLED_LATE = """
 import os, signal, sys, torch
 torch.set_num_threads(1)
 import run_case_study
-from rmetric.case_study.training import Training
+from studies.case_study.training import Training
 make_step = Training.make_step
 def step_or_die(self):
     if self.step == 17 and {log!r} == self.log.name:

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import studies.detector_benchmark  # noqa: F401 (registers the peers)
+from rmetric._util.state import restore_state, state_of
 from rmetric.detectors import DETECTORS, IN_PAPER
 from rmetric.evaluation import trace
 from rmetric.records import Record, Run
-from rmetric.state import restore_state, state_of
 from tests.streams import WILD, full_records, streams
 
 EVERY = pytest.mark.parametrize("name", DETECTORS)

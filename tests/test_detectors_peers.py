@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from rmetric.detectors import DETECTORS
-from rmetric.detectors.peers import TrainProof, TrainPulse, TrainScope
-from rmetric.detectors.peers.trainproof import PART, STRIDE
-from rmetric.detectors.registry import PEERS
-from rmetric.live import MonitorConfig
+from rmetric.monitor import MonitorConfig
 from rmetric.records import Record
+from studies.detector_benchmark.peers import PEERS, TrainProof, TrainPulse, TrainScope
+from studies.detector_benchmark.peers.trainproof import PART, STRIDE
 
 
 def needs(package: str):
@@ -34,10 +33,21 @@ def test_exactly_the_installed_ones_are_registered_and_stand_before_the_anchors(
 
 
 def test_a_package_that_is_missing_is_not_registered(monkeypatch):
-    from rmetric.detectors import registry
+    from studies.detector_benchmark import peers
 
-    monkeypatch.setattr(registry, "find_spec", lambda name: None)
-    assert registry._peers() == {}
+    monkeypatch.setattr(peers, "find_spec", lambda name: None)
+    assert peers.installed() == {}
+
+
+def test_a_name_that_is_taken_and_the_papers_rows_are_closed():
+    from rmetric.detectors.registry import register
+
+    before = list(DETECTORS)
+    with pytest.raises(ValueError, match="'always' is registered already"):
+        register({"always": DETECTORS["always"]})
+    with pytest.raises(ValueError, match="those rows are closed"):
+        register({"another": DETECTORS["always"]})
+    assert list(DETECTORS) == before
 
 
 @pytest.mark.parametrize("name", [n for n, e in DETECTORS.items() if e.kind == "peer"])

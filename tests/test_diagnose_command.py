@@ -12,8 +12,8 @@ from datetime import datetime, timedelta
 import pytest
 
 import rmetric
-from rmetric.__main__ import main
-from rmetric.commands.diagnose import EXAMPLES, EXIT_CODES, as_json
+from rmetric.cli.diagnose import EXAMPLES, EXIT_CODES, as_json
+from rmetric.cli.main import main
 from rmetric.diagnosis import decide
 from rmetric.diagnosis.result import OUTCOMES, Diagnosis
 from rmetric.diagnosis.words import verdict
@@ -370,7 +370,7 @@ def test_what_cannot_be_written_is_said_after_the_verdict(monkeypatch, broken, t
         raise OSError(28, "No space left on device", str(path))
 
     fake(monkeypatch, out_of_memory())
-    monkeypatch.setattr("rmetric.commands.diagnose.write_atomically", full)
+    monkeypatch.setattr("rmetric.cli.diagnose.write_atomically", full)
     assert main(["diagnose", str(broken), "--page", str(tmp_path / "a.html")]) == 1
     printed = capsys.readouterr()
     assert printed.out.startswith("FAILED: A GPU ran out of memory")

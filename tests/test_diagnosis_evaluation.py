@@ -17,37 +17,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmetric.diagnosis.decide import diagnose
-from rmetric.diagnosis.evaluation import baselines
-from rmetric.diagnosis.evaluation.__main__ import main
-from rmetric.diagnosis.evaluation.answers import Answer, nodes_of, of_diagnosis, ranks_of
-from rmetric.diagnosis.evaluation.baselines import Line
-from rmetric.diagnosis.evaluation.cases import Case, Label
-from rmetric.diagnosis.evaluation.classes import (
+from rmetric.diagnosis.ingest import ingest
+from rmetric.diagnosis.job import STAGES as OUR_STAGES
+from rmetric.diagnosis.job import Job
+from rmetric.diagnosis.library import Library
+from rmetric.diagnosis.result import SURE, Diagnosis, Evidence, Suspect
+from rmetric.reporting.renderers import to_markdown
+from studies.diagnosis_benchmark import baselines
+from studies.diagnosis_benchmark.__main__ import main
+from studies.diagnosis_benchmark.answers import Answer, nodes_of, of_diagnosis, ranks_of
+from studies.diagnosis_benchmark.baselines import Line
+from studies.diagnosis_benchmark.cases import Case, Label
+from studies.diagnosis_benchmark.classes import (
     FAMILIES,
     STAGES,
     class_is_right,
     faulty_rank,
     stages_of,
 )
-from rmetric.diagnosis.evaluation.goals import goals
-from rmetric.diagnosis.evaluation.injected_jobs import injected_jobs
-from rmetric.diagnosis.evaluation.judged import ALONE, VARIANTS, WHOLE, Judged
-from rmetric.diagnosis.evaluation.judging import judge
-from rmetric.diagnosis.evaluation.paper import paper
-from rmetric.diagnosis.evaluation.reading import Read, read
-from rmetric.diagnosis.evaluation.real_jobs import real_jobs
-from rmetric.diagnosis.evaluation.results import TITLES, Results, read_results
-from rmetric.diagnosis.evaluation.scoring import TOPS, Counts, by_score, chance, event_counts, hits
-from rmetric.diagnosis.evaluation.summing import macro, mean, micro
-from rmetric.diagnosis.evaluation.tables import tables
-from rmetric.diagnosis.evaluation.writing import refresh, report
-from rmetric.diagnosis.ingest import ingest
-from rmetric.diagnosis.injected.settings import draw_settings
-from rmetric.diagnosis.job import STAGES as OUR_STAGES
-from rmetric.diagnosis.job import Job
-from rmetric.diagnosis.library import Library
-from rmetric.diagnosis.result import SURE, Diagnosis, Evidence, Suspect
-from rmetric.reporting.renderers import to_markdown
+from studies.diagnosis_benchmark.goals import goals
+from studies.diagnosis_benchmark.injected.settings import draw_settings
+from studies.diagnosis_benchmark.injected_jobs import injected_jobs
+from studies.diagnosis_benchmark.judged import ALONE, VARIANTS, WHOLE, Judged
+from studies.diagnosis_benchmark.judging import judge
+from studies.diagnosis_benchmark.paper import paper
+from studies.diagnosis_benchmark.reading import Read, read
+from studies.diagnosis_benchmark.real_jobs import real_jobs
+from studies.diagnosis_benchmark.results import TITLES, Results, read_results
+from studies.diagnosis_benchmark.scoring import TOPS, Counts, by_score, chance, event_counts, hits
+from studies.diagnosis_benchmark.summing import macro, mean, micro
+from studies.diagnosis_benchmark.tables import tables
+from studies.diagnosis_benchmark.writing import refresh, report
 
 # --- scores -----------------------------------------------------------------------------------
 
@@ -491,7 +491,7 @@ def test_a_missing_log_and_an_unknown_split_are_errors(manifest: Path, tmp_path:
 def put(
     folder: Path, name: str, *, split: str = "development", part: str = "judged", **other: object
 ) -> None:
-    """A manifest as `rmetric.diagnosis.injected` writes it."""
+    """A manifest as `studies.diagnosis_benchmark.injected` writes it."""
     settings = draw_settings(1, (8, 8), np.random.default_rng(0))[0]
     settings = replace(settings, world_size=8, ranks_per_node=4)
     told = {

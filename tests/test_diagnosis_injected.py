@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmetric.diagnosis.injected.__main__ import main
-from rmetric.diagnosis.injected.plan import KINDS, SIBLINGS, SPLIT, SPLITS, Plan, plans
-from rmetric.diagnosis.injected.variants import VARIANTS
+from studies.diagnosis_benchmark.injected.__main__ import main
+from studies.diagnosis_benchmark.injected.plan import KINDS, SIBLINGS, SPLIT, SPLITS, Plan, plans
+from studies.diagnosis_benchmark.injected.variants import VARIANTS
 
 pytest.importorskip("torch")
 if not Path("/proc/self/fd").exists():
@@ -30,8 +30,8 @@ if not Path("/proc/self/fd").exists():
 MAKE = """
 import sys
 from pathlib import Path
-from rmetric.diagnosis.injected.generate import generate
-from rmetric.diagnosis.injected.plan import plans
+from studies.diagnosis_benchmark.injected.generate import generate
+from studies.diagnosis_benchmark.injected.plan import plans
 out, wanted = Path(sys.argv[1]), sys.argv[2:]
 planned = plans(jobs=64, ranks=(4, 4)) + plans(jobs=64, ranks=(4, 4), splits=("blind",))
 jobs = [one for one in planned if f"{one.split}/{one.name}" in wanted]
@@ -157,7 +157,7 @@ import sys
 from pathlib import Path
 import torch.distributed as dist
 from torch.distributed import ProcessGroupGloo, distributed_c10d
-from rmetric.diagnosis.injected.addresses import bound_to
+from studies.diagnosis_benchmark.injected.addresses import bound_to
 with bound_to(sys.argv[1]):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 assert distributed_c10d.ProcessGroupGloo is ProcessGroupGloo

@@ -1,6 +1,6 @@
 import pytest
 
-from rmetric.durable import durable_file
+from rmetric._util.durable import durable_file
 
 
 def write(path, *pieces):

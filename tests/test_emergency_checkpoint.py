@@ -15,9 +15,9 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from rmetric.live import Alert, Monitor, MonitorConfig  # noqa: E402
-from rmetric.live.actions import EmergencyCheckpoint, checkpoint_file, restore  # noqa: E402
 from rmetric.logs import read_log  # noqa: E402
+from rmetric.monitor import Alert, Monitor, MonitorConfig  # noqa: E402
+from rmetric.monitor.actions import EmergencyCheckpoint, checkpoint_file, restore  # noqa: E402
 from tests.live_training import make_model, same_weights, weights  # noqa: E402
 
 STEPS, EXPLODES_AT = 24, 12
@@ -278,7 +278,7 @@ class TestOnlyWhatIsGood:
         assert files(tmp_path) == ["last_good", *names]
 
     def test_the_first_rank_alone_saves(self, tmp_path, monitor, monkeypatch):
-        monkeypatch.setattr("rmetric.live.actions.emergency_checkpoint.rank", lambda: 1)
+        monkeypatch.setattr("rmetric.monitor.actions.emergency_checkpoint.rank", lambda: 1)
         save(EmergencyCheckpoint(tmp_path), monitor)
         assert files(tmp_path) == []
 

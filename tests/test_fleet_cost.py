@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rmetric.fleet import cost
-from rmetric.fleet.__main__ import main
-from rmetric.fleet.cost import Measured, a_job, measure, one_percent
-from rmetric.fleet.cost_figure import RISK, measured_points
-from rmetric.fleet.cost_report import OUT, PAGE, PLACEHOLDER, refresh
-from rmetric.fleet.cost_tables import break_even, strategies, tables
-from rmetric.fleet.cost_words import sentences
-from rmetric.fleet.guarded_job import SHARES, replicate
-from rmetric.fleet.job_settings import Job, Predictor
 from rmetric.reporting.renderers import to_markdown
+from studies.fleet import cost
+from studies.fleet.__main__ import main
+from studies.fleet.cost import Measured, a_job, measure, one_percent
+from studies.fleet.cost_figure import RISK, measured_points
+from studies.fleet.cost_report import OUT, PAGE, PLACEHOLDER, refresh
+from studies.fleet.cost_tables import break_even, strategies, tables
+from studies.fleet.cost_words import sentences
+from studies.fleet.guarded_job import SHARES, replicate
+from studies.fleet.job_settings import Job, Predictor
 
 pytest.importorskip("simpy")
 ROOT = Path(__file__).parents[1]

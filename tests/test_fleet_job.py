@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmetric.fleet import closed_form, guarded_job
-from rmetric.fleet.guarded_job import SHARES, Outcome, replicate, simulate
-from rmetric.fleet.job_settings import DAY, Fleet, Job, Predictor, Saves
-from rmetric.fleet.troubles import Failure, FalseAlarm, failures
-from rmetric.recovery.interval import daly, expected_ettr, young
+from rmetric.guard.interval import daly, expected_ettr, young
+from studies.fleet import closed_form, guarded_job
+from studies.fleet.guarded_job import SHARES, Outcome, replicate, simulate
+from studies.fleet.job_settings import DAY, Fleet, Job, Predictor, Saves
+from studies.fleet.troubles import Failure, FalseAlarm, failures
 
 pytest.importorskip("simpy")
 

@@ -15,16 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from rmetric.fleet import published
-from rmetric.fleet import risk_estimates as estimates
-from rmetric.fleet.__main__ import main
-from rmetric.fleet.gpu_failures import ENDS_OF, MEDIAN_LEAD_HOURS, SIGNS_OF, UNCORRECTABLE
-from rmetric.fleet.gpu_histories import SLOWDOWN_CELSIUS, contained, failing, healthy
-from rmetric.fleet.job_life import DAY, HOUR, JobLife
-from rmetric.fleet.predictors import CURVES, PREDICTORS, signals
-from rmetric.fleet.recorded import evaluate_recorded, stepwise_signals
-from rmetric.fleet.risk_estimates import Estimate
-from rmetric.fleet.risk_evaluation import (
+from rmetric.reporting.renderers import to_csv, to_markdown
+from rmetric.telemetry.lines import heard_line
+from rmetric.telemetry.risk import RiskConfig
+from studies.fleet import published
+from studies.fleet import risk_estimates as estimates
+from studies.fleet.__main__ import main
+from studies.fleet.gpu_failures import ENDS_OF, MEDIAN_LEAD_HOURS, SIGNS_OF, UNCORRECTABLE
+from studies.fleet.gpu_histories import SLOWDOWN_CELSIUS, contained, failing, healthy
+from studies.fleet.job_life import DAY, HOUR, JobLife
+from studies.fleet.predictors import CURVES, PREDICTORS, signals
+from studies.fleet.recorded import evaluate_recorded, stepwise_signals
+from studies.fleet.risk_estimates import Estimate
+from studies.fleet.risk_evaluation import (
     AT_FAILURE,
     HORIZONS,
     LEAST_LEAD,
@@ -36,14 +39,11 @@ from rmetric.fleet.risk_evaluation import (
     found_leads,
     simulate,
 )
-from rmetric.fleet.risk_tables import SHARE, tables
-from rmetric.fleet.vectorised_risk import risk_values
-from rmetric.reporting.renderers import to_csv, to_markdown
-from rmetric.telemetry.lines import heard_line
-from rmetric.telemetry.risk import RiskConfig
+from studies.fleet.risk_tables import SHARE, tables
+from studies.fleet.vectorised_risk import risk_values
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "results" / "guard" / "risk"
+RESULTS = ROOT / "studies" / "fleet" / "results" / "risk"
 PAGE = (ROOT / "docs" / "fleet_risk.md").read_text(encoding="utf-8")
 #: With driver reloads and corrected errors; without anything but training.
 BUSY = JobLife(idles_per_day=8.0, weak_share=1.0)

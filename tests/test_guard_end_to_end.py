@@ -17,11 +17,11 @@ import pytest
 pytest.importorskip("torch")
 psutil = pytest.importorskip("psutil")
 
-from rmetric.recovery.layout import Layout  # noqa: E402
-from rmetric.recovery.run_folder import RunFolder  # noqa: E402
-from rmetric.recovery.supervisor import processes  # noqa: E402
-from rmetric.recovery.supervisor.journal import read_journal  # noqa: E402
-from rmetric.recovery.supervisor.summary import summarise  # noqa: E402
+from rmetric.guard.layout import Layout  # noqa: E402
+from rmetric.guard.run_folder import RunFolder  # noqa: E402
+from rmetric.guard.supervisor import processes  # noqa: E402
+from rmetric.guard.supervisor.journal import read_journal  # noqa: E402
+from rmetric.guard.supervisor.summary import summarise  # noqa: E402
 from rmetric.telemetry.lines import verdict_line  # noqa: E402
 from rmetric.telemetry.verdict import GpuVerdict  # noqa: E402
 from tests import fake_nvml  # noqa: E402
@@ -44,7 +44,7 @@ class Guarded:
                 *("--backoff-seconds", "0.1", "--grace-seconds", "5", "--save-seconds", "60"),
                 *options,
                 *("--", sys.executable, "-m", "torch.distributed.run"),
-                *("--nproc-per-node", str(ranks), "-m", "rmetric.reference_training"),
+                *("--nproc-per-node", str(ranks), "-m", "studies.tiny_llama"),
                 *(*SMALL, f"--save-every={SAVE_EVERY}", *training),
             ],
             env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **(environment or {})},

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from rmetric.__main__ import main
-from rmetric.recovery.layout import Layout
-from rmetric.recovery.run_folder import Heartbeat, RunFolder
-from rmetric.recovery.supervisor import diagnosis
-from rmetric.recovery.supervisor.allocation import Allocation
-from rmetric.recovery.supervisor.summary import in_words, summarise
+from rmetric.cli.main import main
+from rmetric.guard.layout import Layout
+from rmetric.guard.run_folder import Heartbeat, RunFolder
+from rmetric.guard.supervisor import diagnosis
+from rmetric.guard.supervisor.allocation import Allocation
+from rmetric.guard.supervisor.summary import in_words, summarise
 
 TWO = Allocation(gpus={"": (0, 1)}, layout=Layout(data=2))
 AGENT = """usage: train.py [-h] [--steps STEPS]
@@ -68,7 +68,7 @@ def test_the_summary_says_that_saves_fail_until_one_does_not():
 
 TRAINING = """
 import time
-from rmetric.recovery.run_folder import RunFolder
+from rmetric.guard.run_folder import RunFolder
 folder = RunFolder.of_environment()
 for step, problem in enumerate(["", "no space", "no space", ""{more}]):
     folder.beat(0, step, problem=problem)
@@ -111,9 +111,9 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, capsys):
 def test_a_launch_that_dies_before_its_last_checkpoint_did_not_end_as_was_asked():
     import numpy as np
 
-    from rmetric.recovery.supervisor.allocation import shrink_data
-    from rmetric.recovery.supervisor.core import Core, Settings
-    from rmetric.recovery.supervisor.events import Began, Ended, Exited, Failure, Verdict
+    from rmetric.guard.supervisor.allocation import shrink_data
+    from rmetric.guard.supervisor.core import Core, Settings
+    from rmetric.guard.supervisor.events import Began, Ended, Exited, Failure, Verdict
 
     plan = shrink_data(Layout(data=2), None)
     core = Core(Settings(), {"": (0, 1)}, plan, rng=np.random.default_rng(0))
@@ -140,7 +140,7 @@ def test_a_trainer_that_reached_its_end_says_so_and_one_that_was_stopped_does_no
 
 
 def test_a_model_file_beside_us_has_a_name(tmp_path, monkeypatch):
-    from rmetric.recovery.planner.model_shape import ModelShape
+    from rmetric.guard.planner.model_shape import ModelShape
 
     (tmp_path / "tiny-llama").mkdir()
     monkeypatch.chdir(tmp_path / "tiny-llama")

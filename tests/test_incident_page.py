@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from rmetric.diagnosis.incident import incident_page
+from rmetric.diagnosis.incident.timeline import Lane, Mark, around, on_axis, timeline
 from rmetric.diagnosis.result import Candidate, Diagnosis
 from rmetric.logs import LogError
-from rmetric.reporting.incident import incident_page
-from rmetric.reporting.page.timeline import Lane, Mark, around, on_axis, timeline
 from rmetric.telemetry.lines import heard_line
 from rmetric.telemetry.reading import Reading, Sign
 from tests.diagnoses import THEN, echo, evidence, out_of_memory, suspect

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric.lab.archive import read_runs, run_from_line, run_to_line, write_archive
-from rmetric.lab.outcome import Definitions, judge
 from rmetric.logs import LogError
+from rmetric.readers.archive import read_runs, run_from_line, run_to_line, write_archive
 from rmetric.records import Record, Run, Truth
+from studies.fault_lab.outcome import Definitions, judge
 
 numbers = st.floats(width=32) | st.sampled_from([nan, inf, -inf])
 
@@ -161,7 +161,7 @@ def test_a_branch_without_its_control_is_named(tmp_path):
 def test_reading_needs_no_torch(tmp_path):
     path, _ = an_archive(tmp_path)
     code = (
-        "import sys; from rmetric.lab import read_runs\n"
+        "import sys; from studies.fault_lab import read_runs\n"
         f"assert len(list(read_runs({str(path)!r}))) == 2\n"
         "assert 'torch' not in sys.modules"
     )

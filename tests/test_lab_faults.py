@@ -10,9 +10,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="the laboratory trains with torch")
 pytest.importorskip("transformers", reason="the laboratory's models are those of transformers")
 
-from rmetric.lab.branches import take_step  # noqa: E402
-from rmetric.lab.faults import FAULTS, Fault, Turn, fault, register  # noqa: E402
-from rmetric.lab.training import WORKERS, Settings  # noqa: E402
+from studies.fault_lab.branches import take_step  # noqa: E402
+from studies.fault_lab.faults import FAULTS, Fault, Turn, fault, register  # noqa: E402
+from studies.fault_lab.training import WORKERS, Settings  # noqa: E402
 from tests.lab_training import architecture_for, trained  # noqa: E402
 
 TRAINED = {name: trained(name) for name in ("llama", "mixtral")}

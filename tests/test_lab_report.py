@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 from sklearn.metrics import roc_auc_score
 
-import run_fault_lab
-from rmetric.lab import against_simulator
-from rmetric.lab.against_simulator import comparison
-from rmetric.lab.archive import run_to_line, write_archive
-from rmetric.lab.signals import SIGNALS, Sight, area, sights
-from rmetric.lab.tables import by_fault, outcomes, wilson
-from rmetric.lab.times import times
-from rmetric.lab.twins import twins
+from rmetric.readers.archive import run_to_line, write_archive
 from rmetric.records import Record, Run, Truth
 from rmetric.simulation.study import stress_specs
+from studies.fault_lab import __main__ as run_fault_lab
+from studies.fault_lab import against_simulator
+from studies.fault_lab.against_simulator import comparison
+from studies.fault_lab.signals import SIGNALS, Sight, area, sights
+from studies.fault_lab.tables import by_fault, outcomes, wilson
+from studies.fault_lab.times import times
+from studies.fault_lab.twins import twins
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = " ".join((ROOT / "docs/fault_lab.md").read_text(encoding="utf-8").split())
@@ -207,7 +207,7 @@ def test_twins_are_subtracted_at_the_onset_later_and_at_the_end():
 
 def rows_of(name: str) -> dict[tuple[str, str], dict[str, str]]:
     """By the first two cells."""
-    with open(ROOT / f"results/lab/{name}.csv", encoding="utf-8", newline="") as file:
+    with open(ROOT / f"studies/fault_lab/results/{name}.csv", encoding="utf-8", newline="") as file:
         return {tuple(row.values())[:2]: row for row in csv.DictReader(file)}
 
 
@@ -251,7 +251,9 @@ def test_what_the_page_calls_fatal_failed(fault, severity, failed):
 
 
 def test_the_page_states_the_size_of_the_archives():
-    manifest = json.loads((ROOT / "logs_lab/manifest.json").read_text(encoding="utf-8"))
+    manifest = json.loads(
+        (ROOT / "studies/fault_lab/logs/manifest.json").read_text(encoding="utf-8")
+    )
     size = sum(archive["bytes"] for archive in manifest["archives"].values())
     assert f"in the repository, {size / 1e6:.0f} MB" in PAGE
 

@@ -1,4 +1,4 @@
-"""run_fault_lab.py: no way of stopping it changes a byte, and bad input gets one sentence."""
+"""The fault laboratory: no way of stopping it changes a byte, and bad input gets one sentence."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import pytest
 pytest.importorskip("torch", reason="the laboratory trains with torch")
 pytest.importorskip("transformers", reason="the laboratory's models are those of transformers")
 
-import run_fault_lab
-from rmetric.lab import read_runs
 from rmetric.logs import read_log
-from rmetric.replay import read_runs as replay_runs
+from rmetric.readers import read_runs as replay_runs
+from studies.fault_lab import __main__ as run_fault_lab
+from studies.fault_lab import read_runs
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = ["--seeds", "2", "--steps", "12", "--corpus", "generated", "--workers", "1"]
@@ -57,7 +57,7 @@ def test_a_campaign_ends_in_archives_and_a_manifest(campaign):
 @pytest.mark.slow
 def test_a_campaign_that_was_killed_ends_with_the_same_bytes(campaign, tmp_path):
     out = tmp_path / "runs"
-    command = [sys.executable, str(ROOT / "run_fault_lab.py"), *SMALL]
+    command = [sys.executable, "-m", "studies.fault_lab", *SMALL]
     command += ["--out", str(out), "--archives", str(tmp_path / "archives")]
     process = subprocess.Popen(
         command, cwd=tmp_path, stderr=subprocess.DEVNULL, start_new_session=True
@@ -116,7 +116,7 @@ def test_one_run_and_its_twin_are_written_as_logs(tmp_path, capsys):
 
 
 def test_the_list_names_every_fault(capsys):
-    from rmetric.lab.faults import FAULTS
+    from studies.fault_lab.faults import FAULTS
 
     assert run_fault_lab.main(["--list"]) == 0
     listed = capsys.readouterr().out
@@ -150,16 +150,16 @@ def test_bad_input_gets_one_sentence(tmp_path, capsys, options, code, message):
 
 def test_the_kept_archives_are_what_the_command_makes():
     """Whoever changes the registry or the design must train the campaign again."""
-    from rmetric.lab.campaign import describe
-    from rmetric.lab.design import campaign as design
-    from rmetric.lab.outcome import Definitions
+    from studies.fault_lab.campaign import describe
+    from studies.fault_lab.design import campaign as design
+    from studies.fault_lab.outcome import Definitions
 
-    manifest = json.loads((ROOT / "logs_lab" / "manifest.json").read_bytes())
+    manifest = json.loads((ROOT / "studies/fault_lab/logs" / "manifest.json").read_bytes())
     described = describe(design(), Definitions())
     assert manifest["specs_sha256"] == described["specs_sha256"]
     assert manifest["runs"] == described["runs"]
     for name, entry in manifest["archives"].items():
-        content = (ROOT / "logs_lab" / name).read_bytes()
+        content = (ROOT / "studies/fault_lab/logs" / name).read_bytes()
         assert hashlib.sha256(content).hexdigest() == entry["sha256"]
 
 

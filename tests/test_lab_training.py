@@ -11,13 +11,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="the laboratory trains with torch")
 transformers = pytest.importorskip("transformers", reason="the laboratory's models are theirs")
 
-from rmetric.lab.branches import new_training, rounded, take_step, train_seed  # noqa: E402
-from rmetric.lab.corpus import CORPORA, corpus, generated_text  # noqa: E402
-from rmetric.lab.design import DESIGN, campaign  # noqa: E402
-from rmetric.lab.faults import FAULTS  # noqa: E402
-from rmetric.lab.models import ARCHITECTURES, BALANCE, FlatModel, build_module  # noqa: E402
-from rmetric.lab.spec import LabSpec  # noqa: E402
-from rmetric.lab.training import Settings, schedule  # noqa: E402
+from studies.fault_lab.branches import new_training, rounded, take_step, train_seed  # noqa: E402
+from studies.fault_lab.corpus import CORPORA, corpus, generated_text  # noqa: E402
+from studies.fault_lab.design import DESIGN, campaign  # noqa: E402
+from studies.fault_lab.faults import FAULTS  # noqa: E402
+from studies.fault_lab.models import ARCHITECTURES, BALANCE, FlatModel, build_module  # noqa: E402
+from studies.fault_lab.spec import LabSpec  # noqa: E402
+from studies.fault_lab.training import Settings, schedule  # noqa: E402
 from tests.lab_training import branch, control, trained  # noqa: E402
 
 
@@ -167,7 +167,7 @@ def test_the_rate_warms_up_and_falls_to_its_floor():
 
 @pytest.mark.slow
 def test_four_ranks_train_what_four_micro_batches_train():
-    from rmetric.lab.ranks import train_seed_on_ranks
+    from studies.fault_lab.ranks import train_seed_on_ranks
 
     specs = [control(steps=6), branch(control(steps=6), "SIGN_FLIP", onset=4)]
     together, apart = list(train_seed(specs)), train_seed_on_ranks(specs)

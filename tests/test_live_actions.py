@@ -12,9 +12,10 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.optim import lr_scheduler as schedulers  # noqa: E402
 
-from rmetric.background import Background  # noqa: E402
-from rmetric.live import Alert, Monitor, MonitorConfig  # noqa: E402
-from rmetric.live.actions import (  # noqa: E402
+from rmetric._util.background import Background  # noqa: E402
+from rmetric.logs import read_log  # noqa: E402
+from rmetric.monitor import Alert, Monitor, MonitorConfig  # noqa: E402
+from rmetric.monitor.actions import (  # noqa: E402
     CutLearningRate,
     EmergencyCheckpoint,
     SkipStep,
@@ -23,8 +24,7 @@ from rmetric.live.actions import (  # noqa: E402
     WandB,
     Webhook,
 )
-from rmetric.live.actions.dashboard import Dashboard  # noqa: E402
-from rmetric.logs import read_log  # noqa: E402
+from rmetric.monitor.actions.dashboard import Dashboard  # noqa: E402
 from tests.live_training import make_model, same_weights, train, weights  # noqa: E402
 from tests.webhook_server import WebhookServer  # noqa: E402
 
@@ -223,7 +223,7 @@ class TestWebhook:
 
     def test_what_was_held_back_is_told_by_the_next_message(self, monkeypatch):
         now = [0.0]
-        monkeypatch.setattr("rmetric.live.actions.webhook.time.monotonic", lambda: now[0])
+        monkeypatch.setattr("rmetric.monitor.actions.webhook.time.monotonic", lambda: now[0])
         with WebhookServer() as server:
             webhook = Webhook(server.url, min_interval=60.0, title="run")
             for now[0], source in [(0, "a"), (1, "a"), (2, "b"), (59, "a"), (61, "a"), (200, "a")]:
@@ -298,7 +298,7 @@ class TestWebhook:
             Webhook()
 
     def test_the_first_rank_alone_posts(self, monkeypatch):
-        monkeypatch.setattr("rmetric.live.actions.webhook.rank", lambda: 1)
+        monkeypatch.setattr("rmetric.monitor.actions.webhook.rank", lambda: 1)
         with WebhookServer() as server:
             webhook = Webhook(server.url)
             webhook(alert(), None)

@@ -12,11 +12,11 @@ if not torch.distributed.is_available():
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
-from rmetric.live import Monitor, MonitorConfig  # noqa: E402
-from rmetric.live.actions.action import Action  # noqa: E402
-from rmetric.live.actions.skip_step import SkipStep  # noqa: E402
-from rmetric.live.actions.stop import Stop  # noqa: E402
 from rmetric.logs import read_log  # noqa: E402
+from rmetric.monitor import Monitor, MonitorConfig  # noqa: E402
+from rmetric.monitor.actions.action import Action  # noqa: E402
+from rmetric.monitor.actions.skip_step import SkipStep  # noqa: E402
+from rmetric.monitor.actions.stop import Stop  # noqa: E402
 from tests.live_ranks import (  # noqa: E402
     batch_of,
     die,

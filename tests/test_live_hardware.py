@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from rmetric.live import Monitor
 from rmetric.logs import read_log
 from rmetric.metric import RMetric
+from rmetric.monitor import Monitor
 from rmetric.records import HardwareEvent
 from tests.fake_nvml import SOURCE, build, environment_of
 from tests.live_training import make_model, train
@@ -53,7 +53,7 @@ def test_a_source_that_began_before_the_run_is_given_the_runs_clock(tmp_path):
 
 TRAINING = """
 import sys, time
-from rmetric.live import Monitor
+from rmetric.monitor import Monitor
 from rmetric.telemetry.gpu_watch import GpuWatch
 from rmetric.telemetry.risk import RiskConfig
 from tests.live_training import make_model, train

@@ -12,12 +12,12 @@ lightning = pytest.importorskip("lightning", minversion="2.0")
 from torch import nn  # noqa: E402
 from torch.nn.functional import mse_loss, scaled_dot_product_attention  # noqa: E402
 
-from rmetric.live import MonitorConfig  # noqa: E402
-from rmetric.live.actions.skip_step import SkipStep  # noqa: E402
-from rmetric.live.actions.stop import Stop  # noqa: E402
-from rmetric.live.lightning import RMetricCallback  # noqa: E402
-from rmetric.live.pending import Pending  # noqa: E402
 from rmetric.logs import read_log  # noqa: E402
+from rmetric.monitor import MonitorConfig  # noqa: E402
+from rmetric.monitor.actions.skip_step import SkipStep  # noqa: E402
+from rmetric.monitor.actions.stop import Stop  # noqa: E402
+from rmetric.monitor.lightning import RMetricCallback  # noqa: E402
+from rmetric.monitor.pending import Pending  # noqa: E402
 from tests.live_training import FEATURES, ROWS, make_model, same_weights  # noqa: E402
 
 torch.set_num_threads(1)

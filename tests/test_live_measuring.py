@@ -15,16 +15,16 @@ from transformers import (  # noqa: E402
     MixtralForCausalLM,
 )
 
-from rmetric.live.forward import ForwardProbes, _largest_logit  # noqa: E402
-from rmetric.live.gradients import (  # noqa: E402
+from rmetric.monitor.forward import ForwardProbes, _largest_logit  # noqa: E402
+from rmetric.monitor.gradients import (  # noqa: E402
     gradients_of,
     layer_names,
     norms_by_layer,
     tensor_norms,
     total_norm,
 )
-from rmetric.live.weights import WeightSample  # noqa: E402
-from rmetric.live.workers import MicroBatchWorkers, worker_statistics  # noqa: E402
+from rmetric.monitor.weights import WeightSample  # noqa: E402
+from rmetric.monitor.workers import MicroBatchWorkers, worker_statistics  # noqa: E402
 from tests.live_training import batches, flat_gradient, make_model, squared_error  # noqa: E402
 
 SMALL = dict(
@@ -183,7 +183,7 @@ def test_a_failure_in_a_hook_ends_no_backward_pass(monkeypatch):
     def fail(_):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("rmetric.live.workers.tensor_norms", fail)
+    monkeypatch.setattr("rmetric.monitor.workers.tensor_norms", fail)
     model = nn.Linear(2, 1)
     workers = MicroBatchWorkers(model.parameters())
     workers.start()

@@ -16,12 +16,12 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from rmetric import RMetric, RMetricConfig  # noqa: E402
-from rmetric.live import Monitor, MonitorConfig, pending  # noqa: E402
-from rmetric.live.actions import SkipStep  # noqa: E402
-from rmetric.live.actions.action import Action  # noqa: E402
-from rmetric.live.monitor import _OPEN  # noqa: E402
-from rmetric.live.pending import to_host  # noqa: E402
 from rmetric.logs import read_log  # noqa: E402
+from rmetric.monitor import Monitor, MonitorConfig, pending  # noqa: E402
+from rmetric.monitor.actions import SkipStep  # noqa: E402
+from rmetric.monitor.actions.action import Action  # noqa: E402
+from rmetric.monitor.monitor import _OPEN  # noqa: E402
+from rmetric.monitor.pending import to_host  # noqa: E402
 from rmetric.records import HardwareEvent  # noqa: E402
 from tests.live_training import (  # noqa: E402
     batches,
@@ -743,7 +743,7 @@ def test_weights_that_were_moved_to_other_memory_are_still_watched():
 def test_a_script_that_raises_still_leaves_its_log(tmp_path):
     script = f"""
 import torch
-from rmetric.live import Monitor
+from rmetric.monitor import Monitor
 model = torch.nn.Linear(2, 1)
 monitor = Monitor(model, log={str(tmp_path / "run.jsonl")!r})
 for step in range(5):

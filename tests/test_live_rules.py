@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric.live.rules import StepRules
+from rmetric.monitor.rules import StepRules
 
 NORMS = st.floats(0.1, 10.0)
 

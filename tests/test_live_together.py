@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("torch")
-from rmetric.live.alerts import Alert
-from rmetric.live.config import MonitorConfig
-from rmetric.live.together import (
+from rmetric.monitor.alerts import Alert
+from rmetric.monitor.config import MonitorConfig
+from rmetric.monitor.together import (
     FIELDS,
     STEPPED_ASIDE,
     Messages,

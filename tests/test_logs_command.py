@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rmetric.__main__ import main
+from rmetric.cli.main import main
 from rmetric.diagnosis import ingest
 from rmetric.diagnosis.pool import Pool
 from tests.test_diagnosis_ingest import healthy_lines, traceback, write

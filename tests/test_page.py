@@ -16,7 +16,7 @@ import pytest
 from rmetric import Record, Run, Truth
 from rmetric.detectors import DETECTORS, Entry
 from rmetric.metric import Components
-from rmetric.replay.scored_run import score_run
+from rmetric.readers.scored_run import score_run
 from rmetric.reporting.page import index_of, trace_of_r_metric, trace_with_reasons
 from rmetric.reporting.page.columns import charts_of
 from rmetric.reporting.page.render import drawn

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from rmetric import Record, Run
-from rmetric.reporting.incident import incident_page
+from rmetric.diagnosis.incident import incident_page
 from rmetric.reporting.page import index_of
 from tests.diagnoses import out_of_memory
 from tests.pages import HOSTILE, eventful_run, hostile_run, page

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rmetric.__main__ import main
-from rmetric.commands import progress
-from rmetric.commands.progress import Progress
+from rmetric.cli import progress
+from rmetric.cli.main import main
+from rmetric.cli.progress import Progress
 
 
 class Terminal(io.StringIO):

@@ -126,17 +126,21 @@ def test_every_link_leads_somewhere(page):
 def test_every_script_and_option_that_the_readme_names_exists():
     for script, options in re.findall(r"python3? (\w+\.py)([^`\n]*)", README):
         source = (ROOT / script).read_text(encoding="utf-8")
-        if "rmetric.commands" in source:  # the script is a subcommand, and its options are there
-            for module in (ROOT / "rmetric" / "commands").glob("*.py"):
+        if "rmetric.cli" in source:  # the script is a subcommand, and its options are there
+            for module in (ROOT / "rmetric" / "cli").glob("*.py"):
                 source += module.read_text(encoding="utf-8")
         for option in re.findall(r"(--[a-z-]+)", options):
             assert option in source, f"{script} {option}"
 
 
 def test_the_real_runs_in_the_readme_are_those_of_the_laboratory():
-    with open(ROOT / "results/lab/detectors.csv", encoding="utf-8", newline="") as file:
+    with open(
+        ROOT / "studies/fault_lab/results/detectors.csv", encoding="utf-8", newline=""
+    ) as file:
         rows = {row["Detector"]: row for row in csv.DictReader(file)}
-    with open(ROOT / "results/lab/outcomes.csv", encoding="utf-8", newline="") as file:
+    with open(
+        ROOT / "studies/fault_lab/results/outcomes.csv", encoding="utf-8", newline=""
+    ) as file:
         [faults] = [row for row in csv.DictReader(file) if row["Fault"] == "all faults"]
     failed = sum(int(faults[kind]) for kind in ("Not finite", "Diverged", "Degraded"))
     text = " ".join(README.split())
@@ -160,7 +164,7 @@ BELIEVED = {
 
 
 def benchmark(name: str) -> dict[str, dict[str, str]]:
-    path = ROOT / "results/detection" / f"{name}.csv"
+    path = ROOT / "studies/detector_benchmark/results" / f"{name}.csv"
     with open(path, encoding="utf-8", newline="") as file:
         return {row["Detector"]: row for row in csv.DictReader(file)}
 
@@ -183,9 +187,9 @@ def test_the_alarms_in_the_readme_are_those_of_the_benchmark(start):
 
 def test_what_the_readme_says_of_the_sealed_part_is_so():
     row = benchmark("lab_test")["Calibrated detector"]
-    instant = json.loads((ROOT / "results/detection/lab_test.json").read_bytes())["rows"][
-        "calibrated"
-    ]["instant"]
+    instant = json.loads((ROOT / "studies/detector_benchmark/results/lab_test.json").read_bytes())[
+        "rows"
+    ]["calibrated"]["instant"]
     text = " ".join(README.split())
     assert f"Of the {row['Failing runs']} failures {instant} come within one step" in text
     assert f"the F1 is {float(row['F1 where there is a warning']):.2f}" in text
@@ -193,7 +197,7 @@ def test_what_the_readme_says_of_the_sealed_part_is_so():
 
 
 def test_what_the_readme_says_of_the_public_logs_is_so():
-    results = json.loads((ROOT / "results/detection/real.json").read_bytes())
+    results = json.loads((ROOT / "studies/detector_benchmark/results/real.json").read_bytes())
     counts = next(note for note in results["notes"] if "failing or spiking" in note)
     everyone, troubled, confident, _, healthy = re.findall(r"\d+", counts)[:5]
     caught = float(benchmark("real")["Calibrated detector"]["Caught, all (%)"])
@@ -207,7 +211,7 @@ TODAY = "asynchronous, today's predictor"
 
 
 def guard_rows(name: str) -> list[dict[str, str]]:
-    with open(ROOT / "results/guard" / name, encoding="utf-8", newline="") as file:
+    with open(ROOT / "studies/fleet/results" / name, encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -263,10 +267,15 @@ def test_what_failures_cost_is_as_in_the_results():
 
 
 def test_the_diagnosis_in_the_readme_is_what_is_printed(monkeypatch, capsys):
-    from rmetric.__main__ import main
+    from rmetric.cli.main import main
 
     monkeypatch.chdir(ROOT)
-    given = ["diagnose", "logs_failed/silent_rank", "--healthy", "logs_failed/healthy"]
+    given = [
+        "diagnose",
+        "studies/diagnosis_benchmark/logs/silent_rank",
+        "--healthy",
+        "studies/diagnosis_benchmark/logs/healthy",
+    ]
     assert main(given) == 3
     shown = README.partition("<!-- begin diagnosis -->")[2].partition("<!-- end -->")[0]
     assert shown.strip().strip("`").strip() == capsys.readouterr().out.strip()

@@ -18,8 +18,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from rmetric.recovery.checkpoints import Checkpoints, Done, Failed, UnfitCheckpoint
-from rmetric.recovery.training_state import ModelState, random_values, set_random_values
+from rmetric.guard.checkpoints import Checkpoints, Done, Failed, UnfitCheckpoint
+from rmetric.guard.training_state import ModelState, random_values, set_random_values
 from tests.live_ranks import on_ranks
 
 MODEL = {"layers": 2, "hidden": 8}
@@ -381,7 +381,7 @@ def test_a_rank_that_has_nothing_to_save_holds_nobody_up(tmp_path):
 def killed_in_a_save(rank, folder, victim):
     checkpoints, _ = replicated(folder, 1, rank)
     if rank == victim:
-        from rmetric.recovery import checkpoints as module
+        from rmetric.guard import checkpoints as module
 
         # The last moment before the ranks agree: its files are written.
         module.non_finite = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rmetric.recovery.checkpoints import Checkpoints, Done, Failed
-from rmetric.recovery.guard import Guard
-from rmetric.recovery.policy import PolicyConfig, Vote
-from rmetric.recovery.run_folder import RunFolder
-from rmetric.recovery.training_state import ModelState, random_values, set_random_values
+from rmetric.guard.checkpoints import Checkpoints, Done, Failed
+from rmetric.guard.guard import Guard
+from rmetric.guard.policy import PolicyConfig, Vote
+from rmetric.guard.run_folder import RunFolder
+from rmetric.guard.training_state import ModelState, random_values, set_random_values
 from rmetric.telemetry.verdict import GpuVerdict
 from tests.live_ranks import on_ranks
 
@@ -485,7 +485,7 @@ def terminated(rank, folder, who):
             os.kill(os.getpid(), signal.SIGTERM)
 
     if rank == 0:  # the first save lasts until after the signal
-        from rmetric.recovery import checkpoints as module
+        from rmetric.guard import checkpoints as module
 
         quick = module.non_finite
         module.non_finite = lambda *a, **k: time.sleep(0.4) or quick(*a, **k)

@@ -16,15 +16,15 @@ import pytest
 import torch
 from torch import nn
 
-from rmetric.__main__ import main
-from rmetric.live import Monitor
-from rmetric.live.actions import AskGuard
-from rmetric.recovery.checkpoints import Checkpoints, Done
-from rmetric.recovery.guard import Guard
-from rmetric.recovery.megatron import TRACKER, guard_megatron, megatron_arguments
-from rmetric.recovery.policy import PolicyConfig
-from rmetric.recovery.run_folder import RunFolder
-from rmetric.recovery.training_state import ModelState
+from rmetric.cli.main import main
+from rmetric.guard.checkpoints import Checkpoints, Done
+from rmetric.guard.guard import Guard
+from rmetric.guard.megatron import TRACKER, guard_megatron, megatron_arguments
+from rmetric.guard.monitor_action import AskGuard
+from rmetric.guard.policy import PolicyConfig
+from rmetric.guard.run_folder import RunFolder
+from rmetric.guard.training_state import ModelState
+from rmetric.monitor import Monitor
 from tests.fake_nvml import build, environment_of
 
 ROOT = Path(__file__).parent.parent
@@ -105,9 +105,9 @@ def test_an_alert_of_the_monitor_saves_and_one_that_is_not_finite_keeps_the_one_
 GUARDED = """
 import time
 import torch
-from rmetric.recovery.checkpoints import Checkpoints
-from rmetric.recovery.guard import Guard
-from rmetric.recovery.policy import PolicyConfig
+from rmetric.guard.checkpoints import Checkpoints
+from rmetric.guard.guard import Guard
+from rmetric.guard.policy import PolicyConfig
 from rmetric.telemetry.gpu_watch import GpuWatch
 from rmetric.telemetry.risk import RiskConfig
 
@@ -211,7 +211,7 @@ def a_trainer(folder, callback, **settings):
 
 
 def callback_that_asks(at, **settings):
-    from rmetric.recovery.hugging_face import GuardCallback
+    from rmetric.guard.hugging_face import GuardCallback
 
     class Asks(GuardCallback):
         def on_step_end(self, args, state, control, **more):
@@ -294,7 +294,7 @@ def test_weights_that_are_not_finite_are_put_out_of_the_trainers_sight(tmp_path,
 
 
 def test_what_was_put_aside_before_makes_room_and_what_is_gone_ends_nothing(tmp_path):
-    from rmetric.recovery.hugging_face import _put_aside
+    from rmetric.guard.hugging_face import _put_aside
 
     for content in ("first", "second"):
         (tmp_path / "checkpoint-4").mkdir()

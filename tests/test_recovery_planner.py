@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from benchmarks.planner import estimated_teraflops
 from benchmarks.planner_reference import LLAMA_405B, NARAYANAN, least_memory, try_all
-from rmetric.recovery.layout import Layout
-from rmetric.recovery.planner import BatchSpec, Option, Plan, PlanOptions, check, plan
-from rmetric.recovery.planner.cluster import GIB, GPUS, Cluster, Node, in_words
-from rmetric.recovery.planner.engines import ENGINES, padded_vocabulary
-from rmetric.recovery.planner.memory import activation_bytes, layers_of_stage, memory
-from rmetric.recovery.planner.model_shape import ModelShape
-from rmetric.recovery.planner.placement import place, together
-from rmetric.recovery.planner.throughput import step_flops
+from rmetric.guard.layout import Layout
+from rmetric.guard.planner import BatchSpec, Option, Plan, PlanOptions, check, plan
+from rmetric.guard.planner.cluster import GIB, GPUS, Cluster, Node, in_words
+from rmetric.guard.planner.engines import ENGINES, padded_vocabulary
+from rmetric.guard.planner.memory import activation_bytes, layers_of_stage, memory
+from rmetric.guard.planner.model_shape import ModelShape
+from rmetric.guard.planner.placement import place, together
+from rmetric.guard.planner.throughput import step_flops
 
 LLAMA_8B = ModelShape(
     layers=32, hidden=4096, heads=32, kv_heads=8, head_size=128, ffn=14336, vocabulary=128256,

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from rmetric.__main__ import main
-from rmetric.recovery.layout import Layout
-from rmetric.recovery.planner.arguments import (
+from rmetric.cli.main import main
+from rmetric.guard.layout import Layout
+from rmetric.guard.planner.arguments import (
     fsdp_mesh,
     megatron_arguments,
     torchrun_launches,
@@ -21,9 +21,9 @@ from rmetric.recovery.planner.arguments import (
     torchtitan_settings,
     torchtitan_toml,
 )
-from rmetric.recovery.planner.cluster import Cluster
-from rmetric.recovery.planner.model_shape import ModelShape
-from rmetric.recovery.planner.placement import place
+from rmetric.guard.planner.cluster import Cluster
+from rmetric.guard.planner.model_shape import ModelShape
+from rmetric.guard.planner.placement import place
 
 ROOT = Path(__file__).resolve().parents[1]
 LLAMA = {

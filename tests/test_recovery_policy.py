@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rmetric.recovery.interval import (
+from rmetric.guard.interval import (
     FailureRate,
     advise,
     best_interval,
@@ -17,7 +17,7 @@ from rmetric.recovery.interval import (
     failure_rate,
     young,
 )
-from rmetric.recovery.policy import CONDITIONS, SOURCES, CheckpointPolicy, PolicyConfig, Vote
+from rmetric.guard.policy import CONDITIONS, SOURCES, CheckpointPolicy, PolicyConfig, Vote
 
 HOUR = 3600.0
 

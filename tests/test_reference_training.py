@@ -15,23 +15,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rmetric.guard.layout import Layout
+from rmetric.guard.planner.model_shape import ModelShape
+from rmetric.guard.run_folder import FOLDER_VARIABLE, RunFolder
 from rmetric.logs import read_log
 from rmetric.records import Record
-from rmetric.recovery.layout import Layout
-from rmetric.recovery.planner.model_shape import ModelShape
-from rmetric.recovery.run_folder import FOLDER_VARIABLE, RunFolder
-from rmetric.reference_training.__main__ import main
-from rmetric.reference_training.arguments import parser
-from rmetric.reference_training.data import ENTROPY, SUCCESSION, Chain, TokenFile, rows_of
-from rmetric.reference_training.injection import InjectedError, Injection, Injector
-from rmetric.reference_training.loss_log import LossLog, cut_back
-from rmetric.reference_training.settings import settings_of
-from rmetric.reference_training.shape import Shape, check_layout, feed_forward_of
+from studies.tiny_llama.__main__ import main
+from studies.tiny_llama.arguments import parser
+from studies.tiny_llama.data import ENTROPY, SUCCESSION, Chain, TokenFile, rows_of
+from studies.tiny_llama.injection import InjectedError, Injection, Injector
+from studies.tiny_llama.loss_log import LossLog, cut_back
+from studies.tiny_llama.settings import settings_of
+from studies.tiny_llama.shape import Shape, check_layout, feed_forward_of
 
 torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
     pytest.skip("torch is without its distributed part", allow_module_level=True)
-from rmetric.reference_training.model import Llama, initialise  # noqa: E402
+from studies.tiny_llama.model import Llama, initialise  # noqa: E402
 from tests.live_ranks import on_ranks  # noqa: E402
 from tests.reference_runs import (  # noqa: E402
     SMALL,
@@ -184,7 +184,7 @@ def test_torchrun_starts_it_again_after_a_kill(tmp_path, plain):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
         [
-            *torchrun, "--nproc-per-node=2", "--max-restarts=1", "-m", "rmetric.reference_training",
+            *torchrun, "--nproc-per-node=2", "--max-restarts=1", "-m", "studies.tiny_llama",
             *SMALL, "--folder", str(said.folder.path), "--tensor=2", "--inject=kill@5:1",
             "--synchronous",
         ],
@@ -211,7 +211,7 @@ def test_a_run_that_is_asked_to_stop_saves_and_goes_on_later(tmp_path, plain):
 
 
 def without_a_folder(rank, folder):
-    from rmetric.reference_training.loop import NotSaved, Training
+    from studies.tiny_llama.loop import NotSaved, Training
 
     training = Training(settings(folder, "--steps=2"), torch.device("cpu"))
     shutil.rmtree(folder / "checkpoints")
@@ -460,7 +460,7 @@ def test_all_that_is_in_the_way_is_said_at_once():
 
 def test_nothing_heavy_is_loaded_to_say_no(tmp_path):
     code = (
-        "import sys; from rmetric.reference_training.__main__ import main; "
+        "import sys; from studies.tiny_llama.__main__ import main; "
         f"print(main(['--layers=0', '--folder={tmp_path}']), 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -486,7 +486,7 @@ def test_an_injection_strikes_one_rank_once(tmp_path, monkeypatch, capsys, kind,
     def sleep(seconds):
         raise Slept(seconds)
 
-    monkeypatch.setattr("rmetric.reference_training.injection.time.sleep", sleep)
+    monkeypatch.setattr("studies.tiny_llama.injection.time.sleep", sleep)
     asked = (Injection(kind=kind, step=3, rank=1),)
     Injector(tmp_path, asked, rank=0).before(3)
     struck = Injector(tmp_path, asked, rank=1)

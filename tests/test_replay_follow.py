@@ -15,14 +15,14 @@ from pathlib import Path
 import orjson
 import pytest
 
-from rmetric.__main__ import main
-from rmetric.commands import COMMANDS
+from rmetric.cli import COMMANDS
+from rmetric.cli.main import main
 from rmetric.detectors import make_detector
 from rmetric.detectors.calibrated.thresholds import default_thresholds, thresholds_to_json
 from rmetric.logs import LogError
+from rmetric.readers.follow import Follower
+from rmetric.readers.watch import FAILING, MOST_RUNS, Watch, Webhook
 from rmetric.records import Record
-from rmetric.replay.follow import Follower
-from rmetric.replay.watch import FAILING, MOST_RUNS, Watch, Webhook
 from tests.webhook_server import WebhookServer
 
 HEALTHY = [3.0 + 0.01 * (s % 5) for s in range(40)]
@@ -213,7 +213,7 @@ def test_a_webhook_that_hangs_is_given_up(tmp_path):
 
 
 def test_the_list_of_commands_says_what_their_modules_say():
-    modules = [import_module(f"rmetric.commands.{name}") for name in COMMANDS]
+    modules = [import_module(f"rmetric.cli.{name}") for name in COMMANDS]
     assert {module.NAME: module.HELP for module in modules} == COMMANDS
 
 
@@ -336,7 +336,7 @@ class Scripted:
 @pytest.fixture
 def scripted(tmp_path, monkeypatch):
     """Watch a log of what `Scripted` says: some of it there, some added once it is watched."""
-    monkeypatch.setattr("rmetric.commands.watch.make_detector", lambda *_, **__: Scripted())
+    monkeypatch.setattr("rmetric.cli.watch.make_detector", lambda *_, **__: Scripted())
     path = tmp_path / "run.jsonl"
 
     def lines(verdicts, first: int) -> bytes:

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from rmetric import HardwareEvent, Record, RMetricConfig, Run, Truth
 from rmetric.logs import LogError, run_lines
-from rmetric.replay import READERS, UnknownFormat, find_logs, read_log, read_runs
-from rmetric.replay.columns import TARGETS, choose_columns, plain_name
-from rmetric.replay.text_readers import LAST_READERS, TEXT_READERS
+from rmetric.readers import READERS, UnknownFormat, find_logs, read_log, read_runs
+from rmetric.readers.columns import TARGETS, choose_columns, plain_name
+from rmetric.readers.text_readers import LAST_READERS, TEXT_READERS
 
 HISTORY = [
     {"epoch": 0.1, "step": 10, "loss": 3.0, "grad_norm": 1.5, "learning_rate": 1e-4},

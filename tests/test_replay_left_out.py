@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rmetric import Record, RMetricConfig, Run
-from rmetric.__main__ import main
+from rmetric.cli.main import main
 from rmetric.logs import LogError, run_lines
 from rmetric.logs import read_log as read_own
 from tests.test_replay_formats import only, read, said

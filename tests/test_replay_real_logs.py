@@ -19,8 +19,8 @@ from typing import NamedTuple
 import pytest
 
 from rmetric import Record, Run
-from rmetric.replay import ReadLog, read_log
-from rmetric.replay.scored_run import score_run
+from rmetric.readers import ReadLog, read_log
+from rmetric.readers.scored_run import score_run
 
 DATA = Path(os.environ.get("RMETRIC_DATA", Path(__file__).parents[2] / "shared" / "data"))
 LOGS = DATA / "training_logs"

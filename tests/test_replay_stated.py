@@ -12,13 +12,13 @@ from math import isnan, nan
 import pytest
 
 from rmetric import HardwareEvent, Record, RMetric, RMetricConfig, Run
-from rmetric.commands import replay as command
+from rmetric.cli import replay as command
 from rmetric.log_entries import stated_alarm
 from rmetric.logs import LogError, metrics_line, read_lines, run_lines
 from rmetric.metric import reason_for
-from rmetric.replay import open_log, read_log
-from rmetric.replay.columns import STATED, TARGETS, choose_columns
-from rmetric.replay.scored_run import score_run
+from rmetric.readers import open_log, read_log
+from rmetric.readers.columns import STATED, TARGETS, choose_columns
+from rmetric.readers.scored_run import score_run
 from rmetric.reporting.replay_report import Replayed, replay_logs
 from rmetric.whole_log import score_records
 from tests.authors_data import AUTHORS, needs_authors_logs

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from rmetric import Record, RMetricConfig, Run
 from rmetric.logs import LogError, run_lines
-from rmetric.replay import UnknownFormat, find_logs, open_log, read_log, read_runs
+from rmetric.readers import UnknownFormat, find_logs, open_log, read_log, read_runs
 from tests.test_replay_formats import only, read, rows, said, write
 
 LINES = [
@@ -358,7 +358,7 @@ def test_line_ends_of_every_kind(tmp_path, end, text):
 
 
 def test_a_carriage_return_at_the_end_of_a_block_is_half_of_a_line_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("rmetric.replay.source.BLOCK", 7)
+    monkeypatch.setattr("rmetric.readers.source.BLOCK", 7)
     text = TABLE.replace("\n", "\r\n").replace("50,", "x,")
     with pytest.raises(LogError, match="line 51"):
         read(tmp_path, text)
@@ -469,7 +469,7 @@ def test_a_folder_of_ten_thousand_files_is_quick_and_constant(tmp_path):
 
 def test_memory_does_not_grow_with_the_log(tmp_path):
     script = (
-        "import resource, sys; from pathlib import Path; from rmetric.replay import open_log\n"
+        "import resource, sys; from pathlib import Path; from rmetric.readers import open_log\n"
         "for _ in open_log(Path(sys.argv[1])): pass\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     )

@@ -12,7 +12,7 @@ from time import process_time
 
 import pytest
 
-from rmetric.replay import (
+from rmetric.readers import (
     LogError,
     open_log,
     read_log,
@@ -29,7 +29,7 @@ from rmetric.replay import (
     text_torchtitan,
     text_torchtune,
 )
-from rmetric.replay.text_readers import AsReader
+from rmetric.readers.text_readers import AsReader
 
 OWN = (
     text_hugging_face,

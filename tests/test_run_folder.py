@@ -2,7 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-from rmetric.recovery.run_folder import RunFolder
+from rmetric.guard.run_folder import RunFolder
 
 
 def test_many_askers_at_once_get_a_number_each_and_nothing_is_forgotten(tmp_path):

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from rmetric import __main__ as command_line
-from rmetric.commands import COMMANDS
+from rmetric.cli import COMMANDS
+from rmetric.cli import main as command_line
 
 ROOT = Path(__file__).resolve().parents[1]
 #: A write there always fails for want of space.
 FULL = Path("/dev/full")
 #: One command line that prints much or little and works, for those that need no GPU and no time.
 WORKING = (
-    ["diagnose", "logs_failed/wrong_shape", "--json"],
+    ["diagnose", "studies/diagnosis_benchmark/logs/wrong_shape", "--json"],
     ["calibrate", "--help"],
     *([name, "--help"] for name in COMMANDS if name not in ("diagnose", "calibrate")),
 )
@@ -48,7 +48,7 @@ def test_a_reader_that_went_away_and_a_full_disk(arguments):
 
 @pytest.mark.skipif(os.name != "posix", reason="a shell closes it")
 def test_without_a_standard_output_the_exit_code_is_the_same():
-    line = f"{sys.executable} -m rmetric diagnose logs_failed/wrong_shape >&-"
+    line = f"{sys.executable} -m rmetric diagnose studies/diagnosis_benchmark/logs/wrong_shape >&-"
     done = subprocess.run(
         ["sh", "-c", line], cwd=ROOT, capture_output=True, timeout=60, check=False
     )

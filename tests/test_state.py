@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmetric import Record, RMetric, RMetricConfig
+from rmetric._util.state import restore_state, state_of
 from rmetric.detectors.registry import DETECTORS
-from rmetric.state import restore_state, state_of
 from tests.streams import TAME, WILD, streams
 
 # A peer's state is its own; the live monitor does not offer them.

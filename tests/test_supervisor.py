@@ -11,17 +11,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rmetric.__main__ import main
-from rmetric.recovery.layout import Layout
-from rmetric.recovery.run_folder import LAUNCH_VARIABLE, RunFolder
-from rmetric.recovery.supervisor import processes
-from rmetric.recovery.supervisor.allocation import shrink_data
-from rmetric.recovery.supervisor.core import Settings
-from rmetric.recovery.supervisor.journal import Lock, LockedError, read_journal
-from rmetric.recovery.supervisor.launch import Program
-from rmetric.recovery.supervisor.summary import summarise
-from rmetric.recovery.supervisor.supervise import Pace, Supervisor
-from rmetric.recovery.supervisor.watch import Patience
+from rmetric.cli.main import main
+from rmetric.guard.layout import Layout
+from rmetric.guard.run_folder import LAUNCH_VARIABLE, RunFolder
+from rmetric.guard.supervisor import processes
+from rmetric.guard.supervisor.allocation import shrink_data
+from rmetric.guard.supervisor.core import Settings
+from rmetric.guard.supervisor.journal import Lock, LockedError, read_journal
+from rmetric.guard.supervisor.launch import Program
+from rmetric.guard.supervisor.summary import summarise
+from rmetric.guard.supervisor.supervise import Pace, Supervisor
+from rmetric.guard.supervisor.watch import Patience
 from rmetric.telemetry.lines import verdict_line
 from rmetric.telemetry.verdict import GpuVerdict
 
@@ -415,6 +415,6 @@ def test_a_full_disk_does_not_end_the_training(tmp_path, monkeypatch):
         if len(written) > 3:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("rmetric.recovery.supervisor.journal.os.fsync", full)
+    monkeypatch.setattr("rmetric.guard.supervisor.journal.os.fsync", full)
     assert one.run() == 0
     assert any("No space left" in line for line in said)

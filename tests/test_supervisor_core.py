@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric.recovery.layout import Layout
-from rmetric.recovery.supervisor.allocation import allot, shrink_data
-from rmetric.recovery.supervisor.core import Core, Past, Settings
-from rmetric.recovery.supervisor.events import (
+from rmetric.guard.layout import Layout
+from rmetric.guard.supervisor.allocation import allot, shrink_data
+from rmetric.guard.supervisor.core import Core, Past, Settings
+from rmetric.guard.supervisor.events import (
     Ask,
     Began,
     Drop,

@@ -12,9 +12,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from rmetric.recovery.run_folder import RunFolder
-from rmetric.recovery.supervisor import processes
-from rmetric.recovery.supervisor.journal import read_journal
+from rmetric.guard.run_folder import RunFolder
+from rmetric.guard.supervisor import processes
+from rmetric.guard.supervisor.journal import read_journal
 
 SMALL = str(Path(__file__).with_name("small_workers.py"))
 #: Both are this machine; the first is where the others meet.

@@ -13,26 +13,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric.__main__ import main
-from rmetric.commands import supervise
-from rmetric.recovery.layout import Layout
-from rmetric.recovery.run_folder import LAUNCH_VARIABLE, Heartbeat, RunFolder
-from rmetric.recovery.shelf import Shelf
-from rmetric.recovery.supervisor import diagnosis, processes
-from rmetric.recovery.supervisor.allocation import (
+from rmetric.cli import supervise
+from rmetric.cli.main import main
+from rmetric.guard.layout import Layout
+from rmetric.guard.run_folder import LAUNCH_VARIABLE, Heartbeat, RunFolder
+from rmetric.guard.shelf import Shelf
+from rmetric.guard.supervisor import diagnosis, processes
+from rmetric.guard.supervisor.allocation import (
     Allocation,
     NothingFitsError,
     by_model,
     shrink_data,
 )
-from rmetric.recovery.supervisor.attempt import Attempt
-from rmetric.recovery.supervisor.events import Launch
-from rmetric.recovery.supervisor.journal import Journal, past_of, read_journal
-from rmetric.recovery.supervisor.last_checkpoint import LastCheckpoint, last_checkpoint
-from rmetric.recovery.supervisor.launch import Program, Running, option_of
-from rmetric.recovery.supervisor.spoken import spoken
-from rmetric.recovery.supervisor.summary import in_words, summarise
-from rmetric.recovery.supervisor.watch import News, Patience, Pulse, fresh_verdicts
+from rmetric.guard.supervisor.attempt import Attempt
+from rmetric.guard.supervisor.events import Launch
+from rmetric.guard.supervisor.journal import Journal, past_of, read_journal
+from rmetric.guard.supervisor.last_checkpoint import LastCheckpoint, last_checkpoint
+from rmetric.guard.supervisor.launch import Program, Running, option_of
+from rmetric.guard.supervisor.spoken import spoken
+from rmetric.guard.supervisor.summary import in_words, summarise
+from rmetric.guard.supervisor.watch import News, Patience, Pulse, fresh_verdicts
 from rmetric.telemetry.followed import FollowedVerdicts
 from rmetric.telemetry.lines import verdict_line
 from rmetric.telemetry.verdict import GpuVerdict
@@ -93,7 +93,7 @@ def test_nodes_meet_at_the_first_and_a_remote_shell_gets_quoted_words():
 KILLED = """
 [rank0]: RuntimeError: Connection closed by peer [127.0.0.1]:5004
 ============================================================
-rmetric.reference_training FAILED
+studies.tiny_llama FAILED
 ------------------------------------------------------------
 Failures:
 [1]:
@@ -175,7 +175,7 @@ def test_without_a_report_the_exit_and_the_last_line_are_all_there_is():
     ("words", "blamed"),
     [
         ("KeyError: 'beans'", False),
-        ("rmetric.recovery.verify.NotFiniteError: the loss", False),
+        ("rmetric.guard.verify.NotFiniteError: the loss", False),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", False),
         ("torch.AcceleratorError: CUDA error: out of memory", False),
         ("torch.AcceleratorError: CUDA error: device-side assert triggered", False),
@@ -517,9 +517,9 @@ class TestPlans:
         assert found.layout.data == most
 
     def test_with_the_shape_of_the_model_any_layout_may_be_planned(self):
-        from rmetric.recovery.planner import BatchSpec
-        from rmetric.recovery.planner.cluster import Cluster
-        from rmetric.recovery.planner.model_shape import ModelShape
+        from rmetric.guard.planner import BatchSpec
+        from rmetric.guard.planner.cluster import Cluster
+        from rmetric.guard.planner.model_shape import ModelShape
 
         model = ModelShape.gpt(layers=24, hidden=2048, heads=16, vocabulary=50304, sequence=2048)
         plan = by_model(
@@ -532,9 +532,9 @@ class TestPlans:
         assert len({len(gpus) for gpus in less.gpus.values()}) == 1
 
     def test_the_planner_s_choice_stands_before_a_faster_layout_that_changes_more(self):
-        from rmetric.recovery.planner import BatchSpec, plan
-        from rmetric.recovery.planner.cluster import Cluster
-        from rmetric.recovery.planner.model_shape import ModelShape
+        from rmetric.guard.planner import BatchSpec, plan
+        from rmetric.guard.planner.cluster import Cluster
+        from rmetric.guard.planner.model_shape import ModelShape
 
         model = ModelShape(layers=32, heads=32, kv_heads=8, hidden=4096, head_size=128,
                            ffn=14336, vocabulary=128256, sequence=8192)  # fmt: skip
@@ -550,9 +550,9 @@ class TestPlans:
         assert chosen({"": tuple(range(8))}, now).layout == found.best.layout
 
     def test_a_size_that_the_training_is_not_told_of_stays(self):
-        from rmetric.recovery.planner import BatchSpec
-        from rmetric.recovery.planner.cluster import Cluster
-        from rmetric.recovery.planner.model_shape import ModelShape
+        from rmetric.guard.planner import BatchSpec
+        from rmetric.guard.planner.cluster import Cluster
+        from rmetric.guard.planner.model_shape import ModelShape
 
         shape = dict(heads=32, kv_heads=8, hidden=4096, head_size=128, ffn=14336,
                      vocabulary=128256)  # fmt: skip
@@ -574,7 +574,7 @@ class TestPlans:
             planned(experts, 64, untold=dict.fromkeys(("tensor", "pipeline", "expert"), 1))
 
     def test_of_what_the_training_is_told_its_command_says(self, tmp_path, monkeypatch):
-        from rmetric.recovery.supervisor import allocation
+        from rmetric.guard.supervisor import allocation
 
         asked = {}
         monkeypatch.setattr(allocation, "by_model", lambda *given, **named: asked.update(named))
@@ -591,9 +591,9 @@ class TestPlans:
         assert asked["untold"] == {"context": 2, "expert": 1}
 
     def test_a_model_that_fits_nowhere_is_said(self):
-        from rmetric.recovery.planner import BatchSpec
-        from rmetric.recovery.planner.cluster import Cluster
-        from rmetric.recovery.planner.model_shape import ModelShape
+        from rmetric.guard.planner import BatchSpec
+        from rmetric.guard.planner.cluster import Cluster
+        from rmetric.guard.planner.model_shape import ModelShape
 
         big = ModelShape.gpt(layers=96, hidden=12288, heads=96, vocabulary=50304, sequence=2048)
         gpu = Cluster.of([1], "a100").gpu
@@ -726,7 +726,7 @@ def test_the_number_of_processes_must_be_known(tmp_path, capsys):
     [("", (0, 1)), ("4,6,7", (4, 6)), ("GPU-8f2c,GPU-11aa", "say the numbers of these GPUs")],
 )
 def test_the_gpus_that_may_be_used_are_those_that_are_visible(monkeypatch, visible, pool):
-    from rmetric.commands import supervise
+    from rmetric.cli import supervise
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     parser = argparse.ArgumentParser()

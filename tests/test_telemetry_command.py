@@ -11,8 +11,8 @@ import urllib.request
 
 import pytest
 
-from rmetric.__main__ import main
-from rmetric.recovery.run_folder import RunFolder
+from rmetric.cli.main import main
+from rmetric.guard.run_folder import RunFolder
 from rmetric.telemetry.export import JsonlFile
 from rmetric.telemetry.lines import heard_line, read_line
 from rmetric.telemetry.reading import Reading, Sign

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 import numpy as np
 
@@ -23,7 +22,6 @@ from rmetric.detectors.loss_slope import LossSlope
 from rmetric.detectors.loss_z_score import LossZScore
 from rmetric.detectors.online_isolation_forest import OnlineIsolationForest
 from rmetric.detectors.page_hinkley import PageHinkley
-from rmetric.detectors.peers import TrainProof, TrainPulse, TrainScope
 from rmetric.detectors.robust_gradient_norm import RobustGradientNorm
 from rmetric.detectors.worker_dispersion import WorkerDispersion
 from rmetric.metric import RMetric, RMetricConfig
@@ -72,25 +70,9 @@ def _baseline(
     return Entry(title=title, kind=kind, make=lambda generator: make(), in_paper=in_paper)
 
 
-def _peers() -> dict[str, Entry]:
-    """Those that are installed; looking does not import them."""
-    return {
-        package: _baseline(f"{package} (peer)", adapter, kind="peer")
-        for package, adapter in PEERS.items()
-        if find_spec(package) is not None
-    }
-
-
 def _anchor(title: str, make: Callable[[np.random.Generator], Detector]) -> Entry:
     return Entry(title=title, kind="anchor", make=make, in_paper=True)
 
-
-#: By the package that each needs.
-PEERS: dict[str, Callable[[], Detector]] = {
-    "trainpulse": TrainPulse,
-    "trainscope": TrainScope,
-    "trainproof": TrainProof,
-}
 
 DETECTORS: dict[str, Entry] = {
     "r_metric": Entry(
@@ -132,7 +114,6 @@ DETECTORS: dict[str, Entry] = {
     "bayesian_change_point": _baseline("Bayesian change point", BayesianChangePoint),
     "lightning_spike": _baseline("Lightning SpikeDetection (its rule)", LightningSpike),
     "llm_foundry_spike": _baseline("LLM Foundry KillLossSpike (its rule)", LlmFoundrySpike),
-    **_peers(),
     "always": _anchor("Always alarm", lambda generator: Always()),
     "never": _anchor("Never alarm", lambda generator: Never()),
     "random": _anchor("Random", Random),
@@ -146,6 +127,22 @@ CALIBRATED: dict[str, Callable[[Thresholds | None], Detector]] = {
 
 #: Those of the paper's tables, whose rows and bytes a new detector must not move.
 IN_PAPER = {name: entry for name, entry in DETECTORS.items() if entry.in_paper}
+
+
+def register(entries: Mapping[str, Entry]) -> None:
+    """Add detectors of others, before the anchors, which end every table.
+
+    Raises:
+        ValueError: a name is taken, or an entry is of the paper's tables, which are closed.
+    """
+    for name, entry in entries.items():
+        if name in DETECTORS:
+            raise ValueError(f"the detector {name!r} is registered already")
+        if entry.in_paper:
+            raise ValueError(f"the detector {name!r} cannot be in_paper: those rows are closed")
+    anchors = {n: DETECTORS.pop(n) for n, e in list(DETECTORS.items()) if e.kind == "anchor"}
+    DETECTORS.update(entries)
+    DETECTORS.update(anchors)
 
 
 def make_detector(

@@ -8,9 +8,9 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 
+from rmetric._util.printed import printable
 from rmetric.diagnosis.reading.text import TRACEBACK
 from rmetric.diagnosis.result import Evidence
-from rmetric.printed import printable
 
 #: Where prose may end early: what follows explains, or adds.
 _CLAUSE = re.compile(r"; |(?<=\.) (?=[A-Z])|, (?:(?:most )?often|which|so that) ")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from rmetric._util.printed import counted
 from rmetric.diagnosis.causes import Cause
 from rmetric.diagnosis.job import Event, Job, Occurrence, Stream
 from rmetric.diagnosis.library.files import compiled
 from rmetric.diagnosis.library.load import PATTERN_SECONDS
 from rmetric.diagnosis.moments import Moments
 from rmetric.diagnosis.result import Evidence
-from rmetric.printed import counted
 
 #: How many are shown, and by whom said.
 MAX_EVENTS, MAX_WHO = 20, 8

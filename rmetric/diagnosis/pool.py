@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rmetric._util.durable import write_atomically
+from rmetric._util.errors import LogError
+from rmetric._util.strict_json import items, mapping, number, parse_line, shown, text, whole_number
 from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.templates.events import OTHERS, Events
-from rmetric.logs import LogError, write_atomically
-from rmetric.strict_json import items, mapping, number, parse_line, shown, text, whole_number
 
 FORMAT = 1
 #: An event that this share of the pool's jobs have is ordinary. L4 says "frequently".

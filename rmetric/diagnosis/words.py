@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import Any, NamedTuple
 
+from rmetric._util.printed import counted
 from rmetric.diagnosis.cutting import (
     around,
     brief,
@@ -25,7 +26,6 @@ from rmetric.diagnosis.cutting import (
 )
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
 from rmetric.diagnosis.result import LIKELY, SURE, Diagnosis, Evidence, Suspect
-from rmetric.printed import counted
 
 MOST_LINES, WIDTH = 15, 110
 _LABEL = 9

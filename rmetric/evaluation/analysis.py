@@ -17,8 +17,8 @@ from rmetric.evaluation.stated import computed, disagreements, metric_trace
 from rmetric.evaluation.study import Study
 from rmetric.evaluation.traces import Trace, trace_all
 from rmetric.evaluation.transfer import WeightGrid, weight_grids
+from rmetric.readers.settings import settings_of
 from rmetric.records import Run
-from rmetric.replay.settings import settings_of
 
 REFERENCE_DETECTOR = "r_metric"
 #: Kinds of detectors that are the metric of the study itself, with the settings of its logs.

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rmetric._util.strict_json import field, number
 from rmetric.evaluation.traces import Trace
 from rmetric.records import Run
-from rmetric.strict_json import field, number
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

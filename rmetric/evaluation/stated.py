@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rmetric._util.strict_json import field, number, parse_line
 from rmetric.evaluation.traces import Trace
 from rmetric.log_entries import stated_alarm
 from rmetric.metric import Components, RMetric, RMetricConfig
+from rmetric.readers.settings import settings_of, stated_threshold
 from rmetric.records import Run
-from rmetric.replay.settings import settings_of, stated_threshold
-from rmetric.strict_json import field, number, parse_line
 
 
 class Stated(NamedTuple):

@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from rmetric._util.errors import LogError
 from rmetric.evaluation.protocols import seconds_per_step
 from rmetric.evaluation.stated import Stated, stated_metric
-from rmetric.logs import LogError, read_lines
+from rmetric.logs import read_lines
 from rmetric.metric import MODES
 from rmetric.records import Run
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rmetric._util.strict_json import field, whole_number
 from rmetric.evaluation.intervals import Estimate, estimate
 from rmetric.evaluation.protocols import Outcomes, Windows, first_alerts, judge_alerts
 from rmetric.evaluation.scores import f1, ratio
 from rmetric.metric import PAPER_WEIGHTS, Components, RMetric, RMetricConfig
+from rmetric.readers.settings import settings_of
 from rmetric.records import Run
-from rmetric.replay.settings import settings_of
-from rmetric.strict_json import field, whole_number
 
 #: Weights from 0 to 1 in steps of 1 / STEPS; the paper's three lie on this grid.
 STEPS = 20

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from rmetric.logs import write_atomically
+from rmetric._util.durable import write_atomically
 
 _PART = re.compile(r"(<!-- begin ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import rmetric
+from rmetric._util.version import __version__
 from rmetric.evaluation import Study, intervals, traces
 
 PACKAGES = ("numpy", "scipy", "scikit-learn", "joblib")
@@ -34,7 +34,7 @@ def provenance(command: str, study: Study) -> dict[str, Any]:
         },
         "bootstrap_resamples": intervals.NUM_RESAMPLES,
         "versions": {
-            "rmetric": rmetric.__version__,
+            "rmetric": __version__,
             "python": platform.python_version(),
             **{name: version(name) for name in PACKAGES},
         },
@@ -48,9 +48,10 @@ def commit() -> str | None:
 
 
 def uncommitted_changes() -> bool | None:
-    """Whether the package's files differ from that commit; None where there is none."""
-    package = str(Path(__file__).parents[1])
-    answer = _git("status", "--porcelain", "--untracked-files=no", "--", package)
+    """Whether the package's files, or a study's code, differ from that commit; None where
+    there is none."""
+    code = [str(Path(__file__).parents[1]), ":(top,glob)studies/**/*.py"]
+    answer = _git("status", "--porcelain", "--untracked-files=no", "--", *code)
     return None if answer is None else bool(answer)
 
 

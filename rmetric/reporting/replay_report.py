@@ -18,14 +18,16 @@ from typing import Any
 
 import numpy as np
 
-import rmetric
+from rmetric._util.durable import write_atomically
+from rmetric._util.errors import LogError
+from rmetric._util.printed import printable
+from rmetric._util.version import __version__
 from rmetric.detectors.calibrated import Thresholds
 from rmetric.evaluation import PROTOCOLS, judge
-from rmetric.logs import LogError, encode_number, write_atomically
+from rmetric.logs import encode_number
 from rmetric.metric import Components
-from rmetric.printed import printable
-from rmetric.replay import ReadLog, UnknownFormat, read_log
-from rmetric.replay.scored_run import ScoredRun, score_run
+from rmetric.readers import ReadLog, UnknownFormat, read_log
+from rmetric.readers.scored_run import ScoredRun, score_run
 from rmetric.reporting.page import (
     PAGE_NAME,
     DetectorTrace,
@@ -224,7 +226,7 @@ def summary(scored: ScoredRun, traces: Sequence[DetectorTrace], origin: Origin) 
         "verdicts": verdicts(scored, traces[0]) if scored.is_defined else None,
         "notes": run.notes + scored.notes,
         "versions": {
-            "rmetric": rmetric.__version__,
+            "rmetric": __version__,
             "python": platform.python_version(),
             "numpy": np.__version__,
         },

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rmetric.replay.scored_run import ScoredRun, alarm_spans
-from rmetric.replay.stated import Stated
+from rmetric.readers.scored_run import ScoredRun, alarm_spans
+from rmetric.readers.stated import Stated
 from rmetric.reporting.style import COLUMN_WIDTH, MEANING
 
 _SIGNALS = {"gradient_variance": "n(σ²)", "failure_rate": "n(λ)", "loss_drift": "n(ΔL)"}

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
-from rmetric.logs import log_path, run_lines, start_line, write_atomically
+from rmetric._util.durable import write_atomically
+from rmetric.logs import log_path, run_lines, start_line
 from rmetric.metric import MODES, RMetricConfig
 from rmetric.simulation.published import (
     PublishedDynamics,

@@ -17,7 +17,8 @@ from pathlib import Path
 import joblib
 import numpy as np
 
-from rmetric.logs import log_path, run_lines, start_line, write_atomically
+from rmetric._util.durable import write_atomically
+from rmetric.logs import log_path, run_lines, start_line
 from rmetric.metric import MODES, RMetricConfig
 from rmetric.simulation.architectures import ARCHITECTURES
 from rmetric.simulation.engine import simulate

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from rmetric.logs import write_atomically
+from rmetric._util.durable import write_atomically
 from rmetric.telemetry.lines import Heard, heard_line, verdict_line
 from rmetric.telemetry.reading import Reading
 from rmetric.telemetry.verdict import ACTIONS, LEVELS, GpuVerdict

@@ -15,8 +15,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rmetric.logs import LogError
-from rmetric.strict_json import encode_line, field, mapping, number, parse_line, text, whole_number
+from rmetric._util.errors import LogError
+from rmetric._util.strict_json import (
+    encode_line,
+    field,
+    mapping,
+    number,
+    parse_line,
+    text,
+    whole_number,
+)
 from rmetric.telemetry.reading import Reading, Sign
 from rmetric.telemetry.verdict import GpuVerdict
 

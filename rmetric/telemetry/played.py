@@ -7,7 +7,7 @@ from math import inf
 from pathlib import Path
 from time import monotonic
 
-from rmetric.logs import LogError
+from rmetric._util.errors import LogError
 from rmetric.telemetry.lines import Heard, read_recording
 from rmetric.telemetry.reading import Reading
 from rmetric.telemetry.risk import RiskConfig

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from rmetric.strict_json import encode, flag, items, number, text, whole_number
+from rmetric._util.strict_json import encode, flag, items, number, text, whole_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

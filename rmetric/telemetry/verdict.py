@@ -5,8 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rmetric.strict_json import decode_number, encode, items, mapping, number, text, whole_number
-from rmetric.strict_json import field as field_of
+from rmetric._util.strict_json import (
+    decode_number,
+    encode,
+    items,
+    mapping,
+    number,
+    text,
+    whole_number,
+)
+from rmetric._util.strict_json import field as field_of
 
 #: What a GPU asks for, the mildest first.
 ACTIONS = ("none", "watch", "restart_application", "reset", "drain", "reboot")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import ceil, floor, inf
 from typing import Any, NamedTuple
 
-import rmetric
+from rmetric._util.version import __version__
 from rmetric.detectors.calibrated.detector import CalibratedDetector, sources
 from rmetric.detectors.calibrated.thresholds import Thresholds
 from rmetric.records import Run
@@ -147,5 +147,5 @@ def _provenance(
         "alarmed_by_the_floors": sum(s.score > 1 for s in shown),
         "given_up": [s.run_id for s in given_up if s.score > 1],
         "most_in_the_others": {name: round(value, 3) for name, value in most.items()},
-        "rmetric": rmetric.__version__,
+        "rmetric": __version__,
     }

@@ -9,7 +9,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from rmetric.strict_json import parse_line, shown
+from rmetric._util.strict_json import parse_line, shown
 
 PARTS = ("alone", "together", "full_scale")
 LARGEST = 1e300

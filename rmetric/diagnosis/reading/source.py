@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from rmetric._util.unpacked import is_packed, unpacked
 from rmetric.diagnosis.reading.lines import LONGEST_LINE, Lines, decoded, utf16
-from rmetric.unpacked import is_packed, unpacked
 
 __all__ = ["BLOCK", "LONGEST_LINE", "Source"]
 

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rmetric._util.errors import LogError
 from rmetric.diagnosis.reading.file_names import who_wrote
 from rmetric.diagnosis.reading.sniff import other_by_content, other_by_name
 from rmetric.diagnosis.reading.source import Source
-from rmetric.logs import LogError
 
 __all__ = ["Found", "Source", "find"]
 

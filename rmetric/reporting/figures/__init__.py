@@ -16,7 +16,7 @@ from rmetric.evaluation.analysis import OWN_SETTINGS
 from rmetric.evaluation.published import ANATOMY_SEEDS, anatomy
 from rmetric.evaluation.stated import metric_trace
 from rmetric.evaluation.study import REFERENCE
-from rmetric.replay.settings import settings_of
+from rmetric.readers.settings import settings_of
 from rmetric.reporting.claims import PAPER_F1
 from rmetric.reporting.figures.anatomy_figure import anatomy_figure
 from rmetric.reporting.figures.diagram import Diagram

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from rmetric.evaluation.traces import Trace
 from rmetric.evaluation.transfer import normalised_signals
+from rmetric.readers.settings import settings_of
 from rmetric.records import Run, Truth
-from rmetric.replay.settings import settings_of
 from rmetric.reporting.figures.outcomes import in_order, look_of, name_of
 from rmetric.reporting.style import MEANING, TEXT_WIDTH
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-import rmetric
-from rmetric.replay.scored_run import ScoredRun
+from rmetric._util.version import __version__
+from rmetric.readers.scored_run import ScoredRun
 from rmetric.reporting.page.columns import charts_of
 from rmetric.reporting.page.render import (
     LONGEST_TEXT,
@@ -175,7 +175,7 @@ def index_of(rows: Sequence[Mapping[str, Any]]) -> str:
             if name in _NEEDED or any(row[name] != "" for row in runs)
         ],
         numbers=[name for name in _INDEX if name not in _TEXTS],
-        version=rmetric.__version__,
+        version=__version__,
     )
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from rmetric.metric import PAPER_WEIGHTS, RMetricConfig
+from rmetric.readers.scored_run import ScoredRun
 from rmetric.records import Record
-from rmetric.replay.scored_run import ScoredRun
 from rmetric.reporting.page.series import Charts, Floats, Line, Panel, Series
 from rmetric.reporting.page.traces import STATED, SYMBOLS, DetectorTrace
 

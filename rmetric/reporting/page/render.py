@@ -44,7 +44,7 @@ def render_run(charts: Charts, **words: Any) -> str:
 
 
 def render_incident(charts: Charts | None, **words: Any) -> str:
-    """The page of one incident; see `rmetric.reporting.incident`. Without charts it has no script.
+    """The page of one incident; see `rmetric.diagnosis.incident`. Without charts it has no script.
 
     Args:
         words: what templates/incident.html fills in.

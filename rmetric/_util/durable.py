@@ -1,0 +1,69 @@
+"""Files that are whole before they have their name, and those that are on the disk, too."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def durable_file(path: Path) -> Iterator[BinaryIO]:
+    """Write a file that takes its name when all of it is on the disk; else it is absent.
+
+    Unlike `write_atomically` it outlives a machine that dies, and takes as
+    long as the disk does.
+    """
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    if os.name == "posix":  # elsewhere a folder cannot be opened
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def write_atomically(path: Path, lines: Iterable[bytes]) -> None:
+    """Write a file that is either whole or absent.
+
+    The lines go to a hidden file beside it, which then takes the name; what a
+    killed process leaves behind never carries the final name.
+
+    Raises OSError that names `path`.
+    """
+    try:
+        _write_atomically(path, lines)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _write_atomically(path: Path, lines: Iterable[bytes]) -> None:
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    part = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.writelines(lines)
+        part.chmod(0o644)
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise

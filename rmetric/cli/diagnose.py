@@ -1,0 +1,205 @@
+"""Why did the job fail? Reads its text logs and says what, where, when, and what to do.
+
+PATH is a file or folder of the job's logs, of any size: one file a rank or node, or one for
+all with the ranks' prefixes; .gz and .zst too. At most 15 lines come out; where the logs do
+not say, so does it. Times are those of the log, in UTC where it names a zone. See
+docs/diagnosis.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rmetric._util.durable import write_atomically
+from rmetric._util.printed import printable
+from rmetric._util.strict_json import encode
+from rmetric._util.version import __version__
+from rmetric.cli.options import whole
+from rmetric.cli.progress import Progress
+from rmetric.diagnosis.reading.timestamps import NO_YEAR
+from rmetric.diagnosis.result import Diagnosis
+from rmetric.diagnosis.words import clock, verdict
+
+NAME = "diagnose"
+HELP = "why did the job fail? what, where, when and what to do, from its text logs"
+#: Raised where what `--json` holds changes its meaning.
+FORMAT = 1
+EXIT_CODES = {"healthy": 0, "failed": 3, "terminated": 4, "unknown": 5}
+EXAMPLES = """examples:
+  rmetric diagnose slurm-4711.out
+  rmetric diagnose logs/ --healthy logs_of_yesterday/ logs_of_monday/
+  rmetric diagnose logs/ --pool llama.json --json | jq .cause
+  rmetric diagnose logs/ --page incident.html --metrics run.jsonl --telemetry gpus.jsonl
+  rmetric diagnose logs/ --json-file verdict.json || page-someone
+
+exit codes: 0 healthy: nothing speaks of a failure; 3 failed; 4 terminated: ended from outside
+(cancelled, preempted, out of its time); 5 unknown: the logs do not say; 1 the page or the
+JSON could not be written; 2 the command line is wrong, or nothing can be read; 130 interrupted"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "paths", nargs="+", type=Path, metavar="PATH", help="log or folder of logs, of one job"
+    )
+    parser.add_argument(
+        "--healthy", nargs="+", type=Path, action="extend", default=[], metavar="PATH",
+        help="logs of jobs like it that went well, a file or folder each; what is usual there "
+        "is no sign of a failure",
+    )  # fmt: skip
+    parser.add_argument(
+        "--pool", type=Path, metavar="FILE", help="the same, learnt before by rmetric logs learn"
+    )
+    parser.add_argument(
+        "--signatures", nargs="+", type=Path, action="extend", default=[], metavar="FILE",
+        help="YAML files of own signatures, beside those that are shipped",
+    )  # fmt: skip
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON document instead of the words"
+    )
+    parser.add_argument(
+        "--json-file", type=Path, metavar="FILE.json",
+        help="write that document into a file, beside the words",
+    )  # fmt: skip
+    parser.add_argument(
+        "--page", type=Path, metavar="FILE.html", help="write the incident as one page, for mail"
+    )
+    parser.add_argument(
+        "--metrics", type=Path, metavar="LOG",
+        help="with --page: the training's log of losses, any that rmetric replay reads",
+    )  # fmt: skip
+    parser.add_argument(
+        "--telemetry", type=Path, metavar="RECORDING",
+        help="with --page: what rmetric telemetry --jsonl recorded of the GPUs",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cores", type=whole(1), default=usable_cores(), metavar="N",
+        help="processes that read files (default: as many as there are cores, here "
+        "%(default)s)",
+    )  # fmt: skip
+
+
+def usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def run(options: argparse.Namespace) -> int:
+    try:
+        _check(options)
+        diagnosis = _diagnose(options)
+        html = _page(options, diagnosis)
+    except (ValueError, OSError) as error:  # LogError, SourceError and SignatureError are such
+        return _fail(error, 2)
+    except KeyboardInterrupt:
+        print("stopped: nothing was diagnosed", file=sys.stderr)
+        return 130
+    document = as_json(diagnosis)
+    if options.json:
+        sys.stdout.buffer.write(document)
+    else:
+        _print(verdict(diagnosis))
+    try:
+        if options.json_file is not None:
+            write_atomically(options.json_file, [document])
+        if options.page is not None:
+            write_atomically(options.page, [html])
+    except OSError as error:
+        return _fail(error, 1)
+    return EXIT_CODES[diagnosis.outcome]
+
+
+def as_json(diagnosis: Diagnosis) -> bytes:
+    """The document of `--json`, in UTF-8, with its line end; the same diagnosis, the same bytes."""
+    entry: dict[str, Any] = {"rmetric": __version__, "format": FORMAT}
+    entry |= encode(_dated(diagnosis.as_json()))
+    text = json.dumps(entry, indent=2, ensure_ascii=False, allow_nan=False)
+    # A file's name need not be UTF-8; JSON is.
+    return f"{text}\n".encode("utf-8", "replace")
+
+
+def _dated(found: Any) -> Any:
+    """Each time as seconds since 1970, null without a year, and beside it as the log has it."""
+    if isinstance(found, (list, tuple)):
+        return [_dated(one) for one in found]
+    if not isinstance(found, dict):
+        return found
+    entry: dict[str, Any] = {}
+    for key, value in found.items():
+        entry[key] = _dated(value)
+        if key == "time" or key.endswith("_time"):
+            known = isinstance(value, (int, float))
+            entry[key] = value if known and value >= NO_YEAR[1] else None
+            entry[f"{key.removesuffix('time')}clock"] = clock(value) if known else None
+    return entry
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise ValueError for an option without effect, or that would write over what is no output."""
+    for name in ("metrics", "telemetry"):
+        if getattr(options, name) is not None and options.page is None:
+            raise ValueError(f"--{name} is for --page FILE.html, which is not given")
+    outputs = {"json-file": (options.json_file, ".json"), "page": (options.page, ".html")}
+    for name, (path, suffix) in outputs.items():
+        if path is None:
+            continue
+        # It may be a log that was meant as a PATH, and would be lost.
+        if path.suffix != suffix or path.is_dir() or not path.parent.is_dir():
+            raise ValueError(
+                f"--{name} {path}: a file *{suffix} in a folder that is there is accepted"
+            )
+    for path in (options.pool, options.metrics, options.telemetry, *options.signatures):
+        if path is not None and not path.exists():
+            raise FileNotFoundError(2, "no such file", str(path))
+
+
+def _diagnose(options: argparse.Namespace) -> Diagnosis:
+    """The diagnosis; what the library warns of is a note in it."""
+    from rmetric.diagnosis.decide import diagnose
+    from rmetric.diagnosis.pool import Pool
+
+    told = Progress([*options.paths, *options.healthy])
+    with warnings.catch_warnings(record=True) as warned, told:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", UserWarning)
+        pool = None if options.pool is None else Pool.load(options.pool)
+        diagnosis = diagnose(
+            options.paths,
+            options.healthy,
+            pool,
+            options.signatures,
+            cores=options.cores,
+            told=told,
+        )
+    said = dict.fromkeys(str(one.message) for one in warned if one.category is UserWarning)
+    return replace(diagnosis, notes=(*diagnosis.notes, *said))
+
+
+def _page(options: argparse.Namespace, diagnosis: Diagnosis) -> bytes:
+    if options.page is None:
+        return b""
+    from rmetric.diagnosis.incident import incident_page
+
+    html = incident_page(diagnosis, metrics=options.metrics, telemetry=options.telemetry)
+    return html.encode("utf-8", "replace")
+
+
+def _print(text: str) -> None:
+    """Whatever the terminal's encoding, something readable comes out."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def _fail(error: Exception, code: int) -> int:
+    words = str(error)
+    if isinstance(error, OSError):
+        words = f"{error.filename or ''}: {error.strerror or error}".removeprefix(": ")
+    print(f"error: {printable(' '.join(words.split()))}", file=sys.stderr)
+    return code

@@ -1,0 +1,132 @@
+"""Learn what successful jobs write, so that it is set aside when such a job fails.
+
+`rmetric logs learn` reads the logs of jobs that went well and keeps which events they have in
+common, as plain JSON, for `rmetric diagnose --pool`. Each PATH, a file or a folder, is one job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rmetric._util.errors import LogError
+from rmetric._util.printed import counted, printable
+from rmetric.cli.options import whole
+from rmetric.cli.progress import Progress
+
+if TYPE_CHECKING:
+    from rmetric.diagnosis.job import Job
+    from rmetric.diagnosis.library import Library
+
+NAME = "logs"
+HELP = "learn what the logs of successful jobs have in common, for diagnose"
+EXAMPLES = """examples:
+  rmetric logs learn --job pretrain-7b logs/4688/ logs/4690/
+  rmetric diagnose logs/4711/ --pool pretrain-7b.json
+
+exit codes: 0 the pool is written; 1 a log could not be read, or the pool could not be written;
+2 the command line is wrong; 130 interrupted"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    learn = actions.add_parser(
+        "learn", help="make a pool of events from jobs that succeeded", epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    learn.add_argument(
+        "paths", nargs="+", type=Path, metavar="PATH", help="file or folder: the logs of one job"
+    )
+    learn.add_argument(
+        "--job", required=True, metavar="NAME", help="what these jobs have in common: a name"
+    )
+    learn.add_argument(
+        "--out", type=Path, metavar="FILE", help="(default: NAME.json, in this folder)"
+    )
+    learn.add_argument(
+        "--cores", type=whole(1), default=1, metavar="N",
+        help="processes that read the files of a job, from 1 (default: %(default)s)",
+    )  # fmt: skip
+
+
+def run(options: argparse.Namespace) -> int:
+    try:
+        return _learn(options)
+    except LogError as error:
+        return _fail(str(error), 1)
+    except OSError as error:
+        return _fail(f"{error.filename or ''}: {error.strerror or error}".removeprefix(": "), 1)
+    except ValueError as error:
+        return _fail(str(error), 2)
+    except KeyboardInterrupt:
+        print("stopped: no pool was written", file=sys.stderr)
+        return 130
+
+
+def _learn(options: argparse.Namespace) -> int:
+    from rmetric.diagnosis.library import Library
+    from rmetric.diagnosis.pool import learn
+
+    out = _out(options)
+    library = Library.shipped()
+    jobs = _read(options, library)
+    _warn(options.paths, jobs, library)
+    pool = learn(options.job, jobs)
+    pool.save(out)
+    lines = sum(job.lines for job in jobs)
+    print(f"{counted(len(jobs), 'job')}, {lines:,} lines, {len(pool.events)} events: {out}")
+    return 0
+
+
+def _read(options: argparse.Namespace, library: Library) -> list[Job]:
+    from rmetric.diagnosis.ingest import ingest
+
+    jobs = []
+    with Progress(options.paths) as told:
+        for path in options.paths:
+            jobs.append(ingest([path], library, cores=options.cores, told=told))
+    for path, job in zip(options.paths, jobs, strict=True):
+        if not job.events:
+            raise LogError(path, None, "empty: there is nothing to learn from")
+        for note in job.notes:
+            print(printable(f"{path}: {note.removeprefix(f'{path}: ')}"), file=sys.stderr)
+    return jobs
+
+
+def _out(options: argparse.Namespace) -> Path:
+    name = options.job.strip()
+    if not name:
+        raise ValueError("--job: a name is needed")
+    if options.out is not None:
+        if not options.out.parent.is_dir():
+            raise FileNotFoundError(2, "no such folder", f"--out {options.out}")
+        return Path(options.out)
+    if name.startswith(".") or set(name) & set("/\\:\0"):
+        raise ValueError(f"--job {name!r} cannot name a file: give one with --out FILE")
+    return Path(f"{name}.json")
+
+
+def _warn(paths: list[Path], jobs: list[Job], library: Library) -> None:
+    """What a failed job writes must not count as ordinary."""
+    from rmetric.diagnosis.decide import decide
+    from rmetric.diagnosis.words import headline
+
+    for path, job in zip(paths, jobs, strict=True):
+        found = decide(job, library)
+        others = any(one.succeeded is not None for one in jobs if one is not job)
+        if found.outcome != "healthy":
+            why = headline(found)
+        elif others and job.succeeded is None:
+            why = "it does not say that it reached its end, and others do"
+        else:
+            continue
+        words = f"warning: {path}: this job does not look healthy: {why}"
+        print(printable(words), file=sys.stderr)
+        print("  what is learnt from it will not be seen in a diagnosis", file=sys.stderr)
+
+
+def _fail(words: str, code: int) -> int:
+    print(f"error: {printable(words)}", file=sys.stderr)
+    return code

@@ -1,0 +1,194 @@
+"""`rmetric plan`: the best parallel layout for the GPUs that are left, and why."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from rmetric._util.strict_json import encode
+from rmetric.cli.options import number, share, whole
+from rmetric.guard.layout import Layout
+from rmetric.guard.planner import BatchSpec, PlanOptions, plan
+from rmetric.guard.planner.cluster import GIB, GPUS, Cluster, Node
+from rmetric.guard.planner.engines import ENGINES
+from rmetric.guard.planner.model_shape import ModelShape
+from rmetric.guard.planner.report import Question, as_json, as_text
+
+#: Far above any cluster; a plan for so many takes some seconds.
+MOST_GPUS = 65_536
+NAME = "plan"
+HELP = "the best TP x PP x DP layout for the GPUs that are left"
+EXAMPLES = """examples:
+  rmetric plan --model config.json --gpus 7 --gpu h100 --batch 1024
+  rmetric plan --model config.json --nodes 8,8,8 --without node1:3 --batch 1024 --current 2,1,12
+  rmetric plan --model config.json --nodes a:8,b:7 --memory 40 --batch 512 --engine torchtitan
+
+The model is a Hugging Face config.json, a JSON object of Megatron-LM's arguments, or our own
+(docs/planner.md). Times and memory are estimates: good for choosing, not for promising.
+
+exit codes:
+  0  a layout was found
+  1  nothing fits; the binding constraint is printed
+  2  an argument is wrong, or the model file cannot be read
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", required=True, metavar="FILE", help="JSON of the model's shape")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument(
+        "--nodes", type=nodes, metavar="N,N,...",
+        help="GPUs of each node, counted from 0: 8,8,8 or with names a:8,b:8",
+    )  # fmt: skip
+    parser.add_argument(
+        "--without", type=dropped, action="append", default=[], metavar="NODE[:N,N,...]",
+        help="a node, or some of its GPUs, that cannot be used; may be given again",
+    )  # fmt: skip
+    where.add_argument("--gpus", type=whole(0), metavar="N", help="GPUs of a single node")
+    parser.add_argument("--batch", type=whole(0), required=True, help="samples of one step")
+    parser.add_argument("--engine", choices=tuple(ENGINES), default="megatron",
+                        help="(default: %(default)s)")  # fmt: skip
+    parser.add_argument("--sequence", type=whole(1), help="tokens a sample, if the model's differ")
+    parser.add_argument(
+        "--current", type=current, metavar="TP,PP,DP[,CP[,EP]]",
+        help="the layout until now: of layouts almost as fast the smallest change is taken",
+    )  # fmt: skip
+    parser.add_argument(
+        "--allow-batch-change", type=share, nargs="?", const=0.1, metavar="SHARE",
+        help="the batch may change by this share (default, if given: %(const)s)",
+    )  # fmt: skip
+    parser.add_argument("--micro-batches", type=sizes, default=(1, 2, 4, 8), metavar="N,N,...",
+                        help="to try (default: 1,2,4,8)")  # fmt: skip
+    for name, words in {"tensor": "TP", "pipeline": "PP", "context": "CP", "expert": "EP"}.items():
+        parser.add_argument(f"--{name}", type=sizes, metavar="N,N,...", help=f"{words} to allow")
+    parser.add_argument("--uneven-stages", action="store_true",
+                        help="stages may differ by one layer")  # fmt: skip
+    parser.add_argument("--recompute", choices=("auto", "always", "never"), default="auto",
+                        help="activations (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--no-distributed-optimizer", action="store_true",
+                        help="Megatron without ZeRO-1")  # fmt: skip
+    parser.add_argument("--no-flash-attention", action="store_true",
+                        help="attention scores are kept")  # fmt: skip
+    parser.add_argument("--alternatives", type=whole(0), default=4, metavar="N",
+                        help="to show (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    gpu = parser.add_argument_group("the GPU")
+    gpu.add_argument("--gpu", choices=tuple(GPUS), default="a100", help="(default: %(default)s)")
+    gpu.add_argument("--memory", type=number, metavar="GIB", help="its memory, if it differs")
+    gpu.add_argument("--reserve", type=number, default=4.0, metavar="GIB",
+                     help="for CUDA, NCCL and fragmentation (default: %(default)g)")  # fmt: skip
+    gpu.add_argument("--peak", type=number, metavar="TFLOPS", help="dense bfloat16, if other")
+    gpu.add_argument("--intra", type=number, metavar="GB/S", help="to GPUs of its node, one way")
+    gpu.add_argument("--inter", type=number, metavar="GB/S", help="to other nodes, one way")
+
+
+def run(options: argparse.Namespace) -> int:
+    try:
+        question = _question(options)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    answer = plan(
+        question.model,
+        question.cluster,
+        question.batch,
+        engine=options.engine,
+        current=question.current,
+        options=question.options,
+    )
+    if options.json:
+        print(json.dumps(encode(as_json(question, answer)), indent=1))
+    else:
+        print(as_text(question, answer))
+    return 0 if answer.best else 1
+
+
+def _question(options: argparse.Namespace) -> Question:
+    change = options.allow_batch_change
+    return Question(
+        model=ModelShape.from_json(Path(options.model), sequence=options.sequence),
+        cluster=_cluster(options),
+        batch=BatchSpec(
+            samples=options.batch,
+            keep=change is None,
+            largest_change=0.1 if change is None else change,
+            micro_batches=options.micro_batches,
+        ),
+        current=options.current,
+        options=PlanOptions(
+            tensor=options.tensor,
+            pipeline=options.pipeline,
+            context=options.context,
+            expert=options.expert,
+            recompute={"auto": (False, True), "always": (True,), "never": (False,)}[
+                options.recompute
+            ],
+            shard_optimiser=not options.no_distributed_optimizer,
+            flash_attention=not options.no_flash_attention,
+            uneven_stages=options.uneven_stages,
+            alternatives=options.alternatives,
+        ),
+    )
+
+
+def _cluster(options: argparse.Namespace) -> Cluster:
+    gpu = GPUS[options.gpu]
+    if options.memory is not None:
+        gpu = replace(gpu, memory=options.memory * GIB)
+    if options.peak is not None:
+        gpu = replace(gpu, peak_flops=options.peak * 1e12)
+    if options.intra is not None:
+        gpu = replace(gpu, intra_bandwidth=options.intra * 1e9)
+    if options.inter is not None:
+        gpu = replace(gpu, inter_bandwidth=options.inter * 1e9)
+    given = [("node0", options.gpus)] if options.nodes is None else options.nodes
+    if sum(size for _, size in given) > MOST_GPUS:
+        raise ValueError(f"more than {MOST_GPUS:,} GPUs: this is not made for so many")
+    found = tuple(Node(name=name, gpus=tuple(range(size))) for name, size in given)
+    cluster = Cluster(nodes=found, gpu=gpu, reserve=options.reserve * GIB)
+    for node, gpus in options.without:
+        try:
+            cluster = cluster.without(node, gpus)
+        except KeyError as error:
+            raise ValueError(f"--without: {error.args[0]}") from None
+    return cluster
+
+
+def nodes(text: str) -> list[tuple[str, int]]:
+    """8,7,8 or a:8,b:7 as names and sizes."""
+    found = []
+    for index, part in enumerate(text.split(",")):
+        name, colon, size = part.strip().rpartition(":")
+        if not size.isdecimal() or (colon and not name):
+            raise argparse.ArgumentTypeError(
+                f"{text!r}: GPUs of each node are accepted, 8,7,8 or a:8,b:7"
+            )
+        found.append((name or f"node{index}", int(size)))
+    return found
+
+
+def dropped(text: str) -> tuple[str, tuple[int, ...] | None]:
+    """b:3,5 as a node and its GPUs; a node alone is all of it."""
+    name, colon, numbers = text.partition(":")
+    parts = [part.strip() for part in numbers.split(",")] if colon else []
+    if not name or not all(part.isdecimal() for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r}: a node, or GPUs of one as in node1:3,5")
+    return name, tuple(map(int, parts)) if colon else None
+
+
+def sizes(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r}: whole numbers from 1, as in 1,2,4")
+    return tuple(map(int, parts))
+
+
+def current(text: str) -> Layout:
+    given = sizes(text)
+    if not 3 <= len(given) <= 5:
+        raise argparse.ArgumentTypeError(f"{text!r}: TP,PP,DP or TP,PP,DP,CP or TP,PP,DP,CP,EP")
+    names = ("tensor", "pipeline", "data", "context", "expert")
+    return Layout(**dict(zip(names, given, strict=False)))

@@ -1,0 +1,242 @@
+"""Replay training logs that exist already: scores, alerts and a page for each run, and an index.
+
+Reads our own logs and the authors', Hugging Face trainer_state.json, TensorBoard and W&B,
+what the usual programs print, and any CSV or JSONL with a step and a loss; files, folders,
+globs, .gz and .zst too. See docs/replay.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rmetric._util.printed import counted, printable
+from rmetric.cli.watch import FOLLOWING, add_following, follow
+from rmetric.metric import PRESETS
+from rmetric.readers import find_logs
+from rmetric.readers.arguments import add_mapping, add_thresholds
+
+if TYPE_CHECKING:
+    from rmetric.reporting.replay_report import Replayed
+
+NAME = "replay"
+HELP = "replay logs that exist already: scores, alerts, a page for each run"
+DEFAULT_LOGS = "logs_FULL_METRIC"
+DEFAULT_OUT = Path("results/replay")
+DEFAULT_PLOTS = 20
+_ALL = sys.maxsize
+#: Runs that are printed, those with an alarm first.
+MOST_LINES = 20
+_ENDED = {
+    "healthy": "was healthy",
+    "absorbed": "absorbed a fault",
+    "not_applicable": "was healthy, the fault had nothing to act on",
+}
+EXAMPLES = """examples:
+  rmetric replay
+  rmetric replay checkpoint-500/trainer_state.json --out results/mine
+  rmetric replay 'runs/**/*.csv' --map loss=train/ce --map eval_loss=val/ce
+  rmetric replay --follow run.jsonl --exit-on-alarm
+
+exit codes: 0 all logs were replayed, 1 some could not be (the index says which and why),
+2 the command line is wrong; with --follow see rmetric watch --help"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "paths", nargs="*", default=[DEFAULT_LOGS], metavar="PATH",
+        help=f"log, folder or glob (default: {DEFAULT_LOGS})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--out", type=Path, help=f"folder for the results (default: {DEFAULT_OUT})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--preset", choices=sorted(PRESETS),
+        help="settings of the metric: the paper's simulation (windows of 1000) or its case "
+        "study (windows of 100, |ΔL| over 10) (default: those that the log states, or simulation)",
+    )  # fmt: skip
+    add_mapping(parser)
+    add_thresholds(parser)
+    parser.add_argument(
+        "--plots", type=parse_plots, metavar="all|none|N",
+        help="how many runs to draw as PNG and PDF files, the first ones "
+        f"(default: {DEFAULT_PLOTS})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--follow", action="store_true",
+        help="follow the one PATH while it is written, and alarm; the options below are for this",
+    )  # fmt: skip
+    add_following(parser)
+
+
+def parse_plots(text: str) -> int:
+    """The number of plots."""
+    if text == "all":
+        return _ALL
+    if text == "none":
+        return 0
+    if text.isdigit():
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r}: all, none or a number is accepted")
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.follow:
+        if len(options.paths) != 1 or options.paths == [DEFAULT_LOGS]:
+            print("error: --follow takes one PATH, a file", file=sys.stderr)
+            return 2
+        stray = _given(options, ("out", "preset", "plots"))
+        if stray:
+            print(f"error: {stray} not for --follow, which writes no results", file=sys.stderr)
+            return 2
+        return follow(Path(options.paths[0]), options)
+    stray = _given(options, FOLLOWING)
+    if stray:
+        print(
+            f"error: {stray} for --follow (or rmetric watch): replay shows each run to the "
+            "calibrated detector, and ends when all were read",
+            file=sys.stderr,
+        )
+        return 2
+    return replay(options)
+
+
+def _given(options: argparse.Namespace, names: tuple[str, ...]) -> str:
+    """Those of the options that stand on the command line, as the subject of a sentence."""
+    values = {name: getattr(options, name) for name in names}
+    given = [name for name, value in values.items() if value is not None and value is not False]
+    words = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+    return f"{words} {'is' if len(given) == 1 else 'are'}" if given else ""
+
+
+def replay(options: argparse.Namespace) -> int:
+    if options.out is None:
+        options.out = DEFAULT_OUT
+    from tqdm import tqdm
+
+    from rmetric.reporting.replay_report import replay_logs
+
+    try:
+        found, out = find_logs(options.paths), options.out.resolve()
+        paths = [path for path in found if out not in path.resolve().parents]
+        check_writable(options.out)
+    except ValueError as error:
+        hint = "; run_modern_experiments.py writes it" if options.paths == [DEFAULT_LOGS] else ""
+        print(printable(f"error: {error}{hint}"), file=sys.stderr)
+        return 2
+    folders = [Path(given) for given in options.paths if Path(given).is_dir()]
+    try:
+        result = replay_logs(
+            tqdm(paths, unit="log", disable=None),
+            options.out,
+            preset=options.preset,
+            mapping=dict(options.map),
+            thresholds=options.thresholds,
+            most_plots=DEFAULT_PLOTS if options.plots is None else options.plots,
+            named=lambda path: ".jsonl" in path.suffixes or not set(folders) & set(path.parents),
+        )
+    except OSError as error:
+        print(
+            f"error: the results cannot be written to {options.out} ({error.strerror}); what was "
+            "written before is kept",
+            file=sys.stderr,
+        )
+        return 1
+    except KeyboardInterrupt:
+        print(f"stopped; what was replayed is in {options.out}/index.html", file=sys.stderr)
+        return 130
+    return report(result, options.out)
+
+
+def check_writable(out: Path) -> None:
+    """Raise ValueError if nothing can be written below `out`."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise ValueError(f"--out {out}: cannot be written ({error.strerror})") from None
+
+
+def report(result: Replayed, out: Path) -> int:
+    """Say what came out; return the exit code."""
+    runs = [row for row in result.rows if not row["problem"]]
+    times = Counter(row["id"] for row in runs)
+    runs.sort(key=_importance)
+    if runs:
+        print(in_short(runs))
+    for row in runs[:MOST_LINES]:
+        print(printable(in_a_line(row, with_file=times[row["id"]] > 1)))
+    if len(runs) > MOST_LINES:
+        print(f"... and {len(runs) - MOST_LINES} more")
+    if result.passed_over:
+        names = ", ".join(printable(path.name) for path in result.passed_over[:5])
+        more = ", ..." if len(result.passed_over) > 5 else ""
+        files = counted(len(result.passed_over), "file")
+        verb = "is no log" if len(result.passed_over) == 1 else "are no logs"
+        print(f"passed over {files} that {verb}: {names}{more}")
+    if result.num_plots < len(runs):
+        print(
+            f"PNG and PDF beside the page: for {result.num_plots} of {counted(len(runs), 'run')}; "
+            "--plots all draws every one"
+        )
+    for problem in result.failed:
+        print(printable(f"failed: {problem}"), file=sys.stderr)
+    if not result.rows:
+        print("error: none of the files is a log that replay knows", file=sys.stderr)
+        return 1
+    print(
+        f"{counted(len(runs), 'run')} replayed, {len(result.failed)} failed: see {out}/index.html"
+    )
+    return 1 if result.failed else 0
+
+
+def _importance(row: dict[str, Any]) -> int:
+    """What is printed first: alarms of the calibrated detector, then where R is stated alone."""
+    if row["calibrated_first_alarm_step"] != "":
+        return 0
+    return 1 if row["max_r"] == "" and row["stated_first_alert_step"] != "" else 2
+
+
+def in_short(runs: list[dict[str, Any]]) -> str:
+    """How many runs there are, were alarmed, and ended how, where that is known."""
+    alarmed = sum(row["calibrated_first_alarm_step"] != "" for row in runs)
+    alerted = sum(row["first_alert_step"] != "" for row in runs)
+    undefined = sum(row["max_r"] == "" for row in runs)
+    unknown = f", undefined in {undefined}" if undefined else ""
+    words = (
+        f"{counted(len(runs), 'run')}: {alarmed} alarmed (calibrated detector), "
+        f"{alerted} alerted (R-Metric as published{unknown})"
+    )
+    if any(row["stated_max_r"] != "" for row in runs):
+        stated = sum(row["stated_first_alert_step"] != "" for row in runs)
+        words += f", {stated} alerted by R as their logs state it"
+    ends = Counter(row["outcome"].replace("_", " ") for row in runs if row["outcome"])
+    known = ", ".join(f"{number} {outcome}" for outcome, number in sorted(ends.items()))
+    return f"{words}; by their logs {known}" if known else words
+
+
+def in_a_line(row: dict[str, Any], *, with_file: bool = False) -> str:
+    """What the detectors made of one run, and how it ended.
+
+    Args:
+        with_file: name the log, where another run has the same id.
+    """
+    first, published = row["calibrated_first_alarm_step"], row["first_alert_step"]
+    alarm = "no alarm" if first == "" else f"alarm at step {first}"
+    alert = "undefined" if row["max_r"] == "" else _alert(published)
+    if row["stated_max_r"] != "":
+        more = f", the first of {row['stated_num_alerts']}" if row["stated_num_alerts"] > 1 else ""
+        alert += f"; R as its log states it: {_alert(row['stated_first_alert_step'])}{more}"
+    outcome = f"; it {_ENDED.get(row['outcome'], row['outcome'])}" if row["outcome"] else ""
+    failure = "" if row["failure_step"] == "" else f" at step {row['failure_step']}"
+    file = f" ({row['source']})" if with_file else ""
+    return f"{row['id']}{file}: {alarm}; R-Metric as published: {alert}{outcome}{failure}"
+
+
+def _alert(step: Any) -> str:
+    return "no alert" if step == "" else f"alert at step {step}"

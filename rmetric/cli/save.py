@@ -1,0 +1,75 @@
+"""Ask a training that is under way for a checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from rmetric._util.printed import printable
+from rmetric.cli.options import seconds
+from rmetric.guard.run_folder import RunFolder
+
+NAME = "save"
+HELP = "ask a training for a checkpoint, through its run folder"
+EXAMPLES = """examples:
+  rmetric save runs/7b --reason "before the driver update"
+  rmetric save runs/7b --now --wait 600 && sudo reboot
+  rmetric save runs/7b --stop --wait 1800
+
+exit codes: 0 the request is left or, with --wait, answered by a durable checkpoint, 1 it was
+not answered in time, withdrawn or cannot be left, 2 the command line is wrong"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the run folder")
+    parser.add_argument(
+        "--reason", default="asked for by rmetric save", metavar="WORDS",
+        help="what stands in the log beside it",
+    )  # fmt: skip
+    parser.add_argument(
+        "--now", action="store_true",
+        help="at the next step, however short a time ago the last checkpoint was",
+    )  # fmt: skip
+    parser.add_argument(
+        "--stop", action="store_true",
+        help="at the next step, and end the training when the checkpoint is durable",
+    )  # fmt: skip
+    parser.add_argument(
+        "--wait", type=seconds, metavar="SECONDS",
+        help="until a durable checkpoint answers, so long at most (default: not at all)",
+    )  # fmt: skip
+
+
+def run(options: argparse.Namespace) -> int:
+    if not options.folder.is_dir():
+        print(f"error: {options.folder} is no folder: a run folder is needed", file=sys.stderr)
+        return 2
+    folder = RunFolder(options.folder)
+    try:
+        number = folder.ask("user", options.reason, fatal=options.now, stop=options.stop)
+    except OSError as error:
+        print(f"error: no request can be left: {error}", file=sys.stderr)
+        return 1
+    print(f"request {number} left in {printable(str(options.folder))}", flush=True)
+    if options.wait is None:
+        return 0
+    if not _answered(folder, number, options.wait):
+        print(f"error: request {number} is not answered after {options.wait:g} s", file=sys.stderr)
+        return 1
+    if folder.answered_step() is None:
+        words = "the training was started again before it saved: ask again"
+        print(f"error: request {number} is withdrawn: {words}", file=sys.stderr)
+        return 1
+    print(f"request {number} is answered: the checkpoint is durable")
+    return 0
+
+
+def _answered(folder: RunFolder, number: int, seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while folder.answered() < number:
+        if time.monotonic() >= until:
+            return False
+        time.sleep(min(0.2, max(0.0, until - time.monotonic())))
+    return True

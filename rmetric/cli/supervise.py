@@ -1,0 +1,360 @@
+"""Start a training, watch it, and start it again after a failure, with the GPUs that are left.
+
+FOLDER is shared with the training: its heartbeats, checkpoints and requests, the journal
+of what happened, and summary.md. What stands behind `--` is run as it stands, without a
+shell; of torchrun and ft_launcher the numbers of processes and nodes are set, and in the
+arguments of any program {tensor} {pipeline} {context} {data} {expert} {micro_batch}
+{accumulation} {batch} {gpus} are filled in. See docs/supervisor.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from math import inf
+from pathlib import Path
+from typing import Any
+
+NAME = "supervise"
+HELP = "start a training and restart it after a failure, with the GPUs that are left"
+LOCKED = 3
+NVML_SECONDS = 10.0
+#: Of one node; more than any has.
+MOST_GPUS = 1024
+EXAMPLES = """examples:
+  rmetric supervise runs/a -- torchrun --nproc-per-node 4 train.py
+  rmetric supervise runs/a --batch 64 --layout tensor=2,data=4 --hang-seconds 120 \\
+      -- torchrun --nproc-per-node 8 train.py --tp {tensor} --accumulate {accumulation}
+  rmetric supervise runs/a --nodes n1:8,n2:8 --prefix 'ssh {node}' -- torchrun train.py
+
+exit codes: 0 finished, now or before; 1 given up, summary.md says why; 2 the command line is
+wrong; 3 another supervisor has the folder; 4 a request asked the training to stop; 128 + the
+signal that ended the supervisor"""
+
+#: What a training must be told of, to have another than before.
+_SIZES = ("tensor", "pipeline", "context", "expert")
+#: Option -> what it says; the names, types and defaults are those of the settings.
+_SETTINGS = {
+    "max_restarts": "restarts in a row before it is given up",
+    "enough_steps": "new steps after which restarts are counted anew",
+    "backoff_seconds": "wait before a restart, doubled with each in a row",
+    "longest_backoff_seconds": "and no longer than this",
+    "suspect_after": "failures in a row of a rank's GPU, or a node, until it is dropped",
+    "save_seconds": "the longest wait for a checkpoint before a bad GPU is given up",
+    "stop_seconds": "the same when the supervisor itself is asked to end",
+}
+_PATIENCE = {
+    "start": "without a sign of life until it trains",
+    "hang": "without a heartbeat while it trains",
+    "saving": "without a heartbeat while it saves",
+    "quiet": "without output; for a program without heartbeats (default: not looked at)",
+}
+_PACE = {
+    "poll": "between two looks",
+    "progress": "between two lines of progress in the journal",
+    "grace": "for processes to end by themselves before they are killed",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from rmetric.guard.supervisor.core import Settings
+    from rmetric.guard.supervisor.supervise import Pace
+    from rmetric.guard.supervisor.watch import Patience
+
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="of the run")
+    parser.add_argument(
+        "command", nargs="+", metavar="-- COMMAND", help="the training: a program and its arguments"
+    )
+    where = parser.add_argument_group("where it runs")
+    where.add_argument(
+        "--gpus",
+        metavar="LIST",
+        type=gpu_list,
+        help="of this machine, such as 0-3,6 (default: --nproc-per-node of them)",
+    )
+    where.add_argument(
+        "--nodes",
+        metavar="NAME:GPUS,...",
+        type=node_list,
+        help="several machines and how many GPUs each has",
+    )
+    where.add_argument(
+        "--prefix",
+        default="",
+        metavar="WORDS",
+        help="before the command of each node, such as 'ssh {node}'",
+    )
+    how = parser.add_argument_group("how it is split")
+    how.add_argument(
+        "--layout",
+        metavar="NAME=N,...",
+        type=layout,
+        default=None,
+        help="tensor, pipeline, context, expert, micro_batch, accumulation, data",
+    )
+    how.add_argument(
+        "--batch",
+        type=int,
+        metavar="SAMPLES",
+        help="of a step, kept with fewer copies by accumulation",
+    )
+    how.add_argument(
+        "--model",
+        type=Path,
+        metavar="FILE",
+        help="shape of the model: any layout may be planned, of sizes that the command has a place "
+        "for; needs --batch",
+    )
+    how.add_argument("--engine", default="megatron", help="for which to plan (default: megatron)")
+    how.add_argument("--gpu", default="h100", help="type of the GPUs, to plan (default: h100)")
+    how.add_argument("--gpu-memory", type=float, metavar="GIB", help="if it has another memory")
+    _numbers(parser.add_argument_group("trying again"), _SETTINGS, Settings(), "")
+    _numbers(parser.add_argument_group("seconds"), _PATIENCE, Patience(), "_seconds")
+    _numbers(parser.add_argument_group("pace, in seconds"), _PACE, Pace(), "_seconds")
+    watching = parser.add_argument_group("watching")
+    watching.add_argument(
+        "--watch-log", type=Path, metavar="LOG", help="of the training, for the calibrated detector"
+    )
+    watching.add_argument(
+        "--nvml-seconds",
+        type=float,
+        metavar="N",
+        help="read and judge this machine's GPUs so often (default: 10 where there are any; 0: "
+        "never); FOLDER/telemetry is always read",
+    )
+    watching.add_argument("--echo", action="store_true", help="show what the training prints")
+    parser.add_argument("--again", action="store_true", help="run a folder that has finished")
+    parser.add_argument("--seed", type=int, default=0, help="of the waits' jitter (default: 0)")
+
+
+def _numbers(group: Any, words: dict[str, str], defaults: Any, suffix: str) -> None:
+    for field in fields(defaults):
+        if field.name in words:
+            default = getattr(defaults, field.name)
+            said = "" if default is None else f" (default: {default:g})"
+            group.add_argument(
+                f"--{(field.name + suffix).replace('_', '-')}",
+                type=int if isinstance(default, int) else float,
+                default=default, metavar="N", help=words[field.name] + said,
+            )  # fmt: skip
+
+
+def gpu_list(text: str) -> tuple[int, ...]:
+    """`0-2,5` as (0, 1, 2, 5)."""
+    found: list[int] = []
+    try:
+        for part in text.split(","):
+            first, dash, last = part.partition("-")
+            found += range(int(first), int(last if dash else first) + 1)
+    except ValueError:
+        found = []
+    if not found or len(set(found)) < len(found):
+        raise argparse.ArgumentTypeError(f"{text!r}: GPUs such as 0-3,6 are accepted, each once")
+    return tuple(found)
+
+
+def node_list(text: str) -> dict[str, tuple[int, ...]]:
+    """`a:4,b:2` as {'a': (0, 1, 2, 3), 'b': (0, 1)}."""
+    found: dict[str, tuple[int, ...]] = {}
+    for part in text.split(","):
+        name, _, number = part.rpartition(":")
+        if not name or not number.isdigit() or int(number) < 1 or name in found:
+            raise argparse.ArgumentTypeError(
+                f"{part!r}: NAME:GPUS with at least one GPU is accepted, each name once"
+            )
+        found[name] = tuple(range(int(number)))
+    return found
+
+
+def layout(text: str) -> dict[str, int]:
+    """`tensor=2,data=4` as numbers by name."""
+    from rmetric.guard.layout import Layout
+
+    known = list(Layout().as_json())
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, number = part.partition("=")
+        if name not in known or not number.isdigit() or int(number) < 1:
+            raise argparse.ArgumentTypeError(
+                f"{part!r}: NAME=N with N from 1 is accepted, NAME of {', '.join(known)}"
+            )
+        found[name] = int(number)
+    return found
+
+
+def run(options: argparse.Namespace) -> int:
+    from rmetric.guard.supervisor.journal import LockedError
+
+    try:
+        supervisor = _supervisor(options)
+        options.folder.mkdir(parents=True, exist_ok=True)
+    except (ValueError, OSError, ImportError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    try:
+        return supervisor.run()
+    except LockedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return LOCKED
+
+
+def _supervisor(options: argparse.Namespace) -> Any:
+    from rmetric.guard.run_folder import RunFolder
+    from rmetric.guard.supervisor.core import Settings
+    from rmetric.guard.supervisor.launch import Program, unit_of
+    from rmetric.guard.supervisor.supervise import Pace, Supervisor, Watched
+    from rmetric.guard.supervisor.watch import Patience
+
+    if options.seed < 0:
+        raise ValueError(f"--seed is {options.seed}: a number from 0 is accepted")
+    if options.batch is not None and options.batch < 1:
+        raise ValueError(f"--batch is {options.batch}: a number of samples from 1 is accepted")
+    if options.nvml_seconds is not None and not 0 <= options.nvml_seconds < inf:
+        raise ValueError(
+            f"--nvml-seconds is {options.nvml_seconds}: a number of seconds from 0 is accepted"
+        )
+    pool = _pool(options)
+    prefixes = {node: _prefix(options.prefix, node) for node in pool}
+    program = Program(
+        arguments=tuple(options.command),
+        prefixes=prefixes,
+        visible=options.gpus is not None or _has_gpus(),
+        master="" if any(prefixes.values()) else "127.0.0.1",
+    )
+    if len(pool) > 1 and not program.is_torchrun:
+        raise ValueError(f"--nodes needs torchrun or ft_launcher, found {options.command[0]}")
+    return Supervisor(
+        RunFolder(options.folder),
+        program,
+        pool,
+        _planner(options, pool, unit_of(program, pool)),
+        settings=_checked(Settings, options, _SETTINGS, ""),
+        patience=_checked(Patience, options, _PATIENCE, "_seconds"),
+        pace=_checked(Pace, options, _PACE, "_seconds"),
+        watched=Watched(sources=_sources(options, pool), log=options.watch_log, echo=options.echo),
+        seed=options.seed,
+        again=options.again,
+        adopt=True,
+    )
+
+
+def _checked(kind: Any, options: argparse.Namespace, names: Iterable[str], suffix: str) -> Any:
+    """The settings, each tried alone first: an error names the option that is meant."""
+    values = {name: getattr(options, name + suffix) for name in names}
+    for name, value in values.items():
+        try:
+            kind(**{name: value})
+        except ValueError as error:
+            option = f"--{name}{suffix}".replace("_", "-")
+            raise ValueError(f"{option}{str(error).removeprefix(name)}") from None
+    return kind(**values)
+
+
+def _pool(options: argparse.Namespace) -> dict[str, tuple[int, ...]]:
+    if options.nodes is not None:
+        if options.gpus is not None:
+            raise ValueError("--gpus and --nodes: one of the two")
+        return dict(options.nodes)
+    return {"": options.gpus if options.gpus is not None else _visible()[: _asked(options)]}
+
+
+def _visible() -> tuple[int, ...]:
+    """The GPUs that this process may use, by CUDA_VISIBLE_DEVICES; without it, as many as asked."""
+    said = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if not said:
+        return tuple(range(MOST_GPUS))
+    try:
+        return tuple(map(int, said.split(",")))
+    except ValueError:
+        raise ValueError(
+            f"CUDA_VISIBLE_DEVICES is {said!r}: say the numbers of these GPUs with --gpus"
+        ) from None
+
+
+def _asked(options: argparse.Namespace) -> int:
+    """How many processes the command itself asks for."""
+    from rmetric.guard.layout import Layout
+    from rmetric.guard.supervisor.launch import option_of
+
+    said = option_of(options.command, "nproc-per-node")
+    if said is None:
+        return Layout(**(options.layout or {})).num_gpus
+    if not said.isdigit() or int(said) < 1:
+        raise ValueError(f"--nproc-per-node is {said!r}: say which GPUs there are with --gpus")
+    return int(said)
+
+
+def _prefix(words: str, node: str) -> tuple[str, ...]:
+    return tuple(word.replace("{node}", node) for word in shlex.split(words))
+
+
+def _planner(options: argparse.Namespace, pool: dict[str, tuple[int, ...]], unit: str) -> Any:
+    from rmetric.guard.supervisor.allocation import allot, by_model, shrink_data
+
+    first = _first_layout(options.layout or {}, sum(map(len, pool.values())), options.batch)
+    if options.model is not None:
+        return _by_model(options, by_model, first if options.layout else None)
+    if allot(first, pool) is None:
+        raise ValueError(
+            f"--layout {options.layout and _as_said(options.layout)} needs {first.num_gpus} GPUs, "
+            f"evenly on nodes; there are {', '.join(str(len(gpus)) for gpus in pool.values())}"
+        )
+    return shrink_data(first, options.batch, unit)
+
+
+def _as_said(layout: dict[str, int]) -> str:
+    return ",".join(f"{name}={number}" for name, number in layout.items())
+
+
+def _first_layout(said: dict[str, int], gpus: int, batch: int | None) -> Any:
+    from rmetric.guard.layout import Layout
+
+    one_copy = Layout(**{**said, "data": 1}).num_gpus
+    whole = {"data": max(1, gpus // one_copy), **said}
+    if batch is not None and "accumulation" not in said:
+        whole["accumulation"] = max(1, batch // (whole["data"] * said.get("micro_batch", 1)))
+    return Layout(**whole)
+
+
+def _by_model(options: argparse.Namespace, by_model: Any, first: Any) -> Any:
+    from rmetric.guard.planner import BatchSpec
+    from rmetric.guard.planner.cluster import Cluster
+    from rmetric.guard.planner.model_shape import ModelShape
+
+    if options.batch is None:
+        raise ValueError("--model needs --batch")
+    gpu = Cluster.of([1], options.gpu, memory_gib=options.gpu_memory).gpu
+    model, batch = ModelShape.from_json(options.model), BatchSpec(samples=options.batch)
+    untold = _untold(options.command, options.layout or {})
+    return by_model(model, gpu, batch, engine=options.engine, first=first, untold=untold)
+
+
+def _untold(command: Sequence[str], layout: Mapping[str, int]) -> dict[str, int]:
+    """Sizes that the command has no place for: as `--layout` says, else 1.
+
+    >>> _untold(["torchrun", "train.py", "--tp={tensor}", "{pipeline}"], {"context": 2})
+    {'context': 2, 'expert': 1}
+    """
+    return {name: layout.get(name, 1) for name in _SIZES if f"{{{name}}}" not in "\0".join(command)}
+
+
+def _sources(options: argparse.Namespace, pool: dict[str, tuple[int, ...]]) -> list[Any]:
+    here = "" if "" in pool else os.uname().nodename
+    if options.nvml_seconds and here not in pool:
+        raise ValueError(f"--nvml-seconds: this machine, {here}, is none of the nodes")
+    own = here in pool and _has_gpus()
+    seconds = NVML_SECONDS * own if options.nvml_seconds is None else options.nvml_seconds
+    if not seconds:
+        return []
+    from rmetric.telemetry.gpu_watch import GpuWatch
+    from rmetric.telemetry.risk import RiskConfig
+
+    return [GpuWatch(pool[here], RiskConfig(interval=seconds))]
+
+
+def _has_gpus() -> bool:
+    return any(Path("/dev").glob("nvidia[0-9]*"))

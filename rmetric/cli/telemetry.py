@@ -1,0 +1,298 @@
+"""Watch this machine's NVIDIA GPUs: what each says, its risk, and what it asks for.
+
+Prints a line whenever what is thought of a GPU changes, and why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime, timezone
+from functools import partial
+from math import inf
+from pathlib import Path
+
+from rmetric._util.errors import LogError
+from rmetric._util.printed import printable
+from rmetric.cli.options import seconds
+from rmetric.guard.run_folder import RunFolder
+from rmetric.telemetry.export import JsonlFile, serve, write_textfile
+from rmetric.telemetry.gpu_watch import GpuWatch
+from rmetric.telemetry.lines import Heard
+from rmetric.telemetry.played import PlayedReadings
+from rmetric.telemetry.risk import RiskConfig
+from rmetric.telemetry.rules import rule_of
+from rmetric.telemetry.verdict import LEVELS, GpuVerdict
+
+NAME = "telemetry"
+HELP = "watch this machine's GPUs: readings, risk, and what each asks for"
+UNWELL = 3
+LOOPBACK = "127.0.0.1"
+#: Seconds between two looks at what the thread that reads has brought.
+LOOK_SECONDS = 0.5
+ASKS = {
+    "none": "",
+    "watch": ", to be watched",
+    "restart_application": ", restart the application",
+    "reset": ", reset the GPU",
+    "drain": ", take it out of use",
+    "reboot": ", reboot the node",
+}
+EXAMPLES = """examples:
+  rmetric telemetry --once
+  rmetric telemetry --jsonl gpus.jsonl --http 9401
+  rmetric telemetry --textfile /var/lib/node_exporter/rmetric.prom
+  rmetric telemetry --run runs/llama        ask that run for a checkpoint when a GPU is at risk
+  rmetric telemetry --play gpus.jsonl       what would have been said of a recorded day
+
+exit codes: 0 ended by SIGTERM, or all is well after --once or --play; 1 no GPU can be read, or a
+file could not be read or written (a watch goes on without it); 2 the command line is wrong;
+3 after --once or --play a GPU is not well; 130 interrupted"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--interval", type=seconds, default=10.0, metavar="S",
+        help="seconds between readings, above 0 (default: 10)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--threshold", type=float, default=RiskConfig.threshold, metavar="R",
+        help="risk from which on a GPU is at risk, above 0 to 1 (default: 0.95)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--jsonl", type=Path, metavar="F", help="append readings, signs and verdicts to this file"
+    )
+    parser.add_argument(
+        "--textfile", type=Path, metavar="F",
+        help="write metrics there for node_exporter's textfile collector, after each reading",
+    )  # fmt: skip
+    parser.add_argument(
+        "--http", type=port, metavar="PORT", help="serve metrics for Prometheus on this port"
+    )
+    parser.add_argument(
+        "--address", metavar="A",
+        help=f"address for --http (default: {LOOPBACK}, this machine alone)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--run", type=Path, metavar="FOLDER", dest="run_folder",
+        help="run folder: leave a request for a checkpoint there when a GPU is at risk or "
+        "fatal, and verdicts in its telemetry/NODE.jsonl",
+    )  # fmt: skip
+    parser.add_argument("--node", default=None, help="name of this node (default: the host's)")
+    parser.add_argument("--once", action="store_true", help="read once, tell, and end")
+    parser.add_argument(
+        "--play", type=Path, metavar="F", help="judge readings that --jsonl recorded, not GPUs"
+    )
+    parser.add_argument(
+        "--speed", type=float, metavar="N",
+        help="with --play: recorded seconds a second (default: as fast as can be)",
+    )  # fmt: skip
+
+
+def port(text: str) -> int:
+    with suppress(ValueError):
+        if 0 <= int(text) < 65536:
+            return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r}: a port from 0 to 65535 is accepted")
+
+
+def run(options: argparse.Namespace) -> int:
+    try:
+        return _Telemetry(options).run()
+    except LogError as error:
+        return _fail(str(error))
+    except ImportError:
+        return _fail(
+            "--textfile and --http need the package prometheus-client: pip install rmetric[guard]"
+        )
+    except OSError as error:
+        return _fail(f"{error.filename or ''}: {error.strerror or error}".removeprefix(": "))
+    except ValueError as error:
+        print(f"error: {printable(str(error))}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+class _Telemetry:
+    """One run of the command: a source, and where what it says goes."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        _check(options)
+        self.config = RiskConfig(interval=options.interval, threshold=options.threshold)
+        self.node = os.uname().nodename if options.node is None else options.node
+        self.folder = _run_folder(options.run_folder)
+        self.jsonl = JsonlFile(options.jsonl) if options.jsonl else None
+        self.shared = self._shared()
+        self.changed = False
+        self.problem: str | None = None
+        self.begun: dict[str, float] = {}
+        self.levels: dict[str, str] = {}
+        self.unwritten = ""
+        self.source = self._source()
+
+    def run(self) -> int:
+        """Watch until the end; returns the exit code."""
+        server = None
+        try:
+            if isinstance(self.source, GpuWatch) and not self.source.hardware.ready(30.0):
+                return _fail(f"no GPU can be read: {self.source.problem}")
+            if self.options.http is not None:
+                address = self.options.address or LOOPBACK
+                server = serve(self.source, self.options.http, address)
+                print(f"metrics: http://{address}:{server.server_port}/metrics", flush=True)
+            return self._watch()
+        finally:
+            self.source.close()
+            if server is not None:
+                server.shutdown()
+                server.server_close()
+            for file in (self.jsonl, self.shared):
+                if file is not None:
+                    file.close()
+
+    def _watch(self) -> int:
+        ended = _ended_by_a_signal()
+        while True:
+            for verdict in self.source.poll():
+                self._tell(verdict)
+            self._tell_problem()
+            self._tell_reach()
+            if self.options.textfile and self.changed:
+                self._write(partial(write_textfile, self.options.textfile, self.source))
+            self.changed = False
+            if self.options.once or (
+                isinstance(self.source, PlayedReadings) and self.source.finished
+            ):
+                return self._how_it_is()
+            if ended.wait(LOOK_SECONDS):
+                return 1 if self.unwritten else 0
+
+    def _source(self) -> GpuWatch | PlayedReadings:
+        if self.options.play is None:
+            return GpuWatch(config=self.config, node=self.node, record=self._record)
+        speed = inf if self.options.speed is None else self.options.speed
+        return PlayedReadings(self.options.play, speed, self.config, record=self._record)
+
+    def _shared(self) -> JsonlFile | None:
+        if self.folder is None:
+            return None
+        self.folder.telemetry.mkdir(exist_ok=True)
+        return JsonlFile(self.folder.telemetry / f"{self.node}.jsonl")
+
+    def _record(self, node: str, heard: Heard) -> None:
+        self.changed = True
+        if self.jsonl is not None:
+            self._write(partial(self.jsonl.heard, node, heard))
+
+    def _tell(self, verdict: GpuVerdict) -> None:
+        self.changed = True
+        self.begun.setdefault(verdict.key, verdict.time)
+        print(printable(in_words(verdict)), flush=True)
+        if self.folder is not None:
+            self._write(partial(self._ask, self.folder, verdict))
+        for file in (self.shared, self.jsonl):
+            if file is not None:
+                self._write(partial(file.verdict, verdict))
+
+    def _write(self, writes: Callable[[], object]) -> None:
+        """While it watches, a full disk is told once and does not stop the watch."""
+        try:
+            writes()
+        except OSError as error:
+            if self.options.once or self.options.play is not None:
+                raise
+            words = f"{error.filename or ''}: {error.strerror or error}".removeprefix(": ")
+            if words != self.unwritten:
+                print(f"problem: {printable(words)}", file=sys.stderr, flush=True)
+            self.unwritten = words
+
+    def _ask(self, folder: RunFolder, verdict: GpuVerdict) -> None:
+        """Ask for a checkpoint when a GPU got worse; a further sign of the same is no new one."""
+        before = self.levels.get(verdict.key, "healthy")
+        self.levels[verdict.key] = verdict.level
+        if LEVELS.index(verdict.level) <= LEVELS.index(before):
+            return
+        rules = [rule.level for kind in verdict.rules if (rule := rule_of(kind)) is not None]
+        source = "rule" if verdict.level in rules else "risk"
+        reason = f"GPU {verdict.key}: {'; '.join(verdict.reasons)}"
+        number = folder.ask(source, reason, fatal=verdict.level == "fatal")
+        print(f"request {number} for a checkpoint is left in {folder.path}", flush=True)
+
+    def _tell_problem(self) -> None:
+        problem = self.source.problem
+        if problem != self.problem and problem is not None:
+            print(f"problem: {printable(problem)}", file=sys.stderr, flush=True)
+        self.problem = problem
+
+    def _tell_reach(self) -> None:
+        """Once a GPU: whether its score can get to the threshold, when its window has begun."""
+        for key, verdict in self.source.verdicts().items():
+            least = self.config.least_readings * self.config.interval * 1.5
+            if key not in self.begun or verdict.time - self.begun[key] < least:
+                continue
+            self.begun[key] = inf
+            if verdict.reachable is not None and verdict.reachable < self.config.threshold:
+                unknown = [name for name, value in verdict.factors.items() if value is None]
+                print(
+                    f"GPU {key}: its score can reach {verdict.reachable:.2f} at most, below the "
+                    f"threshold of {self.config.threshold:g}; not known: {', '.join(unknown)}",
+                    flush=True,
+                )
+
+    def _how_it_is(self) -> int:
+        """The exit code for how the GPUs are now."""
+        unwell = any(one.level != "healthy" for one in self.source.verdicts().values())
+        return UNWELL if unwell else 0
+
+
+def in_words(verdict: GpuVerdict) -> str:
+    """A verdict on one line.
+
+    >>> print(in_words(GpuVerdict(gpu=0, time=0.0, level="fatal", action="reboot",
+    ...                           reasons=("Xid 79: the GPU has fallen off the bus",))))
+    1970-01-01 00:00:00Z GPU 0: fatal, reboot the node: Xid 79: the GPU has fallen off the bus
+    """
+    when = datetime.fromtimestamp(verdict.time, timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ")
+    why = f": {'; '.join(verdict.reasons)}" if verdict.reasons else ""
+    return f"{when} GPU {verdict.key}: {verdict.level}{ASKS[verdict.action]}{why}"
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise ValueError for an option that would have no effect, or cannot have any."""
+    if options.address is not None and options.http is None:
+        raise ValueError(f"--address {options.address} is for --http PORT, which is not given")
+    if options.speed is not None and options.play is None:
+        raise ValueError(f"--speed {options.speed:g} is for --play F, which is not given")
+    if options.once and options.play is not None:
+        raise ValueError("--once reads GPUs and --play a file: one of the two is accepted")
+    if options.node is not None and Path(options.node).name != options.node:
+        raise ValueError(f"--node {options.node!r}: a name that a file can have is accepted")
+    text = options.textfile
+    if text is not None and (text.is_dir() or not text.parent.is_dir()):
+        raise ValueError(f"--textfile {text}: a file in a folder that is there is accepted")
+
+
+def _run_folder(path: Path | None) -> RunFolder | None:
+    if path is not None and not path.is_dir():
+        raise ValueError(f"--run {path}: there is no such folder")
+    return None if path is None else RunFolder(path)
+
+
+def _ended_by_a_signal() -> threading.Event:
+    """Set on SIGTERM; only the main thread may ask for that."""
+    ended = threading.Event()
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    return ended
+
+
+def _fail(words: str) -> int:
+    print(f"error: {printable(words)}", file=sys.stderr)
+    return 1

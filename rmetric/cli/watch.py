@@ -1,0 +1,168 @@
+"""Follow a log that is still being written, and say when a detector is alarmed.
+
+The training need not know: any log of lines will do that replay reads, such as JSONL,
+CSV or what a program prints. A file that is cut short or replaced is begun again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from rmetric._util.errors import LogError
+from rmetric._util.printed import counted, printable
+from rmetric.cli.options import seconds
+from rmetric.detectors import DETECTORS, make_detector
+from rmetric.detectors.registry import CALIBRATED
+from rmetric.readers import OpenLog
+from rmetric.readers.arguments import add_mapping, add_thresholds
+from rmetric.readers.follow import Follower
+from rmetric.readers.watch import ALARM, Watch, Webhook, Word, message
+
+NAME = "watch"
+HELP = "follow a log that is being written, and alarm (replay --follow)"
+DEFAULT_DETECTOR = "calibrated"
+#: What `add_following` adds; None or False where it was not given.
+FOLLOWING = ("detector", "webhook", "exit_on_alarm", "stop_after", "from_start", "wait")
+ALARMED = 3
+EXAMPLES = """examples:
+  rmetric watch run.jsonl --detector calibrated
+  rmetric watch train.log --wait --exit-on-alarm --stop-after 600 && echo healthy
+  rmetric watch metrics.csv --webhook https://example.org/hook --stop-after 3600
+
+exit codes: 0 the log did not grow for --stop-after seconds, 1 it cannot be read, never came
+or was removed, 2 the command line is wrong, 3 an alarm with --exit-on-alarm, 130 interrupted"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", type=Path, metavar="PATH", help="the log")
+    add_mapping(parser)
+    add_thresholds(parser)
+    add_following(parser)
+
+
+def add_following(parser: argparse.ArgumentParser) -> None:
+    """The options that `watch` and `replay --follow` share."""
+    online = sorted(name for name, entry in DETECTORS.items() if not entry.sees_future)
+    parser.add_argument(
+        "--detector", choices=online, metavar="NAME",
+        help=f"which judges the records (default: {DEFAULT_DETECTOR}): {', '.join(online)}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--webhook", metavar="URL",
+        help="post each alarm there as JSON, and when one turns into a failure; tried three times",
+    )  # fmt: skip
+    parser.add_argument(
+        "--exit-on-alarm", action="store_true", help="end with code 3 at the first alarm"
+    )
+    parser.add_argument(
+        "--stop-after", type=seconds, metavar="SECONDS",
+        help="end with code 0 when the log has not grown for so long (default: never)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--from-start", action="store_true",
+        help="take alarms that began and ended in what the log held already for new ones: post "
+        "them, and end with code 3 (default: they are printed)",
+    )  # fmt: skip
+    parser.add_argument("--wait", action="store_true", help="wait for a log that is not there yet")
+
+
+def run(options: argparse.Namespace) -> int:
+    return follow(options.path, options)
+
+
+def follow(path: Path, options: argparse.Namespace) -> int:
+    """Follow one log as the options say; returns the exit code."""
+    options.detector = options.detector or DEFAULT_DETECTOR
+    try:
+        check_thresholds(options)
+        hook = Webhook(options.webhook, _say) if options.webhook else None
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+    code = _Following(path, options, hook).run()
+    if hook:
+        hook.close()
+    return code
+
+
+class _Following:
+    """One log, what is said of it, and whether that is news yet."""
+
+    def __init__(self, path: Path, options: argparse.Namespace, hook: Webhook | None) -> None:
+        self.path, self.options, self.hook = path, options, hook
+        # What the file holds already is no news, unless it was asked for.
+        self.past = path.exists() and not options.from_start
+        self.alarmed = False
+        self.watch = Watch(
+            lambda: make_detector(options.detector, thresholds=options.thresholds), self.tell
+        )
+        self.follower = Follower(
+            path,
+            self.watch.take,
+            _say,
+            mapping=dict(options.map),
+            stop_after=options.stop_after,
+            wait=options.wait,
+            begun_again=self.watch.begin_again,
+            caught_up=self.caught_up,
+        )
+
+    def run(self) -> int:
+        """Follow to the end; returns the exit code."""
+        code = _run(self.follower)
+        records = counted(self.watch.num_records, "record")
+        alarms = counted(self.watch.num_alarms, "alarm")
+        _say(f"{self.path}: {records}, {alarms} ({self.options.detector})")
+        return ALARMED if self.alarmed and self.options.exit_on_alarm and code == 0 else code
+
+    def tell(self, word: Word) -> None:
+        when = " (before watching)" if self.past else ""
+        print(f"{word.event} {printable(word.id)}: {printable(word.words)}{when}", flush=True)
+        if not self.past:
+            self.act_on(word)
+
+    def act_on(self, word: Word) -> None:
+        if self.hook and word.urgent:
+            self.hook.post(message(self.path, self.options.detector, word))
+        if word.event == ALARM:
+            self.alarmed = True
+            if self.options.exit_on_alarm:
+                self.follower.stop()
+
+    def caught_up(self, log: OpenLog) -> None:
+        """Say what is watched; what is still in alarm counts from now on."""
+        was_past, self.past = self.past, False
+        said = [log.format, *log.guessed, f"{counted(self.watch.num_records, 'record')} so far"]
+        _say(f"{self.path}: {'; '.join(said)}; watched by {self.options.detector}")
+        if was_past:
+            for word in list(self.watch.in_alarm.values()):
+                _say(f"{self.path}: {word.id} is in alarm since step {word.began}")
+                self.act_on(replace(word, event=ALARM))
+
+
+def check_thresholds(options: argparse.Namespace) -> None:
+    """Raise ValueError for a threshold file that the detector would not look at."""
+    if options.thresholds is not None and options.detector not in CALIBRATED:
+        known = " or ".join(sorted(CALIBRATED))
+        raise ValueError(
+            f"--thresholds is for --detector {known}: {options.detector} has no such file"
+        )
+
+
+def _run(follower: Follower) -> int:
+    try:
+        follower.run()
+    except LogError as error:
+        _say(f"error: {error}")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _say(words: str) -> None:
+    print(printable(words), file=sys.stderr, flush=True)

@@ -1,5 +1,0 @@
-"""How good is the diagnosis? Failure-indicating events, outcome, cause, stage and faulty rank.
-
-`python -m rmetric.diagnosis.evaluation` judges the diagnosis, its ablations and simple baselines on
-the failure logs and on the injected jobs, and writes the tables. See docs/diagnosis_evaluation.md.
-"""

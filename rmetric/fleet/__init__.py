@@ -1,4 +1,0 @@
-"""What a guard is worth over many GPUs: whom it warns in time, whom for nothing, what it saves.
-
-Nothing is imported here; `python -m rmetric.fleet` lists what there is to run.
-"""

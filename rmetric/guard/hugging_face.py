@@ -1,0 +1,230 @@
+"""The guard in the Hugging Face Trainer (transformers 5), which saves in its own form.
+
+trainer = Trainer(..., callbacks=[GuardCallback()])
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_callback import TrainerControl, TrainerState
+from transformers.trainer_utils import SaveStrategy
+from transformers.training_args import TrainingArguments
+
+from rmetric.guard.good import NOT_FINITE, Done, Failed, Good
+from rmetric.guard.guard import Guard
+from rmetric.guard.policy import PolicyConfig
+from rmetric.guard.process_signals import SIGNALS
+from rmetric.guard.run_folder import RunFolder
+from rmetric.monitor.hugging_face import calling_trainer, replaced
+from rmetric.telemetry.sources import VerdictSource
+
+logger = logging.getLogger("rmetric")
+
+
+class GuardCallback(TrainerCallback):
+    """Has the Trainer save when somebody asks, on all ranks at the same step.
+
+    The Trainer saves in its own form, so that ``train(resume_from_checkpoint=True)`` goes
+    on from it; its regular saves count as well. A checkpoint answers a request when its
+    weights have been read back and are finite; one that is not finite is renamed, so that
+    the Trainer never resumes from it. A save that fails, on a full disk for example, is
+    cleared away and reported, and the training goes on.
+
+    Its weaknesses: the Trainer saves while the training waits. A failure in the middle
+    of a sharded save (FSDP, DeepSpeed), which the ranks make together, can still end it.
+    With `save_total_limit` the Trainer clears older checkpoints before the new one was
+    looked at: leave it at 2 or more.
+
+    Args:
+        policy: when to save; None for the Trainer's own `save_steps` as the interval.
+        folder: the run folder; None for the supervisor's.
+        telemetry: see `Guard`.
+        signals: see `Guard`.
+        read_back: whether weights are read and looked at after each save.
+
+    Attributes:
+        guard: of the training under way; None before the first.
+    """
+
+    def __init__(
+        self,
+        policy: PolicyConfig | None = None,
+        *,
+        folder: RunFolder | None = None,
+        telemetry: VerdictSource | None = None,
+        signals: Mapping[int, str] = SIGNALS,
+        read_back: bool = True,
+    ) -> None:
+        self.guard: Guard | None = None
+        self._policy, self._read_back = policy, read_back
+        self._settings: dict[str, Any] = dict(folder=folder, telemetry=telemetry, signals=signals)
+        self._saver = _TrainerSaver()
+        self._training = ExitStack()
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        self._end()  # of a training that broke off unseen
+        self._saver = _TrainerSaver()
+        policy = self._policy or _policy_of(args, state)
+        self.guard = Guard(self._saver, policy=policy, state=dict, **self._settings)
+        self.guard.start(state.global_step)
+        trainer = calling_trainer()
+        if trainer is not None:
+            follow = self._training.enter_context
+            save = self._survives(trainer, trainer._save_checkpoint)
+            follow(replaced(trainer, "_save_checkpoint", save))
+            if hasattr(trainer, "_run_epoch"):  # the steps, and all that lies between them
+                follow(replaced(trainer, "_run_epoch", self._hangs_up(trainer._run_epoch)))
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        if self.guard is None:
+            return
+        self.guard.step(state.global_step)
+        control.should_save = control.should_save or self._saver.asked
+        control.should_training_stop = control.should_training_stop or self.guard.should_stop
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        if self.guard is None:
+            return
+        step, path = state.global_step, _checkpoint_of(args, state)
+        self.guard.adopt(step)
+        problem, kept = self._saver.problem, None
+        if not problem and self._read_back and self.guard.ranks.rank == 0:
+            problem = not_finite(path)
+            kept = _put_aside(path) if problem else None
+        self._saver.ended(step, path, problem, kept)
+        self.guard.look(step)
+        control.should_training_stop = control.should_training_stop or self.guard.should_stop
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        self._end(finished=self.guard is not None and not self.guard.should_stop)
+
+    def _survives(self, trainer: Trainer, save: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(save)
+        def followed(*args: Any, **kwargs: Any) -> Any:
+            self._saver.problem = ""
+            try:
+                return save(*args, **kwargs)
+            except Exception as error:
+                self._saver.problem = f"{type(error).__name__}: {error}"
+                if trainer.args.should_save:  # what is half written must not be resumed from
+                    half = _checkpoint_of(trainer.args, trainer.state)
+                    shutil.rmtree(half, ignore_errors=True)
+
+        return followed
+
+    def _hangs_up(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(run)
+        def followed(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return run(*args, **kwargs)
+            except BaseException as error:  # nobody hears the signals any more
+                if self.guard is not None:
+                    self.guard.__exit__(type(error), error, error.__traceback__)
+                raise
+
+        return followed
+
+    def _end(self, *, finished: bool = False) -> None:
+        self._training.close()
+        if self.guard is not None:
+            self.guard.close(finished=finished)
+
+
+class _TrainerSaver:
+    """The Trainer, as what the guard saves by."""
+
+    saves_later = True
+
+    def __init__(self) -> None:
+        self.asked, self.problem = False, ""
+        self._began = time.perf_counter()
+        self._outcome: Done | Failed | None = None
+
+    def begin(self, step: int, *_: Any, **__: Any) -> None:
+        self.asked, self._outcome, self._began = True, None, time.perf_counter()
+
+    def ended(self, step: int, path: Path, problem: str, kept: Path | None) -> None:
+        self.asked, seconds = False, time.perf_counter() - self._began
+        if problem:
+            self._outcome = Failed(step=step, problem=problem, kept=kept)
+        else:
+            self._outcome = Done(
+                step=step, path=path, blocking_seconds=seconds, durable_seconds=seconds,
+                seconds=seconds,
+            )  # fmt: skip
+
+    def poll(self) -> Done | Failed | None:
+        outcome, self._outcome = self._outcome, None
+        return outcome
+
+    def wait(self, timeout: float | None = None) -> Done | Failed | None:
+        return self.poll()
+
+    def newest_good(self) -> Good | None:
+        raise NotImplementedError("the Trainer resumes by train(resume_from_checkpoint=True)")
+
+    def load(self, good: Good, state: dict[str, Any]) -> dict[str, Any]:
+        raise NotImplementedError("the Trainer resumes by train(resume_from_checkpoint=True)")
+
+
+def not_finite(checkpoint: Path) -> str:
+    """What is wrong with a Trainer's checkpoint; empty where its weights are whole and finite.
+
+    Reads ``trainer_state.json`` and every ``.safetensors`` file in it. Weights in another
+    form (FSDP, DeepSpeed) are not looked at.
+    """
+    from safetensors import safe_open
+
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_text())
+        for path in sorted(checkpoint.glob("*.safetensors")):
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 (it is no mapping)
+                    tensor = file.get_tensor(name)
+                    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                        return f"{name} in {path.name} is not finite"
+    except Exception as error:
+        return f"it cannot be read back: {type(error).__name__}: {error}"
+    return ""
+
+
+def _checkpoint_of(args: TrainingArguments, state: TrainerState) -> Path:
+    """Where the Trainer saves the step at hand."""
+    return Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
+
+
+def _put_aside(checkpoint: Path) -> Path | None:
+    """Out of the Trainer's sight, in the place of one that was there; None where it cannot be."""
+    kept = checkpoint.with_name(checkpoint.name + NOT_FINITE)
+    try:
+        shutil.rmtree(kept, ignore_errors=True)
+        return checkpoint.rename(kept)
+    except OSError as error:
+        logger.error("rmetric: %s cannot be put aside: %s", checkpoint, error)
+        return None
+
+
+def _policy_of(args: TrainingArguments, state: TrainerState) -> PolicyConfig:
+    if args.save_strategy != SaveStrategy.STEPS:
+        raise ValueError(
+            f"save_strategy is {args.save_strategy}: with any other than 'steps' the guard needs "
+            "a policy, such as PolicyConfig(interval_steps=500)"
+        )
+    return PolicyConfig(interval_steps=int(state.save_steps))

@@ -1,0 +1,228 @@
+"""The guard in Megatron-LM, which saves in its own form. Megatron is not imported here.
+
+from megatron.training import training
+from rmetric.guard.megatron import guard_megatron
+
+guard_megatron(training)
+pretrain(...)
+"""
+
+from __future__ import annotations
+
+import inspect
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from rmetric.guard.good import Done, Failed, Good
+from rmetric.guard.guard import Guard
+from rmetric.guard.policy import PolicyConfig
+from rmetric.guard.process_signals import SAVE
+from rmetric.guard.run_folder import RunFolder
+from rmetric.telemetry.sources import VerdictSource
+
+#: SIGTERM is left to Megatron's own --exit-signal-handler.
+SIGNALS: Mapping[int, str] = {signal.SIGUSR1: SAVE}
+TRACKER = "latest_checkpointed_iteration.txt"
+
+
+def megatron_arguments(
+    checkpoints: Path | str,
+    *,
+    save_interval: int,
+    asynchronous: bool = True,
+    any_layout: bool = True,
+) -> list[str]:
+    """Arguments that make Megatron save as the guard needs it, each of its own parser.
+
+    Args:
+        checkpoints: folder to save to and to go on from.
+        save_interval: iterations between regular saves, at least 1.
+        asynchronous: write in the background; needs the ``torch_dist`` format, which is set.
+        any_layout: the distributed optimiser is saved so that another TP x PP x DP can load it.
+
+    >>> megatron_arguments("runs/7b/checkpoints", save_interval=500, asynchronous=False)[:4]
+    ['--save', 'runs/7b/checkpoints', '--load', 'runs/7b/checkpoints']
+    """
+    if type(save_interval) is not int or save_interval < 1:
+        raise ValueError(f"save_interval is {save_interval!r}: it must be an int of at least 1")
+    return [
+        *("--save", str(checkpoints), "--load", str(checkpoints)),
+        *("--save-interval", str(save_interval), "--ckpt-format", "torch_dist"),
+        # Without the worker 0.19 turns --async-save off, with no more than a warning.
+        *(["--async-save", "--use-persistent-ckpt-worker"] if asynchronous else []),
+        *(["--dist-ckpt-optim-fully-reshardable"] if any_layout else []),
+        "--exit-signal-handler",
+    ]
+
+
+def guard_megatron(
+    training: Any,
+    *,
+    policy: PolicyConfig | None = None,
+    folder: RunFolder | None = None,
+    telemetry: VerdictSource | None = None,
+    signals: Mapping[int, str] = SIGNALS,
+) -> Callable[[], Guard | None]:
+    """Have `pretrain` ask the guard after each iteration; returns what gives the guard, once made.
+
+    `checkpoint_and_decide_exit` and `save_checkpoint_and_time` of Megatron's module
+    `training` are followed: Megatron decides and saves as ever, and where the ranks agree
+    on a checkpoint besides, it is made by the same function with the same arguments.
+    Durable is what Megatron's own tracker file says is. A request to stop makes
+    Megatron leave its loop when it is.
+
+    Its weakness: a save of Megatron's that raises ends the training, as without the guard.
+
+    Args:
+        training: the module ``megatron.training.training``.
+        policy: when to save; None for Megatron's ``--save-interval``.
+        folder: the run folder; None for the supervisor's.
+        telemetry, signals: see `Guard`.
+
+    Raises:
+        ValueError: a module without those two functions, or with other arguments.
+    """
+    for name, needed in (
+        ("checkpoint_and_decide_exit", ("iteration",)),
+        ("save_checkpoint_and_time", ("iteration", "train_data_iterator")),
+    ):
+        found = inspect.signature(getattr(training, name, lambda: None)).parameters
+        if not set(needed) <= set(found):
+            raise ValueError(
+                f"{getattr(training, '__name__', training)!r} has no {name}({', '.join(needed)}): "
+                "megatron.training.training is needed, of a version that guard_megatron knows"
+            )
+    hook = _Hook(training, policy, dict(folder=folder, telemetry=telemetry, signals=signals))
+    return lambda: hook.guard
+
+
+class _Hook:
+    """Follows the two functions of one Megatron training."""
+
+    def __init__(
+        self, training: Any, policy: PolicyConfig | None, settings: dict[str, Any]
+    ) -> None:
+        self.training = training
+        self.guard: Guard | None = None
+        self._policy, self._settings = policy, settings
+        self._saver = _MegatronSaver(training)
+        self._save = training.save_checkpoint_and_time
+        decide = training.checkpoint_and_decide_exit
+        training.save_checkpoint_and_time = self._noting(self._save)
+        training.checkpoint_and_decide_exit = self._asking(decide)
+
+    def _noting(self, save: Callable[..., Any]) -> Callable[..., Any]:
+        bind = inspect.signature(save).bind
+
+        @wraps(save)
+        def followed(*args: Any, **kwargs: Any) -> Any:
+            result = save(*args, **kwargs)
+            given = bind(*args, **kwargs).arguments
+            if not given.get("non_persistent_ckpt"):
+                self._saver.saved_at = given["iteration"]
+            return result
+
+        return followed
+
+    def _asking(self, decide: Callable[..., bool]) -> Callable[..., bool]:
+        takes = inspect.signature(decide)
+        saved_by = set(inspect.signature(self._save).parameters)
+
+        @wraps(decide)
+        def followed(*args: Any, **kwargs: Any) -> bool:
+            if decide(*args, **kwargs):
+                return True
+            given = takes.bind(*args, **kwargs).arguments
+            iteration = given["iteration"]
+            guard = self.guard = self.guard or self._new_guard(iteration)
+            if self._saver.saved_at == iteration:
+                self._saver.follows(iteration)
+                guard.adopt(iteration)
+            self._saver.save = lambda: self.training.save_checkpoint_and_time(
+                **{name: value for name, value in given.items() if name in saved_by}
+            )
+            guard.step(iteration)
+            return guard.should_stop
+
+        return followed
+
+    def _new_guard(self, iteration: int) -> Guard:
+        args = self.training.get_args()
+        if not args.save:
+            raise ValueError("Megatron has no --save: there is nowhere to save to")
+        policy = self._policy or PolicyConfig(interval_steps=args.save_interval)
+        self._saver.folder = Path(args.save)
+        guard = Guard(self._saver, policy=policy, state=dict, **self._settings)
+        guard.start(iteration - 1)
+        return guard
+
+
+class _MegatronSaver:
+    """Megatron, as what the guard saves by."""
+
+    saves_later = False
+
+    def __init__(self, training: Any) -> None:
+        self.folder, self.saved_at = Path(), -1
+        self.save: Callable[[], Any] = lambda: None
+        self._training = training
+        self._step: int | None = None
+        self._found_before = -1
+        self._began = self._blocking = 0.0
+
+    def begin(self, step: int, *_: Any, **__: Any) -> None:
+        self.follows(step)
+        self.save()
+        self._blocking = time.perf_counter() - self._began
+
+    def follows(self, step: int) -> None:
+        """A save of Megatron's was begun, by the guard or by itself."""
+        if self._step is None:
+            self._step, self._began, self._blocking = step, time.perf_counter(), 0.0
+            self._found_before = self._tracked()
+
+    def poll(self) -> Done | Failed | None:
+        # Megatron ends its saves together, at the beginning of an iteration, so the queue
+        # is the same on all ranks; the tracker is rank 0's to write.
+        if self._step is None or self._queue_is_filled():
+            return None
+        step, self._step = self._step, None
+        seconds = time.perf_counter() - self._began
+        found = self._tracked()
+        # A later one than this may have followed; one that was there before proves nothing.
+        if found < step or (found > step and found == self._found_before):
+            words = f"{self.folder / TRACKER} says {found}, not {step}"
+            return Failed(step=step, problem=words)
+        path = self.folder / f"iter_{step:07d}"
+        return Done(
+            step=step, path=path, blocking_seconds=self._blocking, durable_seconds=seconds,
+            seconds=seconds,
+        )  # fmt: skip
+
+    def wait(self, timeout: float | None = None) -> Done | Failed | None:
+        if self._step is not None and self._queue_is_filled():
+            self._training.maybe_finalize_async_save(blocking=True)
+        return self.poll()
+
+    def newest_good(self) -> Good | None:
+        raise NotImplementedError("Megatron resumes by --load")
+
+    def load(self, good: Good, state: dict[str, Any]) -> dict[str, Any]:
+        raise NotImplementedError("Megatron resumes by --load")
+
+    def _queue_is_filled(self) -> bool:
+        finalize = getattr(self._training, "maybe_finalize_async_save", None)
+        module = sys.modules.get(getattr(finalize, "__module__", ""))
+        is_empty = getattr(module, "is_empty_async_queue", lambda: True)
+        return bool(self._training.get_args().async_save) and not is_empty()
+
+    def _tracked(self) -> int:
+        try:
+            return int((self.folder / TRACKER).read_text())
+        except (OSError, ValueError):
+            return -1

@@ -1,0 +1,12 @@
+"""The best parallel layout for the GPUs that are left: start with `plan`.
+
+Pure, without torch. `choose` ranks what `search` finds; `rules`, `memory` and `throughput`
+judge a layout; `placement` gives its ranks their GPUs; `binding` says why nothing fits;
+`arguments` and `report` print the answer. `model_shape`, `cluster` and `settings` are the
+question. docs/planner.md has the equations.
+"""
+
+from rmetric.guard.planner.choose import Option, Plan, check, plan
+from rmetric.guard.planner.settings import BatchSpec, PlanOptions
+
+__all__ = ["BatchSpec", "Option", "Plan", "PlanOptions", "check", "plan"]

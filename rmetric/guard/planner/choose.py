@@ -1,0 +1,238 @@
+"""The best layout for the GPUs that are left: every layout that works, ranked by its throughput.
+
+Pure: no clock, no files, no torch. `plan` is the whole of it: candidates come from
+`search`, in the order of a bound that no layout of theirs can beat, so the search stops
+when the rest cannot matter; `memory` and `throughput` judge each; `binding` says why
+nothing fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rmetric.guard.layout import Layout
+from rmetric.guard.planner.binding import why_nothing_fits
+from rmetric.guard.planner.cluster import Cluster, in_words
+from rmetric.guard.planner.engines import engine_named
+from rmetric.guard.planner.memory import Memory
+from rmetric.guard.planner.model_shape import ModelShape
+from rmetric.guard.planner.placement import Placement, place
+from rmetric.guard.planner.rules import Problem, broken_rules
+from rmetric.guard.planner.search import Found, order, search
+from rmetric.guard.planner.settings import BatchSpec, PlanOptions
+from rmetric.guard.planner.throughput import Step
+
+__all__ = ["BatchSpec", "Option", "Plan", "PlanOptions", "check", "plan"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One layout that works.
+
+    Attributes:
+        layout: see `Layout`.
+        recompute: its activations are computed again.
+        memory: of the fullest GPU.
+        step: how long a step takes.
+        placement: which rank sits where, and what is idle.
+        remarks: in sentences: what changes, and what to know.
+    """
+
+    layout: Layout
+    recompute: bool
+    memory: Memory
+    step: Step
+    placement: Placement
+    remarks: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "layout": self.layout.as_json(),
+            "recompute": self.recompute,
+            "memory_bytes": {**self.memory._asdict(), "total": self.memory.total},
+            "step_seconds": self.step._asdict(),
+            "ranks": [list(each) for each in self.placement.ranks],
+            "idle": [list(each) for each in self.placement.idle],
+            "remarks": list(self.remarks),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What `plan` found.
+
+    Attributes:
+        best: None if nothing fits.
+        alternatives: the next best, each of another TP, PP, CP or EP.
+        why: why `best` is the best, or the binding constraint if nothing fits.
+        would_help: if nothing fits: what would make something fit.
+        engine: that it was made for.
+    """
+
+    best: Option | None
+    alternatives: tuple[Option, ...]
+    why: str
+    would_help: tuple[str, ...]
+    engine: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "engine": self.engine,
+            "best": self.best.as_json() if self.best else None,
+            "alternatives": [each.as_json() for each in self.alternatives],
+            "why": self.why,
+            "would_help": list(self.would_help),
+        }
+
+
+def plan(
+    model: ModelShape,
+    cluster: Cluster,
+    batch: BatchSpec,
+    *,
+    engine: str = "megatron",
+    current: Layout | None = None,
+    options: PlanOptions | None = None,
+) -> Plan:
+    """The best layout of `model` on the GPUs of `cluster`, the next best, and why.
+
+    With `current`, of the layouts within `options.margin` of the fastest the one that
+    changes least is taken, since less has to be resharded; ties go to fewer GPUs, then
+    to smaller PP, CP, TP and EP, larger micro-batches and no recomputation.
+
+    Raises ValueError for an unknown engine. Nothing fitting is no error: see `Plan.best`.
+    """
+    options = PlanOptions() if options is None else options
+    problem = _problem(model, cluster, batch, engine, options)
+    if not cluster.num_gpus:
+        return _none(problem, "no GPU is left")
+    found = search(problem, keep=options.alternatives + 1, margin=options.margin if current else 0)
+    if not found:
+        return _none(problem, *why_nothing_fits(problem))
+    found.sort(key=order)
+    best, why = _choose(found, current, options.margin)
+    others = [each for each in found if each is not best][: options.alternatives]
+    return Plan(
+        best=_option(best, problem, current, batch),
+        alternatives=tuple(_option(each, problem, current, batch) for each in others),
+        why=why,
+        would_help=(),
+        engine=engine,
+    )
+
+
+def check(
+    model: ModelShape,
+    cluster: Cluster,
+    batch: BatchSpec,
+    layout: Layout,
+    *,
+    engine: str = "megatron",
+    recompute: bool = False,
+    options: PlanOptions | None = None,
+) -> tuple[str, ...]:
+    """Why a layout cannot be used, in sentences; empty if it can."""
+    problem = _problem(model, cluster, batch, engine, options or PlanOptions())
+    return tuple(broken_rules(problem, layout, recompute).values())
+
+
+def _problem(
+    model: ModelShape, cluster: Cluster, batch: BatchSpec, engine: str, options: PlanOptions
+) -> Problem:
+    change = 0.0 if batch.keep else batch.largest_change
+    return Problem(
+        model=model,
+        cluster=cluster,
+        engine=engine_named(engine),
+        samples=batch.samples,
+        largest_change=change,
+        micro_batches=tuple(sorted(set(batch.micro_batches))),
+        tensor=options.tensor,
+        pipeline=options.pipeline,
+        context=options.context,
+        expert=options.expert,
+        recompute=tuple(sorted(set(options.recompute))),
+        shard_optimiser=options.shard_optimiser,
+        flash_attention=options.flash_attention,
+        uneven_stages=options.uneven_stages,
+    )
+
+
+def _choose(found: Sequence[Found], current: Layout | None, margin: float) -> tuple[Found, str]:
+    fastest = found[0]
+    if current is None:
+        return fastest, "the highest estimated throughput of all layouts that fit"
+    enough = (1 - margin) * fastest.step.tokens_per_second
+    near = [each for each in found if each.step.tokens_per_second >= enough]
+    best = min(near, key=lambda each: len(_changes(current, each.layout)))
+    changed = _changes(current, best.layout)
+    what = f"changes {', '.join(changed)}" if changed else "keeps TP, PP, CP and EP"
+    if best is fastest:
+        return best, f"the highest estimated throughput; it {what}"
+    slower = 100 * (1 - best.step.tokens_per_second / fastest.step.tokens_per_second)
+    return best, (
+        f"{slower:.1f} % slower than the fastest, within the margin of {100 * margin:g} %, and it "
+        f"{what}"
+    )
+
+
+def _changes(current: Layout, layout: Layout) -> list[str]:
+    names = {"TP": "tensor", "PP": "pipeline", "CP": "context", "EP": "expert"}
+    return [
+        short for short, name in names.items() if getattr(current, name) != getattr(layout, name)
+    ]
+
+
+def _option(found: Found, problem: Problem, current: Layout | None, batch: BatchSpec) -> Option:
+    placement = place(problem.cluster, found.layout)
+    return Option(
+        layout=found.layout,
+        recompute=found.recompute,
+        memory=found.memory,
+        step=found.step,
+        placement=placement,
+        remarks=tuple(_remarks(found, placement, problem, current, batch)),
+    )
+
+
+def _remarks(
+    found: Found, placement: Placement, problem: Problem, current: Layout | None, batch: BatchSpec
+) -> list[str]:
+    layout, remarks = found.layout, []
+    if layout.global_batch != batch.samples:
+        ratio = layout.global_batch / batch.samples
+        remarks.append(
+            f"the batch becomes {layout.global_batch} instead of {batch.samples}; the learning "
+            f"rate times {ratio**0.5:.4f} keeps Adam's noise as it was (square-root rule), times "
+            f"{ratio:.4f} SGD's"
+        )
+    elif current is not None and current.global_batch == batch.samples:
+        remarks.append(
+            f"the batch of {batch.samples} is kept: {layout.accumulation} micro-batches of "
+            f"{layout.micro_batch} a copy, where there were {current.accumulation} of "
+            f"{current.micro_batch}"
+        )
+    if found.recompute:
+        remarks.append(
+            "activations are computed again: without that it would not fit, or be slower"
+        )
+    if layout.data == 1 and current is not None and current.data > 1:
+        remarks.append("one copy is left: a further failure cannot be met by dropping a copy")
+    tight = problem.cluster.usable_memory - found.memory.total
+    if tight < 0.05 * problem.cluster.usable_memory:
+        remarks.append(f"tight: {in_words(tight)} are left by an estimate")
+    if placement.idle:
+        remarks.append(f"{len(placement.idle)} of {problem.cluster.num_gpus} GPUs stay idle")
+    return remarks
+
+
+def _none(problem: Problem, why: str, would_help: Sequence[str] = ()) -> Plan:
+    return Plan(
+        best=None,
+        alternatives=(),
+        why=why,
+        would_help=tuple(would_help),
+        engine=problem.engine.name,
+    )

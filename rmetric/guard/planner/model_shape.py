@@ -1,0 +1,190 @@
+"""What the planner needs to know of a transformer: its shape, and the parameters that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+#: Fields that may be 0: they count what a model need not have.
+MAY_BE_ZERO = (
+    "experts",
+    "experts_per_token",
+    "expert_ffn",
+    "shared_expert_ffn",
+    "dense_layers",
+    "positions",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """A decoder-only transformer.
+
+    Attributes:
+        layers, hidden, heads, vocabulary: at least 1.
+        kv_heads: heads of keys and values; a divisor of `heads`.
+        head_size: of one head; `hidden / heads` by default.
+        ffn: width of the feed-forward part (of a dense layer).
+        sequence: tokens of one sample.
+        gated: three matrices in the feed-forward part (SwiGLU) and not two.
+        tied: the output matrix is the embedding.
+        biases: every linear layer has one, and norms have two vectors (GPT).
+        qkv_bias: only queries, keys and values have one (Qwen 2).
+        qk_norm: queries and keys are normalised a head (Qwen 3).
+        dropout: masks of dropout are kept for the backward pass.
+        positions: learned position embeddings; 0 for rotary ones.
+        experts: of a mixture-of-experts layer; 0 for a dense model.
+        experts_per_token: of those, how many each token visits.
+        expert_ffn: width of one expert.
+        shared_expert_ffn: width of the expert that all tokens visit.
+        dense_layers: the first layers that have no experts.
+        name: for people.
+        assumed: what a file did not say, in sentences.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    ffn: int
+    vocabulary: int
+    sequence: int
+    kv_heads: int
+    head_size: int
+    gated: bool = True
+    tied: bool = False
+    biases: bool = False
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    dropout: bool = False
+    positions: int = 0
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_ffn: int = 0
+    shared_expert_ffn: int = 0
+    dense_layers: int = 0
+    name: str = "model"
+    assumed: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            least = 0 if field.name in MAY_BE_ZERO else 1
+            if field.type == "int" and (type(value) is not int or value < least):
+                raise ValueError(
+                    f"{field.name} is {value!r}: it must be a whole number of at least {least}"
+                )
+            if field.type == "bool" and type(value) is not bool:
+                raise ValueError(f"{field.name} is {value!r}: it must be true or false")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads is {self.kv_heads}: it must divide the {self.heads} heads")
+        if self.experts and not (0 < self.experts_per_token <= self.experts and self.expert_ffn):
+            raise ValueError(
+                f"{self.experts} experts need experts_per_token from 1 to {self.experts} "
+                f"(found {self.experts_per_token}) and expert_ffn (found {self.expert_ffn})"
+            )
+        if self.dense_layers > self.layers:
+            raise ValueError(f"dense_layers is {self.dense_layers} of {self.layers} layers")
+
+    @classmethod
+    def gpt(
+        cls, *, layers: int, hidden: int, heads: int, vocabulary: int, sequence: int, **others: Any
+    ) -> ModelShape:
+        """The shape of GPT-2 and GPT-3: biases, dropout, learned positions, tied output."""
+        given: dict[str, Any] = {
+            "kv_heads": heads, "head_size": hidden // heads, "ffn": 4 * hidden, "gated": False,
+            "tied": True, "biases": True, "dropout": True, "positions": sequence,
+        }  # fmt: skip
+        return cls(
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            vocabulary=vocabulary,
+            sequence=sequence,
+            **{**given, **others},
+        )
+
+    @classmethod
+    def from_json(
+        cls, source: Path | str | Mapping[str, Any], *, sequence: int | None = None
+    ) -> ModelShape:
+        """Read a file or a mapping: a Hugging Face config.json, Megatron arguments, or our own.
+
+        `sequence` replaces what the source says. Raises ValueError that names the file, the
+        key, what was found and what is accepted.
+        """
+        from rmetric.guard.planner.model_files import read_shape
+
+        return read_shape(source, sequence=sequence)
+
+    def as_json(self) -> dict[str, Any]:
+        """What `from_json` reads back."""
+        return {**asdict(self), "assumed": list(self.assumed)}
+
+    @property
+    def expert_layers(self) -> int:
+        return self.layers - self.dense_layers if self.experts else 0
+
+    @cached_property
+    def norm_parameters(self) -> int:
+        return self.hidden * (2 if self.biases else 1)
+
+    @cached_property
+    def attention_parameters(self) -> int:
+        """Of one layer: queries, keys, values, projection; no norms."""
+        q, kv = self.heads * self.head_size, self.kv_heads * self.head_size
+        bias = (q + 2 * kv) * (self.biases or self.qkv_bias) + self.hidden * self.biases
+        return self.hidden * (2 * q + 2 * kv) + bias
+
+    @cached_property
+    def layer_norms(self) -> int:
+        """Parameters of the norms of one layer, which every GPU of a tensor group has."""
+        return 2 * self.norm_parameters + 2 * self.head_size * self.qk_norm
+
+    @cached_property
+    def dense_ffn_parameters(self) -> int:
+        return self._ffn_parameters(self.ffn)
+
+    @cached_property
+    def experts_parameters(self) -> int:
+        """Of all the experts of one layer."""
+        return self.experts * self._ffn_parameters(self.expert_ffn)
+
+    @cached_property
+    def shared_expert_parameters(self) -> int:
+        """Of the expert that all tokens visit, with its gate."""
+        if not self.shared_expert_ffn:
+            return 0
+        return self._ffn_parameters(self.shared_expert_ffn) + self.hidden
+
+    @cached_property
+    def router_parameters(self) -> int:
+        return self.hidden * self.experts
+
+    @cached_property
+    def embedding_parameters(self) -> int:
+        """Of the embedding alone, without positions."""
+        return self.vocabulary * self.hidden
+
+    @cached_property
+    def parameters(self) -> int:
+        """All of them, without the padding that an engine adds to the vocabulary."""
+        every_layer = self.attention_parameters + self.layer_norms
+        expert_layer = (
+            self.experts_parameters + self.shared_expert_parameters + self.router_parameters
+        )
+        return (
+            self.layers * every_layer
+            + (self.layers - self.expert_layers) * self.dense_ffn_parameters
+            + self.expert_layers * expert_layer
+            + self.embedding_parameters * (1 if self.tied else 2)
+            + self.positions * self.hidden
+            + self.norm_parameters
+        )
+
+    def _ffn_parameters(self, width: int) -> int:
+        matrices = 3 if self.gated else 2
+        bias = (width * (matrices - 1) + self.hidden) * self.biases
+        return matrices * self.hidden * width + bias

@@ -1,0 +1,240 @@
+"""Every layout that works, the most promising first, and where the search may stop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import lcm
+from typing import NamedTuple
+
+from rmetric.guard.layout import Layout
+from rmetric.guard.planner.memory import Memory
+from rmetric.guard.planner.placement import reach, room
+from rmetric.guard.planner.rules import (
+    Problem,
+    context_rule,
+    expert_rule,
+    needed_memory,
+    pipeline_rule,
+    replica_rule,
+    tensor_rule,
+)
+from rmetric.guard.planner.throughput import Step, estimate, step_flops
+
+
+class Found(NamedTuple):
+    """A layout that works, and what it costs."""
+
+    layout: Layout
+    recompute: bool
+    memory: Memory
+    step: Step
+
+
+class Split(NamedTuple):
+    """Sizes of a layout without its batch; no layout of it makes more tokens than `bound`."""
+
+    bound: float
+    tensor: int
+    pipeline: int
+    context: int
+    expert: int
+    data: int
+
+
+def search(problem: Problem, *, keep: int, margin: float) -> list[Found]:
+    """The fastest layout of each TP, PP, CP and EP, for at least the `keep` fastest of these
+    and all within `margin` of the fastest. Unordered; others may be among them."""
+    best: dict[tuple[int, ...], Found] = {}
+    for split in sorted(splits(problem), reverse=True):
+        least = _cutoff(best, keep, margin)
+        if split.bound < least:
+            break
+        family = split[1:5]
+        held = best.get(family)
+        if held is not None:
+            least = max(least, held.step.tokens_per_second)
+        if split.bound < least:
+            continue
+        for found in _of_split(problem, split, least):
+            if held is None or order(found) < order(held):
+                best[family] = held = found
+    return list(best.values())
+
+
+def order(found: Found) -> tuple[float | int, ...]:
+    """The order of layouts: faster first, then fewer GPUs and simpler."""
+    one = found.layout
+    return (
+        -found.step.tokens_per_second, one.num_gpus, one.pipeline, one.context, one.tensor,
+        one.expert, one.replicas, -one.micro_batch, found.recompute,
+    )  # fmt: skip
+
+
+def splits(problem: Problem, *, hopeless: bool = False) -> Iterator[Split]:
+    """All sizes that obey the rules but those of batch and memory.
+
+    Those of which even the leanest layout does not fit are left out unless `hopeless`.
+    """
+    copies = [n for n in range(1, problem.cluster.num_gpus + 1) if _shares(problem, n)]
+    for tensor, pipeline, context, expert, most in _families(problem):
+        if not hopeless and not _may_fit(problem, tensor, pipeline, context, expert, most):
+            continue
+        for data in copies:
+            if data > most:
+                break
+            if expert == 1 or not expert_rule(problem, expert, data * context):
+                bound = _bound(problem, tensor, pipeline, context, data)
+                yield Split(bound, tensor, pipeline, context, expert, data)
+
+
+def layouts(problem: Problem, split: Split) -> Iterator[Layout]:
+    """The layouts of a split that come to the batch, each with one set of shards."""
+    _, tensor, pipeline, context, expert, data = split
+    for micro_batch in problem.micro_batches:
+        accumulation = _accumulation(problem, micro_batch * data)
+        if accumulation:
+            yield Layout(
+                tensor=tensor, pipeline=pipeline, context=context, data=data, expert=expert,
+                micro_batch=micro_batch, accumulation=accumulation,
+            )  # fmt: skip
+
+
+def _families(problem: Problem) -> Iterator[tuple[int, int, int, int, int]]:
+    """TP, PP, CP, EP, and the most copies that the nodes have room for."""
+    sizes, total = problem.cluster.sizes, problem.cluster.num_gpus
+    if "node" in problem.relaxed:
+        sizes = (total,)
+    widest = max(sizes, default=0)
+    pipelines = [
+        p for p in range(1, min(total, problem.model.layers) + 1) if not pipeline_rule(problem, p)
+    ]
+    for tensor in range(1, widest + 1):
+        if tensor_rule(problem, tensor):
+            continue
+        for context in range(1, widest // tensor + 1):
+            if context_rule(problem, tensor, context):
+                continue
+            for expert in _experts(problem, widest // tensor):
+                block = tensor * lcm(context, expert)
+                used = room(sizes, block) * block
+                for pipeline in pipelines:
+                    most = used // (tensor * context * pipeline)
+                    if most:
+                        yield tensor, pipeline, context, expert, most
+
+
+def _may_fit(
+    problem: Problem, tensor: int, pipeline: int, context: int, expert: int, most: int
+) -> bool:
+    """Whether the leanest layout fits: most copies, smallest micro-batch, one in flight."""
+    leanest = Layout(
+        tensor=tensor, pipeline=pipeline, context=context, data=most, expert=expert,
+        micro_batch=problem.micro_batches[0],
+    )  # fmt: skip
+    needed = min(needed_memory(problem, leanest, each).total for each in problem.recompute)
+    return needed <= problem.cluster.usable_memory
+
+
+def _of_split(problem: Problem, split: Split, least: float = 0.0) -> Iterator[Found]:
+    """What fits of a split; some of what makes less than `least` tokens a second is left out."""
+    for layout in layouts(problem, split):
+        found = _judged(problem, layout)
+        if found is None:
+            continue
+        yield found
+        # More sets of shards need more memory; all they save is time that the data takes.
+        step = found.step
+        at_best = (1 + 1e-9) * step.tokens_per_second * step.seconds / (step.seconds - step.data)
+        if problem.engine.fully_sharded and step.data and at_best >= least:
+            yield from _with_replicas(problem, layout)
+
+
+def _with_replicas(problem: Problem, layout: Layout) -> Iterator[Found]:
+    for replicas in range(2, layout.data + 1):
+        if layout.data % replicas == 0:
+            several = replace(layout, replicas=replicas)
+            if not replica_rule(problem, several):
+                found = _judged(problem, several)
+                if found is not None:
+                    yield found
+
+
+def _judged(problem: Problem, layout: Layout) -> Found | None:
+    """A layout with its costs, if it fits; computing again what fits anyway is never faster."""
+    for recompute in problem.recompute:
+        needed = needed_memory(problem, layout, recompute)
+        if needed.total <= problem.cluster.usable_memory:
+            step = estimate(
+                problem.model,
+                layout,
+                problem.engine,
+                problem.cluster.gpu,
+                reach(problem.cluster.sizes, layout),
+                recompute=recompute,
+                shard_optimiser=problem.shard_optimiser,
+            )
+            return Found(layout, recompute, needed, step)
+    return None
+
+
+def _cutoff(best: dict[tuple[int, ...], Found], keep: int, margin: float) -> float:
+    if len(best) < keep:
+        return 0.0
+    rates = sorted((each.step.tokens_per_second for each in best.values()), reverse=True)
+    return min(rates[keep - 1], (1 - margin) * rates[0])
+
+
+def _experts(problem: Problem, most: int) -> list[int]:
+    if not problem.model.experts:
+        return [1] if not expert_rule(problem, 1, 1) else []
+    return [e for e in range(1, most + 1) if not expert_rule(problem, e, e)]
+
+
+def _shares(problem: Problem, copies: int) -> bool:
+    """Whether some micro-batch lets that many copies share the batch."""
+    return any(_accumulation(problem, each * copies) for each in problem.micro_batches)
+
+
+def _accumulation(problem: Problem, at_once: int) -> int:
+    """Micro-batches a copy for the batch nearest to the one asked; 0 if that is too far."""
+    below, over = divmod(problem.samples, at_once)
+    if not over:
+        return below
+    if "batch" in problem.relaxed:
+        return max(below, 1)
+    nearest = below if below and over <= at_once - over else below + 1
+    change = abs(nearest * at_once - problem.samples)
+    return nearest if change <= problem.largest_change * problem.samples else 0
+
+
+def _bound(problem: Problem, tensor: int, pipeline: int, context: int, data: int) -> float:
+    """Tokens a second if nothing but matrix products, TP and the bubble took time."""
+    model, gpu = problem.model, problem.cluster.gpu
+    flops = step_flops(model, 1) / model.sequence
+    reduced = 4 * 2 * (tensor - 1) / tensor * 2 * model.hidden * model.layers / gpu.intra_bandwidth
+    seconds = flops / (tensor * gpu.peak_flops * gpu.efficiency) + reduced
+    most = problem.samples * (1 + problem.largest_change) / data
+    if "batch" in problem.relaxed:
+        most = max(most, 1.0)
+    # A hair more, so that rounding never hides a layout.
+    return (1 + 1e-9) * pipeline * data * context / seconds * most / (most + pipeline - 1)
+
+
+def fits(problem: Problem) -> Found | None:
+    """Some layout that works, or None."""
+    for split in splits(problem):
+        for found in _of_split(problem, split):
+            return found
+    return None
+
+
+def smallest(problem: Problem) -> tuple[Layout, bool, Memory] | None:
+    """The layout that needs least memory, whether it fits or not; None if rules leave none."""
+    each = (
+        (layout, recompute, needed_memory(problem, layout, recompute))
+        for split in splits(problem, hopeless=True)
+        for layout in layouts(problem, split)
+        for recompute in problem.recompute
+    )
+    return min(each, key=lambda one: (one[2].total, one[0].num_gpus), default=None)

@@ -1,0 +1,175 @@
+"""How long a step of a layout takes: an estimate to rank layouts by, not a forecast.
+
+Work is counted as Narayanan et al. do ("Efficient Large-Scale Language Model Training on GPU
+Clusters Using Megatron-LM", arXiv 2104.04473): 72 B s l h^2 (1 + s / 6h + V / 12lh) for a
+GPT, a third of its layers' part more with recomputation. Rings move (n - 1) / n of what they
+gather. docs/planner.md sets it beside published runs and says what it leaves out.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rmetric.guard.layout import Layout
+from rmetric.guard.planner.cluster import Gpu
+from rmetric.guard.planner.engines import Engine, padded_vocabulary
+from rmetric.guard.planner.memory import layers_of_stage, stage_parameters
+from rmetric.guard.planner.model_shape import ModelShape
+
+#: Seconds a layer that the processor takes to start the kernels of one micro-batch: about
+#: twenty of 5 microseconds. It only matters to small models and small micro-batches.
+LAUNCH_SECONDS = 1e-4
+
+
+class Reach(NamedTuple):
+    """Whether whole groups of a layout lie inside single nodes."""
+
+    shards_in_node: bool
+    stages_in_node: bool
+    all_in_node: bool
+
+
+class Step(NamedTuple):
+    """Seconds of one step, by what they go to, and the tokens a second that follow."""
+
+    compute: float
+    launches: float
+    tensor: float
+    context: float
+    expert: float
+    bubble: float
+    pipeline: float
+    data: float
+    tokens_per_second: float
+
+    @property
+    def seconds(self) -> float:
+        return sum(self[:-1])
+
+
+def layer_flops(model: ModelShape) -> tuple[float, float]:
+    """Forward, a token: of a dense layer and of one with experts.
+
+    Attention is counted over the whole sequence, as the papers do, though a causal
+    kernel does half of it.
+    """
+    q, kv = model.heads * model.head_size, model.kv_heads * model.head_size
+    attention = 2 * model.hidden * (2 * q + 2 * kv) + 4 * model.sequence * q
+    per_width = 2 * (3 if model.gated else 2) * model.hidden
+    dense = attention + per_width * model.ffn
+    width = model.experts_per_token * model.expert_ffn + model.shared_expert_ffn
+    experts = attention + per_width * width + 2 * model.hidden * model.experts
+    return dense, experts
+
+
+def step_flops(model: ModelShape, samples: int, *, recompute: bool = False) -> float:
+    """Of one step, forward and backward."""
+    dense, experts = layer_flops(model)
+    with_experts = model.expert_layers
+    layers = (model.layers - with_experts) * dense + with_experts * experts
+    logits = 2 * model.hidden * model.vocabulary
+    return samples * model.sequence * ((4 if recompute else 3) * layers + 3 * logits)
+
+
+def estimate(
+    model: ModelShape,
+    layout: Layout,
+    engine: Engine,
+    gpu: Gpu,
+    reach: Reach,
+    *,
+    recompute: bool = False,
+    shard_optimiser: bool = True,
+) -> Step:
+    """The time of a step.
+
+    One-forward-one-backward without interleaving: the slowest stage sets the pace of all
+    micro-batches but one, which passes through every stage. Communication of TP, CP, EP,
+    PP and of Megatron's gradients is counted in full, as if nothing overlapped; FSDP's
+    gathering hides behind the computation as far as that goes.
+    """
+    t, p, c, e = layout.tensor, layout.pipeline, layout.context, layout.expert
+    tokens = layout.micro_batch * model.sequence / c
+    passes = 4 if recompute else 3
+    rate = gpu.peak_flops * gpu.efficiency
+    dense_flops, expert_flops = layer_flops(model)
+    work = passes * tokens / (t * rate)
+    again = 6 if recompute else 4
+    # An all-reduce is a reduce-scatter and an all-gather of bf16 activations.
+    tensor = again * 2 * (t - 1) / t * 2 * tokens * model.hidden / gpu.intra_bandwidth
+    ring = (passes * (c - 1) * tokens * 4 * model.kv_heads * model.head_size) / t
+    context = ring / gpu.intra_bandwidth
+    sent = again * tokens / t * model.experts_per_token * model.hidden * 2 * (e - 1) / e
+    expert = sent / gpu.intra_bandwidth
+    vocabulary = padded_vocabulary(model.vocabulary, t, engine)
+    logits = 3 * 2 * model.hidden * vocabulary * tokens / (t * rate)
+    per_dense = work * dense_flops + tensor + context + LAUNCH_SECONDS
+    per_expert = work * expert_flops + tensor + context + expert + LAUNCH_SECONDS
+    slowest = 0.0
+    for stage in _distinct_stages(model, p):
+        dense, experts = layers_of_stage(model, p, stage)
+        seconds = dense * per_dense + experts * per_expert + (stage == p - 1) * logits
+        slowest = max(slowest, seconds)
+    with_experts = model.expert_layers
+    without = model.layers - with_experts
+    through = without * per_dense + with_experts * per_expert + logits
+    m = layout.accumulation
+    even = m / p  # one GPU's share of all micro-batches through all stages
+    busy = even * through
+    bandwidth = gpu.intra_bandwidth if reach.all_in_node else gpu.inter_bandwidth
+    hop = 2 * 2 * tokens * model.hidden / t / bandwidth if p > 1 else 0.0
+    compute = even * (work * (without * dense_flops + with_experts * expert_flops) + logits)
+    whole = model.layers * even
+    return _with_rate(
+        layout.global_batch * model.sequence,
+        compute=compute,
+        launches=whole * LAUNCH_SECONDS,
+        tensor=whole * tensor,
+        context=whole * context,
+        expert=even * with_experts * expert,
+        bubble=max(0.0, (m - 1) * slowest + through - busy),  # rounding may leave a trace
+        pipeline=hop * (m + p - 1),
+        data=_data_seconds(
+            model, layout, engine, gpu, reach, shard_optimiser=shard_optimiser, compute=compute
+        ),
+    )
+
+
+def _distinct_stages(model: ModelShape, stages: int) -> tuple[int, ...] | range:
+    return range(stages) if model.dense_layers else (0, stages - 1)
+
+
+def _data_seconds(
+    model: ModelShape, layout: Layout, engine: Engine, gpu: Gpu, reach: Reach, *,
+    shard_optimiser: bool, compute: float,
+) -> float:  # fmt: skip
+    """Gradients summed over the copies, and weights gathered from them."""
+    copies = layout.data * layout.context
+    if copies == 1:
+        return 0.0
+    bandwidth = gpu.intra_bandwidth if reach.stages_in_node else gpu.inter_bandwidth
+    shared, experts, _ = stage_parameters(model, layout, engine, 0)
+    of_experts = copies / layout.expert
+    if engine.fully_sharded:
+        r = layout.replicas
+        gathering = gpu.intra_bandwidth if reach.shards_in_node else gpu.inter_bandwidth
+        moved = _ring(shared, copies / r) + _ring(experts, of_experts / r)
+        # Each micro-batch: bf16 weights for the forward and the backward, fp32 gradients;
+        # these are then summed over the replicas, shard by shard.
+        summed = 2 * 4 * _ring(shared * r / copies + experts * r / of_experts, r)
+        seconds = (2 + 2 + 4) * moved / gathering + summed / bandwidth
+        return max(0.0, layout.accumulation * seconds - compute)
+    moved = _ring(shared, copies) + _ring(experts, of_experts)
+    bytes_each = engine.gradient_bytes + (
+        engine.weight_bytes if shard_optimiser else engine.gradient_bytes
+    )
+    return bytes_each * moved / bandwidth
+
+
+def _ring(size: float, members: float) -> float:
+    """What each of `members` sends so that all have the whole of `size`."""
+    return size * (members - 1) / members
+
+
+def _with_rate(tokens: float, **seconds: float) -> Step:
+    return Step(**seconds, tokens_per_second=tokens / sum(seconds.values()))

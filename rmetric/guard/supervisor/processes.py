@@ -1,0 +1,185 @@
+"""Ends every process of a launch: found by what its environment says, ended by pid, verified.
+
+A killed agent leaves its workers behind, and so does ending a process group that they
+have left: so they are looked for by the launch variable, which each inherits, and by
+descent, for one that has written over its environment. Needs psutil.
+
+`python -m rmetric.guard.supervisor.processes TOKEN` does it on another node.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import psutil
+
+from rmetric.guard.run_folder import LAUNCH_VARIABLE
+from rmetric.guard.supervisor.launch import Program
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How it went.
+
+    Attributes:
+        found: processes that were there.
+        killed: of them, that did not end by themselves.
+        left: that are still there.
+        unreachable: nodes on which it could not be done.
+    """
+
+    found: int
+    killed: int
+    left: int
+    unreachable: tuple[str, ...] = ()
+
+
+def adopt_orphans() -> bool:
+    """Let what its parent leaves behind become this process's child (Linux); whether it took."""
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        return bool(libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+    except (OSError, AttributeError):
+        return False
+
+
+def of_launches(token: str) -> list[psutil.Process]:
+    """The living processes whose launch variable begins with `token`; never this one."""
+    found = []
+    for process in psutil.process_iter():
+        if process.pid == os.getpid():
+            continue
+        try:
+            launch = process.environ().get(LAUNCH_VARIABLE, "")
+            if launch.startswith(token) and is_alive(process):
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
+def end(token: str, *, grace: float, also: Iterable[int] = ()) -> Ending:
+    """End what belongs to the launches of `token`: TERM, after `grace` seconds KILL.
+
+    Args:
+        token: the launch variable begins with it; at least 8 characters.
+        grace: seconds that they have to end by themselves.
+        also: pids that are ended with all that descends from them.
+
+    What they start while they end is found too: it looks again until nobody is left.
+    """
+    if len(token) < 8:
+        raise ValueError(f"the token {token!r} is too short to tell launches apart")
+    found: set[psutil.Process] = set()
+    killed: set[psutil.Process] = set()
+    roots = [process for pid in also for process in _processes(pid)]  # one pid, one process
+    alive = _all_of(token, roots)
+    found.update(alive)
+    _signal(alive, psutil.Process.terminate)
+    _gone, alive = psutil.wait_procs(alive, timeout=grace)
+    for wait in (1.0, 2.0, 5.0, 0.0):
+        alive = [one for one in {*alive, *_all_of(token, roots)} if is_alive(one)]
+        found.update(alive)
+        if not alive:
+            break
+        killed.update(alive)
+        _signal(alive, psutil.Process.kill)
+        psutil.wait_procs(alive, timeout=wait)
+    return Ending(found=len(found), killed=len(killed), left=sum(map(is_alive, alive)))
+
+
+def end_everywhere(
+    token: str, program: Program, *, grace: float, also: Iterable[int] = ()
+) -> Ending:
+    """`end` here, and at the same time on the nodes that are reached by a prefix."""
+    command = [sys.executable, "-m", __spec__.name, token, str(grace)]
+    remote = {
+        node: _started(program.behind(node, command, {}))
+        for node, prefix in program.prefixes.items()
+        if prefix
+    }
+    here = end(token, grace=grace, also=also)
+    codes = {node: _code(process, grace + 30.0) for node, process in remote.items()}
+    return replace(
+        here,
+        left=here.left + sum(code == 1 for code in codes.values()),
+        unreachable=tuple(node for node, code in codes.items() if code not in (0, 1)),
+    )
+
+
+def _started(command: list[str]) -> subprocess.Popen[bytes] | None:
+    nowhere = subprocess.DEVNULL
+    try:
+        return subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere)
+    except OSError:
+        return None
+
+
+def _code(process: subprocess.Popen[bytes] | None, seconds: float) -> int:
+    if process is None:
+        return -1
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return -1
+
+
+def children() -> list[int]:
+    """Pids of this process's children."""
+    return [child.pid for child in psutil.Process().children()]
+
+
+def reap() -> None:
+    """Let go of adopted children that are dead; only while nobody else waits for a child."""
+    for child in psutil.Process().children():
+        try:
+            if child.status() == psutil.STATUS_ZOMBIE:
+                os.waitpid(child.pid, os.WNOHANG)
+        except (psutil.Error, OSError):
+            continue
+
+
+def _processes(pid: int) -> list[psutil.Process]:
+    try:
+        return [psutil.Process(pid)]
+    except psutil.Error:
+        return []
+
+
+def _all_of(token: str, roots: Iterable[psutil.Process]) -> list[psutil.Process]:
+    found = set(of_launches(token))
+    for root in roots:
+        try:
+            found.update((root, *root.children(recursive=True)))
+        except psutil.Error:
+            continue
+    return [process for process in found if is_alive(process)]
+
+
+def _signal(processes: Iterable[psutil.Process], send: object) -> None:
+    for process in processes:
+        try:
+            send(process)  # type: ignore[operator]
+        except psutil.Error:
+            continue
+
+
+if __name__ == "__main__":
+    done = end(sys.argv[1], grace=float(sys.argv[2]) if len(sys.argv) > 2 else 10.0)
+    print(done)
+    sys.exit(1 if done.left else 0)

@@ -1,0 +1,313 @@
+"""The story of a run folder in short, from its journal alone. Pure.
+
+ETTR, the effective training time ratio of arXiv 2410.21680, is productive time over wall
+time. Here, exactly:
+
+- Productive: for each launch the time from its first heartbeat in training, at the step
+  where it came back, to the moment it reached the last step that no later launch did
+  again; between two reported steps the time is interpolated. So starting, loading,
+  steps that are lost, hangs and waiting are not productive. Time for which a save holds
+  up the steps is: a heartbeat does not tell it apart.
+- Wall: from the first start of a supervisor to the last line, less the time between a
+  supervisor that was done (finished, stopped, gave up) and the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from rmetric._util.printed import counted
+from rmetric.guard.supervisor.journal import Line
+from rmetric.guard.supervisor.spoken import gpu_name, log_of
+
+
+@dataclass(kw_only=True)
+class Run:
+    """One launch; `points` are (time, step) from where it came back, empty if it never did."""
+
+    number: int
+    began: float
+    layout: str = ""
+    gpus: int = 0
+    points: list[tuple[float, int]] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class Incident:
+    """One failure and what became of it.
+
+    Attributes:
+        time: seconds since the epoch at which it was noticed.
+        launch: that failed.
+        kind, cause: as in `Failure`.
+        action: what was done.
+        layout: of the next launch; empty where there was none.
+        steps_lost: done before and not after; None where no launch came back.
+        notice_seconds: from the oldest last heartbeat to the notice; None without one.
+        resume_seconds: from the notice to the next heartbeat in training; None if none came.
+    """
+
+    time: float
+    launch: int
+    kind: str
+    cause: str
+    action: str = ""
+    layout: str = ""
+    steps_lost: int | None = None
+    notice_seconds: float | None = None
+    resume_seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """See the module; times in seconds."""
+
+    outcome: str
+    words: str
+    launches: int
+    step: int | None
+    wall_seconds: float
+    productive_seconds: float
+    ettr: float | None
+    steps_lost: int
+    checkpoints_asked: int
+    requests: int
+    unanswered: int
+    checkpoint: int | None
+    passed_over: list[str]
+    not_saved: str
+    dropped: list[str]
+    incidents: list[Incident]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def summarise(lines: Sequence[Line]) -> Summary:
+    """The summary of a journal's lines."""
+    runs, incidents = _runs(lines), _incidents(lines)
+    _match(runs, incidents)
+    wall, productive = _wall(lines), sum(_productive(runs))
+    over = next((line for line in reversed(lines) if line["event"] in ("over", "supervisor")), {})
+    last = [run.points[-1][1] for run in runs if run.points]
+    return Summary(
+        outcome=over.get("outcome", "running or cut off"),
+        words=over.get("words", ""),
+        launches=len(runs),
+        step=last[-1] if last else None,
+        wall_seconds=round(wall, 3),
+        productive_seconds=round(productive, 3),
+        ettr=round(productive / wall, 4) if wall > 0 and last else None,
+        steps_lost=sum(incident.steps_lost or 0 for incident in incidents),
+        checkpoints_asked=sum(line["event"] == "asked" for line in lines),
+        requests=sum(map(_of_user, lines)),
+        unanswered=_unanswered(lines),
+        checkpoint=_newest(lines),
+        passed_over=_passed_over(lines),
+        not_saved=_not_saved(lines),
+        dropped=[
+            gpu_name(gpu) for line in lines if line["event"] == "dropped" for gpu in line["gpus"]
+        ],
+        incidents=incidents,
+    )
+
+
+def _of_user(line: Line) -> bool:
+    return line["event"] == "request" and line.get("source") == "user"
+
+
+def _unanswered(lines: Iterable[Line]) -> int:
+    """Requests of users that no checkpoint answered before the launch they were meant for ended."""
+    waiting: set[int] = set()
+    lost = 0
+    for line in lines:
+        if _of_user(line):
+            waiting.add(line["number"])
+        elif line["event"] == "answered":
+            waiting = {number for number in waiting if number > line["number"]}
+        elif line["event"] == "launch":
+            lost, waiting = lost + len(waiting), set()
+    return lost + len(waiting)
+
+
+def _newest(lines: Sequence[Line]) -> int | None:
+    """Step of the newest good checkpoint, by the folder or by an answer; None if none is known."""
+    names = {"answered": "step", "failure": "checkpoint", "over": "checkpoint"}
+    known = [line.get(names[line["event"]]) for line in lines if line["event"] in names]
+    return next((step for step in reversed(known) if step is not None), None)
+
+
+def _passed_over(lines: Iterable[Line]) -> list[str]:
+    return [
+        f"launch {line['launch']} came back at step {line['step']} and passed over the "
+        f"checkpoint of step {line['passed_over']}: damaged? see {log_of(line['launch'])}"
+        for line in lines
+        if line["event"] == "resumed" and line.get("passed_over") is not None
+    ]
+
+
+def _not_saved(lines: Sequence[Line]) -> str:
+    """Why the last save that is known of failed; empty where it did not."""
+    known = ("not saved", "saved again", "answered", "launch")
+    last = next((line for line in reversed(lines) if line["event"] in known), {})
+    return str(last["words"]) if last.get("event") == "not saved" else ""
+
+
+def _runs(lines: Iterable[Line]) -> list[Run]:
+    runs: list[Run] = []
+    for line in lines:
+        if line["event"] == "launch":
+            runs.append(
+                Run(
+                    number=line["launch"],
+                    began=line["time"],
+                    layout=line.get("words", ""),
+                    gpus=sum(map(len, line.get("gpus", {}).values())),
+                )
+            )
+        elif line["event"] in ("resumed", "progress") and runs:
+            # Another node's clock may be wrong: ours bounds it.
+            point: tuple[float, int] = (
+                min(max(line["at"], runs[-1].began), line["time"]),
+                line["step"],
+            )
+            if not runs[-1].points or point > runs[-1].points[-1]:
+                runs[-1].points.append(point)
+    return runs
+
+
+def _incidents(lines: Iterable[Line]) -> list[Incident]:
+    incidents: list[Incident] = []
+    for line in lines:
+        if line["event"] == "failure":
+            sign = line.get("last_sign")
+            incidents.append(
+                Incident(
+                    time=line["time"],
+                    launch=line.get("launch", 0),
+                    kind=line.get("kind", ""),
+                    cause=line.get("words", ""),
+                    notice_seconds=None
+                    if sign is None
+                    else round(max(0.0, line["time"] - sign), 3),
+                )
+            )
+        elif incidents and not incidents[-1].layout:
+            _what_was_done(incidents[-1], line)
+    return incidents
+
+
+def _what_was_done(incident: Incident, line: Line) -> None:
+    event, done = line["event"], ""
+    if event == "answered":
+        done = f"checkpoint of step {line.get('step')}"
+    elif event == "dropped":
+        done = f"dropped {', '.join(map(gpu_name, line['gpus']))}"
+    elif event in ("launch", "over"):
+        done = line.get("outcome", "restarted")
+    if done:
+        incident.action += f"{', ' if incident.action else ''}{done}"
+    if line["event"] == "launch":
+        incident.layout = line.get("words", "")
+
+
+def _match(runs: Sequence[Run], incidents: Iterable[Incident]) -> None:
+    """What each incident cost: the first launch after it that came back says so."""
+    booked: set[int] = set()
+    for incident in incidents:
+        failed = [run for run in runs if run.number <= incident.launch and run.points]
+        after = next((run for run in runs if run.number > incident.launch and run.points), None)
+        if after is None:
+            continue
+        if after.number == incident.launch + 1:
+            incident.resume_seconds = round(max(0.0, after.points[0][0] - incident.time), 3)
+        before = failed[-1].points[-1][1] if failed else after.points[0][1]
+        # A launch that fails before it is back has nothing more to lose.
+        lost = max(0, before - after.points[0][1]) if after.number not in booked else 0
+        incident.steps_lost = lost
+        booked.add(after.number)
+
+
+def _productive(runs: Sequence[Run]) -> list[float]:
+    """Seconds of each launch that advanced the training for good."""
+    seconds, kept = [], float("inf")
+    for run in reversed(runs):
+        if run.points:
+            seconds.append(_reached(run.points, kept) - run.points[0][0])
+            kept = min(kept, run.points[0][1])
+    return [max(0.0, value) for value in seconds]
+
+
+def _reached(points: Sequence[tuple[float, int]], step: float) -> float:
+    """Time at which `step` was reached, or the last before it."""
+    for (t0, s0), (t1, s1) in pairwise(points):
+        if s1 >= step:
+            share = (step - s0) / (s1 - s0) if s1 > s0 else 0.0
+            return t0 + max(0.0, min(1.0, share)) * (t1 - t0)
+    return points[-1][0] if points[0][1] < step else points[0][0]
+
+
+def _wall(lines: Sequence[Line]) -> float:
+    seconds, began, done = 0.0, None, False
+    for line in lines:
+        if began is None or (done and line["event"] == "supervisor"):
+            began, done = line["time"], False
+        if line["event"] == "over":
+            seconds, done = seconds + line["time"] - began, True
+    if began is not None and not done:
+        seconds += lines[-1]["time"] - began
+    return max(0.0, seconds)
+
+
+def in_words(summary: Summary) -> str:
+    """The summary as Markdown."""
+    ettr = "unknown" if summary.ettr is None else f"{summary.ettr:.1%}"
+    saved = summary.checkpoint
+    said = [
+        "# What happened",
+        "",
+        f"**{summary.outcome}**{': ' if summary.words else ''}{summary.words}",
+        "",
+        f"- step reached: {'unknown' if summary.step is None else summary.step}",
+        f"- {counted(summary.launches, 'launch')}, {counted(len(summary.incidents), 'failure')}, "
+        f"{counted(summary.steps_lost, 'step')} lost",
+        f"- ETTR {ettr}: {summary.productive_seconds:.1f} s advanced the training "
+        f"of {summary.wall_seconds:.1f} s",
+        f"- newest good checkpoint: {'none known' if saved is None else f'step {saved}'}",
+        f"- checkpoints that the supervisor asked for: {summary.checkpoints_asked}",
+        *([_requests_in_words(summary)] if summary.requests else []),
+        *(f"- **{words}**" for words in summary.passed_over),
+        *([f"- **the last save failed**: {summary.not_saved}"] if summary.not_saved else []),
+        f"- dropped: {', '.join(summary.dropped) or 'nothing'}",
+        *([f"- what the last launch printed: {log_of(summary.launches)}"] * bool(summary.launches)),
+    ]
+    if summary.incidents:
+        said += ["", "| launch | cause | action | new layout | steps lost | noticed after s | "
+                 "resumed after s |", "| --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+        said += [_row(incident) for incident in summary.incidents]
+    return "\n".join(said) + "\n"
+
+
+def _requests_in_words(summary: Summary) -> str:
+    without = f", {summary.unanswered} of them without an answer" if summary.unanswered else ""
+    return f"- requests of users: {summary.requests}{without}"
+
+
+def _row(incident: Incident) -> str:
+    cells = [
+        f"[{incident.launch}]({log_of(incident.launch)})",
+        incident.cause.replace("|", "/"),
+        incident.action,
+        incident.layout,
+        _shown(incident.steps_lost, "{}"),
+        _shown(incident.notice_seconds, "{:.1f}"),
+        _shown(incident.resume_seconds, "{:.1f}"),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)

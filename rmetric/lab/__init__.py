@@ -1,8 +1,0 @@
-"""The fault laboratory: real training runs, failing and healthy, to judge detectors by.
-
-`read_runs` reads its archives and needs no torch; training does.
-"""
-
-from rmetric.lab.archive import read_runs
-
-__all__ = ["read_runs"]

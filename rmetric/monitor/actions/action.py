@@ -1,0 +1,72 @@
+"""What every action promises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
+
+from rmetric.monitor.alerts import Alert
+from rmetric.records import Record
+
+if TYPE_CHECKING:
+    from rmetric.monitor.monitor import Monitor
+
+
+class Action:
+    """Something to do on an alert; called on the training's thread, so it must be quick.
+
+    Slow work goes to `monitor.background.submit(function)`. An action that
+    raises is reported and switched off; training goes on.
+
+    Attributes:
+        needs_verdict_now: the alert must be known before the optimiser's step
+            (one host read a step).
+        together: it changes what all ranks must do alike. With several ranks it
+            acts when every one of them has heard of the alert, or, if it needs
+            the verdict now, on nothing but what all of them see at that step.
+
+    Args:
+        on: sources of alerts that it reacts to; None for every alert.
+    """
+
+    needs_verdict_now = False
+    together = False
+
+    def __init__(self, *, on: Collection[str] | None = None) -> None:
+        if isinstance(on, str):
+            raise ValueError(f"on is {on!r}: it must be a collection of alert sources")
+        self.on = None if on is None else frozenset(on)
+
+    def hears(self, alert: Alert) -> bool:
+        return self.on is None or alert.source in self.on
+
+    def __call__(self, alert: Alert, monitor: Monitor) -> None:
+        """React to one alert."""
+
+    def record(self, record: Record, monitor: Monitor) -> None:
+        """Take each finished record."""
+
+    def close(self) -> None:
+        """The monitor ends."""
+
+
+class Callback(Action):
+    """Calls a function with the alert."""
+
+    def __init__(
+        self, function: Callable[[Alert], None], *, on: Collection[str] | None = None
+    ) -> None:
+        super().__init__(on=on)
+        self.function = function
+
+    def __call__(self, alert: Alert, monitor: Monitor) -> None:
+        self.function(alert)
+
+
+def as_action(action: Action | Callable[[Alert], None]) -> Action:
+    """A plain function becomes a Callback. Raises TypeError for what is neither."""
+    if isinstance(action, Action):
+        return action
+    if callable(action):
+        return Callback(action)
+    raise TypeError(f"{action!r} is no action: an Action or a function of one alert is needed")

@@ -1,0 +1,209 @@
+"""Save the training while it is still worth saving."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from rmetric._util.background import Background
+from rmetric.monitor.actions.action import Action
+from rmetric.monitor.actions.checkpoint_file import (
+    FORMAT,
+    POINTER,
+    bare,
+    last_good,
+    plain,
+    random_state,
+    restore,
+    write_whole,
+)
+from rmetric.monitor.actions.ranks import rank
+from rmetric.monitor.alerts import Alert
+from rmetric.records import Record
+
+if TYPE_CHECKING:
+    from rmetric.monitor.monitor import Monitor
+
+__all__ = ["EmergencyCheckpoint", "restore"]
+
+logger = logging.getLogger("rmetric")
+
+FINISH_SECONDS = 600.0  # that the end of a training waits for the last write
+
+
+class EmergencyCheckpoint(Action):
+    """Saves everything a training needs to go on from its last completed step.
+
+    An alert is known before the optimiser's step, so what is saved are the
+    weights as they were before it: model, optimiser, scheduler, gradient
+    scaler, generators of random numbers (python, numpy, torch, CUDA), the
+    monitor, and the number of steps taken, which says where the data stand.
+    `restore` puts it back; a resumed training then gives the same weights as
+    one that was never interrupted.
+
+    Only weights and optimiser states that are finite throughout are saved. Where
+    they are not, that is reported with the last good checkpoint. The training
+    waits for the copy to host memory; the file is written by a thread, under
+    another name until it is whole. A disk that is full costs the checkpoint.
+
+    Every file loads with ``torch.load(weights_only=True)``; the file
+    ``last_good`` names the newest. The first rank alone writes.
+
+    Weaknesses: sharded parameters (FSDP2) are refused. Of several ranks only the
+    first one's random numbers are kept. Random numbers that an evaluation drew
+    between two steps are not drawn again. Each step copies the state of the
+    generators.
+
+    Args:
+        folder: for the checkpoints; made where it is missing.
+        keep: how many, at least 1; the oldest goes.
+        scheduler: the learning-rate scheduler, where there is one.
+        extra_state: returns whatever else a resumed training needs, as plain
+            values and tensors: the sampler's state, the epoch.
+        wait: steps before it saves again, at least 1.
+        on: sources of alerts that it reacts to; None for every alert.
+
+    Attributes:
+        last_good: the newest checkpoint that is whole; None before the first.
+        problem: why the last one was not saved; None where it was.
+    """
+
+    needs_verdict_now = True
+
+    def __init__(
+        self,
+        folder: Path | str,
+        keep: int = 2,
+        *,
+        scheduler: Any = None,
+        extra_state: Callable[[], Any] | None = None,
+        wait: int = 100,
+        on: Collection[str] | None = None,
+    ) -> None:
+        super().__init__(on=on)
+        for name, value in (("keep", keep), ("wait", wait)):
+            if value < 1:
+                raise ValueError(f"{name} is {value}: it must be at least 1")
+        self.folder, self.keep, self.wait = Path(folder), keep, wait
+        self.scheduler, self.extra_state = scheduler, extra_state
+        self.last_good = last_good(self.folder)
+        self.problem: str | None = None
+        self._tried_at: int | None = None
+        self._devices: set[torch.device] | None = None
+        self._random: dict[int, dict[str, Any]] = {}  # by the step that it is the end of
+        self._background = Background(size=1)
+
+    def record(self, record: Record, monitor: Monitor) -> None:
+        # Between here and the next step's batch nothing draws: this is the end of the step at hand.
+        kept = {step: state for step, state in self._random.items() if step == monitor.step}
+        self._random = kept | {monitor.step + 1: self._random_state(monitor)}
+
+    def __call__(self, alert: Alert, monitor: Monitor) -> None:
+        if rank() != 0:
+            return
+        if self._tried_at is not None and 0 <= monitor.step - self._tried_at < self.wait:
+            return
+        self._tried_at = monitor.step
+        problem = _unfit(bare(monitor.model), monitor.optimizer)
+        if problem:
+            self._report(f"step {monitor.weights_step} is not saved: {problem}")
+            return
+        content = self._content(alert, monitor)
+        if not self._background.submit(partial(self._write, content)):
+            self._report(f"step {monitor.weights_step} is not saved: the one before is not written")
+
+    def close(self) -> None:
+        if not self._background.close(FINISH_SECONDS):
+            self._report(f"still not written after {FINISH_SECONDS:g} s")
+        self._random = {}  # another training may follow
+
+    def _random_state(self, monitor: Monitor) -> dict[str, Any]:
+        if self._devices is None:
+            devices = {parameter.device for parameter in monitor.model.parameters()}
+            self._devices = {device for device in devices if device.type == "cuda"}
+        return random_state(self._devices)
+
+    def _content(self, alert: Alert, monitor: Monitor) -> dict[str, Any]:
+        step = monitor.weights_step
+        content = {
+            "format": FORMAT,
+            "step": step,
+            "alert": alert.as_entry(),
+            "model": plain(bare(monitor.model).state_dict(), "model"),
+            "random": plain(self._random.get(step) or self._random_state(monitor), "random"),
+        }
+        left_out = {}
+        for name, part in {
+            "optimizer": monitor.optimizer,
+            "scheduler": self.scheduler,
+            "scaler": monitor.scaler,
+            "monitor": monitor,
+        }.items():
+            try:
+                content[name] = None if part is None else plain(part.state_dict(), name)
+            except Exception as error:  # the weights are worth saving without it
+                left_out[name] = str(error)
+        try:
+            content["extra"] = plain(self.extra_state() if self.extra_state else None, "extra")
+        except Exception as error:
+            left_out["extra"] = str(error)
+        for name, why in left_out.items():
+            logger.error("rmetric: emergency checkpoint without %s: %s", name, why)
+        return content | {"left_out": left_out}
+
+    def _write(self, content: dict[str, Any]) -> None:
+        path = self.folder / f"step_{content['step']:08d}.pt"
+        try:
+            write_whole(path, content)
+            write_whole(self.folder / POINTER, f"{path.name}\n".encode())
+        except Exception as error:
+            self._report(f"{path} cannot be written: {error}")
+            return
+        self.last_good, self.problem = path, None
+        logger.warning("rmetric: emergency checkpoint %s", path)
+        self._tidy(path)
+
+    def _tidy(self, newest: Path) -> None:
+        """Keep so many checkpoints, and nothing that a killed writer left."""
+        others = [path for path in self.folder.glob("step_*.pt") if path != newest]
+        others.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        for path in (*others[self.keep - 1 :], *self.folder.glob(".step_*.pt.part")):
+            path.unlink(missing_ok=True)
+
+    def _report(self, problem: str) -> None:
+        self.problem = problem
+        last = f"the last good one is {self.last_good}" if self.last_good else "there is none yet"
+        logger.error("rmetric: emergency checkpoint: %s; %s", problem, last)
+
+
+@torch.no_grad()
+def _unfit(model: nn.Module, optimizer: Any) -> str | None:
+    """Why this must not be saved; None where it may. One host read a device."""
+    if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
+        return "the parameters are sharded, save them with torch.distributed.checkpoint"
+    fine: dict[torch.device, dict[str, Tensor]] = {}
+    for name, tensor in _numbers(model, optimizer):
+        if tensor.is_floating_point() or tensor.is_complex():
+            fine.setdefault(tensor.device, {})[name] = tensor.isfinite().all()
+    for name, buffer in model.named_buffers():  # a mask may well hold infinities
+        fine.setdefault(buffer.device, {})[name] = ~buffer.isnan().any()
+    for tests in fine.values():
+        for name, passed in zip(tests, torch.stack(list(tests.values())).tolist(), strict=True):
+            if not passed:
+                return f"{name} is not finite"
+    return None
+
+
+def _numbers(model: nn.Module, optimizer: Any) -> Iterator[tuple[str, Tensor]]:
+    states = getattr(optimizer, "state", {})
+    for name, parameter in model.named_parameters():
+        yield name, parameter
+        for key, value in states.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                yield f"the optimiser's {key} of {name}", value

@@ -1,0 +1,103 @@
+"""Post alerts to a chat or a pager."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from rmetric._util.background import Background
+from rmetric._util.webhook import checked_url, post
+from rmetric.monitor.actions.action import Action
+from rmetric.monitor.actions.ranks import rank
+from rmetric.monitor.alerts import Alert
+
+if TYPE_CHECKING:
+    from rmetric.monitor.monitor import Monitor
+
+logger = logging.getLogger("rmetric")
+
+
+class Webhook(Action):
+    """Posts each alert as JSON, ``{"text": ...}``, which Slack and its likes take.
+
+    It posts from a thread of its own: a server that hangs holds up neither the
+    training nor the log. Of one source at most one message goes out in
+    `min_interval`; the next says how many alerts were held back. With several
+    ranks the first one posts. The address is a secret: it appears in no log, no
+    repr and no exception.
+
+    Its weakness: a message that the server does not take is reported in the log
+    and not sent again, and what was held back last is told by no message.
+
+    Args:
+        url: http or https.
+        variable: name of the environment variable that holds the URL, instead.
+        title: what the message begins with; the machine's name by default.
+        min_interval: seconds between messages of one source, at least 0.
+        timeout: seconds that the server has to answer, above 0; at the end of
+            the training this is also how long the last messages are waited for.
+        on: sources of alerts that it reacts to; None for every alert.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        variable: str | None = None,
+        title: str | None = None,
+        min_interval: float = 60.0,
+        timeout: float = 5.0,
+        on: Collection[str] | None = None,
+    ) -> None:
+        super().__init__(on=on)
+        if not min_interval >= 0.0:
+            raise ValueError(f"min_interval is {min_interval}: it must be at least 0 seconds")
+        if not 0.0 < timeout < float("inf"):
+            raise ValueError(f"timeout is {timeout}: it must be finite and above 0 seconds")
+        self._url = _checked_url(url, variable)
+        self.title = socket.gethostname() if title is None else title
+        self.min_interval, self.timeout = min_interval, timeout
+        self._background = Background(size=20)
+        self._last_sent: dict[str, float] = {}
+        self._held_back: dict[str, int] = {}
+
+    def __call__(self, alert: Alert, monitor: Monitor) -> None:
+        if rank() != 0:
+            return
+        now, source = time.monotonic(), alert.source
+        if now - self._last_sent.get(source, -float("inf")) < self.min_interval:
+            self._held_back[source] = self._held_back.get(source, 0) + 1
+            return
+        self._last_sent[source] = now
+        held_back = self._held_back.pop(source, 0)
+        more = f" ({held_back} more alerts of {source} since the last message)" if held_back else ""
+        text = f"{self.title}: {alert}{more}"
+        if not self._background.submit(lambda: self._post(text)):
+            logger.error("rmetric: the webhook does not keep up; an alert was not posted")
+
+    def close(self) -> None:
+        if not self._background.close(self.timeout):
+            logger.error("rmetric: the webhook did not answer in time; alerts were not posted")
+
+    def _post(self, text: str) -> None:
+        if problem := post(self._url, {"text": _escaped(text)}, self.timeout):
+            logger.error("rmetric: the webhook %s; an alert was not posted", problem)
+
+
+def _checked_url(url: str | None, variable: str | None) -> str:
+    if (url is None) == (variable is None):
+        raise ValueError("a webhook needs either url or variable, one of the two")
+    if variable is not None:
+        url = os.environ.get(variable)
+        if not url:
+            raise ValueError(f"variable is {variable!r}: this environment variable is not set")
+    return checked_url(url or "", "the webhook's url")
+
+
+def _escaped(text: str) -> str:
+    """As Slack wants the three characters that it gives a meaning to."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,0 +1,158 @@
+"""A step that has been measured on the device and not yet been read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rmetric.monitor.gradients import norms_by_layer
+from rmetric.monitor.workers import WorkerStatistics
+from rmetric.records import HardwareEvent, Record
+
+Scalar = Tensor | float | None
+
+
+@dataclass
+class Pending:
+    """What a step left on the device; `read` brings all of it over at once.
+
+    Attributes:
+        record: what the host knows already; completed by `read`.
+        loss, norm: training loss and gradient norm before clipping.
+        tensor_norms, layers: norm of each parameter's gradient, shape
+            (parameters,), and the layer that each is part of.
+        workers: of each worker's own gradient.
+        moved: update norm and parameter norm.
+        probe_loss: on the fixed batch.
+        forward: reads what the forward passes showed.
+        own: of this rank's own gradient, where there are several ranks.
+        sharded: this rank holds a part of the weights. `moved` is of that part,
+            and the record waits for the other ranks.
+        shard_norm: of that part of the gradient, where nobody knows the whole norm.
+        moved_share: one over the ranks that hold the same part; None where that
+            differs between parameters.
+        broken: what the rules said, once they were asked.
+        is_read: everything stands in the record.
+        where: which part of the gradient is not finite, in words.
+        told: what the other ranks are told of it, once it is read; see
+            `rmetric.monitor.together`.
+    """
+
+    record: Record
+    loss: Scalar = None
+    norm: Scalar = None
+    tensor_norms: Tensor | None = None
+    layers: Sequence[str] = ()
+    workers: WorkerStatistics | None = None
+    moved: tuple[Tensor, Tensor] | None = None
+    probe_loss: Tensor | None = None
+    forward: Callable[[], dict[str, float]] | None = None
+    own: WorkerStatistics | None = None
+    sharded: bool = False
+    shard_norm: Tensor | None = None
+    moved_share: float | None = None
+    broken: list[tuple[str, str]] | None = None
+    is_read: bool = False
+    where: str = ""
+    told: dict[str, float | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, record: Record) -> Pending:
+        """A record that was read and judged before, and is not yet complete."""
+        return cls(record, record.training_loss, record.gradient_norm, broken=[], is_read=True)
+
+    def read_loss_and_norm(self) -> tuple[float | None, float | None]:
+        """On the host, now; waits for the device where they are still on it."""
+        host = to_host({"loss": self.loss, "norm": self.norm})
+        self.loss, self.norm = host.get("loss", [None])[0], host.get("norm", [None])[0]
+        return self.loss, self.norm
+
+    def read(self) -> Record:
+        """The record, completed; one transfer from the device."""
+        workers, own, record = self.workers, self.own, self.record
+        if self.is_read:
+            return record
+        self.is_read = True
+        host = to_host(
+            {
+                "loss": self.loss,
+                "norm": self.norm,
+                "tensor_norms": self.tensor_norms,
+                "worker_norms": workers.norms if workers else None,
+                "worker_cosines": workers.cosines if workers else None,
+                "non_finite": workers.non_finite if workers else None,
+                "own_norm": own.norms if own else None,
+                "own_cosine": own.cosines if own else None,
+                "own_non_finite": own.non_finite if own else None,
+                "shard": self.shard_norm,
+                "update": self.moved[0] if self.moved else None,
+                "weights": self.moved[1] if self.moved else None,
+                "probe": self.probe_loss,
+            }
+        )
+
+        def one(name: str) -> float | None:
+            return host[name][0] if name in host else None
+
+        self.loss, self.norm = record.training_loss, record.gradient_norm = one("loss"), one("norm")
+        self.told = {"loss": self.loss}
+        for name in ("own_norm", "own_cosine", "own_non_finite"):
+            self.told[name] = one(name)
+        if self.sharded:
+            share = self.moved_share
+            self.told["gradient_square"] = _square(one("shard"), 1.0)
+            self.told["update_square"] = _square(one("update"), share)
+            self.told["parameter_square"] = _square(one("weights"), share)
+        else:
+            record.update_norm, record.parameter_norm = one("update"), one("weights")
+        record.probe_loss = one("probe")
+        if workers:
+            record.worker_gradient_norms = tuple(host["worker_norms"])
+            record.worker_gradient_cosines = tuple(host["worker_cosines"])
+            record.non_finite_gradients = round(sum(host["non_finite"]))
+        for name, value in (self.forward() if self.forward else {}).items():
+            setattr(record, name, value)
+        if "tensor_norms" in host:
+            record.layer_gradient_norms = self._by_layer(host["tensor_norms"])
+        return record
+
+    def _by_layer(self, norms: list[float]) -> dict[str, float]:
+        """As before clipping, also where they were measured after it."""
+        measured = sum(norm * norm for norm in norms) ** 0.5
+        whole = self.record.gradient_norm
+        before = whole / measured if whole is not None and measured > 0.0 else 1.0
+        return norms_by_layer(self.layers, [norm * before for norm in norms])
+
+    def add_event(self, event: HardwareEvent) -> None:
+        self.record.events = (*(self.record.events or ()), event)
+
+
+@torch.no_grad()
+def to_host(values: dict[str, Scalar]) -> dict[str, list[float]]:
+    """Each as a list of floats; all tensors come over in one transfer."""
+    host: dict[str, list[float]] = {}
+    rows: dict[str, Tensor] = {}
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            rows[name] = value.detach().reshape(-1)
+        elif value is not None:
+            host[name] = [float(value)]
+    if rows:
+        where = next(iter(rows.values())).device
+        wide = torch.float32 if where.type == "mps" else torch.float64
+        whole = torch.cat([row.to(where, wide) for row in rows.values()]).tolist()
+        for name, row in rows.items():
+            host[name], whole = whole[: len(row)], whole[len(row) :]
+    return {name: [nine_digits(value) for value in row] for name, row in host.items()}
+
+
+def _square(value: float | None, share: float | None) -> float | None:
+    return None if value is None or share is None else share * value * value
+
+
+def nine_digits(value: float) -> float:
+    """All that a float32 holds, and what a log of ours keeps."""
+    return float(f"{value:.9g}")

@@ -1,0 +1,281 @@
+"""Training logs that exist already, whoever wrote them, as runs of records.
+
+`open_log` streams a log of any size; `read_log` has the whole of it. One reader a
+file, see `stream.Reader` and, for what programs print, `text_readers`; a new
+format is a new file and a line in `READERS`. What a log is, is seen from its
+content and never from its name.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import repeat
+from pathlib import Path
+from typing import NamedTuple
+
+from rmetric._util.errors import LogError
+from rmetric.readers import (
+    algoperf,
+    experiment_log,
+    hugging_face,
+    json_document,
+    json_lines,
+    key_values,
+    list_table,
+    table,
+    tensorboard_events,
+    wandb_export,
+)
+from rmetric.readers.columns import TARGETS
+from rmetric.readers.rows import BadRow, UnknownFormat
+from rmetric.readers.source import LONGEST_LINE, Source
+from rmetric.readers.stream import Reader, Stream
+from rmetric.readers.text_readers import (
+    LAST_READERS,
+    TEXT_READERS,
+    WITHOUT_LOSS,
+    AsReader,
+    reader_further_on,
+)
+from rmetric.records import Record, Run
+
+#: The first that matches reads the file: the more particular come first.
+READERS: tuple[Reader, ...] = (
+    experiment_log,
+    hugging_face,
+    json_lines,
+    *map(AsReader, TEXT_READERS),
+    json_document,
+    algoperf,
+    wandb_export,
+    list_table,
+    *LAST_READERS,
+    table,
+)
+
+__all__ = [
+    "READERS",
+    "TARGETS",
+    "LogError",
+    "OpenLog",
+    "ReadLog",
+    "UnknownFormat",
+    "find_logs",
+    "open_log",
+    "read_log",
+    "read_runs",
+]
+
+
+class ReadLog(NamedTuple):
+    """What a file held, and the name of the format it was in."""
+
+    format: str
+    runs: list[Run]
+
+
+class OpenLog:
+    """A log while it is read: iterate over it for (run id, record), once.
+
+    Memory stays constant where the format is one of lines. Errors in the middle
+    of the file are raised when they are reached, after what comes before.
+
+    Attributes:
+        format: its name.
+        runs: run id -> what is known of the run, without its records. The notes
+            are whole at the end, and so is ``Run.id``, which for the first of
+            several parts is only known then.
+    """
+
+    def __init__(self, format: str, source: Source | None, path: Path) -> None:
+        self.format, self.path = format, path
+        self._source = source
+        self._stream = Stream(batches=iter(()), runs={})
+
+    @property
+    def runs(self) -> dict[str, Run]:
+        return self._stream.runs
+
+    def held(self) -> list[tuple[str, Record]]:
+        """Take out the records that wait for what the next line may add to them."""
+        return self._stream.held()
+
+    @property
+    def guessed(self) -> list[str]:
+        """What was taken for what, so far, in sentences."""
+        return self._stream.guessed()
+
+    def __iter__(self) -> Iterator[tuple[str, Record]]:
+        try:
+            for id, records in self._stream.batches:
+                yield from zip(repeat(id), records)
+        except BadRow as error:
+            raise LogError(self.path, error.line, error.problem) from None
+        except RecursionError:
+            raise LogError(self.path, None, "nested too deeply to be read") from None
+        self._say_what_was_replaced(self.runs.values())
+
+    def _say_what_was_replaced(self, runs: Iterable[Run]) -> None:
+        for run in runs:
+            run.notes += self._source.notes if self._source else []
+
+
+def find_logs(paths: Iterable[str | Path]) -> list[Path]:
+    """The files that `paths` stand for: files, folders with all below them, globs.
+
+    A folder with several event files of TensorBoard stands for them: it is one run.
+    Hidden files and unfinished ``.part`` files are passed over. Raises ValueError
+    for a path that is not there, a glob that matches nothing and an empty folder.
+    """
+    found: dict[Path, None] = {}
+    for given in paths:
+        path = Path(given)
+        matching = [path] if path.exists() else _matching(str(given))
+        files = _event_files_as_runs([file for match in matching for file in _files(match)])
+        if not files:
+            raise ValueError(f"{given}: {_why_none(path)}")
+        found |= dict.fromkeys(files)
+    return list(found)
+
+
+def open_log(
+    path: Path,
+    mapping: Mapping[str, str] | None = None,
+    *,
+    longest_line: int = LONGEST_LINE,
+    growing: Source | None = None,
+) -> OpenLog:
+    """The log `path`, to be read record by record; see `OpenLog`.
+
+    Args:
+        path: a file, or the folder of a TensorBoard run.
+        mapping: target (see `TARGETS`) -> column, where guessing by name fails.
+        longest_line: bytes; a longer line is an error and never in memory.
+        growing: the bytes of a file that is still being written.
+
+    Raises LogError for a file that is damaged or cannot be read, and its kind
+    UnknownFormat for one that no reader knows.
+    """
+    mapping = mapping or {}
+    if path.is_dir():
+        log = OpenLog(tensorboard_events.NAME, None, path)
+        files = tensorboard_events.event_files(path)
+        log._stream = tensorboard_events.stream_files(path, files, mapping)
+        return log
+    source = growing or Source(path, longest_line=longest_line)
+    reader = _reader_of(source, mapping)
+    if growing and not reader.FOLLOWS:
+        problem = f"{reader.NAME}: written as a whole, there is nothing to follow"
+        raise LogError(path, None, problem)
+    log = OpenLog(reader.NAME, source, path)
+    log._stream = _guarded(path, reader, source, mapping)
+    return log
+
+
+def read_log(path: Path, mapping: Mapping[str, str] | None = None) -> ReadLog:
+    """The runs in the log `path`; their notes say what was guessed. See `open_log`."""
+    log = open_log(path, mapping)
+    if log.format == experiment_log.NAME and log._source is not None:
+        runs = experiment_log.read(log._source, mapping or {})
+        log._say_what_was_replaced(runs)
+        return ReadLog(log.format, runs)
+    records: dict[str, list[Record]] = {}
+    for id, record in log:
+        records.setdefault(id, []).append(record)
+    for id, run in log.runs.items():
+        run.records = records[id]
+    return ReadLog(log.format, list(log.runs.values()))
+
+
+def _reader_of(source: Source, mapping: Mapping[str, str]) -> Reader:
+    """The first reader that knows the file."""
+    head = source.head_text()
+    if tensorboard_events.matches(head):
+        return tensorboard_events
+    source.check_is_text()
+    for reader in READERS:
+        try:
+            if reader.matches(head):
+                if reader is WITHOUT_LOSS:
+                    break
+                return reader
+        except RecursionError:
+            raise LogError(source.path, None, "nested too deeply to be read") from None
+    if "loss" in mapping or "eval_loss" in mapping:
+        return key_values
+    further = reader_further_on(source)
+    if further is not None:
+        return further
+    raise _unknown(source.path, head)
+
+
+def _guarded(path: Path, reader: Reader, source: Source, mapping: Mapping[str, str]) -> Stream:
+    try:
+        return reader.stream(source, mapping)
+    except RecursionError:
+        raise LogError(path, None, "nested too deeply to be read") from None
+
+
+def _unknown(path: Path, head: str) -> UnknownFormat:
+    lines = enumerate(head.splitlines(), start=1)
+    number, first = next((n, line.strip()) for n, line in lines if line.strip())
+    known = ", ".join([reader.NAME for reader in READERS] + [tensorboard_events.NAME])
+    hint = key_values.hint(head)
+    remedy = (
+        f"it would be read with {hint}"
+        if hint
+        else "where its lines hold NAME=number, --map loss=NAME says which to read"
+    )
+    return UnknownFormat(
+        path,
+        None,
+        f"not a log that replay knows; its first line, line {number}, is {first[:60]!r}; {remedy}; "
+        f"known are: {known}",
+    )
+
+
+def read_runs(path: Path, *, mapping: Mapping[str, str] | None = None) -> list[Run]:
+    """The runs in the log `path`; see `read_log`."""
+    return read_log(path, mapping).runs
+
+
+def _event_files_as_runs(files: list[Path]) -> list[Path]:
+    """Where a folder holds several event files of TensorBoard, the folder: it is one run."""
+    by_folder: dict[Path, int] = {}
+    for file in files:
+        if tensorboard_events.is_event_file(file):
+            by_folder[file.parent] = by_folder.get(file.parent, 0) + 1
+    several = {folder for folder, number in by_folder.items() if number > 1}
+    return list(
+        dict.fromkeys(
+            file.parent
+            if file.parent in several and tensorboard_events.is_event_file(file)
+            else file
+            for file in files
+        )
+    )
+
+
+def _why_none(path: Path) -> str:
+    if path.is_dir():
+        return "no file in this folder"
+    return "neither a file nor a folder" if path.exists() else "no such file or folder"
+
+
+def _matching(pattern: str) -> list[Path]:
+    # Path.glob takes no absolute pattern, and its ** does not match files before 3.13.
+    return [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]  # noqa: PTH207
+
+
+def _files(folder: Path) -> list[Path]:
+    """All files below `folder`, or itself where it is one."""
+    if folder.is_file():
+        return [folder]
+    return [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+        and path.suffix != ".part"
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    ]

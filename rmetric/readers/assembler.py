@@ -1,0 +1,239 @@
+"""From rows of named cells, whatever file they came from, to the records of runs.
+
+One row at a time, holding one record a run: neighbouring rows of one step may
+measure different things, which makes them one record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from rmetric._util.errors import LogError
+from rmetric._util.strict_json import shown
+from rmetric.readers.columns import TARGETS, Columns
+from rmetric.readers.rows import BadRow, Row, flag, number, run_name
+from rmetric.records import Record, Run
+
+#: What is known without anything having been measured.
+_CIRCUMSTANCES = {"time", "learning_rate", "loss_scale"}
+
+Records = Iterator[tuple[str, Record]]
+#: Records of one run, some at a time, with its id.
+Batches = Iterator[tuple[str, list[Record]]]
+
+
+class RunState:
+    """Where one run stands while its rows come in.
+
+    Args:
+        runs: takes up each part with the first of its records.
+
+    Attributes:
+        run: of the part that the file is in; its id is the stream's.
+        pending: the record that the next row may still add to.
+        first, last: steps of records.
+        early: the first step above the first: steps that fall to it start again.
+    """
+
+    __slots__ = (
+        "base", "early", "empty", "first", "last", "parts", "pending", "repeated", "resumed",
+        "rows", "run", "runs", "unplaced",
+    )  # fmt: skip
+
+    def __init__(self, base: str, path: Path, runs: dict[str, Run]) -> None:
+        self.base, self.runs = base, runs
+        self.run = Run(id=base, records=[], source=path)
+        self.parts = [self.run]
+        self.pending: Record | None = None
+        self.first: int | None = None
+        self.last: int | None = None
+        self.early: int | None = None
+        self.rows = self.empty = self.unplaced = self.resumed = self.repeated = 0
+
+    def measured(self, step: int | None, values: dict[str, Any]) -> tuple[str, Record] | None:
+        """Take what the next row holds; see `place`."""
+        self.rows += 1
+        if not values.keys() - _CIRCUMSTANCES:
+            self.empty += step is not None
+            return None
+        if step is None:
+            self.unplaced += 1
+            step = self.last or 0
+        return self.place(step, values)
+
+    def place(self, step: int, values: dict[str, Any]) -> tuple[str, Record] | None:
+        """Take what was measured next; return the record now complete, with its run's id."""
+        before, last = self.pending, self.last
+        if before is not None and step == before.step and not _clash(before, values):
+            for name, value in values.items():
+                setattr(before, name, value)
+            return None
+        complete = None if before is None else (self.run.id, before)
+        self.pending, self.last = Record(step, **values), step
+        if last is None:
+            self.first = step
+        elif step < last and self.early is not None and step <= self.early:
+            self._start_again()
+        else:
+            self.resumed += step < last
+            self.repeated += step == last
+        if self.early is None and self.first is not None and step > self.first:
+            self.early = step
+        self.runs.setdefault(self.run.id, self.run)
+        return complete
+
+    def release(self) -> list[tuple[str, Record]]:
+        """The record that is held back; a row of its step that comes later is another."""
+        record, self.pending = self.pending, None
+        return [] if record is None else [(self.run.id, record)]
+
+    def _start_again(self) -> None:
+        id = f"{self.base}__part{len(self.parts) + 1}"
+        self.run = Run(id=id, records=[], source=self.run.source)
+        self.parts.append(self.run)
+
+
+class Assembler:
+    """Rows in, records out; `runs` says what is known about each run.
+
+    Args:
+        path: of the file, for messages and names.
+        columns: which to read as what.
+
+    Attributes:
+        runs: id in the stream -> run, without its records. At the end of the
+            file the notes are whole, and a run that turned out to be the first
+            part of several has its final id.
+    """
+
+    def __init__(self, path: Path, columns: Columns) -> None:
+        self.path = path
+        self.runs: dict[str, Run] = {}
+        self._states: dict[str, RunState] = {}
+        self.use(columns)
+
+    def use(self, columns: Columns) -> None:
+        """Read these columns from now on."""
+        self.columns = columns
+        chosen = columns.by_target
+        self._run_column = chosen.get("run")
+        self._step_columns = [chosen[t] for t in ("step",) if t in chosen] + columns.other_steps
+        self._measured = [
+            (str(TARGETS[t].field), c, flag if t == "skipped" else number)
+            for t, c in chosen.items()
+            if t not in ("step", "run")
+        ]
+
+    def records(self, rows: Iterable[Row]) -> Records:
+        """The records of `rows`, each with the id of its run."""
+        for row in rows:
+            complete = self.take(row)
+            if complete is not None:
+                yield complete
+        yield from self.finish()
+
+    @property
+    def num_rows(self) -> int:
+        """Taken so far."""
+        return sum(state.rows for state in self._states.values())
+
+    def take(self, row: Row) -> tuple[str, Record] | None:
+        """Take the next row; return the record that is now complete, if there is one."""
+        cells = row.cells
+        name = cells.get(self._run_column) if self._run_column else None
+        state = self.state("" if name is None else str(name))
+        found = self._step(row) if self._step_columns else state.rows
+        values: dict[str, Any] = {}
+        for field, column, read in self._measured:
+            cell = cells.get(column)
+            if cell is None:
+                continue
+            try:
+                value = read(cell)
+            except (ValueError, OverflowError):
+                raise self._bad_cell(row, column) from None
+            if value is not None:
+                values[field] = value
+        return state.measured(found, values)
+
+    def state(self, name: str = "") -> RunState:
+        """Of the run that the file calls `name`."""
+        state = self._states.get(name)
+        if state is None:
+            base = run_name(self.path)
+            state = self._states[name] = RunState(
+                f"{base}__{name}" if name else base, self.path, self.runs
+            )
+        return state
+
+    def held(self) -> list[tuple[str, Record]]:
+        """The records held back so far: for a file of which no more may come for a while."""
+        return [released for state in self._states.values() for released in state.release()]
+
+    def finish(self) -> list[tuple[str, Record]]:
+        """The last records; the runs' notes are whole from here on."""
+        last = self.held()
+        if not self.runs:
+            raise LogError(self.path, None, "no row holds a measurement")
+        for state in self._states.values():
+            self._note(state)
+        return last
+
+    def all_runs(self) -> list[Run]:
+        """Every part of every run."""
+        return [part for state in self._states.values() for part in state.parts]
+
+    def _note(self, state: RunState) -> None:
+        notes = list(self.columns.notes)
+        if not self._step_columns:
+            notes.append("no column is known to be the step: rows are counted from 0")
+        if state.empty:
+            notes.append(
+                f"{state.empty} of {state.rows} rows hold a step and no loss or norm and were left "
+                "out: a log that writes nan as a blank looks like this too"
+            )
+        if state.unplaced:
+            notes.append(f"{state.unplaced} rows without a step were given that of the row before")
+        if state.resumed:
+            notes.append(
+                f"the step falls back {state.resumed} times: taken as one run that was resumed"
+            )
+        if state.repeated:
+            notes.append(f"{state.repeated} records have the step of the record before them")
+        if len(state.parts) > 1:
+            notes.append(
+                f"the steps start again: the file holds {len(state.parts)} runs, one a part"
+            )
+            state.parts[0].id = f"{state.base}__part1"
+        for part in state.parts:
+            part.notes += notes
+
+    def _step(self, row: Row) -> int | None:
+        for column in self._step_columns:
+            cell = row.cells.get(column)
+            if type(cell) is int and -(2**63) < cell < 2**63:
+                return cell
+            try:
+                value = number(cell)
+            except (ValueError, OverflowError):
+                raise self._bad_cell(row, column) from None
+            if value is None:
+                continue
+            if not (isfinite(value) and value == int(value) and abs(value) < 2**63):
+                raise BadRow(
+                    row.line, f"{column!r} is {shown(cell)}: a whole step below 2^63 is accepted"
+                )
+            return int(value)
+        return None
+
+    def _bad_cell(self, row: Row, column: str) -> BadRow:
+        cell = shown(row.cells.get(column))
+        return BadRow(row.line, f"{column!r} is {cell}: a number, nan, inf or a blank is accepted")
+
+
+def _clash(record: Record, values: dict[str, Any]) -> bool:
+    # Both rows know the time and the learning rate; that is no reason to keep them apart.
+    return any(getattr(record, name) is not None for name in values if name not in _CIRCUMSTANCES)

@@ -1,0 +1,101 @@
+"""Whole curves as lists, one set of them a run: what a CSV's cells or a JSON file may hold."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from rmetric._util.errors import LogError
+from rmetric.readers.assembler import Assembler, Batches
+from rmetric.readers.columns import Columns, choose_columns, listed, plain_name
+from rmetric.readers.rows import Row, UnknownFormat, run_name
+from rmetric.readers.source import Source
+from rmetric.readers.stream import Stream
+from rmetric.records import Run
+
+Curves = Mapping[str, Sequence[Any]]
+
+
+def stream_curves(
+    source: Source,
+    runs_of_curves: Iterable[tuple[str, int | None, Curves]],
+    mapping: Mapping[str, str],
+    notes: list[str],
+) -> Stream:
+    """The records of runs that are given whole: id, line in the file, name -> list."""
+    runs: dict[str, Run] = {}
+
+    def batches() -> Batches:
+        for id, line, curves in runs_of_curves:
+            assembler, rows = _placed(source, line, curves, mapping)
+            for own_id, record in assembler.records(rows):
+                yield own_id.replace(run_name(source.path), id, 1), [record]
+            for own_id, run in assembler.runs.items():
+                run.id = run.id.replace(run_name(source.path), id, 1)
+                run.notes += notes
+                runs[own_id.replace(run_name(source.path), id, 1)] = run
+
+    return Stream(batches=batches(), runs=runs)
+
+
+def _placed(
+    source: Source, line: int | None, curves: Curves, mapping: Mapping[str, str]
+) -> tuple[Assembler, list[Row]]:
+    """One run's curves as rows in the order of their steps."""
+    try:
+        columns = choose_columns(list(curves), mapping)
+    except ValueError as error:
+        raise LogError(source.path, line, str(error)) from None
+    if not columns.has_loss:
+        raise UnknownFormat(source.path, line, f"no list is known to be a loss; {listed(curves)}")
+    chosen, notes = columns.by_target, columns.notes
+    main = chosen.get("loss") or chosen["eval_loss"]
+    steps: Sequence[Any] = range(len(curves[main]))
+    if "step" in chosen and len(curves[chosen["step"]]) == len(steps):
+        steps = curves[chosen["step"]]
+    else:
+        notes.append(f"no step is logged: the entries of {main!r} are counted from 0")
+    chosen.pop("step", None)
+    rows = []
+    for name in chosen.values():
+        places = _places(name, main, curves, notes)
+        rows += [
+            (p, Row(line, {"step": steps[p], name: v}))
+            for p, v in zip(places, curves[name], strict=True)
+        ]
+    rows.sort(key=lambda placed: placed[0])
+    of_rows = Columns(by_target={**chosen, "step": "step"}, notes=notes)
+    return Assembler(source.path, of_rows), [row for _, row in rows]
+
+
+def _places(
+    name: str, main: str, curves: Mapping[str, Sequence[Any]], notes: list[str]
+) -> Sequence[int]:
+    """At which entry of `main` each entry of the curve `name` was logged."""
+    num, num_main = len(curves[name]), len(curves[main])
+    if num == num_main:
+        return range(num)
+    for fine, coarse in _clocks(num, num_main, curves):
+        notes.append(f"{name!r} is placed along {main!r} by {coarse!r} and {fine!r}")
+        return [max(bisect_right(curves[fine], value) - 1, 0) for value in curves[coarse]]
+    notes.append(f"{name!r} has {num} entries for {num_main}: they are spread evenly")
+    return [max((i + 1) * num_main // num - 1, 0) for i in range(num)]
+
+
+def _clocks(num: int, num_main: int, curves: Mapping[str, Sequence[Any]]) -> list[tuple[str, str]]:
+    """Pairs of rising lists that count one thing (tokens, epochs), as long as the two curves."""
+
+    def rising(length: int) -> dict[str, str]:
+        return {
+            re.sub(r"_(train|training|val|validation|eval)$", "", plain_name(name)): name
+            for name, curve in curves.items()
+            if len(curve) == length
+            and all(isinstance(value, (int, float)) for value in curve)
+            and all(a < b for a, b in pairwise(curve))
+        }
+
+    fine, coarse = rising(num_main), rising(num)
+    return [(fine[what], coarse[what]) for what in fine if what in coarse]

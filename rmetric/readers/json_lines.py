@@ -1,0 +1,171 @@
+"""Reader of any log with one JSON object a line.
+
+Lines are decoded many at a time where they are alike (`alike.Decoders`), and one
+by one where they are not; both ways give the same records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rmetric._util.errors import LogError
+from rmetric._util.strict_json import shown
+from rmetric.logs import parse_line
+from rmetric.readers.alike import Decoders, names_in
+from rmetric.readers.assembler import Assembler, Batches
+from rmetric.readers.columns import add_columns, check_mapping, choose_columns, plain_name
+from rmetric.readers.rows import Row
+from rmetric.readers.source import Source
+from rmetric.readers.stream import Stream, check_has_loss
+from rmetric.records import Record
+
+NAME = "JSONL (one object a line)"
+FOLLOWS = True
+_LOOKED_AT = 5
+_OF_ONE_STEP = {"step", "global_step", "iteration", "loss", "train_loss"}
+
+
+def matches(head: str) -> bool:
+    lines = [line for line in head.split("\n", _LOOKED_AT) if line.strip()]
+    first, *more = [_object(line) for line in lines[:_LOOKED_AT]] or [None]
+    # A program that prints its settings as JSON, and then text, writes no JSONL.
+    if first is None or (len(more) > 1 and not any(more)):
+        return False
+    return bool(more) or not _is_document(first)
+
+
+def _object(line: str) -> dict[str, Any] | None:
+    try:
+        entry = parse_line(line.encode())
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) else None
+
+
+def _is_document(entry: Mapping[str, Any]) -> bool:
+    """Whether the only line of a file holds whole curves and not one step."""
+    scalars = {plain_name(n) for n, v in entry.items() if not isinstance(v, (list, dict))}
+    return len(scalars) < len(entry) and not scalars & _OF_ONE_STEP
+
+
+def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
+    reading = _Reading(source, mapping)
+    return Stream(
+        batches=reading.batches(),
+        runs=reading.assembler.runs,
+        held=reading.assembler.held,
+        guessed=lambda: reading.columns.notes,
+    )
+
+
+class _Reading:
+    """One file while it is read: the names met so far, and how lines are decoded."""
+
+    def __init__(self, source: Source, mapping: Mapping[str, str]) -> None:
+        self.source, self.mapping = source, mapping
+        first = self._first_entries()
+        self.names = names_in(map(flat, first))
+        self.columns = choose_columns(list(self.names), mapping, more_may_come=True)
+        self.assembler = Assembler(source.path, self.columns)
+        self.decoders = Decoders(self.columns, first)
+        self.cut_off: list[str] = []
+
+    def batches(self) -> Batches:
+        for number, chunk in self.source.chunks():
+            if self.decoders.usable:
+                state = self.assembler.state()
+                yield from self.decoders.read(number, chunk, state, self._one)
+            else:
+                yield from self._one_by_one(number, chunk.split(b"\n"))
+        for id, record in self._finish():
+            yield id, [record]
+
+    def _one(self, number: int, line: bytes) -> Batches:
+        return self._one_by_one(number, [line])
+
+    def _one_by_one(self, number: int, lines: list[bytes]) -> Batches:
+        for at, line in enumerate(lines, start=number):
+            if not line.strip():
+                continue
+            entry = self._entry(at, line, last=at == number + len(lines) - 1)
+            if entry is None:
+                continue
+            cells = flat(entry)
+            if not cells.keys() <= self.names.keys():
+                self._learn([name for name in cells if name not in self.names])
+            complete = self.assembler.take(Row(at, cells))
+            if complete is not None:
+                yield complete[0], [complete[1]]
+
+    def _entry(self, number: int, line: bytes, *, last: bool) -> dict[str, Any] | None:
+        """What line `number` holds; None for one that was cut off or is no object."""
+        try:
+            entry = parse_line(line)
+        except ValueError:
+            if self.source.cut and last:
+                self.cut_off = [f"line {number} is cut off and was left out"]
+                return None
+            entry = self._despite_foreign_bytes(number, line)
+        if isinstance(entry, dict):
+            return entry
+        left_out = self.source.left_out
+        left_out.good = self.assembler.num_rows
+        left_out.add(number, f"no JSON object: {shown(line)}")
+        return None
+
+    def _despite_foreign_bytes(self, number: int, line: bytes) -> Any:
+        text = self.source.decoded(number, line)
+        try:
+            return parse_line(text.encode())
+        except ValueError:
+            return None
+
+    def _learn(self, names: list[str]) -> None:
+        """Take up columns that turn up in the middle of the log."""
+        self.names |= dict.fromkeys(names)
+        add_columns(self.columns, names)
+        self.assembler.use(self.columns)
+        self.decoders = Decoders(self.columns, self.decoders.examples, self.names)
+
+    def _finish(self) -> list[tuple[str, Record]]:
+        try:
+            check_mapping(self.names, self.mapping)
+        except ValueError as error:
+            raise LogError(self.source.path, None, str(error)) from None
+        check_has_loss(self.source, self.columns, self.names)
+        self.source.left_out.good = self.assembler.num_rows
+        self.source.left_out.check(self.source.path)
+        last = self.assembler.finish()
+        for run in self.assembler.all_runs():
+            run.notes += self.cut_off
+        return last
+
+    def _first_entries(self) -> list[dict[str, Any]]:
+        """The objects in the file's beginning; what is wrong with a line is said later."""
+        found = []
+        for line in self.source.head.splitlines():
+            try:
+                entry = parse_line(line)
+            except ValueError:
+                continue
+            if isinstance(entry, dict):
+                found.append(entry)
+        return found
+
+
+def flat(entry: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested objects as one, their names joined by ``/``.
+
+    >>> flat({"step": 1, "train": {"loss": 2.5}})
+    {'step': 1, 'train/loss': 2.5}
+    """
+    if not prefix and dict not in map(type, entry.values()):
+        return dict(entry)
+    cells: dict[str, Any] = {}
+    for name, value in entry.items():
+        if isinstance(value, dict):
+            cells |= flat(value, f"{prefix}{name}/")
+        else:
+            cells[f"{prefix}{name}"] = value
+    return cells

@@ -1,0 +1,91 @@
+"""One line of somebody's log as named cells, and what a cell holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rmetric._util.errors import LogError
+
+_NOT_LOGGED = {"", "none", "null", "-", "n/a"}
+_FLAGS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
+_VAGUE_NAME = re.compile(
+    r"(trainer_state|metrics|measurements|history|log|train|loss|(checkpoint|trial|version|run)[-_]?\d+)"
+    r"(__.*)?"
+)
+
+
+class UnknownFormat(LogError):
+    """A file that is no log which replay can read."""
+
+
+class BadRow(ValueError):
+    """A line that a reader cannot pass over; `LogError` is made of it where the file is known."""
+
+    def __init__(self, line: int | None, problem: str) -> None:
+        self.line, self.problem = line, problem
+        super().__init__(problem)
+
+
+@dataclass(slots=True)
+class Row:
+    """One line of a table or one entry of a history.
+
+    Attributes:
+        line: its number in the file; None where entries have no lines.
+        cells: column -> cell, as the file holds it; absent where not logged.
+    """
+
+    line: int | None
+    cells: Mapping[str, Any]
+
+
+def number(cell: Any) -> float | None:
+    """What a cell holds; None for not logged, nan where it says so.
+
+    >>> number("1e3"), number("NaN"), number("-inf"), number("")
+    (1000.0, nan, -inf, None)
+    """
+    if isinstance(cell, str):
+        if cell.strip().lower() in _NOT_LOGGED:
+            return None
+        return float(cell)
+    if cell is None:
+        return None
+    if isinstance(cell, bool) or not isinstance(cell, (int, float)):
+        raise ValueError
+    return float(cell)
+
+
+def flag(cell: Any) -> bool | None:
+    """Whether a cell says yes; None for not logged. A count is a yes above 0.
+
+    >>> flag("True"), flag(0), flag("2"), flag("nan")
+    (True, False, True, None)
+    """
+    if isinstance(cell, bool):
+        return cell
+    if isinstance(cell, str):
+        cell = _FLAGS.get(cell.strip().lower(), cell)
+    value = number(cell)
+    return None if value is None or value != value else value != 0
+
+
+def run_name(path: Path) -> str:
+    """A name for the run in `path`, with its folder's where the file's says nothing.
+
+    TensorBoard's event files say nothing at all: the folder is the run.
+    """
+    if "tfevents" in path.name and path.resolve().parent.name:
+        return run_name(path.resolve().parent)
+    name = re.sub(
+        r"(\.(jsonl?|ndjson|csv|tsv|txt|log|gz|zst))+$", "", path.name, flags=re.IGNORECASE
+    )
+    for parent in list(path.resolve().parents)[:3]:
+        if not _VAGUE_NAME.fullmatch(name) or not parent.name:
+            break
+        name = f"{parent.name}__{name}"
+    return name

@@ -1,0 +1,187 @@
+"""What the R-Metric makes of a run that is over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import isnan, nan
+from typing import NamedTuple
+
+from rmetric.metric import Components, RMetric, RMetricConfig
+from rmetric.readers.settings import Settings, following, settings_of, stated_threshold
+from rmetric.readers.stated import Stated, stated_by
+from rmetric.records import Run
+
+_SOURCES = {
+    "workers": "the variance between the workers' gradient norms",
+    "logged": "taken as the log states it",
+    "logged_normalised": "taken as the log states it, normalised by whoever wrote the log",
+    "trailing": "the variance of the one logged gradient norm over its last {window} values, "
+    "which is change over time and not disagreement between workers",
+}
+#: Two R closer than this are one: whoever wrote the log may have rounded.
+_ROUNDING = 1e-9
+
+
+class Score(NamedTuple):
+    """The metric after one record; see `RMetric`.
+
+    The score is nan at every record of a run that says nothing of what R is made of.
+    """
+
+    step: int
+    raw: Components
+    normalised: Components
+    score: float
+    alarm: bool
+
+
+@dataclass(kw_only=True)
+class ScoredRun:
+    """A run with the metric at each of its records.
+
+    Attributes:
+        settings: of the metric, where they come from, and which ablation they are.
+        scores: one for each record.
+        variance_source: what σ² was computed from; None where it is undefined.
+        stated: R as the log states it; None where it states none.
+        notes: what was chosen or is undefined, beside the run's own notes.
+    """
+
+    run: Run
+    settings: Settings
+    scores: list[Score]
+    variance_source: str | None
+    stated: Stated | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def config(self) -> RMetricConfig:
+        return self.settings.config
+
+    @property
+    def is_defined(self) -> bool:
+        """Whether the log holds anything that R is made of."""
+        return not all(isnan(score.score) for score in self.scores)
+
+    @property
+    def alert_steps(self) -> list[int]:
+        """The steps at which the metric began to alert, each time that it did."""
+        return _begun(self.scores, [score.alarm for score in self.scores])
+
+    @property
+    def stated_alert_steps(self) -> list[int]:
+        """The same of R as the log states it."""
+        return _begun(self.scores, self.stated.alarms if self.stated else [])
+
+    @property
+    def stated_differs(self) -> bool:
+        """Whether the log states an R anywhere that is not ours."""
+        stated = self.stated.scores if self.stated else []
+        return any(
+            one is not None and not (one == ours.score or abs(one - ours.score) <= _ROUNDING)
+            for one, ours in zip(stated, self.scores, strict=False)
+        )
+
+
+def _begun(scores: Sequence[Score], alarms: Sequence[bool]) -> list[int]:
+    before = [False, *alarms]
+    return [s.step for s, now, was in zip(scores, alarms, before, strict=False) if now and not was]
+
+
+def score_run(run: Run, preset: str | None = None) -> ScoredRun:
+    """Stream `run` through the metric; see `settings_of` for what `preset` does."""
+    notes: list[str] = []
+    settings = settings_of(run, preset)
+    settings = following(settings, _loss_of(run, settings.config.loss, notes))
+    metric = RMetric(settings.config)
+    scores, sources = [], set()
+    for record in run.records:
+        metric.update(record)
+        sources.add(metric.variance_source)
+        scores.append(Score(record.step, metric.raw, metric.normalised, metric.score, metric.alarm))
+    seen = _seen(run, scores)
+    reach = sum(
+        weight for name, weight in settings.config.weights._asdict().items() if name in seen
+    )
+    if not reach:
+        scores = [score._replace(score=nan) for score in scores]
+    scored = ScoredRun(
+        run=run,
+        settings=settings,
+        scores=scores,
+        variance_source=" and ".join(sorted(s for s in sources if s)) or None,
+        stated=stated_by(run),
+    )
+    scored.notes = notes + _notes_on_signals(scored, seen, reach) + _notes_on_threshold(scored)
+    return scored
+
+
+def _loss_of(run: Run, preferred: str, notes: list[str]) -> str:
+    """Which loss ΔL follows; it needs a second value to be defined at all."""
+    evaluations = sum(record.validation_loss is not None for record in run.records)
+    trained = any(record.training_loss is not None for record in run.records)
+    stated = any(
+        record.loss_drift is not None or record.loss_drift_normalised is not None
+        for record in run.records
+    )
+    if evaluations >= 2 or stated or not trained or preferred == "training_loss":
+        return preferred
+    found = "one evaluation only" if evaluations else "no evaluation loss"
+    notes.append(f"{found} in the log: ΔL follows the training loss, at every record that has one")
+    return "training_loss"
+
+
+def _notes_on_signals(scored: ScoredRun, seen: set[str], reach: float) -> list[str]:
+    notes = []
+    if scored.variance_source is not None:
+        window = scored.config.norm_window
+        for source in scored.variance_source.split(" and "):
+            notes.append(f"σ² is {_SOURCES[source].format(window=window)}")
+    missing = {
+        "λ": ("failure_rate", "no hardware events with their times in the log"),
+        "σ²": ("gradient_variance", "no gradient norms, or one alone, in the log"),
+        "ΔL": ("loss_drift", "fewer than two losses in the log"),
+    }
+    for symbol, (name, reason) in missing.items():
+        if name not in seen:
+            notes.append(f"{symbol} is undefined, it adds nothing to R: {reason}")
+        elif all(isnan(getattr(score.raw, name)) for score in scored.scores):
+            notes.append(f"{symbol} is taken normalised, as the log states it: its value is not")
+    if not reach:
+        notes.append("R is undefined: nothing that it is made of was logged")
+    elif reach <= scored.config.threshold:
+        notes.append(f"R can reach {reach:g} here and never passes {scored.config.threshold:g}")
+    return notes
+
+
+def _seen(run: Run, scores: Sequence[Score]) -> set[str]:
+    """The signals that had a value anywhere, or of which the log states n."""
+    return {
+        name
+        for at, name in enumerate(Components._fields)
+        if any(score.raw[at] == score.raw[at] for score in scores)
+        or any(getattr(record, f"{name}_normalised") is not None for record in run.records)
+    }
+
+
+def _notes_on_threshold(scored: ScoredRun) -> list[str]:
+    notes = []
+    own = stated_threshold(scored.run.config)
+    if own is not None and own != scored.config.threshold:
+        notes.append(f"the log's own threshold is {own}; {scored.config.threshold:g} was used")
+    if scored.stated is not None:
+        notes.append(
+            f"R as the log states it counts as an alarm above {scored.stated.threshold_words}"
+        )
+    return notes
+
+
+def alarm_spans(scores: list[Score]) -> list[tuple[int, int]]:
+    """From where to where the metric alerts; an alert holds until the next record."""
+    alarms = [False, *(score.alarm for score in scores), False]
+    edges = [i for i, (before, now) in enumerate(pairwise(alarms)) if before != now]
+    steps = [score.step for score in scores]
+    steps.append(steps[-1])
+    return [(steps[a], steps[b]) for a, b in zip(edges[::2], edges[1::2], strict=True)]

@@ -1,0 +1,188 @@
+"""The bytes of a log: unpacked, as UTF-8, in blocks of whole lines, in constant memory.
+
+LF, CR LF and a lone CR (a progress bar) each end a line. A byte order mark says
+UTF-8 or UTF-16. Bytes that are no UTF-8 are replaced, and a note says so: one
+foreign letter must not cost a log, and in a number it is an error of that cell.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rmetric._util.errors import LogError
+from rmetric._util.unpacked import unpacked
+from rmetric.readers.left_out import LeftOut
+
+#: Bytes read at a time: what is made of them then fits into the processor's cache.
+BLOCK = 1 << 16
+#: Bytes that the format and the columns are told by.
+HEAD = 1 << 18
+SHOWN = 1 << 16
+LONGEST_LINE = 64 << 20
+#: Formats that are one JSON document or one table of lists are held in memory.
+LONGEST_DOCUMENT = 1 << 30
+_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+class Source:
+    """One log, read once from its beginning to its end.
+
+    Args:
+        path: a file, .gz and .zst (with the zstandard package) unpacked.
+        longest_line: bytes of a line above which the file is refused.
+
+    Attributes:
+        head: its beginning as UTF-8, about `HEAD` bytes.
+        cut: whether the line that was read last lacks its end.
+        left_out: lines that the reader could not read and passed over.
+    """
+
+    def __init__(self, path: Path, *, longest_line: int = LONGEST_LINE) -> None:
+        self.path, self.longest_line = path, longest_line
+        self.cut, self.left_out = False, LeftOut()
+        self._notes: list[str] = []
+        self._replaced = self._first_replaced = self._nulls = 0
+        self._blocks = self._unpacked()
+        self.head = self._begin()
+
+    @property
+    def notes(self) -> list[str]:
+        """What had to be left out or replaced so far, in sentences."""
+        notes = self._notes[:]
+        if self._replaced:
+            notes.append(
+                f"{self._replaced} lines, the first is line {self._first_replaced}, hold bytes "
+                "that are not UTF-8: they were replaced"
+            )
+        if self._nulls:
+            notes.append(f"{self._nulls} zero bytes between the lines were left out")
+        if self.left_out.bad:
+            notes.append(self.left_out.note())
+        return notes
+
+    def head_text(self) -> str:
+        """The beginning, by which a format is recognised, up to `SHOWN` bytes."""
+        text = self.head[:SHOWN].decode("utf-8", "replace")
+        return text.replace("\r\n", "\n").replace("\r", "\n")
+
+    def check_is_text(self) -> None:
+        """Raise LogError for what cannot be a log in text."""
+        if not self.head.strip():
+            raise LogError(self.path, None, "the file is empty")
+        if b"\0" in self.head:
+            raise LogError(self.path, None, "a binary file; a log is text, .gz allowed")
+
+    def chunks(self) -> Iterator[tuple[int, bytes]]:
+        """Whole lines, many at a time, with the number of the first; LF ends each.
+
+        Only the last line of the file may lack its end; `cut` says so then.
+        """
+        line, held, size = 1, [], 0
+        for block in self._texts():
+            end = block.rfind(b"\n") + 1
+            size += len(block) if not end else block.find(b"\n")
+            if size > self.longest_line:
+                raise LogError(
+                    self.path, line, f"the line is longer than {self.longest_line:,} bytes"
+                )
+            if not end:
+                held.append(block)
+                continue
+            chunk = b"".join((*held, block[:end]))
+            held, size = [block[end:]], len(block) - end
+            yield line, chunk
+            line += num_lines(chunk)
+        last = b"".join(held)
+        if last:
+            self.cut = True
+            yield line, last
+
+    def lines(self) -> Iterator[tuple[int, str]]:
+        """Each line without its end, with its number."""
+        for number, chunk in self.chunks():
+            lines = self.decoded(number, chunk).split("\n")
+            if not lines[-1]:
+                lines.pop()
+            yield from enumerate(lines, number)
+
+    def decoded(self, number: int, chunk: bytes) -> str:
+        """The text of lines that begin with line `number`."""
+        try:
+            return chunk.decode()
+        except UnicodeDecodeError:
+            text = chunk.decode("utf-8", "replace")
+        at = [i for i, line in enumerate(text.split("\n"), number) if "\ufffd" in line]
+        if at:
+            self._first_replaced = self._first_replaced or at[0]
+            self._replaced += len(at)
+        return text
+
+    def whole(self) -> str:
+        """The whole text, for the formats that are one document."""
+        parts, size = [], 0
+        for _, chunk in self.chunks_of_document():
+            parts.append(chunk)
+            size += len(chunk)
+            if size > LONGEST_DOCUMENT:
+                raise LogError(
+                    self.path, None, f"one document of more than {LONGEST_DOCUMENT:,} bytes"
+                )
+        return self.decoded(1, b"".join(parts))
+
+    def chunks_of_document(self) -> Iterator[tuple[int, bytes]]:
+        """Blocks of the text, wherever they end: a document may be one line."""
+        return enumerate(self._texts())
+
+    def _begin(self) -> bytes:
+        """The first block, in UTF-8; what follows is decoded alike."""
+        first = b""
+        for block in self._blocks:
+            first += block
+            if len(first) >= HEAD or (not block and b"\n" in first):
+                break
+        self._decode = _decoder(first)
+        return self._decode(first.removeprefix(codecs.BOM_UTF8))
+
+    def _texts(self) -> Iterator[bytes]:
+        """Blocks in UTF-8 in which LF alone ends lines."""
+        carriage = b""
+        for block in self._decoded_blocks():
+            if carriage or b"\r" in block:
+                block = carriage + block
+                # It may be the first half of CR LF.
+                carriage = b"\r" if block.endswith(b"\r") else b""
+                block = block.removesuffix(b"\r").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+            if b"\0" in block:
+                self._nulls += block.count(b"\0")
+                block = block.replace(b"\0", b"")
+            if block:
+                yield block
+        if carriage:
+            yield b"\n"
+
+    def _decoded_blocks(self) -> Iterator[bytes]:
+        yield self.head
+        for block in self._blocks:
+            yield self._decode(block)
+
+    def _unpacked(self) -> Iterator[bytes]:
+        """Blocks of the unpacked file."""
+        return unpacked(self.path, BLOCK, self._notes)
+
+
+def num_lines(chunk: bytes) -> int:
+    """How many lines end in the chunk; several times as quick as `bytes.count`."""
+    return int(np.count_nonzero(np.frombuffer(chunk, np.uint8) == ord("\n")))
+
+
+def _decoder(first: bytes) -> Any:
+    """What turns the file's bytes into UTF-8, block by block."""
+    if not first.startswith(_UTF16_MARKS):
+        return lambda block: block
+    decoder = codecs.getincrementaldecoder("utf-16")("replace")
+    return lambda block: decoder.decode(block).encode("utf-8", "replace")

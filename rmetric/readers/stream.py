@@ -1,0 +1,120 @@
+"""What every reader returns: the records of one log, one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from rmetric._util.errors import LogError
+from rmetric.readers.assembler import Assembler, Batches
+from rmetric.readers.columns import Columns, choose_columns, listed
+from rmetric.readers.rows import BadRow, Row, UnknownFormat, number
+from rmetric.readers.source import Source
+from rmetric.records import Record, Run
+
+
+@dataclass(kw_only=True)
+class Stream:
+    """The records of one log, in constant memory where the format is one of lines.
+
+    Attributes:
+        batches: records of one run, some at a time, with its id; read once.
+        runs: id in `batches` -> what is known of the run (no records here), filled
+            while the records are read. Only at the end are the notes whole, and
+            only then has the first of several parts its final ``Run.id``.
+        held: takes out the records that wait for what the next line adds.
+        guessed: what was taken for what, so far, in sentences.
+    """
+
+    batches: Batches
+    runs: dict[str, Run]
+    held: Callable[[], list[tuple[str, Record]]] = list
+    guessed: Callable[[], list[str]] = list
+
+
+class Reader(Protocol):
+    """One log format.
+
+    Attributes:
+        NAME: as messages and the index print it.
+        matches: whether a file that begins like this is in the format.
+        stream: the records; raises LogError for what cannot be read.
+        FOLLOWS: whether a file that grows can be read line by line.
+    """
+
+    NAME: str
+    FOLLOWS: bool
+
+    def matches(self, head: str) -> bool: ...
+
+    def stream(self, source: Source, mapping: Mapping[str, str]) -> Stream: ...
+
+
+def stream_rows(
+    source: Source, columns: Columns, rows: Iterable[Row], notes: list[str] | None = None
+) -> Stream:
+    """The stream of a format that yields rows; `notes` go to every run at the end.
+
+    A row without any number is none: words with as many commas as the header has.
+    """
+    assembler = Assembler(source.path, columns)
+
+    def batches() -> Batches:
+        for row in rows:
+            try:
+                complete = assembler.take(row)
+            except BadRow as error:
+                if error.line is None or any(map(_is_number, row.cells.values())):
+                    raise
+                source.left_out.good -= 1
+                source.left_out.add(error.line, error.problem)
+                continue
+            if complete is not None:
+                yield complete[0], [complete[1]]
+        source.left_out.check(source.path)
+        for id, record in assembler.finish():
+            yield id, [record]
+        for run in assembler.all_runs():
+            run.notes += notes or []
+
+    return Stream(
+        batches=batches(),
+        runs=assembler.runs,
+        held=assembler.held,
+        guessed=lambda: [*columns.notes, *(notes or [])],
+    )
+
+
+def _is_number(cell: object) -> bool:
+    try:
+        return number(cell) is not None
+    except (ValueError, OverflowError):
+        return False
+
+
+#: Columns of the scores.csv of a replay.
+_OF_A_REPLAY = {"gradient_variance_normalised", "loss_drift_normalised", "r_metric", "alert"}
+
+
+def columns_of_table(source: Source, names: list[str], mapping: Mapping[str, str]) -> Columns:
+    """The columns of a table whose header is known. Raises LogError and UnknownFormat."""
+    try:
+        columns = choose_columns(names, mapping)
+    except ValueError as error:
+        raise LogError(source.path, None, str(error)) from None
+    check_has_loss(source, columns, names)
+    return columns
+
+
+def check_has_loss(source: Source, columns: Columns, names: Iterable[str]) -> None:
+    """Raise UnknownFormat where neither a loss nor anything of the metric is logged."""
+    names = list(names)
+    if columns.has_statement and not columns.has_loss and set(names) >= _OF_A_REPLAY:
+        raise UnknownFormat(source.path, None, "the scores that a replay wrote, and no log")
+    if not columns.has_loss and not columns.has_statement:
+        raise UnknownFormat(
+            source.path,
+            None,
+            f"no column is known to be a loss; {listed(names)}; --map loss=COLUMN says which",
+        )

@@ -1,0 +1,137 @@
+"""Reader of any CSV with a header line, and what the other CSV readers share."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterator, Mapping
+
+from rmetric._util.errors import LogError
+from rmetric._util.strict_json import shown
+from rmetric.readers.rows import Row
+from rmetric.readers.source import Source
+from rmetric.readers.stream import Stream, columns_of_table, stream_rows
+
+NAME = "CSV with a header line"
+FOLLOWS = True
+_DELIMITERS = ",;\t"
+
+
+class Table:
+    """A CSV as rows of cells, blank ones left out, read line by line.
+
+    Attributes:
+        names: the columns; one that comes twice counts where it comes first.
+        notes: what was dropped; whole when the rows have been read.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.notes: list[str] = []
+        self._lines = (line for line in source.lines())
+        first = next((line for line in self._lines if line[1].strip()), (1, ""))
+        self._first_line, header = first
+        self._delimiter = _delimiter(header)
+        self._header = header_of(header)
+        self._places = {name: self._header.index(name) for name in self._header}
+        self.names = list(self._places)
+        doubled = sorted({n for n in self._header if self._header.count(n) > 1})
+        if doubled:
+            self.notes.append(f"columns named twice, the first was read: {', '.join(doubled)}")
+
+    def rows(self) -> Iterator[Row]:
+        places = [(name, place) for name, place in self._places.items()]
+        size = len(self._header)
+        for line, cells in self._cells():
+            if len(cells) < size:
+                if not self.source.cut:
+                    self._leave_out(line, cells)
+                    continue
+                self.notes.append(f"line {line} is cut off and was left out")
+                continue
+            if len(cells) > size and any(cell.strip() for cell in cells[size:]):
+                self._leave_out(line, cells)
+                continue
+            filled = {}
+            for name, place in places:
+                cell = cells[place]
+                if cell and (cell := cell.strip()):
+                    filled[name] = cell
+            self.source.left_out.good += 1
+            yield Row(line, filled)
+
+    def _leave_out(self, line: int, cells: list[str]) -> None:
+        size = f"{len(cells)} cells, the header has {len(self._header)}"
+        self.source.left_out.add(line, f"{size}: {shown(self._delimiter.join(cells))}")
+
+    def _cells(self) -> Iterator[tuple[int, list[str]]]:
+        """Number of the last line and cells of each row below the header that is not blank."""
+        # Lists in cells outgrow the module's limit, which is set for all of its users.
+        csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))
+        at = self._first_line
+
+        def numbered() -> Iterator[str]:
+            nonlocal at
+            for number, line in self._lines:
+                at = number
+                # The module joins lines within quotes by the ends that they have.
+                yield f"{line}\n"
+
+        reader = csv.reader(numbered(), delimiter=self._delimiter)
+        try:
+            for cells in reader:
+                if any(cells):
+                    yield at, cells
+        except csv.Error as error:
+            raise LogError(self.source.path, at, f"not CSV: {error}") from None
+
+
+_LONGEST_CELL = min(sys.maxsize, 2**31 - 1)
+
+
+def matches(head: str) -> bool:
+    names = header_of(head)
+    below = head.lstrip("\r\n").split("\n", 2)[1:2]
+    # Prose has commas too; below a header at least one cell is a number.
+    cells = _cells(below[0]) if below and below[0].strip() else ["0"]
+    return (
+        len(names) > 1
+        and all(names)
+        and not any(_is_number(name) for name in names)
+        and any(_is_number(cell) for cell in cells)
+    )
+
+
+def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
+    return stream_table(source, Table(source), mapping)
+
+
+def stream_table(
+    source: Source, table: Table, mapping: Mapping[str, str], rows: Iterator[Row] | None = None
+) -> Stream:
+    """The stream of a table, or of `rows` with its columns."""
+    columns = columns_of_table(source, table.names, mapping)
+    return stream_rows(source, columns, table.rows() if rows is None else rows, table.notes)
+
+
+def header_of(head: str) -> list[str]:
+    """The column names in the first line of a file."""
+    names = [name.strip() for name in _cells(head.lstrip("\r\n").split("\n", 1)[0])]
+    # Saved data frames carry their row numbers in a first column without a name.
+    return ["(index)", *names[1:]] if len(names) > 1 and not names[0] else names
+
+
+def _cells(line: str) -> list[str]:
+    return next(csv.reader([line], delimiter=_delimiter(line)), [])
+
+
+def _delimiter(header: str) -> str:
+    return max(_DELIMITERS, key=header.count)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,111 @@
+"""Reader of TensorBoard's event files, by its package: one of them, or all of a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rmetric._util.errors import LogError
+from rmetric.readers.left_out import LeftOut
+from rmetric.readers.rows import Row
+from rmetric.readers.source import Source
+from rmetric.readers.stream import Stream, columns_of_table, stream_rows
+
+NAME = "TensorBoard event files"
+FOLLOWS = False
+_VERSION = "brain.Event:"
+_IN_NAME = "tfevents"
+_TIME = "(wall time)"
+
+
+def matches(head: str) -> bool:
+    return _VERSION in head[:100]
+
+
+def event_files(folder: Path) -> list[Path]:
+    """The event files in `folder`, the oldest first."""
+    return sorted(p for p in folder.iterdir() if is_event_file(p) and p.is_file())
+
+
+def is_event_file(path: Path) -> bool:
+    """Whether the package would take it for one, which goes by the name."""
+    return _IN_NAME in path.name
+
+
+def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
+    return stream_files(source.path, [source.path], mapping)
+
+
+def stream_files(path: Path, files: list[Path], mapping: Mapping[str, str]) -> Stream:
+    """The records of one run, whose events stand in `files`."""
+    loader = _loader(path)
+    # The tags come in any order: they are listed first, and the files read again.
+    tags: dict[str, None] = {}
+    for file in files:
+        for _, _, values in _scalars(loader, file):
+            tags |= dict.fromkeys(values)
+    if not tags:
+        raise LogError(path, None, "the event files hold no scalars")
+    nameless = _Nameless(path)
+    columns = columns_of_table(nameless, list(tags), mapping)
+    columns.by_target["time"] = _TIME
+    if "step" not in columns.by_target or "step" not in mapping:
+        columns.by_target["step"] = "(step)"
+        columns.other_steps = []
+    return stream_rows(nameless, columns, _rows(loader, files))
+
+
+class _Nameless(Source):
+    """The path alone: the package reads the bytes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.left_out = path, LeftOut()
+
+
+def _rows(loader: Any, files: list[Path]) -> Iterator[Row]:
+    began: float | None = None
+    for file in files:
+        for step, wall_time, values in _scalars(loader, file):
+            began = wall_time if began is None else began
+            yield Row(None, {"(step)": step, _TIME: wall_time - began, **values})
+
+
+def _scalars(loader: Any, file: Path) -> Iterator[tuple[int, float, dict[str, float]]]:
+    """Step, time and scalars of each event in the file that has some."""
+    from tensorboard.util.tensor_util import make_ndarray
+
+    try:
+        for event in loader(str(file)).Load():
+            values = {}
+            for value in event.summary.value:
+                if value.HasField("simple_value"):
+                    values[value.tag] = float(value.simple_value)
+                elif value.HasField("tensor") and _is_scalar(value):
+                    values[value.tag] = float(make_ndarray(value.tensor).item())
+            if values:
+                yield event.step, event.wall_time, values
+    except LogError:
+        raise
+    except Exception as error:  # the package's own, and those of what it stands on
+        raise LogError(file, None, f"no event file that can be read: {error}") from None
+
+
+def _is_scalar(value: Any) -> bool:
+    number_types = (1, 2, 3, 9)  # float, double, int32, int64
+    size = 1
+    for dimension in value.tensor.tensor_shape.dim:
+        size *= dimension.size
+    return size == 1 and value.tensor.dtype in number_types
+
+
+def _loader(path: Path) -> Any:
+    try:
+        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+    except ImportError:
+        raise LogError(
+            path,
+            None,
+            "TensorBoard event files are read by its package: pip install rmetric[tensorboard]",
+        ) from None
+    return EventFileLoader

@@ -1,0 +1,95 @@
+"""Reader of what DeepSpeed itself prints: the step, how many were left out, the scale.
+
+The engine knows no loss but the pipeline's; a training that prints its own lines
+as well is read by another reader. DeepSpeed-Chat prints the perplexity of an
+evaluation, whose logarithm is the loss.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from math import log, nan
+
+from rmetric.readers.rows import Row
+from rmetric.readers.text_parts import Clock, number_in, pieces, put, row
+
+NAME = "DeepSpeed text"
+_STEP = re.compile(r"\[Rank -?\d+\] step=(\d+), skipped=(\d+), lr=\[?\(?([^,\]\s]+)")
+_PIPELINE = re.compile(r"\bsteps: (\d+) loss: (\S+) iter time")
+_PERPLEXITY = re.compile(
+    r"^[^\w\n]{0,20}(?:epoch \d+ )?(?:ppl|perplexity): ([\w.+-]+)(?:, loss: (\S+))?$", re.I
+)
+_PERPLEXITY_LINE = re.compile(_PERPLEXITY.pattern, re.IGNORECASE | re.MULTILINE)
+_OVERFLOW = re.compile(
+    r"overflow.{0,40}skipping step.{0,20}attempted loss scale: *([\w.+]+)"
+    r"(?:, *(?:reducing to|but))? *([\w.+]*)",
+    re.IGNORECASE,
+)
+
+
+class Overflows:
+    """The steps that the loss scaler left out since the last row: they belong to the next."""
+
+    def __init__(self) -> None:
+        self._cells: dict[str, float | bool] = {}
+
+    def hear(self, text: str) -> bool:
+        """Whether `text` says that a step was left out; ranks repeat each other."""
+        found = _OVERFLOW.search(text) if "verflow" in text or "VERFLOW" in text else None
+        if found is None:
+            return False
+        self._cells["skipped"] = True
+        put(self._cells, loss_scale=found[1])
+        put(self._cells, loss_scale=found[2])
+        return True
+
+    def take(self) -> dict[str, float | bool]:
+        cells, self._cells = self._cells, {}
+        return cells
+
+
+def matches(head: str) -> bool:
+    return any(form.search(head) for form in (_STEP, _PIPELINE)) or (
+        _OVERFLOW.search(head) is not None
+    )
+
+
+def notes(head: str) -> list[str]:
+    if not _PERPLEXITY_LINE.search(head):
+        return []
+    return ["the logarithm of an evaluation's perplexity was taken as its loss"]
+
+
+def rows(lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
+    clock, overflows = Clock(), Overflows()
+    step, skipped = "0", 0.0
+    for line, text in pieces(lines):
+        if overflows.hear(text):
+            continue
+        cells: dict[str, float | bool] = {}
+        put(cells, time=_text(clock.read(text)))
+        if found := _STEP.search(text):
+            # The count goes on from the beginning: it grew, or a step was left out before.
+            step, before, skipped = found[1], skipped, float(found[2])
+            put(cells, learning_rate=found[3])
+            yield row(line, step, overflows.take() | cells | {"skipped": skipped > before})
+        elif found := _PIPELINE.search(text):
+            step = found[1]
+            put(cells, loss=found[2])
+            yield row(line, step, overflows.take() | cells)
+        elif found := _PERPLEXITY.search(text):
+            loss = _loss(found[1], found[2])
+            if loss is not None:
+                yield row(line, step, {"eval_loss": loss})
+
+
+def _loss(perplexity: str, stated: str | None) -> float | None:
+    loss, value = number_in(stated), number_in(perplexity)
+    if loss is not None or value is None:
+        return loss
+    return log(value) if value > 0 else nan
+
+
+def _text(value: float | None) -> str | None:
+    return None if value is None else repr(value)

@@ -1,0 +1,198 @@
+"""Reader of any text with a step and a loss in it: the last one asked.
+
+``step=120 loss=3.2``, ``Epoch 1 Iter 20/500: loss 3.2``, ``| step 5 | train loss 2.1 |``, a
+heading ``[step=10/100]`` with values below it, progress bars. Two lines that so give a
+step and a loss make a file a log. What was taken for what is said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from math import inf
+
+from rmetric.readers.columns import TARGETS, plain_name
+from rmetric.readers.rows import Row
+from rmetric.readers.text_parts import FAR, Clock, FirstRank, pieces, rank_of, without_date
+from rmetric.readers.text_words import Words, taken_apart
+
+NAME = "text with a step and a loss on a line"
+
+Names = Mapping[str, tuple[str, ...]]
+#: What printed lines call it, the most telling first; the names of `TARGETS` come after.
+_PRINTED = {
+    "step": "global_step num_updates optimizer_step completed_step train_step training_step step"
+    " total_iteration iteration train_iter iter it steps update batch",
+    "loss": "loss train_loss training_loss loss_train lm_loss total_loss loss_total avg_loss"
+    " average_loss mean_loss running_loss step_loss batch_loss smooth_loss",
+    "eval_loss": "val_loss eval_loss valid_loss validation_loss validate_loss avg_val_loss",
+    "grad_norm": "grad_norm gnorm gradient_norm global_grad_norm global_norm total_norm grad gn"
+    " norm",
+    "learning_rate": "lr learning_rate",
+    "loss_scale": "loss_scale loss_scaler scale",
+    "parameter_norm": "param_norm params_norm parameter_norm weight_norm",
+    "update_norm": "update_norm",
+}
+_LOSSES = {"loss", "eval_loss"}
+#: An evaluation's loss beside a training loss; alone it may be anything.
+_SPLITS = ("val", "valid")
+_MAY_BE = re.compile(r"loss|entropy|\btrain\W{1,3}\d", re.IGNORECASE)
+#: A setting, or a line of a program: it heads nothing.
+_ASSIGNMENT = re.compile(r"\s*[\w.]+\s*(?::\s*\w+\s*)?=[^=]*(?:#.*)?$")
+_EVALUATION = re.compile(
+    r"(?<![\w/])(?:val|valid|validation|eval|evaluation|evaluating|dev)(?![\w/])", re.I
+)
+_TEST = re.compile(r"^\W*(?:\w+\W+)?test(?:ing)?(?![\w/])", re.IGNORECASE)
+
+
+def matches(head: str, mapping: Mapping[str, str] | None = None) -> bool:
+    if not mapping and not _MAY_BE.search(head):
+        return False
+    steps = set()
+    for given in rows(enumerate(head.splitlines(), start=1), mapping):
+        if given.cells.keys() & _LOSSES:
+            steps.add(given.cells["step"])
+        if len(steps) == 2:
+            return True
+    return False
+
+
+def rows(
+    lines: Iterable[tuple[int, str]], mapping: Mapping[str, str] | None = None
+) -> Iterator[Row]:
+    """Rows by the names of `TARGETS`; `mapping` (target -> name in the log) goes first."""
+    names, known = _names(tuple(sorted((mapping or {}).items())))
+    place, clock, rank = _Place(), Clock(), FirstRank()
+    for line, text in pieces(lines):
+        time = clock.read(text)
+        found = taken_apart(text, known)
+        cells = _cells(found, names, text)
+        step = place.of(Words() if _ASSIGNMENT.match(text) else found, names["step"], cells)
+        if step is None or not cells.keys() & {"loss", "eval_loss", "grad_norm"}:
+            continue
+        if rank.hears(rank_of(text), {"step": step, **cells}):
+            if time is not None:
+                cells["time"] = time
+            yield Row(line, {"step": step, **cells})
+
+
+def notes(head: str, mapping: Mapping[str, str] | None = None) -> list[str]:
+    """What was guessed in a file that begins like this, in sentences."""
+    names, known = _names(tuple(sorted((mapping or {}).items())))
+    taken: dict[str, str] = {}
+    for _, text in pieces(enumerate(head.splitlines())):
+        found = taken_apart(text, known)
+        if _cells(found, names, text).keys() & _LOSSES:
+            for target in names.keys() - (mapping or {}).keys():
+                name = _taken(found, names[target])
+                if name:
+                    taken.setdefault(target, name)
+    guessed = ", ".join(f"{name!r} as {target}" for target, name in sorted(taken.items()))
+    guessed = guessed or "the names of its numbers"
+    return [f"guessed on lines of no known program: {guessed}; --map TARGET=NAME says otherwise"]
+
+
+@cache
+def _names(mapping: tuple[tuple[str, str], ...]) -> tuple[Names, frozenset[str]]:
+    """The names of each target, and all of them."""
+    names: dict[str, tuple[str, ...]] = {}
+    for target, printed in _PRINTED.items():
+        usual = () if target == "step" or target not in TARGETS else TARGETS[target].names
+        names[target] = tuple(dict.fromkeys((*printed.split(), *usual)))
+    for target, name in mapping:
+        names[target] = (plain_name(name),)
+    known = {name for printed in names.values() for name in printed}
+    return names, frozenset(known | {"epoch", "train", *_SPLITS})
+
+
+def _cells(found: Words, names: Names, text: str) -> dict[str, float | bool]:
+    taken = {target: _taken(found, known) for target, known in names.items() if target != "step"}
+    split = _taken(found, _SPLITS)
+    if split and not taken["loss"] and "train" in found.exact:
+        taken["loss"] = "train"
+    if split and taken["loss"] and not taken["eval_loss"]:
+        taken["eval_loss"] = split
+    loss = taken["loss"]
+    if loss and "train" not in loss and not taken["eval_loss"]:
+        # The word for an evaluation may stand elsewhere on the line.
+        plain = without_date(text)
+        if _EVALUATION.search(plain):
+            taken |= {"loss": None, "eval_loss": loss}
+        elif _TEST.search(plain):
+            taken["loss"] = None
+    values = {target: found.get(name) for target, name in taken.items() if name}
+    return {target: value for target, value in values.items() if value is not None}
+
+
+def _taken(found: Words, names: Iterable[str]) -> str | None:
+    """The first of `names` on the line, those that stand alone before their number first."""
+    for values in (found.exact, found.loose):
+        for name in names:
+            if name in values:
+                return name
+    return None
+
+
+@dataclass(slots=True)
+class _Place:
+    """Which step a line is at, where an epoch may count its steps from the beginning again.
+
+    Attributes:
+        last: the step of the last line that had one; None before it.
+        raw, epoch: its own count, and the epoch that it was in.
+        now: the epoch that was named last.
+        heads: whether that line held no loss, and so heads those below it ...
+        given: ... and what they gave so far.
+    """
+
+    last: int | None = None
+    raw: int = -1
+    epoch: float = inf
+    now: float = inf
+    offset: int = 0
+    total: int | None = None
+    heads: bool = False
+    counts_steps: bool = False
+    given: set[str] = field(default_factory=set)
+
+    def of(self, found: Words, names: Iterable[str], cells: dict[str, float | bool]) -> int | None:
+        """The step of a line; None where it has none."""
+        raw, total, alone = _step(found, names)
+        epoch, losses = found.get("epoch"), cells.keys() & _LOSSES
+        self.now = self.now if epoch is None else epoch
+        if raw is not None:
+            self.counts_steps = self.counts_steps or bool(losses)
+        elif not self.counts_steps:
+            raw, alone = _whole(epoch), "epoch" in found.exact
+        if raw is None or not (losses or alone):
+            return self._below(cells)
+        if self.now > self.epoch and (raw < self.raw or (raw == self.raw and "loss" in cells)):
+            self.offset += self.total or self.raw
+        self.raw, self.total, self.epoch = raw, total or self.total, self.now
+        self.last, self.heads, self.given = raw + self.offset, not losses, set()
+        return self.last
+
+    def _below(self, cells: dict[str, float | bool]) -> int | None:
+        """Of a line without a step: the heading's, or for an evaluation the last one."""
+        for target in self.given if self.heads else {"loss", "grad_norm"}:
+            cells.pop(target, None)
+        self.given |= cells.keys()
+        return self.last
+
+
+def _step(found: Words, names: Iterable[str]) -> tuple[int | None, int | None, bool]:
+    """The step on a line, what it counts to, and whether no other word is before the number."""
+    for values in (found.exact, found.loose):
+        for name in names:
+            step = _whole(values.get(name))
+            if step is not None:
+                return step, found.totals.get(name), values is found.exact
+    return (*found.unnamed, False) if found.unnamed else (None, None, False)
+
+
+def _whole(value: float | None) -> int | None:
+    if value is None or not 0 <= value < FAR or value != int(value):
+        return None
+    return int(value)

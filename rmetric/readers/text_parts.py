@@ -1,0 +1,139 @@
+"""What the readers of text logs share: pieces of lines, numbers, clocks, ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+
+from rmetric.readers.rows import BadRow, Row
+
+LONGEST = 1 << 16
+FAR = 2**63
+LONGEST_STEP = 24
+_LEADING = re.compile(
+    r"\s*([-+]?(?:(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf(?:inity)?))(?=\s|$|[,;|)\]}/%]|ms\b|[sm]\b)",
+    re.IGNORECASE,
+)
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07]*\x07|[@-Z\\-_])")
+_DATE = re.compile(r"\d{4}[-/]\d\d[-/]\d\d[T ]+\d\d:\d\d:\d\d(?:[.,]\d+)?")
+_RANK = re.compile(r"\s*\[?(?:rank|default|trainer|worker)[ _]?(\d+)[^\]:]*\]?:?", re.IGNORECASE)
+
+
+def pieces(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """The lines without colours, cut where a progress bar went back to the line's beginning.
+
+    No program prints a step in `LONGEST` characters: longer ones are passed over.
+    """
+    for number, text in lines:
+        for piece in text.split("\r") if "\r" in text else (text,):
+            if piece and len(piece) <= LONGEST:
+                yield number, without_colours(piece)
+
+
+def without_colours(text: str) -> str:
+    """`text` without what colours it and moves the cursor.
+
+    >>> without_colours("\\x1b[31mstep:  1  \\x1b[32mloss:  2.5\\x1b[0m")
+    'step:  1  loss:  2.5'
+    """
+    return _ESCAPE.sub("", text) if "\x1b" in text else text
+
+
+def number_in(text: str | None) -> float | None:
+    """The number at the beginning of `text`; None where there is none.
+
+    >>> number_in(" 1.5E+01 "), number_in("NaN"), number_in("12ms"), number_in("n/a")
+    (15.0, nan, 12.0, None)
+    """
+    found = _LEADING.match(text) if text else None
+    return float(found[1]) if found else None
+
+
+def put(cells: dict[str, float | bool], **texts: str | None) -> None:
+    """Each text's number under its name; what holds no number is not logged."""
+    for name, text in texts.items():
+        value = number_in(text)
+        if value is not None:
+            cells[name] = value
+
+
+def fields(text: str, between: str = "|") -> dict[str, str]:
+    """``a: 1 | b c: 2`` as a mapping; names in lower case.
+
+    >>> fields("lm loss: 2.5 | grad norm: 1 |")
+    {'lm loss': '2.5', 'grad norm': '1'}
+    """
+    found: dict[str, str] = {}
+    for field in text.split(between):
+        name, colon, value = field.rpartition(":")
+        if colon:
+            found.setdefault(name.strip().lower(), value.strip())
+    return found
+
+
+class Clock:
+    """Seconds since the first date and time that was read; None for a line without."""
+
+    def __init__(self) -> None:
+        self._first: datetime | None = None
+
+    def read(self, text: str) -> float | None:
+        found = _DATE.search(text)
+        if found is None:
+            return None
+        plain = found[0].replace("/", "-").replace(",", ".").replace("T", " ")
+        main, _, part = " ".join(plain.split()).partition(".")
+        try:
+            now = datetime.fromisoformat(f"{main}.{part[:6]:0<6}" if part else main)
+        except ValueError:
+            return None
+        self._first = self._first or now
+        return (now - self._first).total_seconds()
+
+
+def without_date(text: str) -> str:
+    return _DATE.sub(" ", text)
+
+
+def rank_of(text: str) -> str | None:
+    """The rank that a launcher wrote before the line; None where it wrote none.
+
+    >>> rank_of("[rank3]: step: 1"), rank_of("[default2]:step: 1"), rank_of("step: 1")
+    ('3', '2', None)
+    """
+    found = _RANK.match(text)
+    return found[1] if found else None
+
+
+class FirstRank:
+    """Of a line that every rank prints, that of the rank which was heard first.
+
+    Where no rank is named, neighbours that say the same are one line.
+    """
+
+    def __init__(self) -> None:
+        self._rank: str | None = None
+        self._last = ""
+
+    def hears(self, rank: str | None, cells: dict[str, float | bool]) -> bool:
+        said = repr(cells)
+        if not self._last:
+            self._rank = rank
+        if rank != self._rank or (rank is None and said == self._last):
+            return False
+        self._last = said
+        return True
+
+
+def whole(text: str | None) -> int | None:
+    """The whole number at the beginning of `text`, 0 and above; None where there is none."""
+    value = number_in(text)
+    return int(value) if value is not None and 0 <= value < FAR else None
+
+
+def row(line: int, step: int | str, cells: dict[str, float | bool]) -> Row:
+    """A row; raises BadRow for a step in more digits than a step can have."""
+    if isinstance(step, str) and len(step) > LONGEST_STEP:
+        raise BadRow(line, f"the step has {len(step)} digits: a step below 2^63 is accepted")
+    return Row(line, {"step": int(step), **cells})

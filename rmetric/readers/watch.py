@@ -1,0 +1,189 @@
+"""Records as they come, through a detector, and word of each alarm."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rmetric._util.background import Background
+from rmetric._util.printed import printable
+from rmetric._util.webhook import checked_url, post
+from rmetric.detectors import Detector
+from rmetric.records import Record
+
+#: Runs of one file that are watched at once; the one longest silent is forgotten first.
+MOST_RUNS = 1000
+
+
+ALARM, CHANGED, ENDED = "ALARM", "CHANGED", "ENDED"
+#: The verdict, of a detector that gives one, that is worth a message by itself.
+FAILING = "failure under way"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Word:
+    """What there is to say of an alarm: it began, its verdict is another one, or it ended.
+
+    Attributes:
+        event: ``ALARM``, ``CHANGED`` or ``ENDED``.
+        id: of the run.
+        step: at which that is so.
+        began: the step at which the alarm began.
+        score: of the detector.
+        reason: its own; at the end why it is over, empty where it does not say.
+        verdict: its own; empty where it gives none.
+        was: the verdict before.
+    """
+
+    event: str
+    id: str
+    step: int
+    began: int
+    score: float
+    reason: str
+    verdict: str
+    was: str = ""
+
+    @classmethod
+    def of(cls, event: str, id: str, step: int, detector: Detector, **more: Any) -> Word:
+        more.setdefault("began", step)
+        return cls(
+            event=event,
+            id=id,
+            step=step,
+            score=detector.score,
+            # Where it is over, why that is so, of a detector that says it.
+            reason=getattr(detector, "ended", "") if event == ENDED else detector.reason,
+            verdict=getattr(detector, "verdict", ""),
+            **more,
+        )
+
+    def followed_by(self, event: str, step: int, detector: Detector) -> Word:
+        return Word.of(event, self.id, step, detector, began=self.began, was=self.verdict)
+
+    @property
+    def urgent(self) -> bool:
+        """Whether somebody should be woken: an alarm, or one that turns into a failure."""
+        return self.event == ALARM or (self.event == CHANGED and self.verdict == FAILING)
+
+    @property
+    def words(self) -> str:
+        """One line, without the run."""
+        if self.event == ENDED:
+            why = f": {self.reason}" if self.reason else ""
+            return f"step {self.step}: the alarm of step {self.began} is over{why}"
+        why = self.reason or f"score {self.score:.4g}"
+        was = f" (it was: {self.was})" if self.event == CHANGED else ""
+        return f"step {self.step}: {why}{was}"
+
+
+class Watch:
+    """Takes records of any number of runs; each has a detector of its own.
+
+    Args:
+        make: a fresh detector.
+        tell: called with what there is to say of an alarm.
+
+    Attributes:
+        in_alarm: run id -> what was said last, for the runs that are in alarm.
+        num_records, num_alarms: taken and begun so far.
+    """
+
+    def __init__(self, make: Callable[[], Detector], tell: Callable[[Word], None]) -> None:
+        self._make, self._tell = make, tell
+        self._detectors: dict[str, Detector] = {}
+        self.in_alarm: dict[str, Word] = {}
+        self.num_records = self.num_alarms = 0
+
+    def begin_again(self) -> None:
+        """Forget every run: the file is another one."""
+        self._detectors.clear()
+        self.in_alarm.clear()
+
+    def take(self, id: str, record: Record) -> None:
+        detector = self._detectors.pop(id, None) or self._make()
+        self._detectors[id] = detector  # the one heard of last stands last
+        if len(self._detectors) > MOST_RUNS:
+            forgotten = next(iter(self._detectors))
+            del self._detectors[forgotten]
+            self.in_alarm.pop(forgotten, None)
+        detector.update(record)
+        self.num_records += 1
+        before = self.in_alarm.get(id)
+        if not detector.alarm:
+            if before is not None:
+                del self.in_alarm[id]
+                self._tell(before.followed_by(ENDED, record.step, detector))
+            return
+        if before is None:
+            self.num_alarms += 1
+            said = Word.of(ALARM, id, record.step, detector)
+        elif before.verdict != getattr(detector, "verdict", ""):
+            said = before.followed_by(CHANGED, record.step, detector)
+        else:
+            return
+        self.in_alarm[id] = said
+        self._tell(said)
+
+
+class Webhook:
+    """Posts JSON to a URL from a thread of its own, so that the tail never waits for it.
+
+    Each message is tried `tries` times, with pauses that double; what cannot be
+    delivered is told by `say`, without the URL, which may be a secret.
+
+    Args:
+        url: http or https.
+        timeout: seconds for one try, above 0.
+        tries: at least 1.
+        pause: seconds before the second try.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        say: Callable[[str], None],
+        *,
+        timeout: float = 5.0,
+        tries: int = 3,
+        pause: float = 1.0,
+    ) -> None:
+        self._url, self._say = checked_url(url, "--webhook"), say
+        self.timeout, self.tries, self.pause = timeout, tries, pause
+        self._background = Background(size=100)
+
+    def post(self, message: dict[str, Any]) -> None:
+        if not self._background.submit(lambda: self._deliver(message)):
+            self._say("the webhook does not keep up: an alarm was not posted")
+
+    def close(self) -> None:
+        """Wait for what is on its way, no longer than one message may take."""
+        self._background.close(self.tries * self.timeout + self.pause * 2**self.tries)
+
+    def _deliver(self, message: dict[str, Any]) -> None:
+        problem = ""
+        for n in range(self.tries):
+            if n:
+                time.sleep(self.pause * 2 ** (n - 1))
+            problem = post(self._url, message, self.timeout)
+            if not problem:
+                return
+        self._say(f"the webhook {problem}, {self.tries} times: an alarm was not posted")
+
+
+def message(path: Path, detector: str, word: Word) -> dict[str, Any]:
+    """What is posted about an alarm; chats show the ``text``."""
+    return {
+        "text": f"{word.event} {printable(word.id)}: {printable(word.words)}",
+        "event": word.event,
+        "source": str(path),
+        "run": word.id,
+        "step": word.step,
+        "detector": detector,
+        "score": word.score,
+        "reason": word.reason,
+        "verdict": word.verdict,
+    }

@@ -1,1 +1,0 @@
-"""The benchmark of detectors as people read it: tables, figures and the page."""

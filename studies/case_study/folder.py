@@ -1,0 +1,130 @@
+"""The output folder: whose it is, and the logs of the runs in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rmetric.logs import (
+    encode_line,
+    fault_lines,
+    final_line,
+    log_path,
+    parse_line,
+    write_atomically,
+)
+from rmetric.records import Record, Truth
+from studies.case_study.settings import CaseStudyError
+
+SUMMARY = "summary.json"
+#: Keys of the summary that make it the same case study; the rest may differ on resuming.
+IDENTITY = ("settings", "recipe", "data")
+#: Events that the end of a run adds to what the monitor wrote.
+ADDED = ("FAULT_INJECTED", "EXPERIMENT_SUCCESS", "EXPERIMENT_FAILURE")
+
+
+class Folder:
+    """One case study on disk. `summary` says what it is and which runs are done."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.summary: dict[str, Any] = self._read()
+
+    def log(self, run_id: str) -> Path:
+        return log_path(self.path, run_id)
+
+    def check_free(self, *, resume: bool) -> None:
+        """Refuse what is somebody else's, before anything is loaded."""
+        if self.path.exists() and not self.path.is_dir():
+            raise CaseStudyError(f"--out {self.path}: it is no folder")
+        if self.summary and not resume:
+            raise CaseStudyError(
+                f"--out {self.path}: it holds a case study already; --resume goes on with it, "
+                "another --out begins a new one"
+            )
+        if not self.summary and self.path.exists() and any(self.path.iterdir()):
+            raise CaseStudyError(
+                f"--out {self.path}: it is not empty and holds no case study; "
+                "another --out begins a new one"
+            )
+
+    def claim(self, identity: dict[str, Any]) -> None:
+        """Make it the folder of this case study, or raise CaseStudyError if it is another's."""
+        plain = json.loads(json.dumps(identity))
+        if self.summary:
+            differing = list(_differences(self.summary, plain))
+            if differing:
+                raise CaseStudyError(
+                    f"--resume {self.path}: it holds another case study: {'; '.join(differing)}"
+                )
+        self.summary = {"runs": {}} | self.summary | plain
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.write()
+        except OSError as error:
+            raise CaseStudyError(
+                f"--out {self.path}: cannot be written ({error.strerror})"
+            ) from None
+
+    def write(self) -> None:
+        text = json.dumps(self.summary, indent=2, ensure_ascii=False, allow_nan=False)
+        write_atomically(self.path / SUMMARY, [text.encode(), b"\n"])
+
+    def _read(self) -> dict[str, Any]:
+        path = self.path / SUMMARY
+        if not path.is_file():
+            return {}
+        try:
+            summary = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise CaseStudyError(f"{path}: cannot be read ({error})") from None
+        if not isinstance(summary, dict) or not all(name in summary for name in IDENTITY):
+            raise CaseStudyError(f"{path}: it is not the summary of a case study")
+        return summary
+
+
+def _differences(there: dict[str, Any], here: dict[str, Any]) -> Iterator[str]:
+    for part in IDENTITY:
+        for name in sorted(here[part].keys() | there[part].keys()):
+            old, new = there[part].get(name), here[part].get(name)
+            if old != new:
+                yield f"{name} is {old} there and {new} here"
+
+
+def copy_log(source: Path, target: Path, start: bytes, last_step: int) -> None:
+    """Write `target`: `start`, then what the monitor wrote in `source` up to `last_step`.
+
+    A run that goes on, or branches off another, begins with this.
+    """
+    entries = _entries(source) if source.exists() else ()
+    lines = [line for line, entry in entries if entry.get("step", 0) <= last_step]
+    write_atomically(target, [start, *lines])
+
+
+def finish_log(path: Path, truth: Truth, records: list[Record], seconds_per_step: float) -> None:
+    """Add what is known only at the end: what a step cost, the fault, and how it went."""
+    start = parse_line(path.read_bytes().partition(b"\n")[0])
+    start["config"]["seconds_per_step"] = seconds_per_step
+    write_atomically(path, [encode_line(start), *_with_truth(path, truth, records)])
+
+
+def _with_truth(path: Path, truth: Truth, records: list[Record]) -> Iterator[bytes]:
+    injected = fault_lines(truth)
+    for line, entry in _entries(path):
+        if truth.onset_step is not None and entry.get("step", 0) >= truth.onset_step:
+            yield from injected
+        yield line
+    yield from injected
+    yield final_line(truth, records)
+
+
+def _entries(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """The monitor's own lines, with what they hold; a line that was cut off ends them."""
+    for line in path.read_bytes().splitlines(keepends=True)[1:]:
+        if not line.endswith(b"\n"):
+            return
+        entry = parse_line(line)
+        if entry["event"] not in ADDED:
+            yield line, entry

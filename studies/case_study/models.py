@@ -1,0 +1,120 @@
+"""A language model and its tokenizer, from a folder, the hub or a configuration.
+
+Nothing that comes with a model is ever run: its own code is not asked for, and
+pickled weights, which can hold code, are not loaded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+)
+
+from studies.case_study.hub import check_available, is_local
+from studies.case_study.lora import with_lora
+from studies.case_study.recipe import Recipe
+from studies.case_study.settings import CaseStudyError
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+SAFE: dict[str, Any] = dict(trust_remote_code=False)
+
+
+def read_config(source: str) -> PreTrainedConfig:
+    """The configuration of a model, without its weights."""
+    if is_local(source):
+        _check_folder(Path(source).expanduser())
+    else:
+        check_available(source, "model")
+    try:
+        return AutoConfig.from_pretrained(_where(source), **SAFE)
+    except (OSError, ValueError, KeyError) as error:
+        raise CaseStudyError(f"--model {source}: {first_line(error)}") from None
+
+
+def _check_folder(folder: Path) -> None:
+    """Name what is missing in a model's folder, in the words of who must add it."""
+    if not folder.is_dir():
+        raise CaseStudyError(f"--model {folder}: there is no such folder")
+    if not (folder / "config.json").is_file():
+        raise CaseStudyError(f"--model {folder}: it has no config.json, so it is no model's folder")
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise CaseStudyError(
+            f"--model {folder}: it has no tokenizer (one of {', '.join(TOKENIZER_FILES)}); "
+            "tokenizer.save_pretrained(folder) writes one"
+        )
+
+
+def check_weights(source: str) -> None:
+    """Fail where a model's folder has no weights that are safe to load."""
+    folder = Path(source).expanduser()
+    if folder.is_dir() and not any(folder.glob("*.safetensors")):
+        pickled = [path.name for path in sorted(folder.glob("*.bin")) + sorted(folder.glob("*.pt"))]
+        found = f"; {pickled[0]} is pickled and could run code" if pickled else ""
+        raise CaseStudyError(
+            f"--model {folder}: it has no *.safetensors weights{found}; "
+            "model.save_pretrained(folder) writes them, --random-weights does without"
+        )
+
+
+def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
+    try:
+        return AutoTokenizer.from_pretrained(_where(source), **SAFE)
+    except Exception as error:  # a damaged tokenizer.json raises a bare Exception
+        raise CaseStudyError(
+            f"--model {source}: its tokenizer cannot be read ({first_line(error)})"
+        ) from None
+
+
+def load_model(
+    source: str, config: PreTrainedConfig, recipe: Recipe, *, random_weights: bool, seed: int
+) -> Any:
+    """The model on its device, ready to be trained by `recipe`.
+
+    Args:
+        seed: of weights that are drawn: all of them, or those of LoRA.
+    """
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        model = _random(config, recipe) if random_weights else _pretrained(source, recipe)
+        if recipe.lora:
+            model = with_lora(model)
+    prepared: Any = model.to(recipe.device)
+    if recipe.gradient_checkpointing:
+        prepared.gradient_checkpointing_enable({"use_reentrant": False})
+    prepared.config.use_cache = False
+    return prepared.train()
+
+
+def _random(config: PreTrainedConfig, recipe: Recipe) -> nn.Module:
+    # On the device at once: the processor's memory may not hold the whole model.
+    with torch.device(recipe.device):
+        return AutoModelForCausalLM.from_config(config, dtype=recipe.weights_dtype, **SAFE)
+
+
+def _pretrained(source: str, recipe: Recipe) -> nn.Module:
+    check_weights(source)
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            _where(source), dtype=recipe.weights_dtype, use_safetensors=True, **SAFE
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise CaseStudyError(f"--model {source}: {first_line(error)}") from None
+
+
+def _where(source: str) -> str:
+    return str(Path(source).expanduser()) if is_local(source) else source
+
+
+def first_line(error: Exception) -> str:
+    """What an error says first, without the advice that follows."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), repr(error))

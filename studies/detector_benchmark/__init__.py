@@ -1,0 +1,10 @@
+"""The benchmark of detectors: data sets, measures, verdicts; tables, figures and the page.
+
+`python -m studies.detector_benchmark` runs it. Importing this registers other people's detectors
+(`peers`) where their packages are installed.
+"""
+
+from rmetric.detectors.registry import register
+from studies.detector_benchmark.peers import installed
+
+register(installed())

@@ -1,0 +1,268 @@
+"""Every detector on every data set: one command makes all tables, figures and the page.
+
+    python -m studies.detector_benchmark                                    everything
+    python -m studies.detector_benchmark --data lab --detectors loss_ewma   a new one beside them
+
+With `--detectors` the rows that are there already stay, and tables, figures and page are made
+of the old and the new ones. See docs/benchmark.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+import rmetric.detectors
+from rmetric._util.strict_json import encode
+from rmetric.evaluation import intervals, traces
+from rmetric.logs import LogError
+from rmetric.metric import RMetricConfig
+from rmetric.reporting.provenance import commit, uncommitted_changes
+from rmetric.simulation.study import RECIPES, missing_runs, run_study
+from studies.detector_benchmark.benchmark import (
+    Results,
+    chosen_detectors,
+    merged,
+    read_results,
+    results_of,
+    trace_detectors,
+    versions,
+    with_references,
+    write_results,
+)
+from studies.detector_benchmark.data_sets import (
+    LAB_FOLDER,
+    LAB_PARTS,
+    SEALED_PART,
+    SEALED_RESULTS,
+    DataSet,
+    Refused,
+    lab,
+    sha256,
+    stress,
+)
+from studies.detector_benchmark.hindsight import hindsight
+from studies.detector_benchmark.leave_out import left_out
+from studies.detector_benchmark.measure import Seen
+from studies.detector_benchmark.real_logs import MANIFEST, real
+from studies.detector_benchmark.verdicts import Costs
+
+FROZEN = Path(rmetric.detectors.__file__).parent  # holds what detectors were calibrated to
+DATA_SETS = ("stress", "lab", "real")
+ALL_RESULTS = (*DATA_SETS, SEALED_RESULTS)
+OUT = Path("studies", "detector_benchmark", "results")
+PAGE = Path("docs", "benchmark.md")  # made anew with the results in OUT
+REAL_LOGS = Path("real_logs")
+
+
+def parser() -> argparse.ArgumentParser:
+    out = argparse.ArgumentParser(
+        prog="python -m studies.detector_benchmark",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    out.add_argument("--data", nargs="+", choices=DATA_SETS, default=list(DATA_SETS))
+    out.add_argument(
+        "--detectors", nargs="+", metavar="NAME",
+        help="only these; rows of others that are in --out already stay (default: all, anew)",
+    )  # fmt: skip
+    out.add_argument("--out", type=Path, default=OUT, help=f"where results go (default: {OUT})")
+    out.add_argument("--lab", type=Path, default=LAB_FOLDER, metavar="FOLDER")
+    out.add_argument(
+        "--lab-part", nargs="+", choices=LAB_PARTS, default=["calibration", "development"]
+    )
+    out.add_argument(
+        "--open-sealed", action="store_true",
+        help="allow --lab-part test: needs --thresholds, records date, commit and digest, and must "
+        "find what an earlier opening found",
+    )  # fmt: skip
+    out.add_argument("--thresholds", type=Path, metavar="FILE", help="frozen before the opening")
+    out.add_argument("--date", default=str(date.today()), help="of the opening (default: today)")
+    out.add_argument(
+        "--report", action="store_true",
+        help="judge nothing: tables, figures and page anew from the results in --out",
+    )  # fmt: skip
+    out.add_argument(
+        "--stress", type=Path, default=RECIPES["stress"].out, metavar="FOLDER",
+        help=f"simulated where it is not there (default: {RECIPES['stress'].out})",
+    )  # fmt: skip
+    out.add_argument(
+        "--real-logs", type=Path, metavar="FOLDER", default=REAL_LOGS,
+        help=f"holds the files of the manifest, or raw/ with them (default: {REAL_LOGS})",
+    )  # fmt: skip
+    out.add_argument("--manifest", type=Path, default=MANIFEST, metavar="FILE")
+    costs = Costs()
+    for name, what in (
+        ("false_alarm", "minutes lost by a false alarm"),
+        ("missed_failure", "minutes lost by a failure that was not announced"),
+        ("lead_step", "minutes saved by each step of lead"),
+        ("lead_cap", "steps of lead beyond which nothing more is saved"),
+    ):
+        out.add_argument(
+            f"--cost-{name.replace('_', '-')}", type=float, default=getattr(costs, name),
+            metavar="X", help=f"{what} (default: {getattr(costs, name):g})",
+        )  # fmt: skip
+    out.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
+    return out
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0: all well; 1: some inputs could not be used; 2: nothing was done."""
+    options = parser().parse_args(arguments)
+    try:
+        return run(options)
+    except (ValueError, OSError, LogError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def run(options: argparse.Namespace) -> int:
+    from studies.detector_benchmark.report import report
+
+    page = PAGE if options.out == OUT else None
+    if options.report:
+        print("\n".join(report(options.out, ALL_RESULTS, page)))
+        return 0
+    names = chosen_detectors(options.detectors)
+    costs = Costs(
+        **{
+            name: getattr(options, f"cost_{name}")
+            for name in ("false_alarm", "missed_failure", "lead_step", "lead_cap")
+        }
+    )
+    skipped, done = 0, []
+    for name in options.data:
+        if name == "real" and not options.real_logs.is_dir():
+            say(
+                f"the public logs are left out: there is no folder {options.real_logs}. Fetch them "
+                "(python -m studies.detector_benchmark.fetch) or name theirs with --real-logs"
+            )
+            skipped += 1
+            continue
+        if name == "lab":
+            check_seal(options)
+        data = LOADERS[name](options)
+        done.append(data.name)
+        for problem in data.skipped:
+            say(f"skipped {problem}")
+        skipped += len(data.skipped)
+        judge(data, names, costs, options)
+    if not done:
+        raise ValueError("there is nothing to judge")
+    print("\n".join(report(options.out, done, page)))
+    return 1 if skipped else 0
+
+
+def judge(data: DataSet, names: Sequence[str], costs: Costs, options: argparse.Namespace) -> None:
+    say(f"{data.title}: {len(data.runs)} runs, {len(names)} detectors")
+    with tqdm(total=len(data.runs), unit="run", desc=data.name, disable=None) as bar:
+        seen = trace_detectors(
+            with_references(names), data.runs, num_processes=options.processes, advance=bar.update
+        )
+    results = {
+        "name": data.name,
+        "title": data.title,
+        "notes": [*data.notes, f"{data.num_groups} groups are drawn: {data.group}."],
+        "inputs": data.inputs,
+        "costs": vars(costs),
+        "made": made(data, options),
+        "rows": results_of(data, seen, names, costs, commit()),
+    }
+    if "calibrated" in names and data.name in ("lab", SEALED_RESULTS):
+        sealed = data.name == SEALED_RESULTS
+        healthy = lab(folder=options.lab).runs if sealed else data.runs
+        results["left_out"] = left_out(healthy, data.runs)
+        results |= hindsight(data, Seen.of(data.cases, seen["calibrated"]))
+    path = options.out / f"{data.name}.json"
+    if data.name == SEALED_RESULTS and path.exists():
+        check_same(read_results(path), results)
+    write_results(path, merged(path, results) if options.detectors else results)
+
+
+def check_seal(options: argparse.Namespace) -> None:
+    """The sealed part is opened with the digest of what was frozen before."""
+    if SEALED_PART not in options.lab_part or not options.open_sealed:
+        return  # the loader refuses where it must
+    if options.thresholds is None:
+        raise Refused("--open-sealed needs --thresholds FILE, whose digest shows what was frozen")
+
+
+def check_same(opened: Results, again: Results) -> None:
+    """Whoever opens the sealed part again must find what was found first; the first date stays.
+
+    Raises Refused where a detector's row has come out otherwise.
+    """
+    for name, row in again["rows"].items():
+        there = opened["rows"].get(name)
+        now = encode({key: value for key, value in row.items() if key != "commit"})
+        if there is None or any(there.get(key) != value for key, value in now.items()):
+            raise Refused(
+                f"the sealed part was opened on {opened['made']['opened']['date']}, and {name} has "
+                "come out otherwise now: what was frozen has changed, so this is no measurement"
+            )
+    again["made"] = opened["made"]
+    for name, row in again["rows"].items():
+        row["commit"] = opened["rows"][name]["commit"]
+
+
+def made(data: DataSet, options: argparse.Namespace) -> dict[str, Any]:
+    """By which code, with what left out; for the sealed part also when it was opened."""
+    about: dict[str, Any] = {
+        "commit": commit(),
+        "uncommitted_changes": uncommitted_changes(),
+        "versions": versions(),
+        "skipped": len(data.skipped),
+        "thresholds_sha256": {path.name: sha256(path) for path in sorted(FROZEN.rglob("*.json"))},
+        "seeds": {"detectors": traces.SEED, "bootstrap": intervals.SEED},
+        "bootstrap_resamples": intervals.NUM_RESAMPLES,
+    }
+    if data.name == SEALED_RESULTS:
+        about["opened"] = {
+            "date": options.date,
+            "thresholds": options.thresholds.name,
+            "thresholds_sha256": sha256(options.thresholds),
+        }
+    return about
+
+
+def _lab(options: argparse.Namespace) -> DataSet:
+    return lab(options.lab_part, options.lab, open_sealed=options.open_sealed)
+
+
+def _stress(options: argparse.Namespace) -> DataSet:
+    """The study in its folder; what is missing of our own is simulated first."""
+    recipe, config = RECIPES["stress"], RMetricConfig.simulation()
+    if options.stress == recipe.out or not options.stress.is_dir():
+        specs = missing_runs(recipe.specs(0), recipe.modes, options.stress, config)
+        with tqdm(total=len(specs), unit="run", desc="simulating", disable=None) as bar:
+            for number in run_study(
+                specs, recipe.modes, options.stress, num_processes=options.processes
+            ):
+                bar.update(number)
+    return stress(options.stress)
+
+
+def _real(options: argparse.Namespace) -> DataSet:
+    return real(options.real_logs, options.manifest)
+
+
+LOADERS: dict[str, Callable[[argparse.Namespace], DataSet]] = {
+    "stress": _stress,
+    "lab": _lab,
+    "real": _real,
+}
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

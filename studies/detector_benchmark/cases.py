@@ -1,0 +1,178 @@
+"""What each run of a data set was, by fact, before any detector is asked.
+
+Shape suffixes: R runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf, isfinite
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rmetric.evaluation.protocols import Windows
+from rmetric.records import Record, Run, Truth
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+#: A run fails acutely (not finite, diverged, a lost worker) or ends worse than its twin; or it
+#: went through a fault that it absorbed, a benign change, or nothing.
+KINDS = ("acute", "degraded", "absorbed", "benign", "control")
+
+#: The training loss has visibly broken where it stands so far above its trend.
+BROKEN_NATS = 0.5
+TREND_RECORDS = 50  # before the onset, whose median is the trend
+SMOOTH_RECORDS = 3  # whose median must be above: one bad batch is not broken
+
+
+def kind_of(truth: Truth) -> str:
+    """Judged by fact: a benign change after which the run failed is a failure.
+
+    The change was announced or meant, and the run is worse off all the same; who watches it
+    wants to know. A fault that had nothing to act on is a control.
+    """
+    if truth.failed:
+        return "degraded" if truth.failure_kind == "degraded" else "acute"
+    if truth.benign:
+        return "benign"
+    return "absorbed" if truth.outcome == "absorbed" else "control"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cases:
+    """The facts that verdicts are derived from, shape (R,).
+
+    Attributes:
+        windows: when each run could be announced.
+        kinds: one of `KINDS`.
+        groups: of runs that are not independent, numbered from 0.
+        broken: step at which the training loss has visibly broken, or the failure where that
+            comes first; inf for runs that did not fail.
+        warned: it failed, and has a record from the onset up to the failure.
+        seen_before_step: it failed, and loss or gradient of that very step are not finite.
+        healthy_from, healthy_to: the steps [from, to) in which an alarm is false and that no
+            other run of the data set holds too.
+    """
+
+    windows: Windows
+    kinds: NDArray[np.str_]
+    groups: NDArray[np.int64]
+    broken: Floats
+    warned: Bools
+    seen_before_step: Bools
+    healthy_from: Floats
+    healthy_to: Floats
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def of_kind(self, *kinds: str) -> Bools:
+        return np.isin(self.kinds, kinds)
+
+    @classmethod
+    def of(cls, runs: Sequence[Run], group_names: Sequence[str]) -> Cases:
+        """From the runs' truths; a branch (`config["branch_of"]`) shares its control's past."""
+        windows = Windows.of(runs)
+        truths = [run.truth for run in runs if run.truth is not None]
+        healthy = [_healthy_steps(run, truth) for run, truth in zip(runs, truths, strict=True)]
+        return cls(
+            windows=windows,
+            kinds=np.array([kind_of(truth) for truth in truths], dtype=np.str_),
+            groups=numbered(group_names),
+            broken=np.array([_broken(run) for run in runs], dtype=float),
+            warned=np.array([_warned(run) for run in runs], dtype=bool),
+            seen_before_step=np.array([seen_before_step(run) for run in runs], dtype=bool),
+            healthy_from=np.array([begin for begin, _ in healthy], dtype=float),
+            healthy_to=np.array([end for _, end in healthy], dtype=float),
+        )
+
+
+def numbered(names: Sequence[Any]) -> NDArray[np.int64]:
+    """Equal names get equal numbers, from 0 in the order of first sight."""
+    numbers: dict[Any, int] = {}
+    return np.array([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.int64)
+
+
+def visibly_broken(run: Run) -> float:
+    """The step at which anybody who looks at the training loss sees that it has broken.
+
+    The first step at or after the onset at which the loss is not finite, or the median of
+    its last `SMOOTH_RECORDS` values stands more than `BROKEN_NATS` above the trend, the median
+    of the last `TREND_RECORDS` finite ones before the onset. The trend is held fixed: it
+    would fall on, so this is rather late than early. inf where it never breaks or is not logged.
+    """
+    onset = -inf if run.truth is None or run.truth.onset_step is None else run.truth.onset_step
+    losses = [(r.step, r.training_loss) for r in run.records if r.training_loss is not None]
+    before = [loss for step, loss in losses if step < onset and isfinite(loss)]
+    bound = float(np.median(before[-TREND_RECORDS:])) + BROKEN_NATS if before else inf
+    for i, (step, loss) in enumerate(losses):
+        if step < onset:
+            continue
+        last = [value for _, value in losses[max(0, i - SMOOTH_RECORDS + 1) : i + 1]]
+        if not isfinite(loss) or np.median(last) > bound:
+            return step
+    return inf
+
+
+def seen_before_step(run: Run) -> bool:
+    """Whether the check between backward and the optimiser's step sees the failure.
+
+    In the very record of the failure the loss, the gradient norm or single gradient entries are
+    not finite, all of which is known before the weights are touched (the rule ``non_finite``
+    of `rmetric.monitor.rules`).
+    """
+    record = failure_record(run)
+    if record is None:
+        return False
+    measured = (record.training_loss, record.gradient_norm)
+    return bool(record.non_finite_gradients) or any(
+        value is not None and not isfinite(value) for value in measured
+    )
+
+
+def weights_not_finite(run: Run) -> bool:
+    """Whether the weights after the step of the failure are not finite."""
+    record = failure_record(run)
+    if record is None or record.parameter_norm is None:
+        return False
+    return not isfinite(record.parameter_norm)
+
+
+def failure_record(run: Run) -> Record | None:
+    step = run.truth.failure_step if run.truth is not None and run.truth.failed else None
+    return next((r for r in run.records if step is not None and r.step == step), None)
+
+
+def _broken(run: Run) -> float:
+    truth = run.truth
+    if truth is None or not truth.failed:
+        return inf
+    failure = inf if truth.failure_step is None else truth.failure_step
+    return min(visibly_broken(run), failure)
+
+
+def _warned(run: Run) -> bool:
+    truth = run.truth
+    if truth is None or not truth.failed:
+        return False
+    onset = -inf if truth.onset_step is None else truth.onset_step
+    failure = inf if truth.failure_step is None else truth.failure_step
+    return any(onset <= record.step < failure for record in run.records)
+
+
+def _healthy_steps(run: Run, truth: Truth) -> tuple[float, float]:
+    """Of an absorbed fault or a failure those before the onset; of a branch none of those."""
+    if not run.records:
+        return 0.0, 0.0
+    first, last = run.records[0].step, run.records[-1].step
+    end = last + 1
+    begin: float = first
+    if run.config.get("branch_of") is not None and truth.onset_step is not None:
+        begin = truth.onset_step
+    if kind_of(truth) not in ("benign", "control") and truth.onset_step is not None:
+        end = min(end, truth.onset_step)
+    return begin, max(begin, end)

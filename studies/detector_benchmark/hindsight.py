@@ -1,0 +1,87 @@
+"""Looking back at what a detector missed, and at what it alarmed on for nothing.
+
+Answers two questions that a score leaves open: were the failures that it missed to be seen at
+all, and were the faults that a run absorbed harmless while they acted?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf, nan
+from typing import Any
+
+import numpy as np
+
+from rmetric.evaluation.traces import Trace
+from rmetric.records import Run
+from studies.detector_benchmark.data_sets import DataSet
+from studies.detector_benchmark.measure import Seen
+
+QUARTILES = (25, 50, 75)
+
+
+def hindsight(data: DataSet, seen: Seen) -> dict[str, Any]:
+    """Missed failures, and absorbed faults with and without an alarm, as plain values."""
+    return {"missed": missed(data, seen), "absorbed": absorbed(data, seen)}
+
+
+def missed(data: DataSet, seen: Seen) -> list[dict[str, Any]]:
+    """Each failure with a warning that was not announced, and how near the score came."""
+    cases = data.cases
+    chosen = np.flatnonzero(cases.windows.failed & cases.warned & ~seen.neutral.hit)
+    return [
+        {
+            "run": data.runs[i].id,
+            "kind": str(cases.kinds[i]),
+            "steps": int(cases.windows.failure[i] - cases.windows.onset[i]),
+            "highest": _highest(seen.traces[i], cases.windows.onset[i], cases.windows.failure[i]),
+        }
+        for i in chosen.tolist()
+    ]
+
+
+def absorbed(data: DataSet, seen: Seen) -> dict[str, Any]:
+    """How much worse than its twin a run was under a fault that it absorbed.
+
+    In nats of validation loss: the most from the onset on, and the mean of the last three
+    evaluations, with quartiles over the runs.
+    """
+    controls = {run.id: run for run in data.runs}
+    alarmed = seen.alerts.first < inf
+    groups: dict[str, list[tuple[float, float]]] = {"alarmed": [], "silent": []}
+    for i in np.flatnonzero(data.cases.of_kind("absorbed")).tolist():
+        run = data.runs[i]
+        control = controls.get(run.config.get("branch_of") or "")
+        if control is not None:
+            groups["alarmed" if alarmed[i] else "silent"].append(harm(run, control))
+    return {
+        name: {
+            "runs": len(found),
+            "most": _quartiles([most for most, _ in found]),
+            "end": _quartiles([end for _, end in found]),
+        }
+        for name, found in groups.items()
+    }
+
+
+def harm(run: Run, control: Run) -> tuple[float, float]:
+    """Validation loss above the twin's from the onset on: the most, and at the end (nats)."""
+    onset = run.truth.onset_step if run.truth is not None else None
+    twin = {r.step: r.validation_loss for r in control.records if r.validation_loss is not None}
+    above = [
+        r.validation_loss - twin[r.step]
+        for r in run.records
+        if r.validation_loss is not None and r.step in twin and r.step >= (onset or 0)
+    ]
+    return (max(above), float(np.mean(above[-3:]))) if above else (nan, nan)
+
+
+def _highest(trace: Trace, onset: float, failure: float) -> float:
+    inside = trace.scores[(onset <= trace.steps) & (trace.steps < failure)]
+    known = inside[np.isfinite(inside)]
+    return float(known.max()) if len(known) else nan
+
+
+def _quartiles(values: Sequence[float]) -> list[float]:
+    known = [value for value in values if value == value]
+    return np.percentile(known, QUARTILES).tolist() if known else [nan] * 3

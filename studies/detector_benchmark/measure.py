@@ -1,0 +1,263 @@
+"""What one detector scored on one data set: a row of plain values that JSON can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rmetric.evaluation.intervals import Estimate, estimate, wilson
+from rmetric.evaluation.protocols import Alerts, Outcomes, alerts_of, first_alerts, judge_alerts
+from rmetric.evaluation.scores import f1, precision, ratio, recall
+from rmetric.evaluation.traces import Trace
+from studies.detector_benchmark.cases import Cases
+from studies.detector_benchmark.data_sets import DataSet
+from studies.detector_benchmark.verdicts import (
+    Costs,
+    early,
+    false_alarm_rate,
+    neutral,
+    oracle_trace,
+    real_but_absorbed,
+    strict,
+    with_check,
+)
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Row = dict[str, Any]
+
+QUARTILES = (25, 50, 75)
+#: Detectors that every other one is compared with, where they are there.
+REFERENCES = ("loss_ewma", "r_metric")
+CEILINGS = {"ceiling": False, "ceiling_after_onset": True}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What one detector said of a data set, and the verdicts that follow.
+
+    Attributes:
+        alerts: its first alerts, shape (R,).
+        neutral, strict: the causal verdicts, first alert latched.
+    """
+
+    traces: Sequence[Trace]
+    alerts: Alerts
+    neutral: Outcomes
+    strict: Outcomes
+
+    @classmethod
+    def of(cls, cases: Cases, traces: Sequence[Trace]) -> Seen:
+        alerts = alerts_of(cases.windows, traces)
+        return cls(
+            traces=traces,
+            alerts=alerts,
+            neutral=neutral(cases, alerts),
+            strict=strict(cases, alerts),
+        )
+
+
+def ceilings(data: DataSet) -> dict[str, Seen]:
+    """What a detector that knows the truth would say; nobody knows it of real logs."""
+    if data.confidence is not None:
+        return {}
+    windows = data.cases.windows
+    return {
+        name: Seen.of(
+            data.cases,
+            [oracle_trace(run, windows, i, skip_onset=skip) for i, run in enumerate(data.runs)],
+        )
+        for name, skip in CEILINGS.items()
+    }
+
+
+def measure(
+    data: DataSet,
+    seen: Seen,
+    *,
+    oracle: Seen,
+    references: dict[str, Seen],
+    costs: Costs | None = None,
+) -> Row:
+    """One detector on the laboratory or the stress study.
+
+    Args:
+        seen: what it said.
+        oracle: what one would say that knows the truth.
+        references: name -> what the detectors said that it is compared with.
+        costs: of alarms and failures.
+    """
+    cases, costs = data.cases, costs or Costs()
+    failed = cases.windows.failed
+    by_group = _grouped(cases)
+    verdict = seen.neutral
+    published = judge_alerts(cases.windows, seen.alerts, "published")
+    unlatched = neutral(cases, seen.alerts, "causal_unlatched")
+    alarmed = seen.alerts.first < inf
+    absorbed = cases.of_kind("absorbed")
+    acute = cases.of_kind("acute")
+    has_onset = cases.windows.onset > -inf
+    rate = false_alarm_rate(cases, seen.traces)
+    warned = replace(verdict, failed=failed & cases.warned)
+    strict_warned = replace(seen.strict, failed=failed & cases.warned)
+    checked = with_check(cases, verdict, seen.alerts)
+    return {
+        "f1": by_group(lambda counts: f1(verdict, counts)),
+        "f1_strict": by_group(lambda counts: f1(seen.strict, counts)),
+        "f1_warned": by_group(lambda counts: f1(warned, counts)),
+        "f1_strict_warned": by_group(lambda counts: f1(strict_warned, counts)),
+        "f1_checked": by_group(lambda counts: f1(checked, counts)),
+        "instant": int((failed & ~cases.warned).sum()),
+        "instant_checked": int((checked.hit & ~cases.warned).sum()),
+        "precision": by_group(lambda counts: precision(verdict, counts)),
+        "recall": by_group(lambda counts: recall(verdict, counts)),
+        "recall_warned": share(verdict.hit, cases.warned),
+        "recall_acute": share(verdict.hit, acute),
+        "recall_degraded": share(verdict.hit, cases.of_kind("degraded")),
+        "early": share(early(cases, verdict, seen.alerts), acute),
+        "early_possible": share(
+            early(cases, verdict, seen.alerts), early(cases, oracle.neutral, oracle.alerts) & acute
+        ),
+        "controls": share(alarmed, cases.of_kind("control")),
+        "benign": share(alarmed, cases.of_kind("benign")),
+        "absorbed": share(real_but_absorbed(cases, seen.alerts), absorbed),
+        "premature": share(seen.alerts.first < cases.windows.onset, has_onset),
+        "hits": int(verdict.hit.sum()),
+        "false_alarms": int(verdict.false_alarm.sum()),
+        "failed": int(failed.sum()),
+        **{f"lead_acute_{q}": v for q, v in _quartiles(verdict.lead_steps[acute])},
+        **{
+            f"lead_degraded_{q}": v
+            for q, v in _quartiles(verdict.lead_steps[cases.of_kind("degraded")])
+        },
+        "episodes_per_1000": rate.episodes_per_1000,
+        "share_alarmed": rate.share_alarmed,
+        "utility": by_group(lambda counts: costs.utility(verdict, oracle.neutral, counts)),
+        "f1_published": by_group(lambda counts: f1(published, counts)),
+        "f1_unlatched": by_group(lambda counts: f1(unlatched, counts)),
+        "recall_unlatched": by_group(lambda counts: recall(unlatched, counts)),
+        **differences(cases, verdict, {n: other.neutral for n, other in references.items()}),
+        "faults": by_fault(data, seen),
+        "curve": curve(cases, seen.traces),
+    }
+
+
+def differences(cases: Cases, verdict: Outcomes, references: dict[str, Outcomes]) -> Row:
+    """F1 minus that of each reference on the same resamples; None against itself."""
+    row: Row = {}
+    for name, other in references.items():
+        row[f"minus_{name}"] = (
+            None
+            if other is verdict
+            else _grouped(cases)(
+                lambda counts, other=other: f1(verdict, counts) - f1(other, counts)
+            )
+        )
+    return row
+
+
+def by_fault(data: DataSet, seen: Seen) -> Row:
+    """Fault -> how many of its runs failed, hit, did not fail, alarmed from the onset on."""
+    names = np.array([run.truth.fault if run.truth else "NONE" for run in data.runs])
+    failed, hit = data.cases.windows.failed, seen.neutral.hit
+    after = (seen.alerts.first < inf) & (seen.alerts.first >= data.cases.windows.onset)
+    benign = np.array([bool(run.truth and run.truth.benign) for run in data.runs])
+    return {
+        name: {
+            "benign": bool(benign[here].all()),
+            "failed": int((here & failed).sum()),
+            "hit": int((here & hit).sum()),
+            "not_failed": int((here & ~failed).sum()),
+            "alarmed": int((here & ~failed & after).sum()),
+        }
+        for name in sorted(set(names.tolist()) - {"NONE"})
+        for here in [names == name]
+    }
+
+
+def curve(
+    cases: Cases, traces: Sequence[Trace], spacing: Floats | float = 1.0, before: float = 0.0
+) -> Row:
+    """The same detector under every threshold on its score: for drawing, never for choosing.
+
+    Args:
+        spacing: of the records in steps, shape (R,), where delays are told in records.
+        before: what the windows begin before the onset, in the same unit.
+    """
+    bounds = thresholds(traces)
+    steps = [trace.steps for trace in traces]
+    alarms = (trace.scores[:, None] > bounds for trace in traces)
+    row = operating(cases, first_alerts(cases.windows, steps, alarms), spacing, before)
+    row["threshold"] = bounds
+    own = operating(cases, alerts_of(cases.windows, traces), spacing, before)
+    return {
+        "own": {name: _rounded(values)[0] for name, values in own.items()},
+        **{name: _rounded(values) for name, values in row.items()},
+    }
+
+
+def operating(
+    cases: Cases, alerts: Alerts, spacing: Floats | float = 1.0, before: float = 0.0
+) -> Row:
+    """Where alternatives stand in the two figures, shape (X,).
+
+    `false_alarm_share` is that of controls and benign runs with an alarm. `time_used` answers how
+    much of the time from the onset to the failure (or deadline) has passed at the first alert:
+    the mean over the failures that can be announced, 1 for a missed one, 0 for an alert that
+    counts as in time before the onset.
+    """
+    verdict = neutral(cases, alerts)
+    once = np.ones(len(cases))
+    quiet = cases.of_kind("benign", "control")
+    onset = _finite(cases.windows.onset) + before * spacing
+    with np.errstate(invalid="ignore", divide="ignore"):
+        used = (alerts.first - onset) / (cases.windows.failure - onset)
+    used_XR = np.where(verdict.hit, np.clip(used, 0.0, 1.0), 1.0)[..., cases.warned]
+    return {
+        "precision": precision(verdict, once),
+        "recall": recall(verdict, once),
+        "f1": f1(verdict, once),
+        "false_alarm_share": ratio((alerts.first < inf) @ quiet.astype(float), quiet.sum()),
+        "time_used": ratio(used_XR.sum(axis=-1), used_XR.shape[-1]),
+    }
+
+
+def thresholds(traces: Sequence[Trace], number: int = 40) -> Floats:
+    """Quantiles of all scores and of the runs' highest, so that the tail is seen."""
+    scores = [trace.scores[np.isfinite(trace.scores)] for trace in traces]
+    tops = [part.max() for part in scores if len(part)]
+    if not tops:
+        return np.array([0.0])
+    ranks = np.linspace(0, 1, number)
+    pooled = np.concatenate(scores)
+    chosen = np.concatenate([np.quantile(pooled, ranks), np.quantile(tops, ranks)])
+    below = np.nextafter(chosen.min(), -inf)  # where everything is alarmed
+    return np.unique(np.concatenate([[below], chosen]))
+
+
+def share(hits_R: Bools, among_R: Bools) -> Estimate:
+    """Of some runs, with Wilson's interval."""
+    return wilson(int((hits_R & among_R).sum()), int(among_R.sum()))
+
+
+def _grouped(cases: Cases) -> Callable[..., Estimate]:
+    return lambda statistic: estimate(statistic, len(cases), cases.groups)
+
+
+def _quartiles(values: Floats) -> list[tuple[int, float]]:
+    known = values[np.isfinite(values)]
+    found = np.percentile(known, QUARTILES).tolist() if len(known) else [np.nan] * 3
+    return list(zip(QUARTILES, found, strict=True))
+
+
+def _finite(values: Floats) -> Floats:
+    return np.where(np.isfinite(values), values, 0.0)
+
+
+def _rounded(values: Floats) -> list[float]:
+    return [float(f"{value:.5g}") for value in np.atleast_1d(values).tolist()]

@@ -1,0 +1,64 @@
+"""The generated parts of docs/benchmark.md: what stands between two markers is replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from rmetric.reporting.markers import fill, relative_figure
+from rmetric.reporting.renderers import to_markdown
+from rmetric.reporting.table import Table
+from studies.detector_benchmark.benchmark import OF_OURS, Results
+from studies.detector_benchmark.tables import tables
+
+
+def refresh(page: Path, folder: Path, found: dict[str, Results], captions: dict[str, str]) -> None:
+    """Fill in the parts of the page, of which each names what it holds.
+
+    `<!-- begin table lab scores -->` is the table lab_scores, `<!-- begin figure NAME -->` a
+    figure with its caption, `<!-- begin notes lab -->` a data set's notes. A part whose results are
+    not there says so. Raises ValueError for a part that nobody can fill.
+    """
+    known = {table.name: table for results in found.values() for table in tables(results)}
+    makers: dict[str, Callable[..., str]] = {
+        "table": lambda name, *what: _table(
+            known.get("_".join((name, *what))), found.get(name), "_".join(what)
+        ),
+        "figure": lambda name: (
+            relative_figure(page, folder, name, captions[name]) if name in captions else NOT_YET
+        ),
+        "notes": lambda name: _notes(found.get(name)),
+    }
+
+    def made(name: str) -> str | None:
+        kind, *words = name.split()
+        return makers[kind](*words) if kind in makers else None
+
+    fill(page, made, makers)
+
+
+NOT_YET = "*Not measured yet.*\n"
+
+
+def _table(table: Table | None, results: Results | None, what: str) -> str:
+    if results is None or (table is None and what in OF_OURS):
+        return NOT_YET
+    if table is None:
+        raise ValueError(f"the results of {results['name']} have no such table")
+    # The page says once what stands in the notes of every table.
+    heading, _, rest = to_markdown(table).partition("\n")
+    body = rest.split("\n\n- ")[0].strip()
+    return f"**{table.title}**\n\n{body}\n" if heading else ""
+
+
+def _notes(results: Results | None) -> str:
+    if results is None:
+        return NOT_YET
+    opened = results["made"].get("opened")
+    first = (
+        [f"Opened on {opened['date']} at commit {results['made']['commit']}, thresholds "
+         f"{opened['thresholds']} (sha256 {opened['thresholds_sha256']})."]
+        if opened
+        else []
+    )  # fmt: skip
+    return "".join(f"- {note}\n" for note in [*first, *results["notes"]])

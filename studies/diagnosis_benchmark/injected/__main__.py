@@ -1,0 +1,53 @@
+"""python -m studies.diagnosis_benchmark.injected --out FOLDER --jobs 240"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from studies.diagnosis_benchmark.injected.plan import KINDS, SPLITS, plans
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m studies.diagnosis_benchmark.injected",
+        description="Makes real runs with injected faults; jobs that are there are not made again.",
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--jobs", type=int, default=240, help="to be judged; siblings come on top")
+    parser.add_argument("--seed", type=int, default=6)
+    parser.add_argument("--ranks", type=_range, default=(16, 64), metavar="LOW-HIGH")
+    parser.add_argument("--kinds", help=f"healthy or of {', '.join(KINDS)}; with commas")
+    parser.add_argument("--split", choices=SPLITS, help="the first two where not given")
+    parser.add_argument("--lanes", type=int, default=2, help="jobs at a time")
+    given = parser.parse_args(arguments)
+    kinds = given.kinds.split(",") if given.kinds else None
+    unknown = set(kinds or ()) - {*KINDS, "healthy"}
+    if unknown:
+        parser.error(f"--kinds: unknown {sorted(unknown)}, there are {KINDS} and healthy")
+    splits = (given.split,) if given.split else SPLITS[:2]
+    jobs = plans(jobs=given.jobs, seed=given.seed, ranks=given.ranks, kinds=kinds, splits=splits)
+    # Loads torch, which takes seconds: not before the arguments are known to be good.
+    from studies.diagnosis_benchmark.injected.generate import generate
+
+    start = time.time()
+    counts = generate(jobs, given.out, lanes=given.lanes)
+    said = ", ".join(f"{count} {word}" for word, count in counts.items())
+    print(f"{len(jobs)} jobs: {said}; {(time.time() - start) / 60:.1f} min")
+    return 1 if counts["failed"] else 0
+
+
+def _range(text: str) -> tuple[int, int]:
+    try:
+        low, high = map(int, text.split("-"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no range as 16-64") from None
+    if not 3 <= low <= high:
+        raise argparse.ArgumentTypeError(f"{text}: at least 3 ranks, the smaller number first")
+    return low, high
+
+
+if __name__ == "__main__":
+    sys.exit(main())

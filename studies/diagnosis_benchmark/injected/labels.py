@@ -1,0 +1,285 @@
+"""Which lines indicate the failure: plain rules, since rank and moment of the fault are known.
+
+Roles, as in the labels of the real logs:
+
+- cause: the faulty rank's own exception or abort where the fault makes it raise one, and what
+  torch warns of there; its slow times and warnings of slow steps; a nan that it says; that it
+  finished where it was to end before the others.
+- echo: the exceptions of the other ranks, torch's warnings about lost connections, waits of the
+  others that a slow rank makes long, launcher lines about ranks that ended after the faulty one.
+- symptom: launcher lines about the faulty rank or the job's end, its "training failed", steps
+  that a slow rank makes long, losses and norms that are no numbers or exploded, a message of
+  another size that a rank gets where one runs other code and, where neither the faulty rank nor
+  a launcher says anything of it, the first kind of echo.
+- context: frames of tracebacks and stacks that belong to those, headers and rulers.
+
+Only lines after the onset count. Harmless noise has no label.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass
+
+from studies.diagnosis_benchmark.injected.plan import Plan
+from studies.diagnosis_benchmark.injected.variants import variant_of
+from studies.diagnosis_benchmark.injected.world import Course
+from studies.diagnosis_benchmark.injected.writing import Line
+
+#: Kinds whose faulty rank says itself what is wrong with it.
+SPEAKING = ("exception", "data", "memory", "environment", "network")
+#: A line counts from here before the onset: it may be received a moment before it is told.
+SLACK_SECONDS = 0.02
+#: A part of a step is slow from here on, in milliseconds.
+SLOW_MS = 100.0
+#: A whole step is long from so many times the usual on.
+LONGER = 4.0
+
+#: torch's prefix of an uncaught exception's lines, or of its loggers' lines.
+TAG = re.compile(r"^(?:\[rank\d+\]: ?)?(?:[VIWEC]\d{4} [\d:.]+ \d+ \S+:\d+\] ?)?")
+HEADER = re.compile(r"Traceback \(most recent call last\):$")
+EXCEPTION = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|error|Exception|Interrupt|BadGzipFile)\b(?::|$)")
+CHAINED = re.compile(r"^(During handling of|The above exception was)")
+LOST = re.compile(
+    r"^\[(?:rank\d+\]:\[)?[WE]\d+ .*\[c10d\]|^\[(?:rank\d+\]:\[)?[WE]\d+ .*(?:ocket|TCPStore|gloo)"
+)
+#: A mismatch of collectives is an exception in a thread of gloo's, which nobody catches.
+ABORTED = re.compile(r"^(terminate called|  what\(\):)")
+#: The C library's and faulthandler's last words.
+CRASHED = re.compile(
+    r"^(Fatal Python error: |(free|malloc|realloc)\w*\(\): |double free|munmap_chunk|corrupted )"
+)
+MODULES = re.compile(r"^Extension modules: ")
+IN_THREAD = re.compile(r"^Exception in thread ")
+FINISHED = re.compile(r"training finished after \d+ steps")
+BUILT = re.compile(r"model built: \d+ parameters")
+NATIVE = re.compile(r"^(frame #\d+: |Exception raised from |<omitting python frames>)")
+STACK = re.compile(r"^(Current thread|Thread|Stack) .*most recent call first")
+FAILED = re.compile(r"training failed at step")
+TIMES = re.compile(
+    r"time \(ms\) of step .*data ([\d.]+) \| forward-backward ([\d.]+) \| all-reduce ([\d.]+)"
+)
+STEP_TIME = re.compile(r"step \d+ \|.* \| ([\d.]+) s$|elapsed time per iteration \(ms\): ([\d.]+)")
+WARNED = re.compile(r"took [\d.]+ s before the all-reduce")
+#: Loss and norm of the gradients, as a line of a step or of an evaluation says them.
+NUMBER = re.compile(r"\b(loss|grad[ _]norm)\W{1,4}(nan\b|inf\b|\d[\d.]*(?:e[+-]?\d+)?)", re.I)
+#: From here on they have exploded; the usual ones are below 10.
+EXPLODED = {"loss": 100.0, "norm": 1000.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Label:
+    file: str
+    line: int
+    role: str
+    reason: str
+
+
+def label(plan: Plan, course: Course) -> list[Label]:
+    """In the order of file and line; none for a healthy job."""
+    if not plan.faulty or course.onset is None:
+        return []
+    since = course.onset["time"] - SLACK_SECONDS
+    spoken: dict[int | None, list[Line]] = defaultdict(list)
+    for line in course.lines:
+        if line.time >= since:
+            spoken[line.rank].append(line)
+    found: dict[tuple[str, int], tuple[Line, str, str]] = {}
+    for rank, lines in spoken.items():
+        told = _of_launcher(plan, course, lines) if rank is None else _of_rank(plan, rank, lines)
+        if plan.kind == "slow" and rank is not None:
+            told += _long_steps(course, rank, since)
+        found.update({(line.file, line.number): (line, role, why) for line, role, why in told})
+    _first_echo(found)
+    return [
+        Label(file=file, line=number, role=role, reason=why)
+        for (file, number), (_, role, why) in sorted(found.items())
+    ]
+
+
+Told = tuple[Line, str, str]
+
+
+def _of_rank(plan: Plan, rank: int, lines: list[Line]) -> list[Told]:
+    faulty = rank == plan.rank
+    out = _tracebacks(lines, _role(plan, faulty), faulty)
+    if plan.kind == "numerics" and not faulty:
+        out = [_of_all(plan, *told) for told in out]
+    taken = {(line.file, line.number) for line, _, _ in out}
+    stack = False
+    for line in lines:
+        text = TAG.sub("", line.text)
+        stack = bool(STACK.match(text)) or (stack and text.startswith("  "))
+        if (line.file, line.number) in taken:
+            continue
+        if stack:
+            out.append((line, "context", "stack of a process that is ended"))
+        elif FAILED.search(text):
+            role = "symptom" if faulty else "echo"
+            out.append((line, role, "the trainer says that it failed"))
+        elif LOST.match(line.text):
+            role = "cause" if faulty and plan.kind in SPEAKING else "echo"
+            out.append((line, role, "torch lost a connection or got none"))
+        elif ABORTED.match(text):
+            other = "symptom" if plan.kind == "skew" else "echo"
+            out.append((line, "cause" if faulty else other, "gloo ends the process"))
+        elif CRASHED.match(text):
+            out.append((line, "cause" if faulty else "echo", "last words of a crash"))
+        elif MODULES.match(text) or IN_THREAD.match(text):
+            out.append((line, "context", "beside a stack or traceback"))
+        elif NATIVE.match(text):
+            out.append((line, "context", "native frames of a warning of torch"))
+        elif plan.kind == "slow":
+            out += _slow(line, faulty)
+        elif plan.kind == "numerics":
+            out += _exploded(line, faulty)
+        elif faulty and plan.variant == "fewer steps" and FINISHED.search(text):
+            out.append((line, "cause", "the faulty rank is done before the others"))
+        elif faulty and plan.variant == "hidden size" and BUILT.search(text):
+            out.append((line, "context", "the model of the faulty rank"))
+        elif faulty and plan.variant == "nan" and re.search(r"\bloss\b\W+nan\b", text, re.I):
+            out.append((line, "cause", "the faulty rank's loss"))
+    return out
+
+
+def _role(plan: Plan, faulty: bool) -> tuple[str, str]:
+    says = plan.kind in SPEAKING or variant_of(plan.kind, plan.variant).says
+    if faulty and says:
+        return "cause", "exception of the faulty rank"
+    return "echo", "exception of a rank that lost another" if not faulty else "it ran into it too"
+
+
+def _of_all(plan: Plan, line: Line, role: str, why: str) -> Told:
+    says = variant_of(plan.kind, plan.variant).says
+    if role == "echo" and re.search(says, line.text):
+        return line, "symptom", "what is wrong everywhere"
+    return line, role, why
+
+
+def _tracebacks(lines: list[Line], role: tuple[str, str], faulty: bool) -> list[Told]:
+    """From a traceback's header to the last line of its message; noise's are left out."""
+    out: list[Told] = []
+    inside = message = False
+    for place, line in enumerate(lines):
+        text = TAG.sub("", line.text)
+        if HEADER.search(text):
+            inside, message = not _is_noise(lines, place), False
+        elif CHAINED.match(text):
+            inside, message = inside or message, False
+        elif inside and EXCEPTION.match(text):
+            out.append((line, *role))
+            inside, message = False, True
+            continue
+        elif message and (
+            not text.strip() or text.startswith((" ", "frame #", "Exception raised"))
+        ):
+            out.append((line, "context", "rest of an exception's message"))
+            continue
+        else:
+            message = False
+        if inside:
+            out.append((line, "context", "frame or header of a traceback"))
+    return out
+
+
+def _is_noise(lines: list[Line], place: int) -> bool:
+    return place > 0 and "could not push telemetry" in lines[place - 1].text
+
+
+def _slow(line: Line, faulty: bool) -> list[Told]:
+    if faulty and WARNED.search(line.text):
+        return [(line, "cause", "the faulty rank warns of its own time")]
+    times = TIMES.search(line.text)
+    if times is None:
+        return []
+    data, compute, wait = map(float, times.groups())
+    if faulty and data + compute > SLOW_MS:
+        return [(line, "cause", "time of the faulty rank's own part")]
+    if not faulty and wait > SLOW_MS and data + compute < SLOW_MS:
+        return [(line, "echo", "it waits for another")]
+    return []
+
+
+def _exploded(line: Line, faulty: bool) -> list[Told]:
+    for name, value in NUMBER.findall(line.text):
+        limit = EXPLODED["norm" if "norm" in name.lower() else "loss"]
+        if not float(value) < limit:
+            role = "cause" if faulty else "symptom"
+            return [(line, role, "a loss or norm that is no number or exploded")]
+    return []
+
+
+def _long_steps(course: Course, rank: int, since: float) -> list[Told]:
+    """Steps that take `LONGER` times what they took before the onset, as the step lines say."""
+    before: list[tuple[float, Line]] = []
+    after: list[tuple[float, Line]] = []
+    for line in course.lines:
+        told = STEP_TIME.search(line.text) if line.rank == rank else None
+        if told:
+            seconds = float(told[1]) if told[1] else float(told[2]) / 1000
+            (before if line.time < since else after).append((seconds, line))
+    if not before:
+        return []
+    usual = statistics.median(seconds for seconds, _ in before)
+    why = f"the step takes {LONGER:.0f} times the usual or more"
+    return [(line, "symptom", why) for seconds, line in after if seconds >= LONGER * usual]
+
+
+def _of_launcher(plan: Plan, course: Course, lines: list[Line]) -> list[Told]:
+    return [(line, *_launcher_role(plan, course, line.text)) for line in lines]
+
+
+def _launcher_role(plan: Plan, course: Course, text: str) -> tuple[str, str]:
+    if "CANCELLED" in text or "death signal" in text:
+        return "symptom", "the launcher ends the job"
+    if "closing signal" in text or "Terminating StepId" in text:
+        return "echo", "the launcher ends the ranks that are left"
+    ranks = _named(plan, text)
+    if ranks:
+        if plan.rank in ranks:
+            return "symptom", "the launcher names the faulty rank's exit"
+        return "echo", "the launcher names another rank's exit"
+    pid = re.search(r"exitcode.*\(pid: (\d+)\)", text)
+    if pid:
+        mine = plan.rank is not None and int(pid[1]) == course.pids[plan.rank]
+        return ("symptom" if mine else "echo"), "the launcher names a failed process"
+    if "ChildFailedError" in text or text.endswith(" FAILED"):
+        return "symptom", "the launcher says that the job failed"
+    return "context", "part of the launcher's report"
+
+
+def _named(plan: Plan, text: str) -> set[int]:
+    tasks = re.search(r"tasks? ([\d,-]+): ", text) or re.search(r"rank\s*: (\d+) \(local", text)
+    if tasks is None:
+        return set()
+    out: set[int] = set()
+    for part in tasks[1].split(","):
+        low, _, high = part.partition("-")
+        out |= set(range(int(low), int(high or low) + 1))
+    return out
+
+
+def _first_echo(found: dict[tuple[str, int], Told]) -> None:
+    """Where nothing says more, the first kind of echo is the symptom."""
+    if any(role in ("cause", "symptom") for _, role, _ in found.values()):
+        return
+    echoes = [line for line, role, _ in found.values() if role == "echo"]
+    # An exception says more than that there was one.
+    echoes = [line for line in echoes if EXCEPTION.match(TAG.sub("", line.text))] or echoes
+    echoes.sort(key=lambda line: line.time)
+    if not echoes:
+        return
+    first = _kind_of(echoes[0])
+    for line in echoes:
+        if _kind_of(line) == first:
+            found[line.file, line.number] = (
+                line,
+                "symptom",
+                "first kind of echo, nothing says more",
+            )
+
+
+def _kind_of(line: Line) -> str:
+    return re.sub(r"\d+", "0", TAG.sub("", line.text))[:140]

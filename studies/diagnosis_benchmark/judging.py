@@ -1,0 +1,68 @@
+"""Every method on every job: each job's logs are read once, and decided upon by each variant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from rmetric.diagnosis.channels import Switches
+from rmetric.diagnosis.decide import decide
+from rmetric.diagnosis.ingest import ingest
+from rmetric.diagnosis.job import Job
+from rmetric.diagnosis.library import Library
+from studies.diagnosis_benchmark.answers import of_baselines, of_diagnosis
+from studies.diagnosis_benchmark.cases import Case
+from studies.diagnosis_benchmark.judged import VARIANTS, Judged
+from studies.diagnosis_benchmark.reading import read
+
+
+def judge(case: Case) -> Judged:
+    """All methods on one job."""
+    library, seen = _library(), read(case.folder, _library())
+    healthy = [_healthy(folder) for folder in case.healthy]
+    answers = {}
+    for title, off in VARIANTS.items():
+        switches = Switches(**dict.fromkeys(off, False))
+        said = decide(seen.job, library, healthy, switches=switches)
+        answers[title] = of_diagnosis(case, seen, said)
+    return Judged(
+        name=case.name,
+        group=case.group,
+        kind=case.kind,
+        outcome=case.outcome,
+        published_outcome=case.published_outcome,
+        stage=case.stage,
+        cause_class=case.cause_class,
+        rank=case.rank,
+        world_size=case.world_size,
+        with_healthy=len(case.healthy),
+        lines=seen.job.lines,
+        answers=answers | of_baselines(case, seen),
+    )
+
+
+def judge_all(cases: Sequence[Case], processes: int) -> list[Judged]:
+    """In the order of the cases. Those of a group come one after another: they share siblings."""
+    from joblib import Parallel, delayed
+
+    groups: dict[str, list[Case]] = {}
+    for case in cases:
+        groups.setdefault(case.group, []).append(case)
+    done = Parallel(n_jobs=processes)(delayed(_judge_group)(one) for one in groups.values())
+    by_name = {judged.name: judged for of_group in done for judged in of_group}
+    return [by_name[case.name] for case in cases]
+
+
+def _judge_group(cases: Sequence[Case]) -> list[Judged]:
+    return [judge(case) for case in cases]
+
+
+@lru_cache(maxsize=1)
+def _library() -> Library:
+    return Library.shipped()
+
+
+@lru_cache(maxsize=32)
+def _healthy(folder: Path) -> Job:
+    return ingest([folder], _library())

@@ -1,0 +1,140 @@
+"""A job's logs in the diagnosis' own pass: who wrote each line, and which event it is."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from rmetric.diagnosis.job import Job
+from rmetric.diagnosis.library import Library
+from rmetric.diagnosis.merging import layout_of, merged
+from rmetric.diagnosis.one_pass import FilePass
+from rmetric.diagnosis.part import Part
+from rmetric.diagnosis.reading.layout import Layout, Seat
+from rmetric.diagnosis.reading.prefixes import Who
+from rmetric.diagnosis.reading.sources import Source, find
+from rmetric.diagnosis.speaker import Raw, Speaker
+from rmetric.diagnosis.templates.events import Events
+from rmetric.diagnosis.tools import Tools
+from studies.diagnosis_benchmark.baselines import Line
+from studies.diagnosis_benchmark.scoring import Place
+
+
+class Told(NamedTuple):
+    """A line of the logs; its time is that of the entry it belongs to."""
+
+    place: Place
+    rank: int | None
+    node: str | None
+    time: float | None
+    text: str
+
+
+@dataclass(kw_only=True)
+class Read:
+    """A job and its lines.
+
+    Attributes:
+        event_of: line -> number of its event in `job`; blank lines have none.
+        lines: in the order of files and lines, blank ones too.
+    """
+
+    job: Job
+    event_of: dict[Place, int] = field(default_factory=dict)
+    lines: list[Told] = field(default_factory=list)
+
+    def lines_by(self, who: str) -> list[Line]:
+        """The lines, of ranks or of nodes (`who` is "rank" or "node")."""
+
+        def speaker(line: Told) -> Hashable | None:
+            return line.rank if who == "rank" else line.node
+
+        return [Line(one.place, speaker(one), one.time, one.text) for one in self.lines]
+
+
+def read(folder: Path, library: Library) -> Read:
+    """The logs in a folder as `ingest` reads them, with each of their lines."""
+    tools = Tools(library)
+    passes = [_Recording(source, tools) for source in find([folder]).sources]
+    parts = [one.read() for one in passes]
+    out = Read(job=merged(parts))
+    layout, numbers = layout_of(parts), _numbers(parts)
+    for one, part in zip(passes, parts, strict=True):
+        events = {at: numbers[key] for key, at in one.template_of.items() if key in numbers}
+        for line, raw in one.entry_of.items():
+            out.event_of[part.source.name, line] = events[one.said[raw][2]]
+        out.lines += one.told(part, layout)
+    for copy, name in _copies(folder, out.job):
+        same = {line: at for (file, line), at in out.event_of.items() if file == name}
+        out.event_of |= {(copy, line): at for line, at in same.items()}
+    return out
+
+
+def _numbers(parts: Sequence[Part]) -> dict[tuple[str, str], int]:
+    """Class and text of a template -> its event, numbered as `merged` numbers them."""
+    events = Events()
+    return {
+        (one.cls, one.text): events.number(one.text, one.cls)
+        for part in parts
+        for one in part.templates
+    }
+
+
+def _copies(folder: Path, job: Job) -> Iterator[tuple[str, str]]:
+    """Files that were left out since another has the same bytes, with that other."""
+    names = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*")}
+    digests = {
+        name: hashlib.sha256(path.read_bytes()).digest()
+        for name, path in sorted(names.items())
+        if path.is_file()
+    }
+    first = {digests[name]: name for name in reversed(list(job.files)) if name in digests}
+    for name, digest in digests.items():
+        if name not in job.files and digest in first:
+            yield name, first[digest]
+
+
+class _Recording(FilePass):
+    """Goes the slow way with every line, which comes to the same, and keeps its entry.
+
+    Attributes:
+        entry_of: line -> first line of its entry.
+        said: first line of an entry -> the entry, as it was counted.
+    """
+
+    def __init__(self, source: Source, tools: Tools) -> None:
+        super().__init__(source, tools)
+        self.entry_of: dict[int, int] = {}
+        self.said: dict[int, Raw] = {}
+        self.written: list[tuple[Who, bytes]] = []
+
+    def told(self, part: Part, layout: Layout) -> Iterator[Told]:
+        seats = {one.who: layout.place(part.source, one.who) for one in part.speakers}
+        for number, (who, line) in enumerate(self.written, 1):
+            entry = self.said.get(self.entry_of.get(number, 0))
+            seat = seats.get(who, Seat())
+            yield Told(
+                place=(part.source.name, number),
+                rank=seat.rank,
+                node=seat.node,
+                time=None if entry is None else self.prefixes.time(entry[1]),
+                text=line.decode(errors="replace"),
+            )
+
+    def _take(self, lines: list[bytes]) -> None:
+        for line in lines:
+            self.number += 1
+            who, _ = self.prefixes.split(line)
+            self.written.append((who, line))
+            self._slow(self.number, line, self._form(line))
+            speaker = self._speaker(who)
+            entry = speaker.open.raw if speaker.open else speaker.tail[-1] if speaker.tail else None
+            if line.strip() and entry is not None:
+                self.entry_of[self.number] = entry[0]
+
+    def _count(self, speaker: Speaker, raw: Raw, watched: bool) -> None:
+        super()._count(speaker, raw, watched)
+        self.said[raw[0]] = raw

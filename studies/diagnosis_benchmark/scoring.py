@@ -1,0 +1,109 @@
+"""What one answer scores on one job: pure functions of the answer and of what is known."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from math import comb
+from typing import NamedTuple
+
+from studies.diagnosis_benchmark.cases import Label
+
+#: A line: its file and its number.
+Place = tuple[str, int]
+
+#: L4 reports the faulty node among the first so many (arXiv 2503.20263).
+TOPS = (1, 3, 5, 8)
+
+
+class Counts(NamedTuple):
+    """Events of one job: shown and true, shown and not true, true and not shown."""
+
+    found: int
+    wrong: int
+    missed: int
+
+
+def event_counts(
+    labels: Iterable[Label],
+    shown: Iterable[Place],
+    event_of: Mapping[Place, int],
+    true_roles: Collection[str] = ("cause", "symptom"),
+) -> Counts:
+    """Events shown against events labelled.
+
+    An event is true if any of its lines has a role of `true_roles`, and neutral, neither right
+    nor wrong, if it has lines of other roles only. A labelled line that belongs to no event is an
+    event of its own, and missed; a line shown that belongs to none is wrong.
+    """
+    missed, wrong, found = _told_apart(labels, shown, event_of, true_roles)
+    return Counts(len(found), len(wrong), len(missed))
+
+
+def faults(
+    labels: Iterable[Label], shown: Iterable[Place], event_of: Mapping[Place, int]
+) -> tuple[list[Place], list[Place]]:
+    """The first labelled line of each event that is missed, the line shown of each wrong one."""
+    missed, wrong, _ = _told_apart(labels, shown, event_of, ("cause", "symptom"))
+    return sorted(missed.values()), sorted(wrong.values())
+
+
+Events = dict[Hashable, Place]
+
+
+def _told_apart(
+    labels: Iterable[Label],
+    shown: Iterable[Place],
+    event_of: Mapping[Place, int],
+    true_roles: Collection[str],
+) -> tuple[Events, Events, Events]:
+    """Events missed, wrong and found, each with a line."""
+    true: Events = {}
+    neutral: set[Hashable] = set()
+    for label in labels:
+        place = (label.file, label.line)
+        if label.role in true_roles:
+            true.setdefault(event_of.get(place, place), place)
+        else:
+            neutral.add(event_of.get(place, place))
+    answer: Events = {}
+    for place in shown:
+        answer.setdefault(event_of.get(place, place), place)
+    missed = {event: place for event, place in true.items() if event not in answer}
+    found = {event: place for event, place in answer.items() if event in true}
+    wrong = {
+        event: place
+        for event, place in answer.items()
+        if event not in true and event not in neutral
+    }
+    return missed, wrong, found
+
+
+def hits(ranking: Sequence[Collection[Hashable]], truth: Hashable) -> list[float]:
+    """Whether `truth` is among the first of a ranking, for each of `TOPS`; a chance among ties.
+
+    Args:
+        ranking: groups of equals, the most suspect first; within one any order is as likely.
+    """
+    before = 0
+    for group in ranking:
+        if truth in group:
+            return [min(max(top - before, 0) / len(group), 1.0) for top in TOPS]
+        before += len(group)
+    return [0.0] * len(TOPS)
+
+
+def by_score(scores: Mapping[Hashable, float]) -> list[list[Hashable]]:
+    """A ranking of who scores highest, those of one score together."""
+    groups: dict[float, list[Hashable]] = {}
+    for who, score in scores.items():
+        groups.setdefault(score, []).append(who)
+    return [groups[score] for score in sorted(groups, reverse=True)]
+
+
+def chance(among: int) -> list[float]:
+    """`hits` of a random order of so many, of whom one is faulty, in closed form.
+
+    >>> chance(16)[0]
+    0.0625
+    """
+    return [1.0 - comb(among - 1, min(top, among)) / comb(among, min(top, among)) for top in TOPS]

@@ -1,0 +1,65 @@
+"""Sums over jobs, with intervals: whole groups are drawn where jobs are not independent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rmetric.evaluation import scores
+from rmetric.evaluation.intervals import Estimate, estimate
+from studies.diagnosis_benchmark.scoring import Counts
+
+
+class Quality(NamedTuple):
+    """Precision, recall and their harmonic mean."""
+
+    precision: Estimate
+    recall: Estimate
+    f1: Estimate
+
+
+def mean(values: Sequence[float], groups: Sequence[str]) -> Estimate:
+    """The mean over the jobs that have a value (not nan).
+
+    Args:
+        groups: of each job; those of one group are drawn together.
+    """
+    values_R = np.asarray(values, dtype=float)
+    return estimate(lambda drawn: scores.mean(values_R, drawn), len(values), numbered(groups))
+
+
+def micro(counts: Sequence[Counts], groups: Sequence[str]) -> Quality:
+    """Of the events of all jobs together: a job weighs as many events as it has."""
+    found_R, wrong_R, missed_R = np.array(counts, dtype=float).reshape(-1, 3).T
+
+    def share(part_R: NDArray[np.float64], whole_R: NDArray[np.float64]) -> Estimate:
+        return estimate(
+            lambda drawn: scores.ratio(drawn @ part_R, drawn @ whole_R),
+            len(counts),
+            numbered(groups),
+        )
+
+    return Quality(
+        share(found_R, found_R + wrong_R),
+        share(found_R, found_R + missed_R),
+        share(2 * found_R, 2 * found_R + wrong_R + missed_R),
+    )
+
+
+def macro(counts: Sequence[Counts], groups: Sequence[str]) -> Quality:
+    """The mean of each job's own; a job of which nothing is shown has no precision."""
+    found_R, wrong_R, missed_R = np.array(counts, dtype=float).reshape(-1, 3).T
+    return Quality(
+        mean(list(scores.ratio(found_R, found_R + wrong_R)), groups),
+        mean(list(scores.ratio(found_R, found_R + missed_R)), groups),
+        mean(list(scores.ratio(2 * found_R, 2 * found_R + wrong_R + missed_R)), groups),
+    )
+
+
+def numbered(groups: Sequence[str]) -> NDArray[np.int64] | None:
+    """Each job's group as a number from 0, in order of appearance; None of no job."""
+    order = {name: number for number, name in enumerate(dict.fromkeys(groups))}
+    return np.array([order[name] for name in groups], dtype=np.int64) if groups else None

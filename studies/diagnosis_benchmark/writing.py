@@ -1,0 +1,91 @@
+"""From what was judged to the tables, their provenance and the page."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import rmetric
+from rmetric.evaluation import intervals
+from rmetric.logs import write_atomically
+from rmetric.reporting.markers import fill
+from rmetric.reporting.provenance import commit, uncommitted_changes
+from rmetric.reporting.renderers import to_csv, to_markdown
+from rmetric.reporting.table import Table
+from studies.diagnosis_benchmark.goals import goals
+from studies.diagnosis_benchmark.judged import VARIANTS
+from studies.diagnosis_benchmark.paper import paper
+from studies.diagnosis_benchmark.results import TITLES, read_results
+from studies.diagnosis_benchmark.tables import tables
+
+COMMAND = "python -m studies.diagnosis_benchmark"
+PACKAGES = ("numpy", "scikit-learn", "drain3", "dtaidistance", "regex")
+NOT_YET = "*Not measured yet.*\n"
+
+
+def made(inputs: dict[str, Any]) -> dict[str, Any]:
+    """By which code and from what; no times, so that a rerun writes the same."""
+    return {
+        "inputs": inputs,
+        "commit": commit(),
+        "uncommitted_changes": uncommitted_changes(),
+        "versions": {
+            "rmetric": rmetric.__version__,
+            "python": platform.python_version(),
+            **{name: version(name) for name in PACKAGES},
+        },
+        "bootstrap": {"seed": intervals.SEED, "resamples": intervals.NUM_RESAMPLES},
+        "variants": list(VARIANTS),
+    }
+
+
+def report(folder: Path, page: Path | None) -> list[Table]:
+    """All tables of the results in `folder`, written there and into `page`."""
+    found = {
+        "_".join(name): read_results(path)
+        for name in TITLES
+        if (path := folder / f"{'_'.join(name)}.json").exists()
+    }
+    of_data = {name: tables(results) for name, results in found.items()}
+    for name, made_of in of_data.items():
+        _write(folder, name, made_of)
+        _write_csv(folder, made_of)
+    claims = goals(found)
+    _write(folder, claims.name, [claims])
+    _write_csv(folder, [claims])
+    sources = {"command": COMMAND, "data": {name: results.made for name, results in found.items()}}
+    text = json.dumps(sources, indent=2, allow_nan=False)
+    write_atomically(folder / "provenance.json", [text.encode(), b"\n"])
+    if page is not None and page.exists():
+        refresh(page, [claims, *paper(), *(table for some in of_data.values() for table in some)])
+    return [claims]
+
+
+def refresh(page: Path, known: Sequence[Table]) -> None:
+    """Fill in `<!-- begin NAME -->` of a page; what is not measured yet says so.
+
+    Raises ValueError for a name that no table of any data set has.
+    """
+    by_name = {table.name: table for table in known}
+    starts = tuple(f"{source}_{split}_" for source, split in TITLES)
+
+    def of(name: str) -> str | None:
+        if name in by_name:
+            return to_markdown(by_name[name])
+        return NOT_YET if name.startswith(starts) else None
+
+    fill(page, of, by_name)
+
+
+def _write(folder: Path, name: str, of: Sequence[Table]) -> None:
+    text = "\n".join(to_markdown(table) for table in of)
+    write_atomically(folder / f"{name}.md", [text.encode()])
+
+
+def _write_csv(folder: Path, of: Sequence[Table]) -> None:
+    for table in of:
+        write_atomically(folder / f"{table.name}.csv", [to_csv(table).encode()])

@@ -1,0 +1,241 @@
+"""The fault laboratory: about 500 real training runs, many of which fail.
+
+    python -m studies.fault_lab                      the whole campaign, then the archives
+    python -m studies.fault_lab --list               what can be injected
+    python -m studies.fault_lab --fault LR_SPIKE --architecture llama      one run and its twin
+    python -m studies.fault_lab --report             tables and figure from the archives
+    python -m studies.fault_lab --unpack studies/fault_lab/logs/development.tar.xz --out logs_dev
+
+Tiny Llama, Mistral, Mixtral and Qwen2 models are trained on Python's own sources;
+faults and benign changes are injected into copies of each run, so that every
+disturbed run has an exact twin. docs/fault_lab.md says what came of it.
+
+Stop it whenever you like: started again, it finishes what is missing and ends
+with the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from tqdm import tqdm
+
+from rmetric.logs import LogError, log_path, run_lines, write_atomically
+from rmetric.metric import RMetricConfig
+from rmetric.readers.archive import read_runs
+
+
+def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m studies.fault_lab",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR",
+        help="where the runs go (default: lab_runs, lab_runs_single for --fault, "
+        "studies/fault_lab/results for --report, the archive's name for --unpack)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--archives", type=Path, default=Path("studies/fault_lab/logs"), metavar="DIR",
+        help="where a finished campaign is packed to (default: studies/fault_lab/logs)",
+    )  # fmt: skip
+    parser.add_argument("--seeds", type=int, default=160, metavar="N", help="default: 160")
+    parser.add_argument("--first-seed", type=int, default=0, metavar="N", help="default: 0")
+    parser.add_argument("--steps", type=int, default=400, metavar="N", help="default: 400")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", help="only these faults and benign changes"
+    )
+    parser.add_argument(
+        "--corpus", default="standard_library", metavar="NAME",
+        help="standard_library: Python's own sources (default); generated: the same bytes "
+        "on every machine",
+    )  # fmt: skip
+    parser.add_argument(
+        "--diverged", type=float, default=1.2, metavar="RATIO",
+        help="failed where the loss stays above so many times the best so far (default: 1.2)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--degraded", type=float, default=0.10, metavar="NATS",
+        help="failed where the loss stays so far above the twin's (default: 0.10)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--workers", type=int, default=os.cpu_count() or 1, metavar="N",
+        help="processes (default: one a core); the result does not depend on it",
+    )  # fmt: skip
+    one = parser.add_argument_group("one run and its twin, as ordinary logs")
+    one.add_argument("--fault", metavar="NAME", help="what to inject")
+    one.add_argument("--architecture", default="llama", metavar="NAME", help="default: llama")
+    one.add_argument("--severity", type=float, metavar="X", help="default: the fault's middle one")
+    one.add_argument("--onset", type=int, metavar="STEP", help="default: half of the steps")
+    one.add_argument("--duration", type=int, metavar="STEPS", help="default: the fault's own")
+    one.add_argument(
+        "--ranks", type=int, choices=[1, 4], default=1,
+        help="4: the workers are real processes, their gradients all-reduced by gloo",
+    )  # fmt: skip
+    one.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
+    parser.add_argument("--list", action="store_true", help="what can be injected")
+    parser.add_argument(
+        "--report",
+        action="store_true",
+        help="tables and figure from the archives (studies/fault_lab/results)",
+    )
+    parser.add_argument(
+        "--unpack", type=Path, metavar="ARCHIVE", help="write its runs as ordinary logs"
+    )
+    arguments = parser.parse_args(argv)
+    if arguments.workers < 1:
+        parser.error(f"--workers is {arguments.workers}: at least 1 is needed")
+    return arguments
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = parse_arguments(argv)
+    try:
+        if arguments.unpack:
+            return unpack(arguments.unpack, arguments.out)
+        if arguments.report:
+            return report(arguments.archives, arguments.out or Path("studies/fault_lab/results"))
+        from studies.fault_lab.campaign import CampaignError
+    except (LogError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    except ImportError as error:
+        print(f"{error}: training needs pip install -e '.[live]'", file=sys.stderr)
+        return 1
+    try:
+        if arguments.list:
+            return list_faults()
+        if arguments.fault:
+            return one_run(arguments)
+        return whole_campaign(arguments)
+    except KeyboardInterrupt:
+        print("stopped; start the same command again to finish what is missing", file=sys.stderr)
+        return 130
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except (CampaignError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def whole_campaign(arguments: argparse.Namespace) -> int:
+    from studies.fault_lab.campaign import open_folder, pack, run_campaign, unfinished
+    from studies.fault_lab.design import campaign
+    from studies.fault_lab.outcome import Definitions
+
+    definitions = Definitions(diverged_ratio=arguments.diverged, degraded_nats=arguments.degraded)
+    specs = campaign(
+        arguments.seeds, arguments.first_seed, arguments.steps, arguments.corpus, arguments.only
+    )
+    out = arguments.out or Path("lab_runs")
+    open_folder(out, specs, definitions)
+    groups = unfinished(out, specs)
+    done = len(specs) - sum(map(len, groups))
+    with tqdm(total=len(specs), initial=done, unit="run", desc="fault lab") as bar:
+        for number in run_campaign(groups, out, definitions, arguments.workers):
+            bar.update(number)
+    manifest = pack(out, specs, arguments.archives)
+    size = sum(entry["bytes"] for entry in manifest["archives"].values()) / 1e6
+    print(f"{len(specs)} runs in {out}, packed in {arguments.archives} ({size:.1f} MB)")
+    return 0
+
+
+def one_run(arguments: argparse.Namespace) -> int:
+    import torch
+
+    from studies.fault_lab.branches import train_seed
+    from studies.fault_lab.outcome import Definitions
+    from studies.fault_lab.ranks import train_seed_on_ranks
+    from studies.fault_lab.spec import LabSpec, control_id
+
+    torch.set_num_threads(1)
+    control = LabSpec(
+        run_id=control_id(arguments.seed),
+        seed=arguments.seed,
+        architecture=arguments.architecture,
+        total_steps=arguments.steps,
+        text=arguments.corpus,
+    )
+    branch = replace(
+        control,
+        run_id=f"{control.run_id}_{arguments.fault}",
+        fault=arguments.fault,
+        severity=arguments.severity,
+        onset_step=max(1, arguments.steps // 2) if arguments.onset is None else arguments.onset,
+        duration_steps=arguments.duration,
+    )
+    definitions = Definitions(diverged_ratio=arguments.diverged, degraded_nats=arguments.degraded)
+    out = arguments.out or Path("lab_runs_single")
+    out.mkdir(parents=True, exist_ok=True)
+    train = train_seed_on_ranks if arguments.ranks > 1 else train_seed
+    for run in tqdm(train([control, branch], definitions), total=2, unit="run"):
+        write_atomically(log_path(out, run.id), run_lines(run, RMetricConfig.simulation()))
+        truth = run.truth
+        assert truth is not None
+        how = (
+            f"{truth.failure_kind} at step {truth.failure_step}" if truth.failed else truth.outcome
+        )
+        tqdm.write(f"{run.id}: {how}")
+    print(f"both logs are in {out}")
+    return 0
+
+
+def unpack(archive: Path, out: Path | None) -> int:
+    runs = list(read_runs(archive))
+    folder = out or Path(archive.name.split(".")[0])
+    folder.mkdir(parents=True, exist_ok=True)
+    for run in tqdm(runs, unit="run", desc="unpack"):
+        write_atomically(log_path(folder, run.id), run_lines(run, RMetricConfig.simulation()))
+    print(f"{len(runs)} logs in {folder}")
+    return 0
+
+
+def report(archives: Path, out: Path) -> int:
+    from rmetric.reporting.style import save
+    from studies.fault_lab import tables
+    from studies.fault_lab.against_simulator import comparison, simulated
+    from studies.fault_lab.figure import fault_figure
+    from studies.fault_lab.times import times
+    from studies.fault_lab.twins import twins
+
+    paths = {path.name.split(".")[0]: path for path in sorted(archives.glob("*.tar.xz"))}
+    if not paths:
+        raise LogError(archives, None, "no archive (*.tar.xz); train a campaign first")
+    parts = {split: list(read_runs(path)) for split, path in tqdm(paths.items(), desc="read")}
+    everything = [run for runs in parts.values() for run in runs]
+    opened = [run for split, runs in parts.items() if split != "test" for run in runs]
+    seen = tables.all_sights(opened)
+    made = [
+        tables.outcomes(everything),
+        tables.outcomes(everything, by_severity=True),
+        tables.signals(seen),
+        tables.signals_by_fault(seen),
+        tables.detectors(opened, os.cpu_count() or 1),
+        comparison(everything, simulated()),
+        times(everything),
+        twins(opened),
+    ]
+    tables.write_tables(made, out)
+    save(fault_figure(everything, seen), out / "fault_lab")
+    print(f"{len(made)} tables and a figure: {out}")
+    return 0
+
+
+def list_faults() -> int:
+    from studies.fault_lab.faults import FAULTS
+
+    for kind in FAULTS.values():
+        sort = "benign" if kind.benign else "fault"
+        severities = ", ".join(f"{s:g}" for s in kind.severities)
+        print(f"{kind.name:24} {sort:7} {kind.summary}\n{'':32} {kind.unit}: {severities}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

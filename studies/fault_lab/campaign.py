@@ -1,0 +1,162 @@
+"""Train all runs of a campaign into a folder, and pack what came of it.
+
+A run's file takes its name only when it is whole, so a campaign that was stopped
+at any moment ends, when it is started again, with the bytes of one that was not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import joblib
+import torch
+
+from rmetric.logs import write_atomically
+from rmetric.readers.archive import SUFFIX, run_to_line, write_archive
+from studies.fault_lab.branches import train_seed
+from studies.fault_lab.corpus import corpus
+from studies.fault_lab.outcome import Definitions
+from studies.fault_lab.spec import SPLITS, LabSpec
+
+CAMPAIGN = "campaign.json"
+SECONDS = "seconds.jsonl"
+MANIFEST = "manifest.json"
+
+
+class CampaignError(RuntimeError):
+    """A folder that this campaign cannot go on in; says which file and why."""
+
+
+def by_seed(specs: Sequence[LabSpec]) -> list[list[LabSpec]]:
+    """The control of each seed with its branches."""
+    seeds: dict[int, list[LabSpec]] = {}
+    for spec in specs:
+        seeds.setdefault(spec.seed, []).append(spec)
+    return list(seeds.values())
+
+
+def describe(specs: Sequence[LabSpec], definitions: Definitions) -> dict[str, Any]:
+    """What the bytes of a campaign follow from."""
+    whole = json.dumps([asdict(spec) for spec in specs], sort_keys=True).encode()
+    return {
+        "runs": len(specs),
+        "seeds": len(by_seed(specs)),
+        "specs_sha256": hashlib.sha256(whole).hexdigest(),
+        "corpora_sha256": {name: corpus(name).digest for name in sorted({s.text for s in specs})},
+        "definitions": asdict(definitions),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("torch", "transformers", "numpy", "rmetric")},
+        },
+    }
+
+
+def open_folder(out: Path, specs: Sequence[LabSpec], definitions: Definitions) -> None:
+    """Make `out` this campaign's. Raises CampaignError where it is another's."""
+    described = describe(specs, definitions)
+    path = out / CAMPAIGN
+    if path.exists():
+        try:
+            found = json.loads(path.read_bytes())
+        except ValueError:
+            raise CampaignError(f"{path} is not JSON: choose another --out, or remove it") from None
+        for key, value in described.items():
+            if found.get(key) != value:
+                raise CampaignError(
+                    f"{path} is of another campaign: its {key} is {found.get(key)!r}, this one's "
+                    f"{value!r}; choose another --out, or remove the folder"
+                )
+        return
+    if out.exists() and any(out.iterdir()):
+        raise CampaignError(f"{out} is not empty and no campaign's: choose another --out")
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, [_json(described)])
+
+
+def run_path(out: Path, run_id: str) -> Path:
+    return out / (run_id + SUFFIX)
+
+
+def unfinished(out: Path, specs: Sequence[LabSpec]) -> list[list[LabSpec]]:
+    """The seeds that lack a run, each with its control first."""
+    return [
+        group
+        for group in by_seed(specs)
+        if not all(run_path(out, spec.run_id).exists() for spec in group)
+    ]
+
+
+def run_campaign(
+    groups: Sequence[Sequence[LabSpec]],
+    out: Path,
+    definitions: Definitions,
+    num_processes: int = 1,
+) -> Iterator[int]:
+    """Train the seeds in `groups`; yields the number of new runs of each that has ended."""
+    parallel = joblib.Parallel(n_jobs=num_processes, return_as="generator_unordered")
+    yield from parallel(joblib.delayed(_train)(group, out, definitions) for group in groups)
+
+
+def _train(group: Sequence[LabSpec], out: Path, definitions: Definitions) -> int:
+    """Train one seed and write what is not there yet; the control is needed in any case."""
+    torch.set_num_threads(1)  # the bytes depend on it, and seeds go side by side
+    control, *branches = group
+    there = {spec.run_id for spec in group if run_path(out, spec.run_id).exists()}
+    wanted = [control, *(spec for spec in branches if spec.run_id not in there)]
+    begun = time.perf_counter()
+    for run in train_seed(wanted, definitions):
+        if run.id not in there:
+            write_atomically(run_path(out, run.id), [run_to_line(run)])
+    seconds = {"seed": control.seed, "seconds": round(time.perf_counter() - begun, 1)}
+    with (out / SECONDS).open("a") as file:
+        file.write(json.dumps(seconds) + "\n")
+    return len(group) - len(there)
+
+
+def pack(out: Path, specs: Sequence[LabSpec], archives: Path) -> dict[str, Any]:
+    """An archive for each split and a manifest, from a finished campaign."""
+    archives.mkdir(parents=True, exist_ok=True)
+    packed = {}
+    for split in SPLITS:
+        ids = [spec.run_id for spec in specs if spec.split == split]
+        if not ids:
+            continue
+        path = archives / f"{split}.tar.xz"
+        write_archive(path, ((run_id, run_path(out, run_id).read_bytes()) for run_id in ids))
+        packed[path.name] = {
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+            "bytes": path.stat().st_size,
+            "runs": len(ids),
+            "seeds": sorted({spec.seed for spec in specs if spec.split == split}),
+        }
+    seconds = [json.loads(line)["seconds"] for line in (out / SECONDS).read_text().splitlines()]
+    manifest = json.loads((out / CAMPAIGN).read_bytes()) | {
+        "archives": packed,
+        "machine": platform.machine(),
+        "processor": _processor(),
+        "process_seconds": round(sum(seconds)),
+    }
+    write_atomically(archives / MANIFEST, [_json(manifest)])
+    return manifest
+
+
+def _processor() -> str:
+    """The processor's name, where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{len(names)} x {names[0]}" if names else platform.processor()
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, indent=1).encode() + b"\n"

@@ -1,0 +1,36 @@
+"""What is done to a real run: faults, and benign changes that look like them.
+
+Each is one function that touches one thing at one place of the step: the planned
+`settings`, the `weights` (and moments) before the forward pass, the `batch`, or the
+workers' `gradients` before they are averaged. There is a file for each place; to add
+a fault, write its function there and a line in the file's `FAULTS`. Whether the run
+fails is then up to the run.
+"""
+
+from studies.fault_lab.faults import batch, gradients, settings, weights
+from studies.fault_lab.faults.contract import PLACES, Fault, Turn
+
+__all__ = ["FAULTS", "PLACES", "Fault", "Turn", "fault", "register"]
+
+FAULTS: dict[str, Fault] = {}
+
+
+def fault(name: str) -> Fault:
+    """The fault or benign change called `name`; ValueError names the known ones."""
+    if name not in FAULTS:
+        raise ValueError(f"unknown fault {name!r}: known are {', '.join(FAULTS)}")
+    return FAULTS[name]
+
+
+def register(new: Fault) -> None:
+    """Make a fault known by its name."""
+    if new.name in FAULTS:
+        raise ValueError(f"fault {new.name!r} is registered already")
+    if new.place not in PLACES:
+        raise ValueError(f"place is {new.place!r}: known are {', '.join(PLACES)}")
+    FAULTS[new.name] = new
+
+
+for place in (settings, weights, batch, gradients):
+    for entry in place.FAULTS:
+        register(entry)

@@ -1,0 +1,87 @@
+"""What a fault is, and what it is shown at each step that it acts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from studies.fault_lab.models import FlatModel
+from studies.fault_lab.training import WORKERS, Batch, Settings, Training
+
+PLACES = ("settings", "weights", "batch", "gradients")
+
+
+@dataclass
+class Turn:
+    """One step of a run under its fault.
+
+    Attributes:
+        training: the run.
+        settings: of this step.
+        age: steps since the onset, 0 at the onset.
+        severity: in the fault's unit.
+        duration: steps that the fault acts.
+        rng: the run's own generator for its fault.
+        memory: what the fault wants to keep from step to step.
+        batch: what the workers read; from the place `batch` on.
+        gradients_WN: the workers' own; at the place `gradients`.
+    """
+
+    training: Training
+    settings: Settings
+    age: int
+    severity: float
+    duration: int
+    rng: np.random.Generator
+    memory: dict[str, Any] = field(default_factory=dict)
+    batch: Batch = field(default_factory=lambda: Batch(*np.zeros((2, 1, 1, 1), np.int64)))
+    gradients_WN: Tensor = field(default_factory=lambda: torch.zeros(WORKERS, 0))
+
+    @property
+    def model(self) -> FlatModel:
+        return self.training.model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A fault or a benign change.
+
+    Attributes:
+        name: as in the logs; those of the simulator where it has the same.
+        unit: of the severity.
+        severities: from mild to severe.
+        duration_steps: how long it acts; 0 for the rest of the run.
+        place: of the step where it acts; see `PLACES`.
+        act: does it, once a step from the onset on.
+        summary: what it does, in one sentence.
+        lowest, highest: severities that mean anything.
+        whole: the severity is a count.
+        benign: a change that a healthy run goes through.
+        planned: the name under which the user announces it; None where nobody does.
+        only: the architecture that has what it acts on; None for all.
+    """
+
+    name: str
+    unit: str
+    severities: tuple[float, ...]
+    duration_steps: int
+    place: str
+    act: Callable[[Turn], None]
+    summary: str
+    lowest: float = 0.0
+    highest: float = inf
+    whole: bool = False
+    benign: bool = False
+    planned: str | None = None
+    only: str | None = None
+
+
+def normal(rng: np.random.Generator, shape: torch.Size) -> Tensor:
+    """Standard normal numbers of the fault's own generator."""
+    return torch.from_numpy(rng.standard_normal(tuple(shape), dtype=np.float32))

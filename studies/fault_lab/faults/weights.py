@@ -1,0 +1,111 @@
+"""What strikes the weights or the optimiser's moments, before the forward pass."""
+
+from __future__ import annotations
+
+import torch
+
+from studies.fault_lab.faults.contract import Fault, Turn, normal
+from studies.fault_lab.models import NUM_EXPERTS
+
+
+def lose_experts(turn: Turn) -> None:
+    """The same experts in every layer get fresh random weights."""
+    lost = turn.rng.permutation(NUM_EXPERTS)[: round(turn.severity)]
+    for weights in turn.model.parts(
+        turn.model.weights_N, "experts.gate_up_proj", "experts.down_proj"
+    ):
+        for expert in lost:
+            weights[expert] = 0.02 * normal(turn.rng, weights[expert].shape)
+
+
+def scale_queries(turn: Turn) -> None:
+    for weights in turn.model.parts(turn.model.weights_N, "q_proj.weight", "q_proj.bias"):
+        weights.mul_(turn.severity)
+
+
+def flip_bits(turn: Turn) -> None:
+    """One random bit of the exponent, in each of some random weights."""
+    weights_N = turn.model.weights_N
+    where = torch.from_numpy(turn.rng.choice(len(weights_N), round(turn.severity), replace=False))
+    bits = torch.from_numpy(turn.rng.integers(23, 31, size=len(where))).int()
+    as_integers = weights_N.view(torch.int32)
+    as_integers[where] ^= 1 << bits
+
+
+def zero_second_moment(turn: Turn) -> None:
+    second_N = turn.training.second_N
+    second_N[torch.from_numpy(turn.rng.random(len(second_N)) < turn.severity)] = 0.0
+
+
+def corrupt_first_moment(turn: Turn) -> None:
+    first_N = turn.training.first_N
+    first_N.add_(turn.severity * first_N.square().mean().sqrt() * normal(turn.rng, first_N.shape))
+
+
+FAULTS = (
+    Fault(
+        name="EXPERT_FAILURE",
+        unit="experts reset to fresh weights",
+        severities=(1, 2, 4),
+        duration_steps=1,
+        place="weights",
+        act=lose_experts,
+        lowest=1,
+        highest=NUM_EXPERTS,
+        whole=True,
+        only="mixtral",
+        summary="Experts lose what they have learnt; the router does not know.",
+    ),
+    Fault(
+        name="ATTENTION_SCALE",
+        unit="multiple of the query weights",
+        severities=(2, 4, 8),
+        duration_steps=1,
+        place="weights",
+        act=scale_queries,
+        lowest=0.01,
+        summary="Query weights, and with them the attention logits, are too large at once.",
+    ),
+    Fault(
+        name="ATTENTION_GROWTH",
+        unit="growth of the query weights a step",
+        severities=(1.05, 1.1, 1.2),
+        duration_steps=40,
+        place="weights",
+        act=scale_queries,
+        lowest=1.0,
+        highest=2.0,
+        summary="Query weights, and with them the attention logits, grow at every step.",
+    ),
+    Fault(
+        name="WEIGHT_BIT_FLIP",
+        unit="weights of which one exponent bit flips",
+        severities=(1, 4, 16),
+        duration_steps=1,
+        place="weights",
+        act=flip_bits,
+        lowest=1,
+        highest=1000,
+        whole=True,
+        summary="Exponent bits of some weights flip, once.",
+    ),
+    Fault(
+        name="SECOND_MOMENT_ZEROED",
+        unit="share of AdamW's second moments that are zeroed",
+        severities=(0.1, 0.5, 1.0),
+        duration_steps=1,
+        place="weights",
+        act=zero_second_moment,
+        highest=1,
+        summary="AdamW forgets how large gradients were, and not where they pointed.",
+    ),
+    Fault(
+        name="FIRST_MOMENT_CORRUPTED",
+        unit="size of the noise, in units of the moments' own",
+        severities=(3, 10, 30),
+        duration_steps=1,
+        place="weights",
+        act=corrupt_first_moment,
+        summary="AdamW's first moments are overlaid with noise, once.",
+    ),
+)

@@ -1,0 +1,125 @@
+"""One figure of the laboratory: what each fault did to each run, when, and who saw it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from rmetric.records import Run
+from rmetric.reporting import style
+from studies.fault_lab.signals import SIGNALS, Sight, area
+from studies.fault_lab.tables import by_fault
+
+COLOURS = {
+    "non_finite": style.BLACK,
+    "diverged": style.VERMILION,
+    "degraded": style.ORANGE,
+    None: style.SKY,
+}
+NAMES = {
+    "non_finite": "not finite",
+    "diverged": "diverged",
+    "degraded": "degraded",
+    None: "absorbed",
+}
+SHOWN = (
+    "validation_rise",
+    "probe_loss",
+    "update_ratio",
+    "weight_growth",
+    "gradient_norm",
+    "worst_worker",
+    "worker_variance",
+    "lowest_cosine",
+    "activation_headroom",
+    "attention_logit_max",
+    "r_metric",
+)
+ABSORBED_AT = 1300.0  # where runs that did not fail are shown
+SPREAD = 0.045  # between dots of one place, in decades
+FEWEST = 3  # failing runs that an area is shown for
+TICKS = (0, 3, 10, 30, 100, 300)
+
+
+def fault_figure(runs: Sequence[Run], seen: Mapping[str, Sequence[Sight]]) -> Figure:
+    """Left: a dot a run, at the steps from onset to failure. Right: who saw the failing ones."""
+    groups = {name: members for name, members in by_fault(runs).items() if name != "NONE"}
+    with style.style():
+        figure = Figure(figsize=(style.TEXT_WIDTH, 0.15 * len(groups) + 1.9), layout="constrained")
+        left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1.7, 1))
+        _dots(left, groups)
+        _map(figure, right, groups, seen)
+    return figure
+
+
+def _dots(axes: Axes, groups: Mapping[str, Sequence[Run]]) -> None:
+    for row, members in enumerate(groups.values()):
+        by_place: dict[float, int] = {}
+        for run in sorted(members, key=_place):
+            place = _place(run)
+            stacked = by_place[place] = by_place.get(place, -1) + 1
+            truth = run.truth
+            assert truth is not None
+            # Dots of one place are fanned out sideways.
+            axes.plot(
+                (place + 1) * 10 ** (SPREAD * stacked), row, "o", markersize=2.6,
+                color=COLOURS[truth.failure_kind], markeredgewidth=0, clip_on=False,
+            )  # fmt: skip
+    faults = sum(not _benign(members) for members in groups.values())
+    axes.axhline(faults - 0.5, color=style.GREY, linewidth=0.6)
+    axes.text(1, faults - 0.45, "benign changes", ha="left", va="top", fontsize=6, color=style.GREY)
+    axes.set_xscale("log")
+    axes.set_xlim(0.8, 1.6 * (ABSORBED_AT + 1) * 10 ** (SPREAD * 11))
+    absorbed = (ABSORBED_AT + 1) * 10 ** (SPREAD * 5.5)
+    axes.set_xticks([*(tick + 1 for tick in TICKS), absorbed])
+    axes.set_xticklabels([*map(str, TICKS), "absorbed"])
+    axes.minorticks_off()
+    axes.set_yticks(range(len(groups)))
+    axes.set_yticklabels([name.replace("_", " ").lower() for name in groups], fontsize=6.5)
+    axes.set_ylim(len(groups) - 0.4, -0.6)
+    axes.set_xlabel("steps from onset to failure; a dot is a run")
+    for kind, colour in COLOURS.items():
+        axes.plot([], [], "o", color=colour, markersize=3, label=NAMES[kind])
+    axes.legend(ncols=4, loc="lower left", bbox_to_anchor=(-0.02, 1.0), handletextpad=0.1)
+
+
+def _map(
+    figure: Figure,
+    axes: Axes,
+    groups: Mapping[str, Sequence[Run]],
+    seen: Mapping[str, Sequence[Sight]],
+) -> None:
+    """Blank where fewer than `FEWEST` runs failed that may be looked at."""
+    areas = np.full((len(groups), len(SHOWN)), np.nan)
+    for column, signal in enumerate(SHOWN):
+        for row, fault in enumerate(groups):
+            failing = [
+                sight
+                for sight in seen[signal]
+                if sight.run.truth and sight.run.truth.failed and sight.run.truth.fault == fault
+            ]
+            if len(failing) >= FEWEST:
+                areas[row, column] = area(failing)
+    axes.set_facecolor("#f2f2f2")
+    axes.grid(False)
+    image = axes.imshow(areas, aspect="auto", cmap="Blues", vmin=0.5, vmax=1.0)
+    axes.set_xticks(range(len(SHOWN)))
+    axes.set_xticklabels([SIGNALS[name].label for name in SHOWN], rotation=90, fontsize=6)
+    bar = figure.colorbar(image, ax=axes, location="top", shrink=0.8, pad=0.01, aspect=25)
+    bar.set_label("seen before the failure (ROC area)", fontsize=6.5)
+    bar.ax.tick_params(labelsize=6)
+
+
+def _place(run: Run) -> float:
+    truth = run.truth
+    assert truth is not None
+    if truth.failure_step is None:
+        return ABSORBED_AT
+    return float(truth.failure_step - (truth.onset_step or 0))
+
+
+def _benign(runs: Sequence[Run]) -> bool:
+    return runs[0].truth is not None and runs[0].truth.benign

@@ -1,0 +1,125 @@
+"""What fixes a run of the laboratory, checked before anything is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from studies.fault_lab.corpus import CORPORA
+from studies.fault_lab.faults import Fault, fault
+from studies.fault_lab.models import ARCHITECTURES
+from studies.fault_lab.training import EVALUATE_EVERY, WARM_UP, WORKERS
+
+SPLITS = ("calibration", "development", "test")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabSpec:
+    """Everything that fixes one run.
+
+    Attributes:
+        run_id: unique in its campaign; names the file.
+        seed: of the weights and the data, shared by a control and its branches.
+        architecture: one of `models.ARCHITECTURES`.
+        fault: as in `faults.FAULTS`; None for a control.
+        severity: in the fault's unit; None for its middle one.
+        onset_step: first step under the fault; it is also where the run branches off.
+        duration_steps: steps that it acts; None for the fault's own, 0 for the rest of the run.
+        peak_rate: learning rate after the warm-up.
+        total_steps: of the training.
+        text: one of `corpus.CORPORA`.
+        split: of `SPLITS`.
+    """
+
+    run_id: str
+    seed: int
+    architecture: str
+    fault: str | None = None
+    severity: float | None = None
+    onset_step: int | None = None
+    duration_steps: int | None = None
+    peak_rate: float = 2e-3
+    total_steps: int = 400
+    text: str = "standard_library"
+    split: str = "development"
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("architecture", self.architecture, ARCHITECTURES),
+            ("text", self.text, tuple(CORPORA)),
+            ("split", self.split, SPLITS),
+        ):
+            if value not in known:
+                raise ValueError(f"unknown {name} {value!r}: known are {', '.join(known)}")
+        if self.total_steps < 1:
+            raise ValueError(f"total_steps is {self.total_steps}: at least 1 is needed")
+        if not 0 < self.peak_rate < inf:
+            raise ValueError(f"peak_rate is {self.peak_rate}: it must be above 0")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed is {self.seed}: it must be at least 0 and below 2^63")
+        if self.fault is not None:
+            self._check_fault(fault(self.fault))
+
+    def _check_fault(self, kind: Fault) -> None:
+        if kind.only not in (None, self.architecture):
+            raise ValueError(f"{kind.name} acts on {kind.only} only, not on {self.architecture}")
+        if self.onset_step is None or not 1 <= self.onset_step <= self.total_steps:
+            raise ValueError(
+                f"onset_step is {self.onset_step}: it must be from 1 to total_steps "
+                f"({self.total_steps})"
+            )
+        severity = self.severity
+        if severity is None:
+            severity = kind.severities[len(kind.severities) // 2]
+        whole = not kind.whole or severity == int(severity)
+        if not (kind.lowest <= severity <= kind.highest and severity < inf and whole):
+            sort = "whole" if kind.whole else "finite"
+            most = f" and at most {kind.highest:g}" if kind.highest < inf else ""
+            raise ValueError(
+                f"severity of {kind.name} is {severity}: it must be a {sort} number, at least "
+                f"{kind.lowest:g}{most} ({kind.unit})"
+            )
+        duration = kind.duration_steps if self.duration_steps is None else self.duration_steps
+        if duration < 0:
+            raise ValueError(f"duration_steps is {duration}: it must be at least 0 (0: to the end)")
+        rest = self.total_steps - self.onset_step + 1
+        object.__setattr__(self, "severity", float(severity))
+        object.__setattr__(self, "duration_steps", min(duration or rest, rest))
+
+    @property
+    def control_id(self) -> str:
+        return control_id(self.seed)
+
+
+def control_id(seed: int) -> str:
+    return f"seed{seed:03d}"
+
+
+def config_of(spec: LabSpec, corpus_digest: str) -> dict[str, Any]:
+    """The spec under the names of the log; see docs/log_format.md."""
+    injected = fault(spec.fault) if spec.fault else None
+    return {
+        "model_type": spec.architecture,
+        "num_workers": WORKERS,
+        "total_training_steps": spec.total_steps,
+        "eval_every_n_steps": EVALUATE_EVERY,
+        "seconds_per_step": 1.0,
+        "seed": spec.seed,
+        "peak_learning_rate": spec.peak_rate,
+        "warm_up_steps": WARM_UP,
+        "split": spec.split,
+        "corpus": {"name": spec.text, "sha256": corpus_digest},
+        "branch_of": spec.control_id if injected else None,
+        "fault_injection": {
+            "type": spec.fault or "NONE",
+            "trigger_step": spec.onset_step,
+            "params": {
+                "severity": spec.severity,
+                "severity_unit": injected.unit,
+                "duration_steps": spec.duration_steps,
+            }
+            if injected
+            else {},
+        },
+    }

@@ -1,0 +1,242 @@
+"""What the laboratory's runs show, as tables: what fails, how fast, and who sees it.
+
+Outcomes and times are those of all runs. What signals and detectors show is taken
+from the calibration and development runs alone: the test part is the benchmark's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import nan
+from pathlib import Path
+
+import numpy as np
+
+from rmetric.detectors import IN_PAPER
+from rmetric.evaluation import judge, score, trace_all
+from rmetric.evaluation.intervals import wilson
+from rmetric.records import Run
+from rmetric.reporting.table import Cell, Column, Table
+from studies.fault_lab.signals import SIGNALS, Sight, area, sights
+
+QUARTILES = (25, 50, 75)
+WILSON = "Shares with 95 % Wilson intervals."
+SEALED = "Calibration and development runs only; the test part is kept for the benchmark."
+
+
+def times_to_failure(runs: Iterable[Run]) -> list[int]:
+    """Steps from the onset to the failure, of the runs that failed."""
+    return [
+        run.truth.failure_step - run.truth.onset_step
+        for run in runs
+        if run.truth and run.truth.failure_step is not None and run.truth.onset_step is not None
+    ]
+
+
+def quartiles(times: Sequence[int]) -> tuple[float, ...]:
+    return tuple(np.percentile(times, QUARTILES).tolist()) if times else (nan,) * 3
+
+
+def by_fault(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """Fault -> its runs; faults before benign changes, those that fail most first."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        assert run.truth is not None
+        groups.setdefault(run.truth.fault, []).append(run)
+
+    def rank(item: tuple[str, list[Run]]) -> tuple:
+        name, members = item
+        truth = members[0].truth
+        assert truth is not None
+        times = times_to_failure(members)
+        middle = float(np.median(times)) if times else np.inf
+        return name == "NONE", truth.benign, -failed_share(members), middle, name
+
+    return dict(sorted(groups.items(), key=rank))
+
+
+def failed_share(runs: Sequence[Run]) -> float:
+    return sum(run.truth is not None and run.truth.failed for run in runs) / len(runs)
+
+
+def outcomes(runs: Sequence[Run], by_severity: bool = False) -> Table:
+    """What became of the runs under each fault, and how fast."""
+    rows: list[tuple[Cell, ...]] = []
+    for name, members in by_fault(runs).items():
+        if by_severity:
+            severities = sorted({run.truth.severity or 0.0 for run in members if run.truth})
+            for severity in severities:
+                alike = [r for r in members if r.truth and (r.truth.severity or 0.0) == severity]
+                rows.append((name, f"{severity:g}", *_outcome(alike)))
+        else:
+            truth = members[0].truth
+            assert truth is not None
+            kind = "control" if name == "NONE" else "benign" if truth.benign else "fault"
+            rows.append((name, kind, *_outcome(members)))
+    if not by_severity:
+        disturbed = [run for run in runs if run.truth and run.truth.fault != "NONE"]
+        for benign, title in ((False, "all faults"), (True, "all benign changes")):
+            alike = [run for run in disturbed if _benign(run) is benign]
+            rows.append((title, "benign" if benign else "fault", *_outcome(alike)))
+    return Table(
+        name="outcomes_by_severity" if by_severity else "outcomes",
+        number=2 if by_severity else 1,
+        title="What fails and how fast" + (", by severity" if by_severity else ""),
+        columns=(
+            Column(label="Fault"),
+            Column(label="Severity" if by_severity else "Kind"),
+            Column(label="Runs"),
+            Column(label="Failed (share)"),
+            Column(label="Not finite"),
+            Column(label="Diverged"),
+            Column(label="Degraded"),
+            Column(label="Onset to failure, 25 % (steps)", digits=0),
+            Column(label="50 %", digits=0),
+            Column(label="75 %", digits=0),
+        ),
+        rows=rows,
+        notes=[WILSON, "All runs of the campaign, the test part's outcomes included."],
+        grouped=by_severity,
+    )
+
+
+def _outcome(runs: Sequence[Run]) -> tuple[Cell, ...]:
+    kinds = [run.truth.failure_kind for run in runs if run.truth and run.truth.failed]
+    counts = [kinds.count(kind) for kind in ("non_finite", "diverged", "degraded")]
+    return len(runs), wilson(len(kinds), len(runs)), *counts, *quartiles(times_to_failure(runs))
+
+
+def all_sights(runs: Sequence[Run]) -> dict[str, list[Sight]]:
+    """Signal -> what it showed in each disturbed run, beside the run's control."""
+    controls = {run.id: run for run in runs}
+    branches = [run for run in runs if run.config.get("branch_of")]
+    return {
+        name: [sights(signal, run, controls[run.config["branch_of"]]) for run in branches]
+        for name, signal in SIGNALS.items()
+    }
+
+
+def signals(seen: Mapping[str, Sequence[Sight]]) -> Table:
+    """How well each signal tells a disturbed run from its twin."""
+
+    def share(found: Sequence[Sight], chosen: Callable[[Run], bool]) -> tuple[float, int]:
+        kept = [sight for sight in found if chosen(sight.run)]
+        return area(kept), len(kept)
+
+    groups: dict[str, Callable[[Run], bool]] = {
+        "not finite": lambda run: _kind(run) == "non_finite",
+        "diverged": lambda run: _kind(run) == "diverged",
+        "degraded": lambda run: _kind(run) == "degraded",
+        "absorbed": lambda run: _kind(run) is None and not _benign(run),
+        "benign": lambda run: _kind(run) is None and _benign(run),
+    }
+    rows: list[tuple[Cell, ...]] = []
+    for name, found in seen.items():
+        failing = share(found, lambda run: _kind(run) is not None)[0]
+        rows.append((SIGNALS[name].label, failing, *(share(found, g)[0] for g in groups.values())))
+    rows.sort(key=lambda row: -float(row[1]) if isinstance(row[1], float) else 0.0)
+    first = next(iter(seen.values()))
+    numbers = {name: share(first, chosen)[1] for name, chosen in groups.items()}
+    counts = ", ".join(f"{number} {name}" for name, number in numbers.items())
+    return Table(
+        name="signals",
+        number=3,
+        title="Which signal sees it: area under the ROC curve against the exact twin",
+        columns=(
+            Column(label="Signal"),
+            Column(label="All failing"),
+            *(Column(label=name.capitalize()) for name in groups),
+        ),
+        rows=rows,
+        notes=[
+            f"{SEALED} Runs: {counts}.",
+            "The largest value (of losses and R) or deviation either way (of the rest) from the "
+            "onset up to, not including, the failure, or over 60 steps where nothing fails, "
+            "against the twin's over the same steps. 0.5 is blind; under benign and absorbed a "
+            "high number is what makes a signal cry wolf.",
+        ],
+    )
+
+
+def signals_by_fault(seen: Mapping[str, Sequence[Sight]]) -> Table:
+    """The same for the failing runs of each fault."""
+    first = next(iter(seen.values()))
+    failing = [sight.run for sight in first if _kind(sight.run) is not None]
+    rows: list[tuple[Cell, ...]] = []
+    for fault, members in by_fault(failing).items():
+        ids = {run.id for run in members}
+        areas = [area([s for s in found if s.run.id in ids]) for found in seen.values()]
+        rows.append((fault, len(members), *areas))
+    return Table(
+        name="signals_by_fault",
+        number=4,
+        title="Which signal sees which fault: the same, failing runs of each fault",
+        columns=(
+            Column(label="Fault"),
+            Column(label="Failing runs"),
+            *(Column(label=SIGNALS[name].label) for name in seen),
+        ),
+        rows=rows,
+        notes=[SEALED, "Few runs a fault: read rows, not differences between neighbours."],
+    )
+
+
+def _kind(run: Run) -> str | None:
+    return run.truth.failure_kind if run.truth else None
+
+
+def _benign(run: Run) -> bool:
+    return run.truth is not None and run.truth.benign
+
+
+def detectors(runs: Sequence[Run], num_processes: int = 1) -> Table:
+    """Every registered detector with its own settings, under two protocols."""
+    rows: list[tuple[Cell, ...]] = []
+    controls = np.array([run.truth is not None and run.truth.fault == "NONE" for run in runs])
+    benign = np.array([_benign(run) and _kind(run) is None for run in runs])
+    for name, entry in IN_PAPER.items():
+        traces = trace_all(name, runs, num_processes=num_processes)
+        published = score(judge(runs, traces, "published"))
+        verdicts = judge(runs, traces, "causal")
+        causal = score(verdicts)
+        alarmed = [
+            wilson(int((verdicts.false_alarm & chosen).sum()), int(chosen.sum()))
+            for chosen in (controls, benign)
+        ]
+        ratios = published.f1, causal.f1, causal.recall
+        rows.append((entry.title, *ratios, *alarmed, causal.median_lead_steps))
+    failed = sum(_kind(run) is not None for run in runs)
+    return Table(
+        name="detectors",
+        number=5,
+        title="The detectors as they are, on real runs",
+        columns=(
+            Column(label="Detector"),
+            Column(label="F1, published rule"),
+            Column(label="F1, causal rule"),
+            Column(label="Recall, causal"),
+            Column(label="Controls alarmed"),
+            Column(label="Benign alarmed"),
+            Column(label="Median lead (steps)", digits=0),
+        ),
+        rows=rows,
+        notes=[
+            f"{SEALED} {len(runs)} runs, {failed} failing, {int(controls.sum())} controls, "
+            f"{int(benign.sum())} benign.",
+            "Published: any alert at any step counts. Causal: the first alert must fall between "
+            "onset and failure. Branches share their control's steps before the onset, so a "
+            "detector that is wrong there is wrong several times.",
+            "Settings are those of the paper or the detector's own; nothing was fitted here.",
+        ],
+    )
+
+
+def write_tables(tables: Iterable[Table], folder: Path) -> None:
+    from rmetric.logs import write_atomically
+    from rmetric.reporting.renderers import RENDERERS
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for table in tables:
+        for suffix in ("csv", "md"):
+            content = RENDERERS[suffix](table).encode()
+            write_atomically(folder / f"{table.name}.{suffix}", [content])

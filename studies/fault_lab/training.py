@@ -1,0 +1,265 @@
+"""One real training run, a step at a time: four workers, their mean, a clip, AdamW.
+
+Everything that a run is stands in `Training`: weights, moments and the step.
+The batch of a step follows from the seed and the step alone, so a run that is
+taken up again from a snapshot goes on bit for bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import cos, isfinite, pi
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rmetric.monitor.forward import ForwardProbes
+from rmetric.monitor.gradients import layer_names, norms_by_layer, tensor_norms
+from rmetric.monitor.workers import cosines_to_mean
+from rmetric.records import Record
+from studies.fault_lab.corpus import Corpus, windows
+from studies.fault_lab.models import MAX_LENGTH, FlatModel
+
+WORKERS = 4
+EVALUATE_EVERY = 10
+EVALUATED = 16  # sequences of the held-out batch
+PROBED = 2  # sequences of the probe batch, looked at after every step
+CLIP = 1.0
+BETA1, BETA2 = 0.9, 0.95
+WEIGHT_DECAY = 0.1
+EPSILON = 1e-8
+WARM_UP = 40  # steps
+FLOOR = 0.1  # of the peak rate, at the end
+
+
+@dataclass
+class Settings:
+    """What one step is trained with; faults and planned changes turn it.
+
+    Attributes:
+        scheduled_rate: what the schedule says, and the record.
+        rate_factor: of it, what the optimiser really uses.
+        beta1, beta2: of AdamW.
+        batch_size: sequences a worker.
+        length: tokens a sequence.
+        other_share: share of the sequences that come from the other domain.
+        evaluated: sequences of the held-out batch that are looked at.
+        half_scale: activations pass through half precision at this scale; None: they do not.
+        router_bias: (expert, what is added to its logit); None for none.
+        planned: changes that the user announced at this step.
+    """
+
+    scheduled_rate: float
+    rate_factor: float = 1.0
+    beta1: float = BETA1
+    beta2: float = BETA2
+    batch_size: int = 2
+    length: int = 48
+    other_share: float = 0.0
+    evaluated: int = EVALUATED
+    half_scale: float | None = None
+    router_bias: tuple[int, float] | None = None
+    planned: tuple[str, ...] = ()
+
+
+@dataclass
+class Batch:
+    """What the workers read at one step, shape (workers, sequences, tokens)."""
+
+    tokens_WBT: NDArray[np.int64]
+    labels_WBT: NDArray[np.int64]
+
+
+class Average(NamedTuple):
+    """What the workers' gradients come to.
+
+    Attributes:
+        gradient_N: their mean.
+        loss: likewise.
+        norms, cosines: of each worker's own gradient, the cosine to the mean.
+        non_finite: entries that are nan or inf, over all workers.
+    """
+
+    gradient_N: Tensor
+    loss: float
+    norms: tuple[float, ...]
+    cosines: tuple[float, ...]
+    non_finite: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that a run is after a step."""
+
+    step: int
+    weights_N: Tensor
+    first_N: Tensor
+    second_N: Tensor
+
+
+class Training:
+    """A run that is trained step by step.
+
+    Args:
+        model: whose weights are trained.
+        text: what on.
+        seed: of the batches.
+        peak_rate: learning rate after the warm-up.
+        total_steps: at which the cosine reaches its floor.
+
+    Attributes:
+        step: steps taken so far.
+        first_N, second_N: AdamW's moments.
+    """
+
+    def __init__(
+        self, model: FlatModel, text: Corpus, seed: int, peak_rate: float, total_steps: int
+    ) -> None:
+        self.model, self.text, self.seed = model, text, seed
+        self.peak_rate, self.total_steps = peak_rate, total_steps
+        self.step = 0
+        self.first_N = torch.zeros_like(model.weights_N)
+        self.second_N = torch.zeros_like(model.weights_N)
+        self._layers = layer_names(model.names)
+        self._probes = ForwardProbes(model.module)
+        length = Settings(0.0).length
+        rng = np.random.default_rng([seed, 0])
+        self._held_out = self._windows(text.held_out, rng, EVALUATED, length)
+        self._probe = self._windows(text.held_out, rng, PROBED, length)
+
+    # -- what is carried from step to step
+
+    def snapshot(self) -> Snapshot:
+        moments = self.first_N.clone(), self.second_N.clone()
+        return Snapshot(self.step, self.model.weights_N.clone(), *moments)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        self.step = snapshot.step
+        self.model.weights_N.copy_(snapshot.weights_N)
+        self.first_N.copy_(snapshot.first_N)
+        self.second_N.copy_(snapshot.second_N)
+
+    # -- the parts of a step
+
+    def settings(self, step: int) -> Settings:
+        """As planned for `step`, counted from 1."""
+        return Settings(scheduled_rate=self.peak_rate * schedule(step, self.total_steps))
+
+    def batch(self, step: int, settings: Settings) -> Batch:
+        """Follows from the seed, the step and the settings alone."""
+        rng = np.random.default_rng([self.seed, step])
+        shape, length = (WORKERS, settings.batch_size), settings.length + 1
+        draw = rng.random(shape)
+        tokens = self._at(self.text.home, draw, length)
+        elsewhere = rng.random(shape) < settings.other_share
+        if elsewhere.any():
+            tokens[elsewhere] = self._at(self.text.other, draw[elsewhere], length)
+        return Batch(tokens[..., :-1], tokens[..., 1:].copy())
+
+    def gradients(
+        self, batch: Batch, settings: Settings, workers: slice = slice(None)
+    ) -> tuple[Tensor, Tensor]:
+        """Each worker's own, shape (workers, parameters), and losses, shape (workers,)."""
+        tokens, labels = batch.tokens_WBT[workers], batch.labels_WBT[workers]
+        with self.model.disturbed(settings.half_scale, settings.router_bias):
+            return self.model.gradients(torch.from_numpy(tokens), torch.from_numpy(labels))
+
+    def average(self, losses_W: Tensor, gradients_WN: Tensor) -> Average:
+        """The workers' mean, and how each of them stands to it."""
+        norms = tuple(torch.linalg.vector_norm(gradients_WN, dim=1).tolist())
+        return Average(
+            gradient_N=gradients_WN.mean(dim=0),
+            loss=float(losses_W.mean()),
+            norms=norms,
+            cosines=tuple(cosines_to_mean(gradients_WN).tolist()),
+            non_finite=count_non_finite(gradients_WN, norms),
+        )
+
+    def finish_step(self, settings: Settings, average: Average) -> Record:
+        """Clip, move the weights; what the step and its evaluation measured."""
+        self.step += 1
+        norm = torch.linalg.vector_norm(average.gradient_N)
+        record = self._record(settings, average, float(norm))
+        before_N = self.model.weights_N.clone()
+        self._adamw(settings, average.gradient_N * torch.clamp(CLIP / (norm + 1e-6), max=1.0))
+        weights_N = self.model.weights_N
+        record.update_norm = float(torch.linalg.vector_norm(weights_N - before_N))
+        record.parameter_norm = float(torch.linalg.vector_norm(weights_N))
+        with self.model.disturbed(settings.half_scale, settings.router_bias):
+            record.probe_loss = self.model.evaluate(*self._probe)
+            if self.step % EVALUATE_EVERY == 0:
+                self._evaluate(record, settings)
+        return record
+
+    def _adamw(self, settings: Settings, gradient_N: Tensor) -> None:
+        rate = settings.scheduled_rate * settings.rate_factor
+        self.first_N.lerp_(gradient_N, 1.0 - settings.beta1)
+        self.second_N.mul_(settings.beta2).addcmul_(
+            gradient_N, gradient_N, value=1.0 - settings.beta2
+        )
+        # The planned betas: an optimiser whose beta is wrong does not know it.
+        correction1, correction2 = 1.0 - BETA1**self.step, 1.0 - BETA2**self.step
+        weights_N = self.model.weights_N
+        weights_N.mul_(1.0 - rate * WEIGHT_DECAY * self.model.decayed_N)
+        root_N = (self.second_N / correction2).sqrt_().add_(EPSILON)
+        weights_N.addcdiv_(self.first_N, root_N, value=-rate / correction1)
+
+    def _record(self, settings: Settings, average: Average, norm: float) -> Record:
+        record = Record(
+            step=self.step,
+            time=float(self.step),
+            training_loss=average.loss,
+            gradient_norm=norm,
+            worker_gradient_norms=average.norms,
+            worker_gradient_cosines=average.cosines,
+            non_finite_gradients=average.non_finite,
+            learning_rate=settings.scheduled_rate,
+            planned_events=settings.planned or None,
+        )
+        if self.step % EVALUATE_EVERY == 0:
+            norms = tensor_norms(self.model.tensors(average.gradient_N)).tolist()
+            record.layer_gradient_norms = norms_by_layer(self._layers, norms)
+        return record
+
+    def _evaluate(self, record: Record, settings: Settings) -> None:
+        tokens, labels = self._held_out
+        if settings.evaluated < EVALUATED:
+            rng = np.random.default_rng([self.seed, self.step, 1])
+            chosen = torch.from_numpy(rng.permutation(EVALUATED)[: settings.evaluated])
+            tokens, labels = tokens[chosen], labels[chosen]
+        with self._probes.measuring():
+            record.validation_loss = self.model.evaluate(tokens, labels)
+        for name, value in self._probes.read().items():
+            setattr(record, name, value)
+
+    # -- text
+
+    def _at(self, text: NDArray[np.uint8], draw: NDArray[np.float64], length: int) -> NDArray:
+        starts = (draw * (len(text) - MAX_LENGTH - 1)).astype(np.int64)
+        return windows(text, starts, length).astype(np.int64)
+
+    def _windows(
+        self, text: NDArray[np.uint8], rng: np.random.Generator, number: int, length: int
+    ) -> tuple[Tensor, Tensor]:
+        tokens = torch.from_numpy(self._at(text, rng.random(number), length + 1))
+        return tokens[:, :-1], tokens[:, 1:]
+
+
+def count_non_finite(gradients_WN: Tensor, norms: tuple[float, ...]) -> int:
+    """Entries that are nan or inf; a finite norm has none, and saves the look."""
+    return 0 if all(map(isfinite, norms)) else int((~gradients_WN.isfinite()).sum())
+
+
+def schedule(step: int, total_steps: int) -> float:
+    """Share of the peak rate: up in a line, then down a cosine.
+
+    >>> schedule(20, 400), schedule(40, 400), round(schedule(400, 400), 3)
+    (0.5, 1.0, 0.1)
+    """
+    if step <= WARM_UP:
+        return step / WARM_UP
+    progress = (step - WARM_UP) / max(total_steps - WARM_UP, 1)
+    return FLOOR + (1.0 - FLOOR) * 0.5 * (1.0 + cos(pi * min(progress, 1.0)))

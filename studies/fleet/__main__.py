@@ -1,0 +1,47 @@
+"""What a guard is worth over many GPUs.
+
+python -m studies.fleet risk     who is warned in time, and who for nothing
+python -m studies.fleet cost     what emergency saves and shrinking are worth to a job
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+
+#: Each has NAME, HELP, add_arguments(parser) and run(options), which returns the exit status.
+MODULES = ("studies.fleet.risk_report", "studies.fleet.cost_report")
+
+
+def parser() -> argparse.ArgumentParser:
+    out = argparse.ArgumentParser(
+        prog="python -m studies.fleet",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    subcommands = out.add_subparsers(required=True, metavar="COMMAND")
+    for module in map(import_module, filter(find_spec, MODULES)):
+        subcommand = subcommands.add_parser(module.NAME, help=module.HELP)
+        module.add_arguments(subcommand)
+        subcommand.set_defaults(run=module.run)
+    return out
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0: all well; 2: nothing was done, and why is said."""
+    options = parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror or error}", file=sys.stderr)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

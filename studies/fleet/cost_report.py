@@ -1,0 +1,127 @@
+"""`python -m studies.fleet cost`: what a guard is worth to a job, and when it is not."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+import rmetric
+from rmetric.logs import write_atomically
+from rmetric.reporting.markers import fill, relative_figure
+from rmetric.reporting.provenance import commit
+from rmetric.reporting.renderers import to_csv, to_markdown, to_text
+from rmetric.reporting.style import save, style
+from rmetric.reporting.table import Table
+from studies.fleet import cost
+from studies.fleet.cost import Measured, measure
+from studies.fleet.cost_figure import CAPTION, Point, build_figure, measured_points
+from studies.fleet.cost_figure import NAME as FIGURE
+from studies.fleet.cost_tables import Get, tables
+from studies.fleet.cost_words import sentences
+from studies.fleet.guarded_job import SHARES
+from studies.fleet.job_settings import Job
+
+NAME = "cost"
+HELP = "what emergency saves, shrinking and quick restarts are worth to a job on many GPUs"
+OUT = Path("studies", "fleet", "results", "cost")
+PAGE = Path("docs", "fleet_cost.md")  # made anew with the results in OUT
+COMMAND = "python -m studies.fleet cost"
+REPLICATIONS = 40
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, default=OUT, help=f"default: {OUT}")
+    parser.add_argument(
+        "--replications", type=int, default=REPLICATIONS, metavar="N",
+        help="seeds of each job, at least 2 (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.replications < 2:
+        raise ValueError(f"--replications is {options.replications}: it must be at least 2")
+    points = measured_points(options.out.parent)
+    jobs: dict[Job, None] = {}
+
+    def note(job: Job) -> Measured:
+        jobs[job] = None
+        return PLACEHOLDER
+
+    # Made twice: once to see which jobs are asked for, once of what they gave.
+    everything(note, points)
+    found = measure(jobs, options.replications, options.processes)
+    made, figure = everything(found.__getitem__, points)
+    write(options.out, made, figure, points, options.replications)
+    if options.out == OUT and PAGE.exists():
+        refresh(PAGE, made, sentences(found.__getitem__))
+    print("\n".join(to_text(table) for table in made))
+    print(f"tables, figure and provenance.json: {options.out}")
+    return 0
+
+
+#: Of a job that is not simulated yet.
+PLACEHOLDER = Measured(np.array([0.5, 0.6]), {name: np.zeros(2) for name in SHARES})
+
+
+def everything(get: Get, points: Sequence[Point]) -> tuple[list[Table], Figure]:
+    """Tables and figure of what `get` has of each job."""
+    with np.errstate(divide="ignore", invalid="ignore"), style():
+        return list(tables(get)), build_figure(get, points)
+
+
+def write(
+    folder: Path, made: Sequence[Table], figure: Figure, points: Sequence[Point], n: int
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for table in made:
+        write_atomically(folder / f"{table.name}.csv", [to_csv(table).encode()])
+        write_atomically(folder / f"{table.name}.md", [to_markdown(table).encode()])
+    with style():
+        save(figure, folder / FIGURE)
+    about = json.dumps(provenance(points, n), indent=2).encode()
+    write_atomically(folder / "provenance.json", [about, b"\n"])
+
+
+def provenance(points: Sequence[Point], replications: int) -> dict[str, Any]:
+    """What a reader needs to make the same again, besides the code."""
+    return {
+        "command": COMMAND,
+        "replications": replications,
+        "seeds": [0, replications - 1],
+        "failures_per_node_day": cost.RATES,
+        "by_hand": {
+            "saves": {name: asdict(saves) for name, saves in cost.SAVES.items()},
+            "fleet": asdict(cost.a_job(8, "synchronous").fleet),
+            "mean_lead_seconds": cost.TODAY.mean_lead_seconds,
+            "failures_of_a_job": [cost.LEAST_FAILURES, cost.MOST_FAILURES],
+            "saves_of_a_job": cost.MOST_SAVES,
+        },
+        "points": [point._asdict() for point in points],
+        "versions": {
+            "rmetric": rmetric.__version__,
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("numpy", "scipy", "joblib", "simpy")},
+        },
+        "commit": commit(),
+    }
+
+
+def refresh(page: Path, made: Sequence[Table], words: dict[str, str]) -> None:
+    """Fill in what stands between the markers: the figure, `table NAME` and `words NAME`."""
+    parts = {
+        "figure": relative_figure(page, OUT, FIGURE, CAPTION),
+        **{f"table {table.name}": to_markdown(table) for table in made},
+        **{f"words {name}": f"{text}\n" for name, text in words.items()},
+    }
+    fill(page, parts.get, parts)

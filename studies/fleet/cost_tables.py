@@ -1,0 +1,417 @@
+"""The tables of what a guard is worth; each asks for the jobs that it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from rmetric.evaluation import Estimate
+from rmetric.guard.interval import expected_ettr
+from rmetric.reporting.table import Cell, Column, Table
+from studies.fleet.closed_form import exact_ettr, false_alarm_costs, hit_saves, unsaved_ettr
+from studies.fleet.cost import (
+    RATES,
+    RECALLS,
+    SAVES,
+    SIZES,
+    TODAY,
+    UNSAVED_DAYS,
+    Measured,
+    a_job,
+    mean,
+    one_percent,
+)
+from studies.fleet.job_settings import DAY, Job, Predictor
+
+Get = Callable[[Job], Measured]
+BIG = SIZES[-1]
+#: Sizes of which the break-even is asked.
+BREAK_EVEN_SIZES = SIZES[2:]
+ALWAYS = "always one"
+#: False alarms to a failure, where their cost is measured: about twice today's.
+ALARMS_PER_FAILURE = 4.0
+
+
+def tables(get: Get) -> Iterator[Table]:
+    yield _strategies(get)
+    yield _break_even(get)
+    yield _variants(get)
+    yield _where_it_goes(get)
+    yield _shrinking(get)
+    yield _rates(get)
+    yield _checks(get)
+
+
+def _percent(estimate: Estimate) -> Estimate:
+    return Estimate(*(100.0 * bound for bound in estimate))
+
+
+def strategies() -> dict[str, tuple[float | None, Predictor]]:
+    """Words -> interval (None: Young/Daly's) and predictor."""
+    found: dict[str, tuple[float | None, Predictor]] = {
+        "every hour": (3600.0, Predictor()),
+        "Young/Daly": (None, Predictor()),
+    }
+    for alarms, words in ((0.0, "no false alarms"), (TODAY.false_alarms_per_gpu_day, "today's")):
+        for recall in RECALLS:
+            predictor = Predictor(recall=recall, false_alarms_per_gpu_day=alarms)
+            found[f"+ emergency, recall {recall:g}, {words}"] = None, predictor
+    return found
+
+
+def _strategies(get: Get) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for size in SIZES:
+        mtbf = a_job(size, "synchronous").fleet.seconds_between_failures
+        none = 100 * unsaved_ettr(mtbf=mtbf, work=UNSAVED_DAYS * DAY, restart=600.0)
+        rows.append((f"{size:,}", "no saves (7 days)", none, None, none, None))
+        for words, (interval, predictor) in strategies().items():
+            cells = [
+                _percent(
+                    get(
+                        a_job(
+                            size,
+                            saves,
+                            predictor,
+                            interval=interval,
+                            **one_percent(size, shrinks=shrinks),
+                        )
+                    ).ettr
+                )
+                for saves in SAVES
+                for shrinks in (False, True)
+            ]
+            rows.append((f"{size:,}", words, *cells))
+    return Table(
+        name="ettr",
+        number=1,
+        title="ETTR (%) by fleet and strategy, at the failure rate of RSC-1",
+        columns=(
+            Column(label="GPUs"),
+            Column(label="Saves"),
+            *(Column(label=f"{saves}, {how}") for saves in SAVES for how in ("waits", "shrinks")),
+        ),
+        rows=rows,
+        grouped=True,
+        notes=[
+            "One spare node to 100 (none to 8 or 64 GPUs); a node that failed is back after 24 h. "
+            "'Waits': for all of its nodes; 'shrinks': goes on with whole replicas, each a 128th "
+            "of the fleet, at least a node.",
+            "No saves: a job of 7 days that begins anew after each failure and always has a node; "
+            "by its closed form, as it would never end in a simulation.",
+            "Today's: 0.84 false alarms a day on 504 GPUs (arXiv 2605.09370); the recall measured "
+            f"there is {TODAY.recall:g}.",
+            "Synchronous saves block for 120 s; asynchronous ones for 20 s, and are durable after "
+            "120 s. A restart takes 600 s.",
+        ],
+    )
+
+
+class BreakEven(NamedTuple):
+    """Of warnings on one fleet, each measured without the other, against no warnings at all.
+
+    Attributes:
+        hit: seconds that a failure which is warned of saves.
+        alarm: seconds that a false alarm costs, where there are some to a failure.
+        rare: that one costs by the closed form where they are few: `alarm` agrees, but on
+            small fleets it drowns in the noise.
+        paid_for: how many of the rare ones a hit pays for.
+    """
+
+    hit: Estimate
+    alarm: Estimate
+    rare: float
+    paid_for: Estimate
+
+
+def break_even(get: Get, size: int, saves: str) -> BreakEven:
+    """A gain in ETTR times the mean time between failures is seconds a failure."""
+    job = a_job(size, saves)
+    mtbf = job.fleet.seconds_between_failures
+    rate = ALARMS_PER_FAILURE * job.fleet.failures_per_node_day / job.fleet.gpus_per_node
+    base = get(job)
+    hits = get(a_job(size, saves, Predictor(recall=1.0)))
+    alarms = get(a_job(size, saves, Predictor(false_alarms_per_gpu_day=rate)))
+    hit = mean((hits.ettr_S - base.ettr_S) * mtbf)
+    rare = false_alarm_costs(blocking=job.saves.blocking_seconds, least_gap=job.saves.least_gap)
+    return BreakEven(
+        hit=hit,
+        alarm=mean((base.ettr_S - alarms.ettr_S) * mtbf / ALARMS_PER_FAILURE),
+        rare=rare,
+        paid_for=Estimate(*(bound / rare for bound in hit)),
+    )
+
+
+def _break_even(get: Get) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for size in BREAK_EVEN_SIZES:
+        for saves in SAVES:
+            job = a_job(size, saves)
+            interval, blocking = job.saves.interval_seconds or 0.0, job.saves.blocking_seconds
+            gap = job.saves.least_gap
+            found = break_even(get, size, saves)
+            rows.append(
+                (
+                    f"{size:,}",
+                    saves,
+                    interval / 60,
+                    found.hit,
+                    hit_saves(interval=interval, blocking=blocking, least_gap=gap),
+                    found.alarm,
+                    found.rare,
+                    found.paid_for,
+                    100 / (1 + found.paid_for.point),
+                    get(a_job(size, saves, TODAY)).gain(get(job)),
+                )
+            )
+    hits = TODAY.recall * RATES["RSC-1"] / 8
+    right = hits / (hits + TODAY.false_alarms_per_gpu_day)
+    return Table(
+        name="break_even",
+        number=2,
+        title="What a warning saves, what a false alarm costs, and when the two are even",
+        columns=(
+            Column(label="GPUs"),
+            Column(label="Saves"),
+            Column(label="Interval (min)", digits=0),
+            Column(label="A hit saves (s)", digits=0),
+            Column(label="just in time (s)", digits=0),
+            Column(label="A false alarm costs (s)", digits=1),
+            Column(label="a rare one (s)", digits=1),
+            Column(label="False alarms a hit pays for", digits=1),
+            Column(label="Precision needed (%)", digits=0),
+            Column(label="Gain of today's predictor (points)"),
+        ),
+        rows=rows,
+        grouped=True,
+        notes=[
+            "Against Young/Daly's interval without a predictor, seed by seed under the same "
+            "failures; a node is always there. A hit: every failure is warned of, 10 minutes ahead "
+            "in the mean, exponentially distributed, and there are no false alarms. False alarms: "
+            f"{ALARMS_PER_FAILURE:g} to a failure, and no hits.",
+            "Just in time, a rare one: to first order (`studies.fleet.closed_form`), for warnings "
+            "that come just before the failure and alarms that are few in an interval. What a hit "
+            "pays for is counted in rare ones.",
+            f"Today's predictor: recall {TODAY.recall:g}, "
+            f"{TODAY.false_alarms_per_gpu_day:.2g} false alarms a GPU-day; at the failure rate of "
+            f"RSC-1 {100 * right:.0f} % of its alarms are right.",
+        ],
+    )
+
+
+#: What may be otherwise about a warning -> settings of the predictor, and of the filter.
+VARIANTS: dict[str, tuple[dict[str, bool], float]] = {
+    "as the guard does it": ({}, 0.25),
+    "without the filter on the gap": ({}, 0.0),
+    "asks again while it stands": ({"repeats": True}, 0.25),
+    "and the node is dropped": ({"drops": True}, 0.25),
+}
+LEADS = (300.0, 600.0, 3600.0)
+
+
+def variant(get: Get, saves: str, lead: float, words: str, alarms: float) -> Estimate:
+    settings, least_gap = VARIANTS[words]
+    predictor = Predictor(
+        recall=0.5, mean_lead_seconds=lead, false_alarms_per_gpu_day=alarms, **settings
+    )
+    return get(a_job(BIG, saves, predictor, least_gap=least_gap)).gain(get(a_job(BIG, saves)))
+
+
+def _variants(get: Get) -> Table:
+    rows: list[tuple[Cell, ...]] = [
+        (
+            f"{lead / 60:.0f} min",
+            words,
+            *(
+                variant(get, saves, lead, words, alarms)
+                for saves in SAVES
+                for alarms in (0.0, TODAY.false_alarms_per_gpu_day)
+            ),
+        )
+        for lead in LEADS
+        for words in VARIANTS
+    ]
+    return Table(
+        name="variants",
+        number=3,
+        title=f"Gain (points of ETTR) of a recall of 0.5 on {BIG:,} GPUs, by what a warning does",
+        columns=(
+            Column(label="Mean lead"),
+            Column(label="A warning"),
+            *(
+                Column(label=f"{saves}, {alarms}")
+                for saves in SAVES
+                for alarms in ("no false alarms", "today's")
+            ),
+        ),
+        rows=rows,
+        grouped=True,
+        notes=[
+            "A false alarm lasts as long as a warning comes early: whoever warns cannot tell them "
+            "apart. A node that is dropped has a substitute at once; the restart is paid.",
+        ],
+    )
+
+
+def ways(size: int) -> dict[str, Job]:
+    """What could be done for a big fleet, one thing at a time."""
+    some = one_percent(size)
+    best = Predictor(recall=0.9)
+    return {
+        "synchronous saves, restart 600 s, waits": a_job(size, "synchronous", **some),
+        "asynchronous saves": a_job(size, "asynchronous", **some),
+        "asynchronous, recall 0.9, no false alarms": a_job(size, "asynchronous", best, **some),
+        "asynchronous, today's predictor": a_job(size, "asynchronous", TODAY, **some),
+        "asynchronous, shrinks": a_job(size, "asynchronous", **some, shrinks=True),
+        "asynchronous, restart 300 s": a_job(size, "asynchronous", **some, restart_seconds=300.0),
+        "asynchronous, restart 60 s": a_job(size, "asynchronous", **some, restart_seconds=60.0),
+        "asynchronous, restart 60 s, shrinks, recall 0.9": a_job(
+            size, "asynchronous", best, **some, restart_seconds=60.0, shrinks=True
+        ),
+    }
+
+
+def _where_it_goes(get: Get) -> Table:
+    shown = ("lost", "saving", "restarting", "waiting", "slow")
+    return Table(
+        name="where_it_goes",
+        number=4,
+        title=f"Where the time of {BIG:,} GPUs goes (% of the time on the clock)",
+        columns=(
+            Column(label="What is done"),
+            Column(label="ETTR"),
+            *(Column(label=name.capitalize(), digits=1) for name in shown),
+        ),
+        rows=[
+            (
+                words,
+                _percent(get(job).ettr),
+                *(100 * float(get(job).shares_S[name].mean()) for name in shown),
+            )
+            for words, job in ways(BIG).items()
+        ],
+        notes=[
+            "Lost: computed and rolled back. Waiting: for a node. Slow: computing with fewer "
+            "nodes, the part that is missing. One spare to 100 nodes, back after 24 h."
+        ],
+    )
+
+
+def shrink_jobs(size: int, share: float | None) -> dict[str, Job]:
+    """How a job that is short of nodes goes on; `share` of spares, None for always one."""
+    spares = {"num_spares": None if share is None else round(share * size / 8)}
+    settings = one_percent(size) | spares
+    return {
+        "waits": a_job(size, "asynchronous", **settings),
+        "shrinks": a_job(size, "asynchronous", **settings, shrinks=True),
+        "shrinks, grows only at failures": a_job(
+            size, "asynchronous", **settings, shrinks=True, grows=False
+        ),
+    }
+
+
+SPARES = {"none": 0.0, "1 %": 0.01, ALWAYS: None}
+
+
+def _shrinking(get: Get) -> Table:
+    return Table(
+        name="shrinking",
+        number=5,
+        title="ETTR (%) with spares and without, asynchronous saves, no warnings",
+        columns=(
+            Column(label="GPUs"),
+            Column(label="Spares"),
+            *(Column(label=words) for words in shrink_jobs(64, 0.0)),
+        ),
+        rows=[
+            (
+                f"{size:,}",
+                spares,
+                *(_percent(get(job).ettr) for job in shrink_jobs(size, share).values()),
+            )
+            for size in SIZES[1:]
+            for spares, share in SPARES.items()
+        ],
+        grouped=True,
+        notes=["A node that failed is back after 24 h. Growing costs a restart after a save."],
+    )
+
+
+def _rates(get: Get) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    cases = [(name, rate, 1.0) for name, rate in RATES.items()] + [
+        ("RSC-1, in bursts (Weibull 0.7)", RATES["RSC-1"], 0.7)
+    ]
+    for name, rate, shape in cases:
+        settings: dict[str, Any] = {"failures_per_node_day": rate, "weibull_shape": shape}
+        base = a_job(BIG, "asynchronous", **settings)
+        today = get(a_job(BIG, "asynchronous", TODAY, **settings))
+        all_told = get(a_job(BIG, "asynchronous", Predictor(recall=1.0), **settings))
+        rows.append(
+            (name, 1000 * rate, base.fleet.seconds_between_failures / 3600,
+             _percent(get(base).ettr), all_told.gain(get(base)), today.gain(get(base)))
+        )  # fmt: skip
+    return Table(
+        name="rates",
+        number=6,
+        title=f"{BIG:,} GPUs at published failure rates, asynchronous saves",
+        columns=(
+            Column(label="Rate of"),
+            Column(label="Failures a 1000 node-days"),
+            Column(label="Hours between failures", digits=1),
+            Column(label="ETTR (%), Young/Daly"),
+            Column(label="Gain of recall 1, no false alarms"),
+            Column(label="Gain of today's predictor"),
+        ),
+        rows=rows,
+        notes=[
+            "RSC-1, RSC-2: arXiv 2410.21680. Llama 3 405B: 419 unexpected interruptions in 54 days "
+            "on 16,384 GPUs (arXiv 2407.21783); both read in secondary copies. Bursts: the time "
+            "between failures of a large system is Weibull of shape 0.7 to 0.8 (Schroeder and "
+            "Gibson, DSN 2006).",
+        ],
+    )
+
+
+def _checks(get: Get) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for size in SIZES:
+        for saves in SAVES:
+            job = a_job(size, saves)
+            mtbf, interval = job.fleet.seconds_between_failures, job.saves.interval_seconds or 0.0
+            exact = 100 * exact_ettr(
+                mtbf=mtbf,
+                interval=interval,
+                blocking=job.saves.blocking_seconds,
+                durable=job.saves.durable_seconds,
+                restart=job.fleet.restart_seconds,
+            )
+            published = 100 * expected_ettr(
+                interval,
+                save_seconds=job.saves.blocking_seconds,
+                restart_seconds=job.fleet.restart_seconds,
+                failures_per_hour=3600 / mtbf,
+            )
+            found = _percent(get(job).ettr)
+            apart = [100 * (found.point / form - 1) for form in (exact, published)]
+            rows.append((f"{size:,}", saves, found, exact, apart[0], published, apart[1]))
+    return Table(
+        name="checks",
+        number=7,
+        title="The simulation against what can be computed (ETTR in %, a node is always there)",
+        columns=(
+            Column(label="GPUs"),
+            Column(label="Saves"),
+            Column(label="Simulated", digits=3),
+            Column(label="Exact", digits=3),
+            Column(label="apart (%)", digits=3),
+            Column(label="arXiv 2410.21680", digits=3),
+            Column(label="apart (%)", digits=3),
+        ),
+        rows=rows,
+        grouped=True,
+        notes=[
+            "Exact: renewal theory, `studies.fleet.closed_form`. The published form is of first "
+            "order in the failure rate, and counts an asynchronous save as durable at once.",
+        ],
+    )

@@ -1,0 +1,315 @@
+"""One training job on many GPUs, event by event: computing, saves, failures, restarts, repairs.
+
+The decisions to save are those of the real `rmetric.guard.policy.CheckpointPolicy`,
+asked at step boundaries as in a training; simpy keeps the clock.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass, field
+from math import ceil, floor
+from typing import Any
+
+from rmetric.guard.policy import CheckpointPolicy, Vote
+from studies.fleet.job_settings import Job
+from studies.fleet.troubles import Failure, FalseAlarm, failures, false_alarms
+
+#: Where the time on the clock goes; they sum to it.
+SHARES = ("productive", "lost", "slow", "saving", "restarting", "waiting")
+#: Seconds within which two times that were summed differently are the same.
+TINY = 1e-6
+FAILED, WARNED = "failed", "warned"
+Events = Generator[Any, Any, None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of one job. Effective training time ratio: `ettr` = productive / wall.
+
+    Attributes:
+        wall: seconds on the clock from the first step to the last.
+        productive: seconds of computing at full speed whose steps were kept to the end, or,
+            where the job was given up, to its last durable save.
+        lost: of computing at full speed whose steps were rolled back or left half done.
+        slow: that computing took longer because the job was shrunken.
+        saving: stood still for saves. restarting: from a failure, a drop or growth to the first
+            step, without waiting for nodes. waiting: for nodes.
+        finished: False where the job was given up at `longest_seconds`.
+        counts: of "failures", those "warned" of and those "averted" by dropping the node;
+            of "false_alarms"; of saves begun by vote, such as "saves_emergency".
+    """
+
+    wall: float
+    productive: float
+    lost: float
+    slow: float
+    saving: float
+    restarting: float
+    waiting: float
+    finished: bool
+    counts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def ettr(self) -> float:
+        return self.productive / self.wall
+
+
+def replicate(job: Job, seed: int) -> Outcome:
+    """The job under the troubles of one seed; the same seed gives the same outcome."""
+    return simulate(job, failures(job, seed), false_alarms(job, seed))
+
+
+def simulate(job: Job, strikes: Iterable[Failure], alarms: Iterable[FalseAlarm] = ()) -> Outcome:
+    """The job under given failures and false alarms, each in the order of their times."""
+    return _Run(job).outcome(strikes, alarms)
+
+
+class _Leave(Exception):
+    """The job restarts of its own will, right after a durable save."""
+
+
+class _Run:
+    """The state of one job. Failures strike it wherever it is but in `waiting`."""
+
+    def __init__(self, job: Job) -> None:
+        import simpy
+
+        self.job, self.fleet = job, job.fleet
+        self.env = simpy.Environment()
+        self.interrupted = simpy.Interrupt
+        self.config = job.policy_config()
+        self.spent = dict.fromkeys(SHARES, 0.0)
+        self.counts: Counter[str] = Counter()
+        self.phase, self.since = "waiting", 0.0
+        self.step, self.nodes, self.down = 0, 0, 0
+        self.policy: CheckpointPolicy | None = None
+        self.durable_at = 0.0
+        self.standing: dict[str, None] = {}
+        self.dropped: set[str] = set()
+        self.repaired: Any = None
+
+    def outcome(self, strikes: Iterable[Failure], alarms: Iterable[FalseAlarm]) -> Outcome:
+        self.training = self.env.process(self._life())
+        self.env.process(self._failures(strikes))
+        self.env.process(self._false_alarms(alarms))
+        end: Any = self.training
+        if self.job.longest_seconds < float("inf"):
+            end = self.training | self.env.timeout(self.job.longest_seconds)
+        self.env.run(end)
+        finished = self.step >= self.job.num_steps
+        if not finished:
+            self._enter("given up")
+            self._roll_back()
+        kept = self.step * self.job.step_seconds
+        return Outcome(
+            wall=self.env.now,
+            finished=finished,
+            counts=dict(sorted(self.counts.items())),
+            **self.spent | {"productive": kept, "lost": max(self.spent["productive"] - kept, 0.0)},
+        )
+
+    # The job itself
+
+    def _life(self) -> Events:
+        first = True
+        while self.step < self.job.num_steps:
+            try:
+                yield from self._start(0.0 if first else self.fleet.restart_seconds)
+                yield from self._train()
+            except (self.interrupted, _Leave):
+                self._roll_back()
+            first = False
+        self._enter("finished")
+
+    def _start(self, restart_seconds: float) -> Events:
+        self._enter("waiting")
+        while not self.fleet.nodes_for(self._available()):
+            self.repaired = self.env.event()
+            yield self.repaired
+        self.nodes = self.fleet.nodes_for(self._available())
+        self._enter("restarting")
+        yield self.env.timeout(restart_seconds)
+        self.policy = CheckpointPolicy(self.config, now=self.env.now, step=self.step)
+        self._ask_again()
+
+    def _train(self) -> Events:
+        policy = self._the_policy()
+        while True:
+            yield from self._compute(self._steps_to_next_question())
+            if self.step >= self.job.num_steps:
+                return
+            self._settle()
+            if self.job.predictor.repeats and not policy.pending:
+                self._ask_again()
+            vote = policy.vote(self.env.now, self.step)
+            if vote is not Vote.NOTHING:
+                yield from self._save(vote)
+
+    def _compute(self, num_steps: int) -> Events:
+        """So many steps, or up to the boundary after a warning."""
+        self._enter("productive")
+        begin, took = self.env.now, self._step_takes()
+        goal = num_steps
+        while goal:
+            try:
+                yield self.env.timeout(max(begin + goal * took - self.env.now, 0.0))
+                break
+            except self.interrupted as news:
+                done = (self.env.now - begin) / took
+                if news.cause == FAILED:
+                    self.step += min(floor(done), goal)
+                    raise
+                goal = min(goal, floor(done) + 1)
+        self.step += goal
+        self._enter("between steps")
+
+    def _save(self, vote: Vote) -> Events:
+        policy = self._the_policy()
+        suspects = [one.reason for one in policy.pending.values() if self.job.predictor.drops]
+        leaves = bool(suspects) or self._could_grow()
+        policy.begin(self.env.now, self.step, vote)
+        self.counts[f"saves_{vote.name.lower()}"] += 1
+        self.durable_at = self.env.now + self.job.saves.durable_seconds
+        self._enter("saving")
+        # Steps beyond a save after which the job leaves would be thrown away.
+        saves = self.job.saves
+        yield self.env.timeout(saves.durable_seconds if leaves else saves.blocking_seconds)
+        self._settle()
+        if leaves:
+            for key in suspects:
+                self._drop(key)
+            raise _Leave
+
+    def _steps_to_next_question(self) -> int:
+        """Steps until the policy could want something, if nothing happens before."""
+        policy, interval = self._the_policy(), self.config.interval_steps or 1
+        saved = policy.in_flight.step if policy.in_flight else policy.durable_step
+        repeats = self.standing and self.job.predictor.repeats
+        if repeats and (policy.in_flight or not policy.pending):
+            steps = 1  # it asks again as soon as it is answered
+        elif policy.pending:
+            steps = saved + ceil(self.config.least_gap * interval) - self.step
+        else:
+            steps = saved + interval - self.step
+        if policy.in_flight:
+            until_durable = (self.durable_at - TINY - self.env.now) / self._step_takes()
+            steps = max(steps, ceil(until_durable))
+        steps = max(steps, 1)
+        return min(steps, self.job.num_steps - self.step)
+
+    # What happens to it
+
+    def _failures(self, strikes: Iterable[Failure]) -> Events:
+        for number, failure in enumerate(strikes):
+            key = f"failure {number}"
+            if failure.lead is not None:
+                yield self._at(max(failure.time - failure.lead, self.env.now))
+                self._warn(key, failure.slot)
+            yield self._at(failure.time)
+            self.standing.pop(key, None)
+            self._strike(key, failure)
+
+    def _strike(self, key: str, failure: Failure) -> None:
+        if self.phase == "waiting" or failure.slot >= self.nodes:
+            return
+        if key in self.dropped:
+            self.counts["averted"] += 1
+            return
+        self.counts["failures"] += 1
+        self.counts["warned"] += failure.lead is not None
+        self._lose_node()
+        if self.training.is_alive:
+            self.training.interrupt(FAILED)
+
+    def _false_alarms(self, alarms: Iterable[FalseAlarm]) -> Events:
+        for number, alarm in enumerate(alarms):
+            yield self._at(alarm.time)
+            self.counts["false_alarms"] += 1
+            key = f"false alarm {number}"
+            self._warn(key, alarm.slot)
+            if key in self.standing:
+                self.env.process(self._ends(key, alarm.lasts))
+
+    def _ends(self, key: str, lasts: float) -> Events:
+        yield self.env.timeout(lasts)
+        self.standing.pop(key, None)
+
+    def _warn(self, key: str, slot: int) -> None:
+        """Heard by a job that has a state to save; one that starts hears what still stands then."""
+        if self.phase == "waiting" or slot >= self.nodes:
+            return
+        self.standing[key] = None
+        if self.policy is not None:
+            self.policy.request("risk", key, now=self.env.now)
+        if self.phase == "productive":
+            self.training.interrupt(WARNED)
+
+    def _ask_again(self) -> None:
+        """Of what still stands; under new keys, as the policy answers each key once."""
+        for reason in self.standing:
+            key = f"{reason}, step {self.step}"
+            self._the_policy().request("risk", reason, now=self.env.now, key=key)
+
+    def _drop(self, key: str) -> None:
+        self.standing.pop(key, None)
+        self.dropped.add(key)
+        self._lose_node()
+
+    def _lose_node(self) -> None:
+        if self.fleet.num_spares is not None:
+            self.down += 1
+            self.env.process(self._repair())
+
+    def _repair(self) -> Events:
+        yield self.env.timeout(self.fleet.repair_seconds)
+        self.down -= 1
+        if self.repaired is not None:
+            self.repaired.succeed()
+            self.repaired = None
+
+    # Book-keeping
+
+    def _settle(self) -> None:
+        """Tell the policy if its save has become durable by now."""
+        policy = self.policy
+        if policy and policy.in_flight and self.env.now >= self.durable_at - TINY:
+            policy.committed()
+
+    def _roll_back(self) -> None:
+        """Back to the last durable step; what was computed since is lost."""
+        self._enter("waiting")
+        if self.policy is None:
+            return
+        self._settle()
+        self.step, self.policy = self.policy.durable_step, None
+
+    def _enter(self, phase: str) -> None:
+        """Book the time since the last change of phase."""
+        spent = self.env.now - self.since
+        if self.phase == "productive":
+            full_speed = spent * self.nodes / self.fleet.num_nodes
+            self.spent["slow"] += spent - full_speed
+            self.spent["productive"] += full_speed
+        elif self.phase in self.spent:
+            self.spent[self.phase] += spent
+        self.phase, self.since = phase, self.env.now
+
+    def _available(self) -> int:
+        if self.fleet.num_spares is None:
+            return self.fleet.num_nodes
+        return self.fleet.num_nodes + self.fleet.num_spares - self.down
+
+    def _could_grow(self) -> bool:
+        return self.fleet.grows and self.fleet.nodes_for(self._available()) > self.nodes
+
+    def _step_takes(self) -> float:
+        return self.job.step_seconds * self.fleet.num_nodes / self.nodes
+
+    def _the_policy(self) -> CheckpointPolicy:
+        assert self.policy is not None
+        return self.policy
+
+    def _at(self, time: float) -> Any:
+        return self.env.timeout(max(time - self.env.now, 0.0))

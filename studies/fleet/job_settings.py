@@ -1,0 +1,185 @@
+"""What is fixed of a simulated job: its fleet, its saves, its predictor. Seconds throughout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import ceil, inf, isfinite
+
+from rmetric.guard.policy import PolicyConfig
+
+DAY = 86_400.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fleet:
+    """The GPUs, how they fail, and what becomes of a node that failed.
+
+    Attributes:
+        num_gpus: of the job, a multiple of `gpus_per_node`.
+        failures_per_node_day: each ends the job and takes one node away; at least 0.
+        weibull_shape: of the time between two failures of the whole job: 1 is exponential,
+            below 1 failures come in bursts.
+        restart_seconds: from a failure to the first new step, once there are nodes: noticing it,
+            launching, loading, warming up. A failure in between begins it again.
+        num_spares: further nodes that stand by; None where one is always there.
+        repair_seconds: until a node that failed is back.
+        shrinks: whether the job goes on with the nodes that are there; else it waits for all.
+        replica_nodes: nodes of one data-parallel replica; a shrunken job has whole replicas.
+        grows: whether a shrunken job restarts after a save when a replica more is there;
+            else only when it restarts anyway.
+    """
+
+    num_gpus: int
+    gpus_per_node: int = 8
+    failures_per_node_day: float = 6.50e-3
+    weibull_shape: float = 1.0
+    restart_seconds: float = 600.0
+    num_spares: int | None = None
+    repair_seconds: float = DAY
+    shrinks: bool = False
+    replica_nodes: int = 1
+    grows: bool = True
+
+    def __post_init__(self) -> None:
+        _count("gpus_per_node", self.gpus_per_node, least=1)
+        _count("num_gpus", self.num_gpus, least=1)
+        if self.num_gpus % self.gpus_per_node:
+            raise ValueError(
+                f"num_gpus is {self.num_gpus}: it must be a multiple of {self.gpus_per_node}"
+            )
+        _number("failures_per_node_day", self.failures_per_node_day)
+        _number("weibull_shape", self.weibull_shape, above=True)
+        _number("restart_seconds", self.restart_seconds)
+        _number("repair_seconds", self.repair_seconds)
+        if self.num_spares is not None:
+            _count("num_spares", self.num_spares, least=0)
+        _count("replica_nodes", self.replica_nodes, least=1)
+        if self.num_nodes % self.replica_nodes:
+            raise ValueError(
+                f"replica_nodes is {self.replica_nodes}: it must divide the {self.num_nodes} nodes"
+            )
+
+    @property
+    def num_nodes(self) -> int:
+        return self.num_gpus // self.gpus_per_node
+
+    @property
+    def seconds_between_failures(self) -> float:
+        """Mean, of the whole job; inf without failures."""
+        rate = self.num_nodes * self.failures_per_node_day / DAY
+        return 1.0 / rate if rate else inf
+
+    def nodes_for(self, available: int) -> int:
+        """Nodes that the job takes where so many are available; 0: it waits."""
+        if self.shrinks:
+            return min(available, self.num_nodes) // self.replica_nodes * self.replica_nodes
+        return self.num_nodes if available >= self.num_nodes else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saves:
+    """Checkpoints.
+
+    Attributes:
+        interval_seconds: computing between two regular saves, at full speed; None: none at all.
+        blocking_seconds: that the training stands still for a save.
+        durable_seconds: from the beginning of a save until a restart can use it, at least
+            `blocking_seconds`; equal to it where saves are synchronous.
+        least_gap, most_per_hour: as in `rmetric.guard.policy.PolicyConfig`.
+    """
+
+    interval_seconds: float | None
+    blocking_seconds: float
+    durable_seconds: float
+    least_gap: float = 0.25
+    most_per_hour: int = 6
+
+    def __post_init__(self) -> None:
+        if self.interval_seconds is not None:
+            _number("interval_seconds", self.interval_seconds, above=True)
+        _number("blocking_seconds", self.blocking_seconds)
+        _number("durable_seconds", self.durable_seconds, least=self.blocking_seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictor:
+    """Who warns of failures, and how well.
+
+    Attributes:
+        recall: share of the failures that are warned of, from 0 to 1.
+        mean_lead_seconds: of a warning before its failure, exponentially distributed; but no
+            warning comes before the failure before. A false alarm lasts as long: whoever
+            warns cannot tell the two apart.
+        false_alarms_per_gpu_day: at least 0.
+        repeats: a warning asks again after each save until it is over; else, as in the real
+            guard, it is answered once.
+        drops: after an emergency save the suspected node is taken out and the job restarts
+            without it, so that its failure strikes nobody.
+    """
+
+    recall: float = 0.0
+    mean_lead_seconds: float = 600.0
+    false_alarms_per_gpu_day: float = 0.0
+    repeats: bool = False
+    drops: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.recall <= 1:
+            raise ValueError(f"recall is {self.recall}: it must be from 0 to 1")
+        _number("mean_lead_seconds", self.mean_lead_seconds)
+        _number("false_alarms_per_gpu_day", self.false_alarms_per_gpu_day)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A training that has `work_seconds` of computing to do at full speed.
+
+    Attributes:
+        work_seconds: above 0; rounded up to whole steps.
+        step_seconds: of one step at full speed; saves happen between steps.
+        longest_seconds: after so long on the clock nobody waits for the end.
+    """
+
+    fleet: Fleet
+    saves: Saves
+    work_seconds: float
+    predictor: Predictor = field(default_factory=Predictor)
+    step_seconds: float = 10.0
+    longest_seconds: float = inf
+
+    def __post_init__(self) -> None:
+        _number("work_seconds", self.work_seconds, above=True)
+        _number("step_seconds", self.step_seconds, above=True)
+        if not self.longest_seconds > 0:
+            raise ValueError(f"longest_seconds is {self.longest_seconds}: it must be above 0")
+        warned = self.predictor.recall or self.predictor.false_alarms_per_gpu_day
+        if self.saves.interval_seconds is None and warned:
+            raise ValueError("interval_seconds is None: a predictor needs saves to ask for")
+        self.policy_config()
+
+    @property
+    def num_steps(self) -> int:
+        return ceil(self.work_seconds / self.step_seconds - 1e-9)
+
+    def policy_config(self) -> PolicyConfig:
+        """The settings of the real policy, which takes all decisions; in whole steps."""
+        if self.saves.interval_seconds is None:
+            interval = self.num_steps + 1
+        else:
+            interval = max(round(self.saves.interval_seconds / self.step_seconds), 1)
+        return PolicyConfig(
+            interval_steps=interval,
+            least_gap=self.saves.least_gap,
+            most_per_hour=self.saves.most_per_hour,
+        )
+
+
+def _count(name: str, value: object, least: int) -> None:
+    if type(value) is not int or value < least:
+        raise ValueError(f"{name} is {value!r}: it must be an int of at least {least}")
+
+
+def _number(name: str, value: float, least: float = 0.0, above: bool = False) -> None:
+    if not (isfinite(value) and (value > least if above else value >= least)):
+        bound = f"above {least:g}" if above else f"at least {least:g}"
+        raise ValueError(f"{name} is {value}: it must be finite and {bound}")

@@ -1,0 +1,191 @@
+"""The same evaluation on telemetry that somebody recorded, with the failures that they know of.
+
+The readings are JSONL as `rmetric.telemetry.lines` describes it, the failures one JSON object
+a line: {"node": "", "gpu": 0, "time": 1760000000.0}, time in seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rmetric._util.strict_json import field, mapping, number, parse_line, text, whole_number
+from rmetric.evaluation.intervals import wilson
+from rmetric.logs import LogError
+from rmetric.reporting.table import Cell, Column, Table
+from rmetric.telemetry.changes import Counters
+from rmetric.telemetry.judge import Judge
+from rmetric.telemetry.lines import LAST_TIME, Heard, read_recording
+from rmetric.telemetry.reading import Reading
+from rmetric.telemetry.risk import RiskScore
+from rmetric.telemetry.rules import rule_of
+from studies.fleet.job_life import HOUR, Floats
+from studies.fleet.predictors import PREDICTORS
+from studies.fleet.risk_estimates import median, poisson
+from studies.fleet.risk_evaluation import HORIZONS, Judged, Truth
+from studies.fleet.risk_tables import percent
+from studies.fleet.vectorised_risk import AS_CODED, as_coded
+
+#: A GPU by its node's name and its index.
+Key = tuple[str, int]
+COUNTERS = ("ecc_corrected_errors", "ecc_uncorrected_errors")
+
+
+def evaluate_recorded(readings: Path, failures: Path) -> Table:
+    """A table of all predictors on what was recorded.
+
+    Raises OSError for a file that cannot be read, ValueError with file and line for one that
+    holds something else, and for a failure of a GPU of which there is no reading.
+    """
+    heard, failed = read_heard(readings), read_failures(failures)
+    for node, gpu in failed.keys() - heard.keys():
+        where = f" on node {node}" if node else ""
+        raise ValueError(f"{failures}: GPU {gpu}{where} failed, but {readings} has nothing of it")
+    judged: dict[tuple[str, str], list[Judged]] = {}
+    for key, of_gpu in heard.items():
+        times, found = stepwise_signals(of_gpu)
+        for label, horizon in HORIZONS.items():
+            truth = Truth(times, failed.get(key, ()), horizon)
+            for one in PREDICTORS:
+                judged.setdefault((label, one.title), []).append(truth.judge(one.alarms(found)))
+    return Table(
+        name="risk_recorded",
+        number=0,
+        title=f"{readings.name}: {len(heard)} GPUs, {sum(map(len, failed.values()))} failures",
+        columns=(
+            Column(label="Horizon"),
+            Column(label="Predictor"),
+            Column(label="Failures announced (%)", digits=1),
+            Column(label="only detected as they happen (%)", digits=1),
+            Column(label="Precision (%)", digits=1),
+            Column(label="Median lead (h)", digits=2),
+            Column(label="False alarms a GPU-day", digits=3),
+            Column(label="GPU-days", digits=2),
+            Column(label="Time with an alarm (%)", digits=2),
+        ),
+        rows=[(*which, *_row(of_all)) for which, of_all in judged.items()],
+        notes=[
+            "Brackets are 95 % intervals: Wilson's for shares, of order statistics for medians, "
+            "Poisson's for rates. GPU-days are those away from failures."
+        ],
+        grouped=True,
+    )
+
+
+def _row(judged: Sequence[Judged]) -> tuple[Cell, ...]:
+    leads = [lead for one in judged for lead in one.leads]
+    found = [lead / HOUR for lead in leads if lead == lead]
+    at_failure = sum(late for one in judged for late in one.at_failure)
+    num_false, days = sum(one.num_false for one in judged), sum(one.days for one in judged)
+    fired = sum(one.firing * one.days for one in judged if one.days)
+    return (
+        percent(wilson(len(found), len(leads))),
+        percent(wilson(at_failure, len(leads))),
+        percent(wilson(len(found), len(found) + num_false)),
+        median(found),
+        poisson(num_false, days) if days else None,
+        days,
+        100 * fired / days if days else None,
+    )
+
+
+def read_heard(path: Path) -> dict[Key, list[Heard]]:
+    """What each GPU told, in the order of the file, which is that of the times."""
+    found: dict[Key, list[Heard]] = {}
+    for line_number, node, heard in read_recording(path):
+        of_gpu = found.setdefault((node, heard.gpu), [])
+        if of_gpu and heard.time < of_gpu[-1].time:
+            problem = f"time {heard.time} comes after {of_gpu[-1].time}; times must not fall"
+            raise LogError(path, line_number, problem)
+        of_gpu.append(heard)
+    few = [key for key, of_gpu in found.items() if len(of_gpu) < 2]
+    if few or not found:
+        what = f"only one line of GPU {few[0][1]}" if few else "no readings"
+        raise ValueError(f"{path}: found {what}; at least two of READING or SIGN are needed a GPU")
+    return found
+
+
+def read_failures(path: Path) -> dict[Key, list[float]]:
+    """Times of the failures of each GPU."""
+    found: dict[Key, list[float]] = {}
+    for line_number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = mapping(parse_line(line))
+            node = field(entry, "node", text) or ""
+            gpu, time = field(entry, "gpu", whole_number), field(entry, "time", number)
+            if gpu is None or time is None:
+                raise ValueError(f"a failure has gpu and time; found {gpu!r} and {time!r}")
+            if not 0 <= time <= LAST_TIME:
+                raise ValueError(f"'time': found {time}; seconds since the epoch are accepted")
+        except ValueError as error:
+            raise ValueError(f"{path}, line {line_number}: {error}") from None
+        found.setdefault((node, gpu), []).append(time)
+    return {key: sorted(times) for key, times in found.items()}
+
+
+def stepwise_signals(heard: Iterable[Heard]) -> tuple[Floats, dict[str, Floats]]:
+    """Times and signals of one GPU, one reading or sign at a time, as the guard would see them.
+
+    The signals are those of `predictors.signals`, and so are their values; shape (T,) each.
+    """
+    watcher = _Watcher()
+    rows = [(one.time, watcher.hear(one)) for one in heard]
+    times = np.array([time for time, _ in rows])
+    names = rows[0][1]
+    return times, {name: np.array([row[name] for _, row in rows]) for name in names}
+
+
+class _Watcher:
+    """All signals of one GPU, online."""
+
+    def __init__(self) -> None:
+        self._judge = Judge(0)
+        self._scores = {"risk": RiskScore(), "coded": RiskScore(AS_CODED)}
+        self._counters = Counters()
+        self._corrected: deque[tuple[float, int]] = deque()
+        self._hour: float | None = None
+
+    def hear(self, heard: Heard) -> dict[str, float]:
+        found = dict.fromkeys(("risk", "coded", "temperature"), np.nan)
+        found |= {"anything": 0.0, "uncorrected": 0.0, "xid": 0.0, "hour": self._new_hour(heard)}
+        if isinstance(heard, Reading):
+            found |= self._read(heard)
+            verdict = self._judge.take(heard)
+        elif heard.kind == "driver_loaded":
+            self._judge.renewed()
+            self._scores["risk"] = RiskScore()
+            verdict = self._judge.verdict(heard.time)
+        else:
+            found["xid"] = float("xid" in heard.kind)
+            verdict = self._judge.happened(heard.kind, heard.time)
+        while self._corrected and self._corrected[0][0] <= heard.time - HOUR:
+            self._corrected.popleft()
+        found["corrected"] = float(sum(new for _, new in self._corrected))
+        rules = [rule_of(kind) for kind in verdict.rules]
+        found["rules"] = float(any(rule and rule.level != "healthy" for rule in rules))
+        return found
+
+    def _read(self, reading: Reading) -> dict[str, float]:
+        risk = self._scores["risk"].update(reading).value
+        coded = self._scores["coded"].update(as_coded(reading)).value
+        celsius, limit = reading.temperature_celsius, reading.slowdown_temperature_celsius
+        corrected, uncorrected = (self._counters.rise(reading, name) for name in COUNTERS)
+        if corrected:
+            self._corrected.append((reading.time, corrected))
+        return {
+            "risk": np.nan if risk is None else risk,
+            "coded": np.nan if coded is None else coded,
+            "temperature": np.nan if celsius is None or limit is None else celsius - limit,
+            "uncorrected": float(uncorrected),
+        }
+
+    def _new_hour(self, heard: Heard) -> float:
+        if self._hour is not None and heard.time < self._hour + HOUR:
+            return 0.0
+        self._hour = heard.time
+        return 1.0

@@ -1,0 +1,195 @@
+"""Who is warned in time, and who for nothing: predictors on a sampled fleet.
+
+Failures are rare (three in ten thousand GPU-days), so a fleet is not simulated whole. Four
+strata are sampled and weighted by how often each occurs in it:
+
+    healthy     whole days of GPUs that do not fail          weight: all GPU-days
+    contained   two days around an uncorrectable error that is contained, without a failure
+                weight: published errors a GPU-day, less those that ended a run
+    with_sign   the day before a failure that a sign precedes
+                weight: failures a GPU-day x share with a sign, which is a parameter
+    without     the day before a failure without one         weight: the rest of them
+
+Each history has a generator of its own, seeded by (seed, stratum, index): results depend
+neither on the number of processes nor on the sizes of the other strata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from math import inf, isnan, nan
+
+import numpy as np
+from joblib import Parallel, delayed
+
+from studies.fleet import published
+from studies.fleet.gpu_histories import History, contained, failing, healthy
+from studies.fleet.job_life import DAY, HOUR, Bools, Floats, JobLife
+from studies.fleet.predictors import ON_CURVES, PREDICTORS, Predictor, signals
+
+#: Seconds before a failure in which an alarm is right; the second is what an emergency
+#: checkpoint lives on, the first leaves time to drain a GPU.
+HORIZONS = {"24 h": 24 * HOUR, "1 h": HOUR}
+LEAST_LEAD = 60.0  # seconds that an emergency save needs
+QUIET = 600.0  # without an alarm, after which the next one is a new incident
+AT_FAILURE = 300.0  # an alarm that begins within this after the failure has detected it
+STRATA = ("healthy", "contained", "with_sign", "without")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is sampled; counts of histories are at least 1 each, days 0.01.
+
+    Attributes:
+        gpus, days: healthy GPUs, and how long each is watched.
+        contained, with_sign, without: histories of the other strata.
+    """
+
+    gpus: int = 240
+    days: float = 10.0
+    contained: int = 100
+    with_sign: int = 400
+    without: int = 400
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            least = {"seed": 0, "days": 0.01}.get(name, 1)
+            if not least <= value < inf:
+                raise ValueError(f"{name} is {value}: it must be at least {least}")
+
+    def sizes(self) -> dict[str, int]:
+        return {name: self.gpus if name == "healthy" else getattr(self, name) for name in STRATA}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """What one predictor's alarms on one history were worth.
+
+    Attributes:
+        num_false: incidents that begin outside every horizon.
+        days: watched outside every horizon.
+        firing: share of that time with an alarm; nan where nothing was watched.
+        leads: seconds from the first incident that begins within the horizon to each
+            failure; nan where there was none with enough lead.
+        at_failure: whether each failure that was not announced was detected as it happened.
+    """
+
+    num_false: int
+    days: float
+    firing: float
+    leads: tuple[float, ...]
+    at_failure: tuple[bool, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """One history with everybody's verdict, by horizon and predictor's name."""
+
+    stratum: str
+    cause: str
+    sign: str
+    judged: dict[str, dict[str, Judged]]
+
+
+class Truth:
+    """What happened to one GPU, against which alarms are set, causally.
+
+    The first alarm of an incident counts: one that has been on since before the horizon
+    has warned of nothing.
+
+    Args:
+        times: of the readings, rising, shape (T,).
+        failures: times.
+        horizon: seconds before a failure in which an alarm is right.
+    """
+
+    def __init__(self, times: Floats, failures: Sequence[float], horizon: float) -> None:
+        self.times, self.failures, self.horizon = times, failures, horizon
+        spans = np.diff(times, append=times[-1] + np.median(np.diff(times)))
+        #: Seconds that each reading stands for, away from failures; of a long silence a part.
+        self._seconds = np.minimum(spans, QUIET) * self._elsewhere(times)
+
+    def judge(self, alarms: Bools) -> Judged:
+        """What alarms after each reading, shape (T,), are worth."""
+        begun = beginnings(self.times[alarms])
+        leads, at_failure = [], []
+        for failure in self.failures:
+            right = begun[(begun >= failure - self.horizon) & (begun <= failure - LEAST_LEAD)]
+            late = (begun > failure - LEAST_LEAD) & (begun <= failure + AT_FAILURE)
+            leads.append(float(failure - right[0]) if right.size else nan)
+            at_failure.append(bool(late.any() and not right.size))
+        watched = float(self._seconds.sum())
+        return Judged(
+            num_false=int(self._elsewhere(begun).sum()),
+            days=watched / DAY,
+            firing=float(self._seconds[alarms].sum()) / watched if watched else nan,
+            leads=tuple(leads),
+            at_failure=tuple(at_failure),
+        )
+
+    def _elsewhere(self, times: Floats) -> Bools:
+        elsewhere = np.ones(times.size, dtype=np.bool_)
+        for at in self.failures:
+            elsewhere &= (times < at - self.horizon) | (times > at + AT_FAILURE)
+        return elsewhere
+
+
+def beginnings(times: Floats) -> Floats:
+    """When incidents begin, of alarms at `times`: those after `QUIET` seconds without one.
+
+    >>> beginnings(np.array([0.0, 10.0, 610.0, 1220.0]))
+    array([   0., 1220.])
+    """
+    return times[np.diff(times, prepend=-np.inf) > QUIET]
+
+
+def simulate(plan: Plan, job: JobLife, stratum: str, index: int) -> History:
+    """One history of the sample, the same for the same plan's seed."""
+    rng = np.random.default_rng([plan.seed, STRATA.index(stratum), index])
+    if stratum == "healthy":
+        return healthy(rng, gpu=index, days=plan.days, job=job)
+    if stratum == "contained":
+        return contained(rng, gpu=index, job=job)
+    counts = np.array([published.INTERRUPTIONS[cause] for cause in published.OF_A_GPU])
+    cause = str(rng.choice(published.OF_A_GPU, p=counts / counts.sum()))
+    return failing(rng, gpu=index, cause=cause, with_sign=stratum == "with_sign", job=job)
+
+
+def watch(stratum: str, history: History, predictors: Sequence[Predictor]) -> Watched:
+    """Everybody's verdict on one history."""
+    found, failure = signals(history), history.failure
+    failures = () if failure is None else (float(history.times[failure.reading]),)
+    alarms = {one.name: one.alarms(found) for one in predictors}
+    judged = {}
+    for label, horizon in HORIZONS.items():
+        truth = Truth(history.times, failures, horizon)
+        judged[label] = {name: truth.judge(alarm) for name, alarm in alarms.items()}
+    return Watched(
+        stratum=stratum,
+        cause="" if failure is None else failure.cause,
+        sign="" if failure is None else failure.sign,
+        judged=judged,
+    )
+
+
+def evaluate(
+    plan: Plan, job: JobLife | None = None, num_processes: int = 1
+) -> dict[str, list[Watched]]:
+    """Every predictor on every sampled history, by stratum."""
+    one = partial(_one, plan, job or JobLife())
+    asked = [(name, index) for name, size in plan.sizes().items() for index in range(size)]
+    seen = Parallel(n_jobs=num_processes, batch_size=8)(delayed(one)(*which) for which in asked)
+    return {name: [w for w in seen if w.stratum == name] for name in STRATA}
+
+
+def _one(plan: Plan, job: JobLife, stratum: str, index: int) -> Watched:
+    return watch(stratum, simulate(plan, job, stratum, index), (*PREDICTORS, *ON_CURVES))
+
+
+def found_leads(watched: Sequence[Watched], horizon: str, name: str) -> list[float]:
+    """Leads of the failures that `name` announced."""
+    leads = [lead for one in watched for lead in one.judged[horizon][name].leads]
+    return [lead for lead in leads if not isnan(lead)]

@@ -1,0 +1,168 @@
+"""`python -m studies.fleet risk`: who is warned of a failing GPU, and who for nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import rmetric
+from rmetric.evaluation import intervals
+from rmetric.evaluation.intervals import Estimate
+from rmetric.logs import write_atomically
+from rmetric.reporting.markers import fill, relative_figure
+from rmetric.reporting.provenance import commit
+from rmetric.reporting.renderers import to_csv, to_markdown, to_text
+from rmetric.reporting.table import Table, show
+from studies.fleet import gpu_failures, published
+from studies.fleet.job_life import JobLife
+from studies.fleet.recorded import evaluate_recorded
+from studies.fleet.risk_estimates import Strata, firing, precision
+from studies.fleet.risk_evaluation import Plan, evaluate
+from studies.fleet.risk_tables import KNOWN_FIRING, SHARE, percent, tables
+
+NAME = "risk"
+HELP = "who is warned of a failing GPU in time, and who for nothing"
+OUT = Path("studies", "fleet", "results", "risk")
+PAGE = Path("docs", "fleet_risk.md")  # made anew with the results in OUT
+COMMAND = "python -m studies.fleet risk"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    plan = Plan()
+    parser.add_argument("--out", type=Path, default=OUT, help=f"default: {OUT}")
+    parser.add_argument("--gpus", type=int, default=plan.gpus, help="healthy GPUs (%(default)s)")
+    parser.add_argument("--days", type=float, default=plan.days, help="of each (%(default)g)")
+    parser.add_argument(
+        "--failures", default=str(plan.with_sign), metavar="N|FILE",
+        help="simulated, with a sign and as many without (%(default)s); with --recorded a JSONL "
+        "file of failures: gpu, time and, where there are several, node",
+    )  # fmt: skip
+    parser.add_argument(
+        "--contained", type=int, default=plan.contained,
+        help="contained errors without a failure (%(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int, default=plan.seed)
+    parser.add_argument(
+        "--recorded", type=Path, metavar="FILE",
+        help="judge recorded readings (JSONL) instead of simulated ones; nothing is written",
+    )  # fmt: skip
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.recorded is not None:
+        if options.failures.isdigit() and not Path(options.failures).exists():
+            raise ValueError("--recorded needs --failures FILE, the failures that you know of")
+        print(to_text(evaluate_recorded(options.recorded, Path(options.failures))))
+        return 0
+    if not options.failures.isdigit():
+        raise ValueError(
+            f"--failures is {options.failures!r}: a number, unless --recorded is given"
+        )
+    plan = Plan(
+        gpus=options.gpus, days=options.days, contained=options.contained, seed=options.seed,
+        with_sign=int(options.failures), without=int(options.failures),
+    )  # fmt: skip
+    job = JobLife()
+    strata = evaluate(plan, job, options.processes)
+    made = list(tables(strata))
+    write(options.out, strata, made, plan, job)
+    if options.out == OUT and PAGE.exists():
+        refresh(PAGE, made, strata)
+    print("\n".join(to_text(table) for table in made))
+    print(f"tables, figure and provenance.json: {options.out}")
+    return 0
+
+
+def write(folder: Path, strata: Strata, made: Sequence[Table], plan: Plan, job: JobLife) -> None:
+    from rmetric.reporting.style import save, style
+    from studies.fleet.risk_figure import NAME as FIGURE
+    from studies.fleet.risk_figure import build_figure
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for table in made:
+        write_atomically(folder / f"{table.name}.csv", [to_csv(table).encode()])
+        write_atomically(folder / f"{table.name}.md", [to_markdown(table).encode()])
+    with style():
+        save(build_figure(strata), folder / FIGURE)
+    about = json.dumps(provenance(plan, job), indent=2).encode()
+    write_atomically(folder / "provenance.json", [about, b"\n"])
+
+
+def provenance(plan: Plan, job: JobLife) -> dict[str, Any]:
+    """What a reader needs to make the same again, besides the code."""
+    return {
+        "command": COMMAND,
+        "plan": asdict(plan),
+        "published": {
+            "interruptions": published.INTERRUPTIONS,
+            "gpu_days": published.GPU_DAYS,
+            "hours_between_memory_errors": published.HOURS_BETWEEN_MEMORY_ERRORS,
+            "share_with_a_sign": SHARE,
+        },
+        "by_hand": {
+            "job": asdict(job),
+            "signs": gpu_failures.SIGNS_OF,
+            "ends": gpu_failures.ENDS_OF,
+            "median_lead_hours": gpu_failures.MEDIAN_LEAD_HOURS,
+            "lead_spread": gpu_failures.LEAD_SPREAD,
+        },
+        "bootstrap": {"seed": intervals.SEED, "resamples": intervals.NUM_RESAMPLES},
+        "versions": {
+            "rmetric": rmetric.__version__,
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("numpy", "scipy", "joblib")},
+        },
+        "commit": commit(),
+    }
+
+
+def summary(made: Sequence[Table], strata: Strata) -> str:
+    """What the tables say, in sentences that are made with them."""
+    bound, day, hour, *_ = made
+    [of_published] = [row for row in bound.rows if row[0] == 100 * SHARE]
+    rows = {str(row[0]): row for row in day.rows}
+    in_an_hour = {str(row[0]): row for row in hour.rows}
+    guard, coded = rows["Score at 0.95 with rules"], rows["Score as the code behaves, 0.10"]
+    described = rows["Score as described, 0.95"]
+    rare = precision(Estimate(SHARE, SHARE, SHARE), Estimate(0.01, 0.01, 0.01))
+    fires = percent(firing(strata, "24 h", "coded_010"))
+    lines = (
+        f"{show(of_published[0], 0)} % of a GPU's failures have any sign before them. No predictor "
+        f"can announce more of them but by chance, that is {show(of_published[2], 1)} % of all "
+        "unexpected interruptions.",
+        "Failures are rare, too: whoever announced every failure with a sign, with one false alarm "
+        f"in a hundred GPU-days, would be right in {show(100 * rare.point, 1)} % of the alarms.",
+        f"The score as described, at 0.95, announces {show(described[1], 1)} % of a GPU's failures "
+        f"with {show(described[10], 1)} false alarms a 1000 GPU-days: it does not fire.",
+        f"At 0.10, as the code behaves, it announces {show(coded[1], 1)} %, with "
+        f"{show(coded[9], 1)} false alarms a GPU-day; alarms of that rate at random times announce "
+        f"{show(coded[4], 1)} %. It fires on {show(fires, 1)} % of the readings of healthy GPUs "
+        f"(running the original code on a healthy day of its own showed {KNOWN_FIRING} %).",
+        f"With rules, the guard announces {show(guard[1], 1)} % within a day and "
+        f"{show(in_an_hour[str(guard[0])][1], 1)} % within an hour, "
+        f"{show(guard[2], 1)} % of those with a sign; {show(guard[6], 1)} % of its alarms are "
+        f"right, and {show(guard[10], 1)} are false a 1000 GPU-days. "
+        f"{show(guard[5], 1)} % it detects only as they happen, which is too late to save and in "
+        "time to choose whom to restart without.",
+    )
+    return "".join(f"- {line}\n" for line in lines)
+
+
+def refresh(page: Path, made: Sequence[Table], strata: Strata) -> None:
+    """Fill in what stands between the markers of the page: summary, figure, and `table NAME`."""
+    from studies.fleet.risk_figure import CAPTION, NAME
+
+    parts = {
+        "summary": summary(made, strata),
+        "figure": relative_figure(page, OUT, NAME, CAPTION),
+        **{f"table {table.name}": to_markdown(table) for table in made},
+    }
+    fill(page, parts.get, parts)

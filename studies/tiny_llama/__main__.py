@@ -1,0 +1,39 @@
+"""`torchrun ... -m studies.tiny_llama`: see `--help`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+from studies.tiny_llama.arguments import parser
+from studies.tiny_llama.settings import settings_of, shape_of
+
+WRONG = 2
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns 0, also where the training was asked to stop; 2 for a wrong command line."""
+    options = parser().parse_args(arguments)
+    rank = int(os.environ.get("RANK", "0"))
+    try:
+        if options.model_json:
+            print(json.dumps(shape_of(options).as_json()))
+            return 0
+        settings = settings_of(options, int(os.environ.get("WORLD_SIZE", "1")))
+        from studies.tiny_llama.loop import device_of, train
+
+        device = device_of(options.device)
+    except ValueError as error:
+        if rank == 0:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        else:
+            time.sleep(1.0)  # torchrun ends all at the first exit: rank 0 is to be heard
+        return WRONG
+    train(settings, device)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

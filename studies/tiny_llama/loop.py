@@ -1,0 +1,234 @@
+"""The training loop: the same steps on every rank, whatever the layout."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from datetime import timedelta
+from math import isfinite, nan
+from typing import Any
+
+# Read when CUDA's libraries are loaded: their results are to be the same each time.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record as reported
+
+from rmetric.guard.checkpoints import Checkpoints, Failed
+from rmetric.guard.guard import Guard
+from rmetric.guard.training_state import ModelState
+from rmetric.records import Record
+from studies.tiny_llama.data import rows_of
+from studies.tiny_llama.injection import Injector
+from studies.tiny_llama.loss_log import LossLog
+from studies.tiny_llama.parallel import Parallel, StepTotals
+from studies.tiny_llama.settings import Settings
+
+LOSSES = "losses.jsonl"
+MONITORED = "monitor.jsonl"
+#: A rank that waits longer for another gives up; a supervisor notices long before.
+PATIENCE = timedelta(minutes=10)
+
+
+class NotFinite(RuntimeError):
+    """The loss or the gradient is not finite; the weights have not taken it."""
+
+
+class NotSaved(RuntimeError):
+    """All steps are done, and the last checkpoint is not durable."""
+
+
+@reported
+def train(settings: Settings, device: torch.device) -> None:
+    """Train to the end, or until somebody asks to stop.
+
+    Raises NotFinite, NotSaved, and whatever torch raises where another rank is lost.
+    """
+    prepare(settings, device)
+    training = Training(settings, device)
+    with training.guard:
+        training.run()
+    dist.destroy_process_group()  # not after an error: it would wait for ranks that are lost
+
+
+def prepare(settings: Settings, device: torch.device) -> None:
+    """Join the other ranks."""
+    options = settings.options
+    first = os.environ.get("RANK", "0") == "0"
+    level = logging.INFO if first else logging.ERROR
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("rmetric").setLevel(level)
+    torch.set_default_dtype(getattr(torch, options.precision))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    else:
+        torch.set_num_threads(options.threads)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    if "RANK" in os.environ:
+        dist.init_process_group(backend, timeout=PATIENCE)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
+def device_of(wanted: str) -> torch.device:
+    """Raises ValueError for a GPU that is not there."""
+    local, found = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if wanted == "cpu" or (wanted == "auto" and not found):
+        return torch.device("cpu")
+    if local >= found:
+        raise ValueError(f"local rank {local} needs a GPU of its own, and {found} are to be seen")
+    return torch.device("cuda", local)
+
+
+class Training:
+    """Model, optimiser, guard and log of one rank, resumed from the newest good checkpoint."""
+
+    def __init__(self, settings: Settings, device: torch.device) -> None:
+        self.settings, self.options, self.device = settings, settings.options, device
+        self.rank = dist.get_rank()
+        self.parallel = Parallel(settings.shape, settings.layout, self.options.seed, device)
+        self.optimizer = torch.optim.AdamW(
+            self.parallel.model.parameters(),
+            lr=self.options.rate,
+            betas=(0.9, 0.95),
+            weight_decay=0.1,
+            foreach=False,  # parameters on different meshes do not go into one call
+        )
+        self.injector = Injector(settings.folder.path, settings.inject, self.rank)
+        self.guard = self._make_guard()
+        self.done = self._resumed()
+        self.log = self._make_log() if self.rank == 0 else None
+        self.monitor = self._make_monitor() if self.options.monitor else None
+        self._began = time.monotonic()
+
+    def run(self) -> None:
+        """All steps that are left, then one last save."""
+        left = self.options.steps - self.done
+        for step in range(self.done + 1, self.options.steps + 1):
+            self.injector.before(step)
+            self.step(step)
+            self.done = step
+            self.guard.step(step)
+            if self.guard.should_stop:
+                self._say(f"stopped after step {step}")
+                break
+            time.sleep(self.options.sleep)
+        finished = self.done >= self.options.steps
+        if finished and left > 0:
+            self._save_the_end()
+        if self.monitor is not None:
+            self.monitor.close()
+        if self.log is not None:
+            self.log.close(self.done, finished=finished)
+        self.guard.close(finished=finished)
+
+    def _save_the_end(self) -> None:
+        ended = self.guard.save(self.done, "the training has reached its end")
+        if isinstance(ended, Failed):
+            raise NotSaved(f"step {ended.step}, the last, is not saved: {ended.problem}")
+
+    def step(self, step: int) -> StepTotals:
+        """One step on the whole global batch; raises NotFinite before the weights take it."""
+        rate = rate_at(step, self.options.rate, self.options.warmup)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        loss = self.parallel.backward(self._batch(step))
+        if self.injector.spoils_gradient(step):
+            self.parallel.gradients()[0].fill_(nan)
+        totals = self.parallel.totals(loss)
+        self._write(step, totals, rate)
+        if self.monitor is not None:
+            self.monitor.check_before_step(totals.loss, gradient_norm=totals.gradient_norm)
+        if not (isfinite(totals.loss) and isfinite(totals.gradient_norm)):
+            raise NotFinite(
+                f"step {step}: the loss is {totals.loss}, the norm of the gradient "
+                f"{totals.gradient_norm}"
+            )
+        self.parallel.clip(totals.gradient_norm, self.options.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return totals
+
+    def _batch(self, step: int) -> torch.Tensor:
+        part = self.parallel
+        rows = rows_of(self.settings.data, step, part.first_sample, part.num_samples)
+        return torch.from_numpy(rows).to(self.device)
+
+    def _make_guard(self) -> Guard:
+        settings, options = self.settings, self.options
+        checkpoints = Checkpoints(
+            settings.folder.checkpoints,
+            keep=options.keep,
+            asynchronous=not options.synchronous,
+            fingerprint=settings.fingerprint,
+        )
+        return Guard(
+            checkpoints,
+            policy=settings.policy,
+            state=lambda: {"training": ModelState(self.parallel.model, self.optimizer)},
+            about=lambda: {"layout": str(settings.layout), "batch": settings.layout.global_batch},
+            folder=settings.folder,
+            grace_seconds=options.grace,
+        )
+
+    def _resumed(self) -> int:
+        """The step that the weights are after, 0 for new ones; said with the layout."""
+        layout = self.settings.layout
+        about = self.guard.resume()
+        done = 0 if about is None else int(about["step"])
+        self._say(
+            f"{layout} on {self.device.type}, "
+            + ("from step 0" if not done else f"after step {done}")
+        )
+        before = layout.global_batch if about is None else about["batch"]
+        if before != layout.global_batch:
+            self._say(f"the global batch was {before} until now")
+        return done
+
+    def _make_log(self) -> LossLog:
+        options = self.options
+        about = {
+            **self.settings.fingerprint,
+            "model_type": "reference training",
+            "total_training_steps": options.steps,
+            "num_workers": self.settings.layout.data,
+            "layout": str(self.settings.layout),
+        }
+        return LossLog(self.settings.folder.path / LOSSES, about, self.done)
+
+    def _make_monitor(self) -> Any:
+        from rmetric.monitor import Monitor
+
+        path = self.settings.folder.path / MONITORED
+        return Monitor(self.parallel.model, self.optimizer, log=path, run_id="reference_training")
+
+    def _write(self, step: int, totals: StepTotals, rate: float) -> None:
+        if self.log is not None:
+            self.log.write(
+                Record(
+                    step=step,
+                    training_loss=totals.loss,
+                    gradient_norm=totals.gradient_norm,
+                    learning_rate=rate,
+                )
+            )
+        if step % self.options.print_every == 0 or step == self.options.steps:
+            self._say(
+                f"step {step} of {self.options.steps}: loss {totals.loss:.4f}, gradient norm "
+                f"{totals.gradient_norm:.3f}, {time.monotonic() - self._began:.1f} s"
+            )
+
+    def _say(self, words: str) -> None:
+        if self.rank == 0:
+            print(words, flush=True)
+
+
+def rate_at(step: int, rate: float, warmup: int) -> float:
+    """The learning rate of a step, from 1: a linear rise, then constant.
+
+    It does not ask how many steps there will be, so a run may be prolonged.
+    """
+    return rate * min(1.0, step / warmup) if warmup else rate
