@@ -11,9 +11,9 @@ Reads DIR/logs_<MODE>/*.jsonl and writes to OUT, each as .pdf and .png:
   figure6_anatomy          the published F1 with one thing changed (published study alone)
 
 and provenance.json: command, captions, digest of the logs, seeds, versions, commit.
-The same logs give the same bytes. The logs of the full metric suffice: the
-ablations see the same runs. Graphviz, where it is installed, places the boxes of
-figures 1 and 2; without it they are placed more simply.
+The same logs give the same bytes. The logs of the full metric suffice: the ablations
+of figure 4 are computed from the records of the same runs. Graphviz, where it is installed,
+places the boxes of figures 1 and 2; without it they are placed more simply.
 """
 
 from __future__ import annotations

@@ -197,12 +197,12 @@ def test_the_console_tells_stated_alarms_from_ours_and_undefined_from_none(tmp_p
     assert command.report(result, tmp_path / "out") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(
-        "2 runs: 0 alarmed (calibrated detector), 0 alerted (R-Metric as published, undefined in "
-        "2), 1 alerted by R as their logs state it"
+        "2 runs: 0 alarmed (calibrated detector, nothing to judge by in 2), 0 alerted (R-Metric as "
+        "published, undefined in 2), 1 alerted by R as their logs state it"
     )
     stated = "R-Metric as published: undefined; R as its log states it:"
-    assert f"a: no alarm; {stated} alert at step 200, the first of 2" in lines[1]
-    assert f"b: no alarm; {stated} no alert" in lines[2]
+    assert f"a: nothing to judge by; {stated} alert at step 200, the first of 2" in lines[1]
+    assert f"b: nothing to judge by; {stated} no alert" in lines[2]
 
 
 # Weights as stated
@@ -440,7 +440,7 @@ def test_two_files_with_one_id_are_told_apart_by_their_file_everywhere(tmp_path,
     assert said(summaries[1]["notes"], f"{paths[0]} is in twin, this one, {paths[1]}, in twin-2")
     command.report(result, tmp_path / "out")
     lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(": no alarm")[0] for line in lines[1:4]] == [
+    assert [line.partition(": nothing to judge by")[0] for line in lines[1:4]] == [
         f"twin ({paths[0]})", f"twin ({paths[1]})", "other"
     ]  # fmt: skip
     index = Found((tmp_path / "out" / "index.html").read_text())

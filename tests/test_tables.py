@@ -355,7 +355,7 @@ def test_a_log_that_contradicts_its_records_is_named_and_the_exit_code_says_so(t
     path.write_text(path.read_text().replace('"r_metric":0.', '"r_metric":0.0'))
     result = run(tmp_path, tmp_path / "out")
     assert result.code == 1
-    assert f"contradicts its own records, which were believed: {path}" in result.err
+    assert f"contradicts its records, from which R was recomputed: {path}" in result.err
 
 
 def test_an_empty_folder_is_one_clear_error(tmp_path):

@@ -208,8 +208,10 @@ def in_short(runs: list[dict[str, Any]]) -> str:
     alerted = sum(row["first_alert_step"] != "" for row in runs)
     undefined = sum(row["max_r"] == "" for row in runs)
     unknown = f", undefined in {undefined}" if undefined else ""
+    unjudged = sum(row["calibrated_judged"] == 0 for row in runs)
+    nothing = f", nothing to judge by in {unjudged}" if unjudged else ""
     words = (
-        f"{counted(len(runs), 'run')}: {alarmed} alarmed (calibrated detector), "
+        f"{counted(len(runs), 'run')}: {alarmed} alarmed (calibrated detector{nothing}), "
         f"{alerted} alerted (R-Metric as published{unknown})"
     )
     if any(row["stated_max_r"] != "" for row in runs):
@@ -228,6 +230,8 @@ def in_a_line(row: dict[str, Any], *, with_file: bool = False) -> str:
     """
     first, published = row["calibrated_first_alarm_step"], row["first_alert_step"]
     alarm = "no alarm" if first == "" else f"alarm at step {first}"
+    if row["calibrated_judged"] == 0:
+        alarm = "nothing to judge by"
     alert = "undefined" if row["max_r"] == "" else _alert(published)
     if row["stated_max_r"] != "":
         more = f", the first of {row['stated_num_alerts']}" if row["stated_num_alerts"] > 1 else ""

@@ -15,7 +15,7 @@ from rmetric.evaluation.protocols import Fates, Outcomes, Windows, alerts_of, fa
 from rmetric.evaluation.scores import Scores, f1_difference, score
 from rmetric.evaluation.stated import computed, disagreements, metric_trace
 from rmetric.evaluation.study import Study
-from rmetric.evaluation.traces import Trace, trace_all
+from rmetric.evaluation.traces import Trace, is_measured, trace_all
 from rmetric.evaluation.transfer import WeightGrid, weight_grids
 from rmetric.readers.settings import settings_of
 from rmetric.records import Run
@@ -58,8 +58,7 @@ class Analysis:
 
     def is_measured(self, detector: str) -> bool:
         """Whether the logs hold anything that the detector could judge by."""
-        traces = [trace for trace in self.traces[detector] if len(trace.steps)]
-        return not traces or any(np.isfinite(t.scores).any() or t.alarms.any() for t in traces)
+        return is_measured(self.traces[detector])
 
     def runs(self, detector: str) -> Sequence[Run]:
         return self.study.runs[DETECTORS[detector].mode]

@@ -414,6 +414,18 @@ def spread_by_fault(num_seeds: int = SPREAD_SEEDS) -> dict[str, dict[str, Floats
     }
 
 
+def second_drift_share(num_seeds: int = ANATOMY_SEEDS) -> float:
+    """Share of the false and early first alarms, as published, that come with the second ΔL."""
+    firsts: list[float] = []
+    rule = r_metric(AUTHORS)
+    for seed in range(num_seeds):
+        batch = PUBLISHED.study(seed)
+        first = alerts_of_batch(batch, rule(batch, np.random.default_rng(0))).first
+        healthy = np.isinf(batch.failure_R)
+        firsts += first[(first < batch.onset_R) | (healthy & (first < inf))].tolist()
+    return float(np.mean(np.array(firsts) == 3 * DYNAMICS.evaluate_every))
+
+
 def _f1_of(outcomes: Outcomes) -> float:
     return float(f1(outcomes, np.ones(len(outcomes.failed))))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from math import isclose, nan
+from math import isclose, isnan, nan
 from typing import NamedTuple
 
 import numpy as np
@@ -82,6 +82,10 @@ def computed(run: Run, config: RMetricConfig) -> tuple[np.ndarray, Components]:
     return np.array(scores, dtype=float), Components(*missing)
 
 
+def _same(stated: float, ours: float) -> bool:
+    return isclose(stated, ours, abs_tol=1e-9) or (isnan(stated) and isnan(ours))
+
+
 def disagreements(
     runs: Sequence[Run], stated: Sequence[list[Stated]], traces: Sequence[Trace]
 ) -> list[str]:
@@ -91,7 +95,7 @@ def disagreements(
         for step, theirs, ours, alarm in zip(
             trace.steps, own, trace.scores, trace.alarms, strict=True
         ):
-            if theirs.score is not None and not isclose(theirs.score, ours, abs_tol=1e-9):
+            if theirs.score is not None and not _same(theirs.score, ours):
                 difference = f"r_metric is {theirs.score:.6g}, recomputed {ours:.6g}"
             elif theirs.alarm is not None and theirs.alarm != alarm:
                 difference = f"the alert is {theirs.alarm}, recomputed {bool(alarm)}"

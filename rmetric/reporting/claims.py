@@ -25,6 +25,8 @@ PAPER_F1 = 0.973
 PAPER_LEAD_STEPS = 255
 PAPER_LEAD_MINUTES = 12.8
 PAPER_TRANSFER = "< 3 %"
+#: Fewer runs than this say little; the study has 180.
+FEW_RUNS = 100
 #: Studies whose failures emerge from what a fault does.
 EMERGENT = {"emergent", "stress"}
 #: Half-width of the widest interval that can agree with a number, as a share of it.
@@ -190,7 +192,7 @@ def _weights(analysis: Analysis) -> list[tuple[Cell, ...]]:
                 ", ".join(show(weight) for weight in PAPER_WEIGHTS),
                 f"{fitted} (F1 {show(at_best)}; the paper's {show(at_paper)})",
                 num_runs,
-                "agrees" if at_best == at_paper else "differs",
+                _of_weights(at_best, at_paper, num_runs),
                 "fitted on all architectures, threshold 0.57, and judged on the same runs; only "
                 "ratios to the threshold matter, so many weights do equally well",
             )
@@ -215,6 +217,15 @@ def _transfer_row(protocol: str, grid: WeightGrid) -> tuple[Cell, ...]:
         "of the mean F1 over the pairs of architectures, own and moved weights both out of "
         "sample, Table 6; the paper does not say how its loss is defined",
     )
+
+
+def _of_weights(best: float, paper: float, num_runs: int) -> str:
+    """Whether the paper's weights are the best; undefined where all score 0."""
+    if not best > 0:
+        return "undefined"
+    if num_runs < FEW_RUNS:
+        return "undecided"
+    return "agrees" if best == paper else "differs"
 
 
 def verdict(paper: float, measured: Estimate) -> str:

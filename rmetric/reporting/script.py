@@ -56,6 +56,16 @@ def say_what_was_read(study: Study) -> None:
     recipes = sorted({str(run.config.get("recipe")) for run in study.reference})
     if len(recipes) > 1:
         say(f"runs of several studies are pooled: recipes {', '.join(recipes)}")
+    stated = {str(run.config["seed"]) for run in study.reference if "seed" in run.config}
+    if len(stated) > 1:
+        say(f"runs of several seeds are pooled: {', '.join(sorted(stated))}")
+    numbers = {mode: len(runs) for mode, runs in study.runs.items()}
+    if len(set(numbers.values())) > 1:
+        counts = ", ".join(f"{mode} {number}" for mode, number in numbers.items())
+        say(f"the modes have different numbers of runs, so their rows do not compare: {counts}")
+    odd = {note for run in study.reference for note in run.notes if "not understood" in note}
+    for note in sorted(odd):
+        say(note)
 
 
 def fail(problem: str) -> int:

@@ -25,14 +25,12 @@ from rmetric.evaluation.transfer import architecture
 from rmetric.metric import PAPER_WEIGHTS, Components
 from rmetric.records import Run
 from rmetric.reporting import claims, published
+from rmetric.reporting.claims import FEW_RUNS
 from rmetric.reporting.real_runs import Summary
 from rmetric.reporting.table import Cell, Column, Table, show
 
 #: Rows of table 3 for a detector that knows the truth -> whether it waits for the onset to pass.
 CEILINGS = {"Ceiling (knows the truth)": False, "Ceiling, after the onset step": True}
-#: Fewer runs than this say little; the study has 180.
-FEW_RUNS = 100
-
 LEAD = Column(label="Lead (steps)", digits=0)
 COUNTS = tuple(Column(label=label) for label in ("n", "Failed", "TP", "FP", "FN"))
 RATIOS = (Column(label="Precision"), Column(label="Recall"), Column(label="F1", digits=3))
@@ -149,8 +147,7 @@ def scenarios(analysis: Analysis) -> Table:
         ),
         rows=[*rows, ("All", "", None, *_scenario(runs)[1:])],
         notes=[
-            "Runs of the full metric; the other modes share their trajectories. Not applicable: "
-            "the fault has nothing to act on, such as an expert fault on a dense architecture.",
+            _modes_and_faults(runs),
             *_few(runs),
         ],
         grouped=True,
@@ -295,6 +292,7 @@ def weights(analysis: Analysis) -> Table:
             "the architectures and over the pairs. "
             "An architecture with runs in one half only is left out.",
             INTERVALS + " The weights are not fitted again in each resample.",
+            *([] if rows else ["No rows: the logs hold none of the signals that R is made of."]),
             *_few(analysis.study.reference),
         ],
         grouped=True,
@@ -325,6 +323,24 @@ def _scenario(runs: Sequence[Run]) -> tuple[Cell, ...]:
         *(outcomes[name] for name in ("healthy", "absorbed", "not_applicable", "failed")),
         ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items())),
         *claims.onset_to_failure(runs, (10, 50, 90)),
+    )
+
+
+def _modes_and_faults(runs: Sequence[Run]) -> str:
+    recipes = {run.config.get("recipe") for run in runs}
+    if recipes <= claims.EMERGENT:
+        return (
+            "Runs of the full metric; the other modes share their trajectories. Not applicable: "
+            "the fault has nothing to act on, such as an expert fault on a dense architecture."
+        )
+    if recipes == {"published"}:
+        return (
+            "Runs of the full metric; each other mode is a new draw of all runs. Not applicable: "
+            "the name of the fault has no effect in this simulator. It has no severities."
+        )
+    return (
+        "Runs of the full metric. The logs do not state whether a fault could act: a run that "
+        "does not fail counts as applicable and absorbed."
     )
 
 

@@ -15,6 +15,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
+from rmetric.evaluation.stated import computed
 from rmetric.evaluation.traces import Trace
 from rmetric.evaluation.transfer import normalised_signals
 from rmetric.readers.settings import settings_of
@@ -140,6 +141,14 @@ def _plot(panels: Sequence[Axes], example: Example, trace: Trace) -> None:
         losses = [getattr(record, name) for record in run.records]
         values = [nan if loss is None else loss for loss in losses]
         of_loss.plot(steps, values, color=MEANING[name], linewidth=0.8)
+    if all(r.training_loss is None and r.validation_loss is None for r in run.records):
+        of_loss.text(0.5, 0.5, "no loss in the log", transform=of_loss.transAxes, ha="center")
+    _, missing = computed(run, config)
+    if all(missing):
+        normalised = np.full_like(normalised, nan)
+        of_signals.text(
+            0.5, 0.5, "no signal in the log", transform=of_signals.transAxes, ha="center"
+        )
     for values, name in zip(normalised.T, SIGNALS, strict=True):
         of_signals.step(steps, values, where="post", color=MEANING[name], linewidth=0.7)
     of_score.step(steps, trace.scores, where="post", color=MEANING["score"], linewidth=0.7)

@@ -33,6 +33,7 @@ MECHANISM = {
     "NETWORK_DEGRADATION": HARDWARE,
 }
 OTHER = "another\nmechanism"
+NOT_STATED = "not stated"
 SCRIPTED, SCRIPT = "scripted_crash", "script: loss rises,\nnorms × 1 to 20,\ncrash drawn"
 ALL, NO_FAULT, FAULT, BENIGN, DYNAMICS = "all", "no fault", "fault", "benign change", "dynamics"
 
@@ -47,6 +48,8 @@ def way_of(truth: Truth) -> tuple[str, ...]:
         return ALL, kind, end
     if truth.failure_kind == SCRIPTED:
         return ALL, kind, SCRIPT, end
+    if truth.failure_kind == NOT_STATED:
+        return ALL, kind, end
     mechanism = MECHANISM.get(truth.fault, OTHER)
     if mechanism == HARDWARE:
         return ALL, kind, mechanism, end

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 from rmetric.evaluation import Study
-from rmetric.metric import RMetricConfig
+from rmetric.replay.settings import settings_of
 from rmetric.reporting.figures.diagram import Diagram, Edge, Node
 from rmetric.reporting.style import BLACK, BLUE, GREEN, GREY, MEANING, SKY, VERMILION
 
 
 def system_diagram(study: Study) -> Diagram:
     """Where records come from and what becomes of them; the study's own size in their box."""
-    config = RMetricConfig.simulation()
+    config = settings_of(study.reference[0]).config
+    scripted = study.reference[0].config.get("recipe") == "published"
+    simulator = "faults and\ncrashes scripted" if scripted else "faults turn\nmechanisms"
+    past = "first value" if config.variant == "authors_simulator" else "recent mean"
     of_rate, of_variance, of_drift = config.weights
     nodes = {
-        "simulator": Node(text="Simulator:\nfaults turn\nmechanisms", colour=SKY),
+        "simulator": Node(text=f"Simulator:\n{simulator}", colour=SKY),
         "other_logs": Node(text="Other logs:\nHugging Face,\nCSV, JSONL", colour=SKY),
         "live": Node(text="Live training:\nthe monitor", colour=SKY),
         "records": Node(text=f"Records\n({len(study.reference)} runs\nhere)", colour=BLACK),
-        "failure_rate": Node(text="λ: hardware\nevents per hour", colour=MEANING["failure_rate"]),
+        "failure_rate": Node(
+            text="λ: hardware\nevents per hour" + ("" if of_rate else "\n(no weight here)"),
+            colour=MEANING["failure_rate"],
+        ),
         "gradient_variance": Node(
             text="σ²: variance of\nworkers' gradient\nnorms", colour=MEANING["gradient_variance"]
         ),
         "loss_drift": Node(
-            text="ΔL: validation\nloss above its\nrecent mean", colour=MEANING["loss_drift"]
+            text=f"ΔL: validation\nloss above its\n{past}", colour=MEANING["loss_drift"]
         ),
         "baselines": Node(text="Baselines\nand anchors", colour=GREY),
         "min_max": Node(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from matplotlib.lines import Line2D
 
 from rmetric.detectors import DETECTORS
 from rmetric.evaluation import Scores, Sweep, Trace, evaluate, threshold_sweep
+from rmetric.evaluation.traces import is_measured
 from rmetric.metric import PAPER_WEIGHTS, RMetricConfig
 from rmetric.records import Run
 from rmetric.reporting.style import BLACK, GREY, MEANING, TEXT_WIDTH, VERMILION
@@ -73,6 +74,7 @@ def curves(runs: Sequence[Run], traces: dict[str, list[Trace]], protocol: str) -
             operating=evaluate(runs, traces[name], protocol),
         )
         for name in LINES
+        if name in traces
     }
 
 
@@ -81,14 +83,18 @@ def threshold_curves(runs: Sequence[Run], traces: dict[str, list[Trace]]) -> Fig
     figure = Figure(figsize=(TEXT_WIDTH, 4.6))
     panels = figure.subplots(2, 2, gridspec_kw=_MARGINS)
     letters = iter("abcd")
+    # What the logs do not hold is left out, of the curves and of the legend.
+    measured = {name: traces[name] for name in traces if is_measured(traces[name])}
     for (of_recall, of_threshold), (protocol, rule) in zip(panels, RULES.items(), strict=True):
-        shown = curves(runs, traces, protocol)
-        others = {name: evaluate(runs, traces[name], protocol) for name in MARKS}
+        shown = curves(runs, measured, protocol)
+        others = {
+            name: evaluate(runs, measured[name], protocol) for name in MARKS if name in measured
+        }
         _plot_precision(of_recall, shown, others)
         _plot_f1(of_threshold, shown, others["always"])
         for axes in (of_recall, of_threshold):
             axes.set_title(f"({next(letters)}) {rule}", loc="left", fontsize=7.5)
-    figure.legend(handles=_meanings(), loc="upper center", ncols=4)
+    figure.legend(handles=_meanings(measured), loc="upper center", ncols=4)
     return figure
 
 
@@ -142,10 +148,12 @@ def _mark(name: str) -> dict[str, Any]:
     return plain | {"markeredgecolor": BLACK, "markeredgewidth": 0.8} | MARKS[name]
 
 
-def _meanings() -> list[Artist]:
+def _meanings(measured: Collection[str]) -> list[Artist]:
+    lines = {name: look for name, look in LINES.items() if name in measured}
+    marks = [name for name in MARKS if name in measured]
     return [
-        *(Line2D([], [], **look, label=DETECTORS[name].title) for name, look in LINES.items()),
-        *(Line2D([], [], **_mark(name), label=DETECTORS[name].title) for name in MARKS),
+        *(Line2D([], [], **look, label=DETECTORS[name].title) for name, look in lines.items()),
+        *(Line2D([], [], **_mark(name), label=DETECTORS[name].title) for name in marks),
         Line2D([], [], **_THRESHOLD, label=f"threshold {THRESHOLD:g}"),
         Line2D([], [], **_point("r_metric"), linestyle="", label=f"R-Metric at {THRESHOLD:g}"),
         Line2D([], [], color=GREY, linewidth=3, label="its 95 % interval"),
