@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rmetric.evaluation import Study
-from rmetric.replay.settings import settings_of
+from rmetric.readers.settings import settings_of
 from rmetric.reporting.figures.diagram import Diagram, Edge, Node
 from rmetric.reporting.style import BLACK, BLUE, GREEN, GREY, MEANING, SKY, VERMILION
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from rmetric.evaluation import judge
+from rmetric.readers.settings import settings_of
 from rmetric.records import Run
-from rmetric.replay.settings import settings_of
 from rmetric.reporting.page.traces import DetectorTrace
 
 _CAUTION = "As published it alarms in most healthy runs too, so an alarm of it says little."
