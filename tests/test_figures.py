@@ -29,15 +29,15 @@ import generate_all_figures
 from rmetric.evaluation import evaluate, read_study, trace_all
 from rmetric.metric import RMetricConfig
 from rmetric.records import Record, Run, Truth
-from rmetric.reporting.figures import build_figures
-from rmetric.reporting.figures.example_runs import pick_examples
-from rmetric.reporting.figures.failure_process import MECHANISM, failure_process, way_of
-from rmetric.reporting.figures.lead_times import failures
-from rmetric.reporting.figures.outcomes import name_of
-from rmetric.reporting.figures.threshold_curves import DETECTORS_NEEDED, THRESHOLDS, curves
 from rmetric.reporting.style import TEXT_WIDTH, style
 from rmetric.simulation import FAULTS, RunSpec
 from rmetric.simulation.study import run_study
+from studies.paper.figures import build_figures
+from studies.paper.figures.example_runs import pick_examples
+from studies.paper.figures.failure_process import MECHANISM, failure_process, way_of
+from studies.paper.figures.lead_times import failures
+from studies.paper.figures.outcomes import name_of
+from studies.paper.figures.threshold_curves import DETECTORS_NEEDED, THRESHOLDS, curves
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES = (

@@ -12,7 +12,7 @@ def modules_loaded_by(statement):
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize("module", ["rmetric", "rmetric.logs", "rmetric.whole_log"])
+@pytest.mark.parametrize("module", ["rmetric", "rmetric.logs"])
 def test_the_core_loads_nothing_heavy(module):
     loaded = modules_loaded_by(f"import {module}")
     assert module in loaded

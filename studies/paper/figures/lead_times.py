@@ -13,9 +13,9 @@ from matplotlib.lines import Line2D
 
 from rmetric.evaluation import Trace, judge
 from rmetric.records import Run
-from rmetric.reporting.claims import PAPER_LEAD_STEPS
-from rmetric.reporting.figures.outcomes import in_order, look_of, name_of
 from rmetric.reporting.style import GREY, TEXT_WIDTH, VERMILION
+from studies.paper.claims import PAPER_LEAD_STEPS
+from studies.paper.figures.outcomes import in_order, look_of, name_of
 
 
 @dataclass(frozen=True, kw_only=True)

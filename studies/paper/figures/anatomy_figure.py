@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from rmetric.evaluation.published import Condition, SeedScores, spread
-from rmetric.reporting.claims import PAPER_F1
 from rmetric.reporting.style import BLACK, COLUMN_WIDTH, GREY, VERMILION
+from studies.paper.anatomy import Condition, SeedScores, spread
+from studies.paper.claims import PAPER_F1
 
 #: Rule -> field of `SeedScores`, look and place beside the row's middle.
 RULES: dict[str, tuple[str, dict[str, Any], float]] = {

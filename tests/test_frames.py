@@ -1,0 +1,61 @@
+"""Runs, studies and tables as pandas DataFrames."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from rmetric.evaluation import Study, read_study
+from rmetric.evaluation.study import OF_RUN
+from rmetric.records import HardwareEvent, Record, Run
+from tests.synthetic_study import make_runs, write_study
+
+
+def test_a_run_has_a_row_for_each_record_and_a_column_for_each_logged_field():
+    records = [
+        Record(step=1, training_loss=3.0, worker_gradient_norms=(1.0, 2.0), skipped=True),
+        Record(step=5, training_loss=None, events=(HardwareEvent(4.0, "xid"),)),
+    ]
+    frame = Run(id="a", records=records).to_frame()
+    assert list(frame) == ["step", "training_loss", "worker_gradient_norms", "skipped", "events"]
+    assert frame["step"].tolist() == [1, 5]
+    assert frame["training_loss"].isna().tolist() == [False, True]
+    assert frame["worker_gradient_norms"][0] == (1.0, 2.0)
+    assert frame["events"][1] == records[1].events
+    assert frame["skipped"].tolist() == [True, pd.NA]
+
+
+def test_a_run_without_records_is_an_empty_frame():
+    frame = Run(id="a", records=[]).to_frame()
+    assert list(frame) == ["step"]
+    assert len(frame) == 0
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory) -> Study:
+    folder = tmp_path_factory.mktemp("study")
+    write_study(folder, make_runs(num_repetitions=1))
+    return read_study(folder)
+
+
+def test_a_study_has_a_row_for_each_record_of_each_run(study):
+    frame = study.to_frame()
+    assert list(frame)[: len(OF_RUN) + 2] == [*OF_RUN, "r_metric", "alarm"]
+    assert len(frame) == sum(len(run.records) for runs in study.runs.values() for run in runs)
+    for mode, runs in study.runs.items():
+        of_mode = frame[frame["mode"] == mode]
+        for run, stated in zip(runs, study.stated[mode], strict=True):
+            rows = of_mode[of_mode["run"] == run.id]
+            assert rows["step"].tolist() == [record.step for record in run.records]
+            assert rows["r_metric"].tolist() == [one.score for one in stated]
+            assert rows["alarm"].tolist() == [one.alarm for one in stated]
+            assert set(rows["fault"]) == {run.truth.fault}
+            assert set(rows["architecture"]) == {run.config["model_type"]}
+            assert set(rows["outcome"]) == {run.truth.outcome}
+            assert set(rows["failure_step"].dropna()) == {run.truth.failure_step} - {None}
+
+
+def test_the_frame_of_a_study_counts_the_failures_that_its_runs_state(study):
+    frame = study.to_frame()
+    ends = frame[frame["mode"] == "FULL_METRIC"].groupby("run")["outcome"].first()
+    assert (ends == "failed").sum() == sum(run.truth.failed for run in study.reference)
