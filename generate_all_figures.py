@@ -28,14 +28,16 @@ from pathlib import Path
 
 from rmetric.evaluation import Study, UnusableStudy, read_study
 from rmetric.logs import write_atomically
-from rmetric.reporting.figures import build_figures, dot_version
 from rmetric.reporting.provenance import provenance
-from rmetric.reporting.script import fail, folder_for, parser, say, say_what_was_read
 from rmetric.reporting.style import save, style
-from rmetric.reporting.tables import FEW_RUNS
+from studies.paper.figures import build_figures, dot_version
+from studies.paper.script import fail, folder_for, parser, say, say_what_was_read
+from studies.paper.tables import FEW_RUNS
 
 #: For simulating the studies of figure 6, the only part that takes seconds.
 NUM_PROCESSES = os.cpu_count() or 1
+#: Packages whose versions the bytes of the figures depend on.
+DRAWN_WITH = ("matplotlib", "pandas", "seaborn")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         captions = write(out, study, with_dot=dot is not None)
         command = ["python", "generate_all_figures.py", "--logs", options.logs]
         sources = provenance(shlex.join(map(str, [*command, "--out", out])), study)
-        sources["versions"] |= {"matplotlib": version("matplotlib"), "graphviz": dot}
+        sources["versions"] |= {name: version(name) for name in DRAWN_WITH} | {"graphviz": dot}
         sources["captions"] = captions
         content = json.dumps(sources, indent=2, ensure_ascii=False)
         write_atomically(out / "provenance.json", [content.encode(), b"\n"])

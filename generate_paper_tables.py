@@ -32,9 +32,9 @@ from rmetric.logs import write_atomically
 from rmetric.reporting.provenance import provenance
 from rmetric.reporting.real_runs import read_summaries
 from rmetric.reporting.renderers import RENDERERS, to_text
-from rmetric.reporting.script import fail, folder_for, parser, say, say_what_was_read
 from rmetric.reporting.table import Table
-from rmetric.reporting.tables import FEW_RUNS, build_tables
+from studies.paper.script import fail, folder_for, parser, say, say_what_was_read
+from studies.paper.tables import FEW_RUNS, build_tables
 
 #: Tables for the terminal: the comparison, the faults and the claims.
 PRINTED = ("table3_detectors", "table4_faults", "table5_claims", "table7_anatomy")

@@ -20,7 +20,6 @@ from rmetric.readers import open_log, read_log
 from rmetric.readers.columns import STATED, TARGETS, choose_columns
 from rmetric.readers.scored_run import score_run
 from rmetric.reporting.replay_report import Replayed, replay_logs
-from rmetric.whole_log import score_records
 from tests.authors_data import AUTHORS, needs_authors_logs
 from tests.pages import Found
 
@@ -347,16 +346,6 @@ def test_a_log_of_ours_keeps_the_norms_that_somebody_else_stated(tmp_path):
     entry = json.loads(metrics_line(records[0], RMetric()))
     assert entry["sigma_sq_source"] == "logged_normalised"
     assert "sigma_sq" not in entry
-
-
-def test_a_whole_log_of_norms_is_refused_where_it_must_be_streamed():
-    records = [Record(step=s, loss_drift_normalised=0.5) for s in range(3)]
-    with pytest.raises(ValueError, match="loss_drift_normalised on rows without loss"):
-        score_records(records, RMetricConfig())
-    with_losses = [replace(r, validation_loss=3.0 - r.step) for r in records]
-    stream = RMetric()
-    streamed = [stream.update(record).score for record in with_losses]
-    assert score_records(with_losses, RMetricConfig()).score.tolist() == streamed
 
 
 def test_the_reason_of_an_alarm_names_no_signal_that_was_never_seen():

@@ -17,17 +17,16 @@ import pytest
 
 import generate_paper_tables
 from rmetric.evaluation import Estimate, read_study
-from rmetric.evaluation.analysis import Analysis
-from rmetric.evaluation.published import ROWS
 from rmetric.logs import run_lines
 from rmetric.metric import RMetricConfig
-from rmetric.reporting import claims, tables
-from rmetric.reporting import published as published_tables
-from rmetric.reporting.published import PublishedAnalysis
 from rmetric.reporting.real_runs import NOT_MEASURED
 from rmetric.reporting.renderers import escape_tex, to_csv, to_markdown, to_tex, to_text
 from rmetric.reporting.table import Column, Table, show
 from rmetric.simulation.published import published_specs, simulate_published
+from studies.paper import claims, published_tables, tables
+from studies.paper.analysis import Analysis
+from studies.paper.anatomy import ROWS
+from studies.paper.published_tables import PublishedAnalysis
 from tests.synthetic_study import make_runs, write_study
 
 TABLES = (

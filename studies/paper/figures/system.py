@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rmetric.evaluation import Study
 from rmetric.readers.settings import settings_of
-from rmetric.reporting.figures.diagram import Diagram, Edge, Node
 from rmetric.reporting.style import BLACK, BLUE, GREEN, GREY, MEANING, SKY, VERMILION
+from studies.paper.figures.diagram import Diagram, Edge, Node
 
 
 def system_diagram(study: Study) -> Diagram:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
+import seaborn as sns
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -13,9 +15,9 @@ from matplotlib.lines import Line2D
 
 from rmetric.evaluation import Trace, judge
 from rmetric.records import Run
-from rmetric.reporting.claims import PAPER_LEAD_STEPS
-from rmetric.reporting.figures.outcomes import in_order, look_of, name_of
 from rmetric.reporting.style import GREY, TEXT_WIDTH, VERMILION
+from studies.paper.claims import PAPER_LEAD_STEPS
+from studies.paper.figures.outcomes import in_order, look_of, name_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +71,14 @@ def lead_times(runs: Sequence[Run], traces: Sequence[Trace]) -> Figure:
         _prepare(axes, found)
     _plot_published(panels[0], found)
     _plot_causal(panels[1], found)
-    panels[0].set_ylabel("lead: failure − alert (steps)")
+    panels[0].set_ylabel(LEAD)
+    panels[1].set_ylabel("")
     figure.legend(handles=_meanings(found), loc="upper center", ncols=6)
     return figure
 
 
+TIME_LEFT = "fault to failure (steps)"
+LEAD = "lead: failure − alert (steps)"
 _MARGINS = {"left": 0.085, "right": 0.985, "bottom": 0.13, "top": 0.8, "wspace": 0.08}
 _TICKS = (0, 1, 10, 100, 1000, 10_000)
 
@@ -85,7 +90,7 @@ def _prepare(axes: Axes, found: Sequence[Failure]) -> None:
     axes.set_xscale("symlog", linthresh=1, linscale=0.4)
     axes.set_yscale("symlog", linthresh=1, linscale=0.4)
     axes.set(
-        xlim=(0, 2 * longest), ylim=(-0.25, 2 * highest), xlabel="fault to failure (steps)",
+        xlim=(0, 2 * longest), ylim=(-0.25, 2 * highest), xlabel=TIME_LEFT,
         yticks=[tick for tick in _TICKS if tick < 2 * highest],
         xticks=[tick for tick in _TICKS if tick < 2 * longest],
     )  # fmt: skip
@@ -105,8 +110,7 @@ def _prepare(axes: Axes, found: Sequence[Failure]) -> None:
 
 def _plot_published(axes: Axes, found: Sequence[Failure]) -> None:
     leads = [failure.published for failure in found]
-    for failure in found:
-        _mark(axes, failure, failure.published, filled=True)
+    _mark(axes, found, leads, filled=True)
     before = sum(failure.published > failure.time_left for failure in found)
     axes.set_title(
         f"(a) R-Metric by the published rule: {_number(leads)} of {len(found)}\n"
@@ -115,10 +119,10 @@ def _plot_published(axes: Axes, found: Sequence[Failure]) -> None:
 
 
 def _plot_causal(axes: Axes, found: Sequence[Failure]) -> None:
-    for failure in found:
-        announced = failure.causal == failure.causal
-        lead = failure.causal if announced else failure.any_alert
-        _mark(axes, failure, lead, filled=announced)
+    announced = [failure for failure in found if failure.causal == failure.causal]
+    others = [failure for failure in found if failure.causal != failure.causal]
+    _mark(axes, announced, [failure.causal for failure in announced], filled=True)
+    _mark(axes, others, [failure.any_alert for failure in others], filled=False)
     first, some = ([getattr(f, name) for f in found] for name in ("causal", "any_alert"))
     axes.set_title(
         f"(b) R-Metric between fault and failure: the first alert in {_number(first)}\n"
@@ -127,14 +131,28 @@ def _plot_causal(axes: Axes, found: Sequence[Failure]) -> None:
     )  # fmt: skip
 
 
-def _mark(axes: Axes, failure: Failure, lead: float, *, filled: bool) -> None:
-    """An alert at or after the failure announces nothing either."""
-    look = look_of(failure.kind)
-    axes.plot(
-        max(failure.time_left, 0), lead if lead > 0 else 0.0, look.marker, color=look.colour,
-        markerfacecolor=look.colour if filled else "none", alpha=0.7, markersize=4,
-        markeredgewidth=0.8, clip_on=False, zorder=3,
+def _mark(axes: Axes, found: Sequence[Failure], leads: Sequence[float], *, filled: bool) -> None:
+    """A point for each failure. An alert at or after the failure announces nothing either."""
+    if not found:
+        return
+    kinds = in_order({failure.kind for failure in found})
+    frame = pd.DataFrame(
+        {
+            TIME_LEFT: [max(failure.time_left, 0) for failure in found],
+            LEAD: [lead if lead > 0 else 0.0 for lead in leads],
+            "kind": [failure.kind for failure in found],
+        }
+    )
+    sns.scatterplot(
+        frame, x=TIME_LEFT, y=LEAD, hue="kind", style="kind",
+        palette={kind: look_of(kind).colour for kind in kinds},
+        markers={kind: look_of(kind).marker for kind in kinds},
+        s=16, alpha=0.7, linewidth=0.8, clip_on=False, zorder=3, legend=False, ax=axes,
     )  # fmt: skip
+    points = axes.collections[-1]
+    points.set_edgecolor(points.get_facecolor())
+    if not filled:
+        points.set_facecolor("none")
 
 
 def _number(leads: Sequence[float]) -> int:

@@ -11,8 +11,7 @@ import json
 
 import graphviz
 
-from rmetric.reporting.figures.diagram import Diagram, text_size
-from rmetric.reporting.figures.layout import GAP, LAYER_GAP, Layout, Point
+from studies.paper.figures.diagram import GAP, LAYER_GAP, Diagram, Layout, Point, text_size
 
 POINTS_PER_INCH = 72
 

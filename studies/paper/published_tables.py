@@ -9,8 +9,14 @@ from math import nan
 import numpy as np
 
 from rmetric.evaluation import Estimate, Scores, Study, judge, score
-from rmetric.evaluation.analysis import Analysis
-from rmetric.evaluation.published import (
+from rmetric.evaluation.traces import Trace
+from rmetric.metric import PAPER_WEIGHTS
+from rmetric.reporting.real_runs import COLUMNS, Summary, real_runs_rows
+from rmetric.reporting.table import Cell, Column, Table, show
+from rmetric.simulation.published import COMMIT, FAULTS
+from studies.paper import claims
+from studies.paper.analysis import Analysis
+from studies.paper.anatomy import (
     ANATOMY_SEEDS,
     RANDOM_ONSETS,
     ROWS,
@@ -25,12 +31,6 @@ from rmetric.evaluation.published import (
     spread_of_rows,
     traces_of_rows,
 )
-from rmetric.evaluation.traces import Trace
-from rmetric.metric import PAPER_WEIGHTS
-from rmetric.reporting import claims
-from rmetric.reporting.real_runs import COLUMNS, Summary, real_runs_rows
-from rmetric.reporting.table import Cell, Column, Table, show
-from rmetric.simulation.published import COMMIT, FAULTS
 
 RULES = ("published", "causal")
 SPREAD = (

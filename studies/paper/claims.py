@@ -12,14 +12,14 @@ from math import isnan
 import numpy as np
 
 from rmetric.detectors import DETECTORS
-from rmetric.evaluation import PROTOCOLS, Estimate, mean_loss
-from rmetric.evaluation.analysis import REFERENCE_DETECTOR, Analysis
+from rmetric.evaluation import PROTOCOLS, Estimate
 from rmetric.evaluation.scores import f1
-from rmetric.evaluation.transfer import WeightGrid
 from rmetric.metric import PAPER_WEIGHTS
 from rmetric.records import Run
 from rmetric.reporting.real_runs import COLUMNS, Summary, real_runs_rows
 from rmetric.reporting.table import Cell, Table, show
+from studies.paper.analysis import REFERENCE_DETECTOR, Analysis
+from studies.paper.transfer import WeightGrid, mean_loss
 
 PAPER_F1 = 0.973
 PAPER_LEAD_STEPS = 255

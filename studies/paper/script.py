@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from rmetric.evaluation import Study
-from rmetric.reporting.tables import FEW_RUNS
+from studies.paper.tables import FEW_RUNS
 
 #: Recipes whose results lie in a folder of that name below results/.
 OWN_FOLDER = ("emergent", "stress")

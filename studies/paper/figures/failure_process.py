@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from rmetric.records import Run, Truth
-from rmetric.reporting.figures.diagram import Diagram, Edge, Node
-from rmetric.reporting.figures.outcomes import in_order, look_of, name_of
 from rmetric.reporting.style import BLACK, GREY, ORANGE, PURPLE, SKY
+from studies.paper.figures.diagram import Diagram, Edge, Node
+from studies.paper.figures.outcomes import in_order, look_of, name_of
 
 _MODEL = "experts, router,\nattention, norm"
 _DATA = "data and\nevaluation"

@@ -12,23 +12,23 @@ from matplotlib.figure import Figure
 
 from rmetric.detectors import DETECTORS
 from rmetric.evaluation import Study, Trace, trace_all
-from rmetric.evaluation.analysis import OWN_SETTINGS
-from rmetric.evaluation.published import ANATOMY_SEEDS, anatomy
 from rmetric.evaluation.stated import metric_trace
 from rmetric.evaluation.study import REFERENCE
 from rmetric.readers.settings import settings_of
-from rmetric.reporting.claims import PAPER_F1
-from rmetric.reporting.figures.anatomy_figure import anatomy_figure
-from rmetric.reporting.figures.diagram import Diagram
-from rmetric.reporting.figures.dot import by_dot, dot_version
-from rmetric.reporting.figures.drawing import draw
-from rmetric.reporting.figures.example_runs import RULE, example_runs, pick_examples
-from rmetric.reporting.figures.failure_process import failure_process
-from rmetric.reporting.figures.layers import by_layers
-from rmetric.reporting.figures.lead_times import lead_times
-from rmetric.reporting.figures.system import system_diagram
-from rmetric.reporting.figures.threshold_curves import DETECTORS_NEEDED, threshold_curves
-from rmetric.reporting.published import is_published
+from studies.paper.analysis import OWN_SETTINGS
+from studies.paper.anatomy import ANATOMY_SEEDS, anatomy
+from studies.paper.claims import PAPER_F1
+from studies.paper.figures.anatomy_figure import anatomy_figure
+from studies.paper.figures.columns import by_columns
+from studies.paper.figures.diagram import Diagram
+from studies.paper.figures.dot import by_dot, dot_version
+from studies.paper.figures.drawing import draw
+from studies.paper.figures.example_runs import RULE, example_runs, pick_examples
+from studies.paper.figures.failure_process import failure_process
+from studies.paper.figures.lead_times import lead_times
+from studies.paper.figures.system import system_diagram
+from studies.paper.figures.threshold_curves import DETECTORS_NEEDED, threshold_curves
+from studies.paper.published_tables import is_published
 
 __all__ = ["Captioned", "build_figures", "dot_version"]
 
@@ -54,7 +54,7 @@ def build_figures(study: Study, *, with_dot: bool, num_processes: int = 1) -> It
     traces = {name: traces_of(name, study) for name in DETECTORS_NEEDED}
 
     def drawn(diagram: Diagram) -> Figure:
-        return draw(diagram, by_dot(diagram) if with_dot else by_layers(diagram))
+        return draw(diagram, by_dot(diagram) if with_dot else by_columns(diagram))
 
     yield Captioned(
         "figure1_system",

@@ -21,7 +21,6 @@ from rmetric.detectors.anchors import Random
 from rmetric.detectors.contract import Detector
 from rmetric.detectors.loss_z_score import LossZScore
 from rmetric.detectors.trivial import AtStep, LossJump, MeanNorm
-from rmetric.evaluation.analysis import Analysis
 from rmetric.evaluation.intervals import Estimate
 from rmetric.evaluation.protocols import Alerts, Outcomes, Windows, judge_alerts
 from rmetric.evaluation.scores import f1
@@ -35,7 +34,8 @@ from rmetric.simulation.published import (
     REPETITIONS,
     PublishedDynamics,
 )
-from rmetric.simulation.published_batch import (
+from studies.paper.analysis import Analysis
+from studies.paper.published_batch import (
     Draws,
     Faults,
     PublishedBatch,

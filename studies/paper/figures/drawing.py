@@ -8,9 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from matplotlib.path import Path
 
-from rmetric.reporting.figures.diagram import FONT_SIZE, Diagram, Node
-from rmetric.reporting.figures.layout import Layout, Point
 from rmetric.reporting.style import TEXT_WIDTH
+from studies.paper.figures.diagram import FONT_SIZE, Diagram, Layout, Node, Point
 
 MARGIN = 0.04  # inches around the whole
 

@@ -9,25 +9,16 @@ from math import nan
 import numpy as np
 
 from rmetric.detectors import DETECTORS
-from rmetric.evaluation import (
-    PROTOCOLS,
-    Estimate,
-    Scores,
-    Study,
-    mean_loss,
-    mean_overfit,
-    score,
-    transfers,
-)
-from rmetric.evaluation.analysis import REFERENCE_DETECTOR, Analysis
+from rmetric.evaluation import PROTOCOLS, Estimate, Scores, Study, score
 from rmetric.evaluation.intervals import NUM_RESAMPLES
-from rmetric.evaluation.transfer import architecture
 from rmetric.metric import PAPER_WEIGHTS, Components
 from rmetric.records import Run
-from rmetric.reporting import claims, published
-from rmetric.reporting.claims import FEW_RUNS
 from rmetric.reporting.real_runs import Summary
 from rmetric.reporting.table import Cell, Column, Table, show
+from studies.paper import claims, published_tables
+from studies.paper.analysis import REFERENCE_DETECTOR, Analysis
+from studies.paper.claims import FEW_RUNS
+from studies.paper.transfer import architecture, mean_loss, mean_overfit, transfers
 
 #: Rows of table 3 for a detector that knows the truth -> whether it waits for the onset to pass.
 CEILINGS = {"Ceiling (knows the truth)": False, "Ceiling, after the onset step": True}
@@ -49,17 +40,17 @@ def build_tables(
     study: Study, case_studies: Sequence[Summary] = (), *, num_processes: int = 1
 ) -> tuple[list[Table], list[str]]:
     """All of a study's tables in the order of their numbers, and the logs that contradict them."""
-    if published.is_published(study):
-        taken_apart = published.PublishedAnalysis.of(study, num_processes=num_processes)
+    if published_tables.is_published(study):
+        taken_apart = published_tables.PublishedAnalysis.of(study, num_processes=num_processes)
         metric = taken_apart.metric
         return [
-            published.approaches(taken_apart),
+            published_tables.approaches(taken_apart),
             scenarios(metric),
-            published.detectors(taken_apart),
-            published.faults(taken_apart),
-            published.claims_table(taken_apart, case_studies),
+            published_tables.detectors(taken_apart),
+            published_tables.faults(taken_apart),
+            published_tables.claims_table(taken_apart, case_studies),
             weights(metric),
-            published.anatomy_table(taken_apart),
+            published_tables.anatomy_table(taken_apart),
         ], metric.disagreements
     analysis = Analysis.of(study, num_processes=num_processes)
     return tables_of(analysis, case_studies), analysis.disagreements

@@ -9,16 +9,16 @@ from functools import cached_property
 import numpy as np
 
 from rmetric.detectors import DETECTORS, IN_PAPER
-from rmetric.evaluation.ceiling import ceiling
 from rmetric.evaluation.intervals import Estimate
 from rmetric.evaluation.protocols import Fates, Outcomes, Windows, alerts_of, fates, judge
 from rmetric.evaluation.scores import Scores, f1_difference, score
 from rmetric.evaluation.stated import computed, disagreements, metric_trace
 from rmetric.evaluation.study import Study
 from rmetric.evaluation.traces import Trace, is_measured, trace_all
-from rmetric.evaluation.transfer import WeightGrid, weight_grids
 from rmetric.readers.settings import settings_of
 from rmetric.records import Run
+from studies.paper.ceiling import ceiling
+from studies.paper.transfer import WeightGrid, weight_grids
 
 REFERENCE_DETECTOR = "r_metric"
 #: Kinds of detectors that are the metric of the study itself, with the settings of its logs.

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from rmetric.evaluation.stated import computed
 from rmetric.evaluation.traces import Trace
-from rmetric.evaluation.transfer import normalised_signals
 from rmetric.readers.settings import settings_of
 from rmetric.records import Run, Truth
-from rmetric.reporting.figures.outcomes import in_order, look_of, name_of
 from rmetric.reporting.style import MEANING, TEXT_WIDTH
+from studies.paper.figures.outcomes import in_order, look_of, name_of
+from studies.paper.transfer import normalised_signals
 
 RULE = (
     "of each outcome the middle run (the lower of two) in the order of the steps from fault to "

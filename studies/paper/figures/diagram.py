@@ -1,4 +1,7 @@
-"""A diagram as a value: boxes, and arrows between them. `layout` places it, `drawing` draws it."""
+"""A diagram as a value: boxes, the arrows between them, and the places of both.
+
+`dot` or `columns` places a `Diagram`, which gives a `Layout`; `drawing` draws it.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,12 @@ from rmetric.reporting.style import GREY, style
 FONT_SIZE = 7.0
 #: Inches between a text and the edge of its box.
 PADDING = 0.06
+#: Inches between boxes above each other.
+GAP = 0.14
+#: Inches between columns.
+LAYER_GAP = 0.22
+
+Point = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +88,25 @@ class Diagram:
         for name in TopologicalSorter(before).static_order():
             ranks[name] = max((ranks[tail] + 1 for tail in before[name]), default=0)
         return ranks | dict.fromkeys(self.ends, max(ranks.values()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Centres of boxes and labels, and the arrows' curves; inches, from the lower left.
+
+    Attributes:
+        width, height: of the whole.
+        centres: of each box.
+        curves: of each arrow in the diagram's order: a start, then three points for each
+            cubic Bézier piece.
+        labels: centre of each arrow's label; None where it has none.
+    """
+
+    width: float
+    height: float
+    centres: dict[str, Point]
+    curves: list[list[Point]]
+    labels: list[Point | None]
 
 
 @lru_cache(maxsize=256)
