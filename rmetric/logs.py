@@ -105,14 +105,20 @@ def log_path(folder: Path, run_id: str) -> Path:
 def metrics_line(
     record: Record, metric: RMetric, alarms: Mapping[str, bool] | None = None
 ) -> bytes:
-    """The METRICS line of `record`, which `metric` takes on the way.
+    """Serialise one record and the metric's state after it as a METRICS line.
 
-    `alarms` are those of other detectors, by name; they stand beside R's.
+    Args:
+        record: the measurements of one step.
+        metric: already updated with `record`; it is read, not advanced.
+        alarms: of other detectors, by name, logged beside R's.
+
+    Returns:
+        One line of JSON with its line end.
     """
     measured = record_to_json(record)
     for key in (*SIGNAL_KEYS.values(), *NORMALISED_KEYS.values()):
-        measured.pop(key, None)  # the metric says what it used
-    judged = metric_to_json(metric.update(record))
+        measured.pop(key, None)  # the metric holds the values that it used
+    judged = metric_to_json(metric)
     if alarms:
         judged["alerts"] |= alarms
     return encode_line(measured | judged)
@@ -129,7 +135,7 @@ def run_lines(run: Run, metric_config: RMetricConfig, mode: str = "FULL_METRIC")
     for record in run.records:
         if run.truth and run.truth.onset_step is not None and record.step >= run.truth.onset_step:
             yield from injected
-        yield metrics_line(record, metric)
+        yield metrics_line(record, metric.update(record))
     yield from injected
     if run.truth is not None:
         yield final_line(run.truth, run.records)

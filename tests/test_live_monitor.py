@@ -424,7 +424,7 @@ def test_by_default_nobody_hears_of_r():
         monitor.evaluated(2.0 if step < 20 else 3.0)
     monitor.close()
     assert [(a.source, a.step) for a in monitor.alerts] == [("r_metric", 20)]
-    assert "0.70 (ΔL)" in monitor.alerts[0].reason
+    assert "ΔL 0.70" in monitor.alerts[0].reason
 
 
 # -- it goes on where it was

@@ -639,7 +639,7 @@ class Monitor:
     def _finish(self, record: Record) -> None:
         """The record is complete: the metric, detectors and log take it."""
         alarms = {name: d.update(record).alarm for name, d in self._detectors.items()}
-        line = metrics_line(record, self.metric, alarms)
+        line = metrics_line(record, self.metric.update(record), alarms)
         self.last = record
         self._write(line)
         self._hear({"r_metric": self.metric.alarm} | alarms)
@@ -654,7 +654,8 @@ class Monitor:
             begun.discard("calibrated")  # the rule said it, before the step
         for name in alarms:
             if name in begun - self._alarmed:
-                self._raise(self._alert(self.last.step, name, self._reason(name)))
+                detector = self._detectors.get(name, self.metric)
+                self._raise(self._alert(self.last.step, name, detector.reason))
             elif name in self._alarmed - begun and name in self.config.alert_on:
                 why = getattr(self._detectors.get(name), "ended", "")
                 logger.info(
@@ -671,15 +672,6 @@ class Monitor:
         detector = self._detectors.get("calibrated")
         evidence = getattr(detector, "evidence", {})
         return evidence.get("not_finite", 0.0) >= 1
-
-    def _reason(self, name: str) -> str:
-        if name != "r_metric":
-            return self._detectors[name].reason
-        parts = zip(
-            ("λ", "σ²", "ΔL"), self.metric.config.weights, self.metric.normalised, strict=True
-        )
-        shares = " + ".join(f"{weight * value:.2f} ({signal})" for signal, weight, value in parts)
-        return f"R = {self.metric.score:.3f} = {shares}, above {self.metric.config.threshold:g}"
 
     def _raise(self, alert: Alert, *, again: bool = False, shared: bool = True) -> None:
         """`again`: a stretch of bad steps is said once; `shared`: all ranks see it alike."""
