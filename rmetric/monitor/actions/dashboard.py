@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from rmetric._util.background import Background
-from rmetric.monitor.actions.action import Action
-from rmetric.monitor.actions.ranks import rank
+from rmetric.monitor.actions.action import Action, rank
 from rmetric.monitor.actions.scalars import scalars
 from rmetric.monitor.alerts import Alert
 from rmetric.records import Record
