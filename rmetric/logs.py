@@ -165,7 +165,7 @@ def fault_lines(truth: Truth | None) -> Iterator[bytes]:
 
 
 def final_line(truth: Truth, records: Sequence[Record]) -> bytes:
-    """How the run ended, with its truth."""
+    """The final line: how the run ended, with its truth."""
     if truth.failed:
         last = {
             "step": truth.failure_step,
@@ -182,8 +182,8 @@ class LogReader:
 
     Attributes:
         run: what is known of it so far; its records are handed out, not kept.
-        ours: whether it is a log of ours, which its first line tells by its format
-            version and any other by the sources of its signals.
+        ours: True for a log of this package, known by the format version of its
+            first line or by the sources of its signals.
     """
 
     def __init__(self, path: Path) -> None:
@@ -195,7 +195,7 @@ class LogReader:
         """The record in the line, if it holds one. Raises LogError.
 
         A line without its end that is no JSON was cut off while it was written: it
-        is left out, and the run's notes say so.
+        is left out, with a note on the run.
         """
         if not line.strip():
             return None
@@ -220,7 +220,7 @@ class LogReader:
         run, event = self.run, entry.get("event")
         if event == "EXPERIMENT_START":
             run.config = field(entry, "config", mapping) or {}
-            field(run.config, "seconds_per_step", number)  # said here, where the line is known
+            field(run.config, "seconds_per_step", number)  # checked here, where the line is known
             run.id = str(run.config.get("experiment_id") or run.id)
             run.truth = _declared_truth(run.config)
             self.ours = self.ours or "format_version" in entry

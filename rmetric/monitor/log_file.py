@@ -1,4 +1,4 @@
-"""The monitor's log: written beside the training, never in its way."""
+"""The monitor's log, written by a background thread."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class LogFile:
             self.problem = f"{self.path} cannot be written: {error}"
 
     def _begin(self) -> bytes:
-        """What of an older log goes on; the whole of it is moved aside where that is not all."""
+        """The part of an older log to continue; the file is moved aside unless it is the whole."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if not self.path.exists():
             self._keep = None
@@ -145,7 +145,7 @@ class LogFile:
 
 
 def validation_loss_of(path: Path, step: int) -> float | None:
-    """What a log says of a step: an evaluation may come after the step's checkpoint."""
+    """The logged validation loss of a step; it may have been logged after the step's checkpoint."""
     try:
         lines = _up_to(path, step).splitlines()
         entries = (parse_line(line) for line in reversed(lines))

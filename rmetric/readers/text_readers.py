@@ -58,7 +58,7 @@ _NUMBERS = re.compile(r" *[-+]?(?:\d[\d.,]*(?:e[-+]?\d*)?|nan|inf)", re.IGNORECA
 
 
 class TextReader(Protocol):
-    """What the module of a text format has."""
+    """Interface of a text format: a module or a `text_formats.LineFormat`."""
 
     @property
     def NAME(self) -> str: ...

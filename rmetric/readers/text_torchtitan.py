@@ -35,7 +35,7 @@ def rows(lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
             grad_norm=norm[1] if norm else None,
             learning_rate=rate[1] if rate else None,
         )
-        if cells and rank.hears(rank_of(text), {"step": float(found[2]), **cells}):
+        if cells and rank.accepts(rank_of(text), {"step": float(found[2]), **cells}):
             seconds = clock.read(text)
             if seconds is not None:
                 cells["time"] = seconds
