@@ -184,11 +184,13 @@ class LogReader:
         run: what is known of it so far; its records are handed out, not kept.
         ours: True for a log of this package, known by the format version of its
             first line or by the sources of its signals.
+        entry: the object on the last METRICS line; empty before the first.
     """
 
     def __init__(self, path: Path) -> None:
         self.run = Run(id=path.name.split(".jsonl")[0], records=[], source=path)
         self.ours = False
+        self.entry: dict[str, Any] = {}
         self._path, self._begun, self._ended = path, False, False
 
     def take(self, number_of_line: int, line: bytes) -> Record | None:
@@ -225,6 +227,7 @@ class LogReader:
             run.truth = _declared_truth(run.config)
             self.ours = self.ours or "format_version" in entry
         elif event == "METRICS":
+            self.entry = entry
             self.ours = self.ours or says_its_sources(entry)
             run.records.append(record_from_json(entry, ours=self.ours))
         elif event == "FAULT_INJECTED":
