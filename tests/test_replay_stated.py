@@ -343,7 +343,7 @@ def test_a_log_of_ours_keeps_the_norms_that_somebody_else_stated(tmp_path):
     path.write_bytes(b"".join(run_lines(Run(id="own", records=records), RMetricConfig())))
     assert read(path).records == records
     assert said(read(path).notes, "equals the logged r_metric at all 7 records")
-    entry = json.loads(metrics_line(records[0], RMetric()))
+    entry = json.loads(metrics_line(records[0], RMetric().update(records[0])))
     assert entry["sigma_sq_source"] == "logged_normalised"
     assert "sigma_sq" not in entry
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rmetric._util.errors import LogError
 from rmetric.evaluation.protocols import seconds_per_step
 from rmetric.evaluation.stated import Stated, stated_metric
-from rmetric.logs import read_lines
+from rmetric.logs import LogReader
 from rmetric.metric import MODES
 from rmetric.records import Run, Truth, records_to_frame
 
@@ -150,15 +150,22 @@ def _read_mode(study: Study, mode: str, digest: hashlib._Hash) -> None:
 
 
 def _usable(path: Path, content: bytes) -> tuple[Run, list[Stated]]:
-    run = read_lines(path, io.BytesIO(content))
-    truth = run.truth
+    reader = LogReader(path)
+    records, alerts = [], []
+    for place, line in enumerate(io.BytesIO(content), start=1):
+        record = reader.take(place, line)
+        if record is not None:
+            records.append(record)
+            alerts.append(reader.entry.get("alerts"))
+    run = reader.finish()
+    run.records, truth = records, run.truth
     if truth is None:
         raise LogError(path, None, "; ".join(run.notes))
     if truth.failed and truth.failure_step is None:
         raise LogError(path, None, "it failed, and does not say at which step")
     try:
         seconds_per_step(run)
-        return run, stated_metric(content)
+        return run, stated_metric(records, alerts)
     except ValueError as error:
         raise LogError(path, None, str(error)) from None
 

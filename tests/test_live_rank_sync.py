@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 from rmetric.monitor.alerts import Alert
 from rmetric.monitor.config import MonitorConfig
-from rmetric.monitor.together import (
+from rmetric.monitor.rank_sync import (
+    DISABLED,
     FIELDS,
-    STEPPED_ASIDE,
-    Messages,
-    Together,
-    complete,
-    message,
+    RankMessages,
+    RankSync,
+    complete_from_ranks,
+    encode_message,
 )
 from rmetric.records import Record
 
@@ -64,7 +64,7 @@ class Line:
 def ranks_together(late_by_rank, config=CONFIG):
     operations, made = {}, []
     for rank, late in enumerate(late_by_rank):
-        made.append(Together(config, Line(operations, rank, len(late_by_rank), late)))
+        made.append(RankSync(config, Line(operations, rank, len(late_by_rank), late)))
     return made
 
 
@@ -76,13 +76,13 @@ def run(ranks, checks, alarms, orders):
             one = ranks[rank]
             messages = one.take()
             if messages is not None:
-                one.heard(messages)
+                one.new_alerts(messages)
                 steps = set(messages.steps.tolist())
-                complete_steps[rank] += filter(messages.about, steps)
-            acted[rank] += [(check, a.source) for a in one.due(check)]
+                complete_steps[rank] += filter(messages.is_complete_for, steps)
+            acted[rank] += [(check, a.source) for a in one.due_alerts(check)]
             agreed[rank].append(one.agreed(check))
             for source in alarms.get((rank, check), ()):
-                one.raised(Alert(step=check - 1, source=source, reason="", rank=rank))
+                one.note_alert(Alert(step=check - 1, source=source, reason="", rank=rank))
             one.post(check - 1, {"loss": 1.0})
     return acted, agreed, complete_steps
 
@@ -123,8 +123,8 @@ def test_ranks_that_are_set_differently_do_not_agree():
     other.exchange._operations = one.exchange._operations
     run([one, other], 5, {}, [(0, 1)])
     assert not one.alive
-    assert "set differently" in one.news()
-    assert one.news() == ""
+    assert "set differently" in one.exchange_problem()
+    assert one.exchange_problem() == ""
 
 
 def test_nothing_is_done_together_once_a_rank_has_left():
@@ -132,15 +132,15 @@ def test_nothing_is_done_together_once_a_rank_has_left():
     run(ranks, 10, {}, [range(3)])
     for one in ranks:
         one.take()
-    ranks[0].raised(Alert(step=10, source="non_finite", reason="", rank=0))
+    ranks[0].note_alert(Alert(step=10, source="non_finite", reason="", rank=0))
     ranks[0].post(10, {})
-    ranks[1].leave(STEPPED_ASIDE)
+    ranks[1].leave(DISABLED)
     ranks[2].post(10, {})
     for one in (ranks[0], ranks[2]):
-        one.heard(one.take())
-        assert one.due(100) == []
+        one.new_alerts(one.take())
+        assert one.due_alerts(100) == []
         assert not one.agreed(100)
-        assert "rank 1 has stepped aside" in one.news()
+        assert "rank 1 was disabled" in one.exchange_problem()
 
 
 finite_or_not = st.floats(allow_nan=False)
@@ -149,25 +149,25 @@ finite_or_not = st.floats(allow_nan=False)
 @given(st.dictionaries(st.sampled_from(FIELDS), finite_or_not), st.integers(0, 2**31))
 def test_a_message_arrives_as_it_was_sent(values, step):
     messages = said(values, step=step)
-    assert messages.about(step)
-    assert (messages.leaves[0], messages.settings[0], messages.alarms[0]) == (1, 2**32 - 1, 5)
+    assert messages.is_complete_for(step)
+    assert (messages.leaving[0], messages.settings[0], messages.alarms[0]) == (1, 2**32 - 1, 5)
     for name in FIELDS:
         arrived = messages.of_all(name)
         assert (None if arrived is None else arrived[0]) == values.get(name)
 
 
 def said(*rows, step=3):
-    settings = {"leaves": 1, "settings": 2**32 - 1, "alarms": 5}
-    return Messages(np.array([message(step, values, **settings) for values in rows]))
+    settings = {"leaving": 1, "settings": 2**32 - 1, "alarms": 5}
+    return RankMessages(np.array([encode_message(step, values, **settings) for values in rows]))
 
 
 def test_what_one_rank_did_not_measure_is_left_open():
     record = Record(step=3, training_loss=1.0, update_norm=0.5)
-    complete(record, said({"loss": 1.0, "own_norm": 2.0}, {"loss": 3.0}))
+    complete_from_ranks(record, said({"loss": 1.0, "own_norm": 2.0}, {"loss": 3.0}))
     assert record.training_loss == 2.0
     assert record.worker_gradient_norms is None
     assert record.update_norm == 0.5
-    complete(record, said({"gradient_square": 9.0}, {"gradient_square": 16.0}))
+    complete_from_ranks(record, said({"gradient_square": 9.0}, {"gradient_square": 16.0}))
     assert record.gradient_norm == 5.0
-    complete(record, said({"gradient_square": inf}, {"gradient_square": nan}))
+    complete_from_ranks(record, said({"gradient_square": inf}, {"gradient_square": nan}))
     assert record.gradient_norm != record.gradient_norm

@@ -1,4 +1,4 @@
-"""What a detector holds a value against: the recent past of the very run it watches."""
+"""Rolling baselines: mean or median and spread of the last values of a run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ LEAST_SPREAD = 1e-9
 MAD_TO_DEVIATION = 1.4826
 
 
-class OwnPast:
+class RollingBaseline:
     """Mean and standard deviation of the last `window` values.
 
     Args:
         window: values remembered, at least `least`.
         least: values needed before anything is said, at least 2.
 
-    >>> past = OwnPast(window=3, least=2)
+    >>> past = RollingBaseline(window=3, least=2)
     >>> for x in (9.0, 1.0, 3.0, 5.0):
     ...     past.remember(x)
     >>> past.mean_and_deviation()
@@ -97,13 +97,13 @@ class SortedWindow:
         self.ordered.clear()
 
 
-class RobustPast:
+class RobustBaseline:
     """Median and scaled median absolute deviation of the last `window` values.
 
     Half of the window may be spikes before either is led astray. The arguments
-    are those of `OwnPast`.
+    are those of `RollingBaseline`.
 
-    >>> past = RobustPast(window=5, least=2)
+    >>> past = RobustBaseline(window=5, least=2)
     >>> for x in (1.0, 2.0, 3.0, 4.0, 900.0):
     ...     past.remember(x)
     >>> past.median_and_deviation()

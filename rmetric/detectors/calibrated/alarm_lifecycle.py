@@ -1,4 +1,4 @@
-"""What becomes of an alarm: how the loss goes on, and why it ended."""
+"""Alarm lifecycle: verdict while an alarm is active, reason when it clears."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _OF_TRAINING_LOSS = frozenset(TrainingLoss.NAMES) | {_TRAILING}
 _OF_LOSSES = _OF_TRAINING_LOSS | frozenset(ValidationLoss.NAMES)
 
 
-class Course:
-    """One alarm at a time, from its first record on.
+class AlarmLifecycle:
+    """The verdict on one alarm at a time, from its first record on.
 
     Attributes:
         verdict: as the detector's.
@@ -78,7 +78,7 @@ class Course:
         return f"no longer unusual: {' and '.join(labels)}"
 
     def _lasts(self, up: float, loss: TrainingLoss) -> bool:
-        """Whether the loss has stayed where it rose to, so that the run's past has taken it in."""
+        """True if the loss has stayed at its new level, which is now part of the baseline."""
         if loss.before - self._before >= up / 2:
             return True
         return self._age > _LAG and up >= _RECOVERED * self._highest
@@ -90,5 +90,5 @@ class Course:
 
 
 def _rests_on(names: Collection[str], allowed: Collection[str]) -> bool:
-    """Whether on nothing else, the gradient norm alone not being enough."""
+    """True if all names are allowed and one is not the gradient norm."""
     return all(name in allowed for name in names) and any(name != _TRAILING for name in names)

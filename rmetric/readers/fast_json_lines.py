@@ -1,4 +1,4 @@
-"""JSON lines that are alike, decoded many at a time, straight into what a record needs.
+"""Fast path for JSON lines with equal keys: msgspec decodes a block of lines at a time.
 
 A training log says the same keys line after line. msgspec then reads a block of
 lines into structs of the few numbers that are wanted, at about the cost that
@@ -39,7 +39,7 @@ OneByOne = Callable[[int, bytes], Batches]
 
 
 class Decoders:
-    """How the lines of one log are decoded while its columns stay what they are.
+    """Decoders of one log, valid while its columns do not change.
 
     Args:
         columns: which to read as what.
@@ -110,7 +110,7 @@ class Decoders:
         return _size(chunk) == expected and self._is_known(last)
 
     def _is_known(self, line: bytes) -> bool:
-        """Whether the line has no key that is new: one that replaced another is in the last."""
+        """True if the line has no new key."""
         try:
             self._strict.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -226,7 +226,7 @@ def names_in(entries: Iterable[Mapping[str, Any]]) -> dict[str, None]:
 
 
 def _size(lines: bytes) -> int:
-    """How many colons: one a key, and those in texts, which lines that are alike share."""
+    """Number of colons of a line: one a key, and those inside of texts."""
     return int(np.count_nonzero(np.frombuffer(lines, np.uint8) == ord(":")))
 
 

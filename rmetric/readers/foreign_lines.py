@@ -1,4 +1,4 @@
-"""Lines of a log that are none of its own, as a crashing program or a second writer leaves them."""
+"""Unreadable lines in a log, as left by a crashing program or a second writer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rmetric._util.errors import LogError
 from rmetric._util.printed import counted
 
 
-class LeftOut:
+class ForeignLines:
     """Counts the lines that could not be read, beside those that could.
 
     Args:
@@ -37,7 +37,7 @@ class LeftOut:
         self.bad += 1
 
     def note(self) -> str:
-        """How many, and the first one, in a sentence; empty where there are none."""
+        """The number of lines and the first of them, as a sentence; empty if there are none."""
         if not self.bad:
             return ""
         were, first = ("was", "namely") if self.bad == 1 else ("were", "the first is")
