@@ -1,4 +1,4 @@
-"""`rmetric diagnose` as it is called: what it prints, writes and ends with."""
+"""Command `rmetric diagnose`: output, files and exit codes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import rmetric
 from rmetric.cli.diagnose import EXAMPLES, EXIT_CODES, as_json
 from rmetric.cli.main import main
 from rmetric.diagnosis import decide
+from rmetric.diagnosis.render import verdict
 from rmetric.diagnosis.result import OUTCOMES, Diagnosis
-from rmetric.diagnosis.words import verdict
 from tests.diagnoses import evidence, out_of_memory
 
 KEYS = {"outcome", "cause", "actor", "events", "nodes", "stage", "iteration", "confidence"}

@@ -1,4 +1,4 @@
-"""What is not there: silence, an early end, other last words, an event that all others have."""
+"""Absences: silence, an early end, other last entries, a missing event."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,9 +1,9 @@
-"""`diagnose`: from the logs of a job to why it failed, or that it did not, or 'I don't know'.
+"""Entry point `diagnose`: from the logs of a job to the cause of its failure.
 
-In two minutes: one pass over the logs makes a `Job` (ingest.py). Known faults that the training
-did not live through are its possible causes, the earliest specific one the best (causes.py). What
-stands out in space, in time and by its absence (patterns/, channels.py) says where, and stands in
-for the library where that knows nothing. `decide` puts it together, and is the place to read next.
+One pass over the logs builds a `Job` (ingest.py). Candidate causes are known faults that the
+training did not survive; the earliest specific one ranks first (causes.py). Spatial, temporal and
+absence outliers (patterns/, channels.py) locate the failure, and provide an inferred cause where
+the library has none. `decide` combines these steps; read it next.
 """
 
 from __future__ import annotations
@@ -16,17 +16,23 @@ from typing import Any
 
 import numpy as np
 
-from rmetric.diagnosis import accusers
+from rmetric.diagnosis import rank_evidence
 from rmetric.diagnosis.causes import OUTLASTS_SUCCESS, Cause, collect, ended_alone, weigh
-from rmetric.diagnosis.channels import Found, Known, Switches, look
+from rmetric.diagnosis.channels import HealthyReference, PatternFindings, Switches, look
 from rmetric.diagnosis.evidence import MAX_EVENTS, how_often, of_causes, of_odd_events, of_places
 from rmetric.diagnosis.frames import raised, stage_of
+from rmetric.diagnosis.inferred_causes import (
+    FINISHED_ALONE,
+    SILENCE,
+    STARTED_OTHERWISE,
+    InferredCause,
+)
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.job import Job, Occurrence
-from rmetric.diagnosis.library import Library
+from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.library.load import SPECIFIC
-from rmetric.diagnosis.losses import signs_of_losses
-from rmetric.diagnosis.moments import Moments
+from rmetric.diagnosis.lost_connections import evidence_from_lost_connections
+from rmetric.diagnosis.ordering import Ordering
 from rmetric.diagnosis.patterns.steps import planned_steps
 from rmetric.diagnosis.pool import Pool, learn, ordinary
 from rmetric.diagnosis.result import (
@@ -38,8 +44,7 @@ from rmetric.diagnosis.result import (
     not_above,
 )
 from rmetric.diagnosis.stage import stage_at
-from rmetric.diagnosis.stand_ins import FINISHED_ALONE, SILENCE, STARTED_OTHERWISE, StandIn
-from rmetric.diagnosis.suspects import Sign, named, suspects
+from rmetric.diagnosis.suspects import RankEvidence, named, suspects
 
 MAX_CANDIDATES = 5
 #: A second cause of another family that is nearly as good makes the first less sure.
@@ -77,7 +82,7 @@ def diagnose(
     cores: int = 1,
     switches: Switches | None = None,
     seed: int = 0,
-    told: Callable[[int], None] | None = None,
+    on_progress: Callable[[int], None] | None = None,
 ) -> Diagnosis:
     """Why the job that wrote these logs failed, or that it did not.
 
@@ -92,15 +97,15 @@ def diagnose(
 
     Raises OSError for a path that cannot be read and ValueError for bad signatures.
     """
-    library = Library.load(signatures) if signatures else Library.shipped()
-    job = ingest(paths, library, cores=cores, told=told)
-    siblings = [ingest([path], library, cores=cores, told=told) for path in healthy]
+    library = SignatureLibrary.load(signatures) if signatures else SignatureLibrary.shipped()
+    job = ingest(paths, library, cores=cores, on_progress=on_progress)
+    siblings = [ingest([path], library, cores=cores, on_progress=on_progress) for path in healthy]
     return decide(job, library, siblings, pool, switches=switches, seed=seed)
 
 
 def decide(
     job: Job,
-    library: Library,
+    library: SignatureLibrary,
     siblings: Sequence[Job] = (),
     pool: Pool | None = None,
     *,
@@ -109,30 +114,32 @@ def decide(
 ) -> Diagnosis:
     """The diagnosis of a job whose logs have been read."""
     switches = switches or Switches()
-    known = _known(job, siblings, pool) if switches.cross_job else Known()
+    known = _known(job, siblings, pool) if switches.cross_job else HealthyReference()
     signatures = {one.signature: library[one.signature] for one in job.matches.values()}
     matches = job.matches.values() if switches.library else ()
     echoes = [one.events for one in matches if signatures[one.signature].role == "echo"]
     found = look(job, known, switches, np.random.default_rng(seed), frozenset().union(*echoes))
-    moments = found.moments
+    ordering = found.ordering
     alone = ended_alone(job, signatures)
     causes = []
     if switches.library:
-        causes = weigh(collect(job, signatures, moments, alone), moments)
-    signs = [*found.signs, *accusers.signs_of_causes(job, causes, moments)]
+        causes = weigh(collect(job, signatures, ordering, alone), ordering)
+    signs = [*found.signs, *rank_evidence.evidence_from_causes(job, causes, ordering)]
     # Without a failure of the others it is only the one that says so.
     alone = alone if causes else frozenset()
-    signs += accusers.signs_of_ends(job, alone)
-    signs += accusers.signs_of_collectives(causes)
-    signs += accusers.signs_of_waiting(job, causes)
+    signs += rank_evidence.evidence_from_endings(job, alone)
+    signs += rank_evidence.evidence_from_collectives(causes)
+    signs += rank_evidence.evidence_from_waits(job, causes)
     if switches.unfiltered:
         # One who does not say what all others do explains the losses better than their order.
-        signs += accusers.signs_of_echoes(job, causes) or signs_of_losses(job, causes)
+        signs += rank_evidence.evidence_from_echoes(job, causes) or evidence_from_lost_connections(
+            job, causes
+        )
     ranked = suspects(job, signs)
     absent = {one.stream for one in signs if one.kind in ABSENCES and one.strength >= ALONE}
     case = _Case(
         job=job,
-        moments=moments,
+        ordering=ordering,
         causes=causes,
         found=found,
         ranked=ranked,
@@ -142,11 +149,11 @@ def decide(
     return case.diagnosis()
 
 
-def _known(job: Job, siblings: Sequence[Job], pool: Pool | None) -> Known:
+def _known(job: Job, siblings: Sequence[Job], pool: Pool | None) -> HealthyReference:
     if pool is None and siblings:
         pool = learn("siblings", siblings)
     usual = frozenset(ordinary(job, pool)) if pool else frozenset()
-    return Known(siblings=tuple(siblings), pool=pool, ordinary=usual)
+    return HealthyReference(siblings=tuple(siblings), pool=pool, ordinary=usual)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,9 +169,9 @@ class _Case:
     """
 
     job: Job
-    moments: Moments
+    ordering: Ordering
     causes: Sequence[Cause]
-    found: Found
+    found: PatternFindings
     ranked: tuple[Suspect, ...]
     absent: frozenset[str]
     alone: frozenset[str]
@@ -249,7 +256,7 @@ class _Case:
         return "; ".join(words)
 
     def _candidates(
-        self, lead: Cause | None, stand_in: StandIn | None = None
+        self, lead: Cause | None, stand_in: InferredCause | None = None
     ) -> tuple[Candidate, ...]:
         return tuple(
             Candidate(
@@ -281,7 +288,7 @@ class _Case:
             place=self.job.streams[first.name].last,
         )
 
-    def _otherwise(self) -> Sign | None:
+    def _otherwise(self) -> RankEvidence | None:
         """How the first suspect was started otherwise, if the job never came to a step."""
         first = self.ranked[0].name if self.ranked else ""
         if self.job.trained:
@@ -289,7 +296,7 @@ class _Case:
         signs = [one for one in self.found.signs if one.kind == "settings"]
         return next((one for one in signs if one.stream == first), None)
 
-    def _started_otherwise(self, sign: Sign) -> Diagnosis:
+    def _started_otherwise(self, sign: RankEvidence) -> Diagnosis:
         return self._stood_for(
             STARTED_OTHERWISE,
             self.ranked[0],
@@ -299,7 +306,7 @@ class _Case:
         )
 
     def _stood_for(
-        self, stand_in: StandIn, who: Suspect, *, what: str = "", why: str,
+        self, stand_in: InferredCause, who: Suspect, *, what: str = "", why: str,
         place: Occurrence | None,
     ) -> Diagnosis:  # fmt: skip
         said = f"{who.name} on {who.node}" if who.node else who.name
@@ -350,7 +357,7 @@ class _Case:
                 title="I don't know why it ended: no known fault, but unusual events at its end",
                 confidence=0.3,
                 why="events that successful jobs or the rest of this one do not have",
-                events=of_odd_events(self.job, self.found.odd, self.moments),
+                events=of_odd_events(self.job, self.found.odd, self.ordering),
                 nodes=named(self.ranked),
             )
         if self.found.stopped:
@@ -370,7 +377,7 @@ class _Case:
             title="I don't know: these logs show no training, no end and no known fault",
             confidence=0.0,
             why="nothing in them was recognised",
-            events=of_odd_events(self.job, self.found.odd, self.moments),
+            events=of_odd_events(self.job, self.found.odd, self.ordering),
         )
 
     def _stops_short(self) -> str:
@@ -388,7 +395,7 @@ class _Case:
 
     def _healthy(self, confidence: float, said: str, short: str = "") -> Diagnosis:
         words = f"it says: {said}" if said else UNSAID
-        apart = {place.stream for place, _ in self.found.odd_numbers}
+        apart = {place.stream for place, _ in self.found.number_outliers}
         if short:
             words = "nothing speaks of a failure: it may still run, be cut or have been killed"
         return self._said(
@@ -398,7 +405,7 @@ class _Case:
             why=words,
             to_do=() if said else (IF_ENDED, NUMBERS) if short else (NUMBERS,),
             place=self.job.succeeded,
-            events=of_places(self.job, self.found.odd_numbers, self.moments),
+            events=of_places(self.job, self.found.number_outliers, self.ordering),
             nodes=named([one for one in self.ranked if one.name in apart]),
         )
 
@@ -406,10 +413,10 @@ class _Case:
         """By the functions of its traceback, else as the log told, else by others' tracebacks."""
         matches = [match for one in self.causes for match in one.matches]
         own = [match.first.text for match in matches if place and match.stream == place.stream]
-        told = _first_stage([place.text, *own] if place else [])
-        if not told and place is not None:
-            told = stage_at(self.job, place, self.moments)
-        return told or _first_stage([match.first.text for match in matches]) or self.found.stage
+        stage = _first_stage([place.text, *own] if place else [])
+        if not stage and place is not None:
+            stage = stage_at(self.job, place, self.ordering)
+        return stage or _first_stage([match.first.text for match in matches]) or self.found.stage
 
     def _time(self, place: Occurrence | None) -> float | None:
         """Of an entry without one, a traceback, it is the last that its stream states."""
@@ -418,16 +425,16 @@ class _Case:
         stream = self.job.streams.get(place.stream)
         if place.time is None and stream is not None:
             place = replace(place, time=stream.last_time)
-        return self.moments.dated(place)
+        return self.ordering.dated(place)
 
     def _events(self, odd: Sequence[tuple[int, str]] = ()) -> tuple[Evidence, ...]:
         """Those of the causes, errors that came up with them, and `odd` ones; each once."""
-        shown = list(of_causes(self.job, self.causes, self.moments))
+        shown = list(of_causes(self.job, self.causes, self.ordering))
         known = {(one.file, one.line) for one in shown}
         templates = {one.template for one in shown}
         patterns = (
-            *of_places(self.job, [*self.found.odd_numbers, *self.found.slow], self.moments),
-            *of_odd_events(self.job, [*self.found.errors, *odd], self.moments),
+            *of_places(self.job, [*self.found.number_outliers, *self.found.slow], self.ordering),
+            *of_odd_events(self.job, [*self.found.errors, *odd], self.ordering),
         )
         for one in patterns:
             if (one.file, one.line) not in known and one.template not in templates:
@@ -446,7 +453,7 @@ class _Case:
             since=since.step if since else None,
             time=self._time(place),
             notes=(*job.notes, *self.found.notes),
-            job=_described(job, self.moments),
+            job=_described(job, self.ordering),
             **said,
         )
 
@@ -455,9 +462,9 @@ def _first_stage(texts: Sequence[str]) -> str:
     return next((stage for text in texts if (stage := stage_of(text))), "")
 
 
-def _described(job: Job, moments: Moments) -> dict[str, Any]:
-    first, last = moments.span or (None, None)
-    told = job.furthest.last_step_at if job.furthest else None
+def _described(job: Job, ordering: Ordering) -> dict[str, Any]:
+    first, last = ordering.span or (None, None)
+    last_step_at = job.furthest.last_step_at if job.furthest else None
     return {
         "files": len(job.files),
         "lines": job.lines,
@@ -467,9 +474,9 @@ def _described(job: Job, moments: Moments) -> dict[str, Any]:
         "events": len(job.events),
         "first_time": first,
         "last_time": last,
-        "last_step_time": moments.dated(told) if told else None,
+        "last_step_time": ordering.dated(last_step_at) if last_step_at else None,
         "stages": [
-            {"stage": name, "time": moments.dated(one), "file": one.file, "line": one.line}
+            {"stage": name, "time": ordering.dated(one), "file": one.file, "line": one.line}
             for name, one in job.stages
         ],
     }

@@ -1,6 +1,6 @@
-"""What one pass over the logs of a job leaves: streams, events, matches. Never the lines.
+"""Data model of a job after one pass over its logs: streams, events and signature matches.
 
-Its size grows with the number of streams and templates, not of lines.
+Lines are not kept; the size grows with the number of streams and templates.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class Job:
         return sum(self.files.values())
 
     @property
-    def speaking(self) -> list[Stream]:
+    def active_streams(self) -> list[Stream]:
         """Those that are compared: ranks where there are any, else nodes, else all streams."""
         every = list(self.streams.values())
         ranks = [one for one in every if one.rank is not None]

@@ -1,4 +1,4 @@
-"""A diagnosis: what a person reads at 3 a.m. and a machine at any time."""
+"""The result of a diagnosis, for people and as JSON."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Which rank or node: the signs of all channels, weighed and added up.
+"""Rank the suspects: weigh and sum the evidence of all channels per stream.
 
-A rank is suspect for what it says (a cause of its own), for what is said of it (the launcher's
-exit code, a message that names it), for what it no longer says (it fell silent, it lacks the
-timeout that its fellows report) and for being unlike its fellows (spatial and temporal pattern).
+Evidence against a rank is a cause in its own log, a report by others (an exit code, a message that
+names it), an absence (it is silent, or lacks the timeout that its peers report), or a deviation
+from its peers (spatial and temporal pattern).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NAMED = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sign:
+class RankEvidence:
     """One thing that speaks against a stream.
 
     Attributes:
@@ -55,9 +55,9 @@ class Sign:
     strength: float = 1.0
 
 
-def suspects(job: Job, signs: Iterable[Sign]) -> tuple[Suspect, ...]:
+def suspects(job: Job, signs: Iterable[RankEvidence]) -> tuple[Suspect, ...]:
     """All streams with a sign, the most suspect first; `named` says whom to name."""
-    by_stream: dict[str, dict[str, Sign]] = {}
+    by_stream: dict[str, dict[str, RankEvidence]] = {}
     for sign in signs:
         kinds = by_stream.setdefault(sign.stream, {})
         if sign.kind not in kinds or sign.strength > kinds[sign.kind].strength:
@@ -74,7 +74,7 @@ def named(ranked: Sequence[Suspect]) -> tuple[Suspect, ...]:
     return tuple(over[:MAX_NODES])
 
 
-def _suspect(job: Job, name: str, signs: list[Sign]) -> Suspect:
+def _suspect(job: Job, name: str, signs: list[RankEvidence]) -> Suspect:
     signs.sort(key=lambda one: -WEIGHTS[one.kind] * one.strength)
     total = sum(WEIGHTS[one.kind] * one.strength for one in signs)
     stream = job.streams.get(name) or _silent(name)

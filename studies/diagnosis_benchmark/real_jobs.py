@@ -1,8 +1,8 @@
-"""The failure logs of benchmarks/failure_logs.csv as cases, with the lines that were labelled.
+"""Load the failure logs of benchmarks/failure_logs.csv as cases, with labelled lines.
 
-The logs belong to others and are read from a folder. Each job's are copied to a folder of its
-own, without what would tell the answer: the name of a lone file (some are named for the fault)
-and the first line of the injector's crash logs, which names the class of the crash.
+The logs belong to others and are read from a folder. Each job's logs are copied to a folder of
+their own without anything that reveals the answer: the name of a lone file (some are named for the
+fault) and the first line of the injector's crash logs, which names the class of the crash.
 """
 
 from __future__ import annotations

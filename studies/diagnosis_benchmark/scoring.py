@@ -1,4 +1,4 @@
-"""What one answer scores on one job: pure functions of the answer and of what is known."""
+"""Score one answer on one job; pure functions of answer and ground truth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums over jobs, with intervals: whole groups are drawn where jobs are not independent."""
+"""Aggregate scores over jobs with intervals; dependent jobs are resampled as a group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of one data set, from what was judged; here those of events and of kinds."""
+"""Tables of one data set: events and kinds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of jobs as a whole: outcome, cause, stage, healthy jobs, and where it is wrong."""
+"""Tables of job-level results: outcome, cause, stage, healthy jobs and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what was judged to the tables, their provenance and the page."""
+"""Write tables, provenance and the documentation page from the scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recording of `rmetric telemetry` says of the GPUs, beside a diagnosis."""
+"""Summarise a `rmetric telemetry` recording beside a diagnosis."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 from rmetric._util.printed import counted
 from rmetric.diagnosis.incident.timeline import on_axis
+from rmetric.diagnosis.render import clock
 from rmetric.diagnosis.result import Diagnosis
-from rmetric.diagnosis.words import clock
 from rmetric.telemetry.played import PlayedReadings
 from rmetric.telemetry.verdict import GpuVerdict
 

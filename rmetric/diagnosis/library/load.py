@@ -1,4 +1,4 @@
-"""The library of signatures: which known faults does this entry of a log speak of?"""
+"""Match log entries against the library of fault signatures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FOLDER = Path(__file__).parent / "signatures"
 _ROLE_ORDER = {role: place for place, role in enumerate(ROLES)}
 
 
-class Library:
+class SignatureLibrary:
     """Signatures by id, found by gate and pattern.
 
     Args:
@@ -63,12 +63,12 @@ class Library:
         self._of_form: dict[bytes, list[str]] = {}
 
     @classmethod
-    def shipped(cls) -> Library:
+    def shipped(cls) -> SignatureLibrary:
         """The signatures that come with rmetric; its tests have tried them on their examples."""
         return cls((one, path) for path in _shipped_files() for one in read(path))
 
     @classmethod
-    def load(cls, paths: Iterable[Path | str]) -> Library:
+    def load(cls, paths: Iterable[Path | str]) -> SignatureLibrary:
         """The shipped signatures and those of files of the user's, tried on their examples.
 
         Raises:

@@ -1,6 +1,6 @@
-"""By how much the clocks of a job's files differ, from what their ranks do at one moment.
+"""Estimate the clock offset of each file from events that ranks log simultaneously.
 
-Files whose times lie far apart are of one job with skewed clocks, or of two jobs.
+Files whose times are far apart belong to one job with skewed clocks, or to two jobs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OTHER_ZERO = 10 * 365 * 86400.0
 WORTH_TELLING = 60.0
 #: Files with so many seconds and nothing else between them may be of different jobs.
 APART = 3600.0
-#: Moments that files of one job share, at least: a step told by both, a first entry of both.
+#: Ordering that files of one job share, at least: a step told by both, a first entry of both.
 SHARED = 2
 
 _Key = tuple[int, int]

@@ -1,4 +1,4 @@
-"""The count of steps in lines of one form: which of them tell a new step."""
+"""Recognise new steps among lines of one form."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Whose numbers are unlike its fellows': the rank whose steps take long, whose loss is another.
+"""Find ranks whose logged numbers deviate from their peers: slow steps, a different loss.
 
-Counts of events cannot show a rank that says what all say, with other numbers. Ours, not L4's.
+Event counts cannot show a rank that logs the same lines with other numbers. Not part of L4.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from math import isfinite
 from statistics import median
 
 from rmetric.diagnosis.job import Job, Occurrence
-from rmetric.diagnosis.patterns.usual import robust_deviation
+from rmetric.diagnosis.patterns.baseline import robust_deviation
 from rmetric.diagnosis.reading.text import TRACEBACK, level
 
 #: A number is odd from so many times the median of the others on, and so many times their spread.
@@ -45,7 +45,7 @@ _Told = tuple[float, Occurrence]
 
 
 @dataclass(frozen=True, kw_only=True)
-class OddNumber:
+class NumberOutlier:
     """A number of one stream that is unlike the others'.
 
     Attributes:
@@ -62,7 +62,7 @@ class OddNumber:
     place: Occurrence
 
 
-def odd_numbers(job: Job) -> list[OddNumber]:
+def number_outliers(job: Job) -> list[NumberOutlier]:
     """Per stream the number that is most times the others'; those odd again and again only.
 
     Compares what the last entries of all ranks tell at the same steps, and the exceptions that
@@ -71,7 +71,7 @@ def odd_numbers(job: Job) -> list[OddNumber]:
     """
     told, ranks = _told(job)
     largest = _largest(told)
-    found: dict[tuple[str, str], list[OddNumber]] = defaultdict(list)
+    found: dict[tuple[str, str], list[NumberOutlier]] = defaultdict(list)
     by_name: dict[tuple[int, str], list[int]] = defaultdict(list)
     for (event, step, name), values in told.items():
         if len(values) >= max(FEWEST, MOST * ranks):
@@ -89,7 +89,7 @@ def odd_numbers(job: Job) -> list[OddNumber]:
     return sorted(worst.values(), key=lambda one: (-_times(one), one.stream))
 
 
-def _odd_in_errors(job: Job) -> Iterator[OddNumber]:
+def _odd_in_errors(job: Job) -> Iterator[NumberOutlier]:
     told: dict[tuple[int, int, str], dict[str, _Told]] = defaultdict(dict)
     for stream in job.streams.values():
         for entry in stream.tail if stream.rank is not None else ():
@@ -103,7 +103,7 @@ def _odd_in_errors(job: Job) -> Iterator[OddNumber]:
             yield from _odd(values, name.strip(), 0.0)
 
 
-def _times(one: OddNumber | None) -> float:
+def _times(one: NumberOutlier | None) -> float:
     if one is None:
         return 0.0
     return abs(one.value) / max(abs(one.usual), 1e-9) if isfinite(one.value) else 1e9
@@ -143,7 +143,7 @@ def numbers(text: str) -> Iterator[tuple[str, float]]:
             yield name, float(found["value"])
 
 
-def _odd(values: dict[str, _Told], name: str, matters: float) -> Iterator[OddNumber]:
+def _odd(values: dict[str, _Told], name: str, matters: float) -> Iterator[NumberOutlier]:
     finite = [value for value, _ in values.values() if isfinite(value)]
     if len(finite) < MOST * len(values):
         return
@@ -157,6 +157,6 @@ def _odd(values: dict[str, _Told], name: str, matters: float) -> Iterator[OddNum
     }
     if len(odd) <= max(1.0, (1.0 - MOST) * len(values)):
         for stream, (value, place) in odd.items():
-            yield OddNumber(
+            yield NumberOutlier(
                 stream=stream, name=name, value=value, usual=usual, steps=1, place=place
             )

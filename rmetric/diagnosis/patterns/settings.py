@@ -1,8 +1,7 @@
-"""Whose settings are unlike its fellows': a world size, a version, a count of records.
+"""Find ranks that log different settings than their peers, such as a world size or version.
 
-Ranks of one job say the same when they start. Where all say the same value and one or two say
-another, they were started otherwise: masked in the template, so only the entries show it.
-Ours, not L4's.
+All ranks of a job log the same settings at start. A rank with another value was launched
+differently; templates mask values, so only the entries show it. Not part of L4.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _Place = tuple[int, int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class OddSetting:
+class SettingOutlier:
     """A value that one stream says and its fellows do not.
 
     Attributes:
@@ -45,7 +44,7 @@ class OddSetting:
     others: int
 
 
-def odd_settings(job: Job, siblings: Sequence[Job] = ()) -> list[OddSetting]:
+def setting_outliers(job: Job, siblings: Sequence[Job] = ()) -> list[SettingOutlier]:
     """In the order of the streams, each at most once for a name.
 
     What differs in the same words in a healthy sibling is left out, and so is what only rank 0
@@ -58,7 +57,7 @@ def odd_settings(job: Job, siblings: Sequence[Job] = ()) -> list[OddSetting]:
     return list(found.values())
 
 
-def _odd(job: Job) -> Iterator[OddSetting]:
+def _odd(job: Job) -> Iterator[SettingOutlier]:
     ranks = [one for one in job.streams.values() if one.rank is not None]
     told: dict[_Place, dict[str, str]] = defaultdict(dict)
     names: dict[_Place, str] = {}
@@ -76,7 +75,7 @@ def _odd(job: Job) -> Iterator[OddSetting]:
             continue
         for stream_name, value in values.items():
             if value != usual and stream_name != leader:
-                yield OddSetting(
+                yield SettingOutlier(
                     stream=stream_name, name=names[place], value=value, usual=usual, others=times
                 )
 

@@ -1,9 +1,9 @@
-"""Which rank or node is unlike its fellows? Event counts, an Isolation Forest, a robust distance.
+"""Spatial pattern: find ranks or nodes whose event counts deviate from their peers.
 
-The spatial pattern of L4 (arXiv 2503.20263, section 4.3), where a node is a vector of event
-counts. Beside it, ours: silent ranks are zero vectors, each rank is first set against the same
-rank of healthy jobs, so that the habits of rank 0 do not count, and a threshold that lets nobody
-stand out where nobody does.
+After L4 (arXiv 2503.20263, section 4.3), where a node is a vector of event counts and an Isolation
+Forest scores it. Added here: silent ranks are zero vectors; each rank is first compared with the
+same rank of healthy jobs, which cancels the duties of rank 0; and a robust threshold, so that a
+healthy job has no outlier.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rmetric.diagnosis.job import Job
-from rmetric.diagnosis.patterns.speakers import Counterparts, Speaker, same_events, speakers
-from rmetric.diagnosis.patterns.usual import MAD_TO_DEVIATION
+from rmetric.diagnosis.patterns.baseline import MAD_TO_DEVIATION
+from rmetric.diagnosis.patterns.peers import Counterparts, Peer, peers, same_events
 from rmetric.diagnosis.result import MAX_NODES
 
 #: Said once against never, in log(1 + count): the unit of differences.
@@ -41,7 +41,7 @@ Matrix = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unlike:
+class EventDeviation:
     """One event that makes a speaker odd.
 
     Attributes:
@@ -57,7 +57,7 @@ class Unlike:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Odd:
+class PeerOutlier:
     """A rank or node that is unlike its fellows.
 
     Attributes:
@@ -73,17 +73,17 @@ class Odd:
     score: float
     distance: float
     forest: float
-    events: tuple[Unlike, ...]
+    events: tuple[EventDeviation, ...]
 
 
-def odd_speakers(
+def peer_outliers(
     job: Job,
     *,
     rng: np.random.Generator,
     ordinary: AbstractSet[int] = frozenset(),
     siblings: Sequence[Job] = (),
     by: str = "rank",
-) -> list[Odd]:
+) -> list[PeerOutlier]:
     """Who stands out, the most odd first; at most `MAX_NODES`, and none is an answer.
 
     Each speaker's log(1 + count) of each event is set against the same rank's in the healthy
@@ -98,9 +98,9 @@ def odd_speakers(
         rng: seeds the forest.
         ordinary: events set aside.
         siblings: healthy jobs of similar settings.
-        by: "rank" or "node", see `speakers`.
+        by: "rank" or "node", see `peers`.
     """
-    who = speakers(job, by)
+    who = peers(job, by)
     events = [one.number for one in job.events if one.number not in ordinary]
     if len(who) < FEWEST or not events:
         return []
@@ -128,7 +128,7 @@ def _matrix(said: Iterable[Counter[int]], events: Sequence[int]) -> Matrix:
 
 
 def _healthy(
-    job: Job, who: Sequence[Speaker], events: Sequence[int], siblings: Sequence[Job], by: str
+    job: Job, who: Sequence[Peer], events: Sequence[int], siblings: Sequence[Job], by: str
 ) -> tuple[Matrix, NDArray[np.bool_]]:
     """Usual counts, speakers x events, and which events any sibling knows; without any, 0, all."""
     layers, known = [], np.zeros(len(events), dtype=bool)
@@ -162,7 +162,7 @@ def _renumbered(counts: Counter[int], number: dict[int, int]) -> Counter[int]:
 
 
 def _differences(
-    counts: Matrix, usual: Matrix, who: Sequence[Speaker], *, apart: bool
+    counts: Matrix, usual: Matrix, who: Sequence[Peer], *, apart: bool
 ) -> tuple[Matrix, Matrix]:
     """Scaled differences from the fellows, and the fellows' median before scaling."""
     logs = np.log1p(counts) - np.log1p(usual)
@@ -210,7 +210,7 @@ def _forest(off: Matrix, rng: np.random.Generator) -> Matrix:
 
 
 def _odd(
-    one: Speaker,
+    one: Peer,
     events: Sequence[int],
     counts: Matrix,
     expected: Matrix,
@@ -219,11 +219,11 @@ def _odd(
     distances: Matrix,
     forest: Matrix,
     row: int,
-) -> Odd:
+) -> PeerOutlier:
     squares = off**2
     most = sorted(range(len(events)), key=lambda column: (-squares[column], column))
     total = float(squares.sum()) or 1.0
-    return Odd(
+    return PeerOutlier(
         name=one.name,
         rank=one.rank,
         node=one.node,
@@ -231,7 +231,7 @@ def _odd(
         distance=round(float(distances[row]), 3),
         forest=round(float(forest[row]), 3),
         events=tuple(
-            Unlike(
+            EventDeviation(
                 event=events[column],
                 count=int(counts[column]),
                 usual=round(float(expected[column]), 2),

@@ -1,7 +1,7 @@
-"""What is not there: ranks that say nothing, or stop before the others, or lack what all say.
+"""Find absences: ranks that are silent, stop early or lack events that all others log.
 
-The channel beside L4's filtering: where the fault is an absence, setting normal events aside
-erases its only trace.
+This channel complements L4's filtering: removing normal events removes the only trace of a fault
+that is an absence.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from math import exp
 from statistics import median
 
 from rmetric.diagnosis.job import Job, Occurrence
-from rmetric.diagnosis.moments import Moments
-from rmetric.diagnosis.patterns.speakers import (
+from rmetric.diagnosis.ordering import Ordering
+from rmetric.diagnosis.patterns.baseline import robust_deviation
+from rmetric.diagnosis.patterns.peers import (
     Counterparts,
-    Speaker,
+    Peer,
     alike,
+    peers,
     same_events,
-    speakers,
 )
-from rmetric.diagnosis.patterns.usual import robust_deviation
 
 #: A thing is odd if at most this share of the speakers does it, or one of them.
 FEW = 0.25
@@ -43,7 +43,7 @@ LEADER = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Absence:
     """One absence.
 
     Attributes:
@@ -64,14 +64,14 @@ class Finding:
 
 def absences(
     job: Job, *, siblings: Sequence[Job] = (), offsets: Mapping[str, float] | None = None
-) -> list[Finding]:
+) -> list[Absence]:
     """All absences of a job, the strongest first.
 
     Args:
         siblings: healthy jobs of similar settings.
         offsets: file -> seconds that its clock is ahead, of `clocks.clock_offsets`.
     """
-    who = speakers(job)
+    who = peers(job)
     if len(who) < 2:
         return []
     found = _silent(who)
@@ -87,46 +87,46 @@ def _few(count: int, of: int) -> bool:
     return 0 < count <= max(1.0, FEW * of)
 
 
-def _weight(who: Sequence[Speaker]) -> float:
+def _weight(who: Sequence[Peer]) -> float:
     """0 to 1: how much it means that one of them says nothing, by how much they say."""
     said = median(sum(one.counts.values()) for one in who)
     return 1.0 - exp(-float(said) / TALKATIVE)
 
 
-def _silent(who: Sequence[Speaker]) -> list[Finding]:
+def _silent(who: Sequence[Peer]) -> list[Absence]:
     silent = [one for one in who if not one.streams]
     if not _few(len(silent), len(who)):
         return []
     words = f"wrote nothing, {len(who) - len(silent)} of {len(who)} ranks did"
     strength = round(_weight([one for one in who if one.streams]) / len(silent) ** 0.5, 3)
     return [
-        Finding(stream=one.name, kind="silent", words=words, strength=strength) for one in silent
+        Absence(stream=one.name, kind="silent", words=words, strength=strength) for one in silent
     ]
 
 
-def _last(one: Speaker) -> Occurrence | None:
+def _last(one: Peer) -> Occurrence | None:
     said = [stream.last for stream in one.streams if stream.last is not None]
     return max(said, key=lambda each: each.order, default=None)
 
 
-def _ended_early(job: Job, heard: Sequence[Speaker], offsets: Mapping[str, float]) -> list[Finding]:
+def _ended_early(job: Job, heard: Sequence[Peer], offsets: Mapping[str, float]) -> list[Absence]:
     """By time, by steps and, in a log that all share, by entries; the strongest of a speaker."""
-    moments = Moments(job=job, offsets=offsets)
+    ordering = Ordering(job=job, offsets=offsets)
 
-    def time(one: Speaker) -> float | None:
+    def time(one: Peer) -> float | None:
         last = _last(one)
         # Times of other entries may be of another zone: what stands here or nothing.
-        return None if last is None or last.time is None else moments.seconds(last)
+        return None if last is None or last.time is None else ordering.seconds(last)
 
-    def step(one: Speaker) -> float | None:
+    def step(one: Peer) -> float | None:
         steps = [each.last_step for each in one.streams if each.last_step is not None]
         return float(max(steps)) if steps else None
 
-    def order(one: Speaker) -> float | None:
+    def order(one: Peer) -> float | None:
         last = _last(one)
         return None if last is None or len(job.files) > 1 else last.order / len(heard)
 
-    found: dict[str, Finding] = {}
+    found: dict[str, Absence] = {}
     for measure, least, unit, says in (
         (time, LEAST_SECONDS, LEAST_SECONDS, "its last entry is {:.0f} s before the others'"),
         (step, 1.0, SURE_STEPS, "its last step is {:.0f} before the others'"),
@@ -141,7 +141,7 @@ def _ended_early(job: Job, heard: Sequence[Speaker], offsets: Mapping[str, float
             words = says.format(lag)
             kept = found.get(one.name)
             if kept is None or strength > kept.strength:
-                found[one.name] = Finding(
+                found[one.name] = Absence(
                     stream=one.name,
                     kind="ended early",
                     words=words,
@@ -152,11 +152,11 @@ def _ended_early(job: Job, heard: Sequence[Speaker], offsets: Mapping[str, float
 
 
 def _behind(
-    heard: Sequence[Speaker],
-    measure: Callable[[Speaker], float | None],
+    heard: Sequence[Peer],
+    measure: Callable[[Peer], float | None],
     least: float,
     unit: float,
-) -> list[tuple[Speaker, float, float]]:
+) -> list[tuple[Peer, float, float]]:
     """Those few whose end is before the fellows' middle by far more than the fellows' spread."""
     ends = [(one, end) for one in heard if (end := measure(one)) is not None]
     if len(ends) < max(FEWEST, MOST * len(heard)):
@@ -170,7 +170,7 @@ def _behind(
     return [(one, lag, round(share * (1.0 - exp(-lag / max(far, unit))), 3)) for one, lag in behind]
 
 
-def _last_words(job: Job, heard: Sequence[Speaker], *, alone: bool) -> list[Finding]:
+def _last_words(job: Job, heard: Sequence[Peer], *, alone: bool) -> list[Absence]:
     """Who ends with another event than most; `alone`: no healthy job tells who always does."""
     leads = {one.name for one in heard if one.leads and alone}
     ends = {one.name: last.event for one in heard if (last := _last(one)) is not None}
@@ -186,7 +186,7 @@ def _last_words(job: Job, heard: Sequence[Speaker], *, alone: bool) -> list[Find
     words = f"ends with other words than {times} of {len(heard)}"
     strength = _weight(heard) * times / len(heard) / len(others) ** 0.5
     return [
-        Finding(
+        Absence(
             stream=name,
             kind="last words",
             words=words,
@@ -198,7 +198,7 @@ def _last_words(job: Job, heard: Sequence[Speaker], *, alone: bool) -> list[Find
     ]
 
 
-def _missing(job: Job, heard: Sequence[Speaker], siblings: Sequence[Job]) -> list[Finding]:
+def _missing(job: Job, heard: Sequence[Peer], siblings: Sequence[Job]) -> list[Absence]:
     """Events that all fellows have and one lacks; with siblings, that it has in all of them."""
     template = {one.number: one.template for one in job.events}
     lacks: dict[str, list[int]] = {}
@@ -222,7 +222,7 @@ def _missing(job: Job, heard: Sequence[Speaker], siblings: Sequence[Job]) -> lis
             strength *= LEADER
         shown = template[new[0]][:60] + (f" (and {len(new) - 1} more)" if len(new) > 1 else "")
         found.append(
-            Finding(
+            Absence(
                 stream=name,
                 kind="missing event",
                 words=f"lacks what the others say: {shown}",
@@ -234,9 +234,7 @@ def _missing(job: Job, heard: Sequence[Speaker], siblings: Sequence[Job]) -> lis
     return found
 
 
-def _lacked_before(
-    one: Speaker, before: Sequence[tuple[Counterparts, Mapping[int, int]]]
-) -> set[int]:
+def _lacked_before(one: Peer, before: Sequence[tuple[Counterparts, Mapping[int, int]]]) -> set[int]:
     """Events that the same rank lacks in a healthy sibling where others have them."""
     lacked = set()
     for theirs, number in before:

@@ -1,4 +1,4 @@
-"""Which lines are one entry: tracebacks, stack frames, reports of launchers."""
+"""Join lines into entries: tracebacks, stack frames, reports of launchers."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def kind_of(line: bytes) -> Kind:
     return Kind.PLAIN
 
 
-class Entry:
+class EntryText:
     """The text of an entry as its lines come in: its first and its last characters are kept.
 
     `add` is for joined lines only; after `MAX_LINES` of them `full` is True: begin another entry.

@@ -1,4 +1,4 @@
-"""Blocks of bytes into lists of lines, at the speed of C, in bounded memory."""
+"""Split blocks of bytes into lines in bounded memory."""
 
 from __future__ import annotations
 

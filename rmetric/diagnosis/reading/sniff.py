@@ -1,4 +1,4 @@
-"""What is no log, by its name or its first bytes."""
+"""Recognise files that are not text logs, by name or first bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One log file: unpacked, in UTF-8, in lists of lines."""
+"""Read one log file: unpack, decode to UTF-8, split into lines."""
 
 from __future__ import annotations
 

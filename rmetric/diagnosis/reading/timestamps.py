@@ -1,4 +1,4 @@
-"""The time that a line states."""
+"""Parse the timestamp of a line."""
 
 from __future__ import annotations
 

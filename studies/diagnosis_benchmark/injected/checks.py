@@ -1,4 +1,4 @@
-"""What a training checks of itself, where its settings say so."""
+"""Consistency checks that a training runs on itself where its settings ask for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes the planned jobs that are not there yet, two at a time; an interrupted one is made anew."""
+"""Generate missing planned jobs, two at a time; an interrupted job is restarted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a rank writes its log: the forms that trainings use, through Python's logging and torch's."""
+"""Log formats of the ranks, written through Python's logging and torch's."""
 
 from __future__ import annotations
 

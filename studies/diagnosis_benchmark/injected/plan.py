@@ -1,4 +1,4 @@
-"""What shall happen in which job: drawn from a seed, before anything runs."""
+"""Plan of all jobs, drawn from a seed before anything runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of a training job: how large it is, how it logs, who launches it."""
+"""Settings of a training job: size, logging and launcher."""
 
 from __future__ import annotations
 

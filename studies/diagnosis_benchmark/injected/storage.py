@@ -1,4 +1,4 @@
-"""The data of the toy training: gzipped text shards, one a rank, and their index."""
+"""Data of the toy training: gzipped text shards, one per rank, and their index."""
 
 from __future__ import annotations
 

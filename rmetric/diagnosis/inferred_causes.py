@@ -1,4 +1,4 @@
-"""What stands for a cause that left no line of its own: known by who is missing or otherwise."""
+"""Causes inferred from missing or deviating ranks, without an explicit error line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class StandIn:
+class InferredCause:
     """As a signature, for what no pattern can match.
 
     Attributes:
@@ -22,7 +22,7 @@ class StandIn:
     to_do: tuple[str, ...]
 
 
-SILENCE = StandIn(
+SILENCE = InferredCause(
     id="rank_fell_silent",
     family="silent rank",
     title="{who} fell silent while others waited: hung, killed or cut off",
@@ -33,7 +33,7 @@ SILENCE = StandIn(
         "If the process is still there, take its stack (py-spy dump) before you kill it.",
     ),
 )
-FINISHED_ALONE = StandIn(
+FINISHED_ALONE = InferredCause(
     id="rank_finished_early",
     family="uneven work",
     title="{who} finished before the others, which still waited for it",
@@ -44,7 +44,7 @@ FINISHED_ALONE = StandIn(
         "Give all ranks as many batches: drop the last, or let those that are done join.",
     ),
 )
-STARTED_OTHERWISE = StandIn(
+STARTED_OTHERWISE = InferredCause(
     id="settings_differ",
     family="configuration",
     title="{who} was started otherwise than the other ranks: it {what}",

@@ -1,6 +1,6 @@
-"""A diagnosis in at most 15 lines of plain text, for whoever is woken by it.
+"""Render a diagnosis in at most 15 lines of plain text.
 
-The first line says it all; the others who should act, what to do, and why to believe it.
+The first line is the summary; the rest gives actor, actions, evidence and alternatives.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from rmetric._util.printed import counted
-from rmetric.diagnosis.cutting import (
+from rmetric.diagnosis.reading.timestamps import NO_YEAR
+from rmetric.diagnosis.result import LIKELY, SURE, Diagnosis, Evidence, Suspect
+from rmetric.diagnosis.text_layout import (
     around,
     brief,
     file_name,
@@ -24,8 +26,6 @@ from rmetric.diagnosis.cutting import (
     without_folders,
     wrapped,
 )
-from rmetric.diagnosis.reading.timestamps import NO_YEAR
-from rmetric.diagnosis.result import LIKELY, SURE, Diagnosis, Evidence, Suspect
 
 MOST_LINES, WIDTH = 15, 110
 _LABEL = 9

@@ -1,4 +1,4 @@
-"""What was usual so far, and what is far from it: three sigma, with floors."""
+"""Running baselines of counts and durations; outliers beyond three sigma, with floors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLOW, LEAST_SECONDS, LEAST_WHOLE_SECONDS = 3.0, 0.5, 5.0
 
 
 @dataclass
-class Usual:
+class RunningStats:
     """Running mean and deviation (Welford)."""
 
     count: int = 0

@@ -1,5 +1,7 @@
-"""Text cut to a room so that its point stays: of a path the file, of prose the main clause, of a
-log's entry what the signature matched or the exception.
+"""Shorten text to a width and keep its essential part.
+
+Of a path that is the file name, of prose the main clause, of a log entry the matched text or the
+exception.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Amid whom those stand who lost a connection: who was cut off, where all say the same."""
+"""Infer the unreachable rank from the order in which its ring neighbours lose connections."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
-from rmetric.diagnosis.accusers import numbers_in
 from rmetric.diagnosis.causes import Cause
 from rmetric.diagnosis.job import Job, Occurrence
-from rmetric.diagnosis.suspects import Sign
+from rmetric.diagnosis.rank_evidence import numbers_in
+from rmetric.diagnosis.suspects import RankEvidence
 
 #: Ranks that make a ring, losses that make an order.
 FEWEST = 4
@@ -26,7 +26,7 @@ WAVE, OTHER_CENTRE = 0.8, 0.2
 FIRST, ORDERS, LARGEST = 12, 64, 2048
 
 
-def signs_of_losses(job: Job, causes: Sequence[Cause]) -> list[Sign]:
+def evidence_from_lost_connections(job: Job, causes: Sequence[Cause]) -> list[RankEvidence]:
     """Amid whom those stand who lost a connection, or who lost it first.
 
     Ranks pass their data round a ring, or to those a power of two away. So the first to notice
@@ -36,7 +36,7 @@ def signs_of_losses(job: Job, causes: Sequence[Cause]) -> list[Sign]:
     """
     orders = _orders(job, causes)
     lost = {rank for order in orders for rank in order}
-    ranks = {one.rank for one in job.speaking if one.rank is not None} | set(job.silent_ranks)
+    ranks = {one.rank for one in job.active_streams if one.rank is not None} | set(job.silent_ranks)
     if len(lost) < 2 or len(ranks) < FEWEST:
         return []
     size = max(ranks) + 1
@@ -44,7 +44,7 @@ def signs_of_losses(job: Job, causes: Sequence[Cause]) -> list[Sign]:
     found = wave or _amid(orders, sorted(ranks), size)
     words = "stands amid those who lost a connection first"
     return [
-        Sign(stream=f"rank {rank}", kind="amid losses", words=words, strength=strength)
+        RankEvidence(stream=f"rank {rank}", kind="amid losses", words=words, strength=strength)
         for rank, strength in found.items()
         if strength > LEAST_AMID
     ]

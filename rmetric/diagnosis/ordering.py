@@ -1,4 +1,4 @@
-"""Which of two entries came first: by order in a log that both share, else by corrected clocks."""
+"""Order log entries of a job: by line within one file, else by corrected clocks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NEAR = 2 * 86400.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moments:
+class Ordering:
     """Orders entries of a job.
 
     Attributes:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmetric.diagnosis.cutting import around, brief, partly, said, shortened, wrapped
+from rmetric.diagnosis.render import MOST_LINES, WIDTH, clock, headline, verdict
 from rmetric.diagnosis.result import (
     OUTCOMES,
     Candidate,
@@ -18,7 +18,7 @@ from rmetric.diagnosis.result import (
     Suspect,
     not_above,
 )
-from rmetric.diagnosis.words import MOST_LINES, WIDTH, clock, headline, verdict
+from rmetric.diagnosis.text_layout import around, brief, partly, said, shortened, wrapped
 from tests.diagnoses import THEN, echo, evidence, out_of_memory, suspect
 
 WHOLE = """\

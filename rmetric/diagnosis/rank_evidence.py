@@ -1,4 +1,4 @@
-"""What the library's matches say of ranks: causes of one's own, accusations, waits and echoes."""
+"""Convert signature matches into per-rank evidence."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from rmetric.diagnosis.causes import Cause
 from rmetric.diagnosis.job import Job
-from rmetric.diagnosis.moments import Moments
+from rmetric.diagnosis.ordering import Ordering
 from rmetric.diagnosis.reading.hosts import expanded
-from rmetric.diagnosis.suspects import Sign
+from rmetric.diagnosis.suspects import RankEvidence
 
 #: A thing that so large a share of the ranks do is no sign against one of them.
 COMMON = 0.5
@@ -30,7 +30,7 @@ _GUILTY_SIGNALS = (
 Named = TypeVar("Named", str, None)
 
 
-class _Whom:
+class RankIndex:
     """Who may be at fault, and by what they are called.
 
     Attributes:
@@ -41,8 +41,8 @@ class _Whom:
 
     def __init__(self, job: Job, innocent: Collection[str] = ()) -> None:
         self.innocent = frozenset(innocent)
-        self.heard = {one.name for one in job.speaking}
-        self.ranks = {one.name: one.rank for one in job.speaking if one.rank is not None}
+        self.heard = {one.name for one in job.active_streams}
+        self.ranks = {one.name: one.rank for one in job.active_streams if one.rank is not None}
         self.silent = {f"rank {rank}" for rank in job.silent_ranks}
         self._on_node: dict[str, list[tuple[int, str]]] = {}
         for one in job.streams.values():
@@ -81,22 +81,24 @@ class _Whom:
         return [f"node {node}"]
 
 
-def signs_of_causes(job: Job, causes: Sequence[Cause], moments: Moments) -> list[Sign]:
+def evidence_from_causes(
+    job: Job, causes: Sequence[Cause], ordering: Ordering
+) -> list[RankEvidence]:
     """What the library's matches say: causes of one's own, exits, names that are named."""
     # Who waited for another, lost it or met it did not end of itself, whatever a launcher says.
     told = (one for one in causes if one.signature.role == "echo" or one.signature.of_two)
-    whom = _Whom(job, innocent={name for one in told for name in one.streams})
+    whom = RankIndex(job, innocent={name for one in told for name in one.streams})
     signs = []
     for cause in causes:
         # A traceback without its exception may be anybody's.
         if cause.signature.role == "cause" and cause.signature.rank:
-            signs += _own(cause, whom, moments)
+            signs += _own(cause, whom, ordering)
         if cause.signature.role != "ending":
-            signs += _accusations(cause, whom)
+            signs += _evidence_from_matches(cause, whom)
     return signs + _launchers(causes, whom)
 
 
-def _own(cause: Cause, whom: _Whom, moments: Moments) -> list[Sign]:
+def _own(cause: Cause, whom: RankIndex, ordering: Ordering) -> list[RankEvidence]:
     heard = whom.heard
     said = [match for match in cause.matches if match.stream in heard]
     if cause.signature.actor == "hardware":  # of a machine, though ranks or it alone be heard
@@ -112,7 +114,7 @@ def _own(cause: Cause, whom: _Whom, moments: Moments) -> list[Sign]:
     if cause.signature.of_two:
         return _either([match.stream for match in said], strength, cause, whom)
     signs = [
-        Sign(
+        RankEvidence(
             stream=match.stream,
             kind="own cause",
             words=f"says: {cause.signature.title}",
@@ -121,27 +123,33 @@ def _own(cause: Cause, whom: _Whom, moments: Moments) -> list[Sign]:
         for match in said
     ]
     first = said[0]
-    if len(said) == 1 or moments.after(said[1].first, first.first):
+    if len(said) == 1 or ordering.after(said[1].first, first.first):
         words = "was the first to say so"
-        signs.append(Sign(stream=first.stream, kind="first", words=words, strength=cause.score))
+        signs.append(
+            RankEvidence(stream=first.stream, kind="first", words=words, strength=cause.score)
+        )
     return signs
 
 
-def _either(who: list[str], strength: float, cause: Cause, whom: _Whom) -> list[Sign]:
+def _either(who: list[str], strength: float, cause: Cause, whom: RankIndex) -> list[RankEvidence]:
     """Against those who say it and, half as much, against their neighbours in the ring."""
     says = f"says: {cause.signature.title}"
-    signs = [Sign(stream=one, kind="own cause", words=says, strength=strength / 2) for one in who]
+    signs = [
+        RankEvidence(stream=one, kind="own cause", words=says, strength=strength / 2) for one in who
+    ]
     size = max(whom.ranks.values(), default=0) + 1
     for one in who:
         for step in (-1, 1) if one in whom.ranks else ():
             name = f"rank {(whom.ranks[one] + step) % size}"
             if name in whom.heard and name not in who:
                 words = f"its neighbour {one} {says}"
-                signs.append(Sign(stream=name, kind="accused", words=words, strength=strength / 2))
+                signs.append(
+                    RankEvidence(stream=name, kind="accused", words=words, strength=strength / 2)
+                )
     return signs
 
 
-def _accusations(cause: Cause, whom: _Whom) -> list[Sign]:
+def _evidence_from_matches(cause: Cause, whom: RankIndex) -> list[RankEvidence]:
     """Against those whom its entries name; fewer is stronger, but for a kill that is told."""
     accused: dict[str, None] = {}
     killed: dict[str, str] = {}
@@ -155,7 +163,7 @@ def _accusations(cause: Cause, whom: _Whom) -> list[Sign]:
     signs = []
     if whom.few(len(killed)):
         for name, how in killed.items():
-            signs.append(Sign(stream=name, kind="killed", words=f"ended by {how}"))
+            signs.append(RankEvidence(stream=name, kind="killed", words=f"ended by {how}"))
     if whom.few(len(accused)):
         # The only exit that no loss explains says much, whatever the entry is worth by itself.
         alone = cause.signature.role == "symptom" and len(accused) == 1 and whom.innocent
@@ -163,7 +171,7 @@ def _accusations(cause: Cause, whom: _Whom) -> list[Sign]:
         strength = score / max(1, len(accused)) ** 0.5
         words = f"named by: {cause.signature.title}"
         for name in accused:
-            signs.append(Sign(stream=name, kind="accused", words=words, strength=strength))
+            signs.append(RankEvidence(stream=name, kind="accused", words=words, strength=strength))
     return signs
 
 
@@ -179,7 +187,7 @@ def numbers_in(text: str) -> list[int]:
     return found
 
 
-def _launchers(causes: Sequence[Cause], whom: _Whom) -> list[Sign]:
+def _launchers(causes: Sequence[Cause], whom: RankIndex) -> list[RankEvidence]:
     """The first that the launcher reports as failed."""
     reports = [
         (match.first.order, accused)
@@ -191,7 +199,9 @@ def _launchers(causes: Sequence[Cause], whom: _Whom) -> list[Sign]:
     _, first = min(reports, key=itemgetter(0), default=(0, []))
     words = "the launcher saw it fail first"
     return [
-        Sign(stream=name, kind="failed first", words=words, strength=1.0 / len(first) ** 0.5)
+        RankEvidence(
+            stream=name, kind="failed first", words=words, strength=1.0 / len(first) ** 0.5
+        )
         for name in first
     ]
 
@@ -209,19 +219,19 @@ def _signal(fields: dict[str, str]) -> int:
     return -number if number < 0 else number - 128 if 128 < number < 160 else 0
 
 
-def signs_of_ends(job: Job, alone: Collection[str]) -> list[Sign]:
+def evidence_from_endings(job: Job, alone: Collection[str]) -> list[RankEvidence]:
     """Who came to its planned end while the others failed."""
-    others = len(job.speaking) - len(alone)
+    others = len(job.active_streams) - len(alone)
     words = f"says that it finished, which {others} others do not"
     return [
-        Sign(stream=name, kind="done alone", words=words, strength=1.0 / len(alone) ** 0.5)
+        RankEvidence(stream=name, kind="done alone", words=words, strength=1.0 / len(alone) ** 0.5)
         for name in sorted(alone)
     ]
 
 
-def signs_of_echoes(job: Job, causes: Sequence[Cause]) -> list[Sign]:
+def evidence_from_echoes(job: Job, causes: Sequence[Cause]) -> list[RankEvidence]:
     """Who lacks what most of its fellows say when they lose another."""
-    whom = _Whom(job)
+    whom = RankIndex(job)
     if len(whom.heard) < 3:
         return []
     echoes = [cause for cause in causes if cause.signature.role == "echo"]
@@ -231,12 +241,15 @@ def signs_of_echoes(job: Job, causes: Sequence[Cause]) -> list[Sign]:
         return []
     strength = 1.0 / len(lacking) ** 0.5
     words = f"does not report what {len(said)} others do"
-    return [Sign(stream=name, kind="no echo", words=words, strength=strength) for name in lacking]
+    return [
+        RankEvidence(stream=name, kind="no echo", words=words, strength=strength)
+        for name in lacking
+    ]
 
 
-def signs_of_waiting(job: Job, causes: Sequence[Cause]) -> list[Sign]:
+def evidence_from_waits(job: Job, causes: Sequence[Cause]) -> list[RankEvidence]:
     """For whom most of those wait who say for whom they do."""
-    whom = _Whom(job)
+    whom = RankIndex(job)
     signs = []
     for cause in causes:
         awaited = [
@@ -250,7 +263,9 @@ def signs_of_waiting(job: Job, causes: Sequence[Cause]) -> list[Sign]:
             if known and count > COMMON * len(told):
                 words = f"{count} of those who wait wait for it"
                 strength = 1.0 if count > 1 else 0.7
-                signs.append(Sign(stream=name, kind="waited for", words=words, strength=strength))
+                signs.append(
+                    RankEvidence(stream=name, kind="waited for", words=words, strength=strength)
+                )
     return signs
 
 
@@ -259,7 +274,7 @@ def _remote(fields: dict[str, str]) -> list[int]:
     return [int(remote)] if remote.isdigit() else []
 
 
-def signs_of_collectives(causes: Sequence[Cause]) -> list[Sign]:
+def evidence_from_collectives(causes: Sequence[Cause]) -> list[RankEvidence]:
     """Who waits in another collective than most: behind them, or in a different operation.
 
     Timeouts name the collective, by its number or its operation; the few that are not where the
@@ -274,7 +289,7 @@ def signs_of_collectives(causes: Sequence[Cause]) -> list[Sign]:
     return signs
 
 
-def _apart(cause: Cause, field: str, words: str) -> list[Sign]:
+def _apart(cause: Cause, field: str, words: str) -> list[RankEvidence]:
     told = {}
     for match in cause.matches:
         values = [fields[field] for fields in match.named if fields.get(field)]
@@ -290,7 +305,7 @@ def _apart(cause: Cause, field: str, words: str) -> list[Sign]:
         others = {one: value for one, value in others.items() if _behind(value, usual)}
     strength = 1.0 / max(1, len(others)) ** 0.5
     return [
-        Sign(
+        RankEvidence(
             stream=stream,
             kind="other collective",
             words=words.format(value, usual),
