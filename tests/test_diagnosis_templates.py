@@ -245,19 +245,17 @@ class TestPlaces:
         ["{}: {} of 3", "[rank{}]: [{}] 12", "node-{}: {}", "[2024-01-01 00:00:{:02d}] {} said"],
     )
     @given(st.lists(st.tuples(st.integers(0, 99_999), st.integers(0, 59)), min_size=1))
-    def test_who_speaks_is_who_the_prefix_names(
-        self, form: str, said: list[tuple[int, int]]
-    ) -> None:
+    def test_the_stream_is_that_of_the_prefix(self, form: str, said: list[tuple[int, int]]) -> None:
         lines = [form.format(*each).encode() for each in said]
         prefixes = PrefixParser(["srun", "host"])
         heads: Heads[Prefix] = Heads(prefix_place(prefixes, lines[0]))
         for line in lines * 2:
-            who, start = prefixes.split(line)
-            by_head = [heads.said_by.get(line[:length]) for length in heads.lengths]
-            assert {one for one in by_head if one is not None} <= {who}
+            prefix, start = prefixes.split(line)
+            by_head = [heads.known.get(line[:length]) for length in heads.lengths]
+            assert {one for one in by_head if one is not None} <= {prefix}
             if heads.find(line) == (None, 0):
-                heads.learn(line, who)
-            assert heads.find(line) == (who, start)
+                heads.learn(line, prefix)
+            assert heads.find(line) == (prefix, start)
 
     def test_prefixes_that_are_too_many_are_not_kept(self) -> None:
         lines = [
@@ -268,7 +266,7 @@ class TestPlaces:
         heads.learn(lines[0], 3)
         for line in lines:
             heads.find(line)
-            assert len(heads.said_by) <= MOST_HEADS
+            assert len(heads.known) <= MOST_HEADS
         assert heads.lengths == ()
 
 
