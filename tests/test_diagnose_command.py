@@ -166,7 +166,7 @@ def test_losses_without_steps_are_a_training_too(tmp_path, capsys):
     log = tmp_path / "train.log"
     log.write_text("".join(f"{{'loss': 2.{n}, 'epoch': 0.{n}}}\n" for n in range(9)))
     assert main(["diagnose", str(log)]) == 0
-    assert "a guess" in capsys.readouterr().out
+    assert "(guess)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("order", ["{} --json", "--json {}"])
@@ -235,7 +235,7 @@ def test_a_silence_stands_before_the_cancellation_that_followed_and_why_is_said(
     assert main(["diagnose", str(folder)]) == 3
     shown = capsys.readouterr().out
     assert "rank 5 fell silent" in shown.splitlines()[0]
-    assert "came after it, likely its effect" in shown
+    assert "later, likely a consequence" in shown
     main(["diagnose", str(folder), "--json"])
     document = json.loads(capsys.readouterr().out)
     [after] = [one for one in document["candidates"] if one["cause"].startswith("slurm")]

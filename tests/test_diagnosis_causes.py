@@ -175,7 +175,7 @@ def test_an_exit_code_tells_who_was_killed(code):
         writer.say("launcher", f"rank {rank} exited", signature="exit", fields=fields)
     found = ranked(writer)
     assert found[0].rank == 4
-    assert "ended by SIG" in found[0].why
+    assert "terminated by SIG" in found[0].why
     assert all(one.rank != 2 for one in found)
 
 
@@ -351,12 +351,12 @@ def test_how_often_is_told_by_ranks_nodes_and_files():
     for rank in (0, 1, 1, 3):
         writer.say(rank, "timed out", signature="timeout")
     ((cause,), _) = causes_of(writer.job)
-    assert how_often(cause, writer.job) == "said 4 times by 3 ranks"
+    assert how_often(cause, writer.job) == "logged 4 times by 3 ranks"
     writer.say("launcher", "timed out", signature="timeout")
     ((cause,), _) = causes_of(writer.job)
-    assert how_often(cause, writer.job) == "said 5 times by 3 ranks and 1 file"
+    assert how_often(cause, writer.job) == "logged 5 times by 3 ranks and 1 file"
     stream = writer.job.streams["launcher"]
     stream.node = "gpu-07"
-    assert how_often(cause, writer.job) == "said 5 times by 3 ranks and 1 node"
+    assert how_often(cause, writer.job) == "logged 5 times by 3 ranks and 1 node"
     stream.name = "node gpu-07 local 3"
-    assert how_often(cause, writer.job) == "said 5 times by 4 ranks"
+    assert how_often(cause, writer.job) == "logged 5 times by 4 ranks"

@@ -135,7 +135,7 @@ def _of_odd(job: Job, odd: Sequence[PeerOutlier]) -> Iterator[RankEvidence]:
         yield RankEvidence(
             stream=one.name,
             kind="unlike",
-            words=f"unlike its fellows by: {'; '.join(shown)}",
+            words=f"differs from its peers in: {'; '.join(shown)}",
             strength=min(1.0, one.score / FULL),
         )
 
@@ -153,7 +153,7 @@ def _of_settings(job: Job, otherwise: Sequence[SettingOutlier]) -> Iterator[Rank
     weight = LATE if job.trained else 1.0
     apart = {one.stream for one in otherwise}
     for one in otherwise:
-        words = f"says {one.name} {one.value}, {one.others} others {one.usual}"
+        words = f"logs {one.name} {one.value}; {one.others} others log {one.usual}"
         strength = weight / len(apart) ** 0.5
         yield RankEvidence(stream=one.stream, kind="settings", words=words, strength=strength)
 
@@ -222,12 +222,12 @@ def _odd_events(
             yield event.number, "an error, after the last step"
         elif known.pool is not None and last is not None:
             shown.add(event.number)
-            yield event.number, "unknown to healthy jobs, after the last step"
+            yield event.number, "not in healthy jobs, after the last step"
     for one in odd:
         for each in one.events[:3]:
             if each.event not in shown and each.count:
                 shown.add(each.event)
-                yield each.event, f"makes {one.name} unlike its fellows"
+                yield each.event, f"makes {one.name} differ from its peers"
 
 
 def _new_errors(
@@ -247,7 +247,7 @@ def _stopped(job: Job, known: HealthyReference) -> str:
         return ""
     if known.pool.succeeded < known.pool.jobs:
         return ""
-    return "successful jobs of these settings state their end, and this one does not"
+    return "successful jobs of these settings state their end; this one does not"
 
 
 def _stage(job: Job, ordering: Ordering) -> str:

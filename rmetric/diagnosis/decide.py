@@ -62,11 +62,13 @@ ABSENCES, ALONE = ("silent", "ended early", "no echo"), 0.6
 LEADS = ("cause", "ending")
 SAYS_MORE, SAYS_SOMETHING = 0.6, 0.4
 #: Why a job counts as healthy that does not say so itself.
-UNSAID = "it trained, and nothing speaks of a failure; nor does it say that it reached its end"
+UNSAID = "training steps were logged and no failure was found; no line states the planned end"
 #: Text logs are read here, not the numbers in them.
-NUMBERS = "Its losses were not judged here: rmetric replay does that."
+NUMBERS = "Losses are not evaluated here; use rmetric replay."
 #: Where a log stops short, as that of a process that is killed does.
-IF_ENDED = "If it is over, look at the scheduler's record and at the node's kernel log (OOM kill)."
+IF_ENDED = (
+    "If the job has ended, check the scheduler's record and the node's kernel log (OOM kill)."
+)
 #: Lines of a training that tell no step.
 _LOSS = re.compile(r"(?i)\bloss\b\W{1,4}<")
 #: Entries of a stream that are its last words.
@@ -250,9 +252,9 @@ class _Case:
         later = [one for one in self.causes if one.follows == lead.signature.id]
         words = [how_often(lead, self.job)]
         if lead.signature.role == "echo":
-            words.append("what ranks say that lost another: the cause itself left no line")
+            words.append("reported by ranks that lost a peer; the cause itself left no line")
         if later:
-            words[0] += ", before all else"
+            words[0] += ", before all other faults"
         return "; ".join(words)
 
     def _candidates(
@@ -273,9 +275,9 @@ class _Case:
         )[:MAX_CANDIDATES]
 
     def _silence(self, first: Suspect, ending: Cause | None = None) -> Diagnosis:
-        why = "known by its absence, not by a line of its own"
+        why = "inferred from a missing rank; no explicit error line"
         if ending is not None:
-            why += f"; only then: {ending.signature.title}"
+            why += f"; followed by: {ending.signature.title}"
         stream = self.job.streams.get(first.name)
         return self._stood_for(SILENCE, first, why=why, place=stream.last if stream else None)
 
@@ -284,7 +286,7 @@ class _Case:
         return self._stood_for(
             FINISHED_ALONE,
             first,
-            why="it says so, and the others report that they lost a rank",
+            why="it logged its planned end; the other ranks report a lost rank",
             place=self.job.streams[first.name].last,
         )
 
@@ -301,7 +303,7 @@ class _Case:
             STARTED_OTHERWISE,
             self.ranked[0],
             what=sign.words,
-            why="its first lines differ so from all others'; no line says that this is the cause",
+            why="its start-up lines differ from all other ranks; no explicit error line",
             place=self.job.streams[sign.stream].first,
         )
 
@@ -330,7 +332,7 @@ class _Case:
         sure = self.found.stopped or lead.signature.confidence >= LIKELY or self._ends_badly()
         return self._said(
             outcome="failed" if sure else "unknown",
-            title=f"I don't know why. The nearest to it: {lead.signature.title}",
+            title=f"Cause unknown. Closest match: {lead.signature.title}",
             confidence=round(lead.score, 3),
             why=self._why(lead),
             place=lead.first,
@@ -354,16 +356,16 @@ class _Case:
         if self.found.odd and self.found.stopped:
             return self._said(
                 outcome="unknown",
-                title="I don't know why it ended: no known fault, but unusual events at its end",
+                title="Outcome unknown: no known fault, but unusual events at the end",
                 confidence=0.3,
-                why="events that successful jobs or the rest of this one do not have",
+                why="events that neither successful jobs nor the rest of this job have",
                 events=of_odd_events(self.job, self.found.odd, self.ordering),
                 nodes=named(self.ranked),
             )
         if self.found.stopped:
             return self._said(
                 outcome="unknown",
-                title="I don't know: the log ends without a fault and without the usual end",
+                title="Outcome unknown: the log ends without a fault and without the usual end",
                 confidence=0.4,
                 why=self.found.stopped,
             )
@@ -374,9 +376,9 @@ class _Case:
             return self._healthy(STOPS_SHORT, "")
         return self._said(
             outcome="unknown",
-            title="I don't know: these logs show no training, no end and no known fault",
+            title="Outcome unknown: these logs show no training, no end and no known fault",
             confidence=0.0,
-            why="nothing in them was recognised",
+            why="no line was recognised",
             events=of_odd_events(self.job, self.found.odd, self.ordering),
         )
 
@@ -394,10 +396,10 @@ class _Case:
         return f", but the log stops at step {step:,} of {planned:,}"
 
     def _healthy(self, confidence: float, said: str, short: str = "") -> Diagnosis:
-        words = f"it says: {said}" if said else UNSAID
+        words = f"planned end stated: {said}" if said else UNSAID
         apart = {place.stream for place, _ in self.found.number_outliers}
         if short:
-            words = "nothing speaks of a failure: it may still run, be cut or have been killed"
+            words = "no failure found; the job may still run or was killed, or the log is cut"
         return self._said(
             outcome="healthy",
             title=f"No failure found{short}",

@@ -111,8 +111,8 @@ def _point(patterns: Sequence[str], text: str) -> str:
 
 
 def how_often(cause: Cause, job: Job) -> str:
-    """How often it was said, and by how many ranks, nodes and files of which no more is known."""
-    times = "said once" if cause.count == 1 else f"said {cause.count:,} times"
+    """Number of entries of a cause, and of the ranks, nodes and other files that logged it."""
+    times = "logged once" if cause.count == 1 else f"logged {cause.count:,} times"
     if len(cause.streams) == 1:
         return times
     kinds = Counter(_kind(job.streams[name]) for name in cause.streams)

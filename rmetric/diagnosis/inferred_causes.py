@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class InferredCause:
-    """As a signature, for what no pattern can match.
+    """A cause without a signature: no pattern can match it.
 
     Attributes:
-        title: with {who} and {what} for the suspect and what is said of it.
+        title: with {who} for the suspect and {what} for its deviation.
         confidence: at most.
     """
 
@@ -25,7 +25,7 @@ class InferredCause:
 SILENCE = InferredCause(
     id="rank_fell_silent",
     family="silent rank",
-    title="{who} fell silent while others waited: hung, killed or cut off",
+    title="{who} fell silent while others waited: hung, killed or disconnected",
     actor="platform",
     confidence=0.75,
     to_do=(
@@ -47,7 +47,7 @@ FINISHED_ALONE = InferredCause(
 STARTED_OTHERWISE = InferredCause(
     id="settings_differ",
     family="configuration",
-    title="{who} was started otherwise than the other ranks: it {what}",
+    title="{who} was started with other settings than its peers: it {what}",
     actor="user",
     confidence=0.65,
     to_do=(

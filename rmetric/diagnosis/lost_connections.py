@@ -42,7 +42,7 @@ def evidence_from_lost_connections(job: Job, causes: Sequence[Cause]) -> list[Ra
     size = max(ranks) + 1
     wave = _wave(orders, size) if len(lost) > len(ranks) / 2 else {}
     found = wave or _amid(orders, sorted(ranks), size)
-    words = "stands amid those who lost a connection first"
+    words = "its ring neighbours lost a connection first"
     return [
         RankEvidence(stream=f"rank {rank}", kind="amid losses", words=words, strength=strength)
         for rank, strength in found.items()

@@ -117,14 +117,14 @@ def _own(cause: Cause, whom: RankIndex, ordering: Ordering) -> list[RankEvidence
         RankEvidence(
             stream=match.stream,
             kind="own cause",
-            words=f"says: {cause.signature.title}",
+            words=f"logged: {cause.signature.title}",
             strength=strength,
         )
         for match in said
     ]
     first = said[0]
     if len(said) == 1 or ordering.after(said[1].first, first.first):
-        words = "was the first to say so"
+        words = "was the first to log it"
         signs.append(
             RankEvidence(stream=first.stream, kind="first", words=words, strength=cause.score)
         )
@@ -133,7 +133,7 @@ def _own(cause: Cause, whom: RankIndex, ordering: Ordering) -> list[RankEvidence
 
 def _either(who: list[str], strength: float, cause: Cause, whom: RankIndex) -> list[RankEvidence]:
     """Against those who say it and, half as much, against their neighbours in the ring."""
-    says = f"says: {cause.signature.title}"
+    says = f"logged: {cause.signature.title}"
     signs = [
         RankEvidence(stream=one, kind="own cause", words=says, strength=strength / 2) for one in who
     ]
@@ -142,7 +142,7 @@ def _either(who: list[str], strength: float, cause: Cause, whom: RankIndex) -> l
         for step in (-1, 1) if one in whom.ranks else ():
             name = f"rank {(whom.ranks[one] + step) % size}"
             if name in whom.heard and name not in who:
-                words = f"its neighbour {one} {says}"
+                words = f"its ring neighbour {one} {says}"
                 signs.append(
                     RankEvidence(stream=name, kind="accused", words=words, strength=strength / 2)
                 )
@@ -163,13 +163,13 @@ def _evidence_from_matches(cause: Cause, whom: RankIndex) -> list[RankEvidence]:
     signs = []
     if whom.few(len(killed)):
         for name, how in killed.items():
-            signs.append(RankEvidence(stream=name, kind="killed", words=f"ended by {how}"))
+            signs.append(RankEvidence(stream=name, kind="killed", words=f"terminated by {how}"))
     if whom.few(len(accused)):
         # The only exit that no loss explains says much, whatever the entry is worth by itself.
         alone = cause.signature.role == "symptom" and len(accused) == 1 and whom.innocent
         score = 1.0 if alone else min(1.0, cause.score + 0.2)
         strength = score / max(1, len(accused)) ** 0.5
-        words = f"named by: {cause.signature.title}"
+        words = f"named in: {cause.signature.title}"
         for name in accused:
             signs.append(RankEvidence(stream=name, kind="accused", words=words, strength=strength))
     return signs
@@ -197,7 +197,7 @@ def _launchers(causes: Sequence[Cause], whom: RankIndex) -> list[RankEvidence]:
         if (accused := [one for one in whom.accused(match.fields) if one not in whom.innocent])
     ]
     _, first = min(reports, key=itemgetter(0), default=(0, []))
-    words = "the launcher saw it fail first"
+    words = "first failure in the launcher's report"
     return [
         RankEvidence(
             stream=name, kind="failed first", words=words, strength=1.0 / len(first) ** 0.5
@@ -222,7 +222,7 @@ def _signal(fields: dict[str, str]) -> int:
 def evidence_from_endings(job: Job, alone: Collection[str]) -> list[RankEvidence]:
     """Who came to its planned end while the others failed."""
     others = len(job.active_streams) - len(alone)
-    words = f"says that it finished, which {others} others do not"
+    words = f"states its planned end; {others} others do not"
     return [
         RankEvidence(stream=name, kind="done alone", words=words, strength=1.0 / len(alone) ** 0.5)
         for name in sorted(alone)
@@ -240,7 +240,7 @@ def evidence_from_echoes(job: Job, causes: Sequence[Cause]) -> list[RankEvidence
     if not lacking or not said or len(lacking) > max(1, (1.0 - COMMON) * len(whom.heard)):
         return []
     strength = 1.0 / len(lacking) ** 0.5
-    words = f"does not report what {len(said)} others do"
+    words = f"lacks an error that {len(said)} others report"
     return [
         RankEvidence(stream=name, kind="no echo", words=words, strength=strength)
         for name in lacking
@@ -261,7 +261,7 @@ def evidence_from_waits(job: Job, causes: Sequence[Cause]) -> list[RankEvidence]
         for name, count in counts.items():
             known = name in whom.heard or name in whom.silent
             if known and count > COMMON * len(told):
-                words = f"{count} of those who wait wait for it"
+                words = f"{count} of the waiting ranks wait for it"
                 strength = 1.0 if count > 1 else 0.7
                 signs.append(
                     RankEvidence(stream=name, kind="waited for", words=words, strength=strength)

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 OUTCOMES = {
-    "healthy": "nothing speaks of a failure",
+    "healthy": "no failure found",
     "failed": "the job failed",
     "terminated": "the job was ended from outside: cancelled, preempted, out of its time",
-    "unknown": "the logs do not say",
+    "unknown": "the logs do not tell",
 }
 #: From here on a diagnosis is called sure; below `LIKELY` it is offered as a candidate only.
 SURE, LIKELY = 0.8, 0.5
@@ -74,9 +74,9 @@ class Candidate:
 def not_above(confidence: float, candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
     """None is shown as surer than what is named before it; what it is by itself is said.
 
-    >>> [one] = not_above(0.7, [Candidate(cause="", title="", confidence=0.9, why="said once")])
+    >>> [one] = not_above(0.7, [Candidate(cause="", title="", confidence=0.9, why="logged once")])
     >>> one.confidence, one.why
-    (0.7, 'said once; 90 % by itself')
+    (0.7, 'logged once; 90 % by itself')
     """
     return tuple(
         replace(

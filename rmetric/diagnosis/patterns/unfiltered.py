@@ -97,7 +97,7 @@ def _silent(who: Sequence[Peer]) -> list[Absence]:
     silent = [one for one in who if not one.streams]
     if not _few(len(silent), len(who)):
         return []
-    words = f"wrote nothing, {len(who) - len(silent)} of {len(who)} ranks did"
+    words = f"logged nothing; {len(who) - len(silent)} of {len(who)} ranks did"
     strength = round(_weight([one for one in who if one.streams]) / len(silent) ** 0.5, 3)
     return [
         Absence(stream=one.name, kind="silent", words=words, strength=strength) for one in silent
@@ -134,7 +134,7 @@ def _ended_early(job: Job, heard: Sequence[Peer], offsets: Mapping[str, float]) 
             order,
             LEAST_ENTRIES,
             LEAST_ENTRIES,
-            "the others wrote {:.0f} entries each after its last",
+            "the others logged {:.0f} entries each after its last",
         ),
     ):
         for one, lag, strength in _behind(heard, measure, least, unit):
@@ -183,7 +183,7 @@ def _last_words(job: Job, heard: Sequence[Peer], *, alone: bool) -> list[Absence
     ]
     if times < MOST * len(heard) or not _few(len(others), len(heard)):
         return []
-    words = f"ends with other words than {times} of {len(heard)}"
+    words = f"its last entry differs from those of {times} of {len(heard)} ranks"
     strength = _weight(heard) * times / len(heard) / len(others) ** 0.5
     return [
         Absence(
@@ -225,7 +225,7 @@ def _missing(job: Job, heard: Sequence[Peer], siblings: Sequence[Job]) -> list[A
             Absence(
                 stream=name,
                 kind="missing event",
-                words=f"lacks what the others say: {shown}",
+                words=f"lacks an event that all others logged: {shown}",
                 strength=round(strength, 3),
                 amount=float(len(new)),
                 events=new,
