@@ -114,7 +114,7 @@ def _ends_of(match: Match, ends: Iterable[Match], alone: frozenset[str]) -> list
 def _survived(
     job: Job, match: Match, signature: Signature, ends: Sequence[Match], ordering: Ordering
 ) -> bool:
-    """Whether the training went on, or came to its planned end, after it was said last."""
+    """Return True if training continued, or ended as planned, after the last match."""
     if signature.family in OUTLASTS_SUCCESS and _tells_still(job, match):
         return False
     if any(ordering.after(end.last, match.last) for end in ends):
@@ -132,7 +132,7 @@ def _survived(
 
 
 def _tells_still(job: Job, match: Match) -> bool:
-    """Whether the last step that was told is one with the fault."""
+    """Return True if the fault was still logged at the last step."""
     step = job.streams[match.stream].last_step
     return step is not None and match.last.step is not None and match.last.step >= step
 

@@ -41,7 +41,7 @@ class Switches:
 
 @dataclass(frozen=True, kw_only=True)
 class HealthyReference:
-    """What is known of healthy jobs of similar settings.
+    """Reference data from healthy jobs of similar settings.
 
     Attributes:
         siblings: the jobs, where their logs were given.
@@ -56,7 +56,7 @@ class HealthyReference:
 
 @dataclass(frozen=True, kw_only=True)
 class PatternFindings:
-    """What the patterns found in a job.
+    """Findings of all patterns in a job.
 
     Attributes:
         odd: (event, why), the oddest first.
@@ -233,7 +233,7 @@ def _odd_events(
 def _new_errors(
     job: Job, known: HealthyReference, last: Occurrence | None, ordering: Ordering
 ) -> Iterator[tuple[int, str]]:
-    """What nobody said before the job stopped: no noise, and often the failure's own words."""
+    """Yield errors that first occur after the last step; they often describe the failure."""
     if last is None:
         return
     for event in job.events:

@@ -86,16 +86,16 @@ def diagnose(
     seed: int = 0,
     on_progress: Callable[[int], None] | None = None,
 ) -> Diagnosis:
-    """Why the job that wrote these logs failed, or that it did not.
+    """Diagnose why the job that wrote these logs failed, or that it did not.
 
     Args:
         paths: files and folders of one job.
         healthy: logs of successful jobs of similar settings; each file or folder is one job.
         pool: learnt from such jobs before (`rmetric logs learn`).
         signatures: YAML files of own signatures, beside those that are shipped.
-        cores: files are read in so many processes.
-        seed: of the Isolation Forest.
-        told: is called with numbers of bytes, as they have been read.
+        cores: number of processes that read files.
+        seed: seed of the Isolation Forest.
+        on_progress: called with the number of bytes read since the last call.
 
     Raises OSError for a path that cannot be read and ValueError for bad signatures.
     """
@@ -160,14 +160,14 @@ def _known(job: Job, siblings: Sequence[Job], pool: Pool | None) -> HealthyRefer
 
 @dataclass(frozen=True, kw_only=True)
 class _Case:
-    """All that is known about a job.
+    """All inputs of the decision about one job.
 
     Attributes:
         causes: that were not survived, the best first.
-        found: by the patterns.
-        ranked: whoever has a sign against it, the most suspect first.
-        absent: names of those who fell silent, or lack what the others report.
-        alone: names of those who say that they finished, where the others failed.
+        found: findings of the patterns.
+        ranked: streams with evidence against them, the most suspect first.
+        absent: names of streams that fell silent, or lack an error that others report.
+        alone: names of streams that report a planned end while the others failed.
     """
 
     job: Job
@@ -203,7 +203,7 @@ class _Case:
         return self._quiet()
 
     def _lesser(self) -> Cause | None:
-        """What says most where no cause is told; not what only follows from it."""
+        """Return the most confident match that does not follow from another."""
         own = [one for one in self.causes if not one.follows]
         return max(own, key=lambda one: one.signature.confidence, default=None)
 
@@ -232,7 +232,7 @@ class _Case:
 
     @staticmethod
     def _titled(lead: Cause) -> str:
-        """Of a generic signature the exception itself, where the entry tells it."""
+        """Return the signature's title, or the exception for a generic signature."""
         own = raised(lead.first.text) if lead.signature.rank < SPECIFIC else ""
         return own or lead.signature.title
 
@@ -343,7 +343,7 @@ class _Case:
         )
 
     def _ends_badly(self) -> bool:
-        """Whether most streams end with what a signature matched, or nearly so."""
+        """Return True if most streams end with a matched event among their last entries."""
         bad = {event for one in self.causes for match in one.matches for event in match.events}
         ends = [
             any(entry.event in bad for entry in list(stream.tail)[-LAST_WORDS:])
@@ -383,7 +383,7 @@ class _Case:
         )
 
     def _stops_short(self) -> str:
-        """Where the log stops, if that is before the steps are done that it speaks of."""
+        """Describe where the log stops, if that is before the planned number of steps."""
         if self.job.cut_off:
             return ", but the log is cut off before its end"
         last = self.job.furthest
@@ -412,7 +412,7 @@ class _Case:
         )
 
     def _stage(self, place: Occurrence | None) -> str:
-        """By the functions of its traceback, else as the log told, else by others' tracebacks."""
+        """Stage from the own traceback, else from the log, else from other tracebacks."""
         matches = [match for one in self.causes for match in one.matches]
         own = [match.first.text for match in matches if place and match.stream == place.stream]
         stage = _first_stage([place.text, *own] if place else [])
@@ -421,7 +421,7 @@ class _Case:
         return stage or _first_stage([match.first.text for match in matches]) or self.found.stage
 
     def _time(self, place: Occurrence | None) -> float | None:
-        """Of an entry without one, a traceback, it is the last that its stream states."""
+        """Time of an entry; an entry without one takes the last time of its stream."""
         if place is None:
             return None
         stream = self.job.streams.get(place.stream)

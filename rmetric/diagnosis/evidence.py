@@ -102,7 +102,7 @@ def _evidence(
 
 
 def _point(patterns: Sequence[str], text: str) -> str:
-    """What the first pattern that matches does match; "" where it takes too long to find."""
+    """Text matched by the first matching pattern; "" on timeout."""
     try:
         found = (compiled(one).search(text, timeout=PATTERN_SECONDS) for one in patterns)
         return next((one[0] for one in found if one), "")

@@ -28,7 +28,7 @@ def ingest(
     cores: int = 1,
     on_progress: Callable[[int], None] | None = None,
 ) -> Job:
-    """What the logs of one job say.
+    """Read the logs of one job.
 
     The same files give the same job, with any number of cores. Memory grows with the number of
     files, speakers and templates, not with that of lines.
@@ -36,7 +36,7 @@ def ingest(
     Args:
         paths: files and folders.
         cores: processes that read files; one where there is little to read.
-        told: is called with numbers of bytes, as they have been read.
+        on_progress: called with the number of bytes read since the last call.
 
     Raises:
         LogError: a path that cannot be read, or nothing to read.
@@ -113,7 +113,7 @@ def _of_files(parts: Sequence[Part]) -> Iterator[str]:
 
 
 def _of_jobs(parts: Sequence[Part], job: Job) -> Iterator[str]:
-    """What speaks for more than one job: other numbers of the scheduler, times far apart."""
+    """Yield notes that suggest several jobs: different scheduler ids, times far apart."""
     where: dict[str, str] = {}
     for part in parts:
         for number, line in part.job_ids.items():

@@ -54,7 +54,7 @@ class Occurrence:
 
 @dataclass(kw_only=True)
 class Stream:
-    """One who speaks: a rank, or a node, or a file where nothing says more.
+    """Log stream of a rank, or of a node, or of a file where no more is known.
 
     Attributes:
         name: "rank 3", "node gpu-07" or the file's name; the key in `Job.streams`. A rank within
@@ -136,7 +136,7 @@ class Match:
 
     @property
     def fields(self) -> dict[str, str]:
-        """What the first that named anything named."""
+        """Named groups of the first match that has any."""
         return self.named[0] if self.named else {}
 
 
@@ -170,7 +170,7 @@ class Iteration:
 
 @dataclass(kw_only=True)
 class Job:
-    """One job, as its logs tell it.
+    """One job, as read from its logs.
 
     Attributes:
         files: name -> number of lines.
@@ -205,19 +205,19 @@ class Job:
 
     @property
     def active_streams(self) -> list[Stream]:
-        """Those that are compared: ranks where there are any, else nodes, else all streams."""
+        """Streams to compare: ranks where there are any, else nodes, else all streams."""
         every = list(self.streams.values())
         ranks = [one for one in every if one.rank is not None]
         return ranks or [one for one in every if one.node is not None] or every
 
     @property
     def trained(self) -> bool:
-        """Whether anybody told a second step."""
+        """True if any stream logged more than one step."""
         return any(one.steps > 1 for one in self.streams.values())
 
     @property
     def furthest(self) -> Stream | None:
-        """Whose last step is the greatest; None where nobody tells steps."""
+        """Stream with the greatest last step; None without step lines."""
         told = [one for one in self.streams.values() if one.last_step is not None]
         return max(told, key=lambda one: one.last_step or 0, default=None)
 
@@ -229,7 +229,7 @@ class Job:
 
     @property
     def silent_ranks(self) -> list[int]:
-        """Ranks below the world size that said nothing, where others did with their rank.
+        """Ranks below the world size without log lines, where other ranks have some.
 
         Where no size is told, it is the greatest rank heard that counts, if few are missing.
         """

@@ -21,7 +21,7 @@ RawEntry = tuple[int, bytes, int, "LogStream", "int | None", str, "str | None"]
 
 
 class LineForm:
-    """What a file's lines of one form have in common.
+    """Cached properties of the lines of one form.
 
     Attributes:
         heads: finds who says them; None where they have no prefix.
@@ -62,10 +62,10 @@ class OpenEntry:
 
 
 class LogStream:
-    """One who speaks in a file, while it is read.
+    """State of one stream (rank, node or file) while a file is read.
 
     Attributes:
-        heard: places in the block of the entries that are not yet counted.
+        pending_lines: indices in the block of lines that are not yet counted.
     """
 
     def __init__(self, key: str, prefix: Prefix) -> None:
@@ -89,7 +89,7 @@ class LogStream:
 
 
 class MatchTally:
-    """What a speaker's entries that one signature matched have in common."""
+    """Running summary of one stream's entries that matched one signature."""
 
     __slots__ = ("count", "first", "last", "named", "templates")
 

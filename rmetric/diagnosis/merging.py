@@ -37,7 +37,7 @@ def merged(parts: Sequence[Part]) -> Job:
 
 
 def layout_of(parts: Sequence[Part]) -> RankLayout:
-    """Who sits where, by all files of a job."""
+    """Resolve rank and node of all streams, from all files of a job."""
     return RankLayout(
         [(part.source, [one.prefix for one in part.streams], part.world) for part in parts]
     )
@@ -193,7 +193,7 @@ def _timed(one: Occurrence, other: Occurrence) -> bool:
 
 
 def _later(one: Occurrence, other: Occurrence) -> Occurrence:
-    """Of two entries the later: by line in one file, else by time; `one` if they are equal."""
+    """Return the later of two entries: by line in one file, else by time; `one` on a tie."""
     if _timed(one, other):
         return other if (other.time or 0.0) > (one.time or 0.0) else one
     return other if other.order > one.order else one
@@ -204,7 +204,7 @@ def _earlier(one: Occurrence, other: Occurrence) -> Occurrence:
 
 
 def _in_order(tail: list[Occurrence]) -> list[Occurrence]:
-    """By time where there are several files and all state it, else by order."""
+    """Sort by time if there are several files and all entries have one, else by order."""
     if len({one.file for one in tail}) > 1 and all(one.time is not None for one in tail):
         return sorted(tail, key=lambda one: (one.time, one.order))
     return sorted(tail, key=lambda one: one.order)

@@ -135,7 +135,7 @@ class FilePass:
     def _record_steps(
         self, stream: LogStream, templates: list[int]
     ) -> list[tuple[int, int | None]]:
-        """From which place in the block on the speaker was at which step."""
+        """Return (line of the block, step) at each change of the stream's step."""
         steps, shown = [(-1, stream.step)], 0
         for order, at in enumerate(stream.pending_lines):
             form = self.forms_of[at]
@@ -161,7 +161,7 @@ class FilePass:
         return stream
 
     def _stream_and_text(self, line: bytes, form: LineForm) -> tuple[LogStream, int]:
-        """Who says a line, and where its text begins."""
+        """Return the stream of a line and the offset of its text."""
         if form.heads is None:
             return self.own, self.prefixes.start(line)
         stream, start = form.heads.find(line)
@@ -204,7 +204,7 @@ class FilePass:
         return self.heads.setdefault(pattern.pattern, Heads(pattern))
 
     def _joined(self, stream: LogStream, text: bytes, facts: Facts) -> bool:
-        """Whether the line could be added to the speaker's entry."""
+        """Add a line to the stream's open entry; return False if it does not belong there."""
         entry = stream.open or self._reopened(stream)
         if entry is None or entry.entry.full:
             return False
@@ -233,7 +233,7 @@ class FilePass:
 
     @staticmethod
     def _states_last_step(raw: RawEntry) -> bool:
-        """Whether the entry is the one that told its speaker's last step."""
+        """Return True if the entry stated the last step of its stream."""
         at = raw[3].last_step_at
         return at is not None and at[0] == raw[0]
 

@@ -56,7 +56,7 @@ class Ordering:
         return None if time is None else time - self.offsets.get(one.file, 0.0)
 
     def _before(self, one: Occurrence) -> float | None:
-        """Of the last entry of its stream that states a time, as far as it is kept."""
+        """Time of the last kept entry of the stream, up to this one, that states a time."""
         stream = self.job.streams.get(one.stream)
         if stream is not None and len(stream.files) > 1:
             return None  # what came before may stand in another file

@@ -28,7 +28,7 @@ class PartMatch:
 
 @dataclass(kw_only=True)
 class StreamPart:
-    """What one speaker said in one file; as `job.Stream` and `job.Job` have it.
+    """One stream within one file; fields as in `job.Stream` and `job.Job`.
 
     Attributes:
         counts: index of template -> how often it was said.
@@ -63,7 +63,7 @@ class Template:
 
 @dataclass(kw_only=True)
 class Part:
-    """What one file says. An `Occurrence` names its speaker by the index in `streams`, its
+    """Content of one file. An `Occurrence` refers to its stream by index in `streams`, its
     event by the index in `templates`, and its order by the line.
 
     Attributes:

@@ -43,7 +43,7 @@ class PoolEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:
-    """What jobs of similar settings have in common.
+    """Event statistics of jobs of similar settings.
 
     Attributes:
         name: of the job, as its owner calls it.

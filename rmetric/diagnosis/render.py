@@ -94,7 +94,7 @@ def verdict(diagnosis: Diagnosis) -> str:
 
 
 def headline(diagnosis: Diagnosis, width: int = WIDTH) -> str:
-    """What, where and when, on one line.
+    """Cause, place and time on one line.
 
     >>> print(headline(Diagnosis(
     ...     outcome="failed", cause="cuda_out_of_memory", title="A GPU ran out of memory.",
@@ -159,7 +159,7 @@ def _outcome(diagnosis: Diagnosis) -> str:
 
 
 def where(diagnosis: Diagnosis) -> str:
-    """Whom it struck, in few words; "" where the logs name nobody."""
+    """Affected ranks or nodes; "" where the logs name none."""
     if diagnosis.nodes:
         first = diagnosis.nodes[0]
         if not _is_known(first.name):
@@ -357,7 +357,7 @@ def _candidates(diagnosis: Diagnosis) -> list[str]:
 
 
 def _read(job: dict[str, Any]) -> list[str]:
-    """What was read, in numbers; what is not known is left out."""
+    """Size of the input; unknown values are omitted."""
     texts = [
         counted(job[name], name.removesuffix("s"))
         for name in ("files", "lines")

@@ -16,7 +16,7 @@ _TELLS = 0.5
 
 
 def stage_at(job: Job, place: Occurrence, ordering: Ordering) -> str:
-    """The stage of who said it, or what those were at who tell steps; "" where nobody tells.
+    """Stage of the entry's stream, or of the streams that log steps; "" where none is known.
 
     Launchers, ranks that leave the telling to rank 0, and files of errors beside a rank's output
     stay in a stage for which they had words. A traceback behind the words of a tear-down that

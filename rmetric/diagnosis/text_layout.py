@@ -124,7 +124,7 @@ def around(text: str, most: int, *, point: str) -> str:
 
 
 def said(evidence: Evidence) -> str:
-    """What was logged, on one line: of a traceback the exception, not the frames.
+    """Logged text on one line; of a traceback the exception, not the frames.
 
     >>> said(Evidence(role="cause", signature="", why="", template="", file="a.log", line=1,
     ...      time=None, who=(), count=1, text="Traceback (most recent call last):\\n"
@@ -142,7 +142,7 @@ def said(evidence: Evidence) -> str:
 
 
 def point(evidence: Evidence | None) -> str:
-    """What is to be seen of `said`: what the signature matched, else the exception."""
+    """Part of the logged text to keep visible: the matched text, else the exception."""
     if evidence is None:
         return ""
     if evidence.point:

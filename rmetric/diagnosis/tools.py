@@ -15,7 +15,7 @@ Matches = list[tuple[Signature, dict[str, str]]]
 
 
 class Tools:
-    """What reads entries; shared by the files that one process reads, for what it remembers."""
+    """Entry readers with caches, shared by the files that one process reads."""
 
     def __init__(
         self, library: SignatureLibrary, read_step: Callable[[str], StepMatch | None] = match_step

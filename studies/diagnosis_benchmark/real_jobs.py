@@ -76,7 +76,7 @@ def _case(files: list[Row], labels: dict[str, list[Row]], logs: Path, folder: Pa
 
 
 def _names(files: list[str]) -> dict[str, str]:
-    """Where each file goes: below what all have in common; a lone one is called job.log."""
+    """Target path of each file, relative to the common folder; a lone file becomes job.log."""
     if len(files) == 1:
         return {files[0]: f"job.log{'.gz' if files[0].endswith('.gz') else ''}"}
     common = os.path.commonpath(files)

@@ -28,7 +28,7 @@ NOT_YET = "*Not measured yet.*\n"
 
 
 def made(inputs: dict[str, Any]) -> dict[str, Any]:
-    """By which code and from what; no times, so that a rerun writes the same."""
+    """Provenance: code and inputs; no times, so that a rerun writes the same bytes."""
     return {
         "inputs": inputs,
         "commit": commit(),

@@ -62,7 +62,7 @@ def incident_page(
 
 
 def _speakers(evidence: Evidence) -> list[str]:
-    """Who said it; a file whose speaker is not known stands in a column of its own."""
+    """Streams that logged the event, without its file, which has a column of its own."""
     return [text_layout.plain(one) for one in evidence.who if one != evidence.file]
 
 

@@ -18,7 +18,7 @@ from rmetric.telemetry.verdict import GpuVerdict
 
 @dataclass(frozen=True, kw_only=True)
 class Gpus:
-    """What is known of the GPUs.
+    """GPU verdicts of a recording.
 
     Attributes:
         news: verdicts that changed, in their order.
@@ -41,7 +41,7 @@ def read_gpus(path: Path) -> Gpus:
 
 
 def rows(gpus: Gpus, diagnosis: Diagnosis) -> list[dict[str, Any]]:
-    """What changed since a GPU was first unwell, and how long before the cause."""
+    """Verdict changes since a GPU was first unhealthy, with their time before the cause."""
     nodes = {one.node for one in diagnosis.nodes if one.node}
     rows, unwell = [], set()
     for one in gpus.news:

@@ -91,7 +91,7 @@ class SignatureLibrary:
         return len(self._by_id)
 
     def gate(self, form: bytes) -> bool:
-        """Whether an entry with a line of this form (`form_of`) may match any signature."""
+        """Return False only if no entry with a line of this form (`form_of`) can match."""
         return self._gate.search(form) is not None
 
     def find(self, text: str, level: str = "") -> list[tuple[Signature, dict[str, str]]]:
@@ -120,7 +120,7 @@ class SignatureLibrary:
         return sorted(harmless or found, key=lambda pair: _order(pair[0]))
 
     def may_match(self, plain: str, level: str = "") -> bool:
-        """Whether an entry of one line may match a signature, whatever its digits are.
+        """Return False only if an entry of one line matches no signature for any digits.
 
         Args:
             plain: the line with "0" for every number.

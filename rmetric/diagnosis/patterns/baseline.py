@@ -37,7 +37,7 @@ class RunningStats:
 
 
 def robust_deviation(values: Iterable[float], middle: float) -> float:
-    """Of what is usual, which a few that are far off do not change."""
+    """Standard deviation from the median absolute deviation, robust to few outliers."""
     return MAD_TO_DEVIATION * median(abs(value - middle) for value in values)
 
 

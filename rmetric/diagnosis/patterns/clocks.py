@@ -57,7 +57,7 @@ def clock_offsets(job: Job) -> dict[str, float]:
 
 
 def clock_notes(offsets: Mapping[str, float]) -> list[str]:
-    """What a reader must know of the clocks: at most one sentence."""
+    """Notes on clock offsets, at most one sentence."""
     large = {name: by for name, by in offsets.items() if WORTH_TELLING <= abs(by) < OTHER_ZERO}
     if not large:
         return []
@@ -95,7 +95,7 @@ def two_jobs(job: Job, apart: float = APART) -> tuple[str, str] | None:
 
 
 def _one_job(job: Job, early: set[str], late: set[str]) -> bool:
-    """Whether the files of early times are of one job with those of late ones."""
+    """Return True if early and late files belong to one job."""
     seated = [one for one in job.streams.values() if one.rank is not None or one.node is not None]
     before = [one for one in seated if one.files & early]
     behind = [one for one in seated if one.files & late]
@@ -119,7 +119,7 @@ def _moments_of(streams: Sequence[Stream]) -> dict[tuple[int, int | None], float
 def _agree(
     before: Mapping[tuple[int, int | None], float], behind: Mapping[tuple[int, int | None], float]
 ) -> bool:
-    """By the steps that both tell or, where they tell none, by how they began."""
+    """Compare by common steps, or by first entries without steps."""
     shared = before.keys() & behind.keys()
     steps = {key for key in shared if key[1] is not None}
     by = [behind[key] - before[key] for key in steps or shared]

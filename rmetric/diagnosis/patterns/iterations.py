@@ -44,7 +44,7 @@ Place = TypeVar("Place")
 
 @dataclass
 class _Past(Generic[Place]):
-    """What is remembered of one stream.
+    """Iteration state of one stream.
 
     Attributes:
         opened, opened_time: of the step line that began the iteration.
@@ -157,7 +157,7 @@ class IterationWatch(Generic[Place]):
 
     @staticmethod
     def _counts(past: _Past[Place], form: str, step: int) -> bool:
-        """Whether a new step is told, in the form that counts."""
+        """Return True if the line states a new step in the form that counts."""
         mine = past.counting.get(form)
         if mine is None:
             if len(past.counting) >= MAX_FORMS:
@@ -315,7 +315,7 @@ class IterationWatch(Generic[Place]):
 
 
 def _whole(seconds: float | None, usual: float | None, steps: int) -> float | None:
-    """Of all its steps, where the iteration was slow."""
+    """Duration of all steps of a slow iteration."""
     if seconds is None or usual is None:
         return None
     return round(seconds * max(1, steps), 3)

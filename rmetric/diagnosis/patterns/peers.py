@@ -107,7 +107,7 @@ def _nodes(job: Job, said: dict[str, Counter[int]]) -> list[Peer]:
 
 
 class Counterparts:
-    """What the same ranks said in another job.
+    """Event counts of the same ranks in another job.
 
     Args:
         by: as for `peers`.
@@ -119,7 +119,7 @@ class Counterparts:
         self._names = {one.name: one.counts for one in self.all}
 
     def of(self, one: Peer) -> Counter[int] | None:
-        """Of the same rank, of all the same ranks, or of the same name; None where it has none."""
+        """Counts of the same rank, of all ranks of a node, or of the same name; None if absent."""
         if not one.ranks:
             return self._names.get(one.name)
         known = [self._ranks[rank] for rank in one.ranks if rank in self._ranks]

@@ -84,7 +84,7 @@ def peer_outliers(
     siblings: Sequence[Job] = (),
     by: str = "rank",
 ) -> list[PeerOutlier]:
-    """Who stands out, the most odd first; at most `MAX_NODES`, and none is an answer.
+    """Find the outliers, the strongest first; at most `MAX_NODES`, often none.
 
     Each speaker's log(1 + count) of each event is set against the same rank's in the healthy
     siblings (their median), then against the median of its fellows. Its distance is the smaller
@@ -178,7 +178,7 @@ def _differences(
 
 
 def _distances(off: Matrix) -> Matrix:
-    """From the median, or from the k-th neighbour where that is nearer."""
+    """Distance from the median, or from the k-th neighbour if that is nearer."""
     others = len(off) - 1
     k = max(1, min(MAX_NODES, others // 4))
     between = np.sqrt(

@@ -110,7 +110,7 @@ def _last(one: Peer) -> Occurrence | None:
 
 
 def _ended_early(job: Job, heard: Sequence[Peer], offsets: Mapping[str, float]) -> list[Absence]:
-    """By time, by steps and, in a log that all share, by entries; the strongest of a speaker."""
+    """Early ends by time, by step and, in a shared log, by entries; the strongest per peer."""
     ordering = Ordering(job=job, offsets=offsets)
 
     def time(one: Peer) -> float | None:
@@ -171,7 +171,7 @@ def _behind(
 
 
 def _last_words(job: Job, heard: Sequence[Peer], *, alone: bool) -> list[Absence]:
-    """Who ends with another event than most; `alone`: no healthy job tells who always does."""
+    """Peers whose last event differs from most; `alone`: there is no healthy job to compare."""
     leads = {one.name for one in heard if one.leads and alone}
     ends = {one.name: last.event for one in heard if (last := _last(one)) is not None}
     ((usual, times),) = Counter(ends.values()).most_common(1)

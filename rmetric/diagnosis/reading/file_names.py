@@ -31,7 +31,7 @@ _ENOUGH = 4
 
 @dataclass
 class FileIdentity:
-    """What the name of a file says about who wrote it.
+    """Rank and node that a file name states.
 
     Attributes:
         rank: global rank; where there is a `local_rank` too, only numbers of nodes speak for it.

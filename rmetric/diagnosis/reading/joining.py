@@ -13,7 +13,7 @@ _CUT = "\n ...\n"
 
 
 class Kind(IntEnum):
-    """What a line is by itself; the same whatever its digits are, so it can be remembered."""
+    """Kind of a single line; independent of its digits, so that it can be cached."""
 
     PLAIN = 0
     BLANK = 1
@@ -30,7 +30,7 @@ class Kind(IntEnum):
 
 
 class State(IntEnum):
-    """What the entry so far of a stream is. Begin with `PLAIN`."""
+    """State of a stream's open entry. Initial state: `PLAIN`."""
 
     PLAIN = 0
     TRACE = 1
@@ -129,7 +129,7 @@ _REPORTED = re.compile(rb"(?:Failures|Root Cause[^:]{0,60}):\s*$|\[\d*\]:\s*$|<N
 
 
 def kind_of(line: bytes) -> Kind:
-    """Of a line without its prefix."""
+    """Classify a line without its prefix."""
     text = line.strip()
     if not text:
         return Kind.BLANK

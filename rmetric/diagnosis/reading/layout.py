@@ -21,7 +21,7 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Where somebody speaks.
+    """Rank and node of a stream.
 
     Attributes:
         rank: global rank; None where not known.
@@ -36,7 +36,7 @@ class Placement:
 
 @dataclass
 class _Node:
-    """What is known of a node, or of a file of which the node is not known.
+    """Ranks of a node, or of a file without a known node.
 
     Attributes:
         said: local rank -> what it says of itself.
@@ -86,13 +86,13 @@ class _Node:
             (self.first,) = self.own.first_ranks
 
     def _may_be(self, first: int, world: World) -> bool:
-        """Whether the node's ranks would be within the world, and whole nodes before them."""
+        """Return True if ranks from `first` fit the world size and whole nodes precede them."""
         within = world.size is None or first + max(self.said) < world.size
         return within and (world.per_node is None or first % world.per_node == 0)
 
 
 class RankLayout:
-    """Who sits where, by all files of a job.
+    """Resolve global ranks and nodes from all files of a job.
 
     A rank within a node ("[default1]: " of torchrun, "local_rank_1.log") becomes a global one by
 
@@ -132,7 +132,7 @@ class RankLayout:
         )
 
     def place(self, source: Source, prefix: Prefix) -> Placement:
-        """Of a speaker of a file: by its prefix, its file's name, or what the lines say."""
+        """Placement of a stream, from its prefix, its file name or the lines."""
         seat = self._seat(source, prefix)
         if seat.rank is None and seat.node in self._rank_of_node:
             return Placement(rank=self._rank_of_node[seat.node], node=seat.node)
@@ -268,7 +268,7 @@ class RankLayout:
                 one.first = firsts[one.key]
 
     def _several(self, nodes: Sequence[_Node]) -> bool:
-        """Whether anything speaks for more than one node."""
+        """Return True if any evidence suggests more than one node."""
         size, per_node = self.world.size or 0, self.world.per_node
         largest = max((max(one.said) + 1 for one in nodes), default=0)
         full = all(one.full for one in nodes) and largest > 1

@@ -33,7 +33,7 @@ NO_HOST = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Prefix:
-    """Who says a line, as far as its prefixes tell.
+    """Identity of a line's writer, as far as its prefix states it.
 
     Attributes:
         kinds: the forms found, outermost first: ("srun", "torchrun").
@@ -127,7 +127,7 @@ class PrefixParser:
         return (self._learn_who(match) if prefix is None else prefix), match.end()
 
     def start(self, line: bytes) -> int:
-        """Where the text of a line begins of which it is known that `NO_PREFIX` says it."""
+        """Offset of the text of a line that is known to have `NO_PREFIX`."""
         return 0 if self.behind is None else self.split(line)[1]
 
     def rests(self, lines: Iterable[bytes]) -> list[bytes]:
@@ -183,14 +183,14 @@ class PrefixParser:
 
 
 def _launched(prefix: Prefix) -> bool:
-    """Whether it is a rank among several of one task."""
+    """Return True if the rank is one of several of one task."""
     return prefix.task is not None and (
         bool(prefix.local_rank) or prefix.rank not in (None, prefix.task)
     )
 
 
 def _with(prefix: Prefix, kind: str, fields: Mapping[str, bytes | None]) -> Prefix:
-    """What an inner prefix adds; of what both say, the inner one knows better."""
+    """Merge the fields of an inner prefix; it overrides the outer one."""
     said: dict[str, Any] = {
         name: value.decode("utf-8", "replace") if name == "node" else int(value)
         for name, value in fields.items()
@@ -204,7 +204,7 @@ def _counted(rests: list[bytes]) -> set[str]:
 
 
 def _collected(rests: list[bytes]) -> bool:
-    """Whether a collector of logs put a time before every line, a traceback's lines too."""
+    """Return True if a log collector put a time before every line."""
     heads = sum(COLLECTED.match(line) is not None for line in rests)
     if not rests or heads < COLLECTS * len(rests):
         return False
@@ -213,7 +213,7 @@ def _collected(rests: list[bytes]) -> bool:
 
 
 def _agree(form: PrefixForm, lines: list[bytes]) -> bool:
-    """Whether the lines of a file use a form that a line alone may have by accident."""
+    """Return True if the lines of a file use a form that a single line may have by chance."""
     heads = [match for line in lines if (match := _COMPILED[form.name].match(line))]
     share = len(heads) / max(len(lines), 1)
     if len(heads) < 3 or share < 0.1:

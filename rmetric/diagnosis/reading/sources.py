@@ -23,7 +23,7 @@ _SNIFFED = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class LogFiles:
-    """What `find` found: the logs, sorted by name, and what it left out, in sentences."""
+    """Log files sorted by name, and notes on files left out."""
 
     sources: list[Source]
     notes: list[str]
@@ -167,7 +167,7 @@ def _speaker(source: Source) -> tuple[object, ...]:
 
 
 def _digests(sources: Iterable[Source]) -> dict[int, bytes | int]:
-    """What files of one content have in common: a digest, where another one is as large."""
+    """Key of equal content per file: a digest where another file has the same size."""
     sizes = Counter(source.size for source in sources)
     return {
         id(source): _digest(source.path) if source.size and sizes[source.size] > 1 else id(source)

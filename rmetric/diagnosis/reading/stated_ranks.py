@@ -41,7 +41,7 @@ _STARTED = re.compile(r"(?<![a-z_])global_ranks=\[(\d+)")
 
 @dataclass
 class StatedRanks:
-    """What one speaker said of its own place, each value once.
+    """Ranks that one stream stated about itself, each value once.
 
     Attributes:
         ranks: global ranks; more than one where it speaks of others too.

@@ -72,7 +72,7 @@ _TELLS = re.compile(
 
 
 def may_describe_world(form: bytes) -> bool:
-    """Whether a line may say something about the world, by the line in lower case without digits.
+    """Return False only if a line (lower case, no digits) cannot describe the world.
 
     Quick, and the same whatever its digits are: call `World.take` for such lines only.
     """
@@ -80,7 +80,7 @@ def may_describe_world(form: bytes) -> bool:
 
 
 class World:
-    """What the lines said so far about the size and the layout of the job.
+    """World size and rank placement collected from lines.
 
     Attributes:
         node_of_rank: rank -> node, where a line says it.
@@ -118,12 +118,12 @@ class World:
             self._own[stream].add(int(match[1] or match[2]))
 
     def node(self, prefix: Prefix, rank: int | None) -> str | None:
-        """Of a speaker whose global rank is known or not, by its prefix or what lines say."""
+        """Node of a stream, from its prefix or from lines, with or without a global rank."""
         # A task that is no rank is a node's launcher.
         return prefix.node or self._node(rank, prefix.task if prefix.rank is None else None)
 
     def rank_of_process(self, prefix: Prefix, *, of_all: bool = False) -> int | None:
-        """By what the process said of itself in the largest group that it is in.
+        """Rank of a process in the largest communicator that it reported.
 
         Args:
             of_all: in a group of all ranks only.
@@ -139,7 +139,7 @@ class World:
 
     @property
     def several_nodes(self) -> bool:
-        """Whether lines speak of more than one node."""
+        """True if lines mention more than one node."""
         return self._num_nodes > 1 or len(self.nodes) > 1
 
     @property

@@ -28,7 +28,7 @@ JOB_ID = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Of all lines that differ in nothing but the digits of their numbers.
+    """Facts shared by all lines that differ only in their digits.
 
     Attributes:
         kind: what it is among the lines of an entry (`reading.joining.Kind`).
@@ -64,7 +64,7 @@ class Facts:
 
 
 class Signatures(Protocol):
-    """What is asked of a `SignatureLibrary` here."""
+    """The part of `SignatureLibrary` used here."""
 
     def gate(self, form: bytes) -> bool: ...
 
@@ -72,7 +72,7 @@ class Signatures(Protocol):
 
 
 class StageRules(Protocol):
-    """What is asked of `Stages` here."""
+    """The part of `Stages` used here."""
 
     def of(self, text: str) -> str: ...
 
@@ -92,7 +92,7 @@ class FactsOf:
         self.known: RecentCache[Facts] = RecentCache()
 
     def __call__(self, line: bytes) -> Facts:
-        """Of a line without its prefix."""
+        """Facts of a line without its prefix."""
         plain = plain_numbers(line)
         facts = self.known.get(plain)
         if facts is None:

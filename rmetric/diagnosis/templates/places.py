@@ -50,7 +50,7 @@ def prefix_place(prefixes: PrefixParser, line: bytes) -> re.Pattern[bytes]:
 
 
 class Heads(Generic[Said]):
-    """Who says the lines that have one form of prefix.
+    """Look-up of the stream for lines with one form of prefix.
 
     A prefix that ends in no digit is looked up as it stands, unless they are so many that there
     must be times in them.
@@ -68,7 +68,7 @@ class Heads(Generic[Said]):
         self.known: dict[bytes, Said] = {}
 
     def find(self, line: bytes) -> tuple[Said | None, int]:
-        """Who says the line, None where not known, and where its text begins."""
+        """Return the stream of the line (None if unknown) and the offset of its text."""
         found = self._pattern.match(line)
         said = self._by_groups.get(found.groups()) if found else None
         if found is None or said is None:
@@ -134,7 +134,7 @@ class StepPlace:
                 self._find = same_places(line, [span], span[1])
 
     def find(self, line: bytes) -> StepMatch | None:
-        """Of a line of the form."""
+        """Read the step of a line of the form."""
         found = self._find.match(line) if self._find else None
         if found is None or len(step := found[1]) > 12:
             return self._read(line)

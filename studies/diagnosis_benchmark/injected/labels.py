@@ -159,7 +159,7 @@ def _of_all(plan: Plan, line: WrittenLine, role: str, why: str) -> Told:
 
 
 def _tracebacks(lines: list[WrittenLine], role: tuple[str, str], faulty: bool) -> list[Told]:
-    """From a traceback's header to the last line of its message; noise's are left out."""
+    """Lines of each traceback from header to message, without those of noise."""
     out: list[Told] = []
     inside = message = False
     for place, line in enumerate(lines):
@@ -262,7 +262,7 @@ def _named(plan: Plan, text: str) -> set[int]:
 
 
 def _first_echo(found: dict[tuple[str, int], Told]) -> None:
-    """Where nothing says more, the first kind of echo is the symptom."""
+    """Label the first kind of echo as symptom where there is no other."""
     if any(role in ("cause", "symptom") for _, role, _ in found.values()):
         return
     echoes = [line for line, role, _ in found.values() if role == "echo"]

@@ -40,7 +40,7 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(kw_only=True)
 class Course:
-    """What happened.
+    """Record of one run.
 
     Attributes:
         exits: rank -> (exit code, negative for a signal; seconds since 1970 when it was seen).
