@@ -113,7 +113,7 @@ def test_a_log_that_stops_short_is_not_simply_healthy(last, said, tmp_path, caps
     assert main(["diagnose", str(log)]) == 0
     printed = capsys.readouterr().out
     assert said in printed
-    assert ("a guess" in printed) == (last == 299)
+    assert ("(guess)" in printed) == (last == 299)
 
 
 LOST = (
@@ -148,7 +148,7 @@ def test_a_rank_that_was_started_otherwise_is_named_with_the_setting(tmp_path, c
     found = json.loads(capsys.readouterr().out)
     assert found["cause"] == "settings_differ"
     assert found["nodes"][0]["rank"] == 5
-    assert "WORLD_SIZE 9, 7 others 8" in found["title"]
+    assert "WORLD_SIZE 9; 7 others log 8" in found["title"]
 
 
 def test_of_an_exception_of_no_known_kind_the_title_is_itself(tmp_path, capsys):

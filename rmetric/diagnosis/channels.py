@@ -18,13 +18,13 @@ from rmetric.diagnosis.pool import Pool
 from rmetric.diagnosis.reading.text import level
 from rmetric.diagnosis.suspects import RankEvidence
 
-#: A robust z twice the threshold is as odd as can be.
-FULL = 2.0 * THRESHOLD
-#: Lines of a stack, which say little by themselves.
-FRAMES = ("File ", "frame #", "Thread ")
-#: What another setting counts once steps are told.
-LATE = 0.2
-#: Odd events that are handed on.
+#: Robust z of evidence with full strength.
+FULL_STRENGTH_Z = 2.0 * THRESHOLD
+#: Prefixes of stack lines, which are not informative alone.
+FRAME_PREFIXES = ("File ", "frame #", "Thread ")
+#: Factor on a deviating setting in a job that reached its steps.
+SETTING_WEIGHT_AFTER_STEPS = 0.2
+#: Largest number of unusual events that are kept.
 MAX_ODD = 12
 
 
@@ -95,64 +95,64 @@ def look(
     ordering = Ordering(job=job, offsets=offsets)
     siblings = known.siblings
     odd: list[PeerOutlier] = []
-    strange: list[NumberOutlier] = []
-    otherwise: list[SettingOutlier] = []
+    numbers: list[NumberOutlier] = []
+    settings: list[SettingOutlier] = []
     if switches.spatial:
         odd = peer_outliers(job, rng=rng, ordinary=known.ordinary | echoes, siblings=siblings)
-        strange = number_outliers(job)
-        otherwise = setting_outliers(job, siblings)
-    lacks: list[Absence] = []
+        numbers = number_outliers(job)
+        settings = setting_outliers(job, siblings)
+    missing: list[Absence] = []
     if switches.unfiltered:
-        lacks = absences(job, siblings=siblings, offsets=offsets)
-    unusual = list(_odd_iterations(job)) if switches.temporal else []
-    told = [one.last_step_at for one in job.streams.values() if one.last_step_at is not None]
-    last = max(told, key=ordering.key, default=None)
+        missing = absences(job, siblings=siblings, offsets=offsets)
+    iterations = list(_odd_iterations(job)) if switches.temporal else []
+    last_steps = [one.last_step_at for one in job.streams.values() if one.last_step_at is not None]
+    last = max(last_steps, key=ordering.key, default=None)
     signs = [
         *_of_odd(job, odd),
-        *_of_numbers(strange),
-        *_of_settings(job, otherwise),
-        *_of_lacks(lacks),
-        *_of_iterations(job, unusual),
+        *_of_numbers(numbers),
+        *_of_settings(job, settings),
+        *_of_lacks(missing),
+        *_of_iterations(job, iterations),
     ]
     return PatternFindings(
         signs=tuple(signs),
         odd=tuple(_odd_events(job, known, odd, last, ordering))[:MAX_ODD],
         errors=tuple(_new_errors(job, known, last, ordering))[:MAX_ODD],
-        number_outliers=tuple((one.place, f"{one.stream}: {_compared(one)}") for one in strange),
-        slow=tuple(_slow(unusual)),
-        first_odd=min(unusual, key=lambda one: ordering.key(one.place), default=None),
+        number_outliers=tuple((one.place, f"{one.stream}: {_compared(one)}") for one in numbers),
+        slow=tuple(_slow(iterations)),
+        first_odd=min(iterations, key=lambda one: ordering.key(one.place), default=None),
         stopped=_stopped(job, known),
         stage=_stage(job, ordering),
         ordering=ordering,
-        notes=(*clock_notes(offsets), *(_noted(one) for one in strange[:1])),
+        notes=(*clock_notes(offsets), *(_noted(one) for one in numbers[:1])),
     )
 
 
 def _of_odd(job: Job, odd: Sequence[PeerOutlier]) -> Iterator[RankEvidence]:
     for one in odd:
         said = [job.events[each.event].template[:60] for each in one.events]
-        shown = [text for text in said if not text.startswith(FRAMES)][:2] or said[:1]
+        shown = [text for text in said if not text.startswith(FRAME_PREFIXES)][:2] or said[:1]
         yield RankEvidence(
             stream=one.name,
             kind="unlike",
             words=f"differs from its peers in: {'; '.join(shown)}",
-            strength=min(1.0, one.score / FULL),
+            strength=min(1.0, one.score / FULL_STRENGTH_Z),
         )
 
 
-def _of_numbers(strange: Sequence[NumberOutlier]) -> Iterator[RankEvidence]:
-    for one in strange:
-        strength = 1.0 / len(strange) ** 0.5
+def _of_numbers(numbers: Sequence[NumberOutlier]) -> Iterator[RankEvidence]:
+    for one in numbers:
+        strength = 1.0 / len(numbers) ** 0.5
         yield RankEvidence(
             stream=one.stream, kind="numbers", words=_compared(one), strength=strength
         )
 
 
-def _of_settings(job: Job, otherwise: Sequence[SettingOutlier]) -> Iterator[RankEvidence]:
+def _of_settings(job: Job, settings: Sequence[SettingOutlier]) -> Iterator[RankEvidence]:
     # A job that came to its steps was not kept from them by how a rank was started.
-    weight = LATE if job.trained else 1.0
-    apart = {one.stream for one in otherwise}
-    for one in otherwise:
+    weight = SETTING_WEIGHT_AFTER_STEPS if job.trained else 1.0
+    apart = {one.stream for one in settings}
+    for one in settings:
         words = f"logs {one.name} {one.value}; {one.others} others log {one.usual}"
         strength = weight / len(apart) ** 0.5
         yield RankEvidence(stream=one.stream, kind="settings", words=words, strength=strength)
@@ -166,8 +166,8 @@ def _noted(one: NumberOutlier) -> str:
     return f"{one.stream}: {_compared(one)}, at {one.steps} of the last steps"
 
 
-def _of_lacks(lacks: Sequence[Absence]) -> Iterator[RankEvidence]:
-    for one in lacks:
+def _of_lacks(missing: Sequence[Absence]) -> Iterator[RankEvidence]:
+    for one in missing:
         yield RankEvidence(stream=one.stream, kind=one.kind, words=one.words, strength=one.strength)
 
 
@@ -179,8 +179,8 @@ def _odd_iterations(job: Job) -> Iterator[Iteration]:
             yield finished[0]
 
 
-def _slow(unusual: Sequence[Iteration]) -> Iterator[tuple[Occurrence, str]]:
-    for one in unusual:
+def _slow(iterations: Sequence[Iteration]) -> Iterator[tuple[Occurrence, str]]:
+    for one in iterations:
         if one.seconds is not None:
             yield one.place, _took(one)
 
@@ -189,12 +189,12 @@ def _took(one: Iteration) -> str:
     return f"step {one.step} took {one.seconds:.3g} s, usual {one.usual_seconds:.3g} s"
 
 
-def _of_iterations(job: Job, unusual: Sequence[Iteration]) -> Iterator[RankEvidence]:
+def _of_iterations(job: Job, iterations: Sequence[Iteration]) -> Iterator[RankEvidence]:
     watched = sum(stream.steps > 1 for stream in job.streams.values())
     if watched < 3:
         return
-    strength = 1.0 / max(1, len(unusual)) ** 0.5
-    for one in unusual:
+    strength = 1.0 / max(1, len(iterations)) ** 0.5
+    for one in iterations:
         if one.seconds is not None:
             yield RankEvidence(stream=one.stream, kind="slow", words=_took(one), strength=strength)
         else:

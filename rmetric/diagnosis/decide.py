@@ -47,32 +47,44 @@ from rmetric.diagnosis.stage import stage_at
 from rmetric.diagnosis.suspects import RankEvidence, named, suspects
 
 MAX_CANDIDATES = 5
-#: A second cause of another family that is nearly as good makes the first less sure.
-RIVAL, RIVALLED = 0.9, 0.85
-#: Confidence that a job is healthy: its end is stated; it trained and nothing speaks of a failure.
-ENDED_WELL, NOTHING_BAD = 0.97, 0.6
-#: The same, where it stops before this share of the steps that it says there are to be.
-STOPS_SHORT, ENOUGH = 0.4, 0.95
-#: Least score of a suspect that fell silent, to call the job failed for it.
-ABSENT = 0.6
-#: Signs of an absence, and their least strength: of one or two ranks, not of many.
-ABSENCES, ALONE = ("silent", "ended early", "no echo"), 0.6
-#: Roles that explain a failure; the others do from these confidences on where nothing else
-#: does: a worker's death that is told explains more than a silence, a timeout less.
-LEADS = ("cause", "ending")
-SAYS_MORE, SAYS_SOMETHING = 0.6, 0.4
-#: Why a job counts as healthy that does not say so itself.
-UNSAID = "training steps were logged and no failure was found; no line states the planned end"
+#: A cause of another family with at least this share of the first one's score is a rival.
+RIVAL_SCORE_SHARE = 0.9
+#: Factor on the confidence of a cause that has a rival.
+RIVAL_CONFIDENCE_FACTOR = 0.85
+#: Confidence that a job is healthy whose planned end is stated.
+CONFIDENCE_PLANNED_END = 0.97
+#: Confidence that a job is healthy that trained and shows no failure.
+CONFIDENCE_NO_FAILURE = 0.6
+#: Confidence that a job is healthy whose log stops early.
+CONFIDENCE_STOPS_EARLY = 0.4
+#: Share of the planned steps below which a log stops early.
+MIN_PLANNED_STEP_SHARE = 0.95
+#: Least score of a silent suspect that makes the job a failed one.
+MIN_SILENT_SCORE = 0.6
+#: Kinds of evidence that are absences.
+ABSENCE_KINDS = ("silent", "ended early", "no echo")
+#: Least strength of such evidence: it is of one or two ranks, not of many.
+MIN_ABSENCE_STRENGTH = 0.6
+#: Roles that explain a failure. Others explain it from the following confidences on.
+LEAD_ROLES = ("cause", "ending")
+#: Above this confidence a symptom (a worker's reported death) precedes a silent rank.
+MIN_CONFIDENCE_OVER_SILENCE = 0.6
+#: Above this confidence a symptom (a timeout) explains a failure without a silent rank.
+MIN_CONFIDENCE_WITHOUT_SILENCE = 0.4
+#: Reason for a healthy verdict without a stated end.
+NO_FAILURE_FOUND = (
+    "training steps were logged and no failure was found; no line states the planned end"
+)
 #: Text logs are read here, not the numbers in them.
-NUMBERS = "Losses are not evaluated here; use rmetric replay."
+LOSSES_HINT = "Losses are not evaluated here; use rmetric replay."
 #: Where a log stops short, as that of a process that is killed does.
-IF_ENDED = (
+JOB_ENDED_HINT = (
     "If the job has ended, check the scheduler's record and the node's kernel log (OOM kill)."
 )
 #: Lines of a training that tell no step.
 _LOSS = re.compile(r"(?i)\bloss\b\W{1,4}<")
 #: Entries of a stream that are its last words.
-LAST_WORDS = 3
+NUM_FINAL_ENTRIES = 3
 
 
 def diagnose(
@@ -138,7 +150,11 @@ def decide(
             job, causes
         )
     ranked = suspects(job, signs)
-    absent = {one.stream for one in signs if one.kind in ABSENCES and one.strength >= ALONE}
+    absent = {
+        one.stream
+        for one in signs
+        if one.kind in ABSENCE_KINDS and one.strength >= MIN_ABSENCE_STRENGTH
+    }
     case = _Case(
         job=job,
         ordering=ordering,
@@ -179,30 +195,30 @@ class _Case:
     alone: frozenset[str]
 
     def diagnosis(self) -> Diagnosis:
-        lead = next((one for one in self.causes if one.signature.role in LEADS), None)
+        lead = next((one for one in self.causes if one.signature.role in LEAD_ROLES), None)
         if lead is not None and lead.score >= LIKELY:
             silent = self._silent() if lead.signature.role == "ending" else None
             return self._silence(silent, lead) if silent else self._explained(lead)
-        lesser = self._lesser()
-        if lesser is not None and lesser.signature.family in OUTLASTS_SUCCESS:
-            return self._explained(lesser)
+        symptom = self._best_symptom()
+        if symptom is not None and symptom.signature.family in OUTLASTS_SUCCESS:
+            return self._explained(symptom)
         if self.job.succeeded is not None and not self.alone:
-            return self._healthy(ENDED_WELL, self.job.succeeded.text)
-        if lesser is not None and lesser.signature.confidence >= SAYS_MORE:
-            return self._explained(lesser)
+            return self._healthy(CONFIDENCE_PLANNED_END, self.job.succeeded.text)
+        if symptom is not None and symptom.signature.confidence >= MIN_CONFIDENCE_OVER_SILENCE:
+            return self._explained(symptom)
         if self.ranked and self.ranked[0].name in self.alone:
             return self._finished_alone()
-        if otherwise := self._otherwise():
-            return self._started_otherwise(otherwise)
+        if deviation := self._deviating_start():
+            return self._deviating_settings(deviation)
         if silent := self._silent():
             return self._silence(silent)
-        if lesser is not None and lesser.signature.confidence >= SAYS_SOMETHING:
-            return self._explained(lesser)
-        if lesser is not None:
-            return self._unclear(lesser)
-        return self._quiet()
+        if symptom is not None and symptom.signature.confidence >= MIN_CONFIDENCE_WITHOUT_SILENCE:
+            return self._explained(symptom)
+        if symptom is not None:
+            return self._unclear(symptom)
+        return self._no_known_fault()
 
-    def _lesser(self) -> Cause | None:
+    def _best_symptom(self) -> Cause | None:
         """Return the most confident match that does not follow from another."""
         own = [one for one in self.causes if not one.follows]
         return max(own, key=lambda one: one.signature.confidence, default=None)
@@ -210,18 +226,18 @@ class _Case:
     def _silent(self) -> Suspect | None:
         """The first suspect, if it fell silent before the others or lacks what they report."""
         first = self.ranked[0] if self.ranked else None
-        if first is None or first.name not in self.absent or first.score < ABSENT:
+        if first is None or first.name not in self.absent or first.score < MIN_SILENT_SCORE:
             return None
         return first
 
     def _explained(self, lead: Cause) -> Diagnosis:
-        return self._said(
+        return self._result(
             outcome="terminated" if lead.signature.role == "ending" else "failed",
             cause=lead.signature.id,
             family=lead.signature.family,
-            title=self._titled(lead),
+            title=self._title(lead),
             actor=lead.signature.actor or None,
-            confidence=self._sureness(lead),
+            confidence=self._confidence(lead),
             why=self._why(lead),
             place=lead.first,
             to_do=lead.signature.to_do,
@@ -231,22 +247,22 @@ class _Case:
         )
 
     @staticmethod
-    def _titled(lead: Cause) -> str:
+    def _title(lead: Cause) -> str:
         """Return the signature's title, or the exception for a generic signature."""
         own = raised(lead.first.text) if lead.signature.rank < SPECIFIC else ""
         return own or lead.signature.title
 
-    def _sureness(self, lead: Cause) -> float:
-        if lead.signature.role not in LEADS:
+    def _confidence(self, lead: Cause) -> float:
+        if lead.signature.role not in LEAD_ROLES:
             return lead.signature.confidence
         rivals = [
             one
             for one in self.causes[1:]
             if one.signature.family != lead.signature.family
-            and one.signature.role in LEADS
-            and one.score >= RIVAL * lead.score
+            and one.signature.role in LEAD_ROLES
+            and one.score >= RIVAL_SCORE_SHARE * lead.score
         ]
-        return round(lead.score * (RIVALLED if rivals else 1.0), 3)
+        return round(lead.score * (RIVAL_CONFIDENCE_FACTOR if rivals else 1.0), 3)
 
     def _why(self, lead: Cause) -> str:
         later = [one for one in self.causes if one.follows == lead.signature.id]
@@ -258,7 +274,7 @@ class _Case:
         return "; ".join(words)
 
     def _candidates(
-        self, lead: Cause | None, stand_in: InferredCause | None = None
+        self, lead: Cause | None, inferred: InferredCause | None = None
     ) -> tuple[Candidate, ...]:
         return tuple(
             Candidate(
@@ -269,9 +285,12 @@ class _Case:
             )
             for one in self.causes
             # What would explain it, were there no silence before it.
-            for before in [one.follows or (stand_in.id if stand_in and one.score >= LIKELY else "")]
+            for before in [one.follows or (inferred.id if inferred and one.score >= LIKELY else "")]
             if one is not lead
-            and (one.signature.role in LEADS or (one.signature.role == "echo" and not one.follows))
+            and (
+                one.signature.role in LEAD_ROLES
+                or (one.signature.role == "echo" and not one.follows)
+            )
         )[:MAX_CANDIDATES]
 
     def _silence(self, first: Suspect, ending: Cause | None = None) -> Diagnosis:
@@ -279,18 +298,18 @@ class _Case:
         if ending is not None:
             why += f"; followed by: {ending.signature.title}"
         stream = self.job.streams.get(first.name)
-        return self._stood_for(SILENCE, first, why=why, place=stream.last if stream else None)
+        return self._inferred(SILENCE, first, why=why, place=stream.last if stream else None)
 
     def _finished_alone(self) -> Diagnosis:
         first = self.ranked[0]
-        return self._stood_for(
+        return self._inferred(
             FINISHED_ALONE,
             first,
             why="it logged its planned end; the other ranks report a lost rank",
             place=self.job.streams[first.name].last,
         )
 
-    def _otherwise(self) -> RankEvidence | None:
+    def _deviating_start(self) -> RankEvidence | None:
         """How the first suspect was started otherwise, if the job never came to a step."""
         first = self.ranked[0].name if self.ranked else ""
         if self.job.trained:
@@ -298,8 +317,8 @@ class _Case:
         signs = [one for one in self.found.signs if one.kind == "settings"]
         return next((one for one in signs if one.stream == first), None)
 
-    def _started_otherwise(self, sign: RankEvidence) -> Diagnosis:
-        return self._stood_for(
+    def _deviating_settings(self, sign: RankEvidence) -> Diagnosis:
+        return self._inferred(
             STARTED_OTHERWISE,
             self.ranked[0],
             what=sign.words,
@@ -307,30 +326,30 @@ class _Case:
             place=self.job.streams[sign.stream].first,
         )
 
-    def _stood_for(
-        self, stand_in: InferredCause, who: Suspect, *, what: str = "", why: str,
+    def _inferred(
+        self, inferred: InferredCause, who: Suspect, *, what: str = "", why: str,
         place: Occurrence | None,
     ) -> Diagnosis:  # fmt: skip
         said = f"{who.name} on {who.node}" if who.node else who.name
-        return self._said(
+        return self._result(
             outcome="failed",
-            cause=stand_in.id,
-            family=stand_in.family,
-            title=stand_in.title.format(who=said, what=what),
-            actor=stand_in.actor,
-            confidence=round(min(stand_in.confidence, who.score), 3),
+            cause=inferred.id,
+            family=inferred.family,
+            title=inferred.title.format(who=said, what=what),
+            actor=inferred.actor,
+            confidence=round(min(inferred.confidence, who.score), 3),
             why=why,
             place=place,
-            to_do=stand_in.to_do,
+            to_do=inferred.to_do,
             events=self._events(self.found.odd),
             nodes=named(self.ranked),
-            candidates=self._candidates(None, stand_in),
+            candidates=self._candidates(None, inferred),
         )
 
     def _unclear(self, lead: Cause) -> Diagnosis:
         """Something is wrong, and nothing explains it: its words, and what it may be."""
         sure = self.found.stopped or lead.signature.confidence >= LIKELY or self._ends_badly()
-        return self._said(
+        return self._result(
             outcome="failed" if sure else "unknown",
             title=f"Cause unknown. Closest match: {lead.signature.title}",
             confidence=round(lead.score, 3),
@@ -346,15 +365,15 @@ class _Case:
         """Return True if most streams end with a matched event among their last entries."""
         bad = {event for one in self.causes for match in one.matches for event in match.events}
         ends = [
-            any(entry.event in bad for entry in list(stream.tail)[-LAST_WORDS:])
+            any(entry.event in bad for entry in list(stream.tail)[-NUM_FINAL_ENTRIES:])
             for stream in self.job.streams.values()
         ]
         return sum(ends) > len(ends) / 2
 
-    def _quiet(self) -> Diagnosis:
+    def _no_known_fault(self) -> Diagnosis:
         """No fault is known and none stands out."""
         if self.found.odd and self.found.stopped:
-            return self._said(
+            return self._result(
                 outcome="unknown",
                 title="Outcome unknown: no known fault, but unusual events at the end",
                 confidence=0.3,
@@ -363,18 +382,20 @@ class _Case:
                 nodes=named(self.ranked),
             )
         if self.found.stopped:
-            return self._said(
+            return self._result(
                 outcome="unknown",
                 title="Outcome unknown: the log ends without a fault and without the usual end",
                 confidence=0.4,
                 why=self.found.stopped,
             )
         if self.job.trained:
-            short = self._stops_short()
-            return self._healthy(STOPS_SHORT if short else NOTHING_BAD, "", short)
+            short = self._early_stop()
+            return self._healthy(
+                CONFIDENCE_STOPS_EARLY if short else CONFIDENCE_NO_FAILURE, "", short
+            )
         if any(event.count > 1 and _LOSS.search(event.template) for event in self.job.events):
-            return self._healthy(STOPS_SHORT, "")
-        return self._said(
+            return self._healthy(CONFIDENCE_STOPS_EARLY, "")
+        return self._result(
             outcome="unknown",
             title="Outcome unknown: these logs show no training, no end and no known fault",
             confidence=0.0,
@@ -382,7 +403,7 @@ class _Case:
             events=of_odd_events(self.job, self.found.odd, self.ordering),
         )
 
-    def _stops_short(self) -> str:
+    def _early_stop(self) -> str:
         """Describe where the log stops, if that is before the planned number of steps."""
         if self.job.cut_off:
             return ", but the log is cut off before its end"
@@ -391,21 +412,21 @@ class _Case:
             return ""
         step = last.last_step or 0
         planned = planned_steps(last.last_step_at.text, step)
-        if planned is None or step >= ENOUGH * planned:
+        if planned is None or step >= MIN_PLANNED_STEP_SHARE * planned:
             return ""
         return f", but the log stops at step {step:,} of {planned:,}"
 
     def _healthy(self, confidence: float, said: str, short: str = "") -> Diagnosis:
-        words = f"planned end stated: {said}" if said else UNSAID
+        words = f"planned end stated: {said}" if said else NO_FAILURE_FOUND
         apart = {place.stream for place, _ in self.found.number_outliers}
         if short:
             words = "no failure found; the job may still run or was killed, or the log is cut"
-        return self._said(
+        return self._result(
             outcome="healthy",
             title=f"No failure found{short}",
             confidence=confidence,
             why=words,
-            to_do=() if said else (IF_ENDED, NUMBERS) if short else (NUMBERS,),
+            to_do=() if said else (JOB_ENDED_HINT, LOSSES_HINT) if short else (LOSSES_HINT,),
             place=self.job.succeeded,
             events=of_places(self.job, self.found.number_outliers, self.ordering),
             nodes=named([one for one in self.ranked if one.name in apart]),
@@ -444,7 +465,7 @@ class _Case:
                 templates.add(one.template)
         return tuple(shown[:MAX_EVENTS])
 
-    def _said(self, *, place: Occurrence | None = None, **said: Any) -> Diagnosis:
+    def _result(self, *, place: Occurrence | None = None, **said: Any) -> Diagnosis:
         job = self.job
         since = self.found.first_odd if said["outcome"] != "healthy" else None
         if said.get("cause"):

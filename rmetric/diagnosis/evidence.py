@@ -14,7 +14,8 @@ from rmetric.diagnosis.ordering import Ordering
 from rmetric.diagnosis.result import Evidence
 
 #: How many are shown, and by whom said.
-MAX_EVENTS, MAX_WHO = 20, 8
+MAX_EVENTS = 20
+MAX_WHO = 8
 #: Signatures of less confidence are shown only if there is nothing else, as is any error line.
 LEAST = 0.3
 #: The order in which roles are shown.

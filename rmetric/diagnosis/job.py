@@ -13,7 +13,8 @@ MAX_TEXT = 4000
 #: Different things that a signature's entries name, in one stream, that are kept.
 MAX_NAMED = 100
 #: First and last entries of a stream that are kept.
-HEAD, TAIL = 30, 20
+HEAD = 30
+TAIL = 20
 
 #: Ranks heard from which on a gap among them is a rank that said nothing.
 FEWEST = 4

@@ -11,19 +11,22 @@ from rmetric.diagnosis.job import Job, Occurrence
 from rmetric.diagnosis.rank_evidence import numbers_in
 from rmetric.diagnosis.suspects import RankEvidence
 
-#: Ranks that make a ring, losses that make an order.
+#: Least number of ranks that form a ring, and of losses that form an order.
 MIN_RANKS = 4
-#: A neighbour by a power of two counts so much of one in the ring.
+#: Weight of a neighbour at a distance of a power of two, relative to a ring neighbour.
 POWER_OF_TWO_WEIGHT = 0.4
-#: Of what can stand amid the losses, what counts.
+#: Least strength of evidence.
 MIN_STRENGTH = 0.3
 #: Losses are in an order, or of few, if the best place is so many times better than the usual.
 MIN_BEST_TO_MEAN_RATIO = 1.2
 #: Losses run round the ring from a rank if at least this much of their order agrees with it; and
 #: another rank is as good a centre as it agrees, down to none at so much less.
-MIN_WAVE_AGREEMENT, CENTRE_TOLERANCE = 0.8, 0.2
+MIN_WAVE_AGREEMENT = 0.8
+CENTRE_TOLERANCE = 0.2
 #: Of an order so many are compared, of so many orders; waves are sought in so large a world.
-MAX_COMPARED_LOSSES, MAX_COMPARED_ORDERS, MAX_WAVE_WORLD_SIZE = 12, 64, 2048
+MAX_COMPARED_LOSSES = 12
+MAX_COMPARED_ORDERS = 64
+MAX_WAVE_WORLD_SIZE = 2048
 
 
 def evidence_from_lost_connections(job: Job, causes: Sequence[Cause]) -> list[RankEvidence]:

@@ -35,7 +35,8 @@ MAX_TEXTS = 20_000
 #: Bytes of a line that are looked at, from its beginning and its end.
 HALF_LINE = MAX_TEXT
 #: Changes of stage that are kept of a speaker, job numbers of a file.
-MAX_STAGES, MAX_JOB_IDS = 200, 20
+MAX_STAGES = 200
+MAX_JOB_IDS = 20
 #: Speakers of a file that are told apart.
 MAX_SPEAKERS = 1 << 15
 #: Forms of prefixes that a file is expected to have.

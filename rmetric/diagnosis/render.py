@@ -27,7 +27,9 @@ from rmetric.diagnosis.text_layout import (
     wrapped,
 )
 
-MOST_LINES, WIDTH = 15, 110
+#: Largest number of lines of a verdict, and of characters of a line.
+MOST_LINES = 15
+WIDTH = 110
 _LABEL = 11
 #: What loses lines where there are too many, in this order, down to so many.
 _GIVES_WAY = (

@@ -13,7 +13,8 @@ OUTCOMES = {
     "unknown": "the logs do not tell",
 }
 #: From here on a diagnosis is called sure; below `LIKELY` it is offered as a candidate only.
-SURE, LIKELY = 0.8, 0.5
+SURE = 0.8
+LIKELY = 0.5
 #: At most so many nodes are named (L4, section 4.3).
 MAX_NODES = 8
 

@@ -23,7 +23,8 @@ from rmetric.diagnosis.text_layout import plain, said
 from rmetric.reporting.page.render import MOST_ALARMS
 
 #: Lanes of single events, and of GPUs.
-_MOST_EVENTS, _MOST_GPUS = 8, 16
+_MOST_EVENTS = 8
+_MOST_GPUS = 16
 
 
 def timelines(

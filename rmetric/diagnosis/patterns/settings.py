@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rmetric.diagnosis.job import Job, Stream
-from rmetric.diagnosis.patterns.numbers import FEWEST, MOST
+from rmetric.diagnosis.patterns.numbers import MIN_RANK_SHARE, MIN_RANKS
 
-#: One in so many may differ; at least one.
-FEW = 16
-#: Words before a bare value that say what it is.
-CONTEXT = 3
+#: One rank in this many may differ; at least one.
+RANKS_PER_OUTLIER = 16
+#: Number of words before a bare value that make its name.
+NUM_CONTEXT_WORDS = 3
 _WORD = re.compile(r"[^\s,;()\[\]{}|'\"]+")
 #: Times and dates, which differ by chance.
 _TIME = re.compile(r"\d:\d\d|\d{4}[-/]\d\d")
@@ -59,19 +59,21 @@ def setting_outliers(job: Job, siblings: Sequence[Job] = ()) -> list[SettingOutl
 
 def _odd(job: Job) -> Iterator[SettingOutlier]:
     ranks = [one for one in job.streams.values() if one.rank is not None]
-    told: dict[_Place, dict[str, str]] = defaultdict(dict)
+    logged: dict[_Place, dict[str, str]] = defaultdict(dict)
     names: dict[_Place, str] = {}
     for stream in ranks:
         for place, name, value in _values(stream):
-            told[place][stream.name] = value
+            logged[place][stream.name] = value
             names.setdefault(place, name)
     leader = next((one.name for one in ranks if one.rank == 0), "")
-    for place, values in told.items():
-        if len(values) < max(FEWEST, MOST * len(ranks)) or _PLACES.search(names[place]):
+    for place, values in logged.items():
+        if len(values) < max(MIN_RANKS, MIN_RANK_SHARE * len(ranks)) or _PLACES.search(
+            names[place]
+        ):
             continue
         ((usual, times),) = Counter(values.values()).most_common(1)
         others = len(values) - times
-        if not 0 < others <= max(1, len(values) // FEW):
+        if not 0 < others <= max(1, len(values) // RANKS_PER_OUTLIER):
             continue
         for stream_name, value in values.items():
             if value != usual and stream_name != leader:
@@ -92,5 +94,5 @@ def _values(stream: Stream) -> Iterator[tuple[_Place, str, str]]:
             if not any(map(str.isdigit, word)) or _TIME.search(word) or _SECONDS.search(word):
                 continue
             name, equals, value = word.rpartition("=")
-            before = words[max(0, at - CONTEXT) : at]
+            before = words[max(0, at - NUM_CONTEXT_WORDS) : at]
             yield (entry.event, len(words), at), (name if equals else " ".join(before)), value

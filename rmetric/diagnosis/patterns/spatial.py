@@ -21,21 +21,27 @@ from rmetric.diagnosis.patterns.baseline import MAD_TO_DEVIATION
 from rmetric.diagnosis.patterns.peers import Counterparts, Peer, peers, same_events
 from rmetric.diagnosis.result import MAX_NODES
 
-#: Said once against never, in log(1 + count): the unit of differences.
-UNIT = float(np.log(2.0))
-#: An event that no healthy job knows counts so many times.
+#: Unit of differences: once against never, in log(1 + count).
+MIN_LOG_DIFFERENCE = float(np.log(2.0))
+#: Factor on events that no healthy job has.
 UNKNOWN_WEIGHT = 3.0
-#: Robust z (Iglewicz and Hoaglin) from which a distance stands out, and the least unit for it.
-THRESHOLD, LEAST_SPREAD = 3.5, 1.0
-#: The forest must agree by so much: its score in the same robust z, and the least unit for that.
-FOREST_THRESHOLD, LEAST_FOREST_SPREAD = 1.0, 0.02
-#: What leaders lack counts so much where no healthy job tells what they always lack.
-LEADER = 0.5
-#: From so many speakers on there is something to compare, and for a forest to be grown on.
-FEWEST, FEWEST_FOR_FOREST = 3, 8
-#: Trees of the forest (the default of Liu et al., 2008).
-TREES = 100
-_EVENTS_NAMED = 5
+#: Robust z (Iglewicz and Hoaglin) from which a distance is an outlier.
+THRESHOLD = 3.5
+#: Least unit of that robust z, in distances.
+MIN_DISTANCE_SPREAD = 1.0
+#: Robust z of the forest's score from which it agrees.
+FOREST_THRESHOLD = 1.0
+#: Least unit of that robust z, in scores.
+MIN_FOREST_SPREAD = 0.02
+#: Factor on events that leaders lack, where there is no healthy job to compare.
+LEADER_WEIGHT = 0.5
+#: Least number of peers to compare.
+MIN_PEERS = 3
+#: Least number of peers to grow a forest.
+MIN_PEERS_FOR_FOREST = 8
+#: Number of trees of the forest (the default of Liu et al., 2008).
+NUM_TREES = 100
+_MAX_EVENTS_NAMED = 5
 
 Matrix = NDArray[np.float64]
 
@@ -63,7 +69,7 @@ class PeerOutlier:
     Attributes:
         score: robust z of its distance among its fellows'; `THRESHOLD` and more.
         distance: in units of "said once against never".
-        forest: robust z of the Isolation Forest's score; nan below `FEWEST_FOR_FOREST`.
+        forest: robust z of the Isolation Forest's score; nan below `MIN_PEERS_FOR_FOREST`.
         events: what makes it odd, the most first.
     """
 
@@ -102,14 +108,14 @@ def peer_outliers(
     """
     who = peers(job, by)
     events = [one.number for one in job.events if one.number not in ordinary]
-    if len(who) < FEWEST or not events:
+    if len(who) < MIN_PEERS or not events:
         return []
     counts = _matrix([one.counts for one in who], events)
     usual, known = _healthy(job, who, events, siblings, by)
     off, centre = _differences(counts, usual, who, apart=not siblings)
     off = off * np.where(known, 1.0, UNKNOWN_WEIGHT)
     distances = _distances(off)
-    scores = _robust_z(distances, LEAST_SPREAD)
+    scores = _robust_z(distances, MIN_DISTANCE_SPREAD)
     forest = _forest(off, rng)
     agree = np.isnan(forest) | (forest >= FOREST_THRESHOLD)
     over = [row for row in range(len(who)) if scores[row] >= THRESHOLD and agree[row]]
@@ -121,9 +127,9 @@ def peer_outliers(
     ]
 
 
-def _matrix(said: Iterable[Counter[int]], events: Sequence[int]) -> Matrix:
+def _matrix(counts_of_peers: Iterable[Counter[int]], events: Sequence[int]) -> Matrix:
     """Speakers x events."""
-    rows = [[one.get(event, 0) for event in events] for one in said]
+    rows = [[one.get(event, 0) for event in events] for one in counts_of_peers]
     return np.array(rows, dtype=float).reshape(len(rows), len(events))
 
 
@@ -167,13 +173,13 @@ def _differences(
     """Scaled differences from the fellows, and the fellows' median before scaling."""
     logs = np.log1p(counts) - np.log1p(usual)
     followers = [row for row, one in enumerate(who) if not one.leads]
-    base = logs[followers] if apart and len(followers) >= FEWEST else logs
+    base = logs[followers] if apart and len(followers) >= MIN_PEERS else logs
     centre = np.median(base, axis=0)
     spread = MAD_TO_DEVIATION * np.median(np.abs(base - centre), axis=0)
-    off = (logs - centre) / np.maximum(spread, UNIT)
+    off = (logs - centre) / np.maximum(spread, MIN_LOG_DIFFERENCE)
     if apart:
         leaders = [row for row, one in enumerate(who) if one.leads]
-        off[leaders] = LEADER * np.minimum(off[leaders], 0.0)
+        off[leaders] = LEADER_WEIGHT * np.minimum(off[leaders], 0.0)
     return off, centre
 
 
@@ -200,13 +206,13 @@ def _robust_z(values: Matrix, least: float) -> Matrix:
 def _forest(off: Matrix, rng: np.random.Generator) -> Matrix:
     """Robust z of an Isolation Forest's scores; rows in an order that names have no part in."""
     seed = int(rng.integers(2**31))
-    if len(off) < FEWEST_FOR_FOREST:
+    if len(off) < MIN_PEERS_FOR_FOREST:
         return np.full(len(off), np.nan)
     from sklearn.ensemble import IsolationForest
 
     order = np.lexsort(off.T[::-1])
-    forest = IsolationForest(n_estimators=TREES, random_state=seed).fit(off[order])
-    return _robust_z(-forest.score_samples(off), LEAST_FOREST_SPREAD)
+    forest = IsolationForest(n_estimators=NUM_TREES, random_state=seed).fit(off[order])
+    return _robust_z(-forest.score_samples(off), MIN_FOREST_SPREAD)
 
 
 def _odd(
@@ -237,7 +243,7 @@ def _odd(
                 usual=round(float(expected[column]), 2),
                 weight=round(float(squares[column]) / total, 3),
             )
-            for column in most[:_EVENTS_NAMED]
+            for column in most[:_MAX_EVENTS_NAMED]
             if squares[column] > 0.0
         ),
     )

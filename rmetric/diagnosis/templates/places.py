@@ -19,7 +19,8 @@ MOST_NUMBERS = 60
 #: Minutes of a form's lines that are remembered.
 MOST_MINUTES = 64
 #: Prefixes of one form that are remembered, and different lengths of them.
-MOST_HEADS, MOST_LENGTHS = 4096, 8
+MOST_HEADS = 4096
+MOST_LENGTHS = 8
 _SECONDS = re.compile(rb"[0-9]{1,10}(?:[.,][0-9]{1,9})?")
 
 

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from studies.diagnosis_benchmark.injected.trainer import Trainer
 
 #: Mean losses that are remembered, and by how many times their median one is a spike.
-REMEMBERED, SPIKE = 5, 50.0
+REMEMBERED = 5
+SPIKE = 50.0
 
 
 def gradients(trainer: Trainer) -> None:
