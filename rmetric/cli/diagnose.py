@@ -24,8 +24,8 @@ from rmetric._util.version import __version__
 from rmetric.cli.options import whole
 from rmetric.cli.progress import Progress
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
+from rmetric.diagnosis.render import clock, verdict
 from rmetric.diagnosis.result import Diagnosis
-from rmetric.diagnosis.words import clock, verdict
 
 NAME = "diagnose"
 HELP = "why did the job fail? what, where, when and what to do, from its text logs"
@@ -165,8 +165,8 @@ def _diagnose(options: argparse.Namespace) -> Diagnosis:
     from rmetric.diagnosis.decide import diagnose
     from rmetric.diagnosis.pool import Pool
 
-    told = Progress([*options.paths, *options.healthy])
-    with warnings.catch_warnings(record=True) as warned, told:
+    progress = Progress([*options.paths, *options.healthy])
+    with warnings.catch_warnings(record=True) as warned, progress:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", UserWarning)
         pool = None if options.pool is None else Pool.load(options.pool)
@@ -176,7 +176,7 @@ def _diagnose(options: argparse.Namespace) -> Diagnosis:
             pool,
             options.signatures,
             cores=options.cores,
-            told=told,
+            on_progress=progress,
         )
     said = dict.fromkeys(str(one.message) for one in warned if one.category is UserWarning)
     return replace(diagnosis, notes=(*diagnosis.notes, *said))

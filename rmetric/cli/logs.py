@@ -18,7 +18,7 @@ from rmetric.cli.progress import Progress
 
 if TYPE_CHECKING:
     from rmetric.diagnosis.job import Job
-    from rmetric.diagnosis.library import Library
+    from rmetric.diagnosis.library import SignatureLibrary
 
 NAME = "logs"
 HELP = "learn what the logs of successful jobs have in common, for diagnose"
@@ -66,11 +66,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _learn(options: argparse.Namespace) -> int:
-    from rmetric.diagnosis.library import Library
+    from rmetric.diagnosis.library import SignatureLibrary
     from rmetric.diagnosis.pool import learn
 
     out = _out(options)
-    library = Library.shipped()
+    library = SignatureLibrary.shipped()
     jobs = _read(options, library)
     _warn(options.paths, jobs, library)
     pool = learn(options.job, jobs)
@@ -80,13 +80,13 @@ def _learn(options: argparse.Namespace) -> int:
     return 0
 
 
-def _read(options: argparse.Namespace, library: Library) -> list[Job]:
+def _read(options: argparse.Namespace, library: SignatureLibrary) -> list[Job]:
     from rmetric.diagnosis.ingest import ingest
 
     jobs = []
-    with Progress(options.paths) as told:
+    with Progress(options.paths) as progress:
         for path in options.paths:
-            jobs.append(ingest([path], library, cores=options.cores, told=told))
+            jobs.append(ingest([path], library, cores=options.cores, on_progress=progress))
     for path, job in zip(options.paths, jobs, strict=True):
         if not job.events:
             raise LogError(path, None, "empty: there is nothing to learn from")
@@ -108,10 +108,10 @@ def _out(options: argparse.Namespace) -> Path:
     return Path(f"{name}.json")
 
 
-def _warn(paths: list[Path], jobs: list[Job], library: Library) -> None:
+def _warn(paths: list[Path], jobs: list[Job], library: SignatureLibrary) -> None:
     """What a failed job writes must not count as ordinary."""
     from rmetric.diagnosis.decide import decide
-    from rmetric.diagnosis.words import headline
+    from rmetric.diagnosis.render import headline
 
     for path, job in zip(paths, jobs, strict=True):
         found = decide(job, library)

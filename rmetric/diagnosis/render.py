@@ -1,6 +1,6 @@
-"""A diagnosis in at most 15 lines of plain text, for whoever is woken by it.
+"""Render a diagnosis in at most 15 lines of plain text.
 
-The first line says it all; the others who should act, what to do, and why to believe it.
+The first line is the summary; the rest gives actor, actions, evidence and alternatives.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from rmetric._util.printed import counted
-from rmetric.diagnosis.cutting import (
+from rmetric.diagnosis.reading.timestamps import NO_YEAR
+from rmetric.diagnosis.result import LIKELY, SURE, Diagnosis, Evidence, Suspect
+from rmetric.diagnosis.text_layout import (
     around,
     brief,
     file_name,
@@ -24,23 +26,24 @@ from rmetric.diagnosis.cutting import (
     without_folders,
     wrapped,
 )
-from rmetric.diagnosis.reading.timestamps import NO_YEAR
-from rmetric.diagnosis.result import LIKELY, SURE, Diagnosis, Evidence, Suspect
 
-MOST_LINES, WIDTH = 15, 110
-_LABEL = 9
+#: Largest number of lines of a verdict, and of characters of a line.
+MOST_LINES = 15
+WIDTH = 110
+_LABEL = 11
 #: What loses lines where there are too many, in this order, down to so many.
 _GIVES_WAY = (
-    ("To do", 3), ("Perhaps", 2), ("Where", 2), ("Log", 2), ("Note", 2), ("Where", 1), ("Then", 0),
-    ("Sure", 1), ("Perhaps", 1), ("Note", 1), ("When", 0), ("To do", 1),
+    ("To do", 3), ("Candidates", 2), ("Where", 2), ("Log", 2), ("Note", 2), ("Where", 1),
+    ("Echo", 0), ("Confidence", 1), ("Candidates", 1), ("Note", 1), ("When", 0), ("To do", 1),
 )  # fmt: skip
 _SURE_OF = {
-    "healthy": " that it is healthy",
-    "failed": " that it failed",
-    "terminated": " that it was ended from outside",
+    "healthy": " that the job is healthy",
+    "failed": " that the job failed",
+    "terminated": " that the job was ended from outside",
 }
 #: Outcomes of which no cause is expected, and what a title without one may begin with.
-_WITHOUT, _NOT_KNOWN = ("healthy", "unknown"), "I don't know"
+_OUTCOMES_WITHOUT_CAUSE = ("healthy", "unknown")
+_UNKNOWN_PREFIXES = ("Cause unknown", "Outcome unknown")
 #: Where several ranks stand out, so many are named in the first line.
 _NAMED = 2
 #: The first line leaves out those that are less suspect than the first by so much.
@@ -51,10 +54,10 @@ _AND_MORE = " (and {} more)"
 #: Characters that a candidate's title keeps, whatever stands behind it.
 _FEWEST = 30
 WHO_ACTS = {
-    "hardware": "hardware: whoever looks after the machines",
-    "user": "user: whoever wrote the job's code, settings or data",
-    "framework": "framework: whoever chose the versions of its libraries",
-    "platform": "platform: whoever runs the scheduler, network and storage",
+    "hardware": "hardware: operators of the machines",
+    "user": "user: owner of the job's code, settings or data",
+    "framework": "framework: owner of the library versions",
+    "platform": "platform: operators of scheduler, network and storage",
 }
 
 
@@ -93,7 +96,7 @@ def verdict(diagnosis: Diagnosis) -> str:
 
 
 def headline(diagnosis: Diagnosis, width: int = WIDTH) -> str:
-    """What, where and when, on one line.
+    """Cause, place and time on one line.
 
     >>> print(headline(Diagnosis(
     ...     outcome="failed", cause="cuda_out_of_memory", title="A GPU ran out of memory.",
@@ -137,10 +140,10 @@ def what(diagnosis: Diagnosis) -> str:
     if diagnosis.cause is not None:
         return title or plain(diagnosis.cause).replace("_", " ")
     if diagnosis.outcome == "healthy":
-        return title or "nothing speaks of a failure"
+        return title or "no failure found"
     if diagnosis.outcome == "unknown":
         # The outcome has said so already.
-        title = re.sub(rf"^{_NOT_KNOWN}( why)?[.:] ", "", title)
+        title = re.sub(rf"^(?:{'|'.join(_UNKNOWN_PREFIXES)})[.:] ", "", title)
         return title or "the logs do not say how the job ended"
     return title or "the cause is not known"
 
@@ -151,12 +154,14 @@ def _outcome(diagnosis: Diagnosis) -> str:
         return name if diagnosis.confidence >= SURE else f"{name}, probably"
     if diagnosis.outcome == "healthy" and diagnosis.confidence < LIKELY:
         return f"{name}, perhaps"
-    said = not diagnosis.title or diagnosis.title.startswith(_NOT_KNOWN)
-    return name if said or diagnosis.outcome in _WITHOUT else f"{name}, cause unknown"
+    said = not diagnosis.title or diagnosis.title.startswith(_UNKNOWN_PREFIXES)
+    return (
+        name if said or diagnosis.outcome in _OUTCOMES_WITHOUT_CAUSE else f"{name}, cause unknown"
+    )
 
 
 def where(diagnosis: Diagnosis) -> str:
-    """Whom it struck, in few words; "" where the logs name nobody."""
+    """Affected ranks or nodes; "" where the logs name none."""
     if diagnosis.nodes:
         first = diagnosis.nodes[0]
         if not _is_known(first.name):
@@ -233,16 +238,16 @@ def sureness(diagnosis: Diagnosis) -> str:
     """How sure it is, in a number and a word.
 
     >>> sureness(Diagnosis(outcome="failed", cause="disk_full", confidence=0.92))
-    '92 %, sure'
+    '92 % (sure)'
     >>> sureness(Diagnosis(outcome="failed", confidence=0.7))
-    '70 %, likely that it failed'
+    '70 % (likely) that the job failed'
     """
     value = diagnosis.confidence
-    word = "sure" if value >= SURE else "likely" if value >= LIKELY else "a guess"
+    word = "sure" if value >= SURE else "likely" if value >= LIKELY else "guess"
     # 99.6 % is not certain, and is not shown as if it were.
     number = 100 if value >= 1 else min(round(100 * value), 99)
     of = "" if diagnosis.cause else _SURE_OF.get(diagnosis.outcome, "")
-    return f"{number} %, {word}{of}"
+    return f"{number} % ({word}){of}"
 
 
 def _parts(diagnosis: Diagnosis) -> list[_Part]:
@@ -251,16 +256,16 @@ def _parts(diagnosis: Diagnosis) -> list[_Part]:
     quoted = shown(diagnosis)
     return [
         _Part("When", _untold(diagnosis)),
-        _Part("Who acts", [acts] if acts else []),
+        _Part("Owner", [acts] if acts else []),
         _Part("To do", [to_do] if to_do else [], 4),
-        _Part("Sure", _why(diagnosis), 2, shortened),
+        _Part("Confidence", _why(diagnosis), 2, shortened),
         _Part("Log", _log_lines(quoted), 3, partial(around, point=point(quoted))),
         _Part("Where", _places(diagnosis), 3),
         _Part("Since", _since(diagnosis)),
-        _Part("Then", _echoes(diagnosis)),
-        _Part("Perhaps", _candidates(diagnosis), 2 if diagnosis.cause else 4),
+        _Part("Echo", _echoes(diagnosis)),
+        _Part("Candidates", _candidates(diagnosis), 2 if diagnosis.cause else 4),
         _Part("Note", [without_folders(plain(note)) for note in diagnosis.notes], 3),
-        _Part("Read", _read(diagnosis.job)),
+        _Part("Input", _read(diagnosis.job)),
     ]
 
 
@@ -274,7 +279,7 @@ def _untold(diagnosis: Diagnosis) -> list[str]:
 def _why(diagnosis: Diagnosis) -> list[str]:
     why = plain(diagnosis.why)
     if diagnosis.outcome == "unknown" and diagnosis.cause is None:
-        return [f"no: {why}"] if why else []
+        return [f"none: {why}"] if why else []
     return [f"{sureness(diagnosis)}: {why}" if why else sureness(diagnosis)]
 
 
@@ -294,7 +299,7 @@ def _places(diagnosis: Diagnosis) -> list[str]:
 def _since(diagnosis: Diagnosis) -> list[str]:
     if diagnosis.since is None:
         return []
-    return [f"iteration {diagnosis.since}, the first that differs from those before it"]
+    return [f"iteration {diagnosis.since}, the first that differs from its predecessors"]
 
 
 def _echoes(diagnosis: Diagnosis) -> list[str]:
@@ -314,8 +319,8 @@ def _echoes(diagnosis: Diagnosis) -> list[str]:
     text = plain(first.why).rstrip(".") or said(first)
     # That the only file says it is no news.
     alone = diagnosis.job.get("files") == 1 and first.who[:1] == (first.file,)
-    who = "" if alone else f", {_speakers(first.who)}"
-    start = f"{late}, as an echo{who}: "
+    who = "" if alone else f" on {_speakers(first.who)}"
+    start = f"{late}{who}: "
     return [start + brief(text, max(WIDTH - _LABEL - len(start + more), 1)) + more]
 
 
@@ -342,9 +347,9 @@ def _candidates(diagnosis: Diagnosis) -> list[str]:
         why = plain(one.why)
         if why.startswith(_FOLLOWS):
             earlier, semicolon, more = why.removeprefix(_FOLLOWS).partition(";")
-            why = "came after it, likely its effect"
+            why = "later, likely a consequence"
             if earlier != diagnosis.cause:
-                why = f"came after another: {brief(plain(titles.get(earlier, earlier)), 40)}"
+                why = f"later than: {brief(plain(titles.get(earlier, earlier)), 40)}"
             why += semicolon + more
         end = f" ({100 * one.confidence:.0f} %)" + (f": {why}" if why else "")
         title = plain(one.title).rstrip(".") or plain(one.cause)
@@ -354,7 +359,7 @@ def _candidates(diagnosis: Diagnosis) -> list[str]:
 
 
 def _read(job: dict[str, Any]) -> list[str]:
-    """What was read, in numbers; what is not known is left out."""
+    """Size of the input; unknown values are omitted."""
     texts = [
         counted(job[name], name.removesuffix("s"))
         for name in ("files", "lines")

@@ -1,4 +1,4 @@
-"""Who is compared with whom: ranks, nodes or files of one job, the silent ones too."""
+"""Group the streams of a job into comparable peers: ranks, nodes or files; silent ones too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rmetric.diagnosis.job import Job, Stream
 
 
 @dataclass(kw_only=True)
-class Speaker:
+class Peer:
     """A rank, or a node with all its ranks, or a file where nothing says more.
 
     Attributes:
@@ -30,7 +30,7 @@ class Speaker:
     leads: bool = False
 
 
-def speakers(job: Job, by: str = "rank") -> list[Speaker]:
+def peers(job: Job, by: str = "rank") -> list[Peer]:
     """All that may be compared, in the order of ranks, then of names.
 
     Args:
@@ -55,9 +55,9 @@ def _counts(job: Job) -> dict[str, Counter[int]]:
     return said
 
 
-def _ranks(job: Job, said: dict[str, Counter[int]]) -> list[Speaker]:
+def _ranks(job: Job, said: dict[str, Counter[int]]) -> list[Peer]:
     found = [
-        Speaker(
+        Peer(
             name=one.name,
             rank=one.rank,
             node=job.node_of(one),
@@ -65,16 +65,16 @@ def _ranks(job: Job, said: dict[str, Counter[int]]) -> list[Speaker]:
             ranks=[one.rank] if one.rank is not None else [],
             counts=said[one.name],
         )
-        for one in job.speaking
+        for one in job.active_streams
     ]
     for rank in job.silent_ranks:
         node = job.node_of_rank.get(rank)
-        found.append(Speaker(name=f"rank {rank}", rank=rank, node=node, ranks=[rank]))
+        found.append(Peer(name=f"rank {rank}", rank=rank, node=node, ranks=[rank]))
     _mark_leaders(found)
     return found
 
 
-def _mark_leaders(found: Iterable[Speaker]) -> None:
+def _mark_leaders(found: Iterable[Peer]) -> None:
     ranked = [one for one in found if one.rank is not None]
     if not ranked:
         return
@@ -87,19 +87,19 @@ def _mark_leaders(found: Iterable[Speaker]) -> None:
         one.leads = one.rank in leaders | set(first.values())
 
 
-def _nodes(job: Job, said: dict[str, Counter[int]]) -> list[Speaker]:
-    found: dict[str, Speaker] = {}
+def _nodes(job: Job, said: dict[str, Counter[int]]) -> list[Peer]:
+    found: dict[str, Peer] = {}
     for stream in job.streams.values():
         node = job.node_of(stream)
         if node is not None:
-            one = found.setdefault(node, Speaker(name=f"node {node}", node=node))
+            one = found.setdefault(node, Peer(name=f"node {node}", node=node))
             one.streams.append(stream)
             one.counts.update(said[stream.name])
             one.ranks += [] if stream.rank is None else [stream.rank]
     for rank in job.silent_ranks:
         node = job.node_of_rank.get(rank)
         if node is not None:
-            found.setdefault(node, Speaker(name=f"node {node}", node=node)).ranks.append(rank)
+            found.setdefault(node, Peer(name=f"node {node}", node=node)).ranks.append(rank)
     last = (job.world_size or 0) - 1
     for one in found.values():
         one.leads = 0 in one.ranks or last in one.ranks
@@ -107,19 +107,19 @@ def _nodes(job: Job, said: dict[str, Counter[int]]) -> list[Speaker]:
 
 
 class Counterparts:
-    """What the same ranks said in another job.
+    """Event counts of the same ranks in another job.
 
     Args:
-        by: as for `speakers`.
+        by: as for `peers`.
     """
 
     def __init__(self, job: Job, by: str = "rank") -> None:
-        self.all = speakers(job, by)
-        self._ranks = {one.rank: one.counts for one in speakers(job) if one.rank is not None}
+        self.all = peers(job, by)
+        self._ranks = {one.rank: one.counts for one in peers(job) if one.rank is not None}
         self._names = {one.name: one.counts for one in self.all}
 
-    def of(self, one: Speaker) -> Counter[int] | None:
-        """Of the same rank, of all the same ranks, or of the same name; None where it has none."""
+    def of(self, one: Peer) -> Counter[int] | None:
+        """Counts of the same rank, of all ranks of a node, or of the same name; None if absent."""
         if not one.ranks:
             return self._names.get(one.name)
         known = [self._ranks[rank] for rank in one.ranks if rank in self._ranks]

@@ -1,4 +1,4 @@
-"""One who speaks in a file, and what is kept of it while the file is read."""
+"""Per-stream state of the pass over one file."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections import Counter, deque
 
 from rmetric.diagnosis.job import STAGES, TAIL
 from rmetric.diagnosis.patterns.stages import next_stage
-from rmetric.diagnosis.reading.joining import Entry, State
-from rmetric.diagnosis.reading.prefixes import Who
+from rmetric.diagnosis.reading.joining import EntryText, State
+from rmetric.diagnosis.reading.prefixes import Prefix
 from rmetric.diagnosis.reading.text import clean
 from rmetric.diagnosis.templates.facts import Facts
 from rmetric.diagnosis.templates.places import Heads, StepPlace, TimePlace
@@ -17,11 +17,11 @@ FIRST_ENTRIES = 50
 
 #: (number, line, template, speaker, step, stage, text or None for the line's own): an entry as it
 #: is kept until it is known whether anybody asks for it.
-Raw = tuple[int, bytes, int, "Speaker", "int | None", str, "str | None"]
+RawEntry = tuple[int, bytes, int, "LogStream", "int | None", str, "str | None"]
 
 
-class Form:
-    """What a file's lines of one form have in common.
+class LineForm:
+    """Cached properties of the lines of one form.
 
     Attributes:
         heads: finds who says them; None where they have no prefix.
@@ -34,7 +34,7 @@ class Form:
 
     __slots__ = ("facts", "heads", "slow", "stays", "step", "template", "time")
 
-    def __init__(self, facts: Facts, heads: Heads[Speaker] | None) -> None:
+    def __init__(self, facts: Facts, heads: Heads[LogStream] | None) -> None:
         self.facts, self.heads, self.template, self.slow = facts, heads, -1, True
         self.step: StepPlace | None = None
         self.time: TimePlace | None = None
@@ -43,7 +43,7 @@ class Form:
             self.stays = {now for now in ("", *STAGES) if next_stage(now, facts.stage) == now}
 
 
-class Open:
+class OpenEntry:
     """An entry that may go on.
 
     Attributes:
@@ -53,47 +53,47 @@ class Open:
         watched: the watch over iterations has heard of it.
     """
 
-    __slots__ = ("entry", "facts", "look", "raw", "says", "told", "watched")
+    __slots__ = ("entry", "facts", "leading_facts", "look", "raw", "states_step", "watched")
 
-    def __init__(self, raw: Raw, facts: Facts, text: bytes) -> None:
-        self.raw, self.facts, self.says = raw, facts, facts
-        self.look, self.told, self.watched = facts.look, False, False
-        self.entry = Entry(clean(text))
+    def __init__(self, raw: RawEntry, facts: Facts, text: bytes) -> None:
+        self.raw, self.facts, self.leading_facts = raw, facts, facts
+        self.look, self.states_step, self.watched = facts.look, False, False
+        self.entry = EntryText(clean(text))
 
 
-class Speaker:
-    """One who speaks in a file, while it is read.
+class LogStream:
+    """State of one stream (rank, node or file) while a file is read.
 
     Attributes:
-        heard: places in the block of the entries that are not yet counted.
+        pending_lines: indices in the block of lines that are not yet counted.
     """
 
-    def __init__(self, key: str, who: Who) -> None:
-        self.key, self.who = key, who
+    def __init__(self, key: str, prefix: Prefix) -> None:
+        self.key, self.prefix = key, prefix
         self.counts: Counter[int] = Counter()
-        self.heard: list[int] = []
-        self.head: list[Raw] = []
-        self.tail: deque[Raw] = deque(maxlen=TAIL)
+        self.pending_lines: list[int] = []
+        self.head: list[RawEntry] = []
+        self.tail: deque[RawEntry] = deque(maxlen=TAIL)
         self.unwatched: list[int] = []
         self.state, self.slow = State.PLAIN, True
-        self.open: Open | None = None
+        self.open: OpenEntry | None = None
         self.step: int | None = None
         self.stage = ""
         self.steps = 0
         self.first_step: int | None = None
-        self.last_step_at: Raw | None = None
-        self.stages: list[tuple[str, Raw]] = []
+        self.last_step_at: RawEntry | None = None
+        self.stages: list[tuple[str, RawEntry]] = []
         self.first_time: float | None = None
         self.fresh = FIRST_ENTRIES
-        self.found: dict[str, SoFar] = {}
+        self.found: dict[str, MatchTally] = {}
 
 
-class SoFar:
-    """What a speaker's entries that one signature matched have in common."""
+class MatchTally:
+    """Running summary of one stream's entries that matched one signature."""
 
     __slots__ = ("count", "first", "last", "named", "templates")
 
-    def __init__(self, raw: Raw) -> None:
+    def __init__(self, raw: RawEntry) -> None:
         self.count, self.first, self.last = 0, raw, raw
         self.named: list[dict[str, str]] = []
-        self.templates: dict[int, Raw] = {}
+        self.templates: dict[int, RawEntry] = {}

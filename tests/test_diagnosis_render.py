@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmetric.diagnosis.cutting import around, brief, partly, said, shortened, wrapped
+from rmetric.diagnosis.render import MOST_LINES, WIDTH, clock, headline, verdict
 from rmetric.diagnosis.result import (
     OUTCOMES,
     Candidate,
@@ -18,48 +18,48 @@ from rmetric.diagnosis.result import (
     Suspect,
     not_above,
 )
-from rmetric.diagnosis.words import MOST_LINES, WIDTH, clock, headline, verdict
+from rmetric.diagnosis.text_layout import around, brief, partly, said, shortened, wrapped
 from tests.diagnoses import THEN, echo, evidence, out_of_memory, suspect
 
 WHOLE = """\
 FAILED: A GPU ran out of memory, rank 12 on node-03, at step 431 (train), 2024-05-03 02:14:07
-Who acts user: whoever wrote the job's code, settings or data
-To do    Lower the micro batch. Look for a batch of unusual length.
-Sure     93 %, sure: its exception comes 600 s before the collective timeouts of 63 others
-Log      node-03/rank_12.log:8812
-         torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB
-Where    rank 12 on node-03: the only one that raised an exception
-Since    iteration 429, the first that differs from those before it
-Then     600 s later, as an echo, rank 0 and 7 or more others: A collective timed out
-Perhaps  A collective timed out (31 %): 63 ranks say so, but after rank 12 had ended
-Note     the clock of node-05 is 3 h ahead of the others: corrected
-Read     64 files, 1,234,567 lines, 64 of 64 ranks, 2024-05-03 00:14:07 to 2024-05-03 02:24:17"""
+Owner      user: owner of the job's code, settings or data
+To do      Lower the micro batch. Look for a batch of unusual length.
+Confidence 93 % (sure): its exception comes 600 s before the collective timeouts of 63 others
+Log        node-03/rank_12.log:8812
+           torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB
+Where      rank 12 on node-03: the only one that raised an exception
+Since      iteration 429, the first that differs from its predecessors
+Echo       600 s later on rank 0 and 7 or more others: A collective timed out
+Candidates A collective timed out (31 %): 63 ranks say so, but after rank 12 had ended
+Note       the clock of node-05 is 3 h ahead of the others: corrected
+Input      64 files, 1,234,567 lines, 64 of 64 ranks, 2024-05-03 00:14:07 to 2024-05-03 02:24:17"""
 
 HEALTHY = """\
-HEALTHY: nothing speaks of a failure, last step 1000, 2024-05-03 02:14:07
-Sure     97 %, sure that it is healthy: the last line says that the training is done
-Read     1 file, 5,000 lines"""
+HEALTHY: no failure found, last step 1000, 2024-05-03 02:14:07
+Confidence 97 % (sure) that the job is healthy: the last line says that the training is done
+Input      1 file, 5,000 lines"""
 
 TERMINATED = """\
 TERMINATED: The scheduler's time limit was reached, 2024-05-03 02:14:07
-Who acts user: whoever wrote the job's code, settings or data
-To do    Ask for more time, or start again from the last checkpoint.
-Sure     95 %, sure
-Log      slurm-77.out:412
-         slurmstepd: error: *** JOB 77 ON node-01 CANCELLED DUE TO TIME LIMIT ***
-Where    no node stands out"""
+Owner      user: owner of the job's code, settings or data
+To do      Ask for more time, or start again from the last checkpoint.
+Confidence 95 % (sure)
+Log        slurm-77.out:412
+           slurmstepd: error: *** JOB 77 ON node-01 CANCELLED DUE TO TIME LIMIT ***
+Where      no node stands out"""
 
 UNKNOWN = """\
 UNKNOWN: the log ends at step 12 without a word of why, last step 12 (train)
-Sure     no: nothing known was found, and no rank differs from the others
-Where    no node stands out
-Perhaps  Killed for want of memory on the host (35 %): the log ends in the middle of a line
-         The node was lost (20 %)"""
+Confidence none: nothing known was found, and no rank differs from the others
+Where      no node stands out
+Candidates Killed for want of memory on the host (35 %): the log ends in the middle of a line
+           The node was lost (20 %)"""
 
 SILENT = """\
 FAILED, cause unknown: rank 5 on gpu-02 fell silent before the others, last step 70
-Sure     60 %, likely that it failed
-Where    rank 5 on gpu-02: silent for 600 s while 15 others went on"""
+Confidence 60 % (likely) that the job failed
+Where      rank 5 on gpu-02: silent for 600 s while 15 others went on"""
 
 
 @pytest.mark.parametrize(
@@ -122,13 +122,13 @@ def test_golden(diagnosis, text):
 def test_the_first_line_says_how_sure_it_is():
     assert headline(out_of_memory()).startswith("FAILED: A GPU")
     assert headline(out_of_memory(confidence=0.6)).startswith("FAILED, probably: A GPU")
-    nearest = out_of_memory(cause=None, title="I don't know why. The nearest to it: a warning")
-    assert headline(nearest).startswith("FAILED: I don't know why. The nearest to it: a warning,")
+    nearest = out_of_memory(cause=None, title="Cause unknown. Closest match: a warning")
+    assert headline(nearest).startswith("FAILED: Cause unknown. Closest match: a warning,")
     assert headline(nearest).endswith(", rank 12 on node-03, last step 431 (train), 02:14:07")
-    quiet = Diagnosis(outcome="unknown", title="I don't know: the log ends without a fault")
+    quiet = Diagnosis(outcome="unknown", title="Outcome unknown: the log ends without a fault")
     assert headline(quiet) == "UNKNOWN: the log ends without a fault"
-    quiet = Diagnosis(outcome="unknown", title="I don't know why. The nearest to it: a warning")
-    assert headline(quiet) == "UNKNOWN: The nearest to it: a warning"
+    quiet = Diagnosis(outcome="unknown", title="Cause unknown. Closest match: a warning")
+    assert headline(quiet) == "UNKNOWN: Closest match: a warning"
     unsure = out_of_memory(cause=None, title="")
     assert headline(unsure).startswith("FAILED: the cause is not known, rank 12 on node-03")
 
@@ -208,7 +208,7 @@ def test_the_point_of_what_was_logged_is_in_the_verdict(text, point, kept):
 def test_the_event_of_the_cause_is_quoted():
     first = evidence(signature="task_failed", text="a task failed", file="a.log", line=1)
     diagnosis = out_of_memory(events=(first, evidence(time=None, line=7), evidence()))
-    assert "Log      node-03/rank_12.log:8812\n" in verdict(diagnosis)
+    assert "Log        node-03/rank_12.log:8812\n" in verdict(diagnosis)
 
 
 def test_a_long_title_loses_what_explains_it_and_when_gets_a_line():
@@ -218,7 +218,7 @@ def test_a_long_title_loses_what_explains_it_and_when_gets_a_line():
         "FAILED, probably: A kernel failed on a device, rank 12 on node-03, at step 431 (train), "
         "2024-05-03 02:14:07"
     )
-    assert shown[1].startswith("Who acts")
+    assert shown[1].startswith("Owner")
     tight = headline(out_of_memory(title=title, confidence=0.6, time=None), width=90)
     assert (
         tight
@@ -227,20 +227,20 @@ def test_a_long_title_loses_what_explains_it_and_when_gets_a_line():
     title = "An operation of a library no longer has, or does not have yet, the argument it needs"
     shown = verdict(out_of_memory(title=title)).split("\n")
     assert shown[0] == f"FAILED: {title.removesuffix(' needs')}…, rank 12 on node-03"
-    assert shown[1] == "When     at step 431 (train), 2024-05-03 02:14:07"
+    assert shown[1] == "When       at step 431 (train), 2024-05-03 02:14:07"
 
 
 def test_a_file_is_named_where_it_speaks_without_its_folders():
     who = "/data/team/run-7/logs/worker.log"
-    node = suspect(name=who, rank=None, node=None, why="says: it failed")
+    node = suspect(name=who, rank=None, node=None, why="logged: it failed")
     diagnosis = out_of_memory(
         nodes=(node,), events=(evidence(who=(who,)), echo(who=(who,))),
         notes=(f"the clock of {who} is 3 h ahead",),
     )  # fmt: skip
     shown = verdict(diagnosis)
     assert "worker.log" not in shown.split("\n")[0]
-    assert "Where    worker.log: says: it failed" in shown
-    assert "as an echo, worker.log: A collective timed out" in shown
+    assert "Where      worker.log: logged: it failed" in shown
+    assert "later on worker.log: A collective timed out" in shown
     assert "the clock of worker.log is 3 h ahead" in shown
 
 
@@ -255,10 +255,8 @@ def test_a_candidate_that_came_after_is_said_to_and_none_stands_below_a_less_sur
             candidates=not_above(0.7, (after, other)),
         )
     )  # fmt: skip
-    assert (
-        "The job was cancelled (70 %): came after it, likely its effect; 90 % by itself\n" in shown
-    )
-    assert "The port is in use (40 %): came after another: The job was cancelled\n" in shown
+    assert "The job was cancelled (70 %): later, likely a consequence; 90 % by itself\n" in shown
+    assert "The port is in use (40 %): later than: The job was cancelled\n" in shown
 
 
 def test_what_a_log_brought_along_cannot_move_the_terminal():
@@ -291,12 +289,12 @@ def test_where_there_is_too_much_what_to_do_gives_way_last():
         candidates=out_of_memory().candidates * 6, notes=out_of_memory().notes * 9,
     )  # fmt: skip
     lines = verdict(long).split("\n")
-    labels = [line[:9].strip() for line in lines[1:] if line[:9].strip()]
-    assert labels == ["When", "Who acts", "To do", "Sure", "Log", "Where", "Since", "Perhaps",
-                      "Note", "Read"]  # fmt: skip
+    labels = [line[:11].strip() for line in lines[1:] if line[:11].strip()]
+    assert labels == ["When", "Owner", "To do", "Confidence", "Log", "Where", "Since", "Candidates",
+                      "Note", "Input"]  # fmt: skip
     assert len(lines) == MOST_LINES
     assert sum(line.startswith("To do") for line in lines) == 1
-    assert lines[3:6] == [lines[3], *(f"{'':9}{line[9:]}" for line in lines[4:6])]
+    assert lines[3:6] == [lines[3], *(f"{'':11}{line[11:]}" for line in lines[4:6])]
     assert "(and 7 more)" in verdict(long)
 
 
@@ -344,8 +342,8 @@ def test_any_diagnosis_fits_on_a_screen(diagnosis):
 def test_where_it_knows_them_the_line_of_the_log_and_who_acts_are_there(diagnosis):
     known = replace(diagnosis, events=(evidence(), *diagnosis.events), actor="hardware")
     shown = verdict(known)
-    assert "Log      node-03/rank_12.log:8812\n" in shown
-    assert "Who acts hardware" in shown
+    assert "Log        node-03/rank_12.log:8812\n" in shown
+    assert "Owner      hardware" in shown
 
 
 @given(texts, st.integers(3, 50))

@@ -1,4 +1,4 @@
-"""What was usual so far, and what is far from it: three sigma, with floors."""
+"""Running baselines of counts and durations; outliers beyond three sigma, with floors."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from statistics import median
 MAD_TO_DEVIATION = 1.4826
 #: A stream is judged after so many iterations, the first of which are compared with fewer.
 LEAST_PAST = 8
-#: An iteration is slow from so many times the usual on, and so many seconds more than usual
-#: where times have fractions or only whole seconds.
-SLOW, LEAST_SECONDS, LEAST_WHOLE_SECONDS = 3.0, 0.5, 5.0
+#: A slow iteration takes at least this many times the median duration.
+SLOW_RATIO = 3.0
+#: A slow iteration exceeds the median by at least this many seconds.
+MIN_EXCESS_SECONDS = 0.5
+#: The same, where times have whole seconds only.
+MIN_EXCESS_WHOLE_SECONDS = 5.0
 
 
 @dataclass
-class Usual:
+class RunningStats:
     """Running mean and deviation (Welford)."""
 
     count: int = 0
@@ -37,7 +40,7 @@ class Usual:
 
 
 def robust_deviation(values: Iterable[float], middle: float) -> float:
-    """Of what is usual, which a few that are far off do not change."""
+    """Standard deviation from the median absolute deviation, robust to few outliers."""
     return MAD_TO_DEVIATION * median(abs(value - middle) for value in values)
 
 
@@ -74,6 +77,6 @@ def _usual_if_slow(before: Collection[float], seconds: float, steps: int) -> flo
     usual, mean = median(before), sum(before) / len(before)
     deviation = sqrt(sum((one - mean) ** 2 for one in before) / len(before))
     whole = all((one * steps).is_integer() for one in (seconds, *before))
-    least = (LEAST_WHOLE_SECONDS if whole else LEAST_SECONDS) / max(1, steps)
-    slow_from = max(mean + 3.0 * deviation, SLOW * usual, usual + least)
+    least = (MIN_EXCESS_WHOLE_SECONDS if whole else MIN_EXCESS_SECONDS) / max(1, steps)
+    slow_from = max(mean + 3.0 * deviation, SLOW_RATIO * usual, usual + least)
     return usual if seconds > slow_from else None

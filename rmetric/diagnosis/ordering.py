@@ -1,4 +1,4 @@
-"""Which of two entries came first: by order in a log that both share, else by corrected clocks."""
+"""Order log entries of a job: by line within one file, else by corrected clocks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NEAR = 2 * 86400.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moments:
+class Ordering:
     """Orders entries of a job.
 
     Attributes:
@@ -56,7 +56,7 @@ class Moments:
         return None if time is None else time - self.offsets.get(one.file, 0.0)
 
     def _before(self, one: Occurrence) -> float | None:
-        """Of the last entry of its stream that states a time, as far as it is kept."""
+        """Time of the last kept entry of the stream, up to this one, that states a time."""
         stream = self.job.streams.get(one.stream)
         if stream is not None and len(stream.files) > 1:
             return None  # what came before may stand in another file

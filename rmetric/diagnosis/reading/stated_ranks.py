@@ -1,4 +1,4 @@
-"""What a line says of its own speaker's place: global rank, rank within the node, node's number."""
+"""Parse the ranks that a stream states about itself: global, local, node."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ _STARTED = re.compile(r"(?<![a-z_])global_ranks=\[(\d+)")
 
 
 @dataclass
-class Own:
-    """What one speaker said of its own place, each value once.
+class StatedRanks:
+    """Ranks that one stream stated about itself, each value once.
 
     Attributes:
         ranks: global ranks; more than one where it speaks of others too.
@@ -69,7 +69,7 @@ class Own:
             for number in pattern.findall(text):
                 _add(said, number)
 
-    def add(self, other: Own) -> None:
+    def add(self, other: StatedRanks) -> None:
         self.ranks |= other.ranks
         self.locals |= other.locals
         self.node_ranks |= other.node_ranks

@@ -1,5 +1,7 @@
-"""Text cut to a room so that its point stays: of a path the file, of prose the main clause, of a
-log's entry what the signature matched or the exception.
+"""Shorten text to a width and keep its essential part.
+
+Of a path that is the file name, of prose the main clause, of a log entry the matched text or the
+exception.
 """
 
 from __future__ import annotations
@@ -122,7 +124,7 @@ def around(text: str, most: int, *, point: str) -> str:
 
 
 def said(evidence: Evidence) -> str:
-    """What was logged, on one line: of a traceback the exception, not the frames.
+    """Logged text on one line; of a traceback the exception, not the frames.
 
     >>> said(Evidence(role="cause", signature="", why="", template="", file="a.log", line=1,
     ...      time=None, who=(), count=1, text="Traceback (most recent call last):\\n"
@@ -140,7 +142,7 @@ def said(evidence: Evidence) -> str:
 
 
 def point(evidence: Evidence | None) -> str:
-    """What is to be seen of `said`: what the signature matched, else the exception."""
+    """Part of the logged text to keep visible: the matched text, else the exception."""
     if evidence is None:
         return ""
     if evidence.point:

@@ -1,4 +1,4 @@
-"""What a file that has been read leaves: entries are looked at again only here, and only few."""
+"""Build the `Part` of a file after its pass; only the kept entries are parsed again."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rmetric.diagnosis.job import MAX_TEXT, Iteration, Occurrence
-from rmetric.diagnosis.part import Found, Part, Spoken, Template
+from rmetric.diagnosis.log_stream import LogStream, MatchTally, RawEntry
+from rmetric.diagnosis.part import Part, PartMatch, StreamPart, Template
 from rmetric.diagnosis.reading.source import Source
 from rmetric.diagnosis.reading.text import clean
-from rmetric.diagnosis.speaker import Raw, SoFar, Speaker
 
 if TYPE_CHECKING:
     from rmetric.diagnosis.one_pass import FilePass
 
 
-def occurrence(file: FilePass, raw: Raw) -> Occurrence:
+def occurrence(file: FilePass, raw: RawEntry) -> Occurrence:
     """An entry with its time and text; its event is the template as the pass numbers it."""
     line, text = raw[1], raw[6]
     if text is None:
@@ -23,12 +23,12 @@ def occurrence(file: FilePass, raw: Raw) -> Occurrence:
     return occurrence_of(file.source, raw, text, file.prefixes.time(line))
 
 
-def occurrence_of(source: Source, raw: Raw, text: str, time: float | None) -> Occurrence:
-    number, _, template, speaker, step, stage, _ = raw
+def occurrence_of(source: Source, raw: RawEntry, text: str, time: float | None) -> Occurrence:
+    number, _, template, stream, step, stage, _ = raw
     return Occurrence(
         file=source.name,
         line=number,
-        stream=speaker.key,
+        stream=stream.key,
         time=time,
         order=number,
         event=template,
@@ -40,57 +40,59 @@ def occurrence_of(source: Source, raw: Raw, text: str, time: float | None) -> Oc
 
 def part_of(file: FilePass) -> Part:
     """All that is kept of a file that has been read to its end."""
-    return _SummingUp(file).part()
+    return _PartBuilder(file).part()
 
 
-class _SummingUp:
+class _PartBuilder:
     def __init__(self, file: FilePass) -> None:
         self.file = file
-        heard = sorted({at for one in self._speakers() for at, n in one.counts.items() if n})
-        self.index = {at: place for place, at in enumerate(heard)}
+        used_templates = sorted(
+            {at for one in self._streams() for at, n in one.counts.items() if n}
+        )
+        self.index = {at: place for place, at in enumerate(used_templates)}
         # A template that all its entries left when they had all their lines.
-        for before, after in file.became.items():
+        for before, after in file.final_template.items():
             if before not in self.index and after in self.index:
                 self.index[before] = self.index[after]
-        self.heard = heard
+        self.used_templates = used_templates
 
     def part(self) -> Part:
         file = self.file
-        speakers = self._speakers()
-        keys = {one.key: str(place) for place, one in enumerate(speakers)}
+        streams = self._streams()
+        keys = {one.key: str(place) for place, one in enumerate(streams)}
         self.keys = keys
-        last = {one.key: occurrence(file, one.tail[-1]) for one in speakers}
+        last = {one.key: occurrence(file, one.tail[-1]) for one in streams}
         odd = file.watch.finish(last)
         return Part(
             source=file.source,
             lines=file.number,
-            speakers=[self._spoken(one, odd.get(one.key, [])) for one in speakers],
+            streams=[self._stream_part(one, odd.get(one.key, [])) for one in streams],
             templates=self._templates(),
             world=file.world,
             job_ids=file.job_ids,
             succeeded=None if file.succeeded is None else self._at(file.succeeded),
-            left_out=file.left_out,
+            unmatched=file.unmatched,
             notes=list(file.source.notes),
         )
 
-    def _speakers(self) -> list[Speaker]:
+    def _streams(self) -> list[LogStream]:
         """Those that said anything."""
-        return [one for one in self.file.speakers.values() if one.tail]
+        return [one for one in self.file.streams.values() if one.tail]
 
-    def _at(self, raw: Raw) -> Occurrence:
+    def _at(self, raw: RawEntry) -> Occurrence:
         return self._placed(occurrence(self.file, raw))
 
     def _placed(self, one: Occurrence) -> Occurrence:
         return replace(one, stream=self.keys[one.stream], event=self.index[one.event])
 
-    def _spoken(self, one: Speaker, iterations: list[Iteration]) -> Spoken:
+    def _stream_part(self, one: LogStream, iterations: list[Iteration]) -> StreamPart:
         tail = [self._at(raw) for raw in one.tail]
         step_at = None if one.last_step_at is None else self._at(one.last_step_at)
         found = [self._found(name, so_far) for name, so_far in one.found.items()]
         late = [*tail, *(match.last for match in found), *([step_at] if step_at else [])]
         times = [(place.order, place.time) for place in late if place.time is not None]
-        return Spoken(
-            who=one.who,
+        return StreamPart(
+            prefix=one.prefix,
             counts={self.index[at]: count for at, count in one.counts.items() if count},
             head=[self._at(raw) for raw in one.head],
             tail=tail,
@@ -114,8 +116,8 @@ class _SummingUp:
         place = self._placed(one.place)
         return replace(one, stream=place.stream, place=place, missing=missing, extra=extra)
 
-    def _found(self, name: str, so_far: SoFar) -> Found:
-        return Found(
+    def _found(self, name: str, so_far: MatchTally) -> PartMatch:
+        return PartMatch(
             signature=name,
             count=so_far.count,
             first=self._at(so_far.first),
@@ -127,7 +129,7 @@ class _SummingUp:
     def _templates(self) -> list[Template]:
         names = {at: name for name, at in self.file.template_of.items()}
         templates = []
-        for at in self.heard:
+        for at in self.used_templates:
             cls, text = names[at]
             first, last = self.file.first[at], self.file.last[at]
             assert first is not None

@@ -1,4 +1,4 @@
-"""What stands for a cause that left no line of its own: known by who is missing or otherwise."""
+"""Causes inferred from missing or deviating ranks, without an explicit error line."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class StandIn:
-    """As a signature, for what no pattern can match.
+class InferredCause:
+    """A cause without a signature: no pattern can match it.
 
     Attributes:
-        title: with {who} and {what} for the suspect and what is said of it.
+        title: with {who} for the suspect and {what} for its deviation.
         confidence: at most.
     """
 
@@ -22,10 +22,10 @@ class StandIn:
     to_do: tuple[str, ...]
 
 
-SILENCE = StandIn(
+SILENCE = InferredCause(
     id="rank_fell_silent",
     family="silent rank",
-    title="{who} fell silent while others waited: hung, killed or cut off",
+    title="{who} fell silent while others waited: hung, killed or disconnected",
     actor="platform",
     confidence=0.75,
     to_do=(
@@ -33,7 +33,7 @@ SILENCE = StandIn(
         "If the process is still there, take its stack (py-spy dump) before you kill it.",
     ),
 )
-FINISHED_ALONE = StandIn(
+FINISHED_ALONE = InferredCause(
     id="rank_finished_early",
     family="uneven work",
     title="{who} finished before the others, which still waited for it",
@@ -44,10 +44,10 @@ FINISHED_ALONE = StandIn(
         "Give all ranks as many batches: drop the last, or let those that are done join.",
     ),
 )
-STARTED_OTHERWISE = StandIn(
+STARTED_OTHERWISE = InferredCause(
     id="settings_differ",
     family="configuration",
-    title="{who} was started otherwise than the other ranks: it {what}",
+    title="{who} was started with other settings than its peers: it {what}",
     actor="user",
     confidence=0.65,
     to_do=(

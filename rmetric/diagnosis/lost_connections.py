@@ -1,4 +1,4 @@
-"""Amid whom those stand who lost a connection: who was cut off, where all say the same."""
+"""Infer the unreachable rank from the order in which its ring neighbours lose connections."""
 
 from __future__ import annotations
 
@@ -6,27 +6,30 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
-from rmetric.diagnosis.accusers import numbers_in
 from rmetric.diagnosis.causes import Cause
 from rmetric.diagnosis.job import Job, Occurrence
-from rmetric.diagnosis.suspects import Sign
+from rmetric.diagnosis.rank_evidence import numbers_in
+from rmetric.diagnosis.suspects import RankEvidence
 
-#: Ranks that make a ring, losses that make an order.
-FEWEST = 4
-#: A neighbour by a power of two counts so much of one in the ring.
-FAR = 0.4
-#: Of what can stand amid the losses, what counts.
-LEAST_AMID = 0.3
+#: Least number of ranks that form a ring, and of losses that form an order.
+MIN_RANKS = 4
+#: Weight of a neighbour at a distance of a power of two, relative to a ring neighbour.
+POWER_OF_TWO_WEIGHT = 0.4
+#: Least strength of evidence.
+MIN_STRENGTH = 0.3
 #: Losses are in an order, or of few, if the best place is so many times better than the usual.
-ORDERED = 1.2
+MIN_BEST_TO_MEAN_RATIO = 1.2
 #: Losses run round the ring from a rank if at least this much of their order agrees with it; and
 #: another rank is as good a centre as it agrees, down to none at so much less.
-WAVE, OTHER_CENTRE = 0.8, 0.2
+MIN_WAVE_AGREEMENT = 0.8
+CENTRE_TOLERANCE = 0.2
 #: Of an order so many are compared, of so many orders; waves are sought in so large a world.
-FIRST, ORDERS, LARGEST = 12, 64, 2048
+MAX_COMPARED_LOSSES = 12
+MAX_COMPARED_ORDERS = 64
+MAX_WAVE_WORLD_SIZE = 2048
 
 
-def signs_of_losses(job: Job, causes: Sequence[Cause]) -> list[Sign]:
+def evidence_from_lost_connections(job: Job, causes: Sequence[Cause]) -> list[RankEvidence]:
     """Amid whom those stand who lost a connection, or who lost it first.
 
     Ranks pass their data round a ring, or to those a power of two away. So the first to notice
@@ -36,24 +39,24 @@ def signs_of_losses(job: Job, causes: Sequence[Cause]) -> list[Sign]:
     """
     orders = _orders(job, causes)
     lost = {rank for order in orders for rank in order}
-    ranks = {one.rank for one in job.speaking if one.rank is not None} | set(job.silent_ranks)
-    if len(lost) < 2 or len(ranks) < FEWEST:
+    ranks = {one.rank for one in job.active_streams if one.rank is not None} | set(job.silent_ranks)
+    if len(lost) < 2 or len(ranks) < MIN_RANKS:
         return []
     size = max(ranks) + 1
-    wave = _wave(orders, size) if len(lost) > len(ranks) / 2 else {}
-    found = wave or _amid(orders, sorted(ranks), size)
-    words = "stands amid those who lost a connection first"
+    wave = _wave_centres(orders, size) if len(lost) > len(ranks) / 2 else {}
+    found = wave or _nearest_to_losses(orders, sorted(ranks), size)
+    words = "its ring neighbours lost a connection first"
     return [
-        Sign(stream=f"rank {rank}", kind="amid losses", words=words, strength=strength)
+        RankEvidence(stream=f"rank {rank}", kind="amid losses", words=words, strength=strength)
         for rank, strength in found.items()
-        if strength > LEAST_AMID
+        if strength > MIN_STRENGTH
     ]
 
 
 def _orders(job: Job, causes: Sequence[Cause]) -> list[list[int]]:
     """Ranks that lost a connection, by log in the order of saying so, and by their exits."""
     by_file: dict[str, list[int]] = defaultdict(list)
-    for name, first in sorted(_losses(causes).items(), key=lambda one: one[1].order):
+    for name, first in sorted(_first_losses(causes).items(), key=lambda one: one[1].order):
         if (rank := job.streams[name].rank) is not None:
             by_file[first.file].append(rank)
     lost = {rank for order in by_file.values() for rank in order}
@@ -61,24 +64,26 @@ def _orders(job: Job, causes: Sequence[Cause]) -> list[list[int]]:
     return [*by_file.values(), *([exits] if exits else [])]
 
 
-def _wave(orders: Sequence[Sequence[int]], size: int) -> dict[int, float]:
+def _wave_centres(orders: Sequence[Sequence[int]], size: int) -> dict[int, float]:
     """Rank -> how well the losses run round the ring from it; none where they run from nowhere.
 
     By the pairs of an order: the nearer of the two is the first to say it, or not (Kendall).
     """
-    compared = [order[:FIRST] for order in orders if len(order) > FEWEST][:ORDERS]
-    if not compared or size > LARGEST:
+    compared = [order[:MAX_COMPARED_LOSSES] for order in orders if len(order) > MIN_RANKS][
+        :MAX_COMPARED_ORDERS
+    ]
+    if not compared or size > MAX_WAVE_WORLD_SIZE:
         return {}
     agrees = {rank: _agreement(rank, compared, size) for rank in range(size)}
     best = max(agrees.values())
-    if best < WAVE:
+    if best < MIN_WAVE_AGREEMENT:
         return {}
     # Centres on the far side agree as well, but nothing began next to them.
     begun = {rank for order in compared for rank in order[:2]}
     return {
-        rank: 1.0 - (best - one) / OTHER_CENTRE
+        rank: 1.0 - (best - one) / CENTRE_TOLERANCE
         for rank, one in agrees.items()
-        if any(_apart(rank, other, size) <= 1 for other in begun)
+        if any(_ring_distance(rank, other, size) <= 1 for other in begun)
     }
 
 
@@ -86,30 +91,32 @@ def _agreement(centre: int, orders: Sequence[Sequence[int]], size: int) -> float
     agreed = pairs = 0
     for order in orders:
         # The centre itself loses its neighbours at any moment.
-        far = [_apart(centre, rank, size) for rank in order if rank != centre]
+        far = [_ring_distance(centre, rank, size) for rank in order if rank != centre]
         for one, other in combinations(far, 2):
             agreed += (one < other) - (one > other)
             pairs += 1
     return agreed / pairs if pairs else 0.0
 
 
-def _amid(orders: Sequence[Sequence[int]], ranks: Sequence[int], size: int) -> dict[int, float]:
+def _nearest_to_losses(
+    orders: Sequence[Sequence[int]], ranks: Sequence[int], size: int
+) -> dict[int, float]:
     """Rank -> how much more of the losses stands next to it than next to most, 1 at best."""
     weights: dict[int, float] = defaultdict(float)
     for order in orders:
         for place, rank in enumerate(order, 1):
             weights[rank] += 1.0 / place
-    near = {rank: _near(rank, weights, size) for rank in ranks}
+    near = {rank: _weight_near(rank, weights, size) for rank in ranks}
     usual = sum(near.values()) / len(near)
     best = sorted(weights.values(), reverse=True)
-    most = sum(best[:3]) + FAR * sum(best[3 : 2 * size.bit_length() - 1])
-    if most < ORDERED * usual:
+    most = sum(best[:3]) + POWER_OF_TWO_WEIGHT * sum(best[3 : 2 * size.bit_length() - 1])
+    if most < MIN_BEST_TO_MEAN_RATIO * usual:
         return {}  # all lost one, and nothing tells who did first
     return {rank: (one - usual) / (most - usual) for rank, one in near.items()}
 
 
-def _losses(causes: Sequence[Cause]) -> dict[str, Occurrence]:
-    """Who says that it lost another's connection, and where first."""
+def _first_losses(causes: Sequence[Cause]) -> dict[str, Occurrence]:
+    """First lost-connection entry of each stream that reports one."""
     return {
         match.stream: match.first
         for cause in causes
@@ -121,28 +128,28 @@ def _losses(causes: Sequence[Cause]) -> dict[str, Occurrence]:
 
 def _exits(causes: Sequence[Cause]) -> list[int]:
     """Ranks in the order in which a launcher that tells of each saw them end."""
-    told = [
+    exits = [
         rank
         for cause in causes
         for match in cause.matches
         for fields in match.named
         for rank in numbers_in(fields.get("tasks", ""))
     ]
-    return list(dict.fromkeys(told))
+    return list(dict.fromkeys(exits))
 
 
-def _near(rank: int, weights: Mapping[int, float], size: int) -> float:
+def _weight_near(rank: int, weights: Mapping[int, float], size: int) -> float:
     """How much of the weights stands next to it, or a power of two away."""
     total = 0.0
     for other, weight in weights.items():
-        apart = _apart(rank, other, size)
+        apart = _ring_distance(rank, other, size)
         if apart <= 1:
             total += weight
         elif apart & (apart - 1) == 0:
-            total += FAR * weight
+            total += POWER_OF_TWO_WEIGHT * weight
     return total
 
 
-def _apart(one: int, other: int, size: int) -> int:
+def _ring_distance(one: int, other: int, size: int) -> int:
     """Steps between two ranks of a ring."""
     return min((one - other) % size, (other - one) % size)

@@ -1,4 +1,4 @@
-"""A dictionary of bounded size that keeps what is used."""
+"""A dictionary of bounded size that keeps recently used items."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONGEST_KEY = 2048
 SHORTEST_FORM = 8
 
 
-class Remembered(Generic[Value]):
+class RecentCache(Generic[Value]):
     """The values of bytes, of which the long unused are forgotten.
 
     When the young are too many they become the old, and the old are forgotten but for those
