@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from rmetric.cli import supervise
 from rmetric.cli.main import main
+from rmetric.guard.checkpoint_dir import CheckpointDirectory, LastCheckpoint, last_checkpoint
 from rmetric.guard.layout import Layout
 from rmetric.guard.run_folder import LAUNCH_VARIABLE, Heartbeat, RunFolder
-from rmetric.guard.shelf import Shelf
 from rmetric.guard.supervisor import diagnosis, processes
 from rmetric.guard.supervisor.allocation import (
     Allocation,
@@ -28,7 +28,6 @@ from rmetric.guard.supervisor.allocation import (
 from rmetric.guard.supervisor.attempt import Attempt
 from rmetric.guard.supervisor.events import Launch
 from rmetric.guard.supervisor.journal import Journal, past_of, read_journal
-from rmetric.guard.supervisor.last_checkpoint import LastCheckpoint, last_checkpoint
 from rmetric.guard.supervisor.launch import Program, Running, option_of
 from rmetric.guard.supervisor.spoken import spoken
 from rmetric.guard.supervisor.summary import in_words, summarise
@@ -419,18 +418,18 @@ class TestLastCheckpoint:
     def make(self, folder, step):
         part = folder.checkpoints / f"{step}.part"
         part.mkdir(parents=True)
-        Shelf(folder.checkpoints, keep=9, fingerprint="m").commit(
+        CheckpointDirectory(folder.checkpoints, keep=9, fingerprint="m").commit(
             part, step, about={}, request=0, world_size=1, files={}
         )
 
     def test_the_newest_good_one_and_one_that_cannot_be_read(self, tmp_path):
         folder = RunFolder(tmp_path)
-        assert last_checkpoint(folder) == LastCheckpoint()
+        assert last_checkpoint(folder.checkpoints) == LastCheckpoint()
         for step in (10, 40, 30):  # 30 after 40: it was gone back to
             self.make(folder, step)
-        assert last_checkpoint(folder) == LastCheckpoint(good=30, there=30)
+        assert last_checkpoint(folder.checkpoints) == LastCheckpoint(good=30, there=30)
         (folder.checkpoints / "step-40" / "good.json").write_text("{cut")
-        assert last_checkpoint(folder) == LastCheckpoint(good=30, there=40)
+        assert last_checkpoint(folder.checkpoints) == LastCheckpoint(good=30, there=40)
 
     @pytest.mark.parametrize(("back", "passed_over"), [(10, 20), (20, None)])
     def test_a_launch_that_passes_one_over_says_so(self, tmp_path, back, passed_over):

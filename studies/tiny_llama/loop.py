@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record as reported
 
-from rmetric.guard.checkpoints import Checkpoints, Failed
+from rmetric.guard.checkpoints import Checkpoints, FailedSave
 from rmetric.guard.guard import Guard
 from rmetric.guard.training_state import ModelState
 from rmetric.records import Record
@@ -127,7 +127,7 @@ class Training:
 
     def _save_the_end(self) -> None:
         ended = self.guard.save(self.done, "the training has reached its end")
-        if isinstance(ended, Failed):
+        if isinstance(ended, FailedSave):
             raise NotSaved(f"step {ended.step}, the last, is not saved: {ended.problem}")
 
     def step(self, step: int) -> StepTotals:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rmetric._util.standard_output import OutputError
+from rmetric.guard.checkpoint_dir import last_checkpoint
 from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.supervisor import diagnosis
 from rmetric.guard.supervisor.events import (
@@ -19,7 +20,6 @@ from rmetric.guard.supervisor.events import (
     Launch,
     Stepped,
 )
-from rmetric.guard.supervisor.last_checkpoint import last_checkpoint
 from rmetric.guard.supervisor.launch import Program, Running
 from rmetric.guard.supervisor.watch import Patience, Pulse
 
@@ -62,7 +62,7 @@ class Attempt:
         self._answered = folder.answered()
         self._stop_number: int | None = None
         self._launcher = program.is_torchrun
-        self._checkpoint = last_checkpoint(folder)
+        self._checkpoint = last_checkpoint(folder.checkpoints)
         self._noted_step: int | None = None
         self._problem = ""
         self._progress_at, self._echoed = 0.0, 0
@@ -132,7 +132,7 @@ class Attempt:
             "kind": failure.kind, "code": failure.code, "rank": failure.rank,
             "node": failure.node, "gpu": failure.gpu,
             "launch": self.number, "last_sign": self.pulse.last_sign,
-            "checkpoint": last_checkpoint(self.folder).good,
+            "checkpoint": last_checkpoint(self.folder.checkpoints).good,
         }  # fmt: skip
 
     def echo(self) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from rmetric._util.durable import write_atomically
+from rmetric.guard.checkpoint_dir import last_checkpoint
 from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.supervisor import processes
 from rmetric.guard.supervisor.allocation import Planner, Pool
@@ -47,7 +48,6 @@ from rmetric.guard.supervisor.events import (
     Woke,
 )
 from rmetric.guard.supervisor.journal import Journal, Lock, past_of
-from rmetric.guard.supervisor.last_checkpoint import last_checkpoint
 from rmetric.guard.supervisor.launch import Program, unit_of
 from rmetric.guard.supervisor.spoken import spoken
 from rmetric.guard.supervisor.summary import in_words, summarise
@@ -319,7 +319,7 @@ class Supervisor:
         elif isinstance(action, Finish):
             self._note(
                 "over", outcome=action.outcome, words=action.words, code=action.code,
-                checkpoint=last_checkpoint(self.folder).good,
+                checkpoint=last_checkpoint(self.folder.checkpoints).good,
             )  # fmt: skip
             self._code = action.code
         else:
