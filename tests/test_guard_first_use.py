@@ -47,7 +47,7 @@ def test_a_lag_that_the_pace_of_the_heartbeats_explains_blames_nobody(seconds, b
     beats = {0: beat(0, 349, 100.0 + seconds), 1: beat(1, 348, 100.0)}
     failure = launch_failure.explain_hang(beats, 61.0, 60.0, TWO)
     assert failure.rank == blamed
-    assert ("all stand at step 349" in failure.words) == (blamed is None)
+    assert ("all ranks are at step 349" in failure.words) == (blamed is None)
 
 
 def test_what_a_training_without_heartbeats_achieved_is_unknown_and_not_nothing():

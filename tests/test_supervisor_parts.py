@@ -32,9 +32,9 @@ from rmetric.guard.supervisor.journal import Journal, journal_state, read_journa
 from rmetric.guard.supervisor.launch_processes import LaunchProcesses, Program, option_of
 from rmetric.guard.supervisor.summary import summarise, to_markdown
 from rmetric.guard.supervisor.watch import HeartbeatTracker, Timeouts, VerdictDedup, fresh_verdicts
-from rmetric.telemetry.followed import FollowedVerdicts
 from rmetric.telemetry.lines import verdict_line
 from rmetric.telemetry.verdict import GpuVerdict
+from rmetric.telemetry.verdict_files import VerdictFiles
 
 TWO = Allocation(gpus={"": (0, 2)}, layout=Layout(tensor=1, data=2, accumulation=4))
 
@@ -292,7 +292,7 @@ def test_of_old_verdicts_only_the_last_and_only_if_fresh(tmp_path):
              GpuVerdict(gpu=1, time=900.0, level="fatal", action="drain"),
              GpuVerdict(gpu=1, time=950.0, level="risk", action="watch")]  # fmt: skip
     (tmp_path / "n.jsonl").write_bytes(b"".join(map(verdict_line, lines)) + b"{half")
-    fresh = fresh_verdicts(FollowedVerdicts(tmp_path), now=1200.0)
+    fresh = fresh_verdicts(VerdictFiles(tmp_path), now=1200.0)
     assert [(v.gpu, v.level) for v in fresh] == [(1, "risk")]
 
 

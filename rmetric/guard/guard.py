@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from rmetric.guard.checkpoint_requests import RequestSources
 from rmetric.guard.checkpoints import Checkpoints
-from rmetric.guard.interval import Advice, FailureRate, advise
+from rmetric.guard.interval import Advice, FailureRateEstimate, advise
 from rmetric.guard.manifest import CheckpointManifest
 from rmetric.guard.policy import CheckpointPolicy, PolicyConfig, Request, Vote, check_source
 from rmetric.guard.process_signals import SIGNALS
@@ -255,7 +255,7 @@ class Guard:
             self._requests.close()  # other ranks may be gone: do not wait
 
     def advice(
-        self, *, failures_per_hour: float | FailureRate, restart_seconds: float = 0.0
+        self, *, failures_per_hour: float | FailureRateEstimate, restart_seconds: float = 0.0
     ) -> Advice:
         """Recommended checkpoint interval from the measured saves; see `rmetric.guard.interval`.
 

@@ -160,7 +160,7 @@ def by_model(
     """
     from rmetric.guard.planner import PlanOptions
     from rmetric.guard.planner import plan as plan_layout
-    from rmetric.guard.planner.cluster import Cluster, Node
+    from rmetric.guard.planner.cluster import Cluster, ClusterNode
 
     sizes: dict[str, Any] = {name: (size,) for name, size in (fixed_sizes or {}).items()}
     options = PlanOptions(**sizes)
@@ -172,7 +172,7 @@ def by_model(
         why = "no GPU is left"
         for each in sorted({len(gpus) for gpus in pool.values()}, reverse=True):
             even = {node: gpus[:each] for node, gpus in pool.items() if len(gpus) >= each}
-            nodes = tuple(Node(name=node, gpus=gpus) for node, gpus in even.items())
+            nodes = tuple(ClusterNode(name=node, gpus=gpus) for node, gpus in even.items())
             found = plan_layout(
                 model,
                 Cluster(nodes=nodes, gpu=gpu),

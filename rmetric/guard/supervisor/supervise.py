@@ -59,9 +59,9 @@ from rmetric.guard.supervisor.watch import (
     fresh_verdicts,
     words_of,
 )
-from rmetric.telemetry.followed import FollowedVerdicts
 from rmetric.telemetry.sources import AllSources, VerdictSource
 from rmetric.telemetry.verdict import GpuVerdict
+from rmetric.telemetry.verdict_files import VerdictFiles
 
 #: Signals that end the supervisor, and the signal that requests a checkpoint.
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -209,7 +209,7 @@ class Supervisor:
             self._write_summary()
 
     def _watch(self) -> list[Callable[[], object]]:
-        files = FollowedVerdicts(self.folder.telemetry)
+        files = VerdictFiles(self.folder.telemetry)
         for verdict in fresh_verdicts(files, time.time()):
             self._queue.put(verdict)
         source = AllSources([files, *self.watching.sources])
