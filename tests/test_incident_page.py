@@ -11,8 +11,8 @@ from rmetric.diagnosis.incident import incident_page
 from rmetric.diagnosis.incident.timeline import Lane, Mark, around, on_axis, timeline
 from rmetric.diagnosis.result import Candidate, Diagnosis
 from rmetric.logs import LogError
-from rmetric.telemetry.lines import heard_line
-from rmetric.telemetry.reading import Reading, Sign
+from rmetric.telemetry.lines import event_line
+from rmetric.telemetry.reading import GpuSign, Reading
 from tests.diagnoses import THEN, echo, evidence, out_of_memory, suspect
 from tests.pages import HOSTILE, TEXTS, Found
 
@@ -51,9 +51,9 @@ def telemetry(tmp_path):
         for i in range(12)
         for gpu in (0, 1)
     ]
-    heard.append(Sign(gpu=1, time=THEN - 40, kind="xid_79"))
+    heard.append(GpuSign(gpu=1, time=THEN - 40, kind="xid_79"))
     heard.sort(key=lambda one: one.time)
-    path.write_bytes(b"".join(heard_line(one, "node-03") for one in heard))
+    path.write_bytes(b"".join(event_line(one, "node-03") for one in heard))
     return path
 
 

@@ -38,7 +38,7 @@ signal that ended the supervisor"""
 #: What a training must be told of, to have another than before.
 _SIZES = ("tensor", "pipeline", "context", "expert")
 #: Option -> what it says; the names, types and defaults are those of the settings.
-_SETTINGS = {
+_RESTARTS = {
     "max_restarts": "restarts in a row before it is given up",
     "enough_steps": "new steps after which restarts are counted anew",
     "backoff_seconds": "wait before a restart, doubled with each in a row",
@@ -47,13 +47,13 @@ _SETTINGS = {
     "save_seconds": "the longest wait for a checkpoint before a bad GPU is given up",
     "stop_seconds": "the same when the supervisor itself is asked to end",
 }
-_PATIENCE = {
+_TIMEOUTS = {
     "start": "without a sign of life until it trains",
     "hang": "without a heartbeat while it trains",
     "saving": "without a heartbeat while it saves",
     "quiet": "without output; for a program without heartbeats (default: not looked at)",
 }
-_PACE = {
+_INTERVALS = {
     "poll": "between two looks",
     "progress": "between two lines of progress in the journal",
     "grace": "for processes to end by themselves before they are killed",
@@ -61,9 +61,9 @@ _PACE = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from rmetric.guard.supervisor.core import Settings
-    from rmetric.guard.supervisor.supervise import Pace
-    from rmetric.guard.supervisor.watch import Patience
+    from rmetric.guard.supervisor.core import RestartPolicy
+    from rmetric.guard.supervisor.supervise import Intervals
+    from rmetric.guard.supervisor.watch import Timeouts
 
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="of the run")
     parser.add_argument(
@@ -112,9 +112,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--engine", default="megatron", help="for which to plan (default: megatron)")
     how.add_argument("--gpu", default="h100", help="type of the GPUs, to plan (default: h100)")
     how.add_argument("--gpu-memory", type=float, metavar="GIB", help="if it has another memory")
-    _numbers(parser.add_argument_group("trying again"), _SETTINGS, Settings(), "")
-    _numbers(parser.add_argument_group("seconds"), _PATIENCE, Patience(), "_seconds")
-    _numbers(parser.add_argument_group("pace, in seconds"), _PACE, Pace(), "_seconds")
+    _numbers(parser.add_argument_group("trying again"), _RESTARTS, RestartPolicy(), "")
+    _numbers(parser.add_argument_group("seconds"), _TIMEOUTS, Timeouts(), "_seconds")
+    _numbers(
+        parser.add_argument_group("intervals, in seconds"), _INTERVALS, Intervals(), "_seconds"
+    )
     watching = parser.add_argument_group("watching")
     watching.add_argument(
         "--watch-log", type=Path, metavar="LOG", help="of the training, for the calibrated detector"
@@ -187,7 +189,7 @@ def layout(text: str) -> dict[str, int]:
 
 
 def run(options: argparse.Namespace) -> int:
-    from rmetric.guard.supervisor.journal import LockedError
+    from rmetric.guard.supervisor.journal import FolderLockedError
 
     try:
         supervisor = _supervisor(options)
@@ -197,17 +199,17 @@ def run(options: argparse.Namespace) -> int:
         return 2
     try:
         return supervisor.run()
-    except LockedError as error:
+    except FolderLockedError as error:
         print(f"error: {error}", file=sys.stderr)
         return LOCKED
 
 
 def _supervisor(options: argparse.Namespace) -> Any:
     from rmetric.guard.run_folder import RunFolder
-    from rmetric.guard.supervisor.core import Settings
-    from rmetric.guard.supervisor.launch import Program, unit_of
-    from rmetric.guard.supervisor.supervise import Pace, Supervisor, Watched
-    from rmetric.guard.supervisor.watch import Patience
+    from rmetric.guard.supervisor.core import RestartPolicy
+    from rmetric.guard.supervisor.launch_processes import Program, unit_of
+    from rmetric.guard.supervisor.supervise import Intervals, Supervisor, WatchOptions
+    from rmetric.guard.supervisor.watch import Timeouts
 
     if options.seed < 0:
         raise ValueError(f"--seed is {options.seed}: a number from 0 is accepted")
@@ -232,10 +234,12 @@ def _supervisor(options: argparse.Namespace) -> Any:
         program,
         pool,
         _planner(options, pool, unit_of(program, pool)),
-        settings=_checked(Settings, options, _SETTINGS, ""),
-        patience=_checked(Patience, options, _PATIENCE, "_seconds"),
-        pace=_checked(Pace, options, _PACE, "_seconds"),
-        watched=Watched(sources=_sources(options, pool), log=options.watch_log, echo=options.echo),
+        restart_policy=_checked(RestartPolicy, options, _RESTARTS, ""),
+        timeouts=_checked(Timeouts, options, _TIMEOUTS, "_seconds"),
+        intervals=_checked(Intervals, options, _INTERVALS, "_seconds"),
+        watching=WatchOptions(
+            sources=_sources(options, pool), log=options.watch_log, echo=options.echo
+        ),
         seed=options.seed,
         again=options.again,
         adopt=True,
@@ -278,7 +282,7 @@ def _visible() -> tuple[int, ...]:
 def _asked(options: argparse.Namespace) -> int:
     """How many processes the command itself asks for."""
     from rmetric.guard.layout import Layout
-    from rmetric.guard.supervisor.launch import option_of
+    from rmetric.guard.supervisor.launch_processes import option_of
 
     said = option_of(options.command, "nproc-per-node")
     if said is None:
@@ -329,14 +333,14 @@ def _by_model(options: argparse.Namespace, by_model: Any, first: Any) -> Any:
         raise ValueError("--model needs --batch")
     gpu = Cluster.of([1], options.gpu, memory_gib=options.gpu_memory).gpu
     model, batch = ModelShape.from_json(options.model), BatchSpec(samples=options.batch)
-    untold = _untold(options.command, options.layout or {})
-    return by_model(model, gpu, batch, engine=options.engine, first=first, untold=untold)
+    fixed_sizes = _fixed_sizes(options.command, options.layout or {})
+    return by_model(model, gpu, batch, engine=options.engine, first=first, fixed_sizes=fixed_sizes)
 
 
-def _untold(command: Sequence[str], layout: Mapping[str, int]) -> dict[str, int]:
+def _fixed_sizes(command: Sequence[str], layout: Mapping[str, int]) -> dict[str, int]:
     """Sizes that the command has no place for: as `--layout` says, else 1.
 
-    >>> _untold(["torchrun", "train.py", "--tp={tensor}", "{pipeline}"], {"context": 2})
+    >>> _fixed_sizes(["torchrun", "train.py", "--tp={tensor}", "{pipeline}"], {"context": 2})
     {'context': 2, 'expert': 1}
     """
     return {name: layout.get(name, 1) for name in _SIZES if f"{{{name}}}" not in "\0".join(command)}

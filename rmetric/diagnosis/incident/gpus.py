@@ -12,7 +12,7 @@ from rmetric._util.printed import counted
 from rmetric.diagnosis.incident.timeline import on_axis
 from rmetric.diagnosis.render import clock
 from rmetric.diagnosis.result import Diagnosis
-from rmetric.telemetry.played import PlayedReadings
+from rmetric.telemetry.replayed import ReplayedReadings
 from rmetric.telemetry.verdict import GpuVerdict
 
 
@@ -35,7 +35,7 @@ class Gpus:
 
 
 def read_gpus(path: Path) -> Gpus:
-    source = PlayedReadings(path, inf)
+    source = ReplayedReadings(path, inf)
     news = source.poll()
     return Gpus(news=news, until={key: one.time for key, one in source.verdicts().items()})
 

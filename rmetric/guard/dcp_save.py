@@ -1,4 +1,4 @@
-"""One save by torch.distributed.checkpoint (DCP): how it goes, and what DCP is given for it."""
+"""State, planner and stager of one save by torch.distributed.checkpoint (DCP)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import torch
 from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from rmetric.guard.good import Done, Failed
+from rmetric.guard.saver import SaveOutcome
 
 
 @dataclass
 class Save:
-    """One save, from its beginning to its outcome."""
+    """One save in progress."""
 
     step: int
     part: Path
@@ -31,22 +31,23 @@ class Save:
     began: float = field(default_factory=time.perf_counter)
     blocking_seconds: float = 0.0
     durable_seconds: float = 0.0
-    outcome: Done | Failed | None = None
+    outcome: SaveOutcome | None = None
 
     def seconds(self) -> float:
+        """Time since the save began."""
         return time.perf_counter() - self.began
 
     @contextlib.contextmanager
-    def noting_problems(self, what: str) -> Iterator[None]:
-        """A rank that cannot go on must still take part, or the others would wait for it."""
+    def catching(self, what: str) -> Iterator[None]:
+        """Record an exception as the save's problem; the rank must still join the collectives."""
         try:
             yield
         except Exception as error:
             self.problem = self.problem or f"{what}: {type(error).__name__}: {error}"
 
 
-class Planner(DefaultSavePlanner):
-    """Fails, where DCP shares a failure with all ranks, for what had gone wrong before."""
+class FailingSavePlanner(DefaultSavePlanner):
+    """Raises an earlier problem of this rank where DCP reports failures to all ranks."""
 
     def __init__(self, save: Save, folder: Path) -> None:
         super().__init__()
@@ -57,13 +58,13 @@ class Planner(DefaultSavePlanner):
     ) -> None:
         if self._of.problem:
             raise RuntimeError(self._of.problem)
-        if not self._folder.is_dir():  # DCP would make it, perhaps where a disk was mounted
+        if not self._folder.is_dir():  # DCP would create it, perhaps below an unmounted disk
             raise FileNotFoundError(f"the folder {self._folder} is gone")
         super().set_up_planner(state_dict, storage_meta, is_coordinator)
 
 
-class Stager(DefaultStager):
-    """Keeps its host memory from save to save, and hands over what was copied already."""
+class HostMemoryStager(DefaultStager):
+    """Copies tensors to host memory that is reused from save to save."""
 
     def __init__(self) -> None:
         cuda = torch.cuda.is_available()
@@ -77,16 +78,18 @@ class Stager(DefaultStager):
         )
 
     def copied(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Copy of the state in host memory."""
         copy = super().stage(state)
         assert isinstance(copy, dict)
         return copy
 
     def stage(self, state_dict: dict[str, Any], **_: Any) -> dict[str, Any]:
+        """Return the state unchanged: `copied` has copied it already."""
         return state_dict
 
 
-def in_words(error: BaseException) -> str:
-    """Each rank's own words, without the stack."""
+def error_text(error: BaseException) -> str:
+    """Message of an exception; for a DCP failure the message of each rank, without stacks."""
     if not isinstance(error, CheckpointException):
         return f"{type(error).__name__}: {error}"
     words = []
@@ -97,6 +100,7 @@ def in_words(error: BaseException) -> str:
 
 
 def free_space(folder: Path) -> str:
+    """Free disk space as a suffix of a message; empty if unknown."""
     try:
         free = shutil.disk_usage(folder).free
     except OSError:

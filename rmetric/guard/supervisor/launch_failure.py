@@ -1,7 +1,8 @@
-"""Why a launch failed: which rank first, and why, in words. Reads what is there, trusts none of it.
+"""Cause of a failed launch: first failed rank, exit code, exception, implicated GPU.
 
-The sources, the surest first: torchrun's error file, its report of the root cause in the
-log, the last words of the rank, the exit code, the heartbeats that stopped first.
+Evidence in order of reliability: error file of torchrun, its root-cause report in the log,
+last exception of the rank, exit code, heartbeats. `rmetric.diagnosis` analyses whole logs
+afterwards; this module reads the tail of one log to decide on the restart.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from typing import Any
 
 from rmetric.guard.run_folder import Heartbeat
 from rmetric.guard.supervisor.allocation import Allocation
-from rmetric.guard.supervisor.events import Failure
+from rmetric.guard.supervisor.events import LaunchFailure
 
-#: Bytes of the end of a log that are looked at.
+#: Bytes read from the end of a log.
 TAIL = 64 * 1024
 _ROOT = "Root Cause (first observed failure):"
 _FAILED = re.compile(
     r"rank\s*: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode\s*: (?P<code>-?\d+) \(pid: \d+\)"
 )
-#: What an agent logs before, and ft_launcher alone; the rank is that of the node.
+#: Earlier log line of the agent, the only one of ft_launcher; the rank is local to the node.
 _LOCAL = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+)")
-#: The line that ends a traceback, perhaps with the rank that torch puts before it.
+#: Last line of a traceback, with torch's optional rank prefix.
 _RAISED = re.compile(
     r"^(?:\[rank(?P<rank>\d+)\]: ?|\[[^\]]*?(?P<tag>\d+)\]: ?)?"
     r"(?P<words>(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b.*)$",
@@ -34,33 +35,33 @@ _RAISED = re.compile(
 )
 
 
-#: Words that name the rank's device, and those that do so where the device is innocent: too
-#: little memory, an index that is wrong, a collective, whose victims are many.
+#: Messages that implicate the device of the rank, and exceptions to them: out of memory, an
+#: index error, or a collective, which fails on many ranks.
 _DEVICE = re.compile(
     r"\b(?:CUDA|HIP|cuDNN|cuBLAS(?:Lt)?|cuSOLVER|cuFFT|MIOpen)\b[^.:]{0,40}\berror\b"
     r"|\b(?:CUDNN|CUBLAS|CUSOLVER|CUFFT|HIPBLAS|ROCBLAS|miopen)_?STATUS_"
     r"|\bcudaError|\bhipError|\bECC\b|\bXid\b|fallen off the bus",
     re.IGNORECASE,
 )
-_INNOCENT = re.compile(
+_NOT_DEVICE = re.compile(
     r"out of memory|OutOfMemory|ALLOC_FAILED|device-side assert|no kernel image|NCCL|RCCL",
     re.IGNORECASE,
 )
-#: Signals that a process brings on itself; others come from outside.
+#: Signals caused by the process itself; others come from outside.
 _OWN_SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
-#: What a rank that lost another prints before NCCL aborts it.
+#: Printed by a rank that lost another, before NCCL aborts it.
 _WATCHDOG = "Watchdog caught collective operation timeout"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Root:
-    """What torchrun calls the root cause."""
+class _RootCause:
+    """Root cause reported by torchrun."""
 
     rank: int | None = None
     code: int | None = None
 
 
-def of_exit(
+def explain_exit(
     code: int,
     *,
     node: str,
@@ -69,23 +70,26 @@ def of_exit(
     error_file: Path | None,
     beats: Mapping[int, Heartbeat],
     launcher: bool = True,
-) -> Failure:
-    """Why a launch whose process on `node` exited with `code`, which is not 0, failed.
+) -> LaunchFailure:
+    """Cause of a launch whose process exited with a code other than 0.
 
-    The rank's GPU is named only where something speaks against it: an exception may be the
-    same on all ranks, and the one that raised it first is no worse than the others.
+    A GPU is named only if there is evidence against it: most exceptions occur on all ranks
+    alike, and the rank that raised first is no more suspect than the others.
 
     Args:
-        log: the end of what it printed.
-        error_file: that torchrun was told to leave.
-        beats: the last heartbeats of its ranks.
+        code: exit code; below 0 for a signal.
+        node: node of the process.
+        allocation: GPUs of the launch.
+        log: end of its output.
+        error_file: error file of torchrun.
+        beats: last heartbeat of each rank.
         launcher: the process is torchrun or ft_launcher, not the training itself.
     """
     root = _root_of(log, list(allocation.gpus).index(node) * allocation.per_node)
-    said = _error_file(error_file, root.rank) or _raised(log, root.rank)
+    raised = _error_file(error_file, root.rank) or _raised(log, root.rank)
     if root.rank is None and code < 0:
         words = f"the {'launcher' if launcher else 'program'} was killed by {signal_name(code)}"
-        return Failure(kind="signal", words=words, code=code, node=node)
+        return LaunchFailure(kind="signal", words=words, code=code, node=node)
     rank, at = root.rank, root.code if root.code is not None else code
     gpu = allocation.gpu_of(rank) if rank is not None else None
     who = "the training" if rank is None else f"rank {rank}"
@@ -95,52 +99,59 @@ def of_exit(
     if at < 0:
         gpu = gpu if -at in _OWN_SIGNALS and _WATCHDOG not in log else None
         words = f"{who} was killed by {signal_name(at)}{step}"
-        return Failure(kind="signal", words=words, code=at, rank=rank, node=where, gpu=gpu)
-    why = said or _last_line(_before_the_agent(log))
-    kind = "exception" if said else "exit"
+        return LaunchFailure(kind="signal", words=words, code=at, rank=rank, node=where, gpu=gpu)
+    why = raised or _last_line(_before_the_agent(log))
+    kind = "exception" if raised else "exit"
     words = f"{who} failed with exit code {at}{step}" + (f": {why}" if why else "")
     gpu = gpu if names_device(why) else None
-    return Failure(kind=kind, words=words[:500], code=at, rank=rank, node=where, gpu=gpu)
+    return LaunchFailure(kind=kind, words=words[:500], code=at, rank=rank, node=where, gpu=gpu)
 
 
-def of_hang(
+def explain_hang(
     beats: Mapping[int, Heartbeat], silent: float, limit: float, allocation: Allocation
-) -> Failure:
-    """Why a launch that has done nothing for `silent` seconds hangs; the rank furthest behind."""
+) -> LaunchFailure:
+    """Cause of a hang, with the rank that is furthest behind.
+
+    Args:
+        beats: last heartbeat of each rank; empty before the first.
+        silent: time without a sign of life, seconds.
+        limit: exceeded timeout, seconds.
+        allocation: GPUs of the launch.
+    """
     if not beats:
-        words = f"it has not begun to train in {silent:.0f} s, {limit:g} are allowed"
-        return Failure(kind="hang", words=words)
+        words = f"training has not started after {silent:.0f} s, the limit is {limit:g}"
+        return LaunchFailure(kind="hang", words=words)
     rank = min(beats, key=lambda r: (beats[r].step, beats[r].time))
     first, others = beats[rank], [beats[r] for r in beats if r != rank]
-    # Where steps are quick, not every step has its beat: a small lag is no lag.
+    # Fast steps have no heartbeat each: a lag below the heartbeat interval is no evidence.
     alone = bool(others) and all(
         one.step > first.step and one.time - first.time >= first.every for one in others
     )
     gpu = allocation.gpu_of(rank) if alone else None
     if alone:
         least = min(one.step for one in others)
-        who = f"rank {rank} stands at step {first.step}, the others at {least} or later"
+        who = f"rank {rank} is at step {first.step}, the others at {least} or later"
     else:
-        who = f"all stand at step {max(beat.step for beat in beats.values())}"
-    words = f"no sign of life for {silent:.0f} s while {first.phase}, {limit:g} are allowed; {who}"
-    return Failure(
+        who = f"all ranks are at step {max(beat.step for beat in beats.values())}"
+    words = f"no heartbeat for {silent:.0f} s while {first.phase}, the limit is {limit:g}; {who}"
+    return LaunchFailure(
         kind="hang", words=words, rank=rank if alone else None, gpu=gpu, node=gpu[0] if gpu else ""
     )
 
 
 def names_device(words: str) -> bool:
-    """Whether an exception's words speak against the device it ran on.
+    """True if an exception implicates the device that it occurred on.
 
     >>> names_device("RuntimeError: CUDA error: an illegal memory access was encountered")
     True
     >>> names_device("OutOfMemoryError: CUDA out of memory"), names_device("KeyError: 'x'")
     (False, False)
     """
-    return bool(_DEVICE.search(words)) and not _INNOCENT.search(words)
+    return bool(_DEVICE.search(words)) and not _NOT_DEVICE.search(words)
 
 
 def signal_name(code: int) -> str:
-    """`SIGKILL` for -9 and for 137."""
+    """Name of the signal of an exit code: `SIGKILL` for -9 and for 137."""
     number = -code if code < 0 else code - 128
     try:
         return signal.Signals(number).name
@@ -148,8 +159,8 @@ def signal_name(code: int) -> str:
         return f"signal {number}"
 
 
-def tail(path: Path, size: int = TAIL) -> str:
-    """The end of a log; empty where there is none."""
+def read_tail(path: Path, size: int = TAIL) -> str:
+    """End of a log file; empty if it is missing."""
     try:
         with open(path, "rb") as file:
             file.seek(0, 2)
@@ -159,33 +170,33 @@ def tail(path: Path, size: int = TAIL) -> str:
         return ""
 
 
-def _root_of(log: str, first_rank: int) -> _Root:
-    """The earliest root cause that the agents report; `first_rank` of the node that ended."""
-    _, said, root = log.partition(_ROOT)
-    failed = [*_FAILED.finditer(root), *_FAILED.finditer(log)] if said else []
+def _root_of(log: str, first_rank: int) -> _RootCause:
+    """Earliest root cause in the log; `first_rank`: first rank of the node that exited."""
+    _, header, root = log.partition(_ROOT)
+    failed = [*_FAILED.finditer(root), *_FAILED.finditer(log)] if header else []
     if failed:
-        # Within a second the agent cannot tell the cause from those that it ended for it.
+        # The agent orders failures by seconds and may list ranks that it terminated itself.
         cause = min(failed, key=lambda one: int(one["code"]) == -signal.SIGTERM)
-        return _Root(rank=int(cause["rank"]), code=int(cause["code"]))
+        return _RootCause(rank=int(cause["rank"]), code=int(cause["code"]))
     local = _LOCAL.search(log)
     if local is not None:
-        return _Root(rank=first_rank + int(local["rank"]), code=int(local["code"]))
-    return _Root()
+        return _RootCause(rank=first_rank + int(local["rank"]), code=int(local["code"]))
+    return _RootCause()
 
 
 def _error_file(path: Path | None, rank: int | None) -> str:
-    """The message in torchrun's error file; empty where it does not say."""
+    """Message in the error file of torchrun; empty if there is none."""
     try:
         message: Any = json.loads(path.read_text())["message"] if path else ""
         message = message["message"] if isinstance(message, dict) else message
     except (OSError, ValueError, KeyError, TypeError):
         return ""
-    # The agent's own report about its children is what the log says already.
+    # The agent's own report about its children repeats the log.
     return "" if "FAILED" in str(message)[:200] else " ".join(str(message).split())[:300]
 
 
 def _raised(log: str, rank: int | None) -> str:
-    """The exception of this rank; where it has no name on it, the first of the log."""
+    """Last exception of this rank; the first of the log if no line names the rank."""
     raised = [m for m in _RAISED.finditer(log) if not m["words"].startswith(_AGENT)]
     of_rank = [
         m for m in raised if rank is not None and rank in (_number(m, "rank"), _number(m, "tag"))
@@ -194,7 +205,7 @@ def _raised(log: str, rank: int | None) -> str:
     return " ".join(best[0]["words"].split())[:300] if best else ""
 
 
-#: What torchrun itself raises about its children.
+#: Exceptions of torchrun itself about its children.
 _AGENT = ("torch.distributed.elastic", "ChildFailedError", "SystemExit")
 
 
@@ -203,7 +214,7 @@ def _number(match: re.Match[str], name: str) -> int | None:
 
 
 def _before_the_agent(log: str) -> str:
-    """What the training itself printed: the log up to the agent's report of its failure."""
+    """Output of the training: the log up to the agent's failure report."""
     report = _LOCAL.search(log)
     return log[: log.rfind("\n", 0, report.start()) + 1] if report else log
 

@@ -43,7 +43,7 @@ THROTTLE_BITS = {
 
 
 class NvmlClosed(Exception):
-    """NVML cannot be used and must be opened again; says why in words.
+    """NVML cannot be used and must be opened again; the message gives the reason.
 
     `driver_away` is True where the driver itself is gone, and not only this connection.
     """
@@ -54,14 +54,14 @@ class NvmlClosed(Exception):
 
 
 class GpuGone(Exception):
-    """One GPU does not answer. `kind` is the kind of event that this is."""
+    """One GPU does not respond; `kind` is the kind of the event."""
 
     def __init__(self, message: str, kind: str) -> None:
         super().__init__(message)
         self.kind = kind
 
 
-class Library:
+class NvmlLibrary:
     """NVML, opened: finds GPUs, reads them, waits for Xids. Any call may raise NvmlClosed.
 
     Args:
@@ -86,11 +86,11 @@ class Library:
             self._nvml.nvmlShutdown()
 
     def count(self) -> int:
-        """How many GPUs the driver lists; also the way to notice that it is gone."""
+        """Number of GPUs of the driver; also detects an unloaded driver."""
         return self._ask(self._nvml.nvmlDeviceGetCount) or 0
 
     def find(self, devices: Sequence[int | str] | None) -> list[int]:
-        """The indices of the GPUs asked for, by index or UUID; None: those CUDA may use."""
+        """Indices of GPUs given by index or UUID; None for those visible to CUDA."""
         count = self.count()
         if count == 0:
             raise NvmlClosed("the NVIDIA driver lists no GPU")
@@ -104,7 +104,7 @@ class Library:
         return found
 
     def read(self, gpu: int, time: float) -> Reading:
-        """One GPU's reading. Raises GpuGone where it does not answer."""
+        """Read one GPU. Raises GpuGone if it does not respond."""
         nvml = self._nvml
         try:
             return self._reading(gpu, self._handle(gpu), time)
@@ -116,7 +116,7 @@ class Library:
             raise GpuGone(f"GPU {gpu} does not answer: {error}", kind) from None
 
     def next_xid(self, seconds: float, otherwise: Callable[[float], Any]) -> tuple[int, int] | None:
-        """The GPU and number of the next Xid; None if none came within `seconds`.
+        """GPU and number of the next Xid; None if none came within `seconds`.
 
         Where NVML cannot wait for Xids, `otherwise(seconds)` does the waiting.
         """
@@ -132,7 +132,7 @@ class Library:
         return None
 
     def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What a call returns; None where this GPU, driver or user cannot have it."""
+        """Result of a call; None if GPU, driver or permissions do not provide it."""
         try:
             return function(*arguments)
         except self._nvml.NVMLError as error:
@@ -153,7 +153,7 @@ class Library:
         return self._handles[gpu]
 
     def _is(self, gpu: int, device: int | str) -> bool:
-        """Whether `device` names this GPU: its index, or the beginning of its UUID."""
+        """`device` is the index of this GPU, or the beginning of its UUID."""
         if str(device).lstrip("-").isdigit():
             return int(device) == gpu
         nvml = self._nvml
@@ -228,7 +228,7 @@ class Library:
         return {name: [(one, link) for link in links] for name, one in NVLINK_OF_A_LINK.items()}
 
     def _fields(self, handle: Any, ids: list[Any]) -> list[Any]:
-        """The values of fields, or of (field, link); None for each that is not told."""
+        """Values of fields, or of (field, link); None for each that is not reported."""
         found = self._ask(self._nvml.nvmlDeviceGetFieldValues, handle, ids) if ids else []
         if found is None:
             return [None] * len(ids)
@@ -246,9 +246,9 @@ def _value(field: Any) -> Any:
 
 
 def _sum(values: list[int | None]) -> int | None:
-    """The sum of what is told; a link that is off tells nothing, and does not hide the others."""
-    told = [value for value in values if value is not None]
-    return sum(told) if told else None
+    """Sum of the reported values; inactive links report none. None if all are missing."""
+    reported = [value for value in values if value is not None]
+    return sum(reported) if reported else None
 
 
 def _action(value: int | None) -> str | None:
@@ -268,7 +268,7 @@ def _words(bits: int | None) -> frozenset[str] | None:
 
 
 def _visible_to_cuda() -> list[str] | None:
-    """What CUDA_VISIBLE_DEVICES names; None for every GPU, also where it names parts of one."""
+    """GPUs in CUDA_VISIBLE_DEVICES; None for every GPU, also if it names parts of one."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is None or "MIG" in named:
         return None

@@ -1,4 +1,4 @@
-"""When failures strike a job, which of them are warned of, and when somebody cries wolf."""
+"""Sampled failures, warnings and false alarms of a simulated job."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from studies.fleet.job_settings import DAY, Fleet, Job
+from studies.fleet.job_settings import DAY, Fleet, FleetJob
 
-#: Drawn at once: a Generator is slow for single numbers.
+#: Numbers drawn at once, since a Generator is slow for single numbers.
 BLOCK = 256
 
 
-class Failure(NamedTuple):
-    """One node fails.
+class NodeFailure(NamedTuple):
+    """Failure of one node.
 
     Attributes:
-        time: seconds since the job's beginning.
-        slot: from 0; the nodes that a shrunken job has are those below their number.
-        lead: seconds that a warning comes before; None without one.
+        time: seconds since the start of the job.
+        slot: index of the node, from 0; a job shrunk to n nodes uses the slots below n.
+        lead: time of the warning before the failure, seconds; None without a warning.
     """
 
     time: float
@@ -29,18 +29,18 @@ class Failure(NamedTuple):
 
 
 class FalseAlarm(NamedTuple):
-    """A warning of nothing, on the node in `slot` from `time`, for `lasts` seconds."""
+    """Warning without a failure, on the node in `slot` from `time`, for `lasts` seconds."""
 
     time: float
     slot: int
     lasts: float
 
 
-def failures(job: Job, seed: int) -> Iterator[Failure]:
-    """All failures, in order, without end.
+def failures(job: FleetJob, seed: int) -> Iterator[NodeFailure]:
+    """Endless sequence of failures, in order of time.
 
-    The same seed strikes at the same times whatever is saved, warned of or repaired, and a
-    higher recall warns of the same failures and of more.
+    Failure times depend on the seed only, not on saves, warnings or repairs; a higher
+    recall adds warnings and removes none.
     """
     fleet, predictor = job.fleet, job.predictor
     mean = fleet.seconds_between_failures
@@ -52,11 +52,11 @@ def failures(job: Job, seed: int) -> Iterator[Failure]:
     for gap, slot, mark, lead in _draws(np.random.default_rng([seed, 0]), shape, fleet):
         time += scale * gap
         warned = mark < predictor.recall
-        yield Failure(time, slot, predictor.mean_lead_seconds * lead if warned else None)
+        yield NodeFailure(time, slot, predictor.mean_lead_seconds * lead if warned else None)
 
 
-def false_alarms(job: Job, seed: int) -> Iterator[FalseAlarm]:
-    """All false alarms, in order, without end."""
+def false_alarms(job: FleetJob, seed: int) -> Iterator[FalseAlarm]:
+    """Endless sequence of false alarms, in order of time."""
     fleet, predictor = job.fleet, job.predictor
     if not predictor.false_alarms_per_gpu_day:
         return

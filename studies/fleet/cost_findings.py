@@ -1,4 +1,4 @@
-"""What the tables say, in sentences made of the same numbers; docs/fleet_cost.md shows them."""
+"""Findings of the cost study as sentences with the numbers of the tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from studies.fleet.cost_tables import (
     variant,
     ways,
 )
-from studies.fleet.job_settings import Predictor
+from studies.fleet.job_settings import FailurePredictor
 
 
 def sentences(get: Get) -> dict[str, str]:
@@ -42,7 +42,7 @@ def _most(get: Get) -> list[str]:
         bound = 100 * most_an_emergency_saves(
             mtbf=mtbf, interval=interval, durable=job.saves.durable_seconds, recall=TODAY.recall
         )
-        won = get(a_job(BIG, saves, Predictor(recall=1.0))).gain(get(job))
+        won = get(a_job(BIG, saves, FailurePredictor(recall=1.0))).gain(get(job))
         lines.append(
             f"{BIG:,} GPUs, {saves} saves: a failure every {mtbf / 3600:.1f} h, a save every "
             f"{interval / 60:.0f} minutes. A predictor with a recall of {TODAY.recall:g} can win "
@@ -72,7 +72,7 @@ def _pays(get: Get) -> list[str]:
 
 
 def verdict(gain: Estimate) -> str:
-    """By the interval, not by the point."""
+    """Decide by the interval, not by the point estimate."""
     return "pays" if gain.low > 0 else "costs" if gain.high < 0 else "makes no clear difference"
 
 

@@ -1,7 +1,7 @@
-"""Histories of GPUs' telemetry: from a life and what is wrong to readings every 10 seconds.
+"""Simulated GPU telemetry: readings every 10 seconds from usage and injected failure signs.
 
-The physics is small: power follows the work and the clock, temperature follows power with a
-lag of a minute, and a GPU that gets too hot slows down. Constants are those of an H100 SXM
+Power follows work and clock, temperature follows power with a lag of a minute, and a GPU
+that is too hot slows down. Constants are those of an H100 SXM
 where its data sheet states them (700 W, 80 GB, 1980 MHz), else by hand.
 """
 
@@ -15,10 +15,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rmetric.telemetry.reading import Reading, Sign
+from rmetric.telemetry.reading import GpuSign, Reading
 from rmetric.telemetry.xid import xid_kind
-from studies.fleet.gpu_failures import Failure, Signs, contain, fail
-from studies.fleet.job_life import DAY, HOUR, STEP_SECONDS, Bools, Floats, JobLife, Life, live
+from studies.fleet.gpu_failures import GpuFailure, Signs, contain, fail
+from studies.fleet.gpu_usage import (
+    DAY,
+    HOUR,
+    STEP_SECONDS,
+    Bools,
+    Floats,
+    GpuUsage,
+    JobConditions,
+    sample_usage,
+)
 
 SLOWDOWN_CELSIUS, ROOM_CELSIUS = 89.0, 27.0
 IDLE_WATTS, LIMIT_WATTS = 75.0, 700.0
@@ -26,44 +35,45 @@ MOST_MHZ, MEMORY_MHZ = 1980.0, 2619.0
 MEMORY_BYTES = 80 * 1024**3
 LAG_SECONDS = 60.0
 
-#: A failure's history: what is looked at before it, an hour to warm up, and a while after.
+#: History of a failure: evaluated time before it, warm-up before that, and time after it.
 BEFORE_SECONDS, WARM_UP_SECONDS, AFTER_SECONDS = DAY, HOUR, 300.0
 
 Column = NDArray[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class History:
-    """What one GPU told, as arrays of one value a reading, shape (T,).
+class GpuHistory:
+    """Telemetry of one GPU, as arrays of one value per reading, shape (T,).
 
     Attributes:
         times: seconds.
-        columns: the fields of `Reading` that change, by their names.
-        throttles: whether each reason held, by its word.
-        told: whether there is a reading at all; False while the driver is away.
-        lost: whether the GPU no longer answers.
-        reloaded: whether the driver is new at this reading.
-        xids: time and number of each, in order.
-        failure: what happened in truth; None for a GPU that stays healthy.
+        columns: varying fields of `Reading`, by name.
+        throttles: active throttle reasons, by name.
+        available: a reading exists; False while the driver is unavailable.
+        lost: the GPU no longer responds.
+        reloaded: the driver was reloaded at this reading.
+        xids: time and number of each Xid, in order.
+        failure: ground truth; None for a healthy GPU.
     """
 
     gpu: int
     times: Floats
     columns: dict[str, Column]
     throttles: dict[str, Bools]
-    told: Bools
+    available: Bools
     lost: Bools
     reloaded: Bools
     xids: tuple[tuple[float, int], ...]
-    failure: Failure | None = None
+    failure: GpuFailure | None = None
 
     @property
     def days(self) -> float:
+        """Length of the history, days."""
         return self.times.size * STEP_SECONDS / DAY
 
     def reading(self, index: int) -> Reading | None:
-        """The reading at `index`; None where there is none."""
-        if not self.told[index]:
+        """The reading at `index`; None if there is none."""
+        if not self.available[index]:
             return None
         values = {name: column[index].item() for name, column in self.columns.items()}
         reasons = frozenset(word for word, held in self.throttles.items() if held[index])
@@ -74,30 +84,30 @@ class History:
             memory_clock_mhz=MEMORY_MHZ, memory_clock_max_mhz=MEMORY_MHZ, **values,
         )  # fmt: skip
 
-    def heard(self) -> Iterator[Reading | Sign]:
-        """What a watcher would have heard, in order: readings, and signs between them."""
+    def events(self) -> Iterator[Reading | GpuSign]:
+        """Readings and signs in order of time, as a telemetry source yields them."""
         xids = deque(self.xids)
         for index, time in enumerate(self.times.tolist()):
             if self.reloaded[index]:
-                yield Sign(gpu=self.gpu, time=time, kind="driver_loaded")
+                yield GpuSign(gpu=self.gpu, time=time, kind="driver_loaded")
             reading = self.reading(index)
             if reading is not None:
                 yield reading
             while xids and xids[0][0] <= time:
-                yield Sign(gpu=self.gpu, time=time, kind=xid_kind(xids.popleft()[1]))
+                yield GpuSign(gpu=self.gpu, time=time, kind=xid_kind(xids.popleft()[1]))
             if self.lost[index] and not self.lost[index - 1]:
-                yield Sign(gpu=self.gpu, time=time, kind="gpu_lost")
+                yield GpuSign(gpu=self.gpu, time=time, kind="gpu_lost")
 
 
-def healthy(rng: np.random.Generator, *, gpu: int, days: float, job: JobLife) -> History:
-    """A GPU that does not fail."""
-    life = live(rng, _readings(days * DAY), job)
+def healthy(rng: np.random.Generator, *, gpu: int, days: float, job: JobConditions) -> GpuHistory:
+    """History of a GPU that does not fail."""
+    life = sample_usage(rng, _readings(days * DAY), job)
     return _history(rng, gpu, life, Signs.none(life.work.size))
 
 
-def contained(rng: np.random.Generator, *, gpu: int, job: JobLife) -> History:
-    """Two days with an uncorrectable error that is contained and comes to nothing."""
-    life = live(rng, _readings(2 * DAY), job)
+def contained(rng: np.random.Generator, *, gpu: int, job: JobConditions) -> GpuHistory:
+    """Two days around an uncorrectable error that is contained, without a failure."""
+    life = sample_usage(rng, _readings(2 * DAY), job)
     at = _readings(DAY)
     until = at + int(rng.integers(_readings(HOUR), _readings(DAY)))
     return _history(rng, gpu, life, contain(rng, life, at, until))
@@ -109,12 +119,21 @@ def failing(
     gpu: int,
     cause: str,
     with_sign: bool,
-    job: JobLife,
+    job: JobConditions,
     before: float = WARM_UP_SECONDS + BEFORE_SECONDS,
-) -> History:
-    """The time before a failure, in seconds, and the minutes after it."""
+) -> GpuHistory:
+    """History around a failure: `before` seconds before it and minutes after it.
+
+    Args:
+        rng: source of all random numbers.
+        gpu: index of the GPU.
+        cause: cause of the failure.
+        with_sign: a sign precedes the failure.
+        job: operating conditions.
+        before: length before the failure, seconds.
+    """
     at = _readings(before)
-    life = live(rng, at + _readings(AFTER_SECONDS), job)
+    life = sample_usage(rng, at + _readings(AFTER_SECONDS), job)
     signs, failure = fail(rng, life, cause, at, with_sign)
     return _history(rng, gpu, life, signs, failure)
 
@@ -124,8 +143,12 @@ def _readings(seconds: float) -> int:
 
 
 def _history(
-    rng: np.random.Generator, gpu: int, life: Life, signs: Signs, failure: Failure | None = None
-) -> History:
+    rng: np.random.Generator,
+    gpu: int,
+    life: GpuUsage,
+    signs: Signs,
+    failure: GpuFailure | None = None,
+) -> GpuHistory:
     num = life.work.size
     clock = _slowed_by_heat(life, signs)
     power = _power(rng, life, signs, clock)
@@ -146,7 +169,7 @@ def _history(
         "row_remap_failed": signs.remap_failed,
     }
     hot = celsius > SLOWDOWN_CELSIUS
-    return History(
+    return GpuHistory(
         gpu=gpu,
         times=np.arange(num, dtype=np.float64) * STEP_SECONDS,
         columns=columns,
@@ -155,7 +178,7 @@ def _history(
             "hardware_slowdown": signs.slowed | hot,
             "hardware_thermal": hot,
         },
-        told=~(life.unread | signs.lost),
+        available=~(life.unread | signs.lost),
         lost=signs.lost,
         reloaded=life.reloaded,
         xids=tuple(
@@ -165,8 +188,8 @@ def _history(
     )
 
 
-def _slowed_by_heat(life: Life, signs: Signs) -> Floats:
-    """The clock that is left; a GPU in too hot a place throttles by as much as it must."""
+def _slowed_by_heat(life: GpuUsage, signs: Signs) -> Floats:
+    """Clock as a share of its maximum, after thermal throttling."""
     steady = ROOM_CELSIUS + life.ambient + signs.heat + _KELVIN_PER_WATT * LIMIT_WATTS * life.work
     too_hot = np.maximum(0.0, steady - (SLOWDOWN_CELSIUS + 2.0))
     return signs.clock * np.maximum(0.4, 1.0 - too_hot / (_KELVIN_PER_WATT * LIMIT_WATTS))
@@ -175,15 +198,15 @@ def _slowed_by_heat(life: Life, signs: Signs) -> Floats:
 _KELVIN_PER_WATT = 0.06
 
 
-def _power(rng: np.random.Generator, life: Life, signs: Signs, clock: Floats) -> Floats:
+def _power(rng: np.random.Generator, life: GpuUsage, signs: Signs, clock: Floats) -> Floats:
     watts = IDLE_WATTS + (0.97 * LIMIT_WATTS - IDLE_WATTS) * life.work * clock
     watts[signs.spinning] = 130.0
     noise = rng.normal(0.0, 1.0, watts.size) * np.where(life.work > 0, 14.0, 1.0)
     return np.clip(watts + noise, 50.0, 1.02 * LIMIT_WATTS)
 
 
-def _temperature(life: Life, signs: Signs, power: Floats) -> Floats:
-    """What the chip comes to, a minute behind."""
+def _temperature(life: GpuUsage, signs: Signs, power: Floats) -> Floats:
+    """Chip temperature, which follows power with a lag of a minute."""
     from scipy.signal import lfilter  # takes a second to import
 
     load = power / LIMIT_WATTS
@@ -193,8 +216,8 @@ def _temperature(life: Life, signs: Signs, power: Floats) -> Floats:
     return np.asarray(lagged, dtype=np.float64)
 
 
-def _counters(life: Life, signs: Signs) -> dict[str, Column]:
-    """Counters since the driver was loaded begin again with it; those over a life do not."""
+def _counters(life: GpuUsage, signs: Signs) -> dict[str, Column]:
+    """Error counters; volatile ones restart when the driver is reloaded."""
     corrected = np.cumsum(life.corrected + signs.corrected)
     uncorrected = np.cumsum(signs.uncorrected)
     links = np.cumsum(life.link_retries + signs.link_errors)
@@ -213,6 +236,6 @@ def _counters(life: Life, signs: Signs) -> dict[str, Column]:
 
 
 def _since(total: Column, reloaded: Bools) -> Column:
-    """A running total less what it was when the driver was last loaded."""
+    """Running total since the driver was last loaded."""
     levels = np.where(reloaded, total, 0)
     return total - np.maximum.accumulate(levels)

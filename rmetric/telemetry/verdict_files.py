@@ -7,38 +7,37 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rmetric.telemetry.lines import read_line
-from rmetric.telemetry.sources import Verdicts
+from rmetric.telemetry.sources import VerdictStore
 from rmetric.telemetry.verdict import GpuVerdict
 
 
 @dataclass
 class _File:
-    """How far one file was read: its identity, and the place after its last whole line."""
+    """Read position in one file: its inode, and the offset after the last complete line."""
 
     identity: int = 0
     place: int = 0
 
 
-class FollowedVerdicts:
+class VerdictFiles:
     """A `VerdictSource` that follows the files ``*.jsonl`` of a folder (see `lines`).
 
     `rmetric telemetry --run FOLDER` writes FOLDER/telemetry/NODE.jsonl; this reads what
-    was added since the last poll. A line that is not whole yet waits; one that cannot be
-    read is passed over and told in `problem`. A file that was cut short or replaced is
-    read from its beginning; what it said before still holds for GPUs it no longer names.
+    was added since the last poll. An incomplete line is read later; an invalid one is
+    skipped and reported in `problem`. A truncated or replaced file is read from its
+    beginning; earlier verdicts stay valid for GPUs that it no longer names.
 
     Args:
-        folder: of the files; it may come later.
-        without: names of nodes whose files are left alone, such as this one.
+        folder: folder of the files; it may be created later.
+        without: names of nodes whose files are ignored, such as this one.
 
-    Weakness: a node that died says nothing more, and its last verdicts stay; the
-    heartbeats of its ranks tell that.
+    Limit: the last verdicts of a dead node stay; missing heartbeats of its ranks reveal it.
     """
 
     def __init__(self, folder: Path | str, without: Iterable[str] = ()) -> None:
         self._folder, self._without = Path(folder), frozenset(without)
         self._files: dict[Path, _File] = {}
-        self._verdicts = Verdicts()
+        self._verdicts = VerdictStore()
         self._closed = False
         self.problem: str | None = None
 
@@ -47,7 +46,7 @@ class FollowedVerdicts:
             for path in sorted(self._folder.glob("*.jsonl")):
                 if path.stem not in self._without:
                     self._follow(path)
-        return self._verdicts.news()
+        return self._verdicts.changed()
 
     def verdicts(self) -> dict[str, GpuVerdict]:
         return dict(self._verdicts.latest)
@@ -59,11 +58,11 @@ class FollowedVerdicts:
         state = self._files.setdefault(path, _File())
         try:
             for line in _new_lines(path, state):
-                self._take(path, line)
+                self._process(path, line)
         except OSError as error:
             self.problem = f"{path}: {error.strerror or error}"
 
-    def _take(self, path: Path, line: bytes) -> None:
+    def _process(self, path: Path, line: bytes) -> None:
         try:
             entry = read_line(line)
         except ValueError as error:
@@ -74,7 +73,7 @@ class FollowedVerdicts:
 
 
 def _new_lines(path: Path, state: _File) -> list[bytes]:
-    """The whole lines since the last call."""
+    """Complete lines since the last call."""
     with open(path, "rb") as file:
         size = file.seek(0, 2)
         identity = path.stat().st_ino

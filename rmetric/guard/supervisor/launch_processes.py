@@ -1,7 +1,7 @@
-"""One launch: its commands and environments, its processes, and what they print.
+"""Commands, environments and processes of one launch.
 
-Arguments are lists from beginning to end; no shell sees them. The one exception is a
-remote shell that a prefix such as `ssh NODE` brings along: for it they are quoted.
+Arguments are lists and never pass through a local shell. For the remote shell of a prefix
+such as `ssh NODE` they are quoted.
 """
 
 from __future__ import annotations
@@ -23,19 +23,26 @@ from rmetric.guard.supervisor.allocation import Allocation, Pool
 
 TORCHRUNS = ("torchrun", "ft_launcher")
 TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
-#: Options by which a user has chosen how the ranks of one node find each other.
-_MEETING = ("standalone", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "master-addr", "master-port")
+#: Options by which a user configures the rendezvous.
+_RENDEZVOUS = (
+    "standalone",
+    "rdzv-backend",
+    "rdzv-endpoint",
+    "rdzv-id",
+    "master-addr",
+    "master-port",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What is to be run.
+    """Program to run.
 
     Attributes:
-        arguments: the program and its arguments, with placeholders such as {data}.
-        prefixes: node -> what stands before it there, such as ("ssh", "n1"); empty here.
-        visible: tell the training its GPUs by CUDA_VISIBLE_DEVICES.
-        master: address of the first node for the others; empty to take its name.
+        arguments: program and arguments, with placeholders such as {data}.
+        prefixes: node -> prefix of its command, such as ("ssh", "n1"); empty for this machine.
+        visible: set CUDA_VISIBLE_DEVICES.
+        master: address of the first node for the others; empty for its name.
     """
 
     arguments: tuple[str, ...]
@@ -48,7 +55,7 @@ class Program:
         return _launcher_end(self.arguments) > 0
 
     def commands(self, allocation: Allocation, port: int) -> dict[str, list[str]]:
-        """The argument list of each node."""
+        """Argument list of each node."""
         filled = fill(self.arguments, allocation.layout)
         if not self.is_torchrun:
             if len(allocation.gpus) > 1:
@@ -57,13 +64,13 @@ class Program:
         filled = with_option(filled, "nproc-per-node", str(allocation.per_node))
         filled = with_option(filled, "nnodes", str(len(allocation.gpus)))
         if len(self.prefixes) <= 1:
-            chosen = any(_where(filled, option) is not None for option in _MEETING)
+            chosen = any(_where(filled, option) is not None for option in _RENDEZVOUS)
             end = _launcher_end(filled)
             alone = [] if chosen else ["--standalone"]
             return {node: [*filled[:end], *alone, *filled[end:]] for node in allocation.gpus}
         first = next(iter(allocation.gpus))
-        meeting = {"master-addr": self.master or first, "master-port": str(port)}
-        for option, value in meeting.items():
+        rendezvous = {"master-addr": self.master or first, "master-port": str(port)}
+        for option, value in rendezvous.items():
             filled = with_option(filled, option, value)
         return {
             node: with_option(filled, "node-rank", str(rank))
@@ -71,23 +78,23 @@ class Program:
         }
 
     def behind(self, node: str, command: list[str], environment: Mapping[str, str]) -> list[str]:
-        """A command as it is started for a node: here, or through its prefix."""
+        """Command for a node, through its prefix if it has one."""
         prefix = self.prefixes.get(node, ())
         if not prefix:
             return command
-        said = [f"{name}={value}" for name, value in environment.items()]
-        there = ["env", "-C", str(Path.cwd()), *said, *command]
+        variables = [f"{name}={value}" for name, value in environment.items()]
+        there = ["env", "-C", str(Path.cwd()), *variables, *command]
         remote = Path(prefix[0]).name == "ssh"
         return [*prefix, *(map(shlex.quote, there) if remote else there)]
 
 
 def unit_of(program: Program, pool: Pool) -> str:
-    """What one of the pool is called: a process, where no GPU is known of."""
+    """Name of one device of the pool: `process` if no GPUs are known, else `GPU`."""
     return "GPU" if program.visible or any(pool) else "process"
 
 
 def fill(arguments: Sequence[str], layout: Layout) -> list[str]:
-    """The arguments with the numbers of the layout in the place of their names.
+    """Replace the placeholders in the arguments with the numbers of the layout.
 
     >>> fill(["train.py", "--tp={tensor}", "{gpus}", '{"a": 1}'], Layout(tensor=2, data=3))
     ['train.py', '--tp=2', '6', '{"a": 1}']
@@ -105,17 +112,17 @@ def with_option(arguments: list[str], option: str, value: str) -> list[str]:
     >>> with_option(["torchrun", "a.py", "--nnodes", "9"], "nnodes", "1")
     ['torchrun', '--nnodes=1', 'a.py', '--nnodes', '9']
     """
-    said = f"--{option}={value}"
+    setting = f"--{option}={value}"
     where = _where(arguments, option)
     if where is None:
         end = _launcher_end(arguments)
-        return [*arguments[:end], said, *arguments[end:]]
+        return [*arguments[:end], setting, *arguments[end:]]
     after = where + (1 if "=" in arguments[where] else 2)
-    return [*arguments[:where], said, *arguments[after:]]
+    return [*arguments[:where], setting, *arguments[after:]]
 
 
 def option_of(arguments: Sequence[str], option: str) -> str | None:
-    """What torchrun's arguments say of one of its options; None where they do not."""
+    """Value of one of torchrun's options; None if it is not given."""
     where = _where(arguments, option)
     if where is None:
         return None
@@ -124,7 +131,7 @@ def option_of(arguments: Sequence[str], option: str) -> str | None:
 
 
 def _where(arguments: Sequence[str], option: str) -> int | None:
-    """Index of one of torchrun's options; what stands behind the script is not torchrun's."""
+    """Index of one of torchrun's options; arguments of the script are ignored."""
     for n in range(_launcher_end(arguments), len(arguments)):
         if arguments[n].endswith(".py") and not arguments[n].startswith("-"):
             return None
@@ -135,7 +142,7 @@ def _where(arguments: Sequence[str], option: str) -> int | None:
 
 
 def _launcher_end(arguments: Sequence[str]) -> int:
-    """Index behind `torchrun`, also by `python`, or `-m torch.distributed.run`; 0 for others."""
+    """Index after `torchrun` or `-m torch.distributed.run`; 0 for another program."""
     if not arguments:
         return 0
     if Path(arguments[0]).name in TORCHRUNS:
@@ -149,17 +156,17 @@ def _launcher_end(arguments: Sequence[str]) -> int:
 
 
 def free_port() -> int:
-    """A port that is free here at the moment."""
-    with socket.socket() as asked:
-        asked.bind(("", 0))
-        return int(asked.getsockname()[1])
+    """TCP port that is currently free on this machine."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
 
 
-class Running:
-    """The processes of one launch, one a node, begun when it is made.
+class LaunchProcesses:
+    """Processes of one launch, one per node, started on construction.
 
-    Each exit is told from a thread of its own: `exited(number, node, code)`. What cannot
-    be started has the code 127, and why stands in the log.
+    Each exit is reported from a thread of its own by `exited(number, node, code)`. A process
+    that cannot be started has the code 127; the reason is in the log.
     """
 
     def __init__(
@@ -184,7 +191,7 @@ class Running:
                 self._start(node, command, program, folder, log)
 
     def alive(self) -> list[int]:
-        """Pids of those that have not ended: that of one that has may be somebody else's."""
+        """Pids of running processes only: the pid of an exited one may have been reused."""
         return [process.pid for process in self._processes if process.returncode is None]
 
     def _start(
@@ -192,7 +199,7 @@ class Running:
     ) -> None:
         error_file = folder.logs / f"launch-{self.number}-error{f'-{node}' if node else ''}.json"
         self.error_files[node] = error_file
-        said = {
+        variables = {
             FOLDER_VARIABLE: str(folder.path.resolve()),
             LAUNCH_VARIABLE: self.token,
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
@@ -200,13 +207,13 @@ class Running:
             **self._environment,
         }
         if program.visible:
-            # NVML, which the verdicts speak of, counts GPUs in the order of the bus.
-            said["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-            said["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self.allocation.gpus[node]))
+            # Verdicts use the indices of NVML, which follow the PCI bus order.
+            variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self.allocation.gpus[node]))
         try:
             process = subprocess.Popen(
-                program.behind(node, command, said),
-                env={**os.environ, **said},
+                program.behind(node, command, variables),
+                env={**os.environ, **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -1,7 +1,7 @@
-"""What a healthy GPU of a large training job lives through, none of it a fault of its own.
+"""Sampled usage of a healthy GPU in a large training job.
 
-Rates of stops are published (see `published`); all else here is set by hand, from how such
-jobs are run, and stands in one place: `JobLife`.
+Rates of stops are published (see `published`). All other parameters are set by hand, from
+how such jobs are run, and are defined in `JobConditions`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ HOUR = 3_600.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobLife:
-    """How a job treats its GPUs; rates a GPU-day, durations in seconds. By hand unless said.
+class JobConditions:
+    """Operating conditions of a job; rates per GPU-day, durations in seconds, set by hand.
 
     Attributes:
         stops_per_day: the whole job stops, because something in it failed. Published.
@@ -56,16 +56,18 @@ class JobLife:
 
 
 @dataclass(kw_only=True)
-class Life:
-    """One GPU's days under a job, before physics; arrays of one value a reading, shape (T,).
+class GpuUsage:
+    """Usage of one GPU before the physical model; arrays of one value per reading, shape (T,).
 
     Attributes:
-        work: share of full load, 0 where the GPU stands still.
+        work: share of full load, 0 while the GPU is idle.
         utilisation: percent, before noise.
         memory: share of the memory held.
         ambient: degrees above the room's set point.
-        corrected, link_retries, pcie_replays: new ones at each reading.
-        reloaded: readings at which the driver is new.
+        corrected: new corrected ECC errors at each reading.
+        link_retries: new link retries at each reading.
+        pcie_replays: new PCIe replays at each reading.
+        reloaded: readings at which the driver was reloaded.
         unread: readings that failed, because the driver was away.
         xids: reading and number of each Xid of the application.
     """
@@ -82,13 +84,19 @@ class Life:
     xids: list[tuple[int, int]] = field(default_factory=list)
 
     def stand_still(self, first: int, last: int, memory: float = 0.01) -> None:
-        """From reading `first` until before `last` nothing runs."""
+        """Make the GPU idle from reading `first` to before `last`."""
         self.work[first:last] = self.utilisation[first:last] = 0.0
         self.memory[first:last] = memory
 
 
-def live(rng: np.random.Generator, num_readings: int, job: JobLife) -> Life:
-    """The days of one GPU, with everything that happens to it drawn from `rng`."""
+def sample_usage(rng: np.random.Generator, num_readings: int, job: JobConditions) -> GpuUsage:
+    """Sample the usage of one GPU.
+
+    Args:
+        rng: source of all random numbers.
+        num_readings: number of readings T, one every `STEP_SECONDS`.
+        job: operating conditions.
+    """
     days = num_readings * STEP_SECONDS / DAY
     life = _loaded(rng, num_readings)
     life.ambient += _surroundings(rng, num_readings, days, job)
@@ -102,14 +110,14 @@ def live(rng: np.random.Generator, num_readings: int, job: JobLife) -> Life:
     return life
 
 
-def _loaded(rng: np.random.Generator, num_readings: int) -> Life:
-    """Stretches of training, of a few hours each, that load the GPU differently."""
+def _loaded(rng: np.random.Generator, num_readings: int) -> GpuUsage:
+    """Periods of training, a few hours each, with different loads."""
     ends = np.cumsum(rng.exponential(3 * HOUR, size=2 + num_readings // 60) / STEP_SECONDS)
     stretch = np.searchsorted(ends, np.arange(num_readings))
     work = rng.uniform(0.84, 1.0, size=ends.size)[stretch]
     utilisation = rng.uniform(94.0, 100.0, size=ends.size)[stretch]
     zeros = np.zeros(num_readings, dtype=np.int64)
-    return Life(
+    return GpuUsage(
         work=work, utilisation=utilisation,
         memory=np.full(num_readings, rng.uniform(0.8, 0.95)),
         ambient=np.zeros(num_readings),
@@ -118,8 +126,8 @@ def _loaded(rng: np.random.Generator, num_readings: int) -> Life:
     )  # fmt: skip
 
 
-def _surroundings(rng: np.random.Generator, num: int, days: float, job: JobLife) -> Floats:
-    """The rack, the time of day, the weather, and airflow that somebody disturbs."""
+def _surroundings(rng: np.random.Generator, num: int, days: float, job: JobConditions) -> Floats:
+    """Ambient temperature: rack, time of day, weather and disturbed airflow."""
     hours = np.arange(num) * STEP_SECONDS / HOUR
     rack = rng.normal(0.0, 2.0) + job.hot_celsius * (rng.random() < job.hot_share)
     degrees = rack + 1.5 * np.sin(2 * np.pi * (hours / 24 + rng.random()))
@@ -131,8 +139,8 @@ def _surroundings(rng: np.random.Generator, num: int, days: float, job: JobLife)
     return degrees
 
 
-def _pauses(rng: np.random.Generator, life: Life, days: float, job: JobLife) -> None:
-    """Checkpoints, evaluations, and loading that does not keep up."""
+def _pauses(rng: np.random.Generator, life: GpuUsage, days: float, job: JobConditions) -> None:
+    """Add checkpoints, evaluations and slow data loading."""
     num = life.work.size
     for first, last in _spells(rng, num, job.slow_loading_per_day * days, 300.0, HOUR):
         life.utilisation[first:last] = rng.uniform(50.0, 90.0, size=last - first)
@@ -147,7 +155,7 @@ def _pauses(rng: np.random.Generator, life: Life, days: float, job: JobLife) -> 
         life.work[first:last] *= 0.15
 
 
-def _stops(rng: np.random.Generator, life: Life, days: float, job: JobLife) -> None:
+def _stops(rng: np.random.Generator, life: GpuUsage, days: float, job: JobConditions) -> None:
     num = life.work.size
     for first in rng.integers(num, size=rng.poisson(job.stops_per_day * days)):
         seconds = job.stop_median * np.exp(0.6 * rng.standard_normal())
@@ -165,7 +173,7 @@ def _stops(rng: np.random.Generator, life: Life, days: float, job: JobLife) -> N
 def _spells(
     rng: np.random.Generator, num: int, expected: float, shortest: float, longest: float
 ) -> list[tuple[int, int]]:
-    """Stretches at random times: first reading, and the one after the last."""
+    """Random periods: first reading, and the one after the last."""
     firsts = rng.integers(num, size=rng.poisson(expected))
     lengths = rng.uniform(shortest, longest, size=firsts.size) / STEP_SECONDS
     return [

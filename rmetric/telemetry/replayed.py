@@ -1,4 +1,4 @@
-"""Verdicts on readings that were recorded, in the time they took or in another."""
+"""Verdicts on recorded readings, replayed in real time or at another speed."""
 
 from __future__ import annotations
 
@@ -8,26 +8,29 @@ from pathlib import Path
 from time import monotonic
 
 from rmetric._util.errors import LogError
-from rmetric.telemetry.lines import Heard, read_recording
+from rmetric.telemetry.lines import TelemetryEvent, read_recording
 from rmetric.telemetry.reading import Reading
 from rmetric.telemetry.risk import RiskConfig
-from rmetric.telemetry.sources import Judges
+from rmetric.telemetry.sources import GpuJudges
 from rmetric.telemetry.verdict import GpuVerdict
 
 
-class PlayedReadings:
-    """A `VerdictSource` that plays readings and signs from a JSONL file (see `lines`).
+class ReplayedReadings:
+    """A `VerdictSource` that replays readings and signs from a JSONL file (see `lines`).
 
-    The first poll starts the clock; each hands on what is due by then. Verdicts in the
-    file are passed over: they are made anew. Their times are those recorded.
+    The first poll starts the clock; each poll processes what is due. Verdicts in the file
+    are ignored and computed again, with the recorded times.
 
     Args:
-        path: of the recording, which is read whole. Raises OSError where it cannot be,
-            LogError with file and line for what is no telemetry or goes back in time. A line
-            that a kill cut off is passed over.
-        speed: recorded seconds a second, above 0; infinity plays all at the first poll.
-        config, record: as of `GpuWatch`.
-        clock: seconds, for tests.
+        path: recording, read completely. A truncated line is skipped.
+        speed: recorded seconds per second, above 0; infinity replays all at the first poll.
+        config: as of `GpuWatch`.
+        record: as of `GpuWatch`.
+        clock: current time, seconds; for tests.
+
+    Raises:
+        OSError: the file cannot be read.
+        LogError: a line is not telemetry, or times decrease; with file and line number.
     """
 
     def __init__(
@@ -36,12 +39,12 @@ class PlayedReadings:
         speed: float = 1.0,
         config: RiskConfig | None = None,
         *,
-        record: Callable[[str, Heard], None] | None = None,
+        record: Callable[[str, TelemetryEvent], None] | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         if not speed > 0:
             raise ValueError(f"speed is {speed!r}: it must be above 0")
-        self._judges = Judges(config, record)
+        self._judges = GpuJudges(config, record)
         self._waiting = _read(Path(path))
         self._speed, self._clock = speed, clock
         self._started: float | None = None
@@ -50,15 +53,15 @@ class PlayedReadings:
 
     @property
     def finished(self) -> bool:
-        """Whether everything was played."""
+        """All events were replayed."""
         return self._next >= len(self._waiting)
 
     def poll(self) -> tuple[GpuVerdict, ...]:
         due = self._due()
         while not self.finished and self._waiting[self._next][1].time <= due:
-            self._judges.hear(*self._waiting[self._next])
+            self._judges.process(*self._waiting[self._next])
             self._next += 1
-        return self._judges.verdicts.news()
+        return self._judges.verdicts.changed()
 
     def verdicts(self) -> dict[str, GpuVerdict]:
         return dict(self._judges.verdicts.latest)
@@ -71,7 +74,7 @@ class PlayedReadings:
         self._next = len(self._waiting)
 
     def _due(self) -> float:
-        """Up to which recorded time things have happened by now."""
+        """Recorded time that corresponds to now."""
         now = self._clock()
         self._started = now if self._started is None else self._started
         if self._speed == inf or not self._waiting:
@@ -79,8 +82,8 @@ class PlayedReadings:
         return self._waiting[0][1].time + (now - self._started) * self._speed
 
 
-def _read(path: Path) -> list[tuple[str, Heard]]:
-    found: list[tuple[str, Heard]] = []
+def _read(path: Path) -> list[tuple[str, TelemetryEvent]]:
+    found: list[tuple[str, TelemetryEvent]] = []
     for number, node, heard in read_recording(path):
         if found and not heard.time >= found[-1][1].time:
             after = found[-1][1].time

@@ -1,4 +1,4 @@
-"""Lines of the journal as they are said aloud: for somebody at a terminal, at night. Pure."""
+"""Human-readable rendering of journal events (no I/O)."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from rmetric._util.printed import counted, printable
 from rmetric.guard.supervisor.journal import Line
 
 
-def spoken(line: Line, unit: str = "GPU") -> str:
-    """A line of the journal for people, the local time in front; empty for one not worth it.
+def console_line(line: Line, unit: str = "GPU") -> str:
+    """Format one journal line for the terminal, with the local time; empty for a minor event.
 
     Args:
-        unit: what one of the pool is called.
+        line: line of the journal.
+        unit: name of one device of the pool.
 
-    >>> spoken({"time": 0.0, "event": "waiting", "words": "", "seconds": 2.04})[8:]
-    ' waits 2.0 s before it starts again'
+    >>> console_line({"time": 0.0, "event": "waiting", "words": "", "seconds": 2.04})[8:]
+    ' restarts in 2.0 s'
     """
-    words = _SAID[line["event"]](line, unit) if line["event"] in _SAID else _other(line)
+    words = FORMATTERS[line["event"]](line, unit) if line["event"] in FORMATTERS else _other(line)
     at = time.strftime("%H:%M:%S", time.localtime(line["time"]))
     return f"{at} {printable(words)}" if words else ""
 
 
 def gpu_name(gpu: Sequence[Any]) -> str:
-    """
+    """Name of a GPU given as node and index.
+
     >>> gpu_name(["", 2]), gpu_name(["a", 2])
     ('GPU 2', 'node a GPU 2')
     """
@@ -39,19 +41,20 @@ def _other(line: Line) -> str:
 
 
 def _pool(pool: Mapping[str, Sequence[int]], unit: str) -> str:
-    """What may be used, or is: `GPUs 0-2,4`, or `node a GPUs 0-7, node b GPUs 0-7`."""
+    """GPUs by node: `GPUs 0-2,4`, or `node a GPUs 0-7, node b GPUs 0-7`."""
     if unit != "GPU":
         number = counted(sum(map(len, pool.values())), unit)
         return f"{number} on {', '.join(pool)}" if any(pool) else number
-    said = []
+    parts = []
     for node, gpus in pool.items():
         where = f"node {node} " if node else ""
-        said.append(f"{where}GPU{'s' * (len(gpus) != 1)} {_ranges(gpus)}")
-    return ", ".join(said)
+        parts.append(f"{where}GPU{'s' * (len(gpus) != 1)} {_ranges(gpus)}")
+    return ", ".join(parts)
 
 
 def _ranges(numbers: Iterable[int]) -> str:
-    """
+    """Sorted numbers as ranges.
+
     >>> _ranges([0, 1, 2, 4])
     '0-2,4'
     """
@@ -77,7 +80,7 @@ def _ended(line: Line, _unit: str) -> str:
 def _failure(line: Line, _unit: str) -> str:
     where = f" (on {gpu_name(line['gpu'])})" if line.get("gpu") and line["kind"] != "gpu" else ""
     number = line.get("launch")
-    see = f"; see {log_of(number)}" if number else ""
+    see = f"; see {launch_log(number)}" if number else ""
     return f"FAILED: {line['words']}{where}{_saved(line)}{see}"
 
 
@@ -86,44 +89,43 @@ def _saved(line: Line) -> str:
     return "" if good is None else f"; newest good checkpoint: step {good}"
 
 
-def log_of(launch: int) -> str:
-    """Where a launch's output lies in the run folder."""
+def launch_log(launch: int) -> str:
+    """Path of a launch's output, relative to the run folder."""
     return f"logs/launch-{launch}.log"
 
 
 def _resumed(line: Line, _unit: str) -> str:
     over = line.get("passed_over")
-    passed = f"; the checkpoint of step {over} was passed over" if over is not None else ""
-    return f"launch {line['launch']} trains, from step {line['step']} on{passed}"
+    passed = f"; the checkpoint of step {over} was skipped" if over is not None else ""
+    return f"launch {line['launch']} resumed training at step {line['step']}{passed}"
 
 
 def _asked(line: Line, _unit: str) -> str:
-    then = " and to stop" if line["stop"] else ""
-    return f"asks for a checkpoint{then} (request {line['number']}): {line['reason']}"
+    then = " and a stop" if line["stop"] else ""
+    return f"requested a checkpoint{then} (request {line['number']}): {line['reason']}"
 
 
-#: Source of a request -> who that is.
-_ASKERS = {"user": "a user", "risk": "telemetry", "rule": "telemetry", "alarm": "an alarm"}
+#: Source of a request -> name in messages.
+_SOURCE_NAMES = {"user": "a user", "risk": "telemetry", "rule": "telemetry", "alarm": "an alarm"}
 
 
 def _request(line: Line, _unit: str) -> str:
-    then = " and then to stop" if line["stop"] else ""
-    who = _ASKERS.get(line["source"], line["source"])
-    return f"{who} asks to save{then} (request {line['number']}): {line['words']}"
+    then = " and a stop" if line["stop"] else ""
+    who = _SOURCE_NAMES.get(line["source"], line["source"])
+    return f"{who} requested a checkpoint{then} (request {line['number']}): {line['words']}"
 
 
 def _answered(line: Line, _unit: str) -> str:
     step = "" if line.get("step") is None else f" by the checkpoint of step {line['step']}"
-    return f"request {line['number']} is answered{step}"
+    return f"request {line['number']} answered{step}"
 
 
 def _dropped(line: Line, _unit: str) -> str:
-    many = "is" if len(line["gpus"]) == 1 else "are"
-    return f"{', '.join(map(gpu_name, line['gpus']))} {many} used no more: {line['words']}"
+    return f"{', '.join(map(gpu_name, line['gpus']))} dropped: {line['words']}"
 
 
 def _waiting(line: Line, _unit: str) -> str:
-    return f"waits {line['seconds']:.1f} s before it starts again" if line["seconds"] else ""
+    return f"restarts in {line['seconds']:.1f} s" if line["seconds"] else ""
 
 
 def _verdict(line: Line, _unit: str) -> str:
@@ -135,7 +137,7 @@ def _over(line: Line, _unit: str) -> str:
     return f"{line['outcome']}: {line['words']}{_saved(line)}"
 
 
-_SAID: dict[str, Callable[[Line, str], str]] = {
+FORMATTERS: dict[str, Callable[[Line, str], str]] = {
     "supervisor": lambda line, unit: (
         f"supervises `{shlex.join(line['command'])}`"
         + (f" on {_pool(line['gpus'], unit)}" if unit == "GPU" else "")
@@ -148,7 +150,7 @@ _SAID: dict[str, Callable[[Line, str], str]] = {
     "progress": lambda line, unit: "",
     "resumed": _resumed,
     "not saved": lambda line, unit: f"NOT SAVED: {line['words']}",
-    "saved again": lambda line, unit: "saves are good again",
+    "saved again": lambda line, unit: "saves succeed again",
     "asked": _asked,
     "request": _request,
     "answered": _answered,
@@ -158,8 +160,8 @@ _SAID: dict[str, Callable[[Line, str], str]] = {
     "dropped": _dropped,
     "waiting": _waiting,
     "enough progress": lambda line, unit: (
-        f"step {line['step']}: enough new steps, restarts are counted anew"
+        f"step {line['step']}: enough new steps, restart counter reset"
     ),
-    "trouble": lambda line, unit: f"trouble: {line['words']}",
+    "trouble": lambda line, unit: f"problem: {line['words']}",
     "over": _over,
 }  # fmt: skip
