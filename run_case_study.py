@@ -16,6 +16,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from rmetric._util.options import renamed
 from studies.case_study.faults import FAULTS
 from studies.case_study.settings import (
     BUNDLED,
@@ -70,7 +71,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     runs.add_argument("--control", action="store_true", help="only the twin without the fault")
     runs.add_argument("--no-control", action="store_true", help="only the run with the fault")
     for name, (kind, what) in NUMBERS.items():
-        add(option(name), type=kind, metavar="X" if kind is float else "N", help=what)
+        add(option(name), dest=name, type=kind, metavar="X" if kind is float else "N", help=what)
+    renamed(parser, max_steps="steps", fault_step="onset", fault_steps="duration")
     add("--out", type=Path, metavar="DIR", help="default: case_study_<device>")
     add("--resume", action="store_true", help="go on with the case study in that folder")
     add(

@@ -12,9 +12,9 @@ from typing import Any
 
 from rmetric._util.durable import write_atomically
 from rmetric._util.errors import LogError
+from rmetric._util.options import share
 from rmetric._util.printed import counted
 from rmetric._util.strict_json import encode
-from rmetric.cli.options import share
 from rmetric.detectors.calibrated import thresholds_to_json
 from rmetric.detectors.calibrated.calibration import FLOORS, NotHealthy, calibrate
 from rmetric.detectors.calibrated.thresholds import Thresholds

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import warnings
 from dataclasses import replace
@@ -18,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from rmetric._util.durable import write_atomically
+from rmetric._util.options import add_jobs, renamed
 from rmetric._util.printed import printable
 from rmetric._util.strict_json import encode
 from rmetric._util.version import __version__
-from rmetric.cli.options import whole
 from rmetric.cli.progress import Progress
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
 from rmetric.diagnosis.result import Diagnosis
@@ -78,17 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--telemetry", type=Path, metavar="RECORDING",
         help="with --page: what rmetric telemetry --jsonl recorded of the GPUs",
     )  # fmt: skip
-    parser.add_argument(
-        "--cores", type=whole(1), default=usable_cores(), metavar="N",
-        help="processes that read files (default: as many as there are cores, here "
-        "%(default)s)",
-    )  # fmt: skip
-
-
-def usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    add_jobs(parser, "processes that read files")
+    renamed(parser, cores="jobs")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -175,7 +165,7 @@ def _diagnose(options: argparse.Namespace) -> Diagnosis:
             options.healthy,
             pool,
             options.signatures,
-            cores=options.cores,
+            cores=options.jobs,
             told=told,
         )
     said = dict.fromkeys(str(one.message) for one in warned if one.category is UserWarning)

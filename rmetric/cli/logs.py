@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rmetric._util.errors import LogError
+from rmetric._util.options import add_jobs, renamed
 from rmetric._util.printed import counted, printable
-from rmetric.cli.options import whole
 from rmetric.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -45,10 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     learn.add_argument(
         "--out", type=Path, metavar="FILE", help="(default: NAME.json, in this folder)"
     )
-    learn.add_argument(
-        "--cores", type=whole(1), default=1, metavar="N",
-        help="processes that read the files of a job, from 1 (default: %(default)s)",
-    )  # fmt: skip
+    add_jobs(learn, "processes that read the files of a job")
+    renamed(learn, cores="jobs")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -86,7 +84,7 @@ def _read(options: argparse.Namespace, library: Library) -> list[Job]:
     jobs = []
     with Progress(options.paths) as told:
         for path in options.paths:
-            jobs.append(ingest([path], library, cores=options.cores, told=told))
+            jobs.append(ingest([path], library, cores=options.jobs, told=told))
     for path, job in zip(options.paths, jobs, strict=True):
         if not job.events:
             raise LogError(path, None, "empty: there is nothing to learn from")

@@ -7,8 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+from rmetric._util.options import wait_seconds
 from rmetric._util.printed import printable
-from rmetric.cli.options import seconds
 from rmetric.guard.run_folder import RunFolder
 
 NAME = "save"
@@ -37,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="at the next step, and end the training when the checkpoint is durable",
     )  # fmt: skip
     parser.add_argument(
-        "--wait", type=seconds, metavar="SECONDS",
-        help="until a durable checkpoint answers, so long at most (default: not at all)",
+        "--wait", type=wait_seconds, metavar="SECONDS",
+        help="wait up to SECONDS for a durable checkpoint; inf: without end (default: do not wait)",
     )  # fmt: skip
 
 

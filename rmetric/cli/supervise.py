@@ -19,6 +19,8 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from rmetric._util.options import DEFAULT_GPU, layout_of
+
 NAME = "supervise"
 HELP = "start a training and restart it after a failure, with the GPUs that are left"
 LOCKED = 3
@@ -110,7 +112,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "for; needs --batch",
     )
     how.add_argument("--engine", default="megatron", help="for which to plan (default: megatron)")
-    how.add_argument("--gpu", default="h100", help="type of the GPUs, to plan (default: h100)")
+    how.add_argument(
+        "--gpu", default=DEFAULT_GPU,
+        help="type of the GPUs, to plan (default: %(default)s, as for rmetric plan)",
+    )  # fmt: skip
     how.add_argument("--gpu-memory", type=float, metavar="GIB", help="if it has another memory")
     _numbers(parser.add_argument_group("trying again"), _SETTINGS, Settings(), "")
     _numbers(parser.add_argument_group("seconds"), _PATIENCE, Patience(), "_seconds")
@@ -174,16 +179,7 @@ def layout(text: str) -> dict[str, int]:
     """`tensor=2,data=4` as numbers by name."""
     from rmetric.guard.layout import Layout
 
-    known = list(Layout().as_json())
-    found: dict[str, int] = {}
-    for part in text.split(","):
-        name, _, number = part.partition("=")
-        if name not in known or not number.isdigit() or int(number) < 1:
-            raise argparse.ArgumentTypeError(
-                f"{part!r}: NAME=N with N from 1 is accepted, NAME of {', '.join(known)}"
-            )
-        found[name] = int(number)
-    return found
+    return layout_of(list(Layout().as_json()))(text)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -18,8 +18,8 @@ from math import inf
 from pathlib import Path
 
 from rmetric._util.errors import LogError
+from rmetric._util.options import seconds
 from rmetric._util.printed import printable
-from rmetric.cli.options import seconds
 from rmetric.guard.run_folder import RunFolder
 from rmetric.telemetry.export import JsonlFile, serve, write_textfile
 from rmetric.telemetry.gpu_watch import GpuWatch

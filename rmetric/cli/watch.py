@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from rmetric._util.errors import LogError
+from rmetric._util.options import seconds, wait_seconds
 from rmetric._util.printed import counted, printable
-from rmetric.cli.options import seconds
 from rmetric.detectors import DETECTORS, make_detector
 from rmetric.detectors.registry import CALIBRATED
 from rmetric.readers import OpenLog
@@ -29,7 +29,7 @@ FOLLOWING = ("detector", "webhook", "exit_on_alarm", "stop_after", "from_start",
 ALARMED = 3
 EXAMPLES = """examples:
   rmetric watch run.jsonl --detector calibrated
-  rmetric watch train.log --wait --exit-on-alarm --stop-after 600 && echo healthy
+  rmetric watch train.log --wait 600 --exit-on-alarm --stop-after 600 && echo healthy
   rmetric watch metrics.csv --webhook https://example.org/hook --stop-after 3600
 
 exit codes: 0 the log did not grow for --stop-after seconds, 1 it cannot be read, never came
@@ -66,7 +66,11 @@ def add_following(parser: argparse.ArgumentParser) -> None:
         help="take alarms that began and ended in what the log held already for new ones: post "
         "them, and end with code 3 (default: they are printed)",
     )  # fmt: skip
-    parser.add_argument("--wait", action="store_true", help="wait for a log that is not there yet")
+    parser.add_argument(
+        "--wait", type=wait_seconds, metavar="SECONDS",
+        help="wait up to SECONDS for a log that is not there yet; inf: without end "
+        "(default: do not wait)",
+    )  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
@@ -106,7 +110,7 @@ class _Following:
             _say,
             mapping=dict(options.map),
             stop_after=options.stop_after,
-            wait=options.wait,
+            wait=options.wait or 0.0,
             begun_again=self.watch.begin_again,
             caught_up=self.caught_up,
         )

@@ -10,7 +10,6 @@ of the old and the new ones. See docs/benchmark.md.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 from datetime import date
@@ -20,6 +19,7 @@ from typing import Any
 from tqdm import tqdm
 
 import rmetric.detectors
+from rmetric._util.options import add_jobs, renamed
 from rmetric._util.strict_json import encode
 from rmetric.evaluation import intervals, traces
 from rmetric.logs import LogError
@@ -109,7 +109,8 @@ def parser() -> argparse.ArgumentParser:
             f"--cost-{name.replace('_', '-')}", type=float, default=getattr(costs, name),
             metavar="X", help=f"{what} (default: {getattr(costs, name):g})",
         )  # fmt: skip
-    out.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
+    add_jobs(out)
+    renamed(out, processes="jobs")
     return out
 
 
@@ -164,7 +165,7 @@ def judge(data: DataSet, names: Sequence[str], costs: Costs, options: argparse.N
     say(f"{data.title}: {len(data.runs)} runs, {len(names)} detectors")
     with tqdm(total=len(data.runs), unit="run", desc=data.name, disable=None) as bar:
         seen = trace_detectors(
-            with_references(names), data.runs, num_processes=options.processes, advance=bar.update
+            with_references(names), data.runs, num_processes=options.jobs, advance=bar.update
         )
     results = {
         "name": data.name,
@@ -243,7 +244,7 @@ def _stress(options: argparse.Namespace) -> DataSet:
         specs = missing_runs(recipe.specs(0), recipe.modes, options.stress, config)
         with tqdm(total=len(specs), unit="run", desc="simulating", disable=None) as bar:
             for number in run_study(
-                specs, recipe.modes, options.stress, num_processes=options.processes
+                specs, recipe.modes, options.stress, num_processes=options.jobs
             ):
                 bar.update(number)
     return stress(options.stress)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import os
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rmetric._util.options import add_jobs, renamed
 from rmetric.reporting.renderers import to_text
 from studies.diagnosis_benchmark.injected_jobs import FOLDERS, JOBS, injected_jobs
 from studies.diagnosis_benchmark.real_jobs import LOGS, MANIFEST, SPLITS, real_jobs
@@ -51,7 +51,8 @@ def parser() -> argparse.ArgumentParser:
         "--report", action="store_true",
         help="judge nothing: tables and page anew from the results in --out",
     )  # fmt: skip
-    out.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
+    add_jobs(out)
+    renamed(out, processes="jobs")
     return out
 
 
@@ -94,7 +95,7 @@ def judged(source: str, options: argparse.Namespace) -> Results:
                 )
             }
         print(f"{source}, {options.split}: {len(cases)} jobs", file=sys.stderr)
-        jobs = judge_all(cases, options.processes)
+        jobs = judge_all(cases, options.jobs)
     about = inputs | {"jobs": len(jobs), "lines": sum(job.lines for job in jobs)}
     return Results(source=source, split=options.split, jobs=jobs, made=made(about))
 
