@@ -21,6 +21,7 @@ from studies.case_study.faults import FAULTS
 from studies.case_study.settings import (
     BUNDLED,
     QWEN_3B,
+    CannotWrite,
     CaseStudyError,
     Settings,
     option,
@@ -123,7 +124,7 @@ def main(argv: list[str] | None = None) -> int:
         )
     except CaseStudyError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return 1 if isinstance(error, CannotWrite) else 2
     except KeyboardInterrupt:
         print("\nstopped; the same command with --resume goes on", file=sys.stderr)
         return 130

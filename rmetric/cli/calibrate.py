@@ -47,7 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="share of these runs that may alarm, from 0 to below 1 (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--out", type=Path, default=Path("thresholds.json"), help="(default: %(default)s)"
+        "--out",
+        type=Path,
+        default=Path("thresholds.json"),
+        metavar="FILE",
+        help="(default: %(default)s)",
     )
 
 

@@ -42,8 +42,9 @@ EXAMPLES = """examples:
   rmetric replay 'runs/**/*.csv' --map loss=train/ce --map eval_loss=val/ce
   rmetric replay --follow run.jsonl --exit-on-alarm
 
-exit codes: 0 all logs were replayed, 1 some could not be (the index says which and why),
-2 the command line is wrong; with --follow see rmetric watch --help"""
+exit codes: 0 all logs were replayed; 1 some could not be (the index says which and why), or the
+results cannot be written; 2 the command line is wrong; 130 interrupted; with --follow see
+rmetric watch --help"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"log, folder or glob (default: {DEFAULT_LOGS})",
     )  # fmt: skip
     parser.add_argument(
-        "--out", type=Path, help=f"folder for the results (default: {DEFAULT_OUT})",
+        "--out", type=Path, metavar="DIR", help=f"folder for the results (default: {DEFAULT_OUT})",
     )  # fmt: skip
     parser.add_argument(
         "--preset", choices=sorted(PRESETS),
@@ -123,11 +124,15 @@ def replay(options: argparse.Namespace) -> int:
     try:
         found, out = find_logs(options.paths), options.out.resolve()
         paths = [path for path in found if out not in path.resolve().parents]
-        check_writable(options.out)
     except ValueError as error:
         hint = "; run_modern_experiments.py writes it" if options.paths == [DEFAULT_LOGS] else ""
         print(printable(f"error: {error}{hint}"), file=sys.stderr)
         return 2
+    try:
+        check_writable(options.out)
+    except ValueError as error:
+        print(printable(f"error: {error}"), file=sys.stderr)
+        return 1
     folders = [Path(given) for given in options.paths if Path(given).is_dir()]
     try:
         result = replay_logs(

@@ -19,6 +19,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from rmetric._util.errors import exit_code_of
 from rmetric._util.options import DEFAULT_GPU, layout_of
 
 NAME = "supervise"
@@ -33,7 +34,8 @@ EXAMPLES = """examples:
       -- torchrun --nproc-per-node 8 train.py --tp {tensor} --accumulate {accumulation}
   rmetric supervise runs/a --nodes n1:8,n2:8 --prefix 'ssh {node}' -- torchrun train.py
 
-exit codes: 0 finished, now or before; 1 given up, summary.md says why; 2 the command line is
+exit codes: 0 finished, now or before; 1 given up, summary.md says why, or
+FOLDER cannot be written; 2 the command line is
 wrong; 3 another supervisor has the folder; 4 a request asked the training to stop; 128 + the
 signal that ended the supervisor"""
 
@@ -190,7 +192,7 @@ def run(options: argparse.Namespace) -> int:
         options.folder.mkdir(parents=True, exist_ok=True)
     except (ValueError, OSError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return exit_code_of(error)
     try:
         return supervisor.run()
     except LockedError as error:

@@ -57,7 +57,7 @@ file could not be read or written (a watch goes on without it); 2 the command li
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--interval", type=seconds, default=10.0, metavar="S",
+        "--interval", type=seconds, default=10.0, metavar="SECONDS",
         help="seconds between readings, above 0 (default: 10)",
     )  # fmt: skip
     parser.add_argument(
@@ -65,10 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="risk from which on a GPU is at risk, above 0 to 1 (default: 0.95)",
     )  # fmt: skip
     parser.add_argument(
-        "--jsonl", type=Path, metavar="F", help="append readings, signs and verdicts to this file"
+        "--jsonl",
+        type=Path,
+        metavar="FILE",
+        help="append readings, signs and verdicts to this file",
     )
     parser.add_argument(
-        "--textfile", type=Path, metavar="F",
+        "--textfile", type=Path, metavar="FILE",
         help="write metrics there for node_exporter's textfile collector, after each reading",
     )  # fmt: skip
     parser.add_argument(
@@ -86,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--node", default=None, help="name of this node (default: the host's)")
     parser.add_argument("--once", action="store_true", help="read once, tell, and end")
     parser.add_argument(
-        "--play", type=Path, metavar="F", help="judge readings that --jsonl recorded, not GPUs"
+        "--play", type=Path, metavar="FILE", help="judge readings that --jsonl recorded, not GPUs"
     )
     parser.add_argument(
         "--speed", type=float, metavar="N",
@@ -269,7 +272,7 @@ def _check(options: argparse.Namespace) -> None:
     if options.address is not None and options.http is None:
         raise ValueError(f"--address {options.address} is for --http PORT, which is not given")
     if options.speed is not None and options.play is None:
-        raise ValueError(f"--speed {options.speed:g} is for --play F, which is not given")
+        raise ValueError(f"--speed {options.speed:g} is for --play FILE, which is not given")
     if options.once and options.play is not None:
         raise ValueError("--once reads GPUs and --play a file: one of the two is accepted")
     if options.node is not None and Path(options.node).name != options.node:

@@ -19,6 +19,10 @@ class CaseStudyError(ValueError):
     """Something that the user has to change; one message, no traceback."""
 
 
+class CannotWrite(CaseStudyError):
+    """The output folder cannot be written."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Everything that the two runs depend on, beside the device; the defaults are the paper's.

@@ -19,10 +19,10 @@ from typing import Any
 from tqdm import tqdm
 
 import rmetric.detectors
+from rmetric._util.errors import exit_code_of, exit_with
 from rmetric._util.options import add_jobs, renamed
 from rmetric._util.strict_json import encode
 from rmetric.evaluation import intervals, traces
-from rmetric.logs import LogError
 from rmetric.metric import RMetricConfig
 from rmetric.reporting.provenance import commit, uncommitted_changes
 from rmetric.simulation.study import RECIPES, missing_runs, run_study
@@ -73,8 +73,10 @@ def parser() -> argparse.ArgumentParser:
         "--detectors", nargs="+", metavar="NAME",
         help="only these; rows of others that are in --out already stay (default: all, anew)",
     )  # fmt: skip
-    out.add_argument("--out", type=Path, default=OUT, help=f"where results go (default: {OUT})")
-    out.add_argument("--lab", type=Path, default=LAB_FOLDER, metavar="FOLDER")
+    out.add_argument(
+        "--out", type=Path, default=OUT, metavar="DIR", help=f"where results go (default: {OUT})"
+    )
+    out.add_argument("--lab", type=Path, default=LAB_FOLDER, metavar="DIR")
     out.add_argument(
         "--lab-part", nargs="+", choices=LAB_PARTS, default=["calibration", "development"]
     )
@@ -90,11 +92,11 @@ def parser() -> argparse.ArgumentParser:
         help="judge nothing: tables, figures and page anew from the results in --out",
     )  # fmt: skip
     out.add_argument(
-        "--stress", type=Path, default=RECIPES["stress"].out, metavar="FOLDER",
+        "--stress", type=Path, default=RECIPES["stress"].out, metavar="DIR",
         help=f"simulated where it is not there (default: {RECIPES['stress'].out})",
     )  # fmt: skip
     out.add_argument(
-        "--real-logs", type=Path, metavar="FOLDER", default=REAL_LOGS,
+        "--real-logs", type=Path, metavar="DIR", default=REAL_LOGS,
         help=f"holds the files of the manifest, or raw/ with them (default: {REAL_LOGS})",
     )  # fmt: skip
     out.add_argument("--manifest", type=Path, default=MANIFEST, metavar="FILE")
@@ -115,13 +117,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: all well; 1: some inputs could not be used; 2: nothing was done."""
+    """0: all well; 1: some inputs could not be used, or no results written; 2: nothing was done."""
     options = parser().parse_args(arguments)
     try:
         return run(options)
-    except (ValueError, OSError, LogError) as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return exit_code_of(error)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -266,4 +268,4 @@ def say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

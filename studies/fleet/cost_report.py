@@ -40,7 +40,7 @@ REPLICATIONS = 40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, default=OUT, help=f"default: {OUT}")
+    parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help=f"default: {OUT}")
     parser.add_argument(
         "--replications", type=int, default=REPLICATIONS, metavar="N",
         help="seeds of each job, at least 2 (default: %(default)s)",

@@ -36,7 +36,7 @@ COMMAND = "python -m studies.fleet risk"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     plan = Plan()
-    parser.add_argument("--out", type=Path, default=OUT, help=f"default: {OUT}")
+    parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help=f"default: {OUT}")
     parser.add_argument("--gpus", type=int, default=plan.gpus, help="healthy GPUs (%(default)s)")
     parser.add_argument("--days", type=float, default=plan.days, help="of each (%(default)g)")
     parser.add_argument(

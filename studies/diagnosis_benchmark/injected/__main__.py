@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
 
+from rmetric._util.errors import exit_with
 from rmetric._util.options import add_jobs, renamed
 from studies.diagnosis_benchmark.injected.plan import KINDS, SPLITS, plans
 
@@ -19,7 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m studies.diagnosis_benchmark.injected",
         description="Makes real runs with injected faults; jobs that are there are not made again.",
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument(
         "--count", type=int, default=240, metavar="N",
         help="jobs to be judged; siblings come on top",
@@ -63,4 +63,4 @@ def _range(text: str) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)
