@@ -3,7 +3,7 @@
     python run_case_study.py              Qwen2.5-3B on code questions, 800 steps (needs a GPU)
     python run_case_study.py --tiny       the same with a tiny model: any machine, two minutes
 
-The metric watches both runs while they train. An alert before the fault, or in
+The metric watches both runs while they train. An alarm before the fault, or in
 the control, is a false alarm. What comes out is in case_study_<device>/;
 see docs/case_study.md.
 """
@@ -138,7 +138,7 @@ def report(path: Path, summary: dict[str, Any]) -> None:
         failed = f" ({run['failure_kind']}) at step {run['failure_step']}"
         print(f"\n{name}: {run['outcome']}{failed if run['outcome'] == 'failed' else ''}")
         counts = {phase.replace("_", " "): n["alerts"] for phase, n in run["alerts"].items()}
-        print(f"  R-Metric alerts: {', '.join(f'{phase} {n}' for phase, n in counts.items())}")
+        print(f"  R-Metric alarms: {', '.join(f'{phase} {n}' for phase, n in counts.items())}")
         for protocol in ("published", "causal"):
             print(f"  {protocol} rule: {verdict(run['outcome'], run['r_metric'][protocol])}")
         cost = run["cost"]

@@ -221,11 +221,11 @@ def describe(run: Run, asked: Asked, config: RMetricConfig) -> str:
     else:
         lines.append(f"outcome: {truth.outcome.replace('_', ' ')}")
     metric = RMetric(config)
-    alerts = [record.step for record in run.records if metric.update(record).alarm]
-    if alerts:
-        lines.append(f"R-Metric: {len(alerts)} alerts, the first at step {alerts[0]}")
+    alarms = [record.step for record in run.records if metric.update(record).alarm]
+    if alarms:
+        lines.append(f"R-Metric: {len(alarms)} alarms, the first at step {alarms[0]}")
     else:
-        lines.append("R-Metric: no alert")
+        lines.append("R-Metric: no alarm")
     return "\n".join(lines)
 
 

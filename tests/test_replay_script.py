@@ -225,8 +225,8 @@ def test_the_console_begins_with_a_summary_and_the_runs_that_were_alarmed(replay
     assert replay("a.csv", "b.jsonl", "c.csv")[0] == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == (
-        "3 runs: 1 alarmed (calibrated detector), 2 alerted (R-Metric as published), "
-        "1 alerted by R as their logs state it; by their logs 1 absorbed"
+        "3 runs: 1 alarmed (calibrated detector), 2 alarmed (R-Metric as published), "
+        "1 alarmed by R as their logs state it; by their logs 1 absorbed"
     )
     assert lines[1].startswith("c: alarm at step 6")
     assert [line.split(":")[0] for line in lines[1:4]] == ["c", "a", "b"]

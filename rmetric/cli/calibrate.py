@@ -21,8 +21,6 @@ from rmetric.detectors.calibrated.thresholds import Thresholds
 from rmetric.readers import find_logs, read_runs
 from rmetric.records import Run
 
-NAME = "calibrate"
-HELP = "make a threshold file for the calibrated detector from healthy logs"
 ARCHIVE = ".tar.xz"
 EXAMPLES = """examples:
   rmetric calibrate healthy_runs/ --budget 0.02 --out mine.json

@@ -1,7 +1,7 @@
-"""Learn what successful jobs write, so that it is set aside when such a job fails.
+"""Learn the events that successful jobs log, so that a diagnosis can disregard them.
 
-`rmetric logs learn` reads the logs of jobs that went well and keeps which events they have in
-common, as plain JSON, for `rmetric diagnose --pool`. Each PATH, a file or a folder, is one job.
+`rmetric logs learn` reads the logs of jobs that succeeded and writes the events that they have
+in common as JSON, for `rmetric diagnose --pool`. Each PATH, a file or a folder, is one job.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from rmetric.diagnosis.job import Job
     from rmetric.diagnosis.library import Library
 
-NAME = "logs"
-HELP = "learn what the logs of successful jobs have in common, for diagnose"
 EXAMPLES = """examples:
   rmetric logs learn --job pretrain-7b logs/4688/ logs/4690/
   rmetric diagnose logs/4711/ --pool pretrain-7b.json
@@ -39,9 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     learn.add_argument(
         "paths", nargs="+", type=Path, metavar="PATH", help="file or folder: the logs of one job"
     )
-    learn.add_argument(
-        "--job", required=True, metavar="NAME", help="what these jobs have in common: a name"
-    )
+    learn.add_argument("--job", required=True, metavar="NAME", help="name of this kind of job")
     learn.add_argument(
         "--out", type=Path, metavar="FILE", help="(default: NAME.json, in this folder)"
     )

@@ -1,4 +1,4 @@
-"""`rmetric plan`: the best parallel layout for the GPUs that are left, and why."""
+"""Find the fastest parallel layout for the remaining GPUs, and show why it was chosen."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from rmetric.guard.planner.report import Question, as_json, as_text
 MOST_GPUS = 65_536
 #: What `--current` names.
 SIZES = ("tensor", "pipeline", "data", "context", "expert")
-NAME = "plan"
-HELP = "the best TP x PP x DP layout for the GPUs that are left"
 EXAMPLES = """examples:
   rmetric plan --model config.json --gpus 7 --gpu h100 --batch 1024
   rmetric plan --model config.json --nodes 8,8,8 --without node1:3 --batch 1024 \\
@@ -30,7 +28,7 @@ EXAMPLES = """examples:
   rmetric plan --model config.json --nodes a:8,b:7 --gpu-memory 40 --batch 512 --engine torchtitan
 
 The model is a Hugging Face config.json, a JSON object of Megatron-LM's arguments, or our own
-(docs/planner.md). Times and memory are estimates: good for choosing, not for promising.
+(docs/planner.md). Times and memory are estimates for comparing layouts.
 
 exit codes:
   0  a layout was found
@@ -48,13 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--without", type=dropped, action="append", default=[], metavar="NODE[:N,N,...]",
-        help="a node, or some of its GPUs, that cannot be used; may be given again",
+        help="node, or some of its GPUs, that cannot be used; repeatable",
     )  # fmt: skip
     where.add_argument("--gpus", type=whole(0), metavar="N", help="GPUs of a single node")
-    parser.add_argument("--batch", type=whole(0), required=True, help="samples of one step")
+    parser.add_argument("--batch", type=whole(0), required=True, help="samples per step")
     parser.add_argument("--engine", choices=tuple(ENGINES), default="megatron",
                         help="(default: %(default)s)")  # fmt: skip
-    parser.add_argument("--sequence", type=whole(1), help="tokens a sample, if the model's differ")
+    parser.add_argument("--sequence", type=whole(1), help="tokens per sample (default: model)")
     parser.add_argument(
         "--current", type=current, metavar="NAME=N,...",
         help="the layout until now: of layouts almost as fast the one with the smallest change "
@@ -65,19 +63,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the batch may change by this share (default, if given: %(const)s)",
     )  # fmt: skip
     parser.add_argument("--micro-batches", type=sizes, default=(1, 2, 4, 8), metavar="N,N,...",
-                        help="to try (default: 1,2,4,8)")  # fmt: skip
+                        help="sizes to try (default: 1,2,4,8)")  # fmt: skip
     for name, words in {"tensor": "TP", "pipeline": "PP", "context": "CP", "expert": "EP"}.items():
         parser.add_argument(f"--{name}", type=sizes, metavar="N,N,...", help=f"{words} to allow")
     parser.add_argument("--uneven-stages", action="store_true",
                         help="stages may differ by one layer")  # fmt: skip
     parser.add_argument("--recompute", choices=("auto", "always", "never"), default="auto",
-                        help="activations (default: %(default)s)")  # fmt: skip
+                        help="recompute activations (default: %(default)s)")  # fmt: skip
     parser.add_argument("--no-distributed-optimizer", action="store_true",
                         help="Megatron without ZeRO-1")  # fmt: skip
     parser.add_argument("--no-flash-attention", action="store_true",
-                        help="attention scores are kept")  # fmt: skip
+                        help="attention scores are stored")  # fmt: skip
     parser.add_argument("--alternatives", type=whole(0), default=4, metavar="N",
-                        help="to show (default: %(default)s)")  # fmt: skip
+                        help="number of alternatives to show (default: %(default)s)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
     gpu = parser.add_argument_group("the GPU")
     gpu.add_argument(
@@ -87,9 +85,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     gpu.add_argument("--gpu-memory", type=number, metavar="GIB", help="if it differs")
     gpu.add_argument("--reserve", type=number, default=4.0, metavar="GIB",
                      help="for CUDA, NCCL and fragmentation (default: %(default)g)")  # fmt: skip
-    gpu.add_argument("--peak", type=number, metavar="TFLOPS", help="dense bfloat16, if other")
-    gpu.add_argument("--intra", type=number, metavar="GB/S", help="to GPUs of its node, one way")
-    gpu.add_argument("--inter", type=number, metavar="GB/S", help="to other nodes, one way")
+    gpu.add_argument("--peak", type=number, metavar="TFLOPS", help="dense bfloat16, if it differs")
+    gpu.add_argument("--intra", type=number, metavar="GB/S", help="one way, within a node")
+    gpu.add_argument("--inter", type=number, metavar="GB/S", help="one way, between nodes")
     renamed(parser, memory="gpu-memory")
 
 

@@ -1,4 +1,4 @@
-"""Replay training logs that exist already: scores, alerts and a page for each run, and an index.
+"""Replay existing training logs: scores, alarms and a page for each run, and an index.
 
 Reads our own logs and the authors', Hugging Face trainer_state.json, TensorBoard and W&B,
 what the usual programs print, and any CSV or JSONL with a step and a loss; files, folders,
@@ -23,8 +23,6 @@ from rmetric.readers.arguments import add_mapping, add_thresholds
 if TYPE_CHECKING:
     from rmetric.reporting.replay_report import Replayed
 
-NAME = "replay"
-HELP = "replay logs that exist already: scores, alerts, a page for each run"
 DEFAULT_LOGS = "logs_FULL_METRIC"
 DEFAULT_OUT = Path("results/replay")
 DEFAULT_PLOTS = 20
@@ -69,7 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--follow", action="store_true",
-        help="follow the one PATH while it is written, and alarm; the options below are for this",
+        help="alias of rmetric watch PATH: follow one log while it is written; the options below "
+        "are for this",
     )  # fmt: skip
     add_following(parser)
 
@@ -210,16 +209,16 @@ def _importance(row: dict[str, Any]) -> int:
 def in_short(runs: list[dict[str, Any]]) -> str:
     """How many runs there are, were alarmed, and ended how, where that is known."""
     alarmed = sum(row["calibrated_first_alarm_step"] != "" for row in runs)
-    alerted = sum(row["first_alert_step"] != "" for row in runs)
+    published = sum(row["first_alert_step"] != "" for row in runs)
     undefined = sum(row["max_r"] == "" for row in runs)
     unknown = f", undefined in {undefined}" if undefined else ""
     words = (
         f"{counted(len(runs), 'run')}: {alarmed} alarmed (calibrated detector), "
-        f"{alerted} alerted (R-Metric as published{unknown})"
+        f"{published} alarmed (R-Metric as published{unknown})"
     )
     if any(row["stated_max_r"] != "" for row in runs):
         stated = sum(row["stated_first_alert_step"] != "" for row in runs)
-        words += f", {stated} alerted by R as their logs state it"
+        words += f", {stated} alarmed by R as their logs state it"
     ends = Counter(row["outcome"].replace("_", " ") for row in runs if row["outcome"])
     known = ", ".join(f"{number} {outcome}" for outcome, number in sorted(ends.items()))
     return f"{words}; by their logs {known}" if known else words
@@ -232,16 +231,17 @@ def in_a_line(row: dict[str, Any], *, with_file: bool = False) -> str:
         with_file: name the log, where another run has the same id.
     """
     first, published = row["calibrated_first_alarm_step"], row["first_alert_step"]
-    alarm = "no alarm" if first == "" else f"alarm at step {first}"
-    alert = "undefined" if row["max_r"] == "" else _alert(published)
+    r_metric = "undefined" if row["max_r"] == "" else _alarm(published)
     if row["stated_max_r"] != "":
         more = f", the first of {row['stated_num_alerts']}" if row["stated_num_alerts"] > 1 else ""
-        alert += f"; R as its log states it: {_alert(row['stated_first_alert_step'])}{more}"
+        r_metric += f"; R as its log states it: {_alarm(row['stated_first_alert_step'])}{more}"
     outcome = f"; it {_ENDED.get(row['outcome'], row['outcome'])}" if row["outcome"] else ""
     failure = "" if row["failure_step"] == "" else f" at step {row['failure_step']}"
     file = f" ({row['source']})" if with_file else ""
-    return f"{row['id']}{file}: {alarm}; R-Metric as published: {alert}{outcome}{failure}"
+    return (
+        f"{row['id']}{file}: {_alarm(first)}; R-Metric as published: {r_metric}{outcome}{failure}"
+    )
 
 
-def _alert(step: Any) -> str:
-    return "no alert" if step == "" else f"alert at step {step}"
+def _alarm(step: Any) -> str:
+    return "no alarm" if step == "" else f"alarm at step {step}"

@@ -1,4 +1,4 @@
-"""Ask a training that is under way for a checkpoint."""
+"""Request a checkpoint from a running training."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from rmetric._util.options import wait_seconds
 from rmetric._util.printed import printable
 from rmetric.guard.run_folder import RunFolder
 
-NAME = "save"
-HELP = "ask a training for a checkpoint, through its run folder"
 EXAMPLES = """examples:
   rmetric save runs/7b --reason "before the driver update"
   rmetric save runs/7b --now --wait 600 && sudo reboot
@@ -26,15 +24,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the run folder")
     parser.add_argument(
         "--reason", default="asked for by rmetric save", metavar="WORDS",
-        help="what stands in the log beside it",
+        help="reason, for the log",
     )  # fmt: skip
     parser.add_argument(
         "--now", action="store_true",
-        help="at the next step, however short a time ago the last checkpoint was",
+        help="save at the next step, even shortly after the last checkpoint",
     )  # fmt: skip
     parser.add_argument(
         "--stop", action="store_true",
-        help="at the next step, and end the training when the checkpoint is durable",
+        help="save at the next step, and stop the training once the checkpoint is durable",
     )  # fmt: skip
     parser.add_argument(
         "--wait", type=wait_seconds, metavar="SECONDS",
