@@ -21,7 +21,7 @@ from rmetric._util.options import add_jobs, renamed
 from rmetric._util.printed import printable
 from rmetric._util.strict_json import encode
 from rmetric._util.version import __version__
-from rmetric.cli.progress import Progress
+from rmetric.cli.progress import reading
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
 from rmetric.diagnosis.result import Diagnosis
 from rmetric.diagnosis.words import clock, verdict
@@ -156,8 +156,8 @@ def _diagnose(options: argparse.Namespace) -> Diagnosis:
     from rmetric.diagnosis.decide import diagnose
     from rmetric.diagnosis.pool import Pool
 
-    told = Progress([*options.paths, *options.healthy])
-    with warnings.catch_warnings(record=True) as warned, told:
+    bar = reading([*options.paths, *options.healthy])
+    with warnings.catch_warnings(record=True) as warned, bar:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", UserWarning)
         pool = None if options.pool is None else Pool.load(options.pool)
@@ -167,7 +167,7 @@ def _diagnose(options: argparse.Namespace) -> Diagnosis:
             pool,
             options.signatures,
             cores=options.jobs,
-            told=told,
+            told=bar.update,
         )
     said = dict.fromkeys(str(one.message) for one in warned if one.category is UserWarning)
     return replace(diagnosis, notes=(*diagnosis.notes, *said))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rmetric._util.errors import LogError
 from rmetric._util.options import add_jobs, renamed
 from rmetric._util.printed import counted, printable
-from rmetric.cli.progress import Progress
+from rmetric.cli.progress import reading
 
 if TYPE_CHECKING:
     from rmetric.diagnosis.job import Job
@@ -78,9 +78,9 @@ def _read(options: argparse.Namespace, library: Library) -> list[Job]:
     from rmetric.diagnosis.ingest import ingest
 
     jobs = []
-    with Progress(options.paths) as told:
+    with reading(options.paths) as bar:
         for path in options.paths:
-            jobs.append(ingest([path], library, cores=options.jobs, told=told))
+            jobs.append(ingest([path], library, cores=options.jobs, told=bar.update))
     for path, job in zip(options.paths, jobs, strict=True):
         if not job.events:
             raise LogError(path, None, "empty: there is nothing to learn from")
