@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The figures of the study, computed from its logs and nothing else.
 
-Reads DIR/logs_<MODE>/*.jsonl and writes to OUT, each as .pdf and .png:
+Reads logs_<MODE>/*.jsonl in --logs DIR and writes to --out DIR, each as .pdf and .png:
 
   figure1_system           from a training run to an alert, and to the tables
   figure2_failure_process  what a fault does, and how many runs went each way
@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from rmetric._util.errors import FAILED
 from rmetric.evaluation import Study, UnusableStudy, read_study
 from rmetric.logs import write_atomically
 from rmetric.reporting.provenance import provenance
@@ -41,7 +42,7 @@ DRAWN_WITH = ("matplotlib", "pandas", "seaborn")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: all well; 1: some logs could not be used; 2: no figures."""
+    """0: all well; 1: some logs could not be used, or a figure not be written; 2: no figures."""
     options = parser(__doc__, "figures").parse_args(arguments)
     try:
         study = read_study(options.logs)
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_atomically(out / "provenance.json", [content.encode(), b"\n"])
         write_atomically(out / "README.md", [gallery(captions).encode()])
     except OSError as error:
-        return fail(f"cannot write to {out}: {error.strerror}")
+        return fail(f"cannot write to {out}: {error.strerror}", FAILED)
     print(f"{len(captions)} figures as .pdf and .png, and provenance.json: {out}")
     return report(study, dot)
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The tables of a study, computed from its logs.
 
-Reads DIR/logs_<MODE>/*.jsonl and writes to OUT, each as .csv, .md and .tex:
+Reads logs_<MODE>/*.jsonl in --logs DIR and writes to --out DIR, each as .csv, .md and .tex:
 
   table1_approaches  existing approaches: what kind, what scope, what lead time
   table2_scenarios   the scenario matrix and what became of its runs
@@ -27,6 +27,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rmetric._util.errors import FAILED
 from rmetric.evaluation import Study, UnusableStudy, read_study
 from rmetric.logs import write_atomically
 from rmetric.reporting.provenance import provenance
@@ -45,7 +46,9 @@ NUM_PROCESSES = os.cpu_count() or 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: all well; 1: some logs could not be used or contradict themselves; 2: no tables."""
+    """0: all well; 1: some logs could not be used or contradict themselves, or a table could not
+    be written; 2: no tables.
+    """
     options = parser(__doc__, "tables").parse_args(arguments)
     try:
         study = read_study(options.logs)
@@ -55,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        return fail(f"cannot write to {out}: {error.strerror}")
+        return fail(f"cannot write to {out}: {error.strerror}", FAILED)
     print(f"{study.num_logs} logs of {len(study.reference)} runs read from {options.logs}")
     tables, disagreements = build_tables(
         study, read_summaries(RESULTS), num_processes=NUM_PROCESSES
@@ -64,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         write(out, tables, provenance(shlex.join(map(str, command)), study))
     except OSError as error:
-        return fail(f"cannot write to {out}: {error.strerror}")
+        return fail(f"cannot write to {out}: {error.strerror}", FAILED)
     for table in tables:
         if table.name in PRINTED:
             print(f"\n{to_text(table)}")

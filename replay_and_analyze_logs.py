@@ -7,8 +7,8 @@ JSONL with a step and a loss; files, folders, globs, .gz too. See docs/replay.md
 from __future__ import annotations
 
 import argparse
-import sys
 
+from rmetric._util.errors import exit_with
 from rmetric.cli import replay
 
 
@@ -27,4 +27,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

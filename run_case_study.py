@@ -3,7 +3,7 @@
     python run_case_study.py              Qwen2.5-3B on code questions, 800 steps (needs a GPU)
     python run_case_study.py --tiny       the same with a tiny model: any machine, two minutes
 
-The metric watches both runs while they train. An alert before the fault, or in
+The metric watches both runs while they train. An alarm before the fault, or in
 the control, is a false alarm. What comes out is in case_study_<device>/;
 see docs/case_study.md.
 """
@@ -16,10 +16,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from rmetric._util.options import renamed
 from studies.case_study.faults import FAULTS
 from studies.case_study.settings import (
     BUNDLED,
     QWEN_3B,
+    CannotWrite,
     CaseStudyError,
     Settings,
     option,
@@ -70,7 +72,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     runs.add_argument("--control", action="store_true", help="only the twin without the fault")
     runs.add_argument("--no-control", action="store_true", help="only the run with the fault")
     for name, (kind, what) in NUMBERS.items():
-        add(option(name), type=kind, metavar="X" if kind is float else "N", help=what)
+        add(option(name), dest=name, type=kind, metavar="X" if kind is float else "N", help=what)
+    renamed(parser, max_steps="steps", fault_step="onset", fault_steps="duration")
     add("--out", type=Path, metavar="DIR", help="default: case_study_<device>")
     add("--resume", action="store_true", help="go on with the case study in that folder")
     add(
@@ -121,7 +124,7 @@ def main(argv: list[str] | None = None) -> int:
         )
     except CaseStudyError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return 1 if isinstance(error, CannotWrite) else 2
     except KeyboardInterrupt:
         print("\nstopped; the same command with --resume goes on", file=sys.stderr)
         return 130
@@ -135,7 +138,7 @@ def report(path: Path, summary: dict[str, Any]) -> None:
         failed = f" ({run['failure_kind']}) at step {run['failure_step']}"
         print(f"\n{name}: {run['outcome']}{failed if run['outcome'] == 'failed' else ''}")
         counts = {phase.replace("_", " "): n["alerts"] for phase, n in run["alerts"].items()}
-        print(f"  R-Metric alerts: {', '.join(f'{phase} {n}' for phase, n in counts.items())}")
+        print(f"  R-Metric alarms: {', '.join(f'{phase} {n}' for phase, n in counts.items())}")
         for protocol in ("published", "causal"):
             print(f"  {protocol} rule: {verdict(run['outcome'], run['r_metric'][protocol])}")
         cost = run["cost"]

@@ -18,13 +18,13 @@ with the same bytes.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from tqdm import tqdm
 
+from rmetric._util.options import add_jobs, renamed
 from rmetric.metric import MODES, RMetricConfig
 from rmetric.simulation.published import published_specs
 from rmetric.simulation.published_study import RECIPE as PUBLISHED
@@ -61,22 +61,21 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--limit", type=int, metavar="N", help="only the first N runs of the recipe, to try it"
     )
-    parser.add_argument(
-        "--workers", type=int, default=os.cpu_count() or 1, metavar="N",
-        help="processes (default: one a core); the result does not depend on it, and the "
-        "published study, one stream of draws, always takes one",
-    )  # fmt: skip
+    add_jobs(
+        parser,
+        "processes; the result does not depend on it, and the published study, one stream of "
+        "draws, always takes one",
+    )
+    renamed(parser, workers="jobs")
     parser.add_argument(
         "--backend", choices=["local", "dask"], default="local",
         help="where the runs are simulated: on this machine, or on a Dask cluster whose "
-        "workers have rmetric installed (--workers then does not count)",
+        "workers have rmetric installed (--jobs then does not count)",
     )  # fmt: skip
     parser.add_argument(
         "--scheduler", metavar="ADDRESS", help="of the Dask cluster, as tcp://host:8786"
     )
     arguments = parser.parse_args(argv)
-    if arguments.workers < 1:
-        parser.error(f"--workers is {arguments.workers}: at least 1 is needed")
     if arguments.seed is None:
         arguments.seed = SEED if arguments.recipe == PUBLISHED else 0
     if not 0 <= arguments.seed < 2**63:
@@ -134,7 +133,7 @@ def run_emergent(arguments: argparse.Namespace) -> str:
     missing = missing_runs(specs, modes, out, config)
     done = len(specs) - len(missing)
     backend = dask_backend(arguments.scheduler) if arguments.backend == "dask" else None
-    processes = None if backend else arguments.workers
+    processes = None if backend else arguments.jobs
     with tqdm(total=len(specs), initial=done, unit="run", desc=arguments.recipe) as bar:
         finished = run_study(
             missing, modes, out, num_processes=processes, backend=backend, config=config

@@ -20,6 +20,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from rmetric._util.options import renamed
 from rmetric.logs import log_path, run_lines, start_line, write_atomically
 from rmetric.metric import MODES, RMetric, RMetricConfig
 from rmetric.records import Run, Truth
@@ -72,13 +73,14 @@ def parse_arguments(argv: list[str] | None = None) -> tuple[argparse.Namespace, 
     parser.add_argument("--seed", type=int, default=0, help="same seed, same bytes (default: 0)")
     parser.add_argument("--steps", type=int, default=known.total_steps, help="default: %(default)s")
     parser.add_argument(
-        "--evaluate-every", type=int, default=known.evaluate_every, metavar="STEPS",
+        "--eval-every", type=int, default=known.evaluate_every, metavar="STEPS",
         help="default: %(default)s",
     )  # fmt: skip
     parser.add_argument(
         "--workers", type=int, default=known.num_workers, metavar="N",
         help="data-parallel workers of the simulated job (default: %(default)s)",
     )  # fmt: skip
+    renamed(parser, evaluate_every="eval-every")
     parser.add_argument("--mode", choices=list(MODES), default="FULL_METRIC")
     parser.add_argument("--id", metavar="NAME", help="names the run and its log")
     parser.add_argument(
@@ -107,7 +109,7 @@ def emergent_run(arguments: argparse.Namespace) -> Asked:
         seed=arguments.seed,
         num_workers=arguments.workers,
         total_steps=arguments.steps,
-        evaluate_every=arguments.evaluate_every,
+        evaluate_every=arguments.eval_every,
     )
 
     def words(truth: Truth) -> list[str]:
@@ -158,7 +160,7 @@ def published_run(arguments: argparse.Namespace) -> Asked:
     )
     dynamics = PublishedDynamics(
         total_steps=arguments.steps,
-        evaluate_every=arguments.evaluate_every,
+        evaluate_every=arguments.eval_every,
         num_workers=arguments.workers,
         onset_step=onset_of(arguments),
     )
@@ -219,11 +221,11 @@ def describe(run: Run, asked: Asked, config: RMetricConfig) -> str:
     else:
         lines.append(f"outcome: {truth.outcome.replace('_', ' ')}")
     metric = RMetric(config)
-    alerts = [record.step for record in run.records if metric.update(record).alarm]
-    if alerts:
-        lines.append(f"R-Metric: {len(alerts)} alerts, the first at step {alerts[0]}")
+    alarms = [record.step for record in run.records if metric.update(record).alarm]
+    if alarms:
+        lines.append(f"R-Metric: {len(alarms)} alarms, the first at step {alarms[0]}")
     else:
-        lines.append("R-Metric: no alert")
+        lines.append("R-Metric: no alarm")
     return "\n".join(lines)
 
 

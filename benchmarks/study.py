@@ -1,6 +1,6 @@
 """How long the studies of 720 logs take, their peak memory, and how both grow with the runs.
 
-    python benchmarks/study.py [--processes N]
+    python benchmarks/study.py [--jobs N]
 
 The emergent study, once and ten times over, and the published one, which is one stream of
 draws in one process. Each runs in a process of its own, logs included, into a temporary folder.
@@ -23,6 +23,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.report import write_report
+from rmetric._util.options import add_jobs, renamed
 from rmetric.simulation.published_study import run_published_study
 from rmetric.simulation.study import RECIPES, emergent_specs, run_study
 
@@ -78,10 +79,9 @@ def main() -> int:
         run(Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
         return 0
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--processes", type=int, default=-1, help="of the emergent study (default: one a core)"
-    )
-    processes = parser.parse_args().processes
+    add_jobs(parser, "processes of the emergent study")
+    renamed(parser, processes="jobs")
+    processes = parser.parse_args().jobs
     published = measure("published")
     once, often = (measure("emergent", factor, processes) for factor in (1, FACTOR))
     ratio = often["wall_s"] / once["wall_s"]

@@ -54,7 +54,7 @@ def mini(model: Path, dataset: Path, out: Path, *more: str | Path) -> list[str |
     """The options of a study of 24 steps."""
     return [
         "--model", model, "--dataset", dataset, "--out", out, "--device", "cpu",
-        "--max-steps", str(STEPS), "--eval-every", str(EVAL_EVERY),
-        "--fault-step", str(ONSET), "--fault-steps", str(LASTS), "--learning-rate", "0.003",
+        "--steps", str(STEPS), "--eval-every", str(EVAL_EVERY),
+        "--onset", str(ONSET), "--duration", str(LASTS), "--learning-rate", "0.003",
         "--sequence-length", "32", "--eval-sequences", "2", "--checkpoint-every", "5", *more,
     ]  # fmt: skip

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def run(out: Path, *arguments: str) -> int:
-    return command.main([*arguments, "--processes", "1", "--out", str(out)])
+    return command.main([*arguments, "--jobs", "1", "--out", str(out)])
 
 
 def rows_of(path: Path) -> dict[str, dict[str, str]]:

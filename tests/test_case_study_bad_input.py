@@ -43,9 +43,9 @@ def refused(*arguments: str | Path) -> str:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--max-steps", "0"], "--max-steps is 0: at least 1"),
-        (["--fault-step", "801"], "--fault-step is 801: it must be from 1 to the last step, 800"),
-        (["--fault-step", "0"], "--fault-step is 0"),
+        (["--steps", "0"], "--steps is 0: at least 1"),
+        (["--onset", "801"], "--onset is 801: it must be from 1 to the last step, 800"),
+        (["--onset", "0"], "--onset is 0"),
         (["--eval-every", "900"], "it would never be evaluated"),
         (["--eval-every", "0"], "--eval-every is 0: at least 1"),
         (["--learning-rate", "nan"], "--learning-rate is nan"),

@@ -216,7 +216,7 @@ def test_json_and_page_are_the_same_each_time_and_with_any_number_of_cores(broke
         )
         return [path.read_bytes() for path in paths]
 
-    assert files("a", "--cores", "1") == files("b", "--cores", "2")
+    assert files("a", "--jobs", "1") == files("b", "--jobs", "2")
 
 
 def test_healthy_siblings_are_looked_at(broken, well, capsys):
@@ -290,7 +290,7 @@ def test_wrong_use_is_one_clear_line(arguments, words, broken, capsys):
 @pytest.mark.parametrize("cores", ["0", "-1", "two", "1.5", "²"])
 def test_cores_are_counted_from_one(cores, broken, capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["diagnose", str(broken), "--cores", cores])
+        main(["diagnose", str(broken), "--jobs", cores])
     assert ended.value.code == 2
     assert "a whole number from 1 is accepted" in capsys.readouterr().err
 
@@ -329,7 +329,7 @@ def test_no_outcome_shares_a_code_with_an_error():
 
 def test_what_is_asked_reaches_the_diagnosis(monkeypatch, broken, well):
     asked = fake(monkeypatch, Diagnosis(outcome="healthy"))
-    main(["diagnose", str(broken), "--healthy", str(well), "--healthy", str(well), "--cores", "3"])
+    main(["diagnose", str(broken), "--healthy", str(well), "--healthy", str(well), "--jobs", "3"])
     (paths, healthy, pool, signatures), named = asked[0]
     assert paths == [broken]
     assert healthy == [well, well]

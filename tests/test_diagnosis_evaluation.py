@@ -539,7 +539,7 @@ def test_the_blind_jobs_are_judged_alone(
     logs.mkdir()
     (logs / "job.log").write_text("[rank3]: step 1\n[rank3]: ValueError: 3 apples\n" * 3)
     monkeypatch.chdir(tmp_path)
-    arguments = ["--injected", ".", "--split", "blind", "--out", "out", "--processes", "1"]
+    arguments = ["--injected", ".", "--split", "blind", "--out", "out", "--jobs", "1"]
     assert main(arguments) == 0
     assert "six later kinds of fault" in capsys.readouterr().out
     names = {path.name for path in (tmp_path / "out").glob("*.json")}
@@ -629,7 +629,7 @@ def test_the_command_from_logs_to_tables(
     for path in tmp_path.glob("failure_*.csv"):
         path.rename(tmp_path / "benchmarks" / path.name)
     monkeypatch.chdir(tmp_path)
-    arguments = ["real", "--logs", "logs", "--out", "out", "--processes", "1"]
+    arguments = ["real", "--logs", "logs", "--out", "out", "--jobs", "1"]
     assert main(arguments) == 0
     assert "Cause class" in capsys.readouterr().out
     before = (tmp_path / "out" / "real_development.json").read_bytes()

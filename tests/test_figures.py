@@ -215,7 +215,7 @@ def test_an_empty_folder_is_an_error_and_draws_nothing(tmp_path):
 def test_a_folder_that_cannot_be_written_is_an_error(logs, tmp_path):
     (tmp_path / "taken").write_text("")
     result = run(logs, tmp_path / "taken")
-    assert result.code == 2
+    assert result.code == 1
     assert result.err.startswith(f"error: cannot write to {tmp_path / 'taken'}")
 
 

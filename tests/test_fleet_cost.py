@@ -98,7 +98,7 @@ def test_break_even_is_where_hits_and_false_alarms_are_worth_the_same() -> None:
 def test_the_command_leaves_the_same_bytes_twice(tmp_path: Path) -> None:
     folders = [tmp_path / name / "cost" for name in "ab"]
     for folder in folders:
-        code = main(["cost", "--out", str(folder), "--replications", "2", "--processes", "1"])
+        code = main(["cost", "--out", str(folder), "--replications", "2", "--jobs", "1"])
         assert code == 0
     names = sorted(path.name for path in folders[0].iterdir())
     assert "when_emergency_saves_pay.png" in names

@@ -389,7 +389,7 @@ def test_random_alarms_hit_what_by_chance_says():
 def test_the_command_writes_the_same_bytes_twice(tmp_path, capsys):
     sizes = ["--gpus", "3", "--days", "0.3", "--failures", "6", "--contained", "2"]
     for name in ("one", "two"):
-        assert main(["risk", "--out", str(tmp_path / name), "--processes", "1", *sizes]) == 0
+        assert main(["risk", "--out", str(tmp_path / name), "--jobs", "1", *sizes]) == 0
     one, two = (
         {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
         for name in ("one", "two")

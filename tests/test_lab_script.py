@@ -22,7 +22,7 @@ from studies.fault_lab import __main__ as run_fault_lab
 from studies.fault_lab import read_runs
 
 ROOT = Path(__file__).resolve().parents[1]
-SMALL = ["--seeds", "2", "--steps", "12", "--corpus", "generated", "--workers", "1"]
+SMALL = ["--seeds", "2", "--steps", "12", "--corpus", "generated", "--jobs", "1"]
 SMALL += ["--only", "INFINITE_GRADIENT", "BATCH_SIZE_DOWN"]
 
 
@@ -165,8 +165,8 @@ def test_the_kept_archives_are_what_the_command_makes():
 
 def test_processes_are_at_least_one(capsys):
     with pytest.raises(SystemExit, match="2"):
-        run_fault_lab.main(["--workers", "0"])
-    assert "--workers is 0" in capsys.readouterr().err
+        run_fault_lab.main(["--jobs", "0"])
+    assert "--jobs: '0'" in capsys.readouterr().err
 
 
 def test_the_folder_of_another_campaign_is_refused(campaign, capsys):

@@ -129,5 +129,5 @@ def test_bad_input(
 
 def test_cores_are_a_number_from_one(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        learn("--job", "x", "a.log", "--cores", "0")
+        learn("--job", "x", "a.log", "--jobs", "0")
     assert "a whole number from 1 is accepted" in capsys.readouterr().err

@@ -7,10 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
+from tqdm import tqdm
 
 from rmetric.cli import progress
 from rmetric.cli.main import main
-from rmetric.cli.progress import Progress
+from rmetric.cli.progress import reading
 
 
 class Terminal(io.StringIO):
@@ -27,11 +28,11 @@ def log(tmp_path: Path) -> Path:
 
 
 def told(terminal: io.StringIO, log: Path) -> str:
-    with Progress([log.parent]) as read:
+    with reading([log.parent]) as bar:
         for _ in range(100):
-            read(50_000)
+            bar.update(50_000)
             time.sleep(0.01)
-            if "5" in terminal.getvalue():
+            if "MB" in terminal.getvalue() or "0kB" in terminal.getvalue():
                 break
     return terminal.getvalue()
 
@@ -50,8 +51,8 @@ def test_it_is_written_over_and_gone_at_the_end(log, monkeypatch):
 def test_what_takes_a_moment_is_read_without_a_word(log, monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
-    with Progress([log]) as read:
-        read(1500)
+    with reading([log]) as bar:
+        bar.update(1500)
     assert terminal.getvalue() == ""
 
 
@@ -59,8 +60,9 @@ def test_where_there_is_no_terminal_nothing_is_said(log, monkeypatch):
     plain = io.StringIO()
     monkeypatch.setattr("sys.stderr", plain)
     monkeypatch.setattr(progress, "FIRST", 0.0)
-    with Progress([log]):
+    with reading([log]) as bar:
         time.sleep(0.05)
+        bar.update(1500)
     assert plain.getvalue() == ""
 
 
@@ -70,7 +72,7 @@ def test_all_bytes_are_told(command, tmp_path, monkeypatch):
     log = tmp_path / "a.log"
     log.write_text(text)
     numbers = []
-    monkeypatch.setattr(Progress, "__call__", lambda self, read: numbers.append(read))
+    monkeypatch.setattr(tqdm, "update", lambda self, read: numbers.append(read))
     more = [str(tmp_path / "pool.json")] if "--out" in command else []
     main([*command, *more, str(log)])
     assert sum(numbers) == len(text)

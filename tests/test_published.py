@@ -204,14 +204,14 @@ def test_no_architecture_differs_from_another():
 
 
 def test_without_a_recipe_the_script_runs_the_published_study(tmp_path, capsys):
-    argv = ["--out", str(tmp_path), "--limit", "3", "--workers", "1"]
+    argv = ["--out", str(tmp_path), "--limit", "3", "--jobs", "1"]
     assert run_modern_experiments.main(argv) == 0
     folder = tmp_path / "logs_FULL_METRIC"
     assert f"3 runs, 3 logs in {folder} (0 were there)" in capsys.readouterr().out
     written = small_study.contents(tmp_path)
     assert set(written) == {f"logs_FULL_METRIC/{s.experiment_id}.jsonl" for s in SPECS[:3]}
     times = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-    assert run_modern_experiments.main([*argv, "--workers", "2"]) == 0
+    assert run_modern_experiments.main([*argv, "--jobs", "2"]) == 0
     assert "(3 were there)" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == times
     assert run_modern_experiments.main([*argv, "--seed", "5"]) == 1

@@ -239,7 +239,7 @@ PRINTED = ROOT / "tests" / "printed_plan.txt"
 def test_a_plan_is_printed(config, capsys):
     code = main(
         ["plan", "--model", str(config), "--gpus", "7", "--gpu", "h100", "--batch", "1024",
-         "--current", "2,1,4", "--alternatives", "1"]
+         "--current", "tensor=2,data=4", "--alternatives", "1"]
     )  # fmt: skip
     assert code == 0
     assert capsys.readouterr().out == PRINTED.read_text()
@@ -303,7 +303,7 @@ def test_idle_gpus_are_told_what_would_use_them(config, capsys):
 
 
 def test_nothing_fits(config, capsys):
-    assert run(config, "--gpus", "7", "--memory", "40", "--batch", "1024") == 1
+    assert run(config, "--gpus", "7", "--gpu-memory", "40", "--batch", "1024") == 1
     printed = " ".join(capsys.readouterr().out.split())
     assert "Nothing fits. Binding constraint: memory: the smallest layout (TP4 x PP1" in printed
     assert "TP1 x PP7 x DP1, batch 1024 = 1 x 1024 x 1 would fit in memory, but PP7" in printed
@@ -316,7 +316,7 @@ def test_nothing_fits(config, capsys):
     [
         (["--gpus", "8", "--batch", "0"], "the batch is 0"),
         (["--nodes", "a:4,a:4", "--batch", "8"], "two nodes have one name"),
-        (["--gpus", "8", "--batch", "8", "--memory", "0"], "memory is 0"),
+        (["--gpus", "8", "--batch", "8", "--gpu-memory", "0"], "memory is 0"),
         (["--gpus", "9" * 12, "--batch", "8"], "more than 65,536 GPUs"),
         (["--gpus", "8", "--batch", "8", "--without", "b"], "--without: no node 'b'"),
         (["--gpus", "8", "--batch", "8", "--without", "node0:8"], "not [8]"),
@@ -332,10 +332,11 @@ def test_a_wrong_question(config, capsys, arguments, words):
     [
         (["--gpus", "-1", "--batch", "8"], "a whole number from 0"),
         (["--nodes", "8,x", "--batch", "8"], "8,7,8 or a:8,b:7"),
-        (["--gpus", "8", "--batch", "8", "--current", "2,1"], "TP,PP,DP"),
+        (["--gpus", "8", "--batch", "8", "--current", "2,1"], "NAME=N"),
+        (["--gpus", "8", "--batch", "8", "--current", "2,1,4"], "now tensor=2,pipeline=1,data=4"),
         (["--gpus", "8", "--batch", "8", "--without", "node0:"], "as in node1:3,5"),
         (["--gpus", "8", "--batch", "8", "--tensor", "0"], "whole numbers from 1"),
-        (["--gpus", "8", "--batch", "8", "--memory", "nan"], "a number from 0"),
+        (["--gpus", "8", "--batch", "8", "--gpu-memory", "nan"], "a number from 0"),
         (["--gpus", "8", "--batch", "8", "--allow-batch-change", "1"], "a share from 0"),
         (["--gpus", "8", "--nodes", "8", "--batch", "8"], "not allowed with"),
     ],

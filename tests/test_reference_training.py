@@ -63,7 +63,10 @@ def plain(tmp_path_factory):
 
 
 def test_four_ranks_lose_what_one_plain_process_does(tmp_path, plain):
-    layouts = {"tensor and data": ("--tensor=2",), "pipeline and data": ("--pipeline=2",)}
+    layouts = {
+        "tensor and data": ("--layout=tensor=2",),
+        "pipeline and data": ("--layout=pipeline=2",),
+    }
     on_ranks(train_on, tmp_path, *layouts.items(), ranks=4)
     for name in layouts:
         assert largest_difference(tmp_path / name, plain) < CLOSE
@@ -78,17 +81,20 @@ def test_one_rank_adds_its_micro_batches_up(tmp_path, plain):
 @pytest.mark.parametrize(
     ("ranks", "more"),
     [
-        (2, ("--data=2",)),
-        (2, ("--tensor=2",)),
-        (4, ("--tensor=2", "--tied")),
-        (2, ("--pipeline=2",)),
+        (2, ("--layout=data=2",)),
+        (2, ("--layout=tensor=2",)),
+        (4, ("--layout=tensor=2", "--tied")),
+        (2, ("--layout=pipeline=2",)),
         (3, ("--micro-batch=2",)),
-        (4, ("--tensor=2", "--pipeline=2")),
-        (4, ("--replicas=2",)),
-        (4, ("--replicas=2", "--pipeline=2")),
-        (4, ("--tensor=2", "--replicas=2")),
-        (4, ("--layers=4", "--pipeline=4", "--micro-batch=6")),  # fewer micro-batches than stages
-        (6, ("--tensor=2", "--micro-batch=2")),  # shards of unequal size
+        (4, ("--layout=tensor=2,pipeline=2",)),
+        (4, ("--layout=replicas=2",)),
+        (4, ("--layout=replicas=2,pipeline=2",)),
+        (4, ("--layout=tensor=2,replicas=2",)),
+        (
+            4,
+            ("--layers=4", "--layout=pipeline=4", "--micro-batch=6"),
+        ),  # fewer micro-batches than stages
+        (6, ("--layout=tensor=2", "--micro-batch=2")),  # shards of unequal size
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
 )
@@ -113,7 +119,7 @@ def test_in_double_precision_nothing_is_left_of_the_difference(tmp_path):
 
 
 def test_three_ranks_go_on_where_four_were_stopped(tmp_path, plain):
-    on_ranks(train_on, tmp_path, ("run", ("--tensor=2", "--steps=3")), ranks=4)
+    on_ranks(train_on, tmp_path, ("run", ("--layout=tensor=2", "--steps=3")), ranks=4)
     on_ranks(train_on, tmp_path, ("run", ("--micro-batch=2",)), ranks=3)
     assert largest_difference(tmp_path / "run", plain) < CLOSE
 
@@ -121,12 +127,12 @@ def test_three_ranks_go_on_where_four_were_stopped(tmp_path, plain):
 @pytest.mark.slow
 def test_four_three_two_one_and_forty_steps_more(tmp_path):
     chain = [
-        (6, ("--tensor=2", "--micro-batch=2", "--steps=3")),
-        (4, ("--tensor=2", "--pipeline=2", "--steps=6")),
-        (4, ("--replicas=2", "--steps=9")),
+        (6, ("--layout=tensor=2", "--micro-batch=2", "--steps=3")),
+        (4, ("--layout=tensor=2,pipeline=2", "--steps=6")),
+        (4, ("--layout=replicas=2", "--steps=9")),
         (3, ("--micro-batch=2", "--steps=12")),
-        (2, ("--pipeline=2", "--steps=15")),
-        (2, ("--tensor=2", "--steps=18")),
+        (2, ("--layout=pipeline=2", "--steps=15")),
+        (2, ("--layout=tensor=2", "--steps=18")),
         (1, ("--steps=58",)),
     ]
     for ranks, more in chain:
@@ -141,7 +147,7 @@ def test_four_three_two_one_and_forty_steps_more(tmp_path):
 @pytest.mark.slow
 def test_a_tied_head_stays_tied(tmp_path):
     tied = ("--tied",)
-    on_ranks(train_on, tmp_path, ("run", (*tied, "--tensor=2", "--steps=2")), ranks=4)
+    on_ranks(train_on, tmp_path, ("run", (*tied, "--layout=tensor=2", "--steps=2")), ranks=4)
     on_ranks(train_on, tmp_path, ("run", (*tied, "--steps=4")), ranks=2)
     on_ranks(train_on, tmp_path, ("run", tied), ranks=1)
     assert (
@@ -187,7 +193,7 @@ def test_torchrun_starts_it_again_after_a_kill(tmp_path, plain):
     done = subprocess.run(
         [
             *torchrun, "--nproc-per-node=2", "--max-restarts=1", "-m", "studies.tiny_llama",
-            *SMALL, "--folder", str(said.folder.path), "--tensor=2", "--inject=kill@5:1",
+            *SMALL, "--folder", str(said.folder.path), "--layout=tensor=2", "--inject=kill@5:1",
             "--synchronous",
         ],
         env={**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
@@ -393,15 +399,15 @@ def test_a_log_is_cut_back_wherever_it_broke_off(tmp_path_factory, step, broken)
 @pytest.mark.parametrize(
     ("arguments", "ranks", "problem"),
     [
-        ("--tensor=3", 3, "tensor is 3, which does not divide heads = 4; .*kv_heads = 2"),
-        ("--pipeline=3", 3, "pipeline is 3, which does not divide layers = 4"),
+        ("--layout=tensor=3", 3, "tensor is 3, which does not divide heads = 4; .*kv_heads = 2"),
+        ("--layout=pipeline=3", 3, "pipeline is 3, which does not divide layers = 4"),
         ("--batch=16", 3, "--batch is 16: it must be a multiple of micro-batch x data = 1 x 3"),
         ("--batch=2", 4, "--batch is 2: it must be a multiple"),
-        ("--tensor=2 --data=2", 3, "there are 3 ranks .* from the command line, takes 4"),
-        ("--tensor=2", 1, "there are 1 ranks .* takes 2"),
-        ("--pipeline=2 --tied", 2, "a tied head needs pipeline = 1"),
-        ("--pipeline=2 --monitor", 2, "--monitor needs tensor = 1 and pipeline = 1"),
-        ("--replicas=3", 4, "replicas is 3: it must divide data, 4"),
+        ("--layout=tensor=2,data=2", 3, "there are 3 ranks .* from the command line, takes 4"),
+        ("--layout=tensor=2", 1, "there are 1 ranks .* takes 2"),
+        ("--layout=pipeline=2 --tied", 2, "a tied head needs pipeline = 1"),
+        ("--layout=pipeline=2 --monitor", 2, "--monitor needs tensor = 1 and pipeline = 1"),
+        ("--layout=replicas=3", 4, "replicas is 3: it must divide data, 4"),
         ("--heads=3", 1, "heads is 3, which does not divide hidden = 64"),
         ("--kv-heads=3", 1, "kv_heads is 3, which does not divide heads = 4"),
         ("--hidden=12", 1, "hidden / heads is 3: it must be even"),
@@ -439,7 +445,7 @@ def test_the_layout_of_a_supervisor_counts(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path)
     folder.set_layout(Layout(pipeline=2, micro_batch=2, accumulation=3))
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    asked = parser().parse_args(["--tensor=2", "--data=2"])
+    asked = parser().parse_args(["--layout=tensor=2,data=2"])
     assert settings_of(asked, 2).layout == folder.layout()
     with pytest.raises(ValueError, match=r"there are 4 ranks .*layout.json, takes 2"):
         settings_of(asked, 4)

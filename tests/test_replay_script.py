@@ -225,8 +225,8 @@ def test_the_console_begins_with_a_summary_and_the_runs_that_were_alarmed(replay
     assert replay("a.csv", "b.jsonl", "c.csv")[0] == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == (
-        "3 runs: 1 alarmed (calibrated detector), 2 alerted (R-Metric as published), "
-        "1 alerted by R as their logs state it; by their logs 1 absorbed"
+        "3 runs: 1 alarmed (calibrated detector), 2 alarmed (R-Metric as published), "
+        "1 alarmed by R as their logs state it; by their logs 1 absorbed"
     )
     assert lines[1].startswith("c: alarm at step 6")
     assert [line.split(":")[0] for line in lines[1:4]] == ["c", "a", "b"]
@@ -442,8 +442,6 @@ def test_a_safe_name_is_one_plain_part_of_a_path(id):
         (["/dev/null"], "/dev/null: neither a file nor a folder"),
         (["*.absent"], "*.absent: no such file or folder"),
         (["empty"], "empty: no file in this folder"),
-        (["a.csv", "--out", "a.csv"], "--out a.csv: cannot be written"),
-        (["a.csv", "--out", "a.csv/deeper"], "cannot be written"),
         (["a.csv", "--map", "los=x"], "TARGET one of step, loss, eval_loss"),
         (["a.csv", "--map", "loss"], "TARGET=COLUMN is accepted"),
         (["a.csv", "--preset", "best"], "invalid choice"),
@@ -462,6 +460,14 @@ def test_bad_usage_is_one_message_and_exit_code_2(
         code = exit.code
     assert code == 2
     assert problem in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("out", ["a.csv", "a.csv/deeper"])
+def test_results_that_cannot_be_written_are_one_message(script, tmp_path, monkeypatch, capsys, out):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.csv").write_text(GOOD)
+    assert script.main(["a.csv", "--out", out]) == 1
+    assert f"error: --out {out}: cannot be written" in capsys.readouterr().err
 
 
 def test_a_user_s_mistake_shows_no_traceback(tmp_path):

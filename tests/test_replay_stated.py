@@ -196,12 +196,12 @@ def test_the_console_tells_stated_alarms_from_ours_and_undefined_from_none(tmp_p
     assert command.report(result, tmp_path / "out") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(
-        "2 runs: 0 alarmed (calibrated detector, nothing to judge by in 2), 0 alerted (R-Metric as "
-        "published, undefined in 2), 1 alerted by R as their logs state it"
+        "2 runs: 0 alarmed (calibrated detector, nothing to judge by in 2), 0 alarmed (R-Metric as "
+        "published, undefined in 2), 1 alarmed by R as their logs state it"
     )
     stated = "R-Metric as published: undefined; R as its log states it:"
-    assert f"a: nothing to judge by; {stated} alert at step 200, the first of 2" in lines[1]
-    assert f"b: nothing to judge by; {stated} no alert" in lines[2]
+    assert f"a: nothing to judge by; {stated} alarm at step 200, the first of 2" in lines[1]
+    assert f"b: nothing to judge by; {stated} no alarm" in lines[2]
 
 
 # Weights as stated
@@ -457,7 +457,7 @@ def test_the_74_alarms_that_seed_1_states_are_counted(tmp_path, capsys):
     assert sum(row["outcome"] == "failed" for row in alarmed) == 72
     assert {row["max_r"] for row in result.rows} == {""}
     command.report(result, tmp_path / "out")
-    assert "74 alerted by R as their logs state it" in capsys.readouterr().out
+    assert "74 alarmed by R as their logs state it" in capsys.readouterr().out
 
 
 @needs_authors_logs

@@ -145,7 +145,7 @@ def test_a_write_that_fails_keeps_what_is_finished(
     )
     monkeypatch.setitem(study.RECIPES, "emergent", recipe)
     monkeypatch.setattr(study, "BATCH", 2)
-    argv = ["--recipe", kind, "--out", str(tmp_path), "--workers", "1"]
+    argv = ["--recipe", kind, "--out", str(tmp_path), "--jobs", "1"]
     argv += ["--limit", str(small_study.NUMBER[kind])]
     resource.setrlimit(resource.RLIMIT_FSIZE, (sorted(sizes)[-3], hard))
     try:
@@ -196,7 +196,7 @@ def test_a_damaged_log_is_made_again_and_a_strangers_is_refused(kind, uninterrup
 
 @pytest.mark.parametrize(("kind", "other"), [KINDS, KINDS[::-1]])
 def test_two_studies_do_not_share_a_folder(kind, other, tmp_path, capsys):
-    argv = ["--out", str(tmp_path), "--workers", "1", "--recipe"]
+    argv = ["--out", str(tmp_path), "--jobs", "1", "--recipe"]
     assert run_modern_experiments.main([*argv, other, "--limit", "1"]) == 0
     before = small_study.contents(tmp_path)
     assert run_modern_experiments.main([*argv, kind, "--limit", "1"]) == 1
@@ -217,7 +217,7 @@ def test_the_emergent_study_writes_the_bytes_that_it_always_wrote():
 
 
 def test_the_script_runs_for_real_and_says_what_it_left(tmp_path, capsys):
-    argv = ["--recipe", "emergent", "--out", str(tmp_path), "--limit", "2", "--workers", "1"]
+    argv = ["--recipe", "emergent", "--out", str(tmp_path), "--limit", "2", "--jobs", "1"]
     assert run_modern_experiments.main(argv) == 0
     assert "2 runs, 8 logs" in capsys.readouterr().out
     assert {p.name for p in tmp_path.iterdir()} == {f"logs_{mode}" for mode in MODES}
@@ -229,7 +229,7 @@ def test_the_script_runs_for_real_and_says_what_it_left(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     "argv",
-    [["--workers", "0"], ["--seed", "-1"], ["--recipe", "soup"], ["--backend", "dask"],
+    [["--jobs", "0"], ["--seed", "-1"], ["--recipe", "soup"], ["--backend", "dask"],
      ["--limit", "0"], ["--backend", "dask", "--scheduler", "tcp://127.0.0.1:1"]],
 )  # fmt: skip
 def test_bad_arguments_exit_with_2(argv):
@@ -272,7 +272,7 @@ PUBLISHED = ["--dynamics", "published"]
 
 def test_the_published_simulator_says_that_its_crash_is_scripted(tmp_path, capsys):
     argv = [*PUBLISHED, "--fault", "DATA_CORRUPTION", "--seed", "7", "--onset", "300"]
-    argv += ["--steps", "400", "--evaluate-every", "10", "--workers", "4", "--out", str(tmp_path)]
+    argv += ["--steps", "400", "--eval-every", "10", "--workers", "4", "--out", str(tmp_path)]
     assert simulator.main(argv) == 0
     shown = capsys.readouterr().out
     [path] = tmp_path.iterdir()

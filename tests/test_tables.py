@@ -370,5 +370,5 @@ def test_an_out_folder_that_cannot_be_made_is_one_clear_error(logs, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
     result = run(logs, blocked / "tables")
-    assert result.code == 2
+    assert result.code == 1
     assert result.err == f"error: cannot write to {blocked / 'tables'}: Not a directory\n"

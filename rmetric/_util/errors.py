@@ -1,8 +1,14 @@
-"""The error of a log that cannot be read."""
+"""The error of a log that cannot be read, and the exit codes of errors."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
+
+#: Exit codes that mean the same in every command; docs/commands.md has them all.
+FAILED, WRONG, INTERRUPTED = 1, 2, 130
 
 
 class LogError(ValueError):
@@ -12,3 +18,24 @@ class LogError(ValueError):
         self.path, self.line, self.problem = Path(path), line, problem
         where = f"{path}, line {line}" if line else f"{path}"
         super().__init__(f"{where}: {problem}")
+
+
+def exit_code_of(error: Exception) -> int:
+    """FAILED for a file that cannot be written or read, WRONG for any other error.
+
+    A file that is not there counts as WRONG: the command line names it.
+
+    >>> exit_code_of(PermissionError()), exit_code_of(FileNotFoundError())
+    (1, 2)
+    """
+    failed = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+    return FAILED if failed else WRONG
+
+
+def exit_with(main: Callable[[], int]) -> NoReturn:
+    """End the process with the exit code of `main`, and with INTERRUPTED on Ctrl-C."""
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        sys.exit(INTERRUPTED)

@@ -1,18 +1,18 @@
-"""The subcommands of `rmetric`, a module each, loaded when they are asked for.
+"""The subcommands of `rmetric`, one module each, loaded on use.
 
-A module has ``NAME``, ``HELP``, ``add_arguments(parser)`` and ``run(options)``,
-which returns the exit code.
+A module has ``EXAMPLES``, ``add_arguments(parser)`` and ``run(options)``, which returns the
+exit code. docs/commands.md has the options and exit codes that they share.
 """
 
-#: Name -> what `rmetric --help` says, which must not load the modules. To add one: a line here.
+#: Name -> summary in `rmetric --help`, which must not load the modules.
 COMMANDS = {
-    "replay": "replay logs that exist already: scores, alerts, a page for each run",
-    "watch": "follow a log that is being written, and alarm (replay --follow)",
+    "replay": "replay existing logs: scores, alarms and a page for each run",
+    "watch": "follow a log that is being written, and print alarms",
     "calibrate": "make a threshold file for the calibrated detector from healthy logs",
-    "telemetry": "watch this machine's GPUs: readings, risk, and what each asks for",
-    "diagnose": "why did the job fail? what, where, when and what to do, from its text logs",
+    "telemetry": "watch this machine's GPUs: readings, risk and recommended actions",
+    "diagnose": "diagnose a failed job from its text logs: cause, place, time and next steps",
     "logs": "learn what the logs of successful jobs have in common, for diagnose",
-    "supervise": "start a training and restart it after a failure, with the GPUs that are left",
-    "save": "ask a training for a checkpoint, through its run folder",
-    "plan": "the best TP x PP x DP layout for the GPUs that are left",
+    "supervise": "start a training, and restart it after a failure on the remaining GPUs",
+    "save": "request a checkpoint from a running training, through its run folder",
+    "plan": "find the fastest TP x PP x DP layout for the remaining GPUs",
 }

@@ -12,17 +12,15 @@ from typing import Any
 
 from rmetric._util.durable import write_atomically
 from rmetric._util.errors import LogError
+from rmetric._util.options import share
 from rmetric._util.printed import counted
 from rmetric._util.strict_json import encode
-from rmetric.cli.options import share
 from rmetric.detectors.calibrated import thresholds_to_json
 from rmetric.detectors.calibrated.calibration import FLOORS, NotHealthy, calibrate
 from rmetric.detectors.calibrated.thresholds import Thresholds
 from rmetric.readers import find_logs, read_runs
 from rmetric.records import Run
 
-NAME = "calibrate"
-HELP = "make a threshold file for the calibrated detector from healthy logs"
 ARCHIVE = ".tar.xz"
 EXAMPLES = """examples:
   rmetric calibrate healthy_runs/ --budget 0.02 --out mine.json
@@ -47,7 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="share of these runs that may alarm, from 0 to below 1 (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--out", type=Path, default=Path("thresholds.json"), help="(default: %(default)s)"
+        "--out",
+        type=Path,
+        default=Path("thresholds.json"),
+        metavar="FILE",
+        help="(default: %(default)s)",
     )
 
 

@@ -1,8 +1,8 @@
-"""Why did the job fail? Reads its text logs and says what, where, when, and what to do.
+"""Diagnose a failed job from its text logs: cause, place, time and next steps.
 
 PATH is a file or folder of the job's logs, of any size: one file a rank or node, or one for
-all with the ranks' prefixes; .gz and .zst too. At most 15 lines come out; where the logs do
-not say, so does it. Times are those of the log, in UTC where it names a zone. See
+all with the ranks' prefixes; .gz and .zst too. The verdict has at most 15 lines and
+states what the logs leave open. Times are those of the log, in UTC where it names a zone. See
 docs/diagnosis.md.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import warnings
 from dataclasses import replace
@@ -18,17 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from rmetric._util.durable import write_atomically
+from rmetric._util.options import add_jobs, renamed
 from rmetric._util.printed import printable
 from rmetric._util.strict_json import encode
 from rmetric._util.version import __version__
-from rmetric.cli.options import whole
-from rmetric.cli.progress import Progress
+from rmetric.cli.progress import reading
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
 from rmetric.diagnosis.render import clock, verdict
 from rmetric.diagnosis.result import Diagnosis
 
-NAME = "diagnose"
-HELP = "why did the job fail? what, where, when and what to do, from its text logs"
 #: Raised where what `--json` holds changes its meaning.
 FORMAT = 1
 EXIT_CODES = {"healthy": 0, "failed": 3, "terminated": 4, "unknown": 5}
@@ -39,8 +36,8 @@ EXAMPLES = """examples:
   rmetric diagnose logs/ --page incident.html --metrics run.jsonl --telemetry gpus.jsonl
   rmetric diagnose logs/ --json-file verdict.json || page-someone
 
-exit codes: 0 healthy: nothing speaks of a failure; 3 failed; 4 terminated: ended from outside
-(cancelled, preempted, out of its time); 5 unknown: the logs do not say; 1 the page or the
+exit codes: 0 healthy: no sign of a failure; 3 failed; 4 terminated: ended from outside
+(cancelled, preempted, out of its time); 5 unknown: the logs give no cause; 1 the page or the
 JSON could not be written; 2 the command line is wrong, or nothing can be read; 130 interrupted"""
 
 
@@ -50,25 +47,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--healthy", nargs="+", type=Path, action="extend", default=[], metavar="PATH",
-        help="logs of jobs like it that went well, a file or folder each; what is usual there "
-        "is no sign of a failure",
+        help="logs of similar jobs that succeeded, a file or folder each; events that are common "
+        "there do not count as signs of a failure",
     )  # fmt: skip
     parser.add_argument(
-        "--pool", type=Path, metavar="FILE", help="the same, learnt before by rmetric logs learn"
+        "--pool",
+        type=Path,
+        metavar="FILE",
+        help="the same, as a file of rmetric logs learn",
     )
     parser.add_argument(
         "--signatures", nargs="+", type=Path, action="extend", default=[], metavar="FILE",
-        help="YAML files of own signatures, beside those that are shipped",
+        help="YAML files of your own signatures, in addition to the shipped ones",
     )  # fmt: skip
     parser.add_argument(
-        "--json", action="store_true", help="one JSON document instead of the words"
+        "--json", action="store_true", help="print one JSON document instead of text"
     )
     parser.add_argument(
         "--json-file", type=Path, metavar="FILE.json",
-        help="write that document into a file, beside the words",
+        help="write that document to a file, in addition to the text",
     )  # fmt: skip
     parser.add_argument(
-        "--page", type=Path, metavar="FILE.html", help="write the incident as one page, for mail"
+        "--page", type=Path, metavar="FILE.html", help="write a self-contained page of the incident"
     )
     parser.add_argument(
         "--metrics", type=Path, metavar="LOG",
@@ -76,19 +76,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--telemetry", type=Path, metavar="RECORDING",
-        help="with --page: what rmetric telemetry --jsonl recorded of the GPUs",
+        help="with --page: GPU readings recorded by rmetric telemetry --jsonl",
     )  # fmt: skip
-    parser.add_argument(
-        "--cores", type=whole(1), default=usable_cores(), metavar="N",
-        help="processes that read files (default: as many as there are cores, here "
-        "%(default)s)",
-    )  # fmt: skip
-
-
-def usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    add_jobs(parser, "processes that read files")
+    renamed(parser, cores="jobs")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -165,8 +156,8 @@ def _diagnose(options: argparse.Namespace) -> Diagnosis:
     from rmetric.diagnosis.decide import diagnose
     from rmetric.diagnosis.pool import Pool
 
-    progress = Progress([*options.paths, *options.healthy])
-    with warnings.catch_warnings(record=True) as warned, progress:
+    bar = reading([*options.paths, *options.healthy])
+    with warnings.catch_warnings(record=True) as warned, bar:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", UserWarning)
         pool = None if options.pool is None else Pool.load(options.pool)
@@ -175,8 +166,8 @@ def _diagnose(options: argparse.Namespace) -> Diagnosis:
             options.healthy,
             pool,
             options.signatures,
-            cores=options.cores,
-            on_progress=progress,
+            cores=options.jobs,
+            on_progress=bar.update,
         )
     said = dict.fromkeys(str(one.message) for one in warned if one.category is UserWarning)
     return replace(diagnosis, notes=(*diagnosis.notes, *said))

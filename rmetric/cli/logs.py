@@ -1,7 +1,7 @@
-"""Learn what successful jobs write, so that it is set aside when such a job fails.
+"""Learn the events that successful jobs log, so that a diagnosis can disregard them.
 
-`rmetric logs learn` reads the logs of jobs that went well and keeps which events they have in
-common, as plain JSON, for `rmetric diagnose --pool`. Each PATH, a file or a folder, is one job.
+`rmetric logs learn` reads the logs of jobs that succeeded and writes the events that they have
+in common as JSON, for `rmetric diagnose --pool`. Each PATH, a file or a folder, is one job.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rmetric._util.errors import LogError
+from rmetric._util.options import add_jobs, renamed
 from rmetric._util.printed import counted, printable
-from rmetric.cli.options import whole
-from rmetric.cli.progress import Progress
+from rmetric.cli.progress import reading
 
 if TYPE_CHECKING:
     from rmetric.diagnosis.job import Job
     from rmetric.diagnosis.library import SignatureLibrary
 
-NAME = "logs"
-HELP = "learn what the logs of successful jobs have in common, for diagnose"
 EXAMPLES = """examples:
   rmetric logs learn --job pretrain-7b logs/4688/ logs/4690/
   rmetric diagnose logs/4711/ --pool pretrain-7b.json
@@ -39,16 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     learn.add_argument(
         "paths", nargs="+", type=Path, metavar="PATH", help="file or folder: the logs of one job"
     )
-    learn.add_argument(
-        "--job", required=True, metavar="NAME", help="what these jobs have in common: a name"
-    )
+    learn.add_argument("--job", required=True, metavar="NAME", help="name of this kind of job")
     learn.add_argument(
         "--out", type=Path, metavar="FILE", help="(default: NAME.json, in this folder)"
     )
-    learn.add_argument(
-        "--cores", type=whole(1), default=1, metavar="N",
-        help="processes that read the files of a job, from 1 (default: %(default)s)",
-    )  # fmt: skip
+    add_jobs(learn, "processes that read the files of a job")
+    renamed(learn, cores="jobs")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -84,9 +78,9 @@ def _read(options: argparse.Namespace, library: SignatureLibrary) -> list[Job]:
     from rmetric.diagnosis.ingest import ingest
 
     jobs = []
-    with Progress(options.paths) as progress:
+    with reading(options.paths) as bar:
         for path in options.paths:
-            jobs.append(ingest([path], library, cores=options.cores, on_progress=progress))
+            jobs.append(ingest([path], library, cores=options.jobs, on_progress=bar.update))
     for path, job in zip(options.paths, jobs, strict=True):
         if not job.events:
             raise LogError(path, None, "empty: there is nothing to learn from")

@@ -7,11 +7,12 @@ import sys
 from importlib import import_module
 
 from rmetric._util.standard_output import OutputError, told_apart
+from rmetric._util.version import __version__
 from rmetric.cli import COMMANDS
 
-#: What a shell says of a program that wrote to a pipe which nobody reads any more.
+#: 128 + SIGPIPE, as a shell reports a program whose output pipe was closed.
 PIPE_CLOSED = 141
-#: And of one that was ended by Ctrl-C.
+#: 128 + SIGINT, after Ctrl-C.
 INTERRUPTED = 130
 
 
@@ -34,8 +35,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(given: list[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="rmetric", description="Who notices first that a training run is failing?"
+        prog="rmetric", description="Monitor, replay, guard and diagnose language-model trainings."
     )
+    parser.add_argument("--version", action="version", version=f"rmetric {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, words in COMMANDS.items():
         command = commands.add_parser(

@@ -1,4 +1,4 @@
-"""`rmetric plan`: the best parallel layout for the GPUs that are left, and why."""
+"""Find the fastest parallel layout for the remaining GPUs, and show why it was chosen."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from rmetric._util.options import DEFAULT_GPU, layout_of, number, renamed, share, whole
 from rmetric._util.strict_json import encode
-from rmetric.cli.options import number, share, whole
 from rmetric.guard.layout import Layout
 from rmetric.guard.planner import BatchSpec, PlanOptions, plan
 from rmetric.guard.planner.cluster import GIB, GPUS, Cluster, ClusterNode
@@ -19,15 +19,16 @@ from rmetric.guard.planner.report import Question, as_json, as_text
 
 #: Far above any cluster; a plan for so many takes some seconds.
 MOST_GPUS = 65_536
-NAME = "plan"
-HELP = "the best TP x PP x DP layout for the GPUs that are left"
+#: What `--current` names.
+SIZES = ("tensor", "pipeline", "data", "context", "expert")
 EXAMPLES = """examples:
   rmetric plan --model config.json --gpus 7 --gpu h100 --batch 1024
-  rmetric plan --model config.json --nodes 8,8,8 --without node1:3 --batch 1024 --current 2,1,12
-  rmetric plan --model config.json --nodes a:8,b:7 --memory 40 --batch 512 --engine torchtitan
+  rmetric plan --model config.json --nodes 8,8,8 --without node1:3 --batch 1024 \\
+      --current tensor=2,data=12
+  rmetric plan --model config.json --nodes a:8,b:7 --gpu-memory 40 --batch 512 --engine torchtitan
 
 The model is a Hugging Face config.json, a JSON object of Megatron-LM's arguments, or our own
-(docs/planner.md). Times and memory are estimates: good for choosing, not for promising.
+(docs/planner.md). Times and memory are estimates for comparing layouts.
 
 exit codes:
   0  a layout was found
@@ -45,44 +46,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--without", type=dropped, action="append", default=[], metavar="NODE[:N,N,...]",
-        help="a node, or some of its GPUs, that cannot be used; may be given again",
+        help="node, or some of its GPUs, that cannot be used; repeatable",
     )  # fmt: skip
     where.add_argument("--gpus", type=whole(0), metavar="N", help="GPUs of a single node")
-    parser.add_argument("--batch", type=whole(0), required=True, help="samples of one step")
+    parser.add_argument("--batch", type=whole(0), required=True, help="samples per step")
     parser.add_argument("--engine", choices=tuple(ENGINES), default="megatron",
                         help="(default: %(default)s)")  # fmt: skip
-    parser.add_argument("--sequence", type=whole(1), help="tokens a sample, if the model's differ")
+    parser.add_argument("--sequence", type=whole(1), help="tokens per sample (default: model)")
     parser.add_argument(
-        "--current", type=current, metavar="TP,PP,DP[,CP[,EP]]",
-        help="the layout until now: of layouts almost as fast the smallest change is taken",
+        "--current", type=current, metavar="NAME=N,...",
+        help="the layout until now: of layouts almost as fast the one with the smallest change "
+        f"is taken; NAME is one of {', '.join(SIZES)}, 1 where it is left out",
     )  # fmt: skip
     parser.add_argument(
         "--allow-batch-change", type=share, nargs="?", const=0.1, metavar="SHARE",
         help="the batch may change by this share (default, if given: %(const)s)",
     )  # fmt: skip
     parser.add_argument("--micro-batches", type=sizes, default=(1, 2, 4, 8), metavar="N,N,...",
-                        help="to try (default: 1,2,4,8)")  # fmt: skip
+                        help="sizes to try (default: 1,2,4,8)")  # fmt: skip
     for name, words in {"tensor": "TP", "pipeline": "PP", "context": "CP", "expert": "EP"}.items():
         parser.add_argument(f"--{name}", type=sizes, metavar="N,N,...", help=f"{words} to allow")
     parser.add_argument("--uneven-stages", action="store_true",
                         help="stages may differ by one layer")  # fmt: skip
     parser.add_argument("--recompute", choices=("auto", "always", "never"), default="auto",
-                        help="activations (default: %(default)s)")  # fmt: skip
+                        help="recompute activations (default: %(default)s)")  # fmt: skip
     parser.add_argument("--no-distributed-optimizer", action="store_true",
                         help="Megatron without ZeRO-1")  # fmt: skip
     parser.add_argument("--no-flash-attention", action="store_true",
-                        help="attention scores are kept")  # fmt: skip
+                        help="attention scores are stored")  # fmt: skip
     parser.add_argument("--alternatives", type=whole(0), default=4, metavar="N",
-                        help="to show (default: %(default)s)")  # fmt: skip
+                        help="number of alternatives to show (default: %(default)s)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
     gpu = parser.add_argument_group("the GPU")
-    gpu.add_argument("--gpu", choices=tuple(GPUS), default="a100", help="(default: %(default)s)")
-    gpu.add_argument("--memory", type=number, metavar="GIB", help="its memory, if it differs")
+    gpu.add_argument(
+        "--gpu", choices=tuple(GPUS), default=DEFAULT_GPU,
+        help="(default: %(default)s, as for rmetric supervise: what most large trainings run on)",
+    )  # fmt: skip
+    gpu.add_argument("--gpu-memory", type=number, metavar="GIB", help="if it differs")
     gpu.add_argument("--reserve", type=number, default=4.0, metavar="GIB",
                      help="for CUDA, NCCL and fragmentation (default: %(default)g)")  # fmt: skip
-    gpu.add_argument("--peak", type=number, metavar="TFLOPS", help="dense bfloat16, if other")
-    gpu.add_argument("--intra", type=number, metavar="GB/S", help="to GPUs of its node, one way")
-    gpu.add_argument("--inter", type=number, metavar="GB/S", help="to other nodes, one way")
+    gpu.add_argument("--peak", type=number, metavar="TFLOPS", help="dense bfloat16, if it differs")
+    gpu.add_argument("--intra", type=number, metavar="GB/S", help="one way, within a node")
+    gpu.add_argument("--inter", type=number, metavar="GB/S", help="one way, between nodes")
+    renamed(parser, memory="gpu-memory")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -136,8 +142,8 @@ def _question(options: argparse.Namespace) -> Question:
 
 def _cluster(options: argparse.Namespace) -> Cluster:
     gpu = GPUS[options.gpu]
-    if options.memory is not None:
-        gpu = replace(gpu, memory=options.memory * GIB)
+    if options.gpu_memory is not None:
+        gpu = replace(gpu, memory=options.gpu_memory * GIB)
     if options.peak is not None:
         gpu = replace(gpu, peak_flops=options.peak * 1e12)
     if options.intra is not None:
@@ -187,8 +193,9 @@ def sizes(text: str) -> tuple[int, ...]:
 
 
 def current(text: str) -> Layout:
-    given = sizes(text)
-    if not 3 <= len(given) <= 5:
-        raise argparse.ArgumentTypeError(f"{text!r}: TP,PP,DP or TP,PP,DP,CP or TP,PP,DP,CP,EP")
-    names = ("tensor", "pipeline", "data", "context", "expert")
-    return Layout(**dict(zip(names, given, strict=False)))
+    """`tensor=2,data=12` as a layout; an error of the earlier notation 2,1,12 shows the new one."""
+    parts = text.split(",")
+    if 3 <= len(parts) <= len(SIZES) and all(part.strip().isdecimal() for part in parts):
+        now = ",".join(f"{name}={int(n)}" for name, n in zip(SIZES, parts, strict=False))
+        raise argparse.ArgumentTypeError(f"{text} is now {now}")
+    return Layout(**layout_of(SIZES)(text))

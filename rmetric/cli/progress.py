@@ -1,72 +1,54 @@
-"""How much has been read of files that take a while, for whoever sits before a terminal."""
+"""Progress of files that take a while to read, on a terminal."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rmetric._util.printed import counted
 
-#: Seconds until it is first said, and between two times.
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+#: Seconds until progress is first shown, and between two updates.
 FIRST, NEXT = 1.5, 0.5
 
 
-class Progress:
-    """A line on the terminal that is written over while files are read, and gone at the end.
+def reading(paths: Sequence[Path]) -> tqdm[None]:
+    """A bar of the bytes read, shown late and removed at the end; call its `update` with them.
 
-    Call it with each number of bytes that were read. Where stderr is no terminal nothing is said.
+    Nothing is shown where stderr is no terminal.
 
     Args:
-        paths: files and folders.
+        paths: files and folders that are read. Their size is no total: files are unpacked.
     """
+    from tqdm import tqdm
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths = paths
-        self._read = 0
-        self._done = threading.Event()
-        self._teller: threading.Thread | None = None
+    files = _described(paths) if sys.stderr.isatty() else ""
+    return tqdm(
+        desc=f"reading {files}",
+        bar_format="{desc}: {n_fmt}B of text so far",
+        unit_scale=True,
+        leave=False,
+        disable=None,
+        delay=FIRST,
+        mininterval=NEXT,
+    )
 
-    def __call__(self, read: int) -> None:
-        self._read += read
 
-    def __enter__(self) -> Progress:
-        if sys.stderr.isatty():
-            self._teller = threading.Thread(target=self._tell, daemon=True)
-            self._teller.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._done.set()
-        if self._teller is not None:
-            self._teller.join()
-
-    def _tell(self) -> None:
-        if self._done.wait(FIRST):
-            return
-        with contextlib.suppress(OSError):  # of a folder that cannot be listed, or of the terminal
-            of, words = self._of(), ""
-            while not self._done.wait(NEXT if words else 0):
-                words = f"reading {of}: {size(self._read)} of text so far"
-                print(f"\r{words}", end="", file=sys.stderr, flush=True)
-            print(f"\r{' ' * len(words)}\r", end="", file=sys.stderr, flush=True)
-
-    def _of(self) -> str:
+def _described(paths: Sequence[Path]) -> str:
+    with contextlib.suppress(OSError):  # of a folder that cannot be listed
         files = [
             file
-            for path in self._paths
+            for path in paths
             for file in (path.rglob("*") if path.is_dir() else [path])
             if file.is_file()
         ]
         return f"{counted(len(files), 'file')}, {size(sum(one.stat().st_size for one in files))}"
+    return "files"
 
 
 def size(number: int) -> str:

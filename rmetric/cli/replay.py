@@ -1,4 +1,4 @@
-"""Replay training logs that exist already: scores, alerts and a page for each run, and an index.
+"""Replay existing training logs: scores, alarms and a page for each run, and an index.
 
 Reads our own logs and the authors', Hugging Face trainer_state.json, TensorBoard and W&B,
 what the usual programs print, and any CSV or JSONL with a step and a loss; files, folders,
@@ -23,8 +23,6 @@ from rmetric.readers.arguments import add_mapping, add_thresholds
 if TYPE_CHECKING:
     from rmetric.reporting.replay_report import Replayed
 
-NAME = "replay"
-HELP = "replay logs that exist already: scores, alerts, a page for each run"
 DEFAULT_LOGS = "logs_FULL_METRIC"
 DEFAULT_OUT = Path("results/replay")
 DEFAULT_PLOTS = 20
@@ -42,8 +40,9 @@ EXAMPLES = """examples:
   rmetric replay 'runs/**/*.csv' --map loss=train/ce --map eval_loss=val/ce
   rmetric replay --follow run.jsonl --exit-on-alarm
 
-exit codes: 0 all logs were replayed, 1 some could not be (the index says which and why),
-2 the command line is wrong; with --follow see rmetric watch --help"""
+exit codes: 0 all logs were replayed; 1 some could not be (the index says which and why), or the
+results cannot be written; 2 the command line is wrong; 130 interrupted; with --follow see
+rmetric watch --help"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"log, folder or glob (default: {DEFAULT_LOGS})",
     )  # fmt: skip
     parser.add_argument(
-        "--out", type=Path, help=f"folder for the results (default: {DEFAULT_OUT})",
+        "--out", type=Path, metavar="DIR", help=f"folder for the results (default: {DEFAULT_OUT})",
     )  # fmt: skip
     parser.add_argument(
         "--preset", choices=sorted(PRESETS),
@@ -68,7 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--follow", action="store_true",
-        help="follow the one PATH while it is written, and alarm; the options below are for this",
+        help="alias of rmetric watch PATH: follow one log while it is written; the options below "
+        "are for this",
     )  # fmt: skip
     add_following(parser)
 
@@ -123,11 +123,15 @@ def replay(options: argparse.Namespace) -> int:
     try:
         found, out = find_logs(options.paths), options.out.resolve()
         paths = [path for path in found if out not in path.resolve().parents]
-        check_writable(options.out)
     except ValueError as error:
         hint = "; run_modern_experiments.py writes it" if options.paths == [DEFAULT_LOGS] else ""
         print(printable(f"error: {error}{hint}"), file=sys.stderr)
         return 2
+    try:
+        check_writable(options.out)
+    except ValueError as error:
+        print(printable(f"error: {error}"), file=sys.stderr)
+        return 1
     folders = [Path(given) for given in options.paths if Path(given).is_dir()]
     try:
         result = replay_logs(
@@ -205,18 +209,18 @@ def _importance(row: dict[str, Any]) -> int:
 def in_short(runs: list[dict[str, Any]]) -> str:
     """How many runs there are, were alarmed, and ended how, where that is known."""
     alarmed = sum(row["calibrated_first_alarm_step"] != "" for row in runs)
-    alerted = sum(row["first_alert_step"] != "" for row in runs)
+    published = sum(row["first_alert_step"] != "" for row in runs)
     undefined = sum(row["max_r"] == "" for row in runs)
     unknown = f", undefined in {undefined}" if undefined else ""
     unjudged = sum(row["calibrated_judged"] == 0 for row in runs)
     nothing = f", nothing to judge by in {unjudged}" if unjudged else ""
     words = (
         f"{counted(len(runs), 'run')}: {alarmed} alarmed (calibrated detector{nothing}), "
-        f"{alerted} alerted (R-Metric as published{unknown})"
+        f"{published} alarmed (R-Metric as published{unknown})"
     )
     if any(row["stated_max_r"] != "" for row in runs):
         stated = sum(row["stated_first_alert_step"] != "" for row in runs)
-        words += f", {stated} alerted by R as their logs state it"
+        words += f", {stated} alarmed by R as their logs state it"
     ends = Counter(row["outcome"].replace("_", " ") for row in runs if row["outcome"])
     known = ", ".join(f"{number} {outcome}" for outcome, number in sorted(ends.items()))
     return f"{words}; by their logs {known}" if known else words
@@ -229,18 +233,16 @@ def in_a_line(row: dict[str, Any], *, with_file: bool = False) -> str:
         with_file: name the log, where another run has the same id.
     """
     first, published = row["calibrated_first_alarm_step"], row["first_alert_step"]
-    alarm = "no alarm" if first == "" else f"alarm at step {first}"
-    if row["calibrated_judged"] == 0:
-        alarm = "nothing to judge by"
-    alert = "undefined" if row["max_r"] == "" else _alert(published)
+    alarm = "nothing to judge by" if row["calibrated_judged"] == 0 else _alarm(first)
+    r_metric = "undefined" if row["max_r"] == "" else _alarm(published)
     if row["stated_max_r"] != "":
         more = f", the first of {row['stated_num_alerts']}" if row["stated_num_alerts"] > 1 else ""
-        alert += f"; R as its log states it: {_alert(row['stated_first_alert_step'])}{more}"
+        r_metric += f"; R as its log states it: {_alarm(row['stated_first_alert_step'])}{more}"
     outcome = f"; it {_ENDED.get(row['outcome'], row['outcome'])}" if row["outcome"] else ""
     failure = "" if row["failure_step"] == "" else f" at step {row['failure_step']}"
     file = f" ({row['source']})" if with_file else ""
-    return f"{row['id']}{file}: {alarm}; R-Metric as published: {alert}{outcome}{failure}"
+    return f"{row['id']}{file}: {alarm}; R-Metric as published: {r_metric}{outcome}{failure}"
 
 
-def _alert(step: Any) -> str:
-    return "no alert" if step == "" else f"alert at step {step}"
+def _alarm(step: Any) -> str:
+    return "no alarm" if step == "" else f"alarm at step {step}"

@@ -1,4 +1,4 @@
-"""Ask a training that is under way for a checkpoint."""
+"""Request a checkpoint from a running training."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import sys
 import time
 from pathlib import Path
 
+from rmetric._util.options import wait_seconds
 from rmetric._util.printed import printable
-from rmetric.cli.options import seconds
 from rmetric.guard.run_folder import RunFolder
 
-NAME = "save"
-HELP = "ask a training for a checkpoint, through its run folder"
 EXAMPLES = """examples:
   rmetric save runs/7b --reason "before the driver update"
   rmetric save runs/7b --now --wait 600 && sudo reboot
@@ -26,19 +24,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the run folder")
     parser.add_argument(
         "--reason", default="asked for by rmetric save", metavar="WORDS",
-        help="what stands in the log beside it",
+        help="reason, for the log",
     )  # fmt: skip
     parser.add_argument(
         "--now", action="store_true",
-        help="at the next step, however short a time ago the last checkpoint was",
+        help="save at the next step, even shortly after the last checkpoint",
     )  # fmt: skip
     parser.add_argument(
         "--stop", action="store_true",
-        help="at the next step, and end the training when the checkpoint is durable",
+        help="save at the next step, and stop the training once the checkpoint is durable",
     )  # fmt: skip
     parser.add_argument(
-        "--wait", type=seconds, metavar="SECONDS",
-        help="until a durable checkpoint answers, so long at most (default: not at all)",
+        "--wait", type=wait_seconds, metavar="SECONDS",
+        help="wait up to SECONDS for a durable checkpoint; inf: without end (default: do not wait)",
     )  # fmt: skip
 
 

@@ -1,10 +1,10 @@
-"""Start a training, watch it, and start it again after a failure, with the GPUs that are left.
+"""Start a training, watch it, and restart it after a failure on the remaining GPUs.
 
-FOLDER is shared with the training: its heartbeats, checkpoints and requests, the journal
-of what happened, and summary.md. What stands behind `--` is run as it stands, without a
-shell; of torchrun and ft_launcher the numbers of processes and nodes are set, and in the
-arguments of any program {tensor} {pipeline} {context} {data} {expert} {micro_batch}
-{accumulation} {batch} {gpus} are filled in. See docs/supervisor.md.
+FOLDER is shared with the training: heartbeats, checkpoints, requests, the journal of events,
+and summary.md. The command after `--` is run without a shell. For torchrun and ft_launcher the
+numbers of processes and nodes are set. In the arguments of any program the placeholders {tensor}
+{pipeline} {context} {data} {expert} {micro_batch} {accumulation} {batch} {gpus} are filled in.
+See docs/supervisor.md.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-NAME = "supervise"
-HELP = "start a training and restart it after a failure, with the GPUs that are left"
+from rmetric._util.errors import exit_code_of
+from rmetric._util.options import DEFAULT_GPU, layout_of
+
 LOCKED = 3
 NVML_SECONDS = 10.0
 #: Of one node; more than any has.
@@ -31,7 +32,8 @@ EXAMPLES = """examples:
       -- torchrun --nproc-per-node 8 train.py --tp {tensor} --accumulate {accumulation}
   rmetric supervise runs/a --nodes n1:8,n2:8 --prefix 'ssh {node}' -- torchrun train.py
 
-exit codes: 0 finished, now or before; 1 given up, summary.md says why; 2 the command line is
+exit codes: 0 finished, now or before; 1 given up, summary.md says why, or
+FOLDER cannot be written; 2 the command line is
 wrong; 3 another supervisor has the folder; 4 a request asked the training to stop; 128 + the
 signal that ended the supervisor"""
 
@@ -39,24 +41,24 @@ signal that ended the supervisor"""
 _SIZES = ("tensor", "pipeline", "context", "expert")
 #: Option -> what it says; the names, types and defaults are those of the settings.
 _RESTARTS = {
-    "max_restarts": "restarts in a row before it is given up",
-    "enough_steps": "new steps after which restarts are counted anew",
-    "backoff_seconds": "wait before a restart, doubled with each in a row",
-    "longest_backoff_seconds": "and no longer than this",
-    "suspect_after": "failures in a row of a rank's GPU, or a node, until it is dropped",
-    "save_seconds": "the longest wait for a checkpoint before a bad GPU is given up",
-    "stop_seconds": "the same when the supervisor itself is asked to end",
+    "max_restarts": "consecutive restarts before giving up",
+    "enough_steps": "new steps after which the count of restarts begins again",
+    "backoff_seconds": "wait before a restart, doubled with each consecutive one",
+    "longest_backoff_seconds": "upper limit of that wait",
+    "suspect_after": "consecutive failures of a GPU or node before it is dropped",
+    "save_seconds": "longest wait for a checkpoint before a bad GPU is dropped",
+    "stop_seconds": "longest wait for a checkpoint when the supervisor itself is stopped",
 }
 _TIMEOUTS = {
-    "start": "without a sign of life until it trains",
-    "hang": "without a heartbeat while it trains",
-    "saving": "without a heartbeat while it saves",
-    "quiet": "without output; for a program without heartbeats (default: not looked at)",
+    "start": "start-up timeout: no heartbeat before training begins",
+    "hang": "heartbeat timeout during training",
+    "saving": "heartbeat timeout during a save",
+    "quiet": "output timeout, for programs without heartbeats (default: off)",
 }
 _INTERVALS = {
-    "poll": "between two looks",
+    "poll": "between two checks",
     "progress": "between two lines of progress in the journal",
-    "grace": "for processes to end by themselves before they are killed",
+    "grace": "for processes to exit before they are killed",
 }
 
 
@@ -65,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from rmetric.guard.supervisor.supervise import Intervals
     from rmetric.guard.supervisor.watch import Timeouts
 
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="of the run")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="run folder")
     parser.add_argument(
         "command", nargs="+", metavar="-- COMMAND", help="the training: a program and its arguments"
     )
@@ -74,19 +76,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--gpus",
         metavar="LIST",
         type=gpu_list,
-        help="of this machine, such as 0-3,6 (default: --nproc-per-node of them)",
+        help="GPUs of this machine to use, such as 0-3,6 (default: the first --nproc-per-node)",
     )
     where.add_argument(
         "--nodes",
         metavar="NAME:GPUS,...",
         type=node_list,
-        help="several machines and how many GPUs each has",
+        help="machines and the number of GPUs of each",
     )
     where.add_argument(
         "--prefix",
         default="",
         metavar="WORDS",
-        help="before the command of each node, such as 'ssh {node}'",
+        help="prefix of the command on each node, such as 'ssh {node}'",
     )
     how = parser.add_argument_group("how it is split")
     how.add_argument(
@@ -100,18 +102,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--batch",
         type=int,
         metavar="SAMPLES",
-        help="of a step, kept with fewer copies by accumulation",
+        help="samples of a step; kept by gradient accumulation when there are fewer GPUs",
     )
     how.add_argument(
         "--model",
         type=Path,
         metavar="FILE",
-        help="shape of the model: any layout may be planned, of sizes that the command has a place "
-        "for; needs --batch",
+        help="shape of the model: plan any layout whose sizes have a placeholder in the command; "
+        "needs --batch",
     )
-    how.add_argument("--engine", default="megatron", help="for which to plan (default: megatron)")
-    how.add_argument("--gpu", default="h100", help="type of the GPUs, to plan (default: h100)")
-    how.add_argument("--gpu-memory", type=float, metavar="GIB", help="if it has another memory")
+    how.add_argument("--engine", default="megatron", help="engine to plan for (default: megatron)")
+    how.add_argument(
+        "--gpu", default=DEFAULT_GPU,
+        help="type of the GPUs, to plan (default: %(default)s, as for rmetric plan)",
+    )  # fmt: skip
+    how.add_argument("--gpu-memory", type=float, metavar="GIB", help="GPU memory, if it differs")
     _numbers(parser.add_argument_group("trying again"), _RESTARTS, RestartPolicy(), "")
     _numbers(parser.add_argument_group("seconds"), _TIMEOUTS, Timeouts(), "_seconds")
     _numbers(
@@ -119,18 +124,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     watching = parser.add_argument_group("watching")
     watching.add_argument(
-        "--watch-log", type=Path, metavar="LOG", help="of the training, for the calibrated detector"
+        "--watch-log",
+        type=Path,
+        metavar="LOG",
+        help="training log for the calibrated detector",
     )
     watching.add_argument(
         "--nvml-seconds",
         type=float,
         metavar="N",
-        help="read and judge this machine's GPUs so often (default: 10 where there are any; 0: "
+        help="interval at which this machine's GPUs are read (default: 10 if there are any; 0: "
         "never); FOLDER/telemetry is always read",
     )
-    watching.add_argument("--echo", action="store_true", help="show what the training prints")
-    parser.add_argument("--again", action="store_true", help="run a folder that has finished")
-    parser.add_argument("--seed", type=int, default=0, help="of the waits' jitter (default: 0)")
+    watching.add_argument("--echo", action="store_true", help="show the output of the training")
+    parser.add_argument("--again", action="store_true", help="run a folder that has finished again")
+    parser.add_argument("--seed", type=int, default=0, help="of the jitter of waits (default: 0)")
 
 
 def _numbers(group: Any, words: dict[str, str], defaults: Any, suffix: str) -> None:
@@ -176,16 +184,7 @@ def layout(text: str) -> dict[str, int]:
     """`tensor=2,data=4` as numbers by name."""
     from rmetric.guard.layout import Layout
 
-    known = list(Layout().as_json())
-    found: dict[str, int] = {}
-    for part in text.split(","):
-        name, _, number = part.partition("=")
-        if name not in known or not number.isdigit() or int(number) < 1:
-            raise argparse.ArgumentTypeError(
-                f"{part!r}: NAME=N with N from 1 is accepted, NAME of {', '.join(known)}"
-            )
-        found[name] = int(number)
-    return found
+    return layout_of(list(Layout().as_json()))(text)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -196,7 +195,7 @@ def run(options: argparse.Namespace) -> int:
         options.folder.mkdir(parents=True, exist_ok=True)
     except (ValueError, OSError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return exit_code_of(error)
     try:
         return supervisor.run()
     except FolderLockedError as error:

@@ -1,6 +1,6 @@
-"""Watch this machine's NVIDIA GPUs: what each says, its risk, and what it asks for.
+"""Watch this machine's NVIDIA GPUs: readings, risk and recommended actions.
 
-Prints a line whenever what is thought of a GPU changes, and why.
+Prints a line with the reasons whenever the verdict on a GPU changes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from math import inf
 from pathlib import Path
 
 from rmetric._util.errors import LogError
+from rmetric._util.options import seconds
 from rmetric._util.printed import printable
-from rmetric.cli.options import seconds
 from rmetric.guard.run_folder import RunFolder
 from rmetric.telemetry.export import JsonlFile, serve, write_textfile
 from rmetric.telemetry.gpu_watch import GpuWatch
@@ -29,8 +29,6 @@ from rmetric.telemetry.risk import RiskConfig
 from rmetric.telemetry.rules import rule_of
 from rmetric.telemetry.verdict import LEVELS, GpuVerdict
 
-NAME = "telemetry"
-HELP = "watch this machine's GPUs: readings, risk, and what each asks for"
 UNWELL = 3
 LOOPBACK = "127.0.0.1"
 #: Seconds between two looks at what the thread that reads has brought.
@@ -48,27 +46,30 @@ EXAMPLES = """examples:
   rmetric telemetry --jsonl gpus.jsonl --http 9401
   rmetric telemetry --textfile /var/lib/node_exporter/rmetric.prom
   rmetric telemetry --run runs/llama        ask that run for a checkpoint when a GPU is at risk
-  rmetric telemetry --play gpus.jsonl       what would have been said of a recorded day
+  rmetric telemetry --play gpus.jsonl       replay a recording
 
-exit codes: 0 ended by SIGTERM, or all is well after --once or --play; 1 no GPU can be read, or a
-file could not be read or written (a watch goes on without it); 2 the command line is wrong;
-3 after --once or --play a GPU is not well; 130 interrupted"""
+exit codes: 0 ended by SIGTERM, or all GPUs are healthy after --once or --play; 1 no GPU can be
+read, or a file cannot be read or written (a watch goes on without it); 2 the command line is wrong;
+3 after --once or --play a GPU is not healthy; 130 interrupted"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--interval", type=seconds, default=10.0, metavar="S",
+        "--interval", type=seconds, default=10.0, metavar="SECONDS",
         help="seconds between readings, above 0 (default: 10)",
     )  # fmt: skip
     parser.add_argument(
         "--threshold", type=float, default=RiskConfig.threshold, metavar="R",
-        help="risk from which on a GPU is at risk, above 0 to 1 (default: 0.95)",
+        help="risk at which a GPU counts as at risk, above 0 to 1 (default: 0.95)",
     )  # fmt: skip
     parser.add_argument(
-        "--jsonl", type=Path, metavar="F", help="append readings, signs and verdicts to this file"
+        "--jsonl",
+        type=Path,
+        metavar="FILE",
+        help="append readings, signs and verdicts to this file",
     )
     parser.add_argument(
-        "--textfile", type=Path, metavar="F",
+        "--textfile", type=Path, metavar="FILE",
         help="write metrics there for node_exporter's textfile collector, after each reading",
     )  # fmt: skip
     parser.add_argument(
@@ -84,13 +85,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "fatal, and verdicts in its telemetry/NODE.jsonl",
     )  # fmt: skip
     parser.add_argument("--node", default=None, help="name of this node (default: the host's)")
-    parser.add_argument("--once", action="store_true", help="read once, tell, and end")
+    parser.add_argument("--once", action="store_true", help="read once, print and end")
     parser.add_argument(
-        "--play", type=Path, metavar="F", help="judge readings that --jsonl recorded, not GPUs"
+        "--play",
+        type=Path,
+        metavar="FILE",
+        help="replay readings recorded with --jsonl",
     )
     parser.add_argument(
         "--speed", type=float, metavar="N",
-        help="with --play: recorded seconds a second (default: as fast as can be)",
+        help="with --play: recorded seconds per second (default: no limit)",
     )  # fmt: skip
 
 
@@ -269,7 +273,7 @@ def _check(options: argparse.Namespace) -> None:
     if options.address is not None and options.http is None:
         raise ValueError(f"--address {options.address} is for --http PORT, which is not given")
     if options.speed is not None and options.play is None:
-        raise ValueError(f"--speed {options.speed:g} is for --play F, which is not given")
+        raise ValueError(f"--speed {options.speed:g} is for --play FILE, which is not given")
     if options.once and options.play is not None:
         raise ValueError("--once reads GPUs and --play a file: one of the two is accepted")
     if options.node is not None and Path(options.node).name != options.node:

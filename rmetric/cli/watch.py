@@ -1,7 +1,7 @@
-"""Follow a log that is still being written, and say when a detector is alarmed.
+"""Follow a log that is still being written, and print the alarms of a detector.
 
-The training need not know: any log of lines will do that replay reads, such as JSONL,
-CSV or what a program prints. A file that is cut short or replaced is begun again.
+The training needs no change. Any log of lines that replay reads is accepted: JSONL, CSV or the
+output of a program. A file that is truncated or replaced is read again from its beginning.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from rmetric._util.errors import LogError
+from rmetric._util.options import seconds, wait_seconds
 from rmetric._util.printed import counted, printable
-from rmetric.cli.options import seconds
 from rmetric.detectors import DETECTORS, make_detector
 from rmetric.detectors.registry import CALIBRATED
 from rmetric.readers import OpenLog
@@ -21,15 +21,13 @@ from rmetric.readers.arguments import add_mapping, add_thresholds
 from rmetric.readers.follow import Follower
 from rmetric.readers.watch import ALARM, Watch, Webhook, Word, message
 
-NAME = "watch"
-HELP = "follow a log that is being written, and alarm (replay --follow)"
 DEFAULT_DETECTOR = "calibrated"
 #: What `add_following` adds; None or False where it was not given.
 FOLLOWING = ("detector", "webhook", "exit_on_alarm", "stop_after", "from_start", "wait")
 ALARMED = 3
 EXAMPLES = """examples:
   rmetric watch run.jsonl --detector calibrated
-  rmetric watch train.log --wait --exit-on-alarm --stop-after 600 && echo healthy
+  rmetric watch train.log --wait 600 --exit-on-alarm --stop-after 600 && echo healthy
   rmetric watch metrics.csv --webhook https://example.org/hook --stop-after 3600
 
 exit codes: 0 the log did not grow for --stop-after seconds, 1 it cannot be read, never came
@@ -48,25 +46,29 @@ def add_following(parser: argparse.ArgumentParser) -> None:
     online = sorted(name for name, entry in DETECTORS.items() if not entry.sees_future)
     parser.add_argument(
         "--detector", choices=online, metavar="NAME",
-        help=f"which judges the records (default: {DEFAULT_DETECTOR}): {', '.join(online)}",
+        help=f"detector to apply (default: {DEFAULT_DETECTOR}): {', '.join(online)}",
     )  # fmt: skip
     parser.add_argument(
         "--webhook", metavar="URL",
-        help="post each alarm there as JSON, and when one turns into a failure; tried three times",
+        help="post alarms, and alarms that turn into a failure, to URL as JSON; three attempts",
     )  # fmt: skip
     parser.add_argument(
         "--exit-on-alarm", action="store_true", help="end with code 3 at the first alarm"
     )
     parser.add_argument(
         "--stop-after", type=seconds, metavar="SECONDS",
-        help="end with code 0 when the log has not grown for so long (default: never)",
+        help="end with code 0 when the log has not grown for SECONDS (default: never)",
     )  # fmt: skip
     parser.add_argument(
         "--from-start", action="store_true",
-        help="take alarms that began and ended in what the log held already for new ones: post "
-        "them, and end with code 3 (default: they are printed)",
+        help="treat alarms in the existing part of the log as new: post them and end with code 3 "
+        "(default: they are printed only)",
     )  # fmt: skip
-    parser.add_argument("--wait", action="store_true", help="wait for a log that is not there yet")
+    parser.add_argument(
+        "--wait", type=wait_seconds, metavar="SECONDS",
+        help="wait up to SECONDS for a log that is not there yet; inf: without end "
+        "(default: do not wait)",
+    )  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
@@ -106,7 +108,7 @@ class _Following:
             _say,
             mapping=dict(options.map),
             stop_after=options.stop_after,
-            wait=options.wait,
+            wait=options.wait or 0.0,
             begun_again=self.watch.begin_again,
             caught_up=self.caught_up,
         )

@@ -30,7 +30,7 @@ class Follower:
     """Tails one log.
 
     Args:
-        path: of a file in a format of lines; it need not exist yet where `wait`.
+        path: of a file in a format of lines; it need not exist yet where `wait` is above 0.
         take: called with each record and the id of its run.
         say: called with a sentence when the file is begun again or waited for.
         mapping: target -> column, as for `open_log`.
@@ -38,7 +38,7 @@ class Follower:
         settle: seconds without growth after which a record is handed on that a
             further row of its step could have added to.
         stop_after: seconds without growth after which `run` returns; None for never.
-        wait: whether to wait for a file that is not there.
+        wait: seconds to wait for a file that is not there, from 0; inf for no end.
         begun_again: called when the file turned out to be another one.
         caught_up: called with the log once, when what it held already has been handed on.
     """
@@ -53,7 +53,7 @@ class Follower:
         poll: float = 0.2,
         settle: float = 1.0,
         stop_after: float | None = None,
-        wait: bool = False,
+        wait: float = 0.0,
         begun_again: Callable[[], None] = lambda: None,
         caught_up: Callable[[OpenLog], None] | None = None,
     ) -> None:
@@ -90,14 +90,15 @@ class Follower:
 
     def _await(self) -> None:
         """Wait for the file, where that was asked for."""
-        if not self.path.exists() and self.wait:
-            self._say(f"{self.path}: not there yet, waiting for it")
-        while not self.path.exists():
+        if not self.path.exists():
             if not self.wait:
-                raise LogError(self.path, None, "no such file (--wait waits for it)")
-            if not self._pause():
-                if self._ran_out:
-                    raise LogError(self.path, None, "it never came: nothing was watched")
+                raise LogError(self.path, None, "no such file (--wait SECONDS waits for it)")
+            self._say(f"{self.path}: not there yet, waiting for it")
+        until = time.monotonic() + self.wait
+        while not self.path.exists():
+            if time.monotonic() >= until or (not self._pause() and self._ran_out):
+                raise LogError(self.path, None, "it never came: nothing was watched")
+            if self.stopped:
                 return
 
     def _read(self) -> None:

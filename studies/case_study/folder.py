@@ -16,7 +16,7 @@ from rmetric.logs import (
     write_atomically,
 )
 from rmetric.records import Record, Truth
-from studies.case_study.settings import CaseStudyError
+from studies.case_study.settings import CannotWrite, CaseStudyError
 
 SUMMARY = "summary.json"
 #: Keys of the summary that make it the same case study; the rest may differ on resuming.
@@ -64,9 +64,7 @@ class Folder:
             self.path.mkdir(parents=True, exist_ok=True)
             self.write()
         except OSError as error:
-            raise CaseStudyError(
-                f"--out {self.path}: cannot be written ({error.strerror})"
-            ) from None
+            raise CannotWrite(f"--out {self.path}: cannot be written ({error.strerror})") from None
 
     def write(self) -> None:
         text = json.dumps(self.summary, indent=2, ensure_ascii=False, allow_nan=False)

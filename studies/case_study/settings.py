@@ -19,6 +19,10 @@ class CaseStudyError(ValueError):
     """Something that the user has to change; one message, no traceback."""
 
 
+class CannotWrite(CaseStudyError):
+    """The output folder cannot be written."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Everything that the two runs depend on, beside the device; the defaults are the paper's.
@@ -66,13 +70,13 @@ class Settings:
                 raise CaseStudyError(f"{option(name)} is {value}: at least {least} is needed")
         if not 1 <= self.onset <= self.max_steps:
             raise CaseStudyError(
-                f"--fault-step is {self.onset}: it must be from 1 to the last step, "
-                f"{self.max_steps} (--max-steps)"
+                f"--onset is {self.onset}: it must be from 1 to the last step, "
+                f"{self.max_steps} (--steps)"
             )
         if self.eval_every > self.max_steps:
             raise CaseStudyError(
                 f"--eval-every is {self.eval_every}: the run has {self.max_steps} steps only "
-                "(--max-steps), so it would never be evaluated"
+                "(--steps), so it would never be evaluated"
             )
         rate = self.learning_rate
         if rate is not None and not (isfinite(rate) and rate > 0):
@@ -114,7 +118,10 @@ LEAST = {
     "seed": 0,
 }
 
+#: Options that are called otherwise than the attribute, as all commands call them.
+OPTIONS = {"max_steps": "steps", "fault_step": "onset", "fault_steps": "duration"}
+
 
 def option(name: str) -> str:
     """The option of the command line that sets an attribute."""
-    return f"--{name.replace('_', '-')}"
+    return f"--{OPTIONS.get(name, name).replace('_', '-')}"

@@ -10,7 +10,6 @@ of the old and the new ones. See docs/benchmark.md.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 from datetime import date
@@ -20,9 +19,10 @@ from typing import Any
 from tqdm import tqdm
 
 import rmetric.detectors
+from rmetric._util.errors import exit_code_of, exit_with
+from rmetric._util.options import add_jobs, renamed
 from rmetric._util.strict_json import encode
 from rmetric.evaluation import intervals, traces
-from rmetric.logs import LogError
 from rmetric.metric import RMetricConfig
 from rmetric.reporting.provenance import commit, uncommitted_changes
 from rmetric.simulation.study import RECIPES, missing_runs, run_study
@@ -73,8 +73,10 @@ def parser() -> argparse.ArgumentParser:
         "--detectors", nargs="+", metavar="NAME",
         help="only these; rows of others that are in --out already stay (default: all, anew)",
     )  # fmt: skip
-    out.add_argument("--out", type=Path, default=OUT, help=f"where results go (default: {OUT})")
-    out.add_argument("--lab", type=Path, default=LAB_FOLDER, metavar="FOLDER")
+    out.add_argument(
+        "--out", type=Path, default=OUT, metavar="DIR", help=f"where results go (default: {OUT})"
+    )
+    out.add_argument("--lab", type=Path, default=LAB_FOLDER, metavar="DIR")
     out.add_argument(
         "--lab-part", nargs="+", choices=LAB_PARTS, default=["calibration", "development"]
     )
@@ -90,11 +92,11 @@ def parser() -> argparse.ArgumentParser:
         help="judge nothing: tables, figures and page anew from the results in --out",
     )  # fmt: skip
     out.add_argument(
-        "--stress", type=Path, default=RECIPES["stress"].out, metavar="FOLDER",
+        "--stress", type=Path, default=RECIPES["stress"].out, metavar="DIR",
         help=f"simulated where it is not there (default: {RECIPES['stress'].out})",
     )  # fmt: skip
     out.add_argument(
-        "--real-logs", type=Path, metavar="FOLDER", default=REAL_LOGS,
+        "--real-logs", type=Path, metavar="DIR", default=REAL_LOGS,
         help=f"holds the files of the manifest, or raw/ with them (default: {REAL_LOGS})",
     )  # fmt: skip
     out.add_argument("--manifest", type=Path, default=MANIFEST, metavar="FILE")
@@ -109,18 +111,19 @@ def parser() -> argparse.ArgumentParser:
             f"--cost-{name.replace('_', '-')}", type=float, default=getattr(costs, name),
             metavar="X", help=f"{what} (default: {getattr(costs, name):g})",
         )  # fmt: skip
-    out.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
+    add_jobs(out)
+    renamed(out, processes="jobs")
     return out
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: all well; 1: some inputs could not be used; 2: nothing was done."""
+    """0: all well; 1: some inputs could not be used, or no results written; 2: nothing was done."""
     options = parser().parse_args(arguments)
     try:
         return run(options)
-    except (ValueError, OSError, LogError) as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return exit_code_of(error)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -164,7 +167,7 @@ def judge(data: DataSet, names: Sequence[str], costs: Costs, options: argparse.N
     say(f"{data.title}: {len(data.runs)} runs, {len(names)} detectors")
     with tqdm(total=len(data.runs), unit="run", desc=data.name, disable=None) as bar:
         seen = trace_detectors(
-            with_references(names), data.runs, num_processes=options.processes, advance=bar.update
+            with_references(names), data.runs, num_processes=options.jobs, advance=bar.update
         )
     results = {
         "name": data.name,
@@ -243,7 +246,7 @@ def _stress(options: argparse.Namespace) -> DataSet:
         specs = missing_runs(recipe.specs(0), recipe.modes, options.stress, config)
         with tqdm(total=len(specs), unit="run", desc="simulating", disable=None) as bar:
             for number in run_study(
-                specs, recipe.modes, options.stress, num_processes=options.processes
+                specs, recipe.modes, options.stress, num_processes=options.jobs
             ):
                 bar.update(number)
     return stress(options.stress)
@@ -265,4 +268,4 @@ def say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

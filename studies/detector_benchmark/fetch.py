@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
+from rmetric._util.errors import exit_code_of, exit_with
 from studies.detector_benchmark.data_sets import sha256
 from studies.detector_benchmark.real_logs import MANIFEST, Listed, read_manifest
 
@@ -77,13 +78,13 @@ def fetch(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: all are there; 1: some are not; 2: nothing was done."""
+    """0: all are there; 1: some are not, or cannot be written; 2: nothing was done."""
     parser = argparse.ArgumentParser(
         prog="python -m studies.detector_benchmark.fetch",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--out", type=Path, default=Path("real_logs"), metavar="FOLDER")
+    parser.add_argument("--out", type=Path, default=Path("real_logs"), metavar="DIR")
     parser.add_argument("--manifest", type=Path, default=MANIFEST, metavar="FILE")
     parser.add_argument("--base-url", default=BASE_URL, metavar="URL", help=f"default: {BASE_URL}")
     options = parser.parse_args(arguments)
@@ -98,11 +99,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return exit_code_of(error)
     failed = sum(bool(got.problem) for got in found)
     print(f"{len(found) - failed} of {len(found)} files are in {options.out}")
     return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -1,7 +1,7 @@
 """Score the diagnosis, its ablations and simple baselines, and write the tables.
 
-    python -m studies.diagnosis_benchmark real --logs FOLDER
-    python -m studies.diagnosis_benchmark injected --injected FOLDER --split held_out
+    python -m studies.diagnosis_benchmark real --logs DIR
+    python -m studies.diagnosis_benchmark injected --injected DIR --split held_out
 
 See docs/diagnosis_evaluation.md.
 """
@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import os
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rmetric._util.errors import exit_code_of, exit_with
+from rmetric._util.options import add_jobs, renamed
 from rmetric.reporting.renderers import to_text
 from studies.diagnosis_benchmark.injected_jobs import FOLDERS, JOBS, injected_jobs
 from studies.diagnosis_benchmark.real_jobs import LOGS, MANIFEST, SPLITS, real_jobs
@@ -39,30 +40,33 @@ def parser() -> argparse.ArgumentParser:
         help="blind is of injected jobs only (default: development)",
     )  # fmt: skip
     out.add_argument(
-        "--logs", type=Path, default=LOGS, metavar="FOLDER",
+        "--logs", type=Path, default=LOGS, metavar="DIR",
         help=f"holds the files of {MANIFEST} (default: {LOGS})",
     )  # fmt: skip
     out.add_argument(
-        "--injected", type=Path, default=JOBS, metavar="FOLDER",
+        "--injected", type=Path, default=JOBS, metavar="DIR",
         help=f"holds the jobs with injected faults (default: {JOBS})",
     )  # fmt: skip
-    out.add_argument("--out", type=Path, default=OUT, help=f"where results go (default: {OUT})")
+    out.add_argument(
+        "--out", type=Path, default=OUT, metavar="DIR", help=f"where results go (default: {OUT})"
+    )
     out.add_argument(
         "--report", action="store_true",
         help="judge nothing: tables and page anew from the results in --out",
     )  # fmt: skip
-    out.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
+    add_jobs(out)
+    renamed(out, processes="jobs")
     return out
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: all well; 2: something could not be judged, and no table was written."""
+    """0: all well; 1: the tables cannot be written; 2: something could not be judged."""
     options = parser().parse_args(arguments)
     try:
         run(options)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return exit_code_of(error)
     return 0
 
 
@@ -94,7 +98,7 @@ def judged(source: str, options: argparse.Namespace) -> Results:
                 )
             }
         print(f"{source}, {options.split}: {len(cases)} jobs", file=sys.stderr)
-        jobs = judge_all(cases, options.processes)
+        jobs = judge_all(cases, options.jobs)
     about = inputs | {"jobs": len(jobs), "lines": sum(job.lines for job in jobs)}
     return Results(source=source, split=options.split, jobs=jobs, made=made(about))
 
@@ -108,4 +112,4 @@ def digest(*paths: Path) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

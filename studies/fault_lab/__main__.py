@@ -24,6 +24,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from rmetric._util.options import add_jobs, renamed
 from rmetric.logs import LogError, log_path, run_lines, write_atomically
 from rmetric.metric import RMetricConfig
 from rmetric.readers.archive import read_runs
@@ -63,10 +64,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "--degraded", type=float, default=0.10, metavar="NATS",
         help="failed where the loss stays so far above the twin's (default: 0.10)",
     )  # fmt: skip
-    parser.add_argument(
-        "--workers", type=int, default=os.cpu_count() or 1, metavar="N",
-        help="processes (default: one a core); the result does not depend on it",
-    )  # fmt: skip
+    add_jobs(parser, "processes; the result does not depend on it")
+    renamed(parser, workers="jobs")
     one = parser.add_argument_group("one run and its twin, as ordinary logs")
     one.add_argument("--fault", metavar="NAME", help="what to inject")
     one.add_argument("--architecture", default="llama", metavar="NAME", help="default: llama")
@@ -87,10 +86,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--unpack", type=Path, metavar="ARCHIVE", help="write its runs as ordinary logs"
     )
-    arguments = parser.parse_args(argv)
-    if arguments.workers < 1:
-        parser.error(f"--workers is {arguments.workers}: at least 1 is needed")
-    return arguments
+    return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -138,7 +134,7 @@ def whole_campaign(arguments: argparse.Namespace) -> int:
     groups = unfinished(out, specs)
     done = len(specs) - sum(map(len, groups))
     with tqdm(total=len(specs), initial=done, unit="run", desc="fault lab") as bar:
-        for number in run_campaign(groups, out, definitions, arguments.workers):
+        for number in run_campaign(groups, out, definitions, arguments.jobs):
             bar.update(number)
     manifest = pack(out, specs, arguments.archives)
     size = sum(entry["bytes"] for entry in manifest["archives"].values()) / 1e6

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 
+from rmetric._util.errors import WRONG, exit_code_of, exit_with
+
 #: Each has NAME, HELP, add_arguments(parser) and run(options), which returns the exit status.
 MODULES = ("studies.fleet.risk_report", "studies.fleet.cost_report")
 
@@ -31,17 +33,18 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: all well; 2: nothing was done, and why is said."""
+    """0: all well; 1: the results cannot be written; 2: nothing was done."""
     options = parser().parse_args(arguments)
     try:
         return int(options.run(options))
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         print(f"error: {where}{error.strerror or error}", file=sys.stderr)
+        return exit_code_of(error)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
-    return 2
+        return WRONG
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

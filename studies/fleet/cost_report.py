@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -16,6 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import rmetric
+from rmetric._util.options import add_jobs, renamed
 from rmetric.logs import write_atomically
 from rmetric.reporting.markers import fill, relative_figure
 from rmetric.reporting.provenance import commit
@@ -40,12 +40,13 @@ REPLICATIONS = 40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, default=OUT, help=f"default: {OUT}")
+    parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help=f"default: {OUT}")
     parser.add_argument(
         "--replications", type=int, default=REPLICATIONS, metavar="N",
         help="seeds of each job, at least 2 (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
+    add_jobs(parser)
+    renamed(parser, processes="jobs")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -60,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
     # Made twice: once to see which jobs are asked for, once of what they gave.
     everything(note, points)
-    found = measure(jobs, options.replications, options.processes)
+    found = measure(jobs, options.replications, options.jobs)
     made, figure = everything(found.__getitem__, points)
     write(options.out, made, figure, points, options.replications)
     if options.out == OUT and PAGE.exists():

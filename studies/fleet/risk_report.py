@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import rmetric
+from rmetric._util.options import add_jobs, renamed
 from rmetric.evaluation import intervals
 from rmetric.evaluation.intervals import Estimate
 from rmetric.logs import write_atomically
@@ -36,7 +36,7 @@ COMMAND = "python -m studies.fleet risk"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     plan = EvaluationPlan()
-    parser.add_argument("--out", type=Path, default=OUT, help=f"default: {OUT}")
+    parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help=f"default: {OUT}")
     parser.add_argument("--gpus", type=int, default=plan.gpus, help="healthy GPUs (%(default)s)")
     parser.add_argument("--days", type=float, default=plan.days, help="of each (%(default)g)")
     parser.add_argument(
@@ -53,7 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--recorded", type=Path, metavar="FILE",
         help="judge recorded readings (JSONL) instead of simulated ones; nothing is written",
     )  # fmt: skip
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
+    add_jobs(parser)
+    renamed(parser, processes="jobs")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -71,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
         with_sign=int(options.failures), without=int(options.failures),
     )  # fmt: skip
     job = JobConditions()
-    strata = evaluate(plan, job, options.processes)
+    strata = evaluate(plan, job, options.jobs)
     made = list(tables(strata))
     write(options.out, strata, made, plan, job)
     if options.out == OUT and PAGE.exists():

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from rmetric._util.errors import WRONG
 from rmetric.evaluation import Study
 from studies.paper.tables import FEW_RUNS
 
@@ -28,7 +29,7 @@ def parser(description: str | None, what: str) -> argparse.ArgumentParser:
     out.add_argument(
         "--out",
         type=Path,
-        metavar="OUT",
+        metavar="DIR",
         help=f"where the {what} go (default: results/{what} for the published study, "
         f"results/emergent/{what} and results/stress/{what} for the others, results/sample/{what} "
         "where there are too few runs to stand for a study)",
@@ -68,9 +69,9 @@ def say_what_was_read(study: Study) -> None:
         say(note)
 
 
-def fail(problem: str) -> int:
+def fail(problem: str, code: int = WRONG) -> int:
     print(f"error: {problem}", file=sys.stderr)
-    return 2
+    return code
 
 
 def say(warning: str) -> None:

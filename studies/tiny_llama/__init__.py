@@ -1,7 +1,7 @@
 """Reference training: a small Llama with tensor, pipeline and data parallelism.
 
     torchrun --standalone --nproc-per-node 4 -m studies.tiny_llama \\
-        --tensor 2 --data 2 --folder RUN
+        --layout tensor=2,data=2 --folder RUN
 
 Nothing is imported here, and `settings`, `shape`, `data`, `injection` and `loss_log` need no
 torch. `model` defines the model, `parallel` distributes it, `loop` trains it. See

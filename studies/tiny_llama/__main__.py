@@ -7,6 +7,7 @@ import os
 import sys
 import time
 
+from rmetric._util.errors import exit_with
 from studies.tiny_llama.arguments import parser
 from studies.tiny_llama.settings import settings_of, shape_of
 
@@ -36,4 +37,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

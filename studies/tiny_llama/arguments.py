@@ -6,11 +6,14 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from rmetric._util.options import layout_of, renamed
 from studies.tiny_llama.injection import KINDS
 from studies.tiny_llama.shape import Shape
 
 DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("float32", "float64")
+#: What `--layout` names.
+SIZES = ("tensor", "pipeline", "data", "replicas")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -44,12 +47,15 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_layout(group: argparse._ArgumentGroup) -> None:
-    _add(group, "tensor", 1, "ranks that share each layer")
-    _add(group, "pipeline", 1, "stages that the layers are cut into")
-    _add(group, "data", None, "copies that see other samples (default: as many as ranks are left)")
-    _add(group, "replicas", 1, "whole sets of shards that the copies are made of")
+    group.add_argument(
+        "--layout", type=layout_of(SIZES), default={}, metavar="NAME=N,...",
+        help="tensor: ranks that share each layer; pipeline: stages that the layers are cut "
+        "into; data: copies that see other samples (default: as many as ranks are left); "
+        "replicas: whole sets of shards that the copies are made of (default: 1 each)",
+    )  # fmt: skip
     _add(group, "batch", 8, "samples of a step")
     _add(group, "micro-batch", 1, "samples of a forward pass")
+    renamed(group, **{name: f"layout {name}=N" for name in SIZES})
 
 
 def _add_training(group: argparse._ArgumentGroup) -> None:

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from rmetric._util.errors import exit_with
 from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.supervisor.journal import Line, read_journal
 from rmetric.logs import read_log
@@ -64,7 +65,11 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("guard_demo"), help="output folder, replaced"
+        "--out",
+        type=Path,
+        default=Path("guard_demo"),
+        metavar="DIR",
+        help="folder for the results; an earlier demo in it is replaced (default: %(default)s)",
     )
     folder = parser.parse_args().out
     if folder.exists() and {path.name for path in folder.iterdir()} - OURS:
@@ -214,4 +219,4 @@ def say(words: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -115,11 +115,8 @@ def data_of(options: argparse.Namespace, shape: Shape) -> TokenSource:
 
 def check_numbers(options: argparse.Namespace) -> None:
     """Check the ranges of numeric options. Raises ValueError."""
-    _at_least(options, 1, "steps", "print_every", "keep", "tensor", "pipeline", "batch")
-    _at_least(options, 1, "micro_batch", "replicas", "threads")
+    _at_least(options, 1, "steps", "print_every", "keep", "batch", "micro_batch", "threads")
     _at_least(options, 0, "warmup", "seed", "sleep")
-    if options.data is not None:
-        _at_least(options, 1, "data")
     for name in ("rate", "clip", "grace"):
         if not 0 < getattr(options, name) < inf:
             raise ValueError(f"--{name} is {getattr(options, name)}: it must be above 0")
@@ -150,7 +147,9 @@ def layout_of(options: argparse.Namespace, folder: RunFolder, ranks: int) -> tup
         if written is None:
             raise ValueError(f"{folder.layout_file} holds no layout")
         return written, str(folder.layout_file)
-    data = options.data or max(1, ranks // (options.tensor * options.pipeline))
+    sizes: dict[str, int] = options.layout
+    one_copy = sizes.get("tensor", 1) * sizes.get("pipeline", 1)
+    data = sizes.get("data", max(1, ranks // one_copy))
     accumulation, left = divmod(options.batch, options.micro_batch * data)
     if left or not accumulation:
         raise ValueError(
@@ -158,12 +157,7 @@ def layout_of(options: argparse.Namespace, folder: RunFolder, ranks: int) -> tup
             f"{options.micro_batch} x {data}, or samples would be dropped"
         )
     layout = Layout(
-        tensor=options.tensor,
-        pipeline=options.pipeline,
-        data=data,
-        micro_batch=options.micro_batch,
-        accumulation=accumulation,
-        replicas=options.replicas,
+        **{**sizes, "data": data}, micro_batch=options.micro_batch, accumulation=accumulation
     )
     return layout, "the command line"
 

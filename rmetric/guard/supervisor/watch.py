@@ -265,7 +265,7 @@ def follow_alarms(
     past = log.exists()
     watch = Watch(lambda: make_detector("calibrated"), tell)
     follower = Follower(
-        log, watch.take, on_problem, wait=True, poll=seconds,
+        log, watch.take, on_problem, wait=inf, poll=seconds,
         begun_again=watch.begin_again, caught_up=caught_up,
     )  # fmt: skip
 

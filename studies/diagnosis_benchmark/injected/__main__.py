@@ -1,13 +1,17 @@
-"""python -m studies.diagnosis_benchmark.injected --out FOLDER --jobs 240"""
+"""python -m studies.diagnosis_benchmark.injected --out DIR --count 240"""
 
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
 
+from rmetric._util.errors import exit_with
+from rmetric._util.options import add_jobs, renamed
 from studies.diagnosis_benchmark.injected.plan import KINDS, SPLITS, plans
+
+#: Each is many processes. `--jobs` once was the number of jobs to be made, 240 by default.
+MOST_AT_A_TIME = 64
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -15,25 +19,34 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m studies.diagnosis_benchmark.injected",
         description="Makes real runs with injected faults; jobs that are there are not made again.",
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
-    parser.add_argument("--jobs", type=int, default=240, help="to be judged; siblings come on top")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument(
+        "--count", type=int, default=240, metavar="N",
+        help="jobs to be judged; siblings come on top",
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, default=6)
     parser.add_argument("--ranks", type=_range, default=(16, 64), metavar="LOW-HIGH")
     parser.add_argument("--kinds", help=f"healthy or of {', '.join(KINDS)}; with commas")
     parser.add_argument("--split", choices=SPLITS, help="the first two where not given")
-    parser.add_argument("--lanes", type=int, default=2, help="jobs at a time")
+    add_jobs(parser, "jobs that run at a time", default=2)
+    renamed(parser, lanes="jobs")
     given = parser.parse_args(arguments)
+    if given.jobs > MOST_AT_A_TIME:
+        parser.error(
+            f"--jobs is {given.jobs}: at most {MOST_AT_A_TIME} run at a time; the number of jobs "
+            "to be judged is now --count"
+        )
     kinds = given.kinds.split(",") if given.kinds else None
     unknown = set(kinds or ()) - {*KINDS, "healthy"}
     if unknown:
         parser.error(f"--kinds: unknown {sorted(unknown)}, there are {KINDS} and healthy")
     splits = (given.split,) if given.split else SPLITS[:2]
-    jobs = plans(jobs=given.jobs, seed=given.seed, ranks=given.ranks, kinds=kinds, splits=splits)
+    jobs = plans(jobs=given.count, seed=given.seed, ranks=given.ranks, kinds=kinds, splits=splits)
     # Loads torch, which takes seconds: not before the arguments are known to be good.
     from studies.diagnosis_benchmark.injected.generate import generate
 
     start = time.time()
-    counts = generate(jobs, given.out, lanes=given.lanes)
+    counts = generate(jobs, given.out, lanes=given.jobs)
     said = ", ".join(f"{count} {word}" for word, count in counts.items())
     print(f"{len(jobs)} jobs: {said}; {(time.time() - start) / 60:.1f} min")
     return 1 if counts["failed"] else 0
@@ -50,4 +63,4 @@ def _range(text: str) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

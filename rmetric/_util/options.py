@@ -1,0 +1,140 @@
+"""Options and option types that several commands share; for `argparse`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+#: Of `rmetric plan` and `rmetric supervise`, which plans in the same way.
+DEFAULT_GPU = "h100"
+
+
+class _Renamed(argparse.Action):
+    """An option of an earlier version; its use is an error that names the new option."""
+
+    def __init__(self, *args: Any, now: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.now = now
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> NoReturn:
+        parser.error(f"{self.option_strings[0]} is now {self.now}")
+
+
+def renamed(parser: argparse.ArgumentParser | argparse._ArgumentGroup, **now: str) -> None:
+    """Refuse options of earlier versions with exit code 2 and the name of the new option.
+
+    Args:
+        parser: of the command.
+        now: new option by old name, both without the leading dashes; a space begins a value.
+
+    >>> parser = argparse.ArgumentParser()
+    >>> renamed(parser, cores="jobs", fault_step="onset")
+    """
+    for old, new in now.items():
+        parser.add_argument(
+            f"--{old.replace('_', '-')}", action=_Renamed, now=f"--{new}", nargs="?",
+            dest=argparse.SUPPRESS, default=argparse.SUPPRESS, help=argparse.SUPPRESS,
+        )  # fmt: skip
+
+
+def usable_cores() -> int:
+    """Processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def add_jobs(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup,
+    words: str = "processes",
+    *,
+    default: int | None = None,
+) -> None:
+    """Add `--jobs N`, the number of processes.
+
+    Args:
+        parser: of the command.
+        words: help text, without the default.
+        default: number of processes; None for one a core.
+    """
+    said = "one a core, here %(default)s" if default is None else "%(default)s"
+    parser.add_argument(
+        "--jobs", type=whole(1), default=usable_cores() if default is None else default,
+        metavar="N", help=f"{words} (default: {said})",
+    )  # fmt: skip
+
+
+def number(text: str, what: str = "a number") -> float:
+    """A finite number from 0.
+
+    Args:
+        text: as it was typed.
+        what: name of the number in the error.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: {what} from 0 is accepted")
+    return value
+
+
+def seconds(text: str) -> float:
+    """A number of seconds from 0."""
+    return number(text, "a number of seconds")
+
+
+def wait_seconds(text: str) -> float:
+    """A number of seconds from 0, or `inf` for a wait without end."""
+    if text == "inf":
+        return float("inf")
+    try:
+        return seconds(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error} (inf: without end)") from None
+
+
+def share(text: str) -> float:
+    """A share from 0 to below 1."""
+    try:
+        value = number(text)
+    except argparse.ArgumentTypeError:
+        value = 1.0
+    if value >= 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: a share from 0 to below 1 is accepted")
+    return value
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """A whole number from `least`."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r}: a whole number from {least} is accepted")
+        return int(text)
+
+    return read
+
+
+def layout_of(names: Sequence[str]) -> Callable[[str], dict[str, int]]:
+    """A layout as NAME=N,...: numbers from 1 by name.
+
+    >>> layout_of(["tensor", "pipeline", "data"])("tensor=2,data=4")
+    {'tensor': 2, 'data': 4}
+    """
+
+    def read(text: str) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for part in text.split(","):
+            name, _, size = part.partition("=")
+            if name not in names or not size.isdecimal() or int(size) < 1:
+                raise argparse.ArgumentTypeError(
+                    f"{part!r}: NAME=N with N from 1 is accepted, NAME of {', '.join(names)}"
+                )
+            found[name] = int(size)
+        return found
+
+    return read

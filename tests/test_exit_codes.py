@@ -1,0 +1,126 @@
+"""The table of exit codes in docs/commands.md holds every command, and what it says is so."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from rmetric._util.errors import FAILED, INTERRUPTED, WRONG, exit_code_of, exit_with
+from rmetric.cli import COMMANDS, diagnose, supervise, telemetry, watch
+from rmetric.cli import main as command_line
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+#: Command -> its cells for 0, 1, and 3 and above.
+TABLE = {
+    row[0].strip("` "): [cell.strip() for cell in row[1:4]]
+    for line in PAGE.partition("## Exit codes")[2].splitlines()
+    if len(row := line.strip("|").split("|")) == 4 and "`" in row[0]
+}
+#: Without a parser in this process: they are started.
+STARTED = ("tasks.py", "python -m studies.tiny_llama.guard_demo")
+
+
+def started(command: str, *arguments: str) -> int:
+    words = command.removeprefix("python ").split()
+    return subprocess.run(
+        [sys.executable, *words, *arguments], cwd=ROOT, capture_output=True, timeout=60, check=False
+    ).returncode
+
+
+def main_of(command: str):
+    """The function `main` of a row, and the arguments that choose its subcommand."""
+    first, *rest = command.split()
+    if first == "rmetric":
+        return command_line.main, rest
+    if first == "python":
+        name = rest[-1]
+        package = (ROOT / name.replace(".", "/")).is_dir()
+        return import_module(f"{name}.__main__" if package else name).main, []
+    return import_module(first.removesuffix(".py")).main, []
+
+
+def code_of(command: str, *arguments: str) -> int | str | None:
+    if command in STARTED:
+        return started(command, *arguments)
+    main, first = main_of(command)
+    try:
+        return main([*first, *arguments])
+    except SystemExit as ended:
+        return ended.code
+
+
+def test_the_table_has_every_command_and_no_other():
+    scripts = [
+        path
+        for path in [*ROOT.glob("*.py"), *(ROOT / "studies").rglob("*.py")]
+        if '__name__ == "__main__"' in path.read_text(encoding="utf-8")
+    ]
+    names = {f"rmetric {name}" for name in COMMANDS}
+    for path in scripts:
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
+        names.add(path.name if path.parent == ROOT else f"python -m {module}")
+    assert set(TABLE) == names
+
+
+@pytest.mark.parametrize("command", TABLE)
+def test_a_wrong_command_line_is_2(command, capfd):
+    assert code_of(command, "--no-such-option") == WRONG == 2
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_the_codes_of_the_table(name):
+    words = import_module(f"rmetric.cli.{name}").EXAMPLES
+    told = set(re.findall(r"(?:^|[:;,] )\s*(\d+) +\w", words.partition("exit codes:")[2], re.M))
+    row = re.findall(r"(?:^|, )(\d+) ", TABLE[f"rmetric {name}"][2])
+    assert told - {"130", "128"} == {"0", "1", "2", *row} - {"128"}
+
+
+def test_the_codes_that_only_one_command_has():
+    assert diagnose.EXIT_CODES == {"healthy": 0, "failed": 3, "terminated": 4, "unknown": 5}
+    assert "3 failed, 4 terminated, 5 unknown" in TABLE["rmetric diagnose"][2]
+    assert watch.ALARMED == telemetry.UNWELL == supervise.LOCKED == 3
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        ("simulator.py", ["--steps", "20", "--out", "DIR"]),
+        ("run_modern_experiments.py", ["--limit", "1", "--out", "DIR"]),
+        ("replay_and_analyze_logs.py", ["LOG", "--out", "DIR"]),
+        ("rmetric replay", ["LOG", "--out", "DIR"]),
+        ("rmetric logs", ["learn", "--job", "a", "LOG", "--out", "DIR/a.json"]),
+        ("rmetric calibrate", ["LOG", "--out", "DIR/a.json"]),
+        ("rmetric supervise", ["DIR", "--gpus", "0", "--", "true"]),
+        ("python -m studies.detector_benchmark.fetch", ["--out", "DIR"]),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_1(command, arguments, tmp_path, capsys):
+    log = tmp_path / "log.csv"
+    log.write_text("step,loss\n" + "".join(f"{step},2.5\n" for step in range(1, 400)))
+    below = str(log / "below")  # of a file: no folder can be made there
+    given = [word.replace("LOG", str(log)).replace("DIR", below) for word in arguments]
+    assert code_of(command, *given) == FAILED == 1
+    assert str(log) in capsys.readouterr().err
+    assert re.search("cannot be written|or written|as `rmetric", TABLE[command][1])
+
+
+def test_errors_have_one_code_each():
+    assert exit_code_of(NotADirectoryError()) == exit_code_of(PermissionError()) == FAILED
+    assert exit_code_of(FileNotFoundError()) == exit_code_of(ValueError()) == WRONG
+
+
+def test_ctrl_c_is_130(capsys):
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as ended:
+        exit_with(interrupted)
+    assert ended.value.code == INTERRUPTED == 130
+    assert capsys.readouterr().err == "stopped\n"
