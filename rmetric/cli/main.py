@@ -7,6 +7,7 @@ import sys
 from importlib import import_module
 
 from rmetric._util.standard_output import OutputError, told_apart
+from rmetric._util.version import __version__
 from rmetric.cli import COMMANDS
 
 #: What a shell says of a program that wrote to a pipe which nobody reads any more.
@@ -36,6 +37,7 @@ def _run(given: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="rmetric", description="Who notices first that a training run is failing?"
     )
+    parser.add_argument("--version", action="version", version=f"rmetric {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, words in COMMANDS.items():
         command = commands.add_parser(
