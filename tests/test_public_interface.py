@@ -97,6 +97,12 @@ def test_each_package_exports_its_objects(package):
         assert name in dir(module)
 
 
+@pytest.mark.parametrize("name", sorted(PUBLIC - {"__version__"}))
+def test_the_reference_has_every_public_name(name):
+    reference = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    assert re.search(rf"\b{name}\b", reference)
+
+
 def lazy_faces() -> list[Path]:
     paths = sorted((ROOT / "rmetric").rglob("__init__.py"))
     return [path for path in paths if "= lazy(" in path.read_text(encoding="utf-8")]

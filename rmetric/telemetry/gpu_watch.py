@@ -24,7 +24,8 @@ class GpuWatch:
     is at risk: training on it can hardly be well, and it is not known to be.
 
     Args:
-        devices, quiet: as of `NvmlEvents`.
+        devices: as of `NvmlEvents`.
+        quiet: as of `NvmlEvents`.
         config: of the score; its interval is that of the readings.
         node: written into the verdicts.
         silence: seconds, above 0.
