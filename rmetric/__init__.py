@@ -4,11 +4,15 @@ The names below are the public interface. Each is imported when it is first used
 `import rmetric` is quick and loads neither torch nor pandas; `docs/api.md` documents them.
 
 >>> import rmetric
->>> spec = rmetric.RunSpec(experiment_id="a", architecture="Llama-3-8B", fault="LR_SPIKE")
+>>> spec = rmetric.RunSpec(
+...     experiment_id="a", architecture="Llama-3-8B", fault="LR_SPIKE", evaluate_every=10
+... )
 >>> [run] = rmetric.simulate([spec])
+>>> run.truth.onset_step
+2500
 >>> detector = rmetric.CalibratedDetector()
->>> [record.step for record in run.records if detector.update(record).alarm][0]
-2501
+>>> next(record.step for record in run.records if detector.update(record).alarm)
+2510
 """
 
 from typing import TYPE_CHECKING
