@@ -1,4 +1,4 @@
-.PHONY: reproduce case-study benchmark demo-guard test check
+.PHONY: reproduce case-study benchmark demo-guard test check docs
 
 reproduce:
 	python3 tasks.py reproduce
@@ -17,3 +17,6 @@ test:
 
 check:
 	python3 tasks.py check
+
+docs:
+	python3 tasks.py docs

@@ -7,6 +7,7 @@
     demo-guard  environment with torch, then a training that loses a GPU and goes on
     test        environment, then the tests
     check       environment, then linter and type checker
+    docs        environment, then the documents as a site, in site/
     setup       only the environment, in .venv
 
 `make reproduce`, `make demo-guard` and so on do the same.
@@ -124,6 +125,11 @@ def check() -> None:
     run([str(PYTHON), "-m", "mypy"])
 
 
+def docs() -> None:
+    set_up("docs")
+    run([str(PYTHON), "-m", "mkdocs", "build", "--strict", *sys.argv[2:]])
+
+
 TASKS = {
     "reproduce": reproduce,
     "case-study": case_study,
@@ -131,6 +137,7 @@ TASKS = {
     "demo-guard": demo_guard,
     "test": test,
     "check": check,
+    "docs": docs,
     "setup": lambda: set_up("dev"),
 }
 

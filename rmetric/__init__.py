@@ -1,7 +1,67 @@
-"""rmetric: who notices first that a language-model training run is failing?"""
+"""Early detection of failing language-model training runs.
 
+The names below are the public interface. Each is imported when it is first used, so that
+`import rmetric` is quick and loads neither torch nor pandas; `docs/api.md` documents them.
+
+>>> import rmetric
+>>> spec = rmetric.RunSpec(
+...     experiment_id="a", architecture="Llama-3-8B", fault="LR_SPIKE", evaluate_every=10
+... )
+>>> [run] = rmetric.simulate([spec])
+>>> run.truth.onset_step
+2500
+>>> detector = rmetric.CalibratedDetector()
+>>> next(record.step for record in run.records if detector.update(record).alarm)
+2510
+"""
+
+from typing import TYPE_CHECKING
+
+from rmetric._util.lazy import lazy
 from rmetric._util.version import __version__
-from rmetric.metric import RMetric, RMetricConfig
-from rmetric.records import HardwareEvent, Record, Run, Truth
 
-__all__ = ["HardwareEvent", "RMetric", "RMetricConfig", "Record", "Run", "Truth", "__version__"]
+if TYPE_CHECKING:
+    from rmetric.detectors import DETECTORS, CalibratedDetector, make_detector
+    from rmetric.diagnosis import diagnose
+    from rmetric.evaluation import evaluate
+    from rmetric.guard import Guard
+    from rmetric.metric import RMetric, RMetricConfig
+    from rmetric.monitor import Monitor
+    from rmetric.readers import read_log
+    from rmetric.records import HardwareEvent, Record, Run, Truth
+    from rmetric.simulation import RunSpec, simulate
+else:
+    __getattr__, __dir__ = lazy(
+        __name__,
+        {
+            "rmetric.detectors": "DETECTORS CalibratedDetector make_detector",
+            "rmetric.diagnosis": "diagnose",
+            "rmetric.evaluation": "evaluate",
+            "rmetric.guard": "Guard",
+            "rmetric.metric": "RMetric RMetricConfig",
+            "rmetric.monitor": "Monitor",
+            "rmetric.readers": "read_log",
+            "rmetric.records": "HardwareEvent Record Run Truth",
+            "rmetric.simulation": "RunSpec simulate",
+        },
+    )
+
+__all__ = [
+    "DETECTORS",
+    "CalibratedDetector",
+    "Guard",
+    "HardwareEvent",
+    "Monitor",
+    "RMetric",
+    "RMetricConfig",
+    "Record",
+    "Run",
+    "RunSpec",
+    "Truth",
+    "__version__",
+    "diagnose",
+    "evaluate",
+    "make_detector",
+    "read_log",
+    "simulate",
+]

@@ -38,7 +38,8 @@ IMPORTS = {
     "guard": "_util detectors telemetry readers monitor",
     "cli": "_util records metric detectors telemetry readers reporting diagnosis guard",
     "__main__": "cli",
-    "__init__": "_util records metric",
+    "__init__": "_util records metric detectors simulation readers evaluation monitor diagnosis "
+    "guard",
 }
 #: What no study may import: the command line, which is for people.
 NOT_FOR_STUDIES = {"cli", "__main__"}

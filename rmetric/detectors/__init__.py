@@ -2,6 +2,7 @@
 
 from rmetric.detectors.anchors import Always, Never, Random
 from rmetric.detectors.bayesian_change_point import BayesianChangePoint
+from rmetric.detectors.calibrated import CalibratedDetector, CalibratedRMetric, Thresholds
 from rmetric.detectors.contract import Detector, PeekingDetector
 from rmetric.detectors.gradient_norm import GradientNorm
 from rmetric.detectors.isolation_forest import PeekingIsolationForest
@@ -23,6 +24,8 @@ __all__ = [
     "IN_PAPER",
     "Always",
     "BayesianChangePoint",
+    "CalibratedDetector",
+    "CalibratedRMetric",
     "Detector",
     "Entry",
     "GradientNorm",
@@ -40,6 +43,7 @@ __all__ = [
     "PeekingIsolationForest",
     "Random",
     "RobustGradientNorm",
+    "Thresholds",
     "WorkerDispersion",
     "make_detector",
 ]

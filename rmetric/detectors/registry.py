@@ -148,11 +148,18 @@ def register(entries: Mapping[str, Entry]) -> None:
 def make_detector(
     name: str, generator: np.random.Generator | None = None, thresholds: Thresholds | None = None
 ) -> Detector:
-    """A fresh detector of the registry.
+    """Make a fresh detector by its name.
 
     Args:
-        generator: for those that draw; by default one with a fixed seed.
-        thresholds: of the calibrated detectors, in place of the shipped ones; others have none.
+        name: a key of `DETECTORS`, such as ``calibrated`` or ``r_metric``.
+        generator: for detectors that draw random numbers; by default one with a fixed seed.
+        thresholds: for the calibrated detectors, in place of the shipped ones; ignored by others.
+
+    Returns:
+        A detector that has seen no record.
+
+    Raises:
+        KeyError: the name is unknown.
     """
     own = CALIBRATED.get(name)
     if own is not None and thresholds is not None:

@@ -130,6 +130,13 @@ class Diagnosis:
     notes: tuple[str, ...] = ()
     job: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def summary(self) -> str:
+        """At most 15 lines for a person, as `rmetric diagnose` prints them."""
+        from rmetric.diagnosis.words import verdict
+
+        return verdict(self)
+
     def as_json(self) -> dict[str, Any]:
         """Plain values only, for `json.dumps`."""
         return asdict(self)

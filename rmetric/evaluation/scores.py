@@ -17,9 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rmetric.detectors.contract import Detector
 from rmetric.evaluation.intervals import Estimate, estimate
 from rmetric.evaluation.protocols import Outcomes, judge
-from rmetric.evaluation.traces import Trace
+from rmetric.evaluation.traces import Trace, trace_all, trace_by
 from rmetric.records import Run
 
 Floats = NDArray[np.float64]
@@ -54,8 +55,34 @@ class Scores:
     measured: bool = True
 
 
-def evaluate(runs: Sequence[Run], traces: Sequence[Trace], protocol: str) -> Scores:
-    """The scores of one detector; `traces` in the order of `runs`."""
+def evaluate(
+    runs: Sequence[Run],
+    detector: str | Callable[[], Detector] | Sequence[Trace] = "calibrated",
+    protocol: str = "causal",
+) -> Scores:
+    """Score one detector on runs of which the outcome is known.
+
+    Args:
+        runs: with `Run.truth`, as `simulate` and the logs of a study have it.
+        detector: a name in `DETECTORS`; or a function without arguments that makes a fresh
+            detector, such as its class; or the detector's traces in the order of `runs`.
+        protocol: a name in `PROTOCOLS`. ``causal`` counts a first alarm between onset and
+            failure, ``published`` an alarm at any step of a failing run.
+
+    Returns:
+        Precision, recall, F1 and lead times, each with its interval and n.
+
+    Raises:
+        ValueError: a run has no truth.
+        KeyError: the detector's or the protocol's name is unknown.
+    """
+    if isinstance(detector, str):
+        traces: Sequence[Trace] = trace_all(detector, runs)
+    elif callable(detector):
+        name = getattr(detector, "__name__", "detector")
+        traces = [trace_by(detector(), run, name) for run in runs]
+    else:
+        traces = detector
     return score(judge(runs, traces, protocol))
 
 

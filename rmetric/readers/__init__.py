@@ -69,10 +69,22 @@ __all__ = [
 
 
 class ReadLog(NamedTuple):
-    """The runs of a file, and the name of its format."""
+    """The content of one log.
+
+    Attributes:
+        format: name of the format.
+        runs: one for each run in the log, with its records.
+    """
 
     format: str
     runs: list[Run]
+
+    @property
+    def run(self) -> Run:
+        """The run of a log that holds one. Raises ValueError for a log of none or several."""
+        if len(self.runs) != 1:
+            raise ValueError(f"the log holds {len(self.runs)} runs, not one: see `runs`")
+        return self.runs[0]
 
 
 class OpenLog:
@@ -173,9 +185,23 @@ def open_log(
     return log
 
 
-def read_log(path: Path, mapping: Mapping[str, str] | None = None) -> ReadLog:
-    """The runs in the log `path`; their notes say what was guessed. See `open_log`."""
-    log = open_log(path, mapping)
+def read_log(path: str | Path, mapping: Mapping[str, str] | None = None) -> ReadLog:
+    """Read a whole training log of any known format, which is recognised by its content.
+
+    Args:
+        path: a file (.gz and .zst are unpacked), or the folder of a TensorBoard run.
+        mapping: target (see `TARGETS`) -> column or name in the log, where recognition by
+            name fails, such as ``{"loss": "train/ce"}``.
+
+    Returns:
+        The format and the runs; `ReadLog.run` is the run of a log that holds one. The notes of
+        a run state what was inferred. `open_log` streams a log that is too large for memory.
+
+    Raises:
+        LogError: the file is damaged or cannot be read.
+        UnknownFormat: a LogError; no reader recognises the file.
+    """
+    log = open_log(Path(path), mapping)
     if log.format == experiment_log.NAME and log._source is not None:
         runs = experiment_log.read(log._source, mapping or {})
         log._say_what_was_replaced(runs)

@@ -35,9 +35,16 @@ CHUNK = 25  # steps whose noise is drawn at a time; changes no number
 
 
 def simulate(specs: Sequence[RunSpec]) -> list[Run]:
-    """Simulate these runs together; the result of each depends on its own spec only.
+    """Simulate training runs together; the result of each depends on its own spec only.
 
-    The specs must share num_workers, total_steps and evaluate_every.
+    Args:
+        specs: they must share `num_workers`, `total_steps` and `evaluate_every`.
+
+    Returns:
+        One run for each spec, in their order, with records and truth.
+
+    Raises:
+        ValueError: the specs differ in what they must share.
     """
     if not specs:
         return []

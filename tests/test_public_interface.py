@@ -1,0 +1,209 @@
+"""The public interface: what `import rmetric` and each package offer, and at what cost."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import rmetric
+
+ROOT = Path(rmetric.__file__).resolve().parents[1]
+#: A name here is a promise to users: removing one breaks their code.
+PUBLIC = {
+    "DETECTORS",
+    "CalibratedDetector",
+    "Guard",
+    "HardwareEvent",
+    "Monitor",
+    "RMetric",
+    "RMetricConfig",
+    "Record",
+    "Run",
+    "RunSpec",
+    "Truth",
+    "__version__",
+    "diagnose",
+    "evaluate",
+    "make_detector",
+    "read_log",
+    "simulate",
+}
+#: Packages -> objects that a reader of the documents looks for in them.
+EXPORTS = {
+    "rmetric.detectors": {"CalibratedDetector", "DETECTORS", "Detector", "make_detector"},
+    "rmetric.diagnosis": {"Diagnosis", "Pool", "diagnose"},
+    "rmetric.evaluation": {"PROTOCOLS", "Scores", "evaluate", "read_study"},
+    "rmetric.guard": {"Checkpoints", "Guard", "GuardCallback", "PolicyConfig", "plan"},
+    "rmetric.monitor": {"Alert", "Monitor", "MonitorConfig", "RMetricCallback"},
+    "rmetric.readers": {"find_logs", "open_log", "read_log"},
+    "rmetric.reporting": {"build_figures", "build_tables", "replay_logs"},
+    "rmetric.signals": {"FailureRate", "GradientVariance", "LossDrift"},
+    "rmetric.simulation": {"ARCHITECTURES", "FAULTS", "RunSpec", "simulate"},
+    "rmetric.telemetry": {"GpuWatch", "NvmlEvents", "RiskScore"},
+}
+NEED_TORCH = {"Checkpoints", "Guard", "GuardCallback", "ModelState", "Monitor", "RMetricCallback"}
+HEAVY = {"torch", "pandas", "matplotlib", "sklearn", "seaborn", "scipy", "numpy"}
+MOST_SECONDS = 0.150
+
+
+def get(package: str, name: str) -> object:
+    if name in NEED_TORCH:
+        pytest.importorskip("torch")
+    if name.endswith("Callback"):
+        pytest.importorskip("transformers")
+    return getattr(importlib.import_module(package), name)
+
+
+def test_the_list_of_public_names():
+    assert set(rmetric.__all__) == PUBLIC
+    assert set(dir(rmetric)) >= PUBLIC
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_every_public_name_is_there_and_documented(name):
+    value = get("rmetric", name)
+    if inspect.isclass(value) or inspect.isfunction(value):
+        assert value.__name__ == name
+        assert inspect.getdoc(value)
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_public_functions_explain_arguments_results_and_errors(name):
+    value = get("rmetric", name)
+    if not inspect.isfunction(value):
+        return
+    text = inspect.getdoc(value) or ""
+    for section in ("Args:", "Returns:", "Raises:"):
+        assert section in text, f"{name}: {section}"
+    for parameter in inspect.signature(value).parameters:
+        assert re.search(rf"^    {parameter}: ", text, re.MULTILINE), f"{name}: {parameter}"
+
+
+@pytest.mark.parametrize("package", sorted(EXPORTS))
+def test_each_package_exports_its_objects(package):
+    module = importlib.import_module(package)
+    assert set(module.__all__) >= EXPORTS[package]
+    for name in module.__all__:
+        assert get(package, name) is not None
+        assert name in dir(module)
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC - {"__version__"}))
+def test_the_reference_has_every_public_name(name):
+    reference = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    assert re.search(rf"\b{name}\b", reference)
+
+
+def lazy_faces() -> list[Path]:
+    paths = sorted((ROOT / "rmetric").rglob("__init__.py"))
+    return [path for path in paths if "= lazy(" in path.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("path", lazy_faces(), ids=lambda path: path.parent.name)
+def test_type_checkers_and_the_interpreter_see_the_same_names(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    [branch] = [node for node in tree.body if isinstance(node, ast.If)]
+    assert ast.unparse(branch.test) == "TYPE_CHECKING"
+    typed = {
+        alias.name: node.module
+        for node in branch.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    [table] = [node for node in ast.walk(branch) if isinstance(node, ast.Dict)]
+    offered = {
+        name: module for module, names in ast.literal_eval(table).items() for name in names.split()
+    }
+    assert offered == typed
+    module = ".".join(path.parent.relative_to(ROOT).parts)
+    assert set(offered) <= set(importlib.import_module(module).__all__)
+
+
+def test_a_name_that_is_not_offered_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'Metric'"):
+        rmetric.Metric  # noqa: B018
+    assert not hasattr(rmetric, "monitors")
+
+
+def test_without_torch_the_error_names_the_extra():
+    code = "import sys; sys.modules['torch'] = None\nimport rmetric\nrmetric.Monitor"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert 'pip install "rmetric[live]"' in done.stderr
+
+
+def seconds(code: str) -> float:
+    """The median over some fresh processes; the first fills the caches and does not count."""
+    measured = []
+    for _ in range(6):
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], check=True)
+        measured.append(time.perf_counter() - began)
+    return statistics.median(measured[1:])
+
+
+def test_import_is_quick():
+    assert seconds("import rmetric") - seconds("pass") < MOST_SECONDS
+
+
+def test_import_loads_nothing_heavy():
+    code = "import rmetric, sys; dir(rmetric); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert HEAVY.isdisjoint(done.stdout.split())
+
+
+def test_the_version_by_command_and_by_attribute():
+    done = subprocess.run(
+        [sys.executable, "-m", "rmetric", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"rmetric {rmetric.__version__}\n"
+
+
+def test_a_detector_by_its_name_or_class_has_the_scores_of_its_traces():
+    from rmetric.evaluation import trace_all
+
+    specs = [
+        rmetric.RunSpec(
+            experiment_id=f"run_{i}",
+            architecture="Llama-3-8B",
+            fault=("NONE", "LR_SPIKE")[i % 2],
+            total_steps=600,
+            onset_step=300,
+        )
+        for i in range(4)
+    ]
+    runs = rmetric.simulate(specs)
+    by_name = rmetric.evaluate(runs, "calibrated")
+    assert by_name == rmetric.evaluate(runs, rmetric.CalibratedDetector)
+    assert by_name == rmetric.evaluate(runs, trace_all("calibrated", runs), "causal")
+    assert by_name.num_runs == 4
+
+
+def test_a_log_of_one_run_and_of_several(tmp_path):
+    log = tmp_path / "loss.csv"
+    log.write_text("step,loss\n1,2.5\n2,2.4\n")
+    assert [record.training_loss for record in rmetric.read_log(str(log)).run.records] == [2.5, 2.4]
+    log.write_text("run,step,loss\na,1,2.5\nb,1,2.4\n")
+    found = rmetric.read_log(log)
+    assert [run.id[-1] for run in found.runs] == ["a", "b"]
+    with pytest.raises(ValueError, match="2 runs"):
+        found.run  # noqa: B018
+
+
+def test_a_diagnosis_of_one_path_or_a_list_of_paths(tmp_path):
+    log = tmp_path / "train.log"
+    log.write_text("step 1 loss 2.5\ntorch.cuda.OutOfMemoryError: CUDA out of memory.\n")
+    alone = rmetric.diagnose(str(log))
+    assert alone == rmetric.diagnose([log])
+    assert alone.outcome == "failed"
+    assert alone.summary.startswith("FAILED")
+    assert len(alone.summary.splitlines()) <= 15
