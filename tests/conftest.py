@@ -1,3 +1,4 @@
+import gc
 import os
 from pathlib import Path
 
@@ -38,3 +39,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.name.startswith(OF_STUDIES) or (ROOT / "studies") in item.path.parents:
             item.add_marker(pytest.mark.studies)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what the imports made out of every later collection of garbage.
+
+    With torch and transformers loaded a full collection takes a second, and a Trainer asks for
+    one at the end of each training.
+    """
+    gc.collect()
+    gc.freeze()
