@@ -115,7 +115,12 @@ def demo_guard() -> None:
 def test() -> None:
     set_up("dev")
     workers = str(min(os.cpu_count() or 1, 8))
-    run([str(PYTHON), "-m", "pytest", "-n", workers, "--dist", "loadfile", *sys.argv[2:]])
+    given = [argument for argument in sys.argv[2:] if argument != "--all"]
+    command = [str(PYTHON), "-m", "pytest", "-n", workers, "--dist", "loadfile"]
+    run([*command, *given])
+    if "--all" in sys.argv[2:]:
+        print("\n== the tests of the studies", flush=True)
+        run([*command, "-m", "studies and not slow", *given])
 
 
 def check() -> None:

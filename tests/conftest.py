@@ -1,15 +1,51 @@
+import gc
 import os
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # No verdict may hang on how busy the machine is.
 COMMON = dict(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("rmetric", max_examples=50, **COMMON)
-#: HYPOTHESIS_PROFILE=thorough looks ten times as long.
+settings.register_profile("rmetric", max_examples=25, **COMMON)
+#: HYPOTHESIS_PROFILE=slow is what CI takes; =thorough looks twenty times as long.
+settings.register_profile("slow", max_examples=100, **COMMON)
 settings.register_profile("thorough", max_examples=500, **COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "rmetric"))
 
 # Programs that tests start find the studies, which are not installed.
-ROOT = str(Path(__file__).resolve().parents[1])
-os.environ["PYTHONPATH"] = os.pathsep.join([ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])
+ROOT = Path(__file__).resolve().parents[1]
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
+
+#: Files whose tests are about a study: `tasks.py test --all` and CI run them, the default does not.
+OF_STUDIES = (
+    "test_benchmark_",
+    "test_case_study_",
+    "test_detectors_peers",
+    "test_diagnosis_evaluation",
+    "test_diagnosis_injected",
+    "test_fleet_",
+    "test_lab_faults",
+    "test_lab_report",
+    "test_lab_script",
+    "test_lab_training",
+    "test_reference_training",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.name.startswith(OF_STUDIES) or (ROOT / "studies") in item.path.parents:
+            item.add_marker(pytest.mark.studies)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what the imports made out of every later collection of garbage.
+
+    With torch and transformers loaded a full collection takes a second, and a Trainer asks for
+    one at the end of each training.
+    """
+    gc.collect()
+    gc.freeze()

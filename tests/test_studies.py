@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from setuptools import find_packages
 
+from tests.conftest import OF_STUDIES
+
 ROOT = Path(__file__).resolve().parents[1]
 STUDIES = sorted(path.parent.name for path in (ROOT / "studies").glob("*/__init__.py"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -53,3 +55,8 @@ def test_a_study_says_how_it_is_run(module):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"usage: python -m {module}")
+
+
+@pytest.mark.parametrize("begin", OF_STUDIES)
+def test_the_marker_of_the_studies_is_put_on_files_that_are_there(begin):
+    assert list((ROOT / "tests").glob(f"{begin}*.py"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,11 @@ class SignatureLibrary:
         self._gates_at = re.compile(b"(?=(" + trie + b"))")  # overlapping ones too
         # The trie stops at the shortest gate: those that begin with it are its followers.
         self._followers: dict[bytes, list[tuple[bytes, list[str]]]] = {}
-        for gate in gates:
-            ids = [one.id for one in self if gate.decode() in one.gates]
+        behind: dict[bytes, list[str]] = {gate: [] for gate in gates}
+        for one in self:
+            for name in set(one.gates):
+                behind[name.encode()].append(one.id)
+        for gate, ids in behind.items():
             shortest = self._gate.match(gate)
             assert shortest
             self._followers.setdefault(shortest[0], []).append((gate, ids))
@@ -63,8 +67,12 @@ class SignatureLibrary:
         self._of_form: dict[bytes, list[str]] = {}
 
     @classmethod
+    @cache
     def shipped(cls) -> SignatureLibrary:
-        """The signatures that come with rmetric; its tests have tried them on their examples."""
+        """The signatures that come with rmetric; its tests have tried them on their examples.
+
+        A process reads them once: that takes a good part of a second.
+        """
         return cls((one, path) for path in _shipped_files() for one in read(path))
 
     @classmethod
