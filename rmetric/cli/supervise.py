@@ -40,9 +40,9 @@ _SIZES = ("tensor", "pipeline", "context", "expert")
 #: Option -> what it says; the names, types and defaults are those of the settings.
 _RESTARTS = {
     "max_restarts": "restarts in a row before it is given up",
-    "enough_steps": "new steps after which restarts are counted anew",
+    "enough_steps": "new steps after which the restart count is reset",
     "backoff_seconds": "wait before a restart, doubled with each in a row",
-    "longest_backoff_seconds": "and no longer than this",
+    "longest_backoff_seconds": "upper bound of that wait",
     "suspect_after": "failures in a row of a rank's GPU, or a node, until it is dropped",
     "save_seconds": "the longest wait for a checkpoint before a bad GPU is given up",
     "stop_seconds": "the same when the supervisor itself is asked to end",
@@ -51,10 +51,10 @@ _TIMEOUTS = {
     "start": "without a sign of life until it trains",
     "hang": "without a heartbeat while it trains",
     "saving": "without a heartbeat while it saves",
-    "quiet": "without output; for a program without heartbeats (default: not looked at)",
+    "quiet": "output timeout for programs without heartbeats (default: off)",
 }
 _INTERVALS = {
-    "poll": "between two looks",
+    "poll": "between two polls of the run folder",
     "progress": "between two lines of progress in the journal",
     "grace": "for processes to end by themselves before they are killed",
 }
