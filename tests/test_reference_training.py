@@ -219,9 +219,9 @@ def test_a_run_that_is_asked_to_stop_saves_and_goes_on_later(tmp_path, plain):
 
 
 def without_a_folder(rank, folder):
-    from studies.tiny_llama.loop import CheckpointNotSavedError, RankTraining
+    from studies.tiny_llama.loop import CheckpointNotSavedError, ReferenceTraining
 
-    training = RankTraining(settings(folder, "--steps=2"), torch.device("cpu"))
+    training = ReferenceTraining(settings(folder, "--steps=2"), torch.device("cpu"))
     shutil.rmtree(folder / "checkpoints")
     with pytest.raises(
         CheckpointNotSavedError, match=r"step 2, the last, is not saved: .* is gone"

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from rmetric.guard.run_folder import RunFolder
 
 
-def test_many_askers_at_once_get_a_number_each_and_nothing_is_forgotten(tmp_path):
+def test_concurrent_requests_get_a_number_each_and_none_is_lost(tmp_path):
     def ask(number):
         return RunFolder(tmp_path).ask("user", f"asker {number}", stop=number == 7)
 

@@ -186,7 +186,7 @@ def test_the_gpu_of_a_rank_that_fails_thrice_in_a_row_is_dropped():
     assert [drop.gpus for drop in dropped] == [(("", 2),)]
 
 
-def test_a_rank_that_is_killed_from_outside_says_nothing_of_its_gpu():
+def test_a_rank_killed_from_outside_does_not_implicate_its_gpu():
     one = started(suspect_after=1)
     killed = LaunchFailure(kind="signal", words="killed", code=-9, rank=1, gpu=("", 1))
     one.on(LaunchExited(time=1.0, failure=killed))
@@ -211,7 +211,7 @@ def test_a_node_that_cannot_be_reached_is_dropped():
     assert one.on(TimerFired(time=1e9))[-1].allocation.gpus == {"a": (0, 1)}
 
 
-def test_nothing_left_is_said_so():
+def test_without_gpus_left_it_gives_up_with_the_reason():
     one = core(pool={"": (0,)})
     one.on(SupervisorStarted(time=0.0))
     one.on(ProcessesEnded(time=0.0))
@@ -223,7 +223,7 @@ def test_nothing_left_is_said_so():
     assert "0 GPUs are left" in finish.words
 
 
-def test_a_signal_saves_ends_and_tells_its_number():
+def test_a_signal_saves_ends_and_sets_the_exit_code():
     one = started(stop_seconds=20.0)
     ask, wake = one.on(SignalReceived(time=1.0, signal=15))
     assert (ask.source, ask.stop, wake.time) == ("signal", True, 21.0)
@@ -295,7 +295,7 @@ def test_finished_is_terminal():
 
 
 @pytest.mark.parametrize(("name", "value"), [("max_restarts", -1), ("jitter", float("nan"))])
-def test_settings_are_looked_at(name, value):
+def test_the_restart_policy_is_checked(name, value):
     with pytest.raises(ValueError, match=name):
         RestartPolicy(**{name: value})
 

@@ -54,7 +54,7 @@ def train(settings: TrainingSettings, device: torch.device) -> None:
         RuntimeError: from torch, if another rank is lost.
     """
     prepare(settings, device)
-    training = RankTraining(settings, device)
+    training = ReferenceTraining(settings, device)
     with training.guard:
         training.run()
     dist.destroy_process_group()  # not after an error: it would wait for ranks that are lost
@@ -90,7 +90,7 @@ def device_of(wanted: str) -> torch.device:
     return torch.device("cuda", local)
 
 
-class RankTraining:
+class ReferenceTraining:
     """Model, optimiser, guard and log of one rank, resumed from the newest good checkpoint."""
 
     def __init__(self, settings: TrainingSettings, device: torch.device) -> None:
