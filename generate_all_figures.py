@@ -11,9 +11,9 @@ Reads logs_<MODE>/*.jsonl in --logs DIR and writes to --out DIR, each as .pdf an
   figure6_anatomy          the published F1 with one thing changed (published study alone)
 
 and provenance.json: command, captions, digest of the logs, seeds, versions, commit.
-The same logs give the same bytes. The logs of the full metric suffice: the
-ablations see the same runs. Graphviz, where it is installed, places the boxes of
-figures 1 and 2; without it they are placed more simply.
+The same logs give the same bytes. The logs of the full metric suffice: the ablations
+of figure 4 are computed from the records of the same runs. Graphviz, where it is installed,
+places the boxes of figures 1 and 2; without it they are placed more simply.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ from pathlib import Path
 from rmetric._util.errors import FAILED
 from rmetric.evaluation import Study, UnusableStudy, read_study
 from rmetric.logs import write_atomically
-from rmetric.reporting.figures import build_figures, dot_version
 from rmetric.reporting.provenance import provenance
-from rmetric.reporting.script import fail, folder_for, parser, say, say_what_was_read
 from rmetric.reporting.style import save, style
-from rmetric.reporting.tables import FEW_RUNS
+from studies.paper.figures import build_figures, dot_version
+from studies.paper.script import fail, folder_for, parser, say, say_what_was_read
+from studies.paper.tables import FEW_RUNS
 
 #: For simulating the studies of figure 6, the only part that takes seconds.
 NUM_PROCESSES = os.cpu_count() or 1
+#: Packages whose versions the bytes of the figures depend on.
+DRAWN_WITH = ("matplotlib", "pandas", "seaborn")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         captions = write(out, study, with_dot=dot is not None)
         command = ["python", "generate_all_figures.py", "--logs", options.logs]
         sources = provenance(shlex.join(map(str, [*command, "--out", out])), study)
-        sources["versions"] |= {"matplotlib": version("matplotlib"), "graphviz": dot}
+        sources["versions"] |= {name: version(name) for name in DRAWN_WITH} | {"graphviz": dot}
         sources["captions"] = captions
         content = json.dumps(sources, indent=2, ensure_ascii=False)
         write_atomically(out / "provenance.json", [content.encode(), b"\n"])

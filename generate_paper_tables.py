@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The tables of the study, computed from its logs and nothing else.
+"""The tables of a study, computed from its logs.
 
 Reads logs_<MODE>/*.jsonl in --logs DIR and writes to --out DIR, each as .csv, .md and .tex:
 
@@ -11,7 +11,10 @@ Reads logs_<MODE>/*.jsonl in --logs DIR and writes to --out DIR, each as .csv, .
   table6_transfer    weights fitted on one architecture, used on another
   table7_anatomy     the published F1 with one thing changed at a time (published study alone)
 
-and provenance.json: command, digest of the logs, seeds, versions, commit.
+Table 5 also has the real runs of results/case_study*/summary.json. The spreads over seeds
+and table 7 of the published study are simulated anew by the command itself.
+
+It also writes provenance.json: command, digest of the logs, seeds, versions, commit.
 The .tex files need the packages booktabs and graphicx.
 """
 
@@ -30,9 +33,9 @@ from rmetric.logs import write_atomically
 from rmetric.reporting.provenance import provenance
 from rmetric.reporting.real_runs import read_summaries
 from rmetric.reporting.renderers import RENDERERS, to_text
-from rmetric.reporting.script import fail, folder_for, parser, say, say_what_was_read
 from rmetric.reporting.table import Table
-from rmetric.reporting.tables import FEW_RUNS, build_tables
+from studies.paper.script import fail, folder_for, parser, say, say_what_was_read
+from studies.paper.tables import FEW_RUNS, build_tables
 
 #: Tables for the terminal: the comparison, the faults and the claims.
 PRINTED = ("table3_detectors", "table4_faults", "table5_claims", "table7_anatomy")
@@ -87,7 +90,7 @@ def report(study: Study, disagreements: Sequence[str]) -> int:
         say(f"only {len(study.reference)} runs: the intervals are wide")
     say_what_was_read(study)
     for disagreement in disagreements:
-        say(f"the log contradicts its own records, which were believed: {disagreement}")
+        say(f"the log contradicts its records, from which R was recomputed: {disagreement}")
     return 1 if study.skipped or disagreements else 0
 
 

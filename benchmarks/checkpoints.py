@@ -31,7 +31,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.report import RESULTS, write_report
-from rmetric.guard.checkpoints import Checkpoints, Done
+from rmetric.guard.checkpoints import Checkpoints, SavedCheckpoint
 from rmetric.guard.guard import Guard
 from rmetric.guard.policy import PolicyConfig
 from rmetric.guard.training_state import ModelState
@@ -79,7 +79,7 @@ def costs(model_name: str, folder: Path, saves: int, asynchronous: bool) -> dict
         while not _all_ended(outcome):
             beside.append(a_step(model, optimizer, batch))
             outcome = outcome or checkpoints.poll()
-        assert isinstance(outcome, Done), outcome
+        assert isinstance(outcome, SavedCheckpoint), outcome
         done.append(outcome)
     done = done[1:]  # the first makes the room in host memory
     size = sum(file["size"] for file in done[0].good.files.values()) if done[0].good else 0

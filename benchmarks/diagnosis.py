@@ -38,7 +38,7 @@ from drain3.template_miner_config import TemplateMinerConfig
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.report import write_report
 from rmetric.diagnosis.ingest import ingest
-from rmetric.diagnosis.library import Library
+from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.templates.masks import MASKS
 
 TURNS = 3
@@ -48,9 +48,9 @@ READ = """
 import json, re, sys, time
 from pathlib import Path
 from rmetric.diagnosis.ingest import ingest
-from rmetric.diagnosis.library import Library
+from rmetric.diagnosis.library import SignatureLibrary
 began = time.perf_counter()
-job = ingest(sys.argv[2:], Library.shipped(), cores=int(sys.argv[1]))
+job = ingest(sys.argv[2:], SignatureLibrary.shipped(), cores=int(sys.argv[1]))
 took = time.perf_counter() - began
 peak = 1024 * int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 print(json.dumps([job.lines, len(job.events), took, peak]))
@@ -138,7 +138,7 @@ LOGS: dict[str, Callable[[int], Iterator[str]]] = {
 }
 
 
-def compare(path: Path, library: Library) -> dict[str, float]:
+def compare(path: Path, library: SignatureLibrary) -> dict[str, float]:
     """Lines a second of `ingest`, and of drain3 on the lines in memory."""
     lines = path.read_text().splitlines()
     # With masks it is so slow that a tenth tells enough.
@@ -252,7 +252,7 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="a large log of 10 GB")
     parser.add_argument("--no-large", action="store_true", help="the speed alone, not written")
     options = parser.parse_args()
-    library = Library.shipped()
+    library = SignatureLibrary.shipped()
     measured: dict[str, Any] = {
         "goals": {
             "lines_per_s": GOAL_LINES,

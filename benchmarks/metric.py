@@ -1,4 +1,4 @@
-"""What the metric costs: one streamed update, and one row of a whole log.
+"""The cost of the metric: one streamed update.
 
     python benchmarks/metric.py
 
@@ -7,8 +7,7 @@ now and then, a hardware event. The stream is measured with full windows of 1000
 in turns with a plain monitor that goes through its windows for the least and the
 greatest value each time, as the paper's own does. The ratio is the median over
 the turns, so that a machine whose speed drifts does not move it. All is processor
-time, so that other work on the machine counts less. Goals: 4 µs an update, 0.3 µs
-a row.
+time, so that other work on the machine counts less. Goal: 4 µs an update.
 """
 
 from __future__ import annotations
@@ -28,13 +27,11 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.report import write_report
 from rmetric import HardwareEvent, Record, RMetric
-from rmetric.whole_log import Columns, Observed, score_columns
 
 WINDOW = 1000
 WORKERS = 8
 TURNS = 60
 STREAMED, PLAINLY = 1000, 50  # updates a turn
-ROWS, ROUNDS = 1_000_000, 9
 
 
 class PlainMonitor:
@@ -84,19 +81,6 @@ def make_records(number: int, rng: np.random.Generator) -> list[Record]:
     ]
 
 
-def make_columns(number: int, rng: np.random.Generator) -> Columns:
-    times = np.linspace(5.0, 5.0 * number, number)
-    event_times = np.sort(rng.uniform(0.0, times[-1], number // 20))
-    return Columns(
-        num_rows=number,
-        time=Observed(values=times),
-        event_times=event_times,
-        event_counts=np.searchsorted(event_times, times, side="right"),
-        worker_gradient_norms=Observed(values=rng.gamma(50.0, 0.02, (number, WORKERS))),
-        loss=Observed(values=rng.normal(3.0, 0.1, number)),
-    )
-
-
 def microseconds_each(update: Callable[[Record], object], records: list[Record]) -> float:
     began = time.process_time()
     for record in records:
@@ -128,27 +112,16 @@ def measure_stream(rng: np.random.Generator) -> dict[str, float]:
     }
 
 
-def measure_whole_log(rng: np.random.Generator) -> dict[str, float]:
-    columns = make_columns(ROWS, rng)
-    costs = []
-    for _ in range(ROUNDS):
-        began = time.process_time()
-        score_columns(columns)
-        costs.append((time.process_time() - began) / ROWS * 1e6)
-    return {"row_us_median": median(costs), "row_us_best": min(costs)}
-
-
 def main() -> int:
     argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args()
     rng = np.random.default_rng(0)
-    cost = measure_stream(rng) | measure_whole_log(rng)
+    cost = measure_stream(rng)
     print(f"{'':36}{'median':>9}{'best':>9}{'goal':>9}")
     for name, key, goal in (
         ("one streamed update, µs", "update_us", "4"),
         ("the same, windows gone through, µs", "plain_us", ""),
-        (f"one row of {ROWS:,} at once, µs", "row_us", "0.3"),
     ):
         print(f"{name:36}{cost[key + '_median']:9.2f}{cost[key + '_best']:9.2f}{goal:>9}")
     print(f"{'going through the windows costs':36}{cost['ratio_median']:8.1f}x")

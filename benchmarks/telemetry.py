@@ -59,10 +59,10 @@ def parts() -> dict[str, float]:
     import pynvml
 
     from rmetric.telemetry.judge import Judge
-    from rmetric.telemetry.library import Library
     from rmetric.telemetry.nvml import WAIT_SECONDS
+    from rmetric.telemetry.nvml_library import NvmlLibrary
 
-    library, judge = Library(pynvml), Judge(0)
+    library, judge = NvmlLibrary(pynvml), Judge(0)
     gpu = library.find(None)[0]
     times = iter(range(10**9))
     costs = {

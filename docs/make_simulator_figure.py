@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rmetric.records import Run
-from rmetric.reporting.figures.outcomes import OUTCOMES, Outcome, in_order, look_of, name_of
 from rmetric.reporting.style import BLACK, BLUE, CYCLE, GREY, TEXT_WIDTH, style
 from rmetric.simulation import ARCHITECTURES, FAULTS, RunSpec, simulate
 from rmetric.simulation.study import batches
+from studies.paper.figures.outcomes import OUTCOMES, Outcome, in_order, look_of, name_of
 
 Floats = NDArray[np.float64]
 

@@ -1,4 +1,4 @@
-"""How one line of a log says what `records` and `metric` hold, and back.
+"""Serialise a Record and the state of the metric to one line of a log, and back.
 
 docs/log_format.md describes every field.
 """
@@ -65,7 +65,7 @@ TRUTH_READERS: dict[str, Callable[[Any], Any]] = {
 
 
 def record_to_json(record: Record) -> dict[str, Any]:
-    """What `record` measured, under the names of the log; absent where not logged."""
+    """The measurements of `record` under the names of the log; absent where not logged."""
     entry: dict[str, Any] = {"step": record.step, "event": "METRICS"}
     for name, key in (NUMBER_KEYS | SIGNAL_KEYS | NORMALISED_KEYS).items():
         value = getattr(record, name)
@@ -92,9 +92,9 @@ def record_to_json(record: Record) -> dict[str, Any]:
 
 
 def metric_to_json(metric: RMetric) -> dict[str, Any]:
-    """What the metric makes of the record that it has just taken.
+    """The state of the metric after its last record, under the names of the log.
 
-    A signal that this record says nothing of is left out with its source, or a
+    A signal that this record does not hold is left out with its source, or a
     replay would take it for one more value. One that has a source but is not
     yet defined is left out too: nan would say that it was observed.
     """
@@ -112,12 +112,12 @@ def metric_to_json(metric: RMetric) -> dict[str, Any]:
 
 
 def says_its_sources(entry: dict[str, Any]) -> bool:
-    """Whether a METRICS line says what its signals were taken from, as only our own logs do."""
+    """True if a METRICS line names the sources of its signals, as only our own logs do."""
     return any(f"{key}_source" in entry for key in SIGNAL_KEYS.values())
 
 
 def stated_alarm(entry: dict[str, Any]) -> bool | None:
-    """Whether a METRICS line itself says that R is in alarm there; None where it does not say.
+    """Alarm of R that a METRICS line states; None if it states none.
 
     Our logs hold true or false. The authors' hold the step at which R first was in alarm, on
     that line and on all after it: of the line of that step it says that R was in alarm, of the

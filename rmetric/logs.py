@@ -105,14 +105,20 @@ def log_path(folder: Path, run_id: str) -> Path:
 def metrics_line(
     record: Record, metric: RMetric, alarms: Mapping[str, bool] | None = None
 ) -> bytes:
-    """The METRICS line of `record`, which `metric` takes on the way.
+    """Serialise one record and the metric's state after it as a METRICS line.
 
-    `alarms` are those of other detectors, by name; they stand beside R's.
+    Args:
+        record: the measurements of one step.
+        metric: already updated with `record`; it is read, not advanced.
+        alarms: of other detectors, by name, logged beside R's.
+
+    Returns:
+        One line of JSON with its line end.
     """
     measured = record_to_json(record)
     for key in (*SIGNAL_KEYS.values(), *NORMALISED_KEYS.values()):
-        measured.pop(key, None)  # the metric says what it used
-    judged = metric_to_json(metric.update(record))
+        measured.pop(key, None)  # the metric holds the values that it used
+    judged = metric_to_json(metric)
     if alarms:
         judged["alerts"] |= alarms
     return encode_line(measured | judged)
@@ -129,7 +135,7 @@ def run_lines(run: Run, metric_config: RMetricConfig, mode: str = "FULL_METRIC")
     for record in run.records:
         if run.truth and run.truth.onset_step is not None and record.step >= run.truth.onset_step:
             yield from injected
-        yield metrics_line(record, metric)
+        yield metrics_line(record, metric.update(record))
     yield from injected
     if run.truth is not None:
         yield final_line(run.truth, run.records)
@@ -159,7 +165,7 @@ def fault_lines(truth: Truth | None) -> Iterator[bytes]:
 
 
 def final_line(truth: Truth, records: Sequence[Record]) -> bytes:
-    """How the run ended, with its truth."""
+    """The final line: how the run ended, with its truth."""
     if truth.failed:
         last = {
             "step": truth.failure_step,
@@ -176,20 +182,22 @@ class LogReader:
 
     Attributes:
         run: what is known of it so far; its records are handed out, not kept.
-        ours: whether it is a log of ours, which its first line tells by its format
-            version and any other by the sources of its signals.
+        ours: True for a log of this package, known by the format version of its
+            first line or by the sources of its signals.
+        entry: the object on the last METRICS line; empty before the first.
     """
 
     def __init__(self, path: Path) -> None:
         self.run = Run(id=path.name.split(".jsonl")[0], records=[], source=path)
         self.ours = False
+        self.entry: dict[str, Any] = {}
         self._path, self._begun, self._ended = path, False, False
 
     def take(self, number_of_line: int, line: bytes) -> Record | None:
         """The record in the line, if it holds one. Raises LogError.
 
         A line without its end that is no JSON was cut off while it was written: it
-        is left out, and the run's notes say so.
+        is left out, with a note on the run.
         """
         if not line.strip():
             return None
@@ -214,11 +222,12 @@ class LogReader:
         run, event = self.run, entry.get("event")
         if event == "EXPERIMENT_START":
             run.config = field(entry, "config", mapping) or {}
-            field(run.config, "seconds_per_step", number)  # said here, where the line is known
+            field(run.config, "seconds_per_step", number)  # checked here, where the line is known
             run.id = str(run.config.get("experiment_id") or run.id)
             run.truth = _declared_truth(run.config)
             self.ours = self.ours or "format_version" in entry
         elif event == "METRICS":
+            self.entry = entry
             self.ours = self.ours or says_its_sources(entry)
             run.records.append(record_from_json(entry, ours=self.ours))
         elif event == "FAULT_INJECTED":

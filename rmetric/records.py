@@ -11,9 +11,13 @@ value that was logged and *is not a number* (nan), and one that was logged as
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(slots=True)
@@ -159,3 +163,44 @@ class Run:
     truth: Truth | None = None
     notes: list[str] = field(default_factory=list)
     source: Path | None = None
+
+    def to_frame(self) -> DataFrame:
+        """The records as a pandas DataFrame; see `records_to_frame`.
+
+        >>> Run(id="a", records=[Record(step=1, training_loss=2.5), Record(step=2)]).to_frame()
+           step  training_loss
+        0     1            2.5
+        1     2            NaN
+        """
+        return records_to_frame(self.records)
+
+
+#: Fields of `Record` that hold several values each, which stay Python objects in a frame.
+SEVERAL = (
+    "worker_gradient_norms", "worker_gradient_cosines", "layer_gradient_norms", "planned_events",
+    "events",
+)  # fmt: skip
+
+
+def records_to_frame(records: Sequence[Record]) -> DataFrame:
+    """Records as a pandas DataFrame: one row each, and a column for each field that was logged.
+
+    Numbers are float64 (`step` is int64) and `skipped` is a nullable boolean. A value that was
+    not logged is missing: in a column of numbers it cannot be told from a logged nan. Tuples and
+    dictionaries, such as `worker_gradient_norms`, are kept as they are. A field that no record
+    has makes no column, except `step`.
+    """
+    import pandas as pd
+
+    columns = {}
+    for name in [each.name for each in fields(Record)]:
+        values = [getattr(record, name) for record in records]
+        if name == "step":
+            columns[name] = pd.Series(values, dtype="int64")
+        elif all(value is None for value in values):
+            continue
+        elif name in SEVERAL:
+            columns[name] = pd.Series(values, dtype="object")
+        else:
+            columns[name] = pd.Series(values, dtype="boolean" if name == "skipped" else "float64")
+    return pd.DataFrame(columns)

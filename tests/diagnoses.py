@@ -1,4 +1,4 @@
-"""Diagnoses for the tests of what is made of them: words, JSON, a page."""
+"""Diagnoses for the tests of text, JSON and page output."""
 
 from __future__ import annotations
 

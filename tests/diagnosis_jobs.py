@@ -1,4 +1,4 @@
-"""Jobs of our own making, as a pass over logs would leave them."""
+"""Hand-made `Job` objects, as a pass over logs builds them."""
 
 from rmetric.diagnosis.job import HEAD, Event, Job, Occurrence, Stream
 

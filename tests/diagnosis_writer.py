@@ -1,4 +1,4 @@
-"""Jobs made by hand, as an ingest would leave them."""
+"""Builder of `Job` objects by hand, as `ingest` would return them."""
 
 from rmetric.diagnosis.job import HEAD, Event, Job, Match, Occurrence, Stream
 

@@ -80,7 +80,7 @@ def play_verdicts(
     """Judge `history` up to the reading at tick `ticks`.
 
     Its readings come every `pace` seconds and are taken to be `seconds_a_tick` apart; None:
-    they are what they are, `interval` seconds apart. What was heard goes to the file `record`.
+    they are what they are, `interval` seconds apart. Events are written to the file `record`.
     """
     task = {
         "ticks": ticks,
@@ -167,10 +167,10 @@ def judge(
     library = ctypes.CDLL("libnvidia-ml.so.1")
     if seconds_a_tick is not None:
         gpu_watch.NvmlEvents = lambda *a, interval, **k: nvml.NvmlEvents(*a, interval=pace, **k)
-    kept = JsonlFile(Path(record)).heard if record else None
+    kept = JsonlFile(Path(record)).write_event if record else None
     watch = gpu_watch.GpuWatch(config=RiskConfig(**config), silence=silence, record=kept)
     if seconds_a_tick is not None:
-        watch.hardware.heard = stretched(watch.hardware.heard, seconds_a_tick, ticks - 2)
+        watch.hardware.recorded = stretched(watch.hardware.recorded, seconds_a_tick, ticks - 2)
     seen: dict[str, Any] = {"verdicts": [], "problems": []}
     end = float("inf")
     while time.monotonic() < end:
@@ -186,8 +186,8 @@ def judge(
     return seen
 
 
-def stretched(heard: Any, seconds_a_tick: float, most: int) -> Any:
-    """`heard` with its readings `seconds_a_tick` apart, and its signs between them.
+def stretched(recorded: Any, seconds_a_tick: float, most: int) -> Any:
+    """`recorded` with its readings `seconds_a_tick` apart, and its signs between them.
 
     What comes after `most` readings of a GPU is left out: how much that is, is chance.
     """
@@ -195,7 +195,7 @@ def stretched(heard: Any, seconds_a_tick: float, most: int) -> Any:
     began = time.monotonic()
 
     def take() -> Any:
-        for item in heard():
+        for item in recorded():
             is_reading = hasattr(item, "power_watts")
             number[item.gpu] = number.get(item.gpu, 0) + is_reading
             if number[item.gpu] <= most:

@@ -25,12 +25,12 @@ def settings(folder, *more, ranks=1):
 
 def train_on(rank, folder, *layouts):
     """On one rank: train once under each layout, of `more` arguments, in a folder each."""
-    from studies.tiny_llama.loop import Training
+    from studies.tiny_llama.loop import RankTraining
 
     for name, more in layouts:
         asked = settings(folder / name, *more, ranks=dist.get_world_size())
         torch.set_default_dtype(getattr(torch, asked.options.precision))
-        training = Training(asked, torch.device("cpu"))
+        training = RankTraining(asked, torch.device("cpu"))
         with training.guard:
             training.run()
         dist.barrier()

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from rmetric._util.state import restore_state, state_of
 from rmetric.detectors.calibrated import CalibratedDetector, CalibratedRMetric, Thresholds
+from rmetric.detectors.calibrated.alarm_lifecycle import TOO_EARLY, UNDER_WAY
 from rmetric.detectors.calibrated.calibration import FLOORS
-from rmetric.detectors.calibrated.course import TOO_EARLY, UNDER_WAY
 from rmetric.detectors.calibrated.detector import sources
 from rmetric.readers.archive import read_runs
 from rmetric.records import HardwareEvent, Record

@@ -13,7 +13,7 @@ from sklearn.ensemble import IsolationForest
 
 from rmetric.detectors import OnlineIsolationForest, RobustGradientNorm, WorkerDispersion
 from rmetric.detectors.online_isolation_forest import mean_depth, usual_depth
-from rmetric.detectors.own_past import OwnPast, RobustPast, plain_mean
+from rmetric.detectors.rolling_baseline import RobustBaseline, RollingBaseline, plain_mean
 from rmetric.records import Record
 
 NORMS = st.lists(st.floats(0.01, 50).map(lambda x: round(x, 2)), max_size=40)
@@ -92,7 +92,7 @@ def test_one_overflow_does_not_raise_the_usual_norm_and_a_norm_of_zero_is_left_o
 
 @given(st.lists(st.integers(-9, 9), min_size=3, max_size=40), st.integers(3, 8))
 def test_a_past_is_the_window_and_no_more(values, window):
-    own, robust = OwnPast(window, 2), RobustPast(window, 2)
+    own, robust = RollingBaseline(window, 2), RobustBaseline(window, 2)
     for value in values:
         own.remember(float(value))
         robust.remember(float(value))

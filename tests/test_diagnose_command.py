@@ -1,4 +1,4 @@
-"""`rmetric diagnose` as it is called: what it prints, writes and ends with."""
+"""Command `rmetric diagnose`: output, files and exit codes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import rmetric
 from rmetric.cli.diagnose import EXAMPLES, EXIT_CODES, as_json
 from rmetric.cli.main import main
 from rmetric.diagnosis import decide
+from rmetric.diagnosis.render import verdict
 from rmetric.diagnosis.result import OUTCOMES, Diagnosis
-from rmetric.diagnosis.words import verdict
 from tests.diagnoses import evidence, out_of_memory
 
 KEYS = {"outcome", "cause", "actor", "events", "nodes", "stage", "iteration", "confidence"}
@@ -113,7 +113,7 @@ def test_a_log_that_stops_short_is_not_simply_healthy(last, said, tmp_path, caps
     assert main(["diagnose", str(log)]) == 0
     printed = capsys.readouterr().out
     assert said in printed
-    assert ("a guess" in printed) == (last == 299)
+    assert ("(guess)" in printed) == (last == 299)
 
 
 LOST = (
@@ -148,7 +148,7 @@ def test_a_rank_that_was_started_otherwise_is_named_with_the_setting(tmp_path, c
     found = json.loads(capsys.readouterr().out)
     assert found["cause"] == "settings_differ"
     assert found["nodes"][0]["rank"] == 5
-    assert "WORLD_SIZE 9, 7 others 8" in found["title"]
+    assert "WORLD_SIZE 9; 7 others log 8" in found["title"]
 
 
 def test_of_an_exception_of_no_known_kind_the_title_is_itself(tmp_path, capsys):
@@ -166,7 +166,7 @@ def test_losses_without_steps_are_a_training_too(tmp_path, capsys):
     log = tmp_path / "train.log"
     log.write_text("".join(f"{{'loss': 2.{n}, 'epoch': 0.{n}}}\n" for n in range(9)))
     assert main(["diagnose", str(log)]) == 0
-    assert "a guess" in capsys.readouterr().out
+    assert "(guess)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("order", ["{} --json", "--json {}"])
@@ -235,7 +235,7 @@ def test_a_silence_stands_before_the_cancellation_that_followed_and_why_is_said(
     assert main(["diagnose", str(folder)]) == 3
     shown = capsys.readouterr().out
     assert "rank 5 fell silent" in shown.splitlines()[0]
-    assert "came after it, likely its effect" in shown
+    assert "later, likely a consequence" in shown
     main(["diagnose", str(folder), "--json"])
     document = json.loads(capsys.readouterr().out)
     [after] = [one for one in document["candidates"] if one["cause"].startswith("slurm")]

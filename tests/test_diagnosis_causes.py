@@ -1,17 +1,19 @@
+"""Causes, their order, and the rank evidence from signature matches."""
+
 import pytest
 
-from rmetric.diagnosis.accusers import (
-    signs_of_causes,
-    signs_of_collectives,
-    signs_of_echoes,
-)
 from rmetric.diagnosis.causes import collect, ended_alone, weigh
 from rmetric.diagnosis.evidence import how_often
-from rmetric.diagnosis.losses import signs_of_losses
-from rmetric.diagnosis.moments import Moments
+from rmetric.diagnosis.lost_connections import evidence_from_lost_connections
+from rmetric.diagnosis.ordering import Ordering
+from rmetric.diagnosis.rank_evidence import (
+    evidence_from_causes,
+    evidence_from_collectives,
+    evidence_from_echoes,
+)
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
 from rmetric.diagnosis.signature import Signature
-from rmetric.diagnosis.suspects import NAMED, WEIGHTS, Sign, named, suspects
+from rmetric.diagnosis.suspects import NAMED, WEIGHTS, RankEvidence, named, suspects
 from tests.diagnosis_writer import Writer
 
 
@@ -40,10 +42,10 @@ LIBRARY = {
 
 
 def causes_of(job, offsets=None):
-    moments = Moments(job=job, offsets=offsets or {})
+    ordering = Ordering(job=job, offsets=offsets or {})
     alone = ended_alone(job, LIBRARY)
-    found = weigh(collect(job, LIBRARY, moments, alone), moments)
-    return found, moments
+    found = weigh(collect(job, LIBRARY, ordering, alone), ordering)
+    return found, ordering
 
 
 def test_a_cause_comes_before_the_echoes_of_the_others():
@@ -118,9 +120,9 @@ def test_clocks_are_corrected_before_first_is_said():
     writer.say(1, "out of memory", signature="oom", time=7300.0)
     writer.say(2, "timed out", signature="any_exception", time=130.0)
     ahead = {"rank_1.log": 7200.0}
-    found, moments = causes_of(writer.job, ahead)
+    found, ordering = causes_of(writer.job, ahead)
     assert found[0].signature.id == "oom"
-    assert moments.later_by(found[1].first, found[0].first) == pytest.approx(30.0)
+    assert ordering.later_by(found[1].first, found[0].first) == pytest.approx(30.0)
 
 
 def test_harmless_entries_are_no_causes():
@@ -130,9 +132,12 @@ def test_harmless_entries_are_no_causes():
 
 
 def ranked(writer):
-    found, moments = causes_of(writer.job)
-    signs = [*signs_of_causes(writer.job, found, moments), *signs_of_echoes(writer.job, found)]
-    signs += signs_of_collectives(found)
+    found, ordering = causes_of(writer.job)
+    signs = [
+        *evidence_from_causes(writer.job, found, ordering),
+        *evidence_from_echoes(writer.job, found),
+    ]
+    signs += evidence_from_collectives(found)
     return suspects(writer.job, signs)
 
 
@@ -170,7 +175,7 @@ def test_an_exit_code_tells_who_was_killed(code):
         writer.say("launcher", f"rank {rank} exited", signature="exit", fields=fields)
     found = ranked(writer)
     assert found[0].rank == 4
-    assert "ended by SIG" in found[0].why
+    assert "terminated by SIG" in found[0].why
     assert all(one.rank != 2 for one in found)
 
 
@@ -221,7 +226,7 @@ LOST = {"remote_host": "10.0.0.7", "port": "4000"}
 
 
 def amid(writer):
-    signs = signs_of_losses(writer.job, causes_of(writer.job)[0])
+    signs = evidence_from_lost_connections(writer.job, causes_of(writer.job)[0])
     return [one.name for one in suspects(writer.job, signs)]
 
 
@@ -279,7 +284,7 @@ def test_where_all_lost_a_connection_in_logs_of_their_own_nobody_stands_out():
 
 def test_a_sign_more_never_lowers_the_score():
     job = Writer().job
-    signs = [Sign(stream="rank 1", kind=kind, words=kind) for kind in WEIGHTS]
+    signs = [RankEvidence(stream="rank 1", kind=kind, words=kind) for kind in WEIGHTS]
     scores = [suspects(job, signs[: n + 1])[0].score for n in range(len(signs))]
     assert scores == sorted(scores)
     assert scores[0] > NAMED
@@ -307,22 +312,22 @@ def test_a_time_without_a_year_takes_that_of_the_job():
     dated = 1_714_702_447.0  # 2024-05-03 02:14:07
     writer.say(0, "step", time=dated)
     late = writer.say(1, "boom", time=NO_YEAR[0] + (31 + 29 + 31 + 30 + 2) * 86400.0 + 8057.0)
-    moments = Moments(job=writer.job)
-    assert moments.seconds(late) == pytest.approx(dated + 10.0)
-    assert moments.span == (dated, dated)
+    ordering = Ordering(job=writer.job)
+    assert ordering.seconds(late) == pytest.approx(dated + 10.0)
+    assert ordering.span == (dated, dated)
     booted = writer.say(2, "boom", time=4821.5)
-    assert moments.seconds(booted) is None
-    assert moments.dated(booted) == 4821.5
+    assert ordering.seconds(booted) is None
+    assert ordering.dated(booted) == 4821.5
 
 
 def test_in_one_file_the_order_decides_whatever_the_clocks_say():
     writer = Writer()
     first = writer.say(0, "a", time=2e9 + 60.0)
     second = writer.say(1, "b", time=2e9)
-    moments = Moments(job=writer.job)
-    assert moments.after(second, first)
-    assert not moments.after(first, second)
-    assert 0.0 < moments.later_by(second, first) < 1.0
+    ordering = Ordering(job=writer.job)
+    assert ordering.after(second, first)
+    assert not ordering.after(first, second)
+    assert 0.0 < ordering.later_by(second, first) < 1.0
 
 
 def test_a_progress_bar_drawn_once_more_is_no_survival():
@@ -346,12 +351,12 @@ def test_how_often_is_told_by_ranks_nodes_and_files():
     for rank in (0, 1, 1, 3):
         writer.say(rank, "timed out", signature="timeout")
     ((cause,), _) = causes_of(writer.job)
-    assert how_often(cause, writer.job) == "said 4 times by 3 ranks"
+    assert how_often(cause, writer.job) == "logged 4 times by 3 ranks"
     writer.say("launcher", "timed out", signature="timeout")
     ((cause,), _) = causes_of(writer.job)
-    assert how_often(cause, writer.job) == "said 5 times by 3 ranks and 1 file"
+    assert how_often(cause, writer.job) == "logged 5 times by 3 ranks and 1 file"
     stream = writer.job.streams["launcher"]
     stream.node = "gpu-07"
-    assert how_often(cause, writer.job) == "said 5 times by 3 ranks and 1 node"
+    assert how_often(cause, writer.job) == "logged 5 times by 3 ranks and 1 node"
     stream.name = "node gpu-07 local 3"
-    assert how_often(cause, writer.job) == "said 5 times by 4 ranks"
+    assert how_often(cause, writer.job) == "logged 5 times by 4 ranks"

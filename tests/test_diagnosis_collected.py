@@ -9,8 +9,8 @@ import pytest
 
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.job import Job
-from rmetric.diagnosis.library import Library
-from rmetric.diagnosis.reading.prefixes import Prefixes
+from rmetric.diagnosis.library import SignatureLibrary
+from rmetric.diagnosis.reading.prefixes import PrefixParser
 
 POD, AT = "fit-worker-{pod}", "2026-02-03T04:05:{second:02d}"
 #: Collector -> what it puts before a line, and what the job calls who says it.
@@ -53,7 +53,7 @@ def written(path: Path, before: Callable[[int, int], str]) -> Path:
 
 
 def read(path: Path) -> Job:
-    return ingest([path], Library.shipped())
+    return ingest([path], SignatureLibrary.shipped())
 
 
 @pytest.mark.parametrize("collector", COLLECTORS)
@@ -111,12 +111,12 @@ OWN_TIMES = [
 
 @pytest.mark.parametrize("lines", OWN_TIMES)
 def test_a_program_s_own_times_stay(lines: list[bytes]) -> None:
-    learnt = Prefixes.learn(lines)
+    learnt = PrefixParser.learn(lines)
     assert learnt.behind is None
     assert learnt.start(lines[0]) == 0
 
 
 def test_columns_behind_a_time_are_no_indentation() -> None:
     lines = [b"2026-02-03T04:05:06.5Z  INFO fit: step %d" % at for at in range(40)]
-    learnt = Prefixes.learn(lines)
+    learnt = PrefixParser.learn(lines)
     assert lines[0][learnt.start(lines[0]) :] == b"INFO fit: step 0"

@@ -1,4 +1,4 @@
-"""The judging of the diagnosis: scores, baselines, sums and tables, on made-up jobs."""
+"""Benchmark of the diagnosis: scores, baselines, aggregates and tables, on made-up jobs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from rmetric.diagnosis.decide import diagnose
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.job import STAGES as OUR_STAGES
 from rmetric.diagnosis.job import Job
-from rmetric.diagnosis.library import Library
+from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.result import SURE, Diagnosis, Evidence, Suspect
 from rmetric.reporting.renderers import to_markdown
 from studies.diagnosis_benchmark import baselines
 from studies.diagnosis_benchmark.__main__ import main
 from studies.diagnosis_benchmark.answers import Answer, nodes_of, of_diagnosis, ranks_of
-from studies.diagnosis_benchmark.baselines import Line
+from studies.diagnosis_benchmark.baselines import RankedLine
 from studies.diagnosis_benchmark.cases import Case, Label
 from studies.diagnosis_benchmark.classes import (
     FAMILIES,
@@ -126,8 +126,8 @@ def test_who_is_not_named_is_not_hit() -> None:
 # --- baselines --------------------------------------------------------------------------------
 
 
-def line(number: int, who: int | None, text: str, time: float | None = None) -> Line:
-    return Line(("a", number), who, time, text)
+def line(number: int, who: int | None, text: str, time: float | None = None) -> RankedLine:
+    return RankedLine(("a", number), who, time, text)
 
 
 LINES = [
@@ -169,7 +169,7 @@ def test_by_score_puts_equals_together() -> None:
 
 def test_each_class_is_right_by_one_family_only() -> None:
     assert len(set(FAMILIES.values())) == len(FAMILIES)
-    assert set(FAMILIES.values()) <= {signature.family for signature in Library.shipped()}
+    assert set(FAMILIES.values()) <= {signature.family for signature in SignatureLibrary.shipped()}
     assert class_is_right("cuda_oom", "out of GPU memory")
     assert not class_is_right("cuda_oom", "host out of memory")
     assert not class_is_right("a new class", "")
@@ -572,7 +572,7 @@ def torn(tmp_path: Path) -> Path:
 
 
 def test_each_line_has_the_event_of_its_entry(torn: Path) -> None:
-    seen = read(torn, Library.shipped())
+    seen = read(torn, SignatureLibrary.shipped())
     event = {number: seen.event_of.get(("job.log", number)) for number in range(1, 10)}
     assert event[1] == event[2] == event[4]
     assert event[3] == event[5] == event[6] == event[8] != event[9]
@@ -584,7 +584,7 @@ def test_each_line_has_the_event_of_its_entry(torn: Path) -> None:
 
 def test_the_recorded_pass_is_the_pass(torn: Path) -> None:
     (torn / "other.log").write_text("".join(f"tick {n} of 9\n" for n in range(200)) + "Killed\n")
-    seen, job = read(torn, Library.shipped()), ingest([torn], Library.shipped())
+    seen, job = read(torn, SignatureLibrary.shipped()), ingest([torn], SignatureLibrary.shipped())
     assert [(one.template, one.counts) for one in seen.job.events] == [
         (one.template, one.counts) for one in job.events
     ]
@@ -595,7 +595,7 @@ def test_the_recorded_pass_is_the_pass(torn: Path) -> None:
 
 def test_a_copy_that_was_left_out_has_the_events_of_the_first(torn: Path) -> None:
     (torn / "copy.log").write_text(TORN)
-    seen = read(torn, Library.shipped())
+    seen = read(torn, SignatureLibrary.shipped())
     assert len(seen.job.files) == 1
     assert seen.event_of["copy.log", 8] == seen.event_of["job.log", 8]
 
@@ -612,7 +612,7 @@ def test_a_job_is_judged_by_what_diagnose_says(torn: Path, tmp_path: Path) -> No
         labels=(Label(file="job.log", line=8, role="cause"),),
     )  # fmt: skip
     out = judge(known)
-    seen = read(torn, Library.shipped())
+    seen = read(torn, SignatureLibrary.shipped())
     assert out.answers[WHOLE] == of_diagnosis(known, seen, diagnose([torn], [well]))
     assert out.answers[ALONE] == of_diagnosis(known, seen, diagnose([torn]))
     assert out.answers["Grep for errors"].events == Counts(1, 1, 0)

@@ -1,4 +1,4 @@
-"""What a traceback tells: the exception, and the frame of the user's own code."""
+"""Tracebacks: the exception, and the frame of the user's own code."""
 
 import pytest
 

@@ -14,16 +14,16 @@ from rmetric.diagnosis import ingest as ingesting
 from rmetric.diagnosis import one_pass
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.job import TAIL, Job
-from rmetric.diagnosis.library import Library
+from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.merging import merged
 from rmetric.diagnosis.one_pass import FilePass
 from rmetric.diagnosis.reading import source as source_module
 from rmetric.diagnosis.reading.sources import find
 from rmetric.diagnosis.templates.events import OTHERS
-from rmetric.diagnosis.templates.remembered import SHORTEST_FORM, Remembered
+from rmetric.diagnosis.templates.recent_cache import SHORTEST_FORM, RecentCache
 from rmetric.diagnosis.tools import Tools
 
-LIBRARY = Library.shipped()
+LIBRARY = SignatureLibrary.shipped()
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 79 GiB"
 
 
@@ -238,7 +238,7 @@ class TestLaws:
         path = write(tmp_path / "a.log", [line for part in parts * 2 for line in part] + ["end"])
         whole = read(path)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(one_pass, "Remembered", lambda *_: Remembered(2))
+            patch.setattr(one_pass, "RecentCache", lambda *_: RecentCache(2))
             assert read(path) == whole
 
     def test_an_empty_line_is_no_number(self, tmp_path: Path) -> None:
@@ -282,8 +282,8 @@ class TestBounds:
         one.read()
         assert len(one.forms) < 100
         assert len(one.template_of) < 10
-        assert all(len(speaker.tail) <= TAIL for speaker in one.speakers.values())
-        assert not any(speaker.unwatched for speaker in one.speakers.values())
+        assert all(len(stream.tail) <= TAIL for stream in one.streams.values())
+        assert not any(stream.unwatched for stream in one.streams.values())
 
     def test_long_lines_keep_head_and_end(self, tmp_path: Path) -> None:
         job = read(write(tmp_path / "a.log", [f"begins {'x' * 60_000} {OOM}", "next"]))
@@ -349,6 +349,6 @@ def test_a_log_that_does_not_reach_its_end_is_told_first(tmp_path: Path) -> None
     (tmp_path / "rank_0.log.gz").write_bytes(whole[:-40])
     (tmp_path / "rank_1.log.gz").write_bytes(whole)
     (tmp_path / "rank_2.log.gz").write_bytes(whole)
-    for job in (read(tmp_path), ingest([tmp_path], Library.shipped(), cores=2)):
+    for job in (read(tmp_path), ingest([tmp_path], SignatureLibrary.shipped(), cores=2)):
         assert job.cut_off == ["rank_0.log.gz"]
         assert job.notes[0].startswith("rank_0.log.gz does not reach its end: ")

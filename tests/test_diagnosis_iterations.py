@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 
 from rmetric.diagnosis.job import Occurrence
 from rmetric.diagnosis.patterns.alignment import distance, similarity
-from rmetric.diagnosis.patterns.iterations import MAX_EVENTS, MAX_ODD, WINDOW, IterationWatch
-from rmetric.diagnosis.patterns.steps import Told
-from rmetric.diagnosis.patterns.usual import (
+from rmetric.diagnosis.patterns.baseline import (
     LEAST_PAST,
     LEAST_SECONDS,
     LEAST_WHOLE_SECONDS,
     SLOW,
     Durations,
 )
+from rmetric.diagnosis.patterns.iterations import MAX_EVENTS, MAX_ODD, WINDOW, IterationWatch
+from rmetric.diagnosis.patterns.steps import StepMatch
 
 STEP, DATA, GRADIENTS, WARNING, EVALUATION = 0, 1, 2, 7, 9
 SEQUENCES = st.lists(st.integers(0, 4), max_size=12).map(tuple)
@@ -90,7 +90,9 @@ class Training:
     def step(self, step, *events, seconds=None, form="step"):
         self.watch.take(self.stream, events)
         self.time += self.seconds if seconds is None else seconds
-        return self.watch.tell(self.stream, Told(form, step), STEP, self.place(step), self.time)
+        return self.watch.tell(
+            self.stream, StepMatch(form, step), STEP, self.place(step), self.time
+        )
 
     def run(self, first, last, *events):
         for step in range(first, last):
@@ -131,7 +133,9 @@ def test_a_step_line_of_another_event_is_neither_new_nor_lacked():
     training = Training()
     training.run(0, 50)
     training.watch.take(training.stream, (DATA, GRADIENTS))
-    training.watch.tell(training.stream, Told("step", 50), 33, training.place(50), training.time)
+    training.watch.tell(
+        training.stream, StepMatch("step", 50), 33, training.place(50), training.time
+    )
     assert training.odd() == []
 
 
@@ -232,7 +236,9 @@ def test_ranks_that_share_a_stream_make_no_extra_borders():
     watch = training.watch
     for step in range(100):
         for late in (0, 0, 1):
-            watch.tell("rank 0", Told("step", max(0, step - late)), STEP, training.place(step), 0.0)
+            watch.tell(
+                "rank 0", StepMatch("step", max(0, step - late)), STEP, training.place(step), 0.0
+            )
     assert training.odd(tail=True) == []
 
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric.diagnosis.library import Library, SignatureError, form_of
+from rmetric.diagnosis.library import SignatureError, SignatureLibrary, form_of
 from rmetric.diagnosis.library.files import QUIET_ROLES, check, compiled
 from rmetric.diagnosis.library.load import PATTERN_SECONDS
 from rmetric.telemetry.xid import CATALOGUE
 
-LIBRARY = Library.shipped()
+LIBRARY = SignatureLibrary.shipped()
 ALL = list(LIBRARY)
 POSITIVES = [pytest.param(one, text, id=f"{one.id}-{place}") for one in ALL
              for place, text in enumerate(one.matches)]  # fmt: skip
@@ -76,7 +76,7 @@ def test_what_no_gate_finds_no_signature_matches(text):
 def load(tmp_path, text, name="own.yaml"):
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
-    return Library.load([path])
+    return SignatureLibrary.load([path])
 
 
 def test_own_signatures_stand_beside_the_shipped(tmp_path):
@@ -131,7 +131,7 @@ def test_a_file_of_another_shape_is_refused(tmp_path, text, words):
 
 def test_a_missing_file_is_one_error(tmp_path):
     with pytest.raises(SignatureError, match=r"absent.yaml: cannot be read"):
-        Library.load([tmp_path / "absent.yaml"])
+        SignatureLibrary.load([tmp_path / "absent.yaml"])
 
 
 def test_a_pattern_that_never_ends_is_switched_off_with_one_warning(tmp_path):

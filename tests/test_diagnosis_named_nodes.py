@@ -1,4 +1,4 @@
-"""Nodes that entries name are accused, though no log of theirs was given."""
+"""Nodes that entries name are suspects, even without a log of their own."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
+"""Ranks whose logged numbers deviate from their peers."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric.diagnosis.patterns.numbers import numbers, odd_numbers
+from rmetric.diagnosis.patterns.numbers import number_outliers, numbers
 from tests.diagnosis_writer import Writer
 
 
@@ -21,7 +23,7 @@ def job_of(value_of, ranks=8, steps=6):
 
 
 def test_a_rank_whose_steps_take_long_is_found():
-    found = odd_numbers(
+    found = number_outliers(
         job_of(lambda rank, step: 900.0 if rank == 5 and step >= 2 else 10.0 + rank)
     )
     assert [(one.stream, one.name, one.value) for one in found] == [("rank 5", "data", 900.0)]
@@ -30,16 +32,18 @@ def test_a_rank_whose_steps_take_long_is_found():
 
 @pytest.mark.parametrize("value", ["nan", "inf"])
 def test_a_number_that_is_none_is_odd(value):
-    found = odd_numbers(job_of(lambda rank, _: value if rank == 2 else 1.0 + 0.01 * rank))
+    found = number_outliers(job_of(lambda rank, _: value if rank == 2 else 1.0 + 0.01 * rank))
     assert [one.stream for one in found] == ["rank 2"]
 
 
 def test_once_is_no_habit():
-    assert odd_numbers(job_of(lambda rank, step: 900.0 if (rank, step) == (5, 5) else 10.0)) == []
+    assert (
+        number_outliers(job_of(lambda rank, step: 900.0 if (rank, step) == (5, 5) else 10.0)) == []
+    )
 
 
 def test_what_half_of_the_ranks_have_is_usual():
-    assert odd_numbers(job_of(lambda rank, _: 900.0 if rank % 2 else 10.0 + rank)) == []
+    assert number_outliers(job_of(lambda rank, _: 900.0 if rank % 2 else 10.0 + rank)) == []
 
 
 def errors_of(own, ranks=8):
@@ -52,18 +56,18 @@ def errors_of(own, ranks=8):
 
 
 def test_of_an_exception_that_all_raise_once_is_enough():
-    (found,) = odd_numbers(errors_of(lambda rank: "6.5e+05" if rank == 3 else 3.0 + 0.1 * rank))
+    (found,) = number_outliers(errors_of(lambda rank: "6.5e+05" if rank == 3 else 3.0 + 0.1 * rank))
     assert (found.stream, found.name, found.value) == ("rank 3", "rank's is", 6.5e5)
     assert found.steps == 1
 
 
 def test_numbers_of_exceptions_that_scatter_are_not_odd():
-    assert odd_numbers(errors_of(lambda rank: 10 ** (rank + 1))) == []
+    assert number_outliers(errors_of(lambda rank: 10 ** (rank + 1))) == []
 
 
 @given(st.lists(st.floats(50.0, 100.0), min_size=8, max_size=8))
 def test_numbers_within_a_factor_of_two_are_never_odd(values):
-    assert odd_numbers(job_of(lambda rank, _: values[rank])) == []
+    assert number_outliers(job_of(lambda rank, _: values[rank])) == []
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What successful jobs have in common."""
+"""Event statistics of successful jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rmetric.diagnosis.job import Event, Job, Match, Occurrence, Stream
 from rmetric.diagnosis.pool import (
     FREQUENT,
     Pool,
-    Usual,
+    PoolEvent,
     as_json,
     learn,
     missing,
@@ -172,5 +172,5 @@ def _read_back(pool: Pool) -> Pool:
 
 
 def test_a_usual_event_says_what_it_is() -> None:
-    one = Usual(template="a", signature="", jobs=0.5, mean=2.0)
+    one = PoolEvent(template="a", signature="", jobs=0.5, mean=2.0)
     assert Pool(name="a", jobs=2, succeeded=0, stages={}, events=(one,)).find("a") is one

@@ -1,4 +1,4 @@
-"""Which lines are one entry."""
+"""Joining of lines into entries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmetric.diagnosis.job import MAX_TEXT
-from rmetric.diagnosis.reading.joining import MAX_LINES, NEXT, Entry, Kind, State, kind_of
+from rmetric.diagnosis.reading.joining import MAX_LINES, NEXT, EntryText, Kind, State, kind_of
 
 
 def entries(text: str) -> list[str]:
@@ -188,7 +188,7 @@ def test_no_line_takes_long(part):
 
 @given(st.lists(st.text(max_size=1500), min_size=1, max_size=30))
 def test_an_entry_keeps_its_beginning_and_its_end(lines):
-    entry = Entry(lines[0])
+    entry = EntryText(lines[0])
     for line in lines[1:]:
         entry.add(line)
     whole, text = "\n".join(lines), entry.text()
@@ -201,7 +201,7 @@ def test_an_entry_keeps_its_beginning_and_its_end(lines):
 
 
 def test_an_entry_is_full_some_time():
-    entry = Entry("first")
+    entry = EntryText("first")
     for number in range(1, MAX_LINES):
         assert not entry.full
         entry.add(f"  {number}")

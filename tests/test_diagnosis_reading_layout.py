@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.job import Job
-from rmetric.diagnosis.library import Library
-from rmetric.diagnosis.reading.file_names import who_wrote
-from rmetric.diagnosis.reading.own import Own
-from rmetric.diagnosis.reading.world import may_tell
+from rmetric.diagnosis.library import SignatureLibrary
+from rmetric.diagnosis.reading.file_names import identify_files
+from rmetric.diagnosis.reading.stated_ranks import StatedRanks
+from rmetric.diagnosis.reading.world import may_describe_world
 
-LIBRARY = Library.shipped()
+LIBRARY = SignatureLibrary.shipped()
 
 
 @pytest.fixture
@@ -76,19 +76,19 @@ OWN = {
 
 @pytest.mark.parametrize("line", list(OWN))
 def test_what_tells_the_own_rank(line):
-    own = Own()
+    own = StatedRanks()
     own.take(line)
     assert own.ranks == OWN[line]
     form = line.lower().encode().translate(None, b"0123456789")
-    assert may_tell(form) or not own.ranks
+    assert may_describe_world(form) or not own.ranks
 
 
 def test_other_things_that_are_told_of_a_place():
-    own = Own()
+    own = StatedRanks()
     for line in ("LOCAL_RANK: 3 - CUDA_VISIBLE_DEVICES: [0]", "group_rank=2", "--node_rank 2"):
         own.take(line)
     own.take("  global_ranks=[16, 17, 18, 19]")
-    assert own == Own(locals={3}, node_ranks={2}, first_ranks={16})
+    assert own == StatedRanks(locals={3}, node_ranks={2}, first_ranks={16})
 
 
 # rule 1: a line of the speaker
@@ -290,6 +290,6 @@ def test_told_ranks_are_found_whatever_the_order_of_nodes(tmp_path_factory, data
 
 
 def test_the_number_of_a_node_is_no_rank():
-    said = who_wrote([f"node-0{number}.log" for number in range(4)])
+    said = identify_files([f"node-0{number}.log" for number in range(4)])
     assert [one.node_number for one in said] == [0, 1, 2, 3]
     assert all(one.rank is None and one.local_rank is None for one in said)

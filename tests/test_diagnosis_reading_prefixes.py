@@ -1,4 +1,4 @@
-"""Who says a line: prefixes of launchers, learnt for a file."""
+"""Prefixes of launchers, learnt for a file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmetric.diagnosis.reading.forms import CUT
-from rmetric.diagnosis.reading.prefixes import NOBODY, Prefixes, Who
+from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix, PrefixParser
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
 
 #: Every form, written by its launcher for one speaker: what it looks like, and what it says.
@@ -43,7 +43,7 @@ COUNTED = {
 }
 
 
-def written(form: str, rank: int, host: str = "") -> tuple[str, Who]:
+def written(form: str, rank: int, host: str = "") -> tuple[str, Prefix]:
     """The prefix of a form, and who says so."""
     node = "10.0.0.9" if form == "ray" else host or f"gpu{rank // 8:03d}"
     fields = dict(rank=rank, task=rank, local_rank=rank % 8, pid=rank, node=node)
@@ -54,7 +54,7 @@ def written(form: str, rank: int, host: str = "") -> tuple[str, Who]:
     template, said = {**WRITTEN, **COUNTED}[form]
     if form == "kubectl":
         fields["node"], template = f"job-{node}", template.replace("job-", "")
-    who = Who(kinds=(form,), **{name: fields[name] for name in said.split()})
+    who = Prefix(kinds=(form,), **{name: fields[name] for name in said.split()})
     return template.format(**fields), who
 
 
@@ -74,7 +74,7 @@ def test_every_form_is_tried_here():
 def test_a_prefix_split_off_and_put_back_gives_the_line(form, rank, host, text):
     prefix, expected = written(form, rank, host)
     text = SAID.get(form, "") + text
-    who, start = Prefixes().split((prefix + text).encode())
+    who, start = PrefixParser().split((prefix + text).encode())
     assert who == expected
     assert start == len(prefix)
 
@@ -85,10 +85,10 @@ def test_a_counted_form_counts_where_the_lines_agree(form, rank, text):
     prefix, expected = written(form, rank)
     file = [f"{written(form, at % 16)[0]}step {at} said".encode() for at in range(64)]
     line = (prefix + text).encode()
-    learnt = Prefixes.learn([*file, line])
+    learnt = PrefixParser.learn([*file, line])
     assert learnt.counted == {form}
     assert learnt.split(line) == (expected, len(prefix))
-    assert Prefixes.learn([b"said", b"more", line]).split(line) == (NOBODY, 0)
+    assert PrefixParser.learn([b"said", b"more", line]).split(line) == (NO_PREFIX, 0)
 
 
 @given(st.sampled_from(list(COUNTED)), st.sampled_from(list(WRITTEN)), HOST)
@@ -98,18 +98,18 @@ def test_prefixes_stack(outer, inner, host):
         f"{written(outer, at % 16)[0]}{written(inner, at % 16, host)[0]}{text}".encode()
         for at in range(64)
     ]
-    learnt = Prefixes.learn(lines)
+    learnt = PrefixParser.learn(lines)
     who, start = learnt.split(lines[5])
     assert who.kinds == (outer, inner)
     assert lines[5][start:] == text.encode()
 
 
 def test_the_same_speaker_is_the_same_object():
-    prefixes = Prefixes()
+    prefixes = PrefixParser()
     first, again = (prefixes.split(b"[rank3]: " + text)[0] for text in (b"a", b"b"))
     assert first is again
-    assert prefixes.split(b"said")[0] is NOBODY
-    assert prefixes.split(b"2024-05-03 12:00:00 INFO said")[0] is NOBODY
+    assert prefixes.split(b"said")[0] is NO_PREFIX
+    assert prefixes.split(b"2024-05-03 12:00:00 INFO said")[0] is NO_PREFIX
 
 
 PROSE = [
@@ -135,25 +135,25 @@ PROSE = [
 
 @pytest.mark.parametrize("lines", PROSE)
 def test_prose_has_no_prefixes(lines):
-    learnt = Prefixes.learn(lines)
+    learnt = PrefixParser.learn(lines)
     assert learnt.counted == set()
-    assert all(learnt.split(line) == (NOBODY, 0) for line in lines)
+    assert all(learnt.split(line) == (NO_PREFIX, 0) for line in lines)
 
 
 def test_one_task_of_srun_among_other_lines():
     lines = [b"+ srun -l run.sh"] * 40 + [b" 0: step %d" % at for at in range(30)]
-    assert Prefixes.learn(lines).split(b" 0: said")[0].rank == 0
+    assert PrefixParser.learn(lines).split(b" 0: said")[0].rank == 0
 
 
 def test_tasks_that_launch_ranks_are_no_ranks():
     tasks = [b"%d: [default%d]: said" % (at % 2, at % 4) for at in range(40)]
-    who, start = Prefixes.learn(tasks).split(b"1: [default3]: said")
+    who, start = PrefixParser.learn(tasks).split(b"1: [default3]: said")
     assert (who.task, who.local_rank, who.rank, start) == (1, 3, None, len(b"1: [default3]: "))
     command = [b"+ srun -l torchrun --nproc_per_node=8 train.py"] + [b"0: a", b"1: b"] * 20
-    assert Prefixes.learn(command).split(b"1: said")[0] == Who(kinds=("srun",), task=1)
+    assert PrefixParser.learn(command).split(b"1: said")[0] == Prefix(kinds=("srun",), task=1)
     # The rank is known better inside.
     ranks = [b"%d: [rank%d]: said" % (at % 2, at % 8) for at in range(40)]
-    assert Prefixes.learn(ranks).split(b"1: [rank6]: x")[0].rank == 6
+    assert PrefixParser.learn(ranks).split(b"1: [rank6]: x")[0].rank == 6
 
 
 LEFT_IN = {
@@ -169,8 +169,8 @@ LEFT_IN = {
 
 @pytest.mark.parametrize("line", list(LEFT_IN))
 def test_who_says_it_behind_time_and_level(line):
-    who, start = Prefixes().split(line)
-    assert who == Who(kinds=who.kinds, **LEFT_IN[line])
+    who, start = PrefixParser().split(line)
+    assert who == Prefix(kinds=who.kinds, **LEFT_IN[line])
     assert start == (len(b"[rank2]:") if who.rank == 2 else 0)
 
 
@@ -187,23 +187,23 @@ STAMPED = {
 @pytest.mark.parametrize("line", list(STAMPED))
 def test_a_time_may_stand_before_the_prefix(line):
     fields, text = STAMPED[line]
-    prefixes = Prefixes()
+    prefixes = PrefixParser()
     who, start = prefixes.split(line)
-    assert (who, line[start:]) == (Who(kinds=who.kinds, **fields), text)
+    assert (who, line[start:]) == (Prefix(kinds=who.kinds, **fields), text)
     assert prefixes.time(line) == 1714737600.25
-    assert (who is NOBODY) == (not fields)
+    assert (who is NO_PREFIX) == (not fields)
 
 
 def test_a_line_of_syslog():
     line = b"May  3 12:00:01 gpu-07 kernel: [ 4821.553190] NVRM: Xid"
-    who, start = Prefixes().split(line)
+    who, start = PrefixParser().split(line)
     assert (who.node, line[start:]) == ("gpu-07", b"kernel: [ 4821.553190] NVRM: Xid")
-    assert Prefixes().time(line) == NO_YEAR[0] + 123 * 86400 + 12 * 3600 + 1
+    assert PrefixParser().time(line) == NO_YEAR[0] + 123 * 86400 + 12 * 3600 + 1
 
 
 def test_memory_is_bounded(monkeypatch):
     monkeypatch.setattr("rmetric.diagnosis.reading.prefixes._REMEMBERED", 10)
-    prefixes = Prefixes()
+    prefixes = PrefixParser()
     for pid in range(1000):
         assert prefixes.split(b"host1:%d:5 [0] NCCL INFO" % pid)[0].pid == pid
         assert len(prefixes._known) <= 11
@@ -212,7 +212,7 @@ def test_memory_is_bounded(monkeypatch):
 @given(st.binary(max_size=200))
 def test_any_line_can_be_split(line):
     line = line.replace(b"\n", b"")
-    for prefixes in (Prefixes(), Prefixes(form.name for form in CUT if form.counted)):
+    for prefixes in (PrefixParser(), PrefixParser(form.name for form in CUT if form.counted)):
         who, start = prefixes.split(line)
         assert 0 <= start <= len(line)
         prefixes.time(line)
@@ -225,7 +225,7 @@ LONG = [b"[", b"a.", b"1:", b"(", b"2024-05-03 12:00:00 ", b"[a] ", b" ", b"INFO
 @pytest.mark.parametrize("part", LONG)
 def test_no_line_takes_long(part):
     line = part * (60_000 // len(part))
-    prefixes = Prefixes(form.name for form in CUT if form.counted)
+    prefixes = PrefixParser(form.name for form in CUT if form.counted)
     began = time.process_time()
     prefixes.split(line)
     prefixes.time(line)
@@ -233,5 +233,5 @@ def test_no_line_takes_long(part):
 
 
 def test_who_can_be_sent_to_another_process():
-    who = Prefixes().split(b"[rank3]: x")[0]
+    who = PrefixParser().split(b"[rank3]: x")[0]
     assert pickle.loads(pickle.dumps(who)) == who

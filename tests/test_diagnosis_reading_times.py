@@ -1,4 +1,4 @@
-"""The time that a line states, its text and its level."""
+"""Timestamp, text and level of a line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How large a job is and who sits where: by its lines and by the names of its files."""
+"""World size and rank placement, from lines and from file names."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric.diagnosis.reading.file_names import who_wrote
+from rmetric.diagnosis.reading.file_names import identify_files
 from rmetric.diagnosis.reading.hosts import expanded
-from rmetric.diagnosis.reading.prefixes import NOBODY, Prefixes, Who
-from rmetric.diagnosis.reading.world import World, may_tell
+from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix, PrefixParser
+from rmetric.diagnosis.reading.world import World, may_describe_world
 
 
 def world(*lines: str, stream: str = "a.log") -> World:
@@ -20,11 +20,11 @@ def world(*lines: str, stream: str = "a.log") -> World:
 
 
 def take(found: World, *lines: str, stream: str = "a.log") -> None:
-    prefixes = Prefixes()
+    prefixes = PrefixParser()
     for line in lines:
         who, start = prefixes.split(line.encode())
         text = line.encode()[start:]
-        if may_tell(text.lower().translate(None, b"0123456789")):
+        if may_describe_world(text.lower().translate(None, b"0123456789")):
             found.take(text.decode(), who, stream)
 
 
@@ -63,7 +63,7 @@ def test_the_largest_group_is_the_world():
     ]
     found = world(*groups, *lines, *groups)
     assert found.size == 8
-    assert [found.rank_of_process(Who(node="h", pid=pid)) for pid in range(8)] == [*range(8)]
+    assert [found.rank_of_process(Prefix(node="h", pid=pid)) for pid in range(8)] == [*range(8)]
 
 
 def test_two_sizes_are_told():
@@ -86,9 +86,9 @@ def test_nodes_of_a_list_hold_the_ranks_in_blocks(line):
     nodes = NODES[line].split()
     found = world(line, f"WORLD_SIZE={2 * len(nodes)}")
     assert found.nodes == nodes
-    assert [found.node(Who(), rank) for rank in range(2 * len(nodes))] == sorted(nodes * 2)
-    assert found.node(Who(), 2 * len(nodes)) is None
-    assert found.node(Who(task=1), None) == nodes[1]
+    assert [found.node(Prefix(), rank) for rank in range(2 * len(nodes))] == sorted(nodes * 2)
+    assert found.node(Prefix(), 2 * len(nodes)) is None
+    assert found.node(Prefix(task=1), None) == nodes[1]
 
 
 ON = {
@@ -106,7 +106,7 @@ ON = {
 def test_the_node_of_a_rank(line):
     rank, node = ON[line]
     assert world(line).node_of_rank == {rank: node}
-    assert world(line).node(Who(rank=rank), rank) == node
+    assert world(line).node(Prefix(rank=rank), rank) == node
 
 
 @pytest.mark.parametrize("line", ["rank 3 waits on step12", "hangs on cuda0, rank 3 world_size 8"])
@@ -121,15 +121,15 @@ def test_the_report_of_torchrun():
 
 def test_a_host_name_that_all_share_is_the_launchers():
     same = [f"[rank{rank}]: HOSTNAME=node0" for rank in range(4)]
-    assert world(*same).node(Who(), 3) is None
+    assert world(*same).node(Prefix(), 3) is None
     each = [f"[rank{rank}]: HOSTNAME=node{rank // 2}" for rank in range(4)]
-    assert world(*each).node(Who(), 3) == "node1"
+    assert world(*each).node(Prefix(), 3) == "node1"
 
 
 def test_workers_of_ray_by_their_process():
     found = world("- (node_id=a1, ip=10.0.0.2, pid=77) world_rank=3, local_rank=3")
-    assert found.rank_of_process(Who(kinds=("ray",), pid=77, node="10.0.0.2")) == 3
-    assert found.rank_of_process(Who(kinds=("ray",), pid=78, node="10.0.0.2")) is None
+    assert found.rank_of_process(Prefix(kinds=("ray",), pid=77, node="10.0.0.2")) == 3
+    assert found.rank_of_process(Prefix(kinds=("ray",), pid=78, node="10.0.0.2")) is None
 
 
 def test_a_file_that_says_which_rank_it_is():
@@ -192,30 +192,32 @@ FILES = {
 
 @pytest.mark.parametrize("names", list(FILES))
 def test_who_wrote_a_file(names):
-    assert [(one.rank, one.node) for one in who_wrote(names.split(" "))] == FILES[names]
+    assert [(one.rank, one.node) for one in identify_files(names.split(" "))] == FILES[names]
 
 
 def test_ranks_within_nodes_that_no_number_puts_in_order():
     names = [
         f"{node}/attempt_0/{rank}/stderr.log" for node in ("gpu041", "gpu047") for rank in range(2)
     ]
-    said = who_wrote(names)
+    said = identify_files(names)
     assert [one.node for one in said] == ["gpu041", "gpu041", "gpu047", "gpu047"]
     assert [(one.rank, one.local_rank) for one in said] == [(None, 0), (None, 1)] * 2
 
 
 def test_ranks_within_nodes_of_which_one_is_missing():
-    said = who_wrote(["node0/local_rank_0.log", "node0/local_rank_1.log", "node1/local_rank_1.log"])
+    said = identify_files(
+        ["node0/local_rank_0.log", "node0/local_rank_1.log", "node1/local_rank_1.log"]
+    )
     assert [(one.rank, one.local_rank) for one in said] == [(None, 0), (None, 1), (None, 1)]
 
 
 def test_no_files():
-    assert who_wrote([]) == []
+    assert identify_files([]) == []
 
 
 @given(st.lists(st.text("ab_-/.0123456789rankode", max_size=20), max_size=6))
 def test_any_names(names):
-    assert len(who_wrote(names)) == len(names)
+    assert len(identify_files(names)) == len(names)
 
 
 @given(st.integers(0, 300), st.integers(0, 30), st.integers(1, 4))
@@ -233,6 +235,6 @@ def test_lists_that_are_none(hosts):
 @given(st.text(max_size=200))
 def test_any_line_may_be_taken(text):
     found = World()
-    found.take(text, NOBODY, "a.log")
-    found.node(NOBODY, None)
+    found.take(text, NO_PREFIX, "a.log")
+    found.node(NO_PREFIX, None)
     assert found.size is None or found.size > 0

@@ -1,18 +1,18 @@
-"""Who is unlike its fellows: nobody in a healthy job, the odd one else, whatever its name."""
+"""Spatial outliers: none in a healthy job, else the deviating rank, whatever its name."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmetric.diagnosis.patterns.spatial import THRESHOLD, odd_speakers
-from rmetric.diagnosis.patterns.speakers import alike, same_events, speakers
+from rmetric.diagnosis.patterns.peers import alike, peers, same_events
+from rmetric.diagnosis.patterns.spatial import THRESHOLD, peer_outliers
 from rmetric.diagnosis.result import MAX_NODES
 from tests.diagnosis_jobs import Maker, healthy
 
 
 def odd(job, **options):
-    return odd_speakers(job, rng=np.random.default_rng(0), **options)
+    return peer_outliers(job, rng=np.random.default_rng(0), **options)
 
 
 def failing(world, bad, *, order=None, times=30, **options):
@@ -135,4 +135,4 @@ def test_events_of_two_jobs_are_one_where_only_wildcards_differ():
 
 def test_by_must_be_known():
     with pytest.raises(ValueError, match="by is 'host'; it is 'rank' or 'node'"):
-        speakers(healthy(2), "host")
+        peers(healthy(2), "host")

@@ -1,4 +1,4 @@
-"""The stage of a failure is where its cause was, whoever wrote it down and what came after."""
+"""The stage of a failure is that of its cause, independent of the writer and of later lines."""
 
 from __future__ import annotations
 

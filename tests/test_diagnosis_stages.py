@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rmetric.diagnosis.job import STAGES
 from rmetric.diagnosis.patterns.stages import RULES, Stages, next_stage
-from rmetric.diagnosis.patterns.steps import may_tell, step_gate, step_of, told
+from rmetric.diagnosis.patterns.steps import match_step, may_state_step, step_gate, step_of
 
 KNOWN = Stages()
 
@@ -137,7 +137,7 @@ STEPS = [
 def test_steps_that_trainings_tell(step, text):
     assert step_of(text) == step
     assert step_gate(form(text))
-    assert may_tell(re.sub("[0-9]+", "0", text))
+    assert may_state_step(re.sub("[0-9]+", "0", text))
 
 
 @pytest.mark.parametrize(
@@ -179,9 +179,9 @@ PIECES = st.sampled_from([*WORDS.split(), *"=/[|%", "12", "7", ".5"])
 @given(st.lists(PIECES, max_size=12), st.sampled_from(["", " "]))
 def test_what_tells_a_step_or_a_stage_passes_the_gates(pieces, gap):
     text = gap.join(pieces)
-    if told(text) is not None:
+    if match_step(text) is not None:
         assert step_gate(form(text))
-        assert may_tell(re.sub("[0-9]+", "0", text))
+        assert may_state_step(re.sub("[0-9]+", "0", text))
     if KNOWN.of(text):
         assert KNOWN.gate(form(text))
 

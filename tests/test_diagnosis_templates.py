@@ -1,4 +1,4 @@
-"""From lines to events: masks, what is remembered of a form, Drain."""
+"""From lines to events: masks, cached facts, Drain."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from drain3.drain import Drain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmetric.diagnosis.library import Library
+from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.library.any_digits import Unknown, any_digits
 from rmetric.diagnosis.patterns.stages import Stages
-from rmetric.diagnosis.patterns.steps import Told, may_tell, told
-from rmetric.diagnosis.reading.prefixes import Prefixes, Who
+from rmetric.diagnosis.patterns.steps import StepMatch, match_step, may_state_step
+from rmetric.diagnosis.reading.prefixes import Prefix, PrefixParser
 from rmetric.diagnosis.reading.timestamps import may_state, parse
 from rmetric.diagnosis.templates.events import OTHERS, Events
 from rmetric.diagnosis.templates.facts import FactsOf
@@ -28,11 +28,11 @@ from rmetric.diagnosis.templates.places import (
     prefix_place,
     same_places,
 )
-from rmetric.diagnosis.templates.remembered import LONGEST_KEY, Remembered
+from rmetric.diagnosis.templates.recent_cache import LONGEST_KEY, RecentCache
 
 NUMBERS = re.compile(r"[0-9]+")
-LIBRARY = Library.shipped()
-FACTS = FactsOf(LIBRARY, Stages(), may_tell)
+LIBRARY = SignatureLibrary.shipped()
+FACTS = FactsOf(LIBRARY, Stages(), may_state_step)
 
 
 def template(line: str) -> str:
@@ -59,8 +59,8 @@ LINES = st.lists(
 ).map(" ".join)
 
 
-def told_by(line: bytes) -> Told | None:
-    return told(line.decode())
+def told_by(line: bytes) -> StepMatch | None:
+    return match_step(line.decode())
 
 
 class TestMasks:
@@ -99,7 +99,7 @@ class TestMasks:
 
 class TestRemembered:
     def test_is_bounded_and_keeps_what_is_used(self) -> None:
-        memory: Remembered[int] = Remembered(entries=10)
+        memory: RecentCache[int] = RecentCache(entries=10)
         young = memory.young
         memory.put(b"used", -1)
         for at in range(100):
@@ -111,7 +111,7 @@ class TestRemembered:
         assert memory.young is young
 
     def test_long_keys_are_not_kept(self) -> None:
-        memory: Remembered[int] = Remembered()
+        memory: RecentCache[int] = RecentCache()
         memory.put(b"x" * (LONGEST_KEY + 1), 1)
         assert len(memory) == 0
 
@@ -189,11 +189,11 @@ class TestPlaces:
     def test_steps_are_those_of_the_slow_way(self, form: str, steps: list[int]) -> None:
         lines = [form.format(step, at) for at, step in enumerate(steps)]
         place = StepPlace(lines[0].encode(), told_by)
-        assert [place.told(line.encode()) for line in lines] == [told(line) for line in lines]
+        assert [place.find(line.encode()) for line in lines] == [match_step(line) for line in lines]
 
     def test_a_step_that_depends_on_two_numbers_is_looked_for_each_time(self) -> None:
         place = StepPlace(b"Epoch [1/10], Step [5/100] loss 1", told_by)
-        assert place.told(b"Epoch [2/10], Step [5/100] loss 1") == told(
+        assert place.find(b"Epoch [2/10], Step [5/100] loss 1") == match_step(
             "Epoch [2/10], Step [5/100]"
         )
 
@@ -215,7 +215,7 @@ class TestPlaces:
         self, form: str, times: list[tuple[int, int, int]]
     ) -> None:
         lines = [form.format(*each).encode() for each in times]
-        prefixes = Prefixes.learn(lines * 3)
+        prefixes = PrefixParser.learn(lines * 3)
         place = TimePlace(lines[0], prefixes)
         assert [place.time(line) for line in lines] == [prefixes.time(line) for line in lines]
 
@@ -233,7 +233,7 @@ class TestPlaces:
 
     def test_prefixes_are_those_of_the_slow_way(self) -> None:
         lines = [f"{at % 12}: said by rank {at % 7}".encode() for at in range(100)]
-        prefixes = Prefixes.learn(lines)
+        prefixes = PrefixParser.learn(lines)
         find = prefix_place(prefixes, lines[0])
         for line in lines:
             found = find.match(line)
@@ -245,19 +245,17 @@ class TestPlaces:
         ["{}: {} of 3", "[rank{}]: [{}] 12", "node-{}: {}", "[2024-01-01 00:00:{:02d}] {} said"],
     )
     @given(st.lists(st.tuples(st.integers(0, 99_999), st.integers(0, 59)), min_size=1))
-    def test_who_speaks_is_who_the_prefix_names(
-        self, form: str, said: list[tuple[int, int]]
-    ) -> None:
+    def test_the_stream_is_that_of_the_prefix(self, form: str, said: list[tuple[int, int]]) -> None:
         lines = [form.format(*each).encode() for each in said]
-        prefixes = Prefixes(["srun", "host"])
-        heads: Heads[Who] = Heads(prefix_place(prefixes, lines[0]))
+        prefixes = PrefixParser(["srun", "host"])
+        heads: Heads[Prefix] = Heads(prefix_place(prefixes, lines[0]))
         for line in lines * 2:
-            who, start = prefixes.split(line)
-            by_head = [heads.said_by.get(line[:length]) for length in heads.lengths]
-            assert {one for one in by_head if one is not None} <= {who}
+            prefix, start = prefixes.split(line)
+            by_head = [heads.known.get(line[:length]) for length in heads.lengths]
+            assert {one for one in by_head if one is not None} <= {prefix}
             if heads.find(line) == (None, 0):
-                heads.learn(line, who)
-            assert heads.find(line) == (who, start)
+                heads.learn(line, prefix)
+            assert heads.find(line) == (prefix, start)
 
     def test_prefixes_that_are_too_many_are_not_kept(self) -> None:
         lines = [
@@ -268,7 +266,7 @@ class TestPlaces:
         heads.learn(lines[0], 3)
         for line in lines:
             heads.find(line)
-            assert len(heads.said_by) <= MOST_HEADS
+            assert len(heads.known) <= MOST_HEADS
         assert heads.lengths == ()
 
 
@@ -298,7 +296,7 @@ class TestAnyDigits:
 class TestFacts:
     @given(LINES, SOME)
     def test_digits_do_not_matter(self, line: str, numbers: list[int]) -> None:
-        fresh = FactsOf(LIBRARY, Stages(), may_tell)
+        fresh = FactsOf(LIBRARY, Stages(), may_state_step)
         assert fresh(with_numbers(line, numbers).encode()) == FACTS(line.encode())
 
     def test_a_line_that_no_signature_can_match_is_quiet(self) -> None:

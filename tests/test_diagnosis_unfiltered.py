@@ -1,4 +1,4 @@
-"""What is not there: silence, an early end, other last words, an event that all others have."""
+"""Absences: silence, an early end, other last entries, a missing event."""
 
 import pytest
 from hypothesis import given, settings
@@ -49,7 +49,7 @@ def test_a_silent_rank():
     found = kinds(job)
     assert set(found["rank 17"]) == {"silent"}
     assert found["rank 17"]["silent"].strength > 0.9
-    assert found["rank 17"]["silent"].words == "wrote nothing, 63 of 64 ranks did"
+    assert found["rank 17"]["silent"].words == "logged nothing; 63 of 64 ranks did"
 
 
 def test_silence_is_no_sign_where_most_are_silent_or_say_little():
@@ -113,7 +113,9 @@ def test_what_a_rank_lacks_in_healthy_jobs_too_is_its_habit():
                 maker.say(rank, "waiting for rank <NUM>", time=5.0)
         return maker.job
 
-    assert kinds(job())["rank 3"]["missing event"].words.startswith("lacks what the others say: ")
+    assert kinds(job())["rank 3"]["missing event"].words.startswith(
+        "lacks an event that all others logged: "
+    )
     assert "missing event" not in kinds(job(), siblings=[job()]).get("rank 3", {})
 
 

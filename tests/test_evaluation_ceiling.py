@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmetric.evaluation import ceiling
 from rmetric.records import Record, Run, Truth
+from studies.paper.ceiling import ceiling
 
 
 def failing(onset: int, failure: int) -> Run:

@@ -18,12 +18,12 @@ from rmetric.evaluation import (
     f1_difference,
     intervals,
     score,
-    threshold_sweep,
     trace_all,
 )
 from rmetric.evaluation.intervals import estimate, resample_counts
 from rmetric.evaluation.scores import f1, precision
 from rmetric.records import Run, Truth
+from studies.paper.sweep import threshold_sweep
 from tests.synthetic_study import make_runs
 
 

@@ -17,10 +17,10 @@ from rmetric.evaluation import (
     f1_difference,
     judge,
     read_study,
-    threshold_sweep,
     trace_all,
 )
-from rmetric.evaluation.analysis import Analysis
+from studies.paper.analysis import Analysis
+from studies.paper.sweep import threshold_sweep
 from tests.authors_data import needs_authors_logs, seed_1
 from tests.synthetic_study import make_runs, write_study
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rmetric.evaluation import evaluate, judge, mean_loss, mean_overfit, transfers, weight_grids
+from rmetric.evaluation import evaluate, judge
 from rmetric.evaluation.scores import f1
 from rmetric.evaluation.traces import Trace
-from rmetric.evaluation.transfer import halves_of
 from rmetric.metric import PAPER_WEIGHTS, Components, RMetric, RMetricConfig
 from rmetric.records import Run
+from studies.paper.transfer import halves_of, mean_loss, mean_overfit, transfers, weight_grids
 from tests.synthetic_study import ARCHITECTURES, make_runs
 
 

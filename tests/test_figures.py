@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,15 +30,17 @@ import generate_all_figures
 from rmetric.evaluation import evaluate, read_study, trace_all
 from rmetric.metric import RMetricConfig
 from rmetric.records import Record, Run, Truth
-from rmetric.reporting.figures import build_figures
-from rmetric.reporting.figures.example_runs import pick_examples
-from rmetric.reporting.figures.failure_process import MECHANISM, failure_process, way_of
-from rmetric.reporting.figures.lead_times import failures
-from rmetric.reporting.figures.outcomes import name_of
-from rmetric.reporting.figures.threshold_curves import DETECTORS_NEEDED, THRESHOLDS, curves
 from rmetric.reporting.style import TEXT_WIDTH, style
 from rmetric.simulation import FAULTS, RunSpec
 from rmetric.simulation.study import run_study
+from studies.paper.anatomy import Condition, SeedScores, spread
+from studies.paper.figures import build_figures
+from studies.paper.figures.anatomy_figure import anatomy_figure
+from studies.paper.figures.example_runs import pick_examples
+from studies.paper.figures.failure_process import MECHANISM, failure_process, way_of
+from studies.paper.figures.lead_times import failures
+from studies.paper.figures.outcomes import name_of
+from studies.paper.figures.threshold_curves import DETECTORS_NEEDED, THRESHOLDS, curves
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES = (
@@ -396,3 +399,24 @@ def test_a_failure_without_a_known_onset_has_no_time_left_and_is_left_out():
     unknown = Run(id="r", records=[Record(step=s, validation_loss=2.0) for s in (10, 20, 30)])
     unknown.truth = truth
     assert failures([unknown], trace_all("r_metric", [unknown])) == []
+
+
+# figure 6
+
+
+def test_the_anatomy_shows_the_mean_and_95_percent_of_single_studies():
+    rng = np.random.default_rng(0)
+    results = [
+        (Condition(title=title), SeedScores(rng.random(40), rng.random(40), *[np.zeros(40)] * 5))
+        for title in ("As published", "Something else that takes more than one line to say")
+    ]
+    with style():
+        axes = anatomy_figure(results).axes[0]
+    spans = [line.get_xdata() for line in axes.lines]
+    for _, seeds in results:
+        for values in (seeds.published_f1, seeds.causal_f1):
+            expected = spread(values)
+            assert any(x == pytest.approx([*expected][1:]) for x in spans if len(x) == 2)
+            assert any(expected.point == pytest.approx(x) for span in spans for x in span)
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert [" ".join(label.split()) for label in labels] == [c.title for c, _ in results]

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise
+from itertools import combinations
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.isotonic import isotonic_regression
 
 from rmetric.evaluation import Study
 from rmetric.records import Run, Truth
-from rmetric.reporting.figures.diagram import Diagram, Edge, Node, text_size
-from rmetric.reporting.figures.dot import by_dot, dot_version
-from rmetric.reporting.figures.drawing import draw
-from rmetric.reporting.figures.failure_process import MECHANISM, failure_process
-from rmetric.reporting.figures.layers import by_layers, nearest_rising
-from rmetric.reporting.figures.system import system_diagram
 from rmetric.reporting.style import TEXT_WIDTH, style
+from studies.paper.figures.columns import by_columns
+from studies.paper.figures.diagram import Diagram, Edge, Node, text_size
+from studies.paper.figures.dot import by_dot, dot_version
+from studies.paper.figures.drawing import draw
+from studies.paper.figures.failure_process import MECHANISM, failure_process
+from studies.paper.figures.system import system_diagram
 
 few = settings(max_examples=25)
 
@@ -27,7 +26,7 @@ RENDERERS = [
         by_dot,
         marks=pytest.mark.skipif(dot_version() is None, reason="Graphviz is not installed"),
     ),
-    by_layers,
+    by_columns,
 ]
 SLACK = 0.01  # inches; Graphviz rounds sizes to whole points
 
@@ -143,14 +142,14 @@ def test_the_text_of_a_printed_diagram_is_hardly_shrunk(place, name):
 
 @few
 @given(diagrams())
-def test_layers_cover_nothing(diagram):
-    check_legible(diagram, by_layers(diagram))
+def test_columns_cover_nothing(diagram):
+    check_legible(diagram, by_columns(diagram))
 
 
 @few
 @given(diagrams())
-def test_no_arrow_of_the_layers_runs_through_a_box(diagram):
-    layout = by_layers(diagram)
+def test_no_arrow_of_the_columns_runs_through_a_box(diagram):
+    layout = by_columns(diagram)
     at = boxes(diagram, layout)
     for edge, curve in zip(diagram.edges, layout.curves, strict=True):
         others = [box for name, box in at.items() if name not in (edge.tail, edge.head)]
@@ -162,7 +161,7 @@ def test_no_arrow_of_the_layers_runs_through_a_box(diagram):
 @few
 @given(diagrams())
 def test_every_box_stands_right_of_those_before_it_and_the_ends_last(diagram):
-    layout = by_layers(diagram)
+    layout = by_columns(diagram)
     at = boxes(diagram, layout)
     for edge in diagram.edges:
         assert at[edge.tail][2] < at[edge.head][0]
@@ -174,14 +173,7 @@ def test_every_box_stands_right_of_those_before_it_and_the_ends_last(diagram):
 @given(diagrams())
 def test_the_same_diagram_is_placed_the_same(diagram):
     again = Diagram(nodes=dict(diagram.nodes), edges=list(diagram.edges))
-    assert by_layers(diagram) == by_layers(again)
-
-
-@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=20))
-def test_nearest_rising_is_isotonic_regression(numbers):
-    ours = nearest_rising(np.array(numbers))
-    assert ours == pytest.approx(isotonic_regression(numbers), abs=1e-9)
-    assert all(a <= b + 1e-12 for a, b in pairwise(ours))
+    assert by_columns(diagram) == by_columns(again)
 
 
 def test_an_arrow_to_nowhere_is_named():

@@ -16,11 +16,11 @@ from studies.fleet import cost
 from studies.fleet.__main__ import main
 from studies.fleet.cost import Measured, a_job, measure, one_percent
 from studies.fleet.cost_figure import RISK, measured_points
+from studies.fleet.cost_findings import sentences
 from studies.fleet.cost_report import OUT, PAGE, PLACEHOLDER, refresh
 from studies.fleet.cost_tables import break_even, strategies, tables
-from studies.fleet.cost_words import sentences
 from studies.fleet.guarded_job import SHARES, replicate
-from studies.fleet.job_settings import Job, Predictor
+from studies.fleet.job_settings import FailurePredictor, FleetJob
 
 pytest.importorskip("simpy")
 ROOT = Path(__file__).parents[1]
@@ -60,7 +60,7 @@ def test_every_strategy_is_there() -> None:
 
 @pytest.mark.usefixtures("short_jobs")
 def test_processes_do_not_change_what_comes_out() -> None:
-    jobs = [a_job(2048, "asynchronous", Predictor(recall=0.5)), a_job(16_384, "synchronous")]
+    jobs = [a_job(2048, "asynchronous", FailurePredictor(recall=0.5)), a_job(16_384, "synchronous")]
     alone, together = (measure(jobs, 3, processes) for processes in (1, 2))
     for job in jobs:
         by_hand = [replicate(job, seed).ettr for seed in range(3)]
@@ -81,7 +81,7 @@ def test_break_even_is_where_hits_and_false_alarms_are_worth_the_same() -> None:
     """With a gain of 3 points by all hits and a loss of 1 by four false alarms to a failure."""
     shares = {name: np.zeros(4) for name in SHARES}
 
-    def get(job: Job) -> Measured:
+    def get(job: FleetJob) -> Measured:
         change = 0.03 * job.predictor.recall
         change -= 0.01 * (job.predictor.false_alarms_per_gpu_day > 0)
         return Measured(np.full(4, 0.8 + change), shares)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from rmetric.guard.interval import daly, expected_ettr, young
 from studies.fleet import closed_form, guarded_job
-from studies.fleet.guarded_job import SHARES, Outcome, replicate, simulate
-from studies.fleet.job_settings import DAY, Fleet, Job, Predictor, Saves
-from studies.fleet.troubles import Failure, FalseAlarm, failures
+from studies.fleet.event_sampling import FalseAlarm, NodeFailure, failures
+from studies.fleet.guarded_job import SHARES, JobOutcome, replicate, simulate
+from studies.fleet.job_settings import DAY, FailurePredictor, Fleet, FleetJob, Saves
 
 pytest.importorskip("simpy")
 
@@ -34,11 +34,11 @@ def saves(interval: float = 1000.0, blocking: float = 50.0, durable: float | Non
     )
 
 
-def job(**settings: object) -> Job:
-    return Job(**{"fleet": fleet(), "saves": saves(), "work_seconds": 3000.0} | settings)  # type: ignore[arg-type]
+def job(**settings: object) -> FleetJob:
+    return FleetJob(**{"fleet": fleet(), "saves": saves(), "work_seconds": 3000.0} | settings)  # type: ignore[arg-type]
 
 
-def spent(outcome: Outcome) -> dict[str, float]:
+def spent(outcome: JobOutcome) -> dict[str, float]:
     return {name: getattr(outcome, name) for name in SHARES}
 
 
@@ -58,7 +58,7 @@ def test_zero_failures_and_no_cost_is_one() -> None:
 
 
 def test_a_failure_costs_what_was_not_saved_and_a_restart() -> None:
-    outcome = simulate(job(), [Failure(1555.0, 0)])
+    outcome = simulate(job(), [NodeFailure(1555.0, 0)])
     assert outcome.counts == {"failures": 1, "saves_regular": 2, "warned": 0}
     assert outcome.lost == 1555 - 1050  # the save at 1000 was durable at 1050
     assert outcome.restarting == 100
@@ -66,33 +66,33 @@ def test_a_failure_costs_what_was_not_saved_and_a_restart() -> None:
 
 
 def test_a_failure_in_the_middle_of_a_save_loses_the_save() -> None:
-    outcome = simulate(job(), [Failure(1049.0, 0)])
+    outcome = simulate(job(), [NodeFailure(1049.0, 0)])
     assert outcome.lost == 1000
     assert outcome.saving == 49 + 2 * 50
 
 
 def test_an_asynchronous_save_counts_from_when_it_is_durable() -> None:
     asynchronous = job(saves=saves(durable=300.0))
-    assert simulate(asynchronous, [Failure(1299.0, 0)]).lost == 1249
-    assert simulate(asynchronous, [Failure(1301.0, 0)]).lost == 1301 - 1050
+    assert simulate(asynchronous, [NodeFailure(1299.0, 0)]).lost == 1249
+    assert simulate(asynchronous, [NodeFailure(1301.0, 0)]).lost == 1301 - 1050
 
 
 def test_a_failure_while_restarting_begins_the_restart_again() -> None:
-    outcome = simulate(job(), [Failure(500.0, 0), Failure(560.0, 0)])
+    outcome = simulate(job(), [NodeFailure(500.0, 0), NodeFailure(560.0, 0)])
     assert outcome.counts["failures"] == 2
     assert (outcome.lost, outcome.restarting) == (500, 160)
 
 
 def test_a_warning_in_time_saves_what_was_computed() -> None:
-    warned = simulate(job(), [Failure(1900.0, 0, lead=95.0)])
+    warned = simulate(job(), [NodeFailure(1900.0, 0, lead=95.0)])
     assert warned.counts["warned"] == warned.counts["saves_emergency"] == 1
     # Steps end at 1060, 1070, ...; the first boundary after 1805 is 1810, durable at 1860.
     assert warned.lost == 1900 - 1860
-    assert simulate(job(), [Failure(1900.0, 0)]).lost == 850
+    assert simulate(job(), [NodeFailure(1900.0, 0)]).lost == 850
 
 
 def test_a_warning_too_short_for_a_save_saves_nothing() -> None:
-    late = simulate(job(), [Failure(1900.0, 0, lead=45.0)])
+    late = simulate(job(), [NodeFailure(1900.0, 0, lead=45.0)])
     assert late.counts["saves_emergency"] == 1
     assert late.lost == 1860 - 1050  # stopped computing at 1860 and saved in vain
     assert late.saving == 50 + 40 + 50
@@ -111,23 +111,25 @@ def test_the_real_policy_filters_what_comes_right_after_a_save() -> None:
 
 
 def test_a_warning_repeats_only_where_asked() -> None:
-    strike = [Failure(1995.0, 0, lead=900.0)]
+    strike = [NodeFailure(1995.0, 0, lead=900.0)]
     once = simulate(job(), strike)
-    again = simulate(job(predictor=Predictor(repeats=True)), strike)
+    again = simulate(job(predictor=FailurePredictor(repeats=True)), strike)
     assert once.counts["saves_emergency"] == 1
     assert again.counts["saves_emergency"] == 3
     assert again.lost < once.lost
 
 
 def test_a_dropped_node_fails_nobody() -> None:
-    outcome = simulate(job(predictor=Predictor(drops=True)), [Failure(1900.0, 0, lead=500.0)])
+    outcome = simulate(
+        job(predictor=FailurePredictor(drops=True)), [NodeFailure(1900.0, 0, lead=500.0)]
+    )
     assert outcome.counts == {"averted": 1, "saves_emergency": 1, "saves_regular": 2}
     assert (outcome.lost, outcome.restarting) == (0, 100)
 
 
 def test_a_needless_drop_costs_a_save_a_restart_and_a_node() -> None:
     one_short = job(
-        fleet=fleet(num_spares=0, repair_seconds=700.0), predictor=Predictor(drops=True)
+        fleet=fleet(num_spares=0, repair_seconds=700.0), predictor=FailurePredictor(drops=True)
     )
     outcome = simulate(one_short, [], [FalseAlarm(500.0, 0, 30.0)])
     assert outcome.counts["saves_emergency"] == 1
@@ -135,7 +137,7 @@ def test_a_needless_drop_costs_a_save_a_restart_and_a_node() -> None:
 
 
 def test_without_a_spare_it_waits_for_the_repair() -> None:
-    strike = [Failure(1555.0, 0)]
+    strike = [NodeFailure(1555.0, 0)]
     short = fleet(num_spares=0, repair_seconds=5000.0)
     assert simulate(job(fleet=short), strike).waiting == 5000
     assert simulate(job(fleet=replace(short, num_spares=1)), strike).waiting == 0
@@ -144,12 +146,12 @@ def test_without_a_spare_it_waits_for_the_repair() -> None:
 
 def test_shrunken_it_goes_on_more_slowly_and_grows_after_a_save() -> None:
     short = fleet(num_spares=0, repair_seconds=1000.0, shrinks=True)
-    outcome = simulate(job(fleet=short), [Failure(500.0, 0)])
+    outcome = simulate(job(fleet=short), [NodeFailure(500.0, 0)])
     # From 600 at 3/4 of the speed; the save at 1000 steps is begun at 600 + 1000 * 4 / 3.
     assert outcome.waiting == 0
     assert outcome.slow == pytest.approx(1000 / 3)
     assert outcome.restarting == 200  # the failure, and growing
-    never = simulate(job(fleet=replace(short, grows=False)), [Failure(500.0, 0)])
+    never = simulate(job(fleet=replace(short, grows=False)), [NodeFailure(500.0, 0)])
     assert never.restarting == 100
     assert never.slow == pytest.approx(3000 / 3)
 
@@ -158,13 +160,13 @@ def test_a_shrunken_job_has_whole_replicas() -> None:
     pairs = fleet(num_spares=0, shrinks=True, replica_nodes=2)
     assert [pairs.nodes_for(n) for n in (5, 4, 3, 2, 1, 0)] == [4, 4, 2, 2, 0, 0]
     # The node in slot 3 idles after the first failure, so the second strikes nobody.
-    outcome = simulate(job(fleet=pairs), [Failure(500.0, 0), Failure(900.0, 3)])
+    outcome = simulate(job(fleet=pairs), [NodeFailure(500.0, 0), NodeFailure(900.0, 3)])
     assert outcome.counts["failures"] == 1
 
 
 def test_who_never_gets_on_is_given_up() -> None:
     hopeless = job(longest_seconds=50_000.0)
-    outcome = simulate(hopeless, [Failure(900.0 * k, 0) for k in range(1, 100)])
+    outcome = simulate(hopeless, [NodeFailure(900.0 * k, 0) for k in range(1, 100)])
     assert not outcome.finished
     assert (outcome.wall, outcome.productive, outcome.ettr) == (50_000, 0, 0)
 
@@ -175,7 +177,7 @@ STRIKES = st.lists(st.floats(1.0, 20_000.0), max_size=12, unique=True).map(sorte
 
 
 @st.composite
-def jobs(draw: st.DrawFn) -> Job:
+def jobs(draw: st.DrawFn) -> FleetJob:
     blocking = draw(st.sampled_from([0.0, 5.0, 60.0]))
     return job(
         fleet=fleet(
@@ -188,7 +190,7 @@ def jobs(draw: st.DrawFn) -> Job:
             grows=draw(st.booleans()),
         ),
         saves=saves(draw(st.sampled_from([10.0, 300.0, 1000.0])), blocking, blocking + 40.0),
-        predictor=Predictor(
+        predictor=FailurePredictor(
             recall=draw(st.sampled_from([0.0, 0.5, 1.0])),
             mean_lead_seconds=draw(st.sampled_from([0.0, 200.0])),
             false_alarms_per_gpu_day=draw(st.sampled_from([0.0, 3.0])),
@@ -201,7 +203,7 @@ def jobs(draw: st.DrawFn) -> Job:
 
 
 @given(jobs(), st.integers(0, 5))
-def test_every_second_is_accounted_for(settings_: Job, seed: int) -> None:
+def test_every_second_is_accounted_for(settings_: FleetJob, seed: int) -> None:
     outcome = replicate(settings_, seed)
     assert 0 <= outcome.ettr <= 1
     assert min(spent(outcome).values()) >= 0
@@ -209,7 +211,7 @@ def test_every_second_is_accounted_for(settings_: Job, seed: int) -> None:
 
 
 @given(jobs(), st.integers(0, 5))
-def test_same_seed_same_outcome(settings_: Job, seed: int) -> None:
+def test_same_seed_same_outcome(settings_: FleetJob, seed: int) -> None:
     assert replicate(settings_, seed) == replicate(settings_, seed)
 
 
@@ -218,8 +220,8 @@ def test_more_failures_are_never_better(
     some: list[float], more: list[float], blocking: float, wait: float
 ) -> None:
     usual = job(saves=saves(500.0, blocking, blocking + wait), work_seconds=10_000.0)
-    few = simulate(usual, [Failure(time, 0) for time in some])
-    many = simulate(usual, [Failure(time, 0) for time in sorted({*some, *more})])
+    few = simulate(usual, [NodeFailure(time, 0) for time in some])
+    many = simulate(usual, [NodeFailure(time, 0) for time in sorted({*some, *more})])
     assert many.wall >= few.wall
 
 
@@ -230,7 +232,7 @@ def test_recall_never_hurts_where_saves_are_free(drops: bool) -> None:
         free = job(
             fleet=fleet(failures_per_node_day=3.0),
             saves=saves(2000.0, 0.0),
-            predictor=Predictor(recall=recall, mean_lead_seconds=100.0, drops=drops),
+            predictor=FailurePredictor(recall=recall, mean_lead_seconds=100.0, drops=drops),
             work_seconds=200_000.0,
         )
         outcomes = [replicate(free, seed) for seed in range(8)]
@@ -258,7 +260,7 @@ def test_shrinking_never_hurts_where_it_is_free_and_repairs_are_long() -> None:
 
 @given(jobs(), st.integers(0, 3))
 @settings(max_examples=25)
-def test_asking_the_policy_at_every_step_changes_nothing(settings_: Job, seed: int) -> None:
+def test_asking_the_policy_at_every_step_changes_nothing(settings_: FleetJob, seed: int) -> None:
     """Steps at which the policy could want nothing are passed over; here none are."""
     # Times on the clock are sums of steps; with powers of two they are exact either way.
     exact = replace(settings_, step_seconds=8.0, fleet=replace(settings_.fleet, replica_nodes=2))
@@ -271,8 +273,8 @@ def test_asking_the_policy_at_every_step_changes_nothing(settings_: Job, seed: i
 
 
 def test_the_same_seed_warns_of_more_with_more_recall() -> None:
-    def first(recall: float) -> list[Failure]:
-        stream = failures(job(predictor=Predictor(recall=recall)), seed=3)
+    def first(recall: float) -> list[NodeFailure]:
+        stream = failures(job(predictor=FailurePredictor(recall=recall)), seed=3)
         return [next(stream) for _ in range(400)]
 
     few, many = first(0.2), first(0.6)
@@ -367,8 +369,8 @@ def test_a_false_alarm_costs_less_than_its_save_and_a_hit_what_is_said() -> None
     ten_hourly = fleet(failures_per_node_day=0.6, restart_seconds=0.0)
     usual = job(fleet=ten_hourly, saves=saves(interval, blocking), work_seconds=1500 * mtbf)
     # Two false alarms to a failure.
-    crying = replace(usual, predictor=Predictor(false_alarms_per_gpu_day=2 * 0.6 / 8))
-    told = [Failure(one.time, one.slot, 70.0) for one in islice(failures(usual, 0), 2500)]
+    crying = replace(usual, predictor=FailurePredictor(false_alarms_per_gpu_day=2 * 0.6 / 8))
+    told = [NodeFailure(one.time, one.slot, 70.0) for one in islice(failures(usual, 0), 2500)]
 
     base = replicate(usual, 0)
     a_failure = base.counts["failures"] / base.wall
@@ -410,10 +412,16 @@ def test_without_saves_a_job_starts_from_zero() -> None:
         (lambda: saves(blocking=-1.0), "blocking_seconds is -1.0"),
         (lambda: saves(blocking=9.0, durable=8.0), "durable_seconds is 8.0"),
         (lambda: job(saves=replace(saves(), least_gap=2.0)), "least_gap is 2.0"),
-        (lambda: Predictor(recall=1.5), "recall is 1.5: it must be from 0 to 1"),
-        (lambda: Predictor(false_alarms_per_gpu_day=-1.0), "false_alarms_per_gpu_day is -1.0"),
+        (lambda: FailurePredictor(recall=1.5), "recall is 1.5: it must be from 0 to 1"),
+        (
+            lambda: FailurePredictor(false_alarms_per_gpu_day=-1.0),
+            "false_alarms_per_gpu_day is -1.0",
+        ),
         (lambda: job(work_seconds=0.0), "work_seconds is 0.0"),
-        (lambda: job(saves=NO_SAVES, predictor=Predictor(recall=0.1)), "needs saves to ask for"),
+        (
+            lambda: job(saves=NO_SAVES, predictor=FailurePredictor(recall=0.1)),
+            "needs saves to ask for",
+        ),
         (lambda: job(longest_seconds=0.0), "longest_seconds is 0.0"),
     ],
 )

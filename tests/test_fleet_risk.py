@@ -16,14 +16,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from rmetric.reporting.renderers import to_csv, to_markdown
-from rmetric.telemetry.lines import heard_line
+from rmetric.telemetry.lines import event_line
 from rmetric.telemetry.risk import RiskConfig
 from studies.fleet import published
 from studies.fleet import risk_estimates as estimates
 from studies.fleet.__main__ import main
 from studies.fleet.gpu_failures import ENDS_OF, MEDIAN_LEAD_HOURS, SIGNS_OF, UNCORRECTABLE
-from studies.fleet.gpu_histories import SLOWDOWN_CELSIUS, contained, failing, healthy
-from studies.fleet.job_life import DAY, HOUR, JobLife
+from studies.fleet.gpu_usage import DAY, HOUR, JobConditions
 from studies.fleet.predictors import CURVES, PREDICTORS, signals
 from studies.fleet.recorded import evaluate_recorded, stepwise_signals
 from studies.fleet.risk_estimates import Estimate
@@ -32,26 +31,27 @@ from studies.fleet.risk_evaluation import (
     HORIZONS,
     LEAST_LEAD,
     QUIET,
-    Plan,
-    Truth,
+    EvaluationPlan,
+    FailureWindows,
     beginnings,
     evaluate,
     found_leads,
     simulate,
 )
 from studies.fleet.risk_tables import SHARE, tables
+from studies.fleet.telemetry_simulation import SLOWDOWN_CELSIUS, contained, failing, healthy
 from studies.fleet.vectorised_risk import risk_values
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "studies" / "fleet" / "results" / "risk"
 PAGE = (ROOT / "docs" / "fleet_risk.md").read_text(encoding="utf-8")
 #: With driver reloads and corrected errors; without anything but training.
-BUSY = JobLife(idles_per_day=8.0, weak_share=1.0)
-STEADY = JobLife(
+BUSY = JobConditions(idles_per_day=8.0, weak_share=1.0)
+STEADY = JobConditions(
     stops_per_day=0, idles_per_day=0, evaluations_per_day=0, airflow_per_day=0, hot_share=0
 )
 SHORT = 5 * HOUR
-SMALL = Plan(gpus=4, days=0.5, contained=3, with_sign=12, without=12)
+SMALL = EvaluationPlan(gpus=4, days=0.5, contained=3, with_sign=12, without=12)
 
 
 def rng(*seed: int) -> np.random.Generator:
@@ -73,17 +73,17 @@ def small():
 
 
 def test_the_same_seed_gives_the_same_bytes_whatever_the_other_strata():
-    one, again = (simulate(SMALL, JobLife(), "with_sign", 3) for _ in range(2))
+    one, again = (simulate(SMALL, JobConditions(), "with_sign", 3) for _ in range(2))
     for name, column in one.columns.items():
         assert column.tobytes() == again.columns[name].tobytes()
     assert (one.xids, one.failure) == (again.xids, again.failure)
-    other = simulate(replace(SMALL, gpus=9, contained=1), JobLife(), "with_sign", 3)
+    other = simulate(replace(SMALL, gpus=9, contained=1), JobConditions(), "with_sign", 3)
     assert other.columns["power_watts"].tobytes() == one.columns["power_watts"].tobytes()
 
 
 @pytest.mark.slow
 def test_the_number_of_processes_changes_nothing():
-    few = Plan(gpus=2, days=0.2, contained=1, with_sign=2, without=2)
+    few = EvaluationPlan(gpus=2, days=0.2, contained=1, with_sign=2, without=2)
     assert repr(evaluate(few, num_processes=2)) == repr(evaluate(few, num_processes=1))
 
 
@@ -113,7 +113,7 @@ def test_a_failure_happens_and_nothing_shows_before_one_without_a_sign(cause, se
         assert rose == (failure.end in UNCORRECTABLE)
 
 
-def found_sign(sign: str, job: JobLife = STEADY, earliest: int = 360):
+def found_sign(sign: str, job: JobConditions = STEADY, earliest: int = 360):
     """A history with that sign, which begins within it."""
     cause = next(cause for cause, mixture in SIGNS_OF.items() if sign in mixture)
     for seed in range(100):
@@ -140,8 +140,8 @@ def test_a_sign_begins_where_it_says_and_not_before(sign):
 
 
 def test_causes_come_as_often_as_published():
-    plan = Plan(without=120)
-    causes = [simulate(plan, JobLife(), "without", i).failure.cause for i in range(120)]
+    plan = EvaluationPlan(without=120)
+    causes = [simulate(plan, JobConditions(), "without", i).failure.cause for i in range(120)]
     expected = [120 * published.INTERRUPTIONS[one] / 262 for one in published.OF_A_GPU]
     found = [causes.count(one) for one in published.OF_A_GPU]
     assert stats.chisquare(found, expected).pvalue > 0.001
@@ -161,21 +161,23 @@ def test_published_numbers_are_what_they_are_said_to_be():
 
 
 def test_a_healthy_day_has_what_healthy_days_have():
-    days = [healthy(rng(5, i), gpu=i, days=2, job=JobLife(idles_per_day=1)) for i in range(12)]
+    days = [
+        healthy(rng(5, i), gpu=i, days=2, job=JobConditions(idles_per_day=1)) for i in range(12)
+    ]
     assert all(one.failure is None and not one.lost.any() for one in days)
     joined = {n: np.concatenate([d.columns[n] for d in days]) for n in days[0].columns}
     assert joined["temperature_celsius"].max() <= SLOWDOWN_CELSIUS
     assert joined["temperature_celsius"].min() > 15
     assert (joined["utilisation_percent"] == 0).mean() > 0.02
     assert np.median(joined["utilisation_percent"]) > 90
-    assert any(one.reloaded.any() and not one.told.all() for one in days)
+    assert any(one.reloaded.any() and not one.available.all() for one in days)
     assert {number for one in days for _, number in one.xids} <= {13, 31, 43}
     assert any(one.xids for one in days)
     assert not joined["ecc_uncorrected_errors"].any()
 
 
 def test_a_contained_error_is_contained():
-    seen = contained(rng(3), gpu=0, job=JobLife())
+    seen = contained(rng(3), gpu=0, job=JobConditions())
     assert {94, 63} <= {number for _, number in seen.xids}
     pending = seen.columns["row_remap_pending"]
     assert pending.any()
@@ -193,13 +195,13 @@ COMPARED = [(cause, True, seed) for seed, cause in enumerate(published.OF_A_GPU)
 @pytest.mark.parametrize(("cause", "with_sign", "seed"), COMPARED)
 def test_vectorised_signals_are_those_of_the_guard_one_reading_at_a_time(cause, with_sign, seed):
     seen = history(cause, with_sign, seed)
-    times, stepwise = stepwise_signals(seen.heard())
+    times, stepwise = stepwise_signals(seen.events())
     found = signals(seen)
     whole = np.searchsorted(seen.times, times)
     for name in ("risk", "coded", "temperature"):
         known = ~np.isnan(stepwise[name])
         np.testing.assert_allclose(stepwise[name][known], found[name][whole[known]], atol=1e-9)
-        assert known.sum() == seen.told.sum() == (~np.isnan(found[name])).sum()
+        assert known.sum() == seen.available.sum() == (~np.isnan(found[name])).sum()
     at = seen.times[seen.failure.reading]
     for one in PREDICTORS:
         theirs = beginnings(times[one.alarms(stepwise)])
@@ -218,19 +220,19 @@ def test_another_window_and_other_settings_are_vectorised_too():
     from rmetric.telemetry.risk import RiskScore
 
     score, values = RiskScore(config), []
-    for one in seen.heard():
+    for one in seen.events():
         if getattr(one, "kind", "") == "driver_loaded":
             score = RiskScore(config)
         elif not hasattr(one, "kind"):
             values.append(score.update(one).value)
-    np.testing.assert_allclose(risk_values(seen, config)[seen.told], values, atol=1e-9)
+    np.testing.assert_allclose(risk_values(seen, config)[seen.available], values, atol=1e-9)
 
 
 def cut(seen, num: int):
     """The history up to a reading."""
     return replace(
         seen,
-        times=seen.times[:num], told=seen.told[:num], lost=seen.lost[:num],
+        times=seen.times[:num], available=seen.available[:num], lost=seen.lost[:num],
         reloaded=seen.reloaded[:num],
         columns={name: column[:num] for name, column in seen.columns.items()},
         throttles={name: held[:num] for name, held in seen.throttles.items()},
@@ -270,14 +272,14 @@ def alarms_at(*times: float):
     ],
 )
 def test_when_an_alarm_is_right_late_or_false(when, lead, late, num_false):
-    judged = Truth(TIMES, (AT,), HOUR).judge(alarms_at(when))
+    judged = FailureWindows(TIMES, (AT,), HOUR).judge(alarms_at(when))
     assert judged.leads == pytest.approx((lead,), nan_ok=True)
     assert judged.at_failure == (late,)
     assert judged.num_false == num_false
 
 
 def test_an_alarm_that_is_on_since_before_the_horizon_announces_nothing():
-    judged = Truth(TIMES, (AT,), HOUR).judge(TIMES >= AT - 2 * HOUR)
+    judged = FailureWindows(TIMES, (AT,), HOUR).judge(TIMES >= AT - 2 * HOUR)
     assert isnan(judged.leads[0])
     assert judged.num_false == 1
     assert judged.firing == pytest.approx((HOUR + DAY / 2 - 310) / (2 * DAY - HOUR - 310), abs=1e-3)
@@ -291,14 +293,14 @@ any_alarms = st.lists(st.integers(0, TIMES.size - 1), max_size=30).map(
 @given(any_alarms, any_alarms)
 def test_what_comes_after_the_last_useful_second_changes_no_lead(alarms, others):
     past = TIMES <= AT - LEAST_LEAD
-    truth = Truth(TIMES, (AT,), DAY)
+    truth = FailureWindows(TIMES, (AT,), DAY)
     one, other = truth.judge(alarms), truth.judge(np.where(past, alarms, others))
     assert one.leads == pytest.approx(other.leads, nan_ok=True)
 
 
 @given(any_alarms)
 def test_every_incident_is_right_late_or_false_and_nothing_twice(alarms):
-    judged = Truth(TIMES, (AT,), DAY).judge(alarms)
+    judged = FailureWindows(TIMES, (AT,), DAY).judge(alarms)
     begun = beginnings(TIMES[alarms])
     near = ((begun >= AT - DAY) & (begun <= AT + AT_FAILURE)).sum()
     assert judged.num_false + near == begun.size
@@ -425,7 +427,7 @@ def test_the_page_shows_the_tables_that_are_in_the_results(name):
 
 def test_the_results_are_those_of_the_plan_and_stay_below_the_bound():
     plan = json.loads((RESULTS / "provenance.json").read_text(encoding="utf-8"))["plan"]
-    assert Plan(**plan) == Plan()
+    assert EvaluationPlan(**plan) == EvaluationPlan()
     bound = {row["GPU failures with a sign (%)"]: row for row in rows("risk_bound")}
     most = float(bound[f"{100 * SHARE:g}"]["Most GPU failures announced (%)"])
     by_name = {row["Predictor"]: row for row in rows("risk_24h")}
@@ -465,9 +467,9 @@ def test_a_table_is_whole():
 def recording(tmp_path_factory):
     """Two GPUs of which one fails, as the telemetry command would have written them."""
     folder = tmp_path_factory.mktemp("recording")
-    failed = found_sign("contained", JobLife())
-    calm = healthy(rng(21), gpu=1, days=0.05, job=JobLife())
-    lines = [heard_line(one, "a") for of_gpu in (failed, calm) for one in of_gpu.heard()]
+    failed = found_sign("contained", JobConditions())
+    calm = healthy(rng(21), gpu=1, days=0.05, job=JobConditions())
+    lines = [event_line(one, "a") for of_gpu in (failed, calm) for one in of_gpu.events()]
     (folder / "readings.jsonl").write_bytes(b"".join(lines))
     at = float(failed.times[failed.failure.reading])
     failures = json.dumps({"node": "a", "gpu": 0, "time": at})
@@ -483,7 +485,7 @@ def test_a_recorded_history_is_judged_as_the_simulated_one(recording):
     found, at = signals(failed), float(failed.times[failed.failure.reading])
     for label, horizon in HORIZONS.items():
         for one in PREDICTORS:
-            expected = Truth(failed.times, (at,), horizon).judge(one.alarms(found))
+            expected = FailureWindows(failed.times, (at,), horizon).judge(one.alarms(found))
             announced = shown[label, one.title][2].point
             assert announced == 100 * (not isnan(expected.leads[0])), (label, one.title)
     assert shown["24 h", "Rules alone"][2].point == 100
@@ -535,7 +537,7 @@ def test_a_bad_recording_is_one_clear_error(tmp_path, recording, readings, failu
 @given(st.integers(0, 2**31))
 def test_any_seed_gives_readings_that_are_possible(seed):
     seen = healthy(rng(seed), gpu=0, days=0.1, job=BUSY)
-    for reading in list(seen.heard())[::50]:
+    for reading in list(seen.events())[::50]:
         if not hasattr(reading, "kind"):
             assert 0 <= reading.utilisation_percent <= 100
             assert 50 <= reading.power_watts <= 714

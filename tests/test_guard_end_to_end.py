@@ -119,7 +119,7 @@ def test_a_killed_worker_costs_no_more_than_the_interval_and_no_digit(tmp_path):
     ("kind", "words"),
     [
         ("exception", "rank 1 failed with exit code 1"),
-        ("hang", "no sign of life for"),
+        ("hang", "no heartbeat for"),
     ],
 )
 def test_an_exception_or_a_hang_of_one_rank(tmp_path, kind, words):

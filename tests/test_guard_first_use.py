@@ -1,4 +1,4 @@
-"""What somebody who uses the guard for the first time met, and must not meet again."""
+"""Regressions that first users of the guard met."""
 
 import json
 import sys
@@ -9,9 +9,9 @@ import pytest
 from rmetric.cli.main import main
 from rmetric.guard.layout import Layout
 from rmetric.guard.run_folder import Heartbeat, RunFolder
-from rmetric.guard.supervisor import diagnosis
+from rmetric.guard.supervisor import launch_failure
 from rmetric.guard.supervisor.allocation import Allocation
-from rmetric.guard.supervisor.summary import in_words, summarise
+from rmetric.guard.supervisor.summary import summarise, to_markdown
 
 TWO = Allocation(gpus={"": (0, 1)}, layout=Layout(data=2))
 AGENT = """usage: train.py [-h] [--steps STEPS]
@@ -34,7 +34,9 @@ def beat(rank, step, time, every=1.0):
 
 
 def test_a_wrong_option_of_the_training_is_the_cause_and_not_the_agents_ruler():
-    failure = diagnosis.of_exit(2, node="", allocation=TWO, log=AGENT, error_file=None, beats={})
+    failure = launch_failure.explain_exit(
+        2, node="", allocation=TWO, log=AGENT, error_file=None, beats={}
+    )
     assert failure.words == (
         "rank 0 failed with exit code 2: train.py: error: unrecognized arguments: --nope"
     )
@@ -43,9 +45,9 @@ def test_a_wrong_option_of_the_training_is_the_cause_and_not_the_agents_ruler():
 @pytest.mark.parametrize(("seconds", "blamed"), [(0.06, None), (0.99, None), (1.0, 1), (30.0, 1)])
 def test_a_lag_that_the_pace_of_the_heartbeats_explains_blames_nobody(seconds, blamed):
     beats = {0: beat(0, 349, 100.0 + seconds), 1: beat(1, 348, 100.0)}
-    failure = diagnosis.of_hang(beats, 61.0, 60.0, TWO)
+    failure = launch_failure.explain_hang(beats, 61.0, 60.0, TWO)
     assert failure.rank == blamed
-    assert ("all stand at step 349" in failure.words) == (blamed is None)
+    assert ("all ranks are at step 349" in failure.words) == (blamed is None)
 
 
 def test_what_a_training_without_heartbeats_achieved_is_unknown_and_not_nothing():
@@ -55,15 +57,15 @@ def test_what_a_training_without_heartbeats_achieved_is_unknown_and_not_nothing(
         {"time": 9.0, "event": "over", "outcome": "finished", "words": "", "code": 0},
     ]
     assert summarise(lines).ettr is None
-    assert "ETTR unknown" in in_words(summarise(lines))
+    assert "ETTR unknown" in to_markdown(summarise(lines))
 
 
 def test_the_summary_says_that_saves_fail_until_one_does_not():
     lines = [{"time": 0.0, "event": "launch", "launch": 1, "gpus": {"": [0]}, "words": "DP1"}]
     lines.append({"time": 1.0, "event": "not saved", "words": "step 50: no space"})
-    assert "**the last save failed**: step 50: no space" in in_words(summarise(lines))
+    assert "**the last save failed**: step 50: no space" in to_markdown(summarise(lines))
     lines.append({"time": 2.0, "event": "saved again", "words": ""})
-    assert "the last save failed" not in in_words(summarise(lines))
+    assert "the last save failed" not in to_markdown(summarise(lines))
 
 
 TRAINING = """
@@ -112,16 +114,22 @@ def test_a_launch_that_dies_before_its_last_checkpoint_did_not_end_as_was_asked(
     import numpy as np
 
     from rmetric.guard.supervisor.allocation import shrink_data
-    from rmetric.guard.supervisor.core import Core, Settings
-    from rmetric.guard.supervisor.events import Began, Ended, Exited, Failure, Verdict
+    from rmetric.guard.supervisor.core import Core, RestartPolicy
+    from rmetric.guard.supervisor.events import (
+        GpuVerdictChanged,
+        LaunchExited,
+        LaunchFailure,
+        ProcessesEnded,
+        SupervisorStarted,
+    )
 
     plan = shrink_data(Layout(data=2), None)
-    core = Core(Settings(), {"": (0, 1)}, plan, rng=np.random.default_rng(0))
-    core.on(Began(time=0.0))
-    core.on(Ended(time=0.0))
-    core.on(Verdict(time=1.0, gpu=("", 1), level="fatal", action="drain", words="Xid 79"))
-    failure = Failure(kind="signal", words="rank 1 was killed by SIGKILL", code=-9)
-    (end,) = core.on(Exited(time=2.0, failure=failure))
+    core = Core(RestartPolicy(), {"": (0, 1)}, plan, rng=np.random.default_rng(0))
+    core.on(SupervisorStarted(time=0.0))
+    core.on(ProcessesEnded(time=0.0))
+    core.on(GpuVerdictChanged(time=1.0, gpu=("", 1), level="fatal", action="drain", words="Xid 79"))
+    failure = LaunchFailure(kind="signal", words="rank 1 was killed by SIGKILL", code=-9)
+    (end,) = core.on(LaunchExited(time=2.0, failure=failure))
     assert end.why == "rank 1 was killed by SIGKILL"
 
 

@@ -11,8 +11,8 @@ from rmetric.diagnosis.incident import incident_page
 from rmetric.diagnosis.incident.timeline import Lane, Mark, around, on_axis, timeline
 from rmetric.diagnosis.result import Candidate, Diagnosis
 from rmetric.logs import LogError
-from rmetric.telemetry.lines import heard_line
-from rmetric.telemetry.reading import Reading, Sign
+from rmetric.telemetry.lines import event_line
+from rmetric.telemetry.reading import GpuSign, Reading
 from tests.diagnoses import THEN, echo, evidence, out_of_memory, suspect
 from tests.pages import HOSTILE, TEXTS, Found
 
@@ -51,9 +51,9 @@ def telemetry(tmp_path):
         for i in range(12)
         for gpu in (0, 1)
     ]
-    heard.append(Sign(gpu=1, time=THEN - 40, kind="xid_79"))
+    heard.append(GpuSign(gpu=1, time=THEN - 40, kind="xid_79"))
     heard.sort(key=lambda one: one.time)
-    path.write_bytes(b"".join(heard_line(one, "node-03") for one in heard))
+    path.write_bytes(b"".join(event_line(one, "node-03") for one in heard))
     return path
 
 
@@ -71,7 +71,7 @@ def policy(html: str) -> str:
 def test_it_says_what_the_verdict_says():
     found = Found(incident_page(out_of_memory()))
     for words in (
-        "A GPU ran out of memory", "93 %, sure", "rank 12 on node-03", "User acts",
+        "A GPU ran out of memory", "93 % (sure)", "rank 12 on node-03", "User acts",
         "Lower the micro batch.", "node-03/rank_12.log:8812", "2. echo", "A collective timed out",
         "Iteration 429 was the first", "the clock of node-05 is 3 h ahead", "1,234,567",
         "FAILED: A GPU ran out of memory, rank 12 on node-03, at step 431 (train)",
@@ -90,9 +90,9 @@ def test_without_a_training_log_there_is_no_script():
 @pytest.mark.parametrize(
     ("diagnosis", "words"),
     [
-        (Diagnosis(outcome="healthy", confidence=0.97), ["nothing speaks of a failure", "97 %"]),
+        (Diagnosis(outcome="healthy", confidence=0.97), ["no failure found", "97 %"]),
         (
-            Diagnosis(outcome="unknown", title="I don't know: the log ends without a fault",
+            Diagnosis(outcome="unknown", title="Outcome unknown: the log ends without a fault",
                       candidates=(Candidate(cause="x", title="The node was lost", confidence=0.2,
                                             why="it is silent"),)),
             ["the log ends without a fault", "Not known", "What it may be", "The node was lost"],

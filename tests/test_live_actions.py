@@ -477,7 +477,7 @@ def test_a_slow_dashboard_costs_its_drawings_and_not_the_log(tmp_path, caplog):
             time.sleep(0.01)
             self.drawn += 1
 
-        def tell(self, alert):
+        def add_alert(self, alert):
             pass
 
     slow = Slow()

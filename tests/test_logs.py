@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmetric import HardwareEvent, Record, RMetric, RMetricConfig, Run, Truth
+from rmetric._util.state import state_of
 from rmetric.log_entries import OUTCOMES
 from rmetric.logs import (
     LogError,
@@ -107,7 +108,7 @@ def log_path_of(run):
 
 def test_statements_that_the_metric_did_not_use_are_not_kept():
     record = Record(step=1, validation_loss=3.0, loss_drift=9.0, gradient_variance=2.0)
-    entry = strict(metrics_line(record, RMetric()))
+    entry = strict(metrics_line(record, RMetric().update(record)))
     assert "delta_l" not in entry  # undefined at the first evaluation, and not 9
     assert entry["delta_l_source"] == "validation_loss"
     assert (entry["sigma_sq"], entry["sigma_sq_source"]) == (2.0, "logged")
@@ -115,9 +116,10 @@ def test_statements_that_the_metric_did_not_use_are_not_kept():
 
 def test_a_line_says_nothing_of_a_signal_that_its_record_says_nothing_of():
     metric = RMetric()
-    metrics_line(Record(step=1, loss_drift=1.0), metric)
-    metrics_line(Record(step=2, loss_drift=3.0), metric)
-    entry = strict(metrics_line(Record(step=3, training_loss=2.0), metric))
+    metric.update(Record(step=1, loss_drift=1.0))
+    metric.update(Record(step=2, loss_drift=3.0))
+    record = Record(step=3, training_loss=2.0)
+    entry = strict(metrics_line(record, metric.update(record)))
     assert "delta_l" not in entry
     assert "delta_l_source" not in entry
     assert entry["r_metric"] == 0.70
@@ -136,13 +138,21 @@ def test_nan_infinite_and_not_logged_are_told_apart():
     assert "validation_loss" not in second
 
 
+def test_a_line_is_written_without_advancing_the_metric():
+    record = Record(step=1, validation_loss=3.0, events=(), time=1.0)
+    metric = RMetric().update(record)
+    before = state_of(metric)
+    assert metrics_line(record, metric) == metrics_line(record, metric)
+    assert state_of(metric) == before
+
+
 def test_numbers_of_numpy_are_written_as_numbers():
     record = Record(
         step=1,
         validation_loss=np.float32(2.5),
         worker_gradient_norms=(np.float64(1.0), np.float64(3.0)),
     )
-    entry = strict(metrics_line(record, RMetric()))
+    entry = strict(metrics_line(record, RMetric().update(record)))
     assert (entry["validation_loss"], entry["sigma_sq"]) == (2.5, 1.0)
 
 

@@ -13,7 +13,16 @@ from rmetric import Record, RMetric, RMetricConfig, Run
 from rmetric.detectors import DETECTORS
 from rmetric.evaluation import judge, score
 from rmetric.evaluation.intervals import Estimate
-from rmetric.evaluation.published import (
+from rmetric.evaluation.stated import metric_trace
+from rmetric.evaluation.traces import trace_by
+from rmetric.simulation.published import (
+    ACTING,
+    PublishedDynamics,
+    PublishedSpec,
+    published_specs,
+    simulate_published,
+)
+from studies.paper.anatomy import (
     ANATOMY,
     AUTHORS,
     FAULT_OF_RUN,
@@ -27,16 +36,7 @@ from rmetric.evaluation.published import (
     spread_by_fault,
     spread_of_rows,
 )
-from rmetric.evaluation.stated import metric_trace
-from rmetric.evaluation.traces import trace_by
-from rmetric.simulation.published import (
-    ACTING,
-    PublishedDynamics,
-    PublishedSpec,
-    published_specs,
-    simulate_published,
-)
-from rmetric.simulation.published_batch import Draws, Faults, PublishedBatch, run_batch, scores
+from studies.paper.published_batch import Draws, Faults, PublishedBatch, run_batch, scores
 
 SMALL = PublishedDynamics(total_steps=400, evaluate_every=20, onset_step=200, num_workers=4)
 OFTEN = PublishedDynamics(total_steps=300, evaluate_every=3, onset_step=100)

@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from rmetric.guard.checkpoints import Checkpoints, Done, Failed, UnfitCheckpoint
+from rmetric.guard.checkpoints import Checkpoints, FailedSave, SavedCheckpoint, UnfitCheckpoint
 from rmetric.guard.training_state import ModelState, random_values, set_random_values
 from tests.live_ranks import on_ranks
 
@@ -60,7 +60,7 @@ def test_what_is_saved_is_what_was_at_hand_when_it_began(tmp_path, asynchronous)
     checkpoints.begin(3, state, {"seen": 30})
     state["weights"].fill_(99.0)
     done = checkpoints.wait(30.0)
-    assert isinstance(done, Done)
+    assert isinstance(done, SavedCheckpoint)
     assert 0 < done.blocking_seconds <= done.seconds or not asynchronous
     assert 0 < done.durable_seconds <= done.seconds
     assert loaded(at(tmp_path)) == (3, {"seen": 30}, 7.0)
@@ -72,7 +72,7 @@ def test_what_writes_waits_for_no_gpu(tmp_path, monkeypatch):
     checkpoints = at(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *a: asked.append(a))
-    assert isinstance(saved(checkpoints, 1), Done)
+    assert isinstance(saved(checkpoints, 1), SavedCheckpoint)
     assert asked == []
 
 
@@ -84,7 +84,7 @@ def test_an_outcome_is_handed_out_once_and_one_save_runs_at_a_time(tmp_path):
         checkpoints.begin(2, state_of(2))
     with pytest.raises(RuntimeError, match="step 1 is still in flight"):
         checkpoints.newest_good()
-    assert isinstance(checkpoints.wait(30.0), Done)
+    assert isinstance(checkpoints.wait(30.0), SavedCheckpoint)
     assert checkpoints.poll() is None
     assert not checkpoints.in_flight
 
@@ -106,7 +106,7 @@ def test_a_file_that_vanishes_before_it_is_read_back_makes_no_good_one(tmp_path)
 
     checkpoints._agreed = agreed
     failed = saved(checkpoints, 2)
-    assert "__0_0.distcp: written, and no longer there" in failed.problem
+    assert "__0_0.distcp: written, but missing" in failed.problem
     assert names(tmp_path) == ["step-1"]
 
 
@@ -114,10 +114,10 @@ def test_the_last_good_one_stays_until_another_is_good(tmp_path):
     checkpoints = at(tmp_path, keep=1)
     saved(checkpoints, 1)
     failed = saved(checkpoints, 2, problem="nothing to save")
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, FailedSave)
     assert "nothing to save" in failed.problem
     assert names(tmp_path) == ["step-1"]
-    assert isinstance(saved(checkpoints, 3), Done)
+    assert isinstance(saved(checkpoints, 3), SavedCheckpoint)
     assert names(tmp_path) == ["step-3"]
 
 
@@ -159,7 +159,7 @@ def test_whoever_only_reads_does_not_harm_a_save_under_way(tmp_path):
         time.sleep(0.01)
     assert at(tmp_path).newest_good().step == 1
     written.set()
-    assert isinstance(checkpoints.wait(30.0), Done)
+    assert isinstance(checkpoints.wait(30.0), SavedCheckpoint)
 
 
 def test_one_that_is_damaged_takes_nobodys_place(tmp_path):
@@ -228,7 +228,7 @@ def test_a_damaged_newest_falls_back_to_the_one_before(tmp_path, caplog, name, d
     assert not path.exists() or path.read_bytes() != before, "nothing was damaged"
     with caplog.at_level(logging.ERROR, logger="rmetric"):
         assert loaded(at(tmp_path)) == (1, {"seen": 10}, 1.0)
-    assert "passed over" in caplog.text
+    assert "skipped" in caplog.text
     assert words in caplog.text
 
 
@@ -261,7 +261,7 @@ def test_what_is_not_finite_is_kept_aside_and_never_loaded(tmp_path, value):
         state = state_of(step)
         state["weights"][1, 2] = value
         failed = saved(checkpoints, step, state)
-        assert isinstance(failed, Failed)
+        assert isinstance(failed, FailedSave)
         assert "weights holds 1 of 24 values that are not finite" in failed.problem
         assert failed.kept == tmp_path / f"step-{step}.not-finite"
     assert names(tmp_path) == ["step-1", "step-3.not-finite"]
@@ -271,9 +271,9 @@ def test_what_is_not_finite_is_kept_aside_and_never_loaded(tmp_path, value):
 def test_a_mask_may_be_infinite_but_not_nan(tmp_path):
     checkpoints = at(tmp_path, may_be_infinite=["*.mask"])
     state = {"model": {"mask": torch.full((2,), -torch.inf), "steps": torch.arange(3)}}
-    assert isinstance(saved(checkpoints, 1, state), Done)
+    assert isinstance(saved(checkpoints, 1, state), SavedCheckpoint)
     state["model"]["mask"][0] = torch.nan
-    assert isinstance(saved(checkpoints, 2, state), Failed)
+    assert isinstance(saved(checkpoints, 2, state), FailedSave)
 
 
 def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path):
@@ -288,18 +288,18 @@ def test_a_folder_that_goes_away_fails_the_save_and_is_not_made_again(tmp_path):
     checkpoints = at(tmp_path / "disk")
     shutil.rmtree(tmp_path / "disk")
     failed = saved(checkpoints, 1)
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, FailedSave)
     assert f"the folder {tmp_path / 'disk'} is gone" in failed.problem
     assert names(tmp_path) == []
     (tmp_path / "disk").mkdir()
-    assert isinstance(saved(checkpoints, 2), Done)
+    assert isinstance(saved(checkpoints, 2), SavedCheckpoint)
 
 
 def test_values_that_json_does_not_hold_fail_the_save_with_their_place(tmp_path):
     checkpoints = at(tmp_path)
     checkpoints.begin(1, state_of(1), {"loader": object()})
     failed = checkpoints.wait(30.0)
-    assert "its plain values: TypeError" in failed.problem
+    assert "plain values: TypeError" in failed.problem
     assert names(tmp_path) == []
 
 
@@ -328,7 +328,7 @@ def replicated(folder, step, rank, **more):
 
 def full_disk_on_one(rank, folder, full):
     checkpoints, first = replicated(folder, 1, rank)
-    assert isinstance(first, Done)
+    assert isinstance(first, SavedCheckpoint)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     if rank == full:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
@@ -373,7 +373,7 @@ def broken_state_on_one(rank, folder):
 
 def test_a_rank_that_has_nothing_to_save_holds_nobody_up(tmp_path):
     for problem, left, third in on_ranks(broken_state_on_one, tmp_path, ranks=2):
-        assert "rank 1: RuntimeError: its state: ValueError: lost in memory" in problem
+        assert "rank 1: RuntimeError: state: ValueError: lost in memory" in problem
         assert left == ["step-1"]
         assert third == 3
 
@@ -397,7 +397,7 @@ def test_a_rank_killed_in_a_save_leaves_the_one_before(tmp_path, victim):
     assert results[victim] is None, "it was to be killed"
     for rank, result in enumerate(results):
         if rank != victim:
-            assert result[0] == "Failed", result
+            assert result[0] == "FailedSave", result
             assert result[2] < 20
     left = [name for name in names(tmp_path) if not name.endswith(".part")]
     assert left == ["step-1"]

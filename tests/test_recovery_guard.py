@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rmetric.guard.checkpoints import Checkpoints, Done, Failed
+from rmetric.guard.checkpoints import Checkpoints, FailedSave, SavedCheckpoint
 from rmetric.guard.guard import Guard
 from rmetric.guard.policy import PolicyConfig, Vote
 from rmetric.guard.run_folder import RunFolder
@@ -50,10 +50,10 @@ class Saver:
         step = self.began[-1]
         if self.problem or self.fails > 0:
             self.fails -= 1
-            self.done = Failed(step=step, problem=self.problem or "the disk is full")
+            self.done = FailedSave(step=step, problem=self.problem or "the disk is full")
         else:
             times = dict(blocking_seconds=0.1, durable_seconds=0.5, seconds=1.0)
-            self.done = Done(step=step, path=None, **times)
+            self.done = SavedCheckpoint(step=step, path=None, **times)
 
     def poll(self):
         done, self.done = self.done, None
@@ -126,7 +126,7 @@ def test_a_save_that_fails_is_tried_again_and_the_training_goes_on(caplog):
     with caplog.at_level(logging.ERROR, logger="rmetric"):
         assert run(guard, range(1, 60), clock=clock) is None
     assert saver.began[:3] == [10, 21, 42]  # ten seconds later, then twenty
-    assert caplog.text.count("is not saved: the disk is full") == 2
+    assert caplog.text.count("failed: the disk is full") == 2
     assert guard.problem == ""
 
 
@@ -136,7 +136,7 @@ def test_a_state_that_cannot_be_had_is_a_save_that_fails():
 
     guard = a_guard(interval=10, state=broken)
     run(guard, range(1, 15))
-    assert guard.problem == "its state cannot be had: RuntimeError: out of memory"
+    assert guard.problem == "state cannot be read: RuntimeError: out of memory"
 
 
 def test_a_request_in_the_folder_is_answered_when_it_is_durable(tmp_path):
@@ -217,7 +217,7 @@ def test_a_handler_that_is_displaced_is_named_and_comes_back(caplog):
     before = signal.signal(signal.SIGUSR2, requeue)
     try:
         guard = a_guard(signals={signal.SIGUSR2: "save"})
-        assert "the guard hears SIGUSR2, not " in caplog.text
+        assert "the guard handles SIGUSR2 instead of " in caplog.text
         assert "requeue" in caplog.text
         os.kill(os.getpid(), signal.SIGUSR2)
         guard.close()
@@ -239,7 +239,7 @@ def test_after_a_signal_the_training_ends_in_time_even_if_it_cannot_be_saved(cap
     guard.close()
     assert saver.began == [5, 15], "tried, and tried again"
     assert stopped == 30
-    assert "the time to save is over" in caplog.text
+    assert "grace period is over" in caplog.text
 
 
 def verdict(level, gpu=3):
@@ -308,7 +308,7 @@ def test_a_long_last_save_is_not_taken_for_a_hang(tmp_path):
 
     guard = a_guard(Waits(at_once=False), folder=folder)
     run(guard, range(1, 3))
-    assert isinstance(guard.save(2), Done)
+    assert isinstance(guard.save(2), SavedCheckpoint)
     assert phases[phases.index("waits") - 1] == "saving"
 
 
@@ -316,12 +316,12 @@ def test_an_answer_that_cannot_be_noted_does_not_end_the_training(tmp_path, capl
     folder = RunFolder(tmp_path)
     checkpoints = Checkpoints(folder.checkpoints, fingerprint="m")
     checkpoints.begin(5, {"w": torch.ones(2)}, request=3)
-    assert isinstance(checkpoints.wait(30.0), Done)
+    assert isinstance(checkpoints.wait(30.0), SavedCheckpoint)
     folder.answered_file.mkdir()  # as good as a full disk
     guard = a_guard(checkpoints, folder=folder, state=lambda: {"w": torch.ones(2)})
     with caplog.at_level(logging.ERROR, logger="rmetric"):
         assert guard.resume() == {"step": 5}
-    assert "request 3 is answered, but not noted" in caplog.text
+    assert "answer to request 3 cannot be written" in caplog.text
 
 
 def test_it_beats_at_most_once_a_second(tmp_path):
@@ -374,7 +374,7 @@ def test_the_clock_of_an_interval_in_seconds():
 def test_the_end_is_saved_once(tmp_path):
     guard = a_guard(Checkpoints(tmp_path, fingerprint="m"), state=lambda: {"w": torch.ones(2)})
     run(guard, range(1, 4))
-    assert isinstance(guard.save(3), Done)
+    assert isinstance(guard.save(3), SavedCheckpoint)
     assert guard.save(3) is None
     guard.close()
     again = a_guard(Checkpoints(tmp_path, fingerprint="m"), state=lambda: {"w": torch.ones(2)})
@@ -386,7 +386,7 @@ def test_a_request_answered_just_before_a_kill_is_noted_on_the_way_back(tmp_path
     folder = RunFolder(tmp_path)
     checkpoints = Checkpoints(folder.checkpoints, fingerprint="m")
     checkpoints.begin(5, {"w": torch.ones(2)}, request=3)
-    assert isinstance(checkpoints.wait(30.0), Done)
+    assert isinstance(checkpoints.wait(30.0), SavedCheckpoint)
     guard = Guard(
         policy=PolicyConfig(interval_steps=100),
         folder=folder,
@@ -442,7 +442,7 @@ def training(
         "last": step,
         "saves": saves,
         "losses": losses,
-        "good": guard.last.step if isinstance(guard.last, Done) else None,
+        "good": guard.last.step if isinstance(guard.last, SavedCheckpoint) else None,
     }
 
 
@@ -525,7 +525,7 @@ def test_a_full_disk_does_not_end_the_training_and_it_saves_again_when_there_is_
 
 def killed_in_its_second_save(rank, folder):
     def at(step, rank, guard):
-        if rank == 1 and isinstance(guard.last, Done) and guard.checkpoints.in_flight:
+        if rank == 1 and isinstance(guard.last, SavedCheckpoint) and guard.checkpoints.in_flight:
             os.kill(os.getpid(), signal.SIGKILL)
 
     try:
@@ -564,7 +564,7 @@ def disagreed(rank, folder):
 
 def test_ranks_that_saw_a_save_end_otherwise_still_do_the_same(tmp_path):
     for result in on_ranks(disagreed, tmp_path, ranks=2):
-        assert result == ("Failed", "Done", [1, 1])
+        assert result == ("FailedSave", "SavedCheckpoint", [1, 1])
 
 
 def fewer(rank, folder, steps):

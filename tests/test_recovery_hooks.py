@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from rmetric.cli.main import main
-from rmetric.guard.checkpoints import Checkpoints, Done
+from rmetric.guard.checkpoints import Checkpoints, SavedCheckpoint
 from rmetric.guard.guard import Guard
 from rmetric.guard.megatron import TRACKER, guard_megatron, megatron_arguments
 from rmetric.guard.monitor_action import AskGuard
@@ -91,7 +91,7 @@ def test_an_alert_of_the_monitor_saves_and_one_that_is_not_finite_keeps_the_one_
             guard.step(step)
         assert {alert.source for alert in monitor.alerts} >= {"non_finite"}
     guard.close()
-    assert isinstance(guard.last, Done)
+    assert isinstance(guard.last, SavedCheckpoint)
     assert guard.last.step >= 20
     good = Checkpoints(tmp_path, fingerprint="m").newest_good()
     assert good.step == guard.last.step
@@ -139,7 +139,7 @@ def test_a_gpu_that_falls_off_the_bus_is_heard_through_the_real_bindings(tmp_pat
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    assert "a checkpoint is asked for by rule: GPU 0: Xid 79" in done.stderr
+    assert "checkpoint requested by rule: GPU 0: Xid 79" in done.stderr
     assert len(list((tmp_path / "checkpoints").glob("step-*/good.json"))) == 1
 
 
@@ -272,7 +272,7 @@ def test_a_full_disk_does_not_end_the_trainer(tmp_path, caplog):
     with caplog.at_level(logging.ERROR, logger="rmetric"):
         trainer.train()
     assert tried == [3, 12]
-    assert "step 3 is not saved: OSError: [Errno 28] No space left on device" in caplog.text
+    assert "save of step 3 failed: OSError: [Errno 28] No space left on device" in caplog.text
     assert checkpoints_of(trainer) == ["checkpoint-12"]
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from benchmarks.planner import estimated_teraflops
 from benchmarks.planner_reference import LLAMA_405B, NARAYANAN, least_memory, try_all
 from rmetric.guard.layout import Layout
-from rmetric.guard.planner import BatchSpec, Option, Plan, PlanOptions, check, plan
-from rmetric.guard.planner.cluster import GIB, GPUS, Cluster, Node, in_words
+from rmetric.guard.planner import BatchSpec, LayoutPlan, Option, PlanOptions, check, plan
+from rmetric.guard.planner.cluster import GIB, GPUS, Cluster, ClusterNode, in_words
 from rmetric.guard.planner.engines import ENGINES, padded_vocabulary
 from rmetric.guard.planner.memory import activation_bytes, layers_of_stage, memory
 from rmetric.guard.planner.model_shape import ModelShape
@@ -82,7 +82,7 @@ def questions(draw: st.DrawFn, largest: int = 4) -> tuple[ModelShape, Cluster, B
     return model, draw(clusters(model, engine, largest)), batch, engine
 
 
-def rate(found: Plan) -> float:
+def rate(found: LayoutPlan) -> float:
     return found.best.step.tokens_per_second if found.best else 0.0
 
 
@@ -131,7 +131,7 @@ def test_one_more_gpu_never_makes_it_worse(question, data):
     if index < len(found):
         found[index] = replace(found[index], gpus=(*found[index].gpus, 99))
     else:
-        found.append(Node(name="new", gpus=(0,)))
+        found.append(ClusterNode(name="new", gpus=(0,)))
     larger = replace(cluster, nodes=tuple(found))
     assert larger.num_gpus == cluster.num_gpus + 1
     fewer = rate(plan(model, cluster, batch, engine=engine))
@@ -453,8 +453,11 @@ def test_parts_of_the_model_add_up(question):
         (lambda: Cluster.of([8], "b300"), "gpu is 'b300': a100, a100-40, h100, h200"),
         (lambda: Cluster.of([8], memory_gib=0), "memory is 0"),
         (lambda: Cluster.of([8], reserve=-1.0), "reserve is -1.0"),
-        (lambda: Node(name="a", gpus=(0, 0)), "named twice"),
-        (lambda: Cluster(nodes=(Node(name="a", gpus=()),) * 2, gpu=GPUS["a100"]), "one name"),
+        (lambda: ClusterNode(name="a", gpus=(0, 0)), "named twice"),
+        (
+            lambda: Cluster(nodes=(ClusterNode(name="a", gpus=()),) * 2, gpu=GPUS["a100"]),
+            "one name",
+        ),
         (lambda: replace(LLAMA_8B, kv_heads=5), "must divide the 32 heads"),
         (lambda: replace(LLAMA_8B, layers=0), "layers is 0"),
         (lambda: replace(LLAMA_8B, gated=1), "gated is 1"),

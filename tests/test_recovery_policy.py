@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rmetric.guard.interval import (
-    FailureRate,
+    FailureRateEstimate,
     advise,
     best_interval,
     daly,
@@ -371,7 +371,7 @@ def test_bad_numbers_are_named(call, words):
 
 
 def test_a_rate_that_is_given_is_its_own_interval():
-    rate = FailureRate(per_hour=0.5, low=0.2, high=0.9)
+    rate = FailureRateEstimate(per_hour=0.5, low=0.2, high=0.9)
     advice = advise(save_seconds=5.0, failures_per_hour=rate)
     assert advice.shortest == best_interval(
         save_seconds=5.0, restart_seconds=0.0, failures_per_hour=0.9

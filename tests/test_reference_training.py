@@ -176,7 +176,9 @@ def test_a_killed_run_logs_each_step_once(tmp_path, plain):
 
 def test_a_gradient_that_is_not_finite_never_reaches_the_weights(tmp_path, plain):
     more = ("--inject=nan@5", "--synchronous")
-    with pytest.raises(AssertionError, match=r"NotFinite: step 5: the loss is [\d.]+, the norm"):
+    with pytest.raises(
+        AssertionError, match=r"NonFiniteError: step 5: the loss is [\d.]+, the norm"
+    ):
         on_ranks(train_on, tmp_path, ("run", more), ranks=1)
     assert (tmp_path / "run" / "injected" / "nan@5:0.json").exists()
     assert losses_of(tmp_path / "run")[5][1] == "NaN"
@@ -217,11 +219,13 @@ def test_a_run_that_is_asked_to_stop_saves_and_goes_on_later(tmp_path, plain):
 
 
 def without_a_folder(rank, folder):
-    from studies.tiny_llama.loop import NotSaved, Training
+    from studies.tiny_llama.loop import CheckpointNotSavedError, RankTraining
 
-    training = Training(settings(folder, "--steps=2"), torch.device("cpu"))
+    training = RankTraining(settings(folder, "--steps=2"), torch.device("cpu"))
     shutil.rmtree(folder / "checkpoints")
-    with pytest.raises(NotSaved, match=r"step 2, the last, is not saved: .* is gone"):
+    with pytest.raises(
+        CheckpointNotSavedError, match=r"step 2, the last, is not saved: .* is gone"
+    ):
         training.run()
     return training.settings.folder.beats()[0].phase
 

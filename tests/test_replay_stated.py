@@ -20,7 +20,6 @@ from rmetric.readers import open_log, read_log
 from rmetric.readers.columns import STATED, TARGETS, choose_columns
 from rmetric.readers.scored_run import score_run
 from rmetric.reporting.replay_report import Replayed, replay_logs
-from rmetric.whole_log import score_records
 from tests.authors_data import AUTHORS, needs_authors_logs
 from tests.pages import Found
 
@@ -197,12 +196,12 @@ def test_the_console_tells_stated_alarms_from_ours_and_undefined_from_none(tmp_p
     assert command.report(result, tmp_path / "out") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(
-        "2 runs: 0 alarmed (calibrated detector), 0 alarmed (R-Metric as published, undefined in "
-        "2), 1 alarmed by R as their logs state it"
+        "2 runs: 0 alarmed (calibrated detector, nothing to judge by in 2), 0 alarmed (R-Metric as "
+        "published, undefined in 2), 1 alarmed by R as their logs state it"
     )
     stated = "R-Metric as published: undefined; R as its log states it:"
-    assert f"a: no alarm; {stated} alarm at step 200, the first of 2" in lines[1]
-    assert f"b: no alarm; {stated} no alarm" in lines[2]
+    assert f"a: nothing to judge by; {stated} alarm at step 200, the first of 2" in lines[1]
+    assert f"b: nothing to judge by; {stated} no alarm" in lines[2]
 
 
 # Weights as stated
@@ -344,19 +343,9 @@ def test_a_log_of_ours_keeps_the_norms_that_somebody_else_stated(tmp_path):
     path.write_bytes(b"".join(run_lines(Run(id="own", records=records), RMetricConfig())))
     assert read(path).records == records
     assert said(read(path).notes, "equals the logged r_metric at all 7 records")
-    entry = json.loads(metrics_line(records[0], RMetric()))
+    entry = json.loads(metrics_line(records[0], RMetric().update(records[0])))
     assert entry["sigma_sq_source"] == "logged_normalised"
     assert "sigma_sq" not in entry
-
-
-def test_a_whole_log_of_norms_is_refused_where_it_must_be_streamed():
-    records = [Record(step=s, loss_drift_normalised=0.5) for s in range(3)]
-    with pytest.raises(ValueError, match="loss_drift_normalised on rows without loss"):
-        score_records(records, RMetricConfig())
-    with_losses = [replace(r, validation_loss=3.0 - r.step) for r in records]
-    stream = RMetric()
-    streamed = [stream.update(record).score for record in with_losses]
-    assert score_records(with_losses, RMetricConfig()).score.tolist() == streamed
 
 
 def test_the_reason_of_an_alarm_names_no_signal_that_was_never_seen():
@@ -440,7 +429,7 @@ def test_two_files_with_one_id_are_told_apart_by_their_file_everywhere(tmp_path,
     assert said(summaries[1]["notes"], f"{paths[0]} is in twin, this one, {paths[1]}, in twin-2")
     command.report(result, tmp_path / "out")
     lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(": no alarm")[0] for line in lines[1:4]] == [
+    assert [line.partition(": nothing to judge by")[0] for line in lines[1:4]] == [
         f"twin ({paths[0]})", f"twin ({paths[1]})", "other"
     ]  # fmt: skip
     index = Found((tmp_path / "out" / "index.html").read_text())

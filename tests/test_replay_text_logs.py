@@ -18,16 +18,11 @@ from rmetric.readers import (
     read_log,
     text_deepspeed,
     text_fairseq,
+    text_formats,
     text_hugging_face,
-    text_llm_c,
     text_megatron,
     text_mlperf,
-    text_modded_nanogpt,
-    text_nanochat,
-    text_nanogpt,
     text_pairs,
-    text_torchtitan,
-    text_torchtune,
 )
 from rmetric.readers.text_readers import AsReader
 
@@ -36,12 +31,12 @@ OWN = (
     text_fairseq,
     text_mlperf,
     text_megatron,
-    text_nanogpt,
-    text_nanochat,
-    text_modded_nanogpt,
-    text_llm_c,
-    text_torchtitan,
-    text_torchtune,
+    text_formats.NANOGPT,
+    text_formats.NANOCHAT,
+    text_formats.MODDED_NANOGPT,
+    text_formats.LLM_C,
+    text_formats.TORCHTITAN,
+    text_formats.TORCHTUNE,
     text_deepspeed,
 )
 Cells = list[dict[str, object]]
@@ -293,15 +288,15 @@ MLPERF_CELLS: Cells = [
 SAMPLES = {
     "megatron": (text_megatron, MEGATRON, MEGATRON_CELLS),
     "deepspeed": (text_deepspeed, DEEPSPEED, DEEPSPEED_CELLS),
-    "nanogpt": (text_nanogpt, NANOGPT, NANOGPT_CELLS),
-    "nanochat": (text_nanochat, NANOCHAT, NANOCHAT_CELLS),
-    "modded_nanogpt": (text_modded_nanogpt, MODDED, MODDED_CELLS),
-    "llm_c": (text_llm_c, LLM_C, LLM_C_CELLS),
-    "llm_c_main_log": (text_llm_c, LLM_C_MAIN_LOG, LLM_C_MAIN_LOG_CELLS),
-    "build_nanogpt": (text_llm_c, BUILD_NANOGPT, BUILD_NANOGPT_CELLS),
-    "torchtitan": (text_torchtitan, TORCHTITAN, TORCHTITAN_CELLS),
-    "torchtune": (text_torchtune, TORCHTUNE, TORCHTUNE_CELLS),
-    "torchtune_bar": (text_torchtune, TORCHTUNE_BAR, TORCHTUNE_BAR_CELLS),
+    "nanogpt": (text_formats.NANOGPT, NANOGPT, NANOGPT_CELLS),
+    "nanochat": (text_formats.NANOCHAT, NANOCHAT, NANOCHAT_CELLS),
+    "modded_nanogpt": (text_formats.MODDED_NANOGPT, MODDED, MODDED_CELLS),
+    "llm_c": (text_formats.LLM_C, LLM_C, LLM_C_CELLS),
+    "llm_c_main_log": (text_formats.LLM_C, LLM_C_MAIN_LOG, LLM_C_MAIN_LOG_CELLS),
+    "build_nanogpt": (text_formats.LLM_C, BUILD_NANOGPT, BUILD_NANOGPT_CELLS),
+    "torchtitan": (text_formats.TORCHTITAN, TORCHTITAN, TORCHTITAN_CELLS),
+    "torchtune": (text_formats.TORCHTUNE, TORCHTUNE, TORCHTUNE_CELLS),
+    "torchtune_bar": (text_formats.TORCHTUNE, TORCHTUNE_BAR, TORCHTUNE_BAR_CELLS),
     "hugging_face": (text_hugging_face, HUGGING_FACE, HUGGING_FACE_CELLS),
     "swift": (text_hugging_face, SWIFT, SWIFT_CELLS),
     "fairseq": (text_fairseq, FAIRSEQ, FAIRSEQ_CELLS),
@@ -368,7 +363,7 @@ def test_a_log_that_is_cut_anywhere_gives_what_comes_before_and_never_fails(name
 
 def test_the_loss_of_a_line_that_was_cut_in_its_middle_is_not_half_a_number():
     assert cells_of(text_megatron, " iteration 5/ 9 | lm loss: 1.25E+") == [{"step": 5}]
-    assert cells_of(text_modded_nanogpt, "step:5/9 train_loss:") == []
+    assert cells_of(text_formats.MODDED_NANOGPT, "step:5/9 train_loss:") == []
     assert cells_of(text_mlperf, MLPERF[: MLPERF.index("7.75") + 2]) == []
     assert cells_of(text_hugging_face, "{'loss': 2.2") == []
 

@@ -8,8 +8,8 @@ import pytest
 
 from rmetric.evaluation import Study
 from rmetric.records import Run
-from rmetric.reporting.script import folder_for, say_what_was_read
-from rmetric.reporting.tables import FEW_RUNS
+from studies.paper.script import folder_for, say_what_was_read
+from studies.paper.tables import FEW_RUNS
 
 
 def study(*recipes: str) -> Study:

@@ -16,12 +16,12 @@ from rmetric.guard.layout import Layout
 from rmetric.guard.run_folder import LAUNCH_VARIABLE, RunFolder
 from rmetric.guard.supervisor import processes
 from rmetric.guard.supervisor.allocation import shrink_data
-from rmetric.guard.supervisor.core import Settings
-from rmetric.guard.supervisor.journal import Lock, LockedError, read_journal
-from rmetric.guard.supervisor.launch import Program
+from rmetric.guard.supervisor.core import RestartPolicy
+from rmetric.guard.supervisor.journal import FolderLock, FolderLockedError, read_journal
+from rmetric.guard.supervisor.launch_processes import Program
 from rmetric.guard.supervisor.summary import summarise
-from rmetric.guard.supervisor.supervise import Pace, Supervisor
-from rmetric.guard.supervisor.watch import Patience
+from rmetric.guard.supervisor.supervise import Intervals, Supervisor
+from rmetric.guard.supervisor.watch import Timeouts
 from rmetric.telemetry.lines import verdict_line
 from rmetric.telemetry.verdict import GpuVerdict
 
@@ -52,7 +52,7 @@ class Told:
         return not processes.of_launches(token)
 
 
-def supervisor(folder, faults=(), *, more=(), gpus=2, patience=None, batch=None, **settings):
+def supervisor(folder, faults=(), *, more=(), gpus=2, timeouts=None, batch=None, **settings):
     folder.mkdir(exist_ok=True)
     (folder / "faults.json").write_text(json.dumps(list(faults)))
     chosen = {"backoff_seconds": 0.01, "save_seconds": 5.0, "settle_seconds": 1.0} | settings
@@ -61,10 +61,10 @@ def supervisor(folder, faults=(), *, more=(), gpus=2, patience=None, batch=None,
         Program(arguments=(*AGENT, *more), prefixes={"": ()}),
         {"": tuple(range(gpus))},
         shrink_data(Layout(data=gpus, accumulation=1 if batch is None else batch // gpus), batch),
-        settings=Settings(**chosen),
-        patience=patience or Patience(start=20.0, hang=20.0),
-        pace=Pace(poll=0.03, progress=0.05, grace=0.2),
-        say=lambda line: None,
+        restart_policy=RestartPolicy(**chosen),
+        timeouts=timeouts or Timeouts(start=20.0, hang=20.0),
+        intervals=Intervals(poll=0.03, progress=0.05, grace=0.2),
+        print_line=lambda line: None,
     )
 
 
@@ -119,9 +119,9 @@ def test_a_rank_or_the_agent_fails_and_training_goes_on(tmp_path, do, words):
 
 
 def test_a_hang_is_noticed_and_what_does_not_listen_is_killed(tmp_path):
-    told = run(tmp_path, [fault("hang")], patience=Patience(hang=0.4))
+    told = run(tmp_path, [fault("hang")], timeouts=Timeouts(hang=0.4))
     assert "fault: hang" in told.log(1)
-    assert "rank 1 stands at step 7, the others at" in told.failures[0]
+    assert "rank 1 is at step 7, the others at" in told.failures[0]
     assert told.of("ended")[1]["found"] >= 2
     assert told.code == 0
     assert told.summary.incidents[0].notice_seconds > 0.3
@@ -129,18 +129,18 @@ def test_a_hang_is_noticed_and_what_does_not_listen_is_killed(tmp_path):
 
 
 def test_one_that_does_not_begin_is_noticed(tmp_path):
-    told = run(tmp_path, more=("--silent", "--seconds", "60"), patience=Patience(start=0.3),
+    told = run(tmp_path, more=("--silent", "--seconds", "60"), timeouts=Timeouts(start=0.3),
                max_restarts=0)  # fmt: skip
     assert told.code == 1
-    assert "has not begun to train" in told.failures[0]
+    assert "training has not started after" in told.failures[0]
     assert told.nobody_is_left()
 
 
 @pytest.mark.slow
 def test_a_program_without_heartbeats_is_watched_by_its_output(tmp_path):
     told = run(tmp_path, [fault("hang", rank=0), fault("hang", rank=1)], more=("--silent",),
-               patience=Patience(quiet=0.5))  # fmt: skip
-    assert told.failures[0].startswith("it has printed nothing for")
+               timeouts=Timeouts(quiet=0.5))  # fmt: skip
+    assert told.failures[0].startswith("no output for")
     assert told.code == 0
 
 
@@ -150,7 +150,7 @@ def test_one_that_ends_with_0_before_it_has_finished_is_started_again(tmp_path):
     assert (told.code, told.summary.outcome, told.summary.step) == (0, "finished", 20)
 
 
-def test_one_that_never_says_that_it_has_finished_is_not_started_for_ever(tmp_path):
+def test_a_training_that_never_reports_its_end_is_not_restarted_for_ever(tmp_path):
     told = run(tmp_path, [fault("leave", launch=0, rank=r, step=20) for r in (0, 1)])
     assert (told.code, told.summary.outcome, told.summary.launches) == (0, "finished", 2)
 
@@ -171,14 +171,14 @@ def test_what_fails_the_same_way_at_once_is_given_up(tmp_path):
     assert told.code == 1
     assert told.summary.launches == 2
     assert told.summary.words.startswith(
-        "it fails the same way at once: rank 1 failed with exit code 1: ValueError: no such"
+        "repeated immediate failure: rank 1 failed with exit code 1: ValueError: no such"
     )
 
 
 def test_restarts_are_bounded(tmp_path):
     told = run(tmp_path, [fault("kill", launch=0)], max_restarts=2)
     assert (told.code, told.summary.launches) == (1, 3)
-    assert "2 restarts in a row were of no use" in told.summary.words
+    assert "2 restarts in a row failed" in told.summary.words
 
 
 def test_what_cannot_be_started_is_said(tmp_path):
@@ -187,7 +187,7 @@ def test_what_cannot_be_started_is_said(tmp_path):
     assert one.run() == 1
     told = Told(tmp_path, 1)
     assert "no-such-program cannot be started" in told.failures[0]
-    assert told.summary.words.startswith("it fails the same way at once")
+    assert told.summary.words.startswith("repeated immediate failure")
 
 
 def test_a_fatal_gpu_is_drained_and_training_goes_on_with_the_rest(tmp_path):
@@ -213,7 +213,7 @@ def test_a_fatal_gpu_is_drained_and_training_goes_on_with_the_rest(tmp_path):
         def close(self):
             pass
 
-    one.watched.sources.append(Script())
+    one.watching.sources.append(Script())
     told = Told(tmp_path, one.run())
     assert told.code == 0
     assert told.failures == ["GPU 2 is fatal: Xid 79: the GPU has fallen off the bus"]
@@ -263,7 +263,7 @@ def test_a_request_of_a_user_to_stop_is_obeyed(tmp_path):
         def close(self):
             pass
 
-    one.watched.sources.append(User())
+    one.watching.sources.append(User())
     told = Told(tmp_path, one.run())
     assert (told.code, told.summary.outcome) == (4, "stopped")
     stopped_at = told.summary.step
@@ -295,24 +295,24 @@ def test_a_failure_while_a_user_waits_for_it_to_stop_ends_the_run(tmp_path):
             pass
 
     user = User()
-    one.watched.sources.append(user)
+    one.watching.sources.append(user)
     told = Told(tmp_path, one.run())
     assert user.asked == 1
     assert "fault: kill" in told.log(1)
     assert len(told.failures) == 1
     assert (told.code, told.summary.outcome, told.summary.launches) == (4, "stopped", 1)
-    assert "failed before the checkpoint for it was made" in told.summary.words
+    assert "failed before its checkpoint was made" in told.summary.words
     assert [line["stop"] for line in told.of("request")] == [True]
     assert (told.summary.requests, told.summary.unanswered) == (1, 1)
-    assert "requests of users: 1, 1 of them without an answer" in told.folder.summary.read_text()
+    assert "user requests: 1, 1 of them unanswered" in told.folder.summary.read_text()
     assert told.nobody_is_left()
     # Who starts it again wants it to run.
     assert run(tmp_path).code == 0
 
 
 def test_two_supervisors_on_one_folder(tmp_path, capsys):
-    with Lock(RunFolder(tmp_path)):
-        with pytest.raises(LockedError, match=rf"by process {os.getpid()} on "):
+    with FolderLock(RunFolder(tmp_path)):
+        with pytest.raises(FolderLockedError, match=rf"by process {os.getpid()} on "):
             supervisor(tmp_path).run()
         assert main(["supervise", str(tmp_path), "--", "true"]) == 3
     assert f"supervised already, by process {os.getpid()}" in capsys.readouterr().err
@@ -407,7 +407,7 @@ def test_a_disk_too_full_to_start_is_a_failure_like_any_other(tmp_path, monkeypa
 def test_a_full_disk_does_not_end_the_training(tmp_path, monkeypatch):
     said = []
     one = supervisor(tmp_path)
-    one._say = said.append
+    one._print_line = said.append
     written = []
 
     def full(handle):

@@ -1,4 +1,4 @@
-"""The core of the supervisor: laws that hold whatever happens in whatever order."""
+"""State machine of the supervisor: laws that hold for every sequence of events."""
 
 import numpy as np
 import pytest
@@ -7,50 +7,50 @@ from hypothesis import strategies as st
 
 from rmetric.guard.layout import Layout
 from rmetric.guard.supervisor.allocation import allot, shrink_data
-from rmetric.guard.supervisor.core import Core, Past, Settings
+from rmetric.guard.supervisor.core import Core, JournalState, RestartPolicy
 from rmetric.guard.supervisor.events import (
-    Ask,
-    Began,
-    Drop,
-    Durable,
-    End,
-    Ended,
-    Exited,
-    Failure,
+    CheckpointDurable,
+    CheckpointRequested,
+    DropGpus,
+    EndProcesses,
     Finish,
-    Hung,
-    Interrupted,
-    Launch,
-    Note,
-    Stepped,
-    StopWanted,
-    Verdict,
-    WakeAt,
-    Wanted,
-    Woke,
+    GpuVerdictChanged,
+    LaunchExited,
+    LaunchFailure,
+    LaunchHung,
+    ProcessesEnded,
+    RequestCheckpoint,
+    SetTimer,
+    SignalReceived,
+    StartLaunch,
+    StepReached,
+    StopRequested,
+    SupervisorStarted,
+    TimerFired,
+    WriteJournal,
 )
 
 POOL = {"": (0, 1, 2, 3)}
 
 
-def core(pool=POOL, past=None, again=False, **settings):
+def core(pool=POOL, state=None, again=False, **settings):
     layout = Layout(data=sum(map(len, pool.values())), accumulation=3)
-    chosen = Settings(jitter=0.0, **settings)
+    chosen = RestartPolicy(jitter=0.0, **settings)
     plan = shrink_data(layout, layout.global_batch)
     rng = np.random.default_rng(0)
-    return Core(chosen, pool, plan, rng=rng, past=past, again=again)
+    return Core(chosen, pool, plan, rng=rng, state=state, again=again)
 
 
 def started(**settings):
     one = core(**settings)
-    one.on(Began(time=0.0))
-    (_note, launch) = one.on(Ended(time=0.0))
-    assert isinstance(launch, Launch)
+    one.on(SupervisorStarted(time=0.0))
+    (_note, launch) = one.on(ProcessesEnded(time=0.0))
+    assert isinstance(launch, StartLaunch)
     return one
 
 
 def failed(words="boom 7", **more):
-    return Failure(kind="exception", words=words, **more)
+    return LaunchFailure(kind="exception", words=words, **more)
 
 
 def kinds(actions):
@@ -58,17 +58,17 @@ def kinds(actions):
 
 
 def verdict(gpu, level="fatal", action="drain"):
-    return Verdict(time=5.0, gpu=("", gpu), level=level, action=action, words="Xid 79")
+    return GpuVerdictChanged(time=5.0, gpu=("", gpu), level=level, action=action, words="Xid 79")
 
 
 def test_a_failure_ends_all_processes_and_then_waits_before_it_starts_again():
     one = started(backoff_seconds=4.0)
-    one.on(Stepped(time=1.0, step=3, resumed=0))
-    assert kinds(one.on(Exited(time=2.0, failure=failed()))) == [Note, End]
-    note, wake = one.on(Ended(time=3.0))
+    one.on(StepReached(time=1.0, step=3, resumed=0))
+    assert kinds(one.on(LaunchExited(time=2.0, failure=failed()))) == [WriteJournal, EndProcesses]
+    note, wake = one.on(ProcessesEnded(time=3.0))
     assert (note.seconds, wake.time) == (4.0, 7.0)
-    assert one.on(Woke(time=6.9)) == []
-    (launch,) = one.on(Woke(time=7.0))
+    assert one.on(TimerFired(time=6.9)) == []
+    (launch,) = one.on(TimerFired(time=7.0))
     assert launch.number == 2
 
 
@@ -77,24 +77,24 @@ def test_waits_double_up_to_a_cap_and_are_counted_anew_after_progress():
     waits, time, step = [], 0.0, 0
     for n in range(6):
         step += 10 if n == 4 else 1
-        one.on(Stepped(time=time, step=step, resumed=0))
-        one.on(Exited(time=time, failure=failed()))
-        waits.append(one.on(Ended(time=time))[0].seconds)
+        one.on(StepReached(time=time, step=step, resumed=0))
+        one.on(LaunchExited(time=time, failure=failed()))
+        waits.append(one.on(ProcessesEnded(time=time))[0].seconds)
         time += 10.0
-        one.on(Woke(time=time))
+        one.on(TimerFired(time=time))
     assert waits == [1.0, 2.0, 3.0, 3.0, 1.0, 2.0]
 
 
 def test_a_fatal_gpu_is_saved_dropped_and_replaced_by_a_smaller_layout():
     one = started()
     note, drop, ask, _wake = one.on(verdict(1))
-    assert drop == Drop((("", 1),), "Xid 79")
+    assert drop == DropGpus((("", 1),), "Xid 79")
     assert note.failure.gpu == ("", 1)
     assert (ask.fatal, ask.stop) == (True, True)
-    assert kinds(one.on(Durable(time=6.0))) == [WakeAt]
-    assert kinds(one.on(Woke(time=11.0))) == [End]
-    assert one.on(Ended(time=11.0))[0].seconds == 0.0
-    _plan, launch = one.on(Woke(time=11.0))
+    assert kinds(one.on(CheckpointDurable(time=6.0))) == [SetTimer]
+    assert kinds(one.on(TimerFired(time=11.0))) == [EndProcesses]
+    assert one.on(ProcessesEnded(time=11.0))[0].seconds == 0.0
+    _plan, launch = one.on(TimerFired(time=11.0))
     assert launch.allocation.gpus == {"": (0, 2, 3)}
     assert launch.allocation.layout == Layout(data=3, accumulation=4)
 
@@ -102,195 +102,208 @@ def test_a_fatal_gpu_is_saved_dropped_and_replaced_by_a_smaller_layout():
 def test_it_does_not_wait_for_a_checkpoint_forever():
     one = started(save_seconds=30.0)
     one.on(verdict(1))
-    assert one.on(Woke(time=34.9)) == []
-    assert kinds(one.on(Woke(time=35.0))) == [End]
+    assert one.on(TimerFired(time=34.9)) == []
+    assert kinds(one.on(TimerFired(time=35.0))) == [EndProcesses]
 
 
-def test_a_gpu_that_is_not_used_goes_without_a_word():
+def test_a_fatal_verdict_on_an_unused_gpu_drops_it_and_leaves_the_launch_running():
     one = core(pool={"": (0, 1, 2, 3)})
-    one.plan = shrink_data(Layout(data=2), None)
-    one.on(Began(time=0.0))
-    one.on(Ended(time=0.0))
-    used = one._used
-    assert len(used) == 4 or kinds(one.on(verdict(3))) == [Drop]
+    one.plan = shrink_data(Layout(data=2), batch=2)  # 4 copies do not divide a batch of 2
+    one.on(SupervisorStarted(time=0.0))
+    *_, launch = one.on(ProcessesEnded(time=0.0))
+    assert launch.allocation.gpus == {"": (0, 1)}
+    assert one.on(verdict(3)) == [DropGpus((("", 3),), "Xid 79")]
+    assert one.phase == "running"
+    assert one.pool == {"": (0, 1, 2)}
+    assert one.on(verdict(3)) == []  # it is dropped once
 
 
 def test_a_risk_asks_for_a_checkpoint_and_goes_on():
     one = started()
-    assert one.on(verdict(1, "risk", "watch")) == [Ask("risk", "Xid 79")]
-    assert one.on(Wanted(time=6.0, source="alarm", words="a spike")) == [Ask("alarm", "a spike")]
+    assert one.on(verdict(1, "risk", "watch")) == [RequestCheckpoint("risk", "Xid 79")]
+    assert one.on(CheckpointRequested(time=6.0, source="alarm", words="a spike")) == [
+        RequestCheckpoint("alarm", "a spike")
+    ]
     assert one.phase == "running"
 
 
 def test_an_application_error_restarts_with_the_same_gpus():
     one = started()
-    assert kinds(one.on(verdict(1, "fatal", "restart_application"))) == [Note, Ask, WakeAt]
-    one.on(Exited(time=6.0))
-    one.on(Ended(time=6.0))
-    (launch,) = one.on(Woke(time=1e9))
+    assert kinds(one.on(verdict(1, "fatal", "restart_application"))) == [
+        WriteJournal,
+        RequestCheckpoint,
+        SetTimer,
+    ]
+    one.on(LaunchExited(time=6.0))
+    one.on(ProcessesEnded(time=6.0))
+    (launch,) = one.on(TimerFired(time=1e9))
     assert launch.allocation.gpus == POOL
 
 
 def test_the_same_failure_at_once_twice_is_enough():
     one = started()
-    one.on(Exited(time=1.0, failure=failed("no file data-1.bin", code=1, rank=0)))
-    one.on(Ended(time=1.0))
-    one.on(Woke(time=1e3))
-    one.on(Exited(time=1001.0, failure=failed("no file data-2.bin", code=1, rank=0)))
-    (finish,) = one.on(Ended(time=1001.0))
-    assert finish == Finish("gave up", "it fails the same way at once: no file data-2.bin", 1)
+    one.on(LaunchExited(time=1.0, failure=failed("no file data-1.bin", code=1, rank=0)))
+    one.on(ProcessesEnded(time=1.0))
+    one.on(TimerFired(time=1e3))
+    one.on(LaunchExited(time=1001.0, failure=failed("no file data-2.bin", code=1, rank=0)))
+    (finish,) = one.on(ProcessesEnded(time=1001.0))
+    assert finish == Finish("gave up", "repeated immediate failure: no file data-2.bin", 1)
 
 
 @pytest.mark.parametrize(
     "other",
     [
         failed("something else", code=1, rank=0),
-        Failure(kind="signal", words="boom", code=-9, rank=0),
+        LaunchFailure(kind="signal", words="boom", code=-9, rank=0),
     ],
 )
 def test_another_failure_at_once_or_a_kill_is_tried_again(other):
     one = started()
     for time in (1.0, 1001.0):
         first = other if other.code == -9 else failed(f"other{'x' * int(time)}")
-        one.on(Exited(time=time, failure=first))
-        assert isinstance(one.on(Ended(time=time))[-1], WakeAt)
-        one.on(Woke(time=time + 999.0))
+        one.on(LaunchExited(time=time, failure=first))
+        assert isinstance(one.on(ProcessesEnded(time=time))[-1], SetTimer)
+        one.on(TimerFired(time=time + 999.0))
 
 
 def test_a_failure_after_a_step_is_not_at_once():
     one = started()
     for time in (1.0, 1001.0, 2001.0):
-        one.on(Stepped(time=time, step=1, resumed=0))
-        one.on(Exited(time=time, failure=failed()))
-        assert isinstance(one.on(Ended(time=time))[-1], WakeAt)
-        one.on(Woke(time=time + 999.0))
+        one.on(StepReached(time=time, step=1, resumed=0))
+        one.on(LaunchExited(time=time, failure=failed()))
+        assert isinstance(one.on(ProcessesEnded(time=time))[-1], SetTimer)
+        one.on(TimerFired(time=time + 999.0))
 
 
 def test_the_gpu_of_a_rank_that_fails_thrice_in_a_row_is_dropped():
     one = started(suspect_after=3)
     dropped = []
     for n, gpu in enumerate([2, 1, 2, 2, 2]):
-        one.on(Stepped(time=n, step=n + 1, resumed=0))
-        one.on(Exited(time=float(n), failure=failed(gpu=("", gpu))))
-        dropped += [a for a in one.on(Ended(time=float(n))) if isinstance(a, Drop)]
-        one.on(Woke(time=float(n) + 1e6))
+        one.on(StepReached(time=n, step=n + 1, resumed=0))
+        one.on(LaunchExited(time=float(n), failure=failed(gpu=("", gpu))))
+        dropped += [a for a in one.on(ProcessesEnded(time=float(n))) if isinstance(a, DropGpus)]
+        one.on(TimerFired(time=float(n) + 1e6))
     assert [drop.gpus for drop in dropped] == [(("", 2),)]
 
 
 def test_a_rank_that_is_killed_from_outside_says_nothing_of_its_gpu():
     one = started(suspect_after=1)
-    killed = Failure(kind="signal", words="killed", code=-9, rank=1, gpu=("", 1))
-    one.on(Exited(time=1.0, failure=killed))
-    assert kinds(one.on(Ended(time=1.0))) == [Note, WakeAt]
+    killed = LaunchFailure(kind="signal", words="killed", code=-9, rank=1, gpu=("", 1))
+    one.on(LaunchExited(time=1.0, failure=killed))
+    assert kinds(one.on(ProcessesEnded(time=1.0))) == [WriteJournal, SetTimer]
 
 
 def test_the_last_gpu_is_not_dropped_on_suspicion():
     one = core(pool={"": (0,)}, suspect_after=1)
-    one.on(Began(time=0.0))
-    one.on(Ended(time=0.0))
-    one.on(Exited(time=1.0, failure=failed(gpu=("", 0))))
-    assert kinds(one.on(Ended(time=1.0))) == [Note, WakeAt]
+    one.on(SupervisorStarted(time=0.0))
+    one.on(ProcessesEnded(time=0.0))
+    one.on(LaunchExited(time=1.0, failure=failed(gpu=("", 0))))
+    assert kinds(one.on(ProcessesEnded(time=1.0))) == [WriteJournal, SetTimer]
 
 
 def test_a_node_that_cannot_be_reached_is_dropped():
     one = core(pool={"a": (0, 1), "b": (0, 1)})
-    one.on(Began(time=0.0))
-    one.on(Ended(time=0.0))
-    one.on(Exited(time=1.0, failure=failed(node="b")))
-    drop, *_ = one.on(Ended(time=1.0, unreachable=("b",)))
+    one.on(SupervisorStarted(time=0.0))
+    one.on(ProcessesEnded(time=0.0))
+    one.on(LaunchExited(time=1.0, failure=failed(node="b")))
+    drop, *_ = one.on(ProcessesEnded(time=1.0, unreachable=("b",)))
     assert drop.gpus == (("b", 0), ("b", 1))
-    assert one.on(Woke(time=1e9))[-1].allocation.gpus == {"a": (0, 1)}
+    assert one.on(TimerFired(time=1e9))[-1].allocation.gpus == {"a": (0, 1)}
 
 
 def test_nothing_left_is_said_so():
     one = core(pool={"": (0,)})
-    one.on(Began(time=0.0))
-    one.on(Ended(time=0.0))
+    one.on(SupervisorStarted(time=0.0))
+    one.on(ProcessesEnded(time=0.0))
     one.on(verdict(0))
-    one.on(Exited(time=6.0))
-    one.on(Ended(time=6.0))
-    (finish,) = one.on(Woke(time=6.0))
+    one.on(LaunchExited(time=6.0))
+    one.on(ProcessesEnded(time=6.0))
+    (finish,) = one.on(TimerFired(time=6.0))
     assert finish.outcome == "gave up"
     assert "0 GPUs are left" in finish.words
 
 
 def test_a_signal_saves_ends_and_tells_its_number():
     one = started(stop_seconds=20.0)
-    ask, wake = one.on(Interrupted(time=1.0, signal=15))
+    ask, wake = one.on(SignalReceived(time=1.0, signal=15))
     assert (ask.source, ask.stop, wake.time) == ("signal", True, 21.0)
-    assert kinds(one.on(Interrupted(time=2.0, signal=15))) == [End]
-    assert one.on(Ended(time=3.0)) == [Finish("stopped", "SIGTERM", 143)]
+    assert kinds(one.on(SignalReceived(time=2.0, signal=15))) == [EndProcesses]
+    assert one.on(ProcessesEnded(time=3.0)) == [Finish("stopped", "SIGTERM", 143)]
 
 
-FAILED_FIRST = "a request asked it to stop, but it failed before the checkpoint for it was made"
+FAILED_FIRST = "a request asked for a stop, but it failed before its checkpoint was made"
 
 
 @pytest.mark.parametrize("hangs", [False, True])
 def test_a_failure_while_a_user_waits_for_it_to_stop_ends_it(hangs):
     one = started()
-    assert one.on(StopWanted(time=1.0)) == []
-    event = Hung(time=2.0, failure=failed()) if hangs else Exited(time=2.0, failure=failed())
-    assert kinds(one.on(event)) == [Note, End]
-    assert one.on(Ended(time=3.0)) == [Finish("stopped", FAILED_FIRST, 4)]
+    assert one.on(StopRequested(time=1.0)) == []
+    event = (
+        LaunchHung(time=2.0, failure=failed())
+        if hangs
+        else LaunchExited(time=2.0, failure=failed())
+    )
+    assert kinds(one.on(event)) == [WriteJournal, EndProcesses]
+    assert one.on(ProcessesEnded(time=3.0)) == [Finish("stopped", FAILED_FIRST, 4)]
 
 
 def test_one_that_fails_when_it_has_saved_for_a_user_has_done_what_was_asked():
     one = started()
-    one.on(StopWanted(time=1.0))
-    one.on(Durable(time=2.0))
-    one.on(Exited(time=3.0, failure=failed()))
-    assert one.on(Ended(time=3.0)) == [Finish("stopped", "a request asked it to stop", 4)]
+    one.on(StopRequested(time=1.0))
+    one.on(CheckpointDurable(time=2.0))
+    one.on(LaunchExited(time=3.0, failure=failed()))
+    assert one.on(ProcessesEnded(time=3.0)) == [Finish("stopped", "a request asked for a stop", 4)]
 
 
 def test_a_user_may_ask_it_to_stop_while_it_is_ended_or_waits():
     for ended in (False, True):
         one = started(backoff_seconds=60.0)
-        one.on(Exited(time=1.0, failure=failed()))
-        actions = one.on(Ended(time=2.0)) if ended else []
-        actions = one.on(StopWanted(time=3.0)) or one.on(Ended(time=4.0))
+        one.on(LaunchExited(time=1.0, failure=failed()))
+        actions = one.on(ProcessesEnded(time=2.0)) if ended else []
+        actions = one.on(StopRequested(time=3.0)) or one.on(ProcessesEnded(time=4.0))
         assert actions == [Finish("stopped", FAILED_FIRST, 4)]
 
 
 def test_a_bad_gpu_does_not_outweigh_a_user_who_wants_it_to_stop():
     one = started()
-    one.on(StopWanted(time=1.0))
-    assert kinds(one.on(verdict(1))) == [Note, Drop, Ask, WakeAt]
-    one.on(Durable(time=6.0))
-    one.on(Exited(time=6.0))
-    assert one.on(Ended(time=7.0)) == [Finish("stopped", "a request asked it to stop", 4)]
+    one.on(StopRequested(time=1.0))
+    assert kinds(one.on(verdict(1))) == [WriteJournal, DropGpus, RequestCheckpoint, SetTimer]
+    one.on(CheckpointDurable(time=6.0))
+    one.on(LaunchExited(time=6.0))
+    assert one.on(ProcessesEnded(time=7.0)) == [Finish("stopped", "a request asked for a stop", 4)]
 
 
 def test_a_rank_whose_gpu_nothing_speaks_against_makes_no_node_suspect():
     one = core(pool={"a": (0, 1), "b": (0, 1)}, suspect_after=1)
-    one.on(Began(time=0.0))
-    one.on(Ended(time=0.0))
-    one.on(Exited(time=1.0, failure=failed(rank=0, node="a")))
-    assert kinds(one.on(Ended(time=1.0))) == [Note, WakeAt]
+    one.on(SupervisorStarted(time=0.0))
+    one.on(ProcessesEnded(time=0.0))
+    one.on(LaunchExited(time=1.0, failure=failed(rank=0, node="a")))
+    assert kinds(one.on(ProcessesEnded(time=1.0))) == [WriteJournal, SetTimer]
 
 
 def test_processes_that_stay_end_the_supervisor_rather_than_meet_a_second_launch():
     one = started()
-    one.on(Exited(time=1.0, failure=failed()))
-    (finish,) = one.on(Ended(time=2.0, left=1))
+    one.on(LaunchExited(time=1.0, failure=failed()))
+    (finish,) = one.on(ProcessesEnded(time=2.0, left=1))
     assert finish.outcome == "gave up"
 
 
 def test_finished_is_terminal():
-    past = Past(launches=3, outcome="finished")
-    assert core(past=past).on(Began(time=0.0))[0].outcome == "finished"
-    assert kinds(core(past=past, again=True).on(Began(time=0.0))) == [End]
+    state = JournalState(launches=3, outcome="finished")
+    assert core(state=state).on(SupervisorStarted(time=0.0))[0].outcome == "finished"
+    assert kinds(core(state=state, again=True).on(SupervisorStarted(time=0.0))) == [EndProcesses]
 
 
 @pytest.mark.parametrize(("name", "value"), [("max_restarts", -1), ("jitter", float("nan"))])
 def test_settings_are_looked_at(name, value):
     with pytest.raises(ValueError, match=name):
-        Settings(**{name: value})
+        RestartPolicy(**{name: value})
 
 
 TIMES = st.floats(0.0, 500.0)
 GPUS = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 3))
 FAILURES = st.builds(
-    Failure,
+    LaunchFailure,
     kind=st.sampled_from(["exit", "signal", "hang"]),
     words=st.sampled_from(["x", "y"]),
     code=st.sampled_from([None, 1, -9]),
@@ -298,18 +311,19 @@ FAILURES = st.builds(
     node=st.sampled_from(["", "a", "b"]),
 )
 EVENTS = st.one_of(
-    st.builds(Ended, time=TIMES, left=st.sampled_from([0, 0, 0, 1]),
+    st.builds(ProcessesEnded, time=TIMES, left=st.sampled_from([0, 0, 0, 1]),
               unreachable=st.sampled_from([(), (), (), ("a",), ("b",)])),
-    st.builds(Exited, time=TIMES, failure=st.none() | FAILURES, stopped=st.booleans()),
-    st.builds(Hung, time=TIMES, failure=FAILURES),
-    st.builds(Verdict, time=TIMES, gpu=GPUS, level=st.sampled_from(["healthy", "risk", "fatal"]),
+    st.builds(LaunchExited, time=TIMES, failure=st.none() | FAILURES, stopped=st.booleans()),
+    st.builds(LaunchHung, time=TIMES, failure=FAILURES),
+    st.builds(GpuVerdictChanged, time=TIMES, gpu=GPUS,
+              level=st.sampled_from(["healthy", "risk", "fatal"]),
               action=st.sampled_from(["none", "drain", "restart_application"]), words=st.just("w")),
-    st.builds(Stepped, time=TIMES, step=st.integers(0, 50), resumed=st.integers(0, 50)),
-    st.builds(Durable, time=TIMES),
-    st.builds(StopWanted, time=TIMES),
-    st.builds(Woke, time=TIMES),
-    st.builds(Wanted, time=TIMES, source=st.just("alarm"), words=st.just("w")),
-    st.builds(Interrupted, time=TIMES, signal=st.just(15)),
+    st.builds(StepReached, time=TIMES, step=st.integers(0, 50), resumed=st.integers(0, 50)),
+    st.builds(CheckpointDurable, time=TIMES),
+    st.builds(StopRequested, time=TIMES),
+    st.builds(TimerFired, time=TIMES),
+    st.builds(CheckpointRequested, time=TIMES, source=st.just("alarm"), words=st.just("w")),
+    st.builds(SignalReceived, time=TIMES, signal=st.just(15)),
 )  # fmt: skip
 
 
@@ -323,25 +337,25 @@ def test_laws(steps, most, enough):
     alive, ending, over, wanted = False, False, False, False
     dropped, launches, in_a_row, best, best_before = set(), 0, 0, 0, 0
     time = 0.0
-    for event in [Began(time=0.0), *steps]:
+    for event in [SupervisorStarted(time=0.0), *steps]:
         time += event.time
         event = type(event)(**{**vars(event), "time": time})
-        if isinstance(event, Ended) and not ending:
+        if isinstance(event, ProcessesEnded) and not ending:
             continue  # it is only sent where it was asked for
-        if isinstance(event, Ended):
+        if isinstance(event, ProcessesEnded):
             ending = alive = False
-        if isinstance(event, Stepped) and one.phase in ("running", "saving"):
+        if isinstance(event, StepReached) and one.phase in ("running", "saving"):
             best = max(best, event.step)
             in_a_row = 0 if best - best_before >= enough else in_a_row
-        wanted = wanted or isinstance(event, StopWanted)
+        wanted = wanted or isinstance(event, StopRequested)
         for action in one.on(event):
             assert not over, "nothing is done when it is over"
-            if isinstance(action, End):
+            if isinstance(action, EndProcesses):
                 ending = True
-            elif isinstance(action, Drop):
+            elif isinstance(action, DropGpus):
                 assert not dropped & set(action.gpus)
                 dropped |= set(action.gpus)
-            elif isinstance(action, Launch):
+            elif isinstance(action, StartLaunch):
                 assert not alive, "two launches at a time"
                 assert not wanted, "a user has asked it to stop"
                 assert not ending
@@ -354,7 +368,7 @@ def test_laws(steps, most, enough):
                 assert len(used) == action.allocation.layout.num_gpus
                 assert action.allocation.layout.global_batch == 24
                 assert in_a_row <= most
-            elif isinstance(action, Ask):
+            elif isinstance(action, RequestCheckpoint):
                 assert alive
                 assert not ending
             elif isinstance(action, Finish):

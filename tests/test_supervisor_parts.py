@@ -1,4 +1,4 @@
-"""The parts of the supervisor one by one: commands, diagnosis, journal, pulse, summary."""
+"""The parts of the supervisor one by one: commands, diagnosis, journal, tracker, summary."""
 
 import argparse
 import json
@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from rmetric.cli import supervise
 from rmetric.cli.main import main
+from rmetric.guard.checkpoint_dir import CheckpointDirectory, LastCheckpoint, last_checkpoint
 from rmetric.guard.layout import Layout
 from rmetric.guard.run_folder import LAUNCH_VARIABLE, Heartbeat, RunFolder
-from rmetric.guard.shelf import Shelf
-from rmetric.guard.supervisor import diagnosis, processes
+from rmetric.guard.supervisor import launch_failure, processes
 from rmetric.guard.supervisor.allocation import (
     Allocation,
     NothingFitsError,
@@ -26,16 +26,15 @@ from rmetric.guard.supervisor.allocation import (
     shrink_data,
 )
 from rmetric.guard.supervisor.attempt import Attempt
-from rmetric.guard.supervisor.events import Launch
-from rmetric.guard.supervisor.journal import Journal, past_of, read_journal
-from rmetric.guard.supervisor.last_checkpoint import LastCheckpoint, last_checkpoint
-from rmetric.guard.supervisor.launch import Program, Running, option_of
-from rmetric.guard.supervisor.spoken import spoken
-from rmetric.guard.supervisor.summary import in_words, summarise
-from rmetric.guard.supervisor.watch import News, Patience, Pulse, fresh_verdicts
-from rmetric.telemetry.followed import FollowedVerdicts
+from rmetric.guard.supervisor.console import console_line
+from rmetric.guard.supervisor.events import StartLaunch
+from rmetric.guard.supervisor.journal import Journal, journal_state, read_journal
+from rmetric.guard.supervisor.launch_processes import LaunchProcesses, Program, option_of
+from rmetric.guard.supervisor.summary import summarise, to_markdown
+from rmetric.guard.supervisor.watch import HeartbeatTracker, Timeouts, VerdictDedup, fresh_verdicts
 from rmetric.telemetry.lines import verdict_line
 from rmetric.telemetry.verdict import GpuVerdict
+from rmetric.telemetry.verdict_files import VerdictFiles
 
 TWO = Allocation(gpus={"": (0, 2)}, layout=Layout(tensor=1, data=2, accumulation=4))
 
@@ -125,8 +124,10 @@ def beat(rank, step, phase="training", time=100.0, **more):
 
 def failure_of(log, code=1, error_file=None, **more):
     four = Allocation(gpus={"": (0, 1, 5, 7)}, layout=Layout(data=4))
-    return diagnosis.of_exit(code, node="", allocation=four, log=log, error_file=error_file,
-                             beats={2: beat(2, 16)}, **more)  # fmt: skip
+    return launch_failure.explain_exit(
+        code, node="", allocation=four, log=log, error_file=error_file,
+        beats={2: beat(2, 16)}, **more,
+    )  # fmt: skip
 
 
 def test_the_rank_that_torchrun_names_is_blamed_and_not_who_lost_it():
@@ -160,7 +161,9 @@ def test_a_rank_that_the_agent_ended_is_not_the_cause():
 def test_ft_launcher_names_the_local_rank_of_its_node():
     log = "[ERROR] [ft_launcher4389@vm] failed (exitcode: -9) local_rank: 1 (pid: 4400) of binary"
     two = Allocation(gpus={"a": (0, 1), "b": (4, 5)}, layout=Layout(data=4))
-    failure = diagnosis.of_exit(1, node="b", allocation=two, log=log, error_file=None, beats={})
+    failure = launch_failure.explain_exit(
+        1, node="b", allocation=two, log=log, error_file=None, beats={}
+    )
     assert (failure.rank, failure.node, failure.code) == (3, "b", -9)
 
 
@@ -216,70 +219,72 @@ def test_no_log_makes_the_diagnosis_fall_over(log, code):
 def test_the_rank_furthest_behind_is_blamed_for_a_hang():
     beats = {0: beat(0, 9), 1: beat(1, 7), 2: beat(2, 9)}
     allocation = Allocation(gpus={"": (0, 1, 2)}, layout=Layout(data=3))
-    failure = diagnosis.of_hang(beats, 61.0, 60.0, allocation)
+    failure = launch_failure.explain_hang(beats, 61.0, 60.0, allocation)
     assert (failure.rank, failure.gpu) == (1, ("", 1))
-    together = diagnosis.of_hang({0: beat(0, 9), 1: beat(1, 9)}, 61.0, 60.0, allocation)
+    together = launch_failure.explain_hang({0: beat(0, 9), 1: beat(1, 9)}, 61.0, 60.0, allocation)
     assert (together.rank, together.gpu) == (None, None)
 
 
 class TestPulse:
-    def pulse(self, tmp_path, **patience):
-        return Pulse(Patience(**patience), TWO, tmp_path / "log", now=0.0)
+    def tracker(self, tmp_path, **timeouts):
+        return HeartbeatTracker(Timeouts(**timeouts), TWO, tmp_path / "log", now=0.0)
 
-    def test_each_phase_has_its_patience(self, tmp_path):
+    def test_each_phase_has_its_timeout(self, tmp_path):
         for phase, limit in (("starting", 50.0), ("training", 10.0), ("saving", 30.0)):
-            pulse = self.pulse(tmp_path, start=50.0, hang=10.0, saving=30.0)
+            tracker = self.tracker(tmp_path, start=50.0, hang=10.0, saving=30.0)
             beats = {0: beat(0, 3, phase), 1: beat(1, 3, phase)}
-            assert pulse.look(beats, 5.0) is None
-            assert pulse.look(beats, 5.0 + limit) is None
-            failure = pulse.look(beats, 5.1 + limit)
+            assert tracker.look(beats, 5.0) is None
+            assert tracker.look(beats, 5.0 + limit) is None
+            failure = tracker.look(beats, 5.1 + limit)
             assert failure.kind == "hang"
             assert f"while {phase}" in failure.words
 
     def test_one_silent_rank_is_enough(self, tmp_path):
-        pulse = self.pulse(tmp_path, hang=10.0)
-        assert pulse.look({0: beat(0, 3), 1: beat(1, 3)}, 0.0) is None
-        failure = pulse.look({0: beat(0, 4), 1: beat(1, 3)}, 11.0)
+        tracker = self.tracker(tmp_path, hang=10.0)
+        assert tracker.look({0: beat(0, 3), 1: beat(1, 3)}, 0.0) is None
+        failure = tracker.look({0: beat(0, 4), 1: beat(1, 3)}, 11.0)
         assert failure.rank == 1
 
     def test_a_clock_that_is_wrong_is_no_hang(self, tmp_path):
-        pulse = self.pulse(tmp_path, hang=10.0)
+        tracker = self.tracker(tmp_path, hang=10.0)
         for n in range(5):
-            assert pulse.look({0: beat(0, n, time=-1e6 + n)}, n * 9.0) is None
+            assert tracker.look({0: beat(0, n, time=-1e6 + n)}, n * 9.0) is None
 
     def test_a_program_that_never_beats_lives_while_it_prints(self, tmp_path):
-        pulse = self.pulse(tmp_path, start=50.0)
+        tracker = self.tracker(tmp_path, start=50.0)
         for now in range(0, 200, 40):
             (tmp_path / "log").write_text("step\n" * (now + 1))
-            assert pulse.look({}, float(now)) is None
-        assert pulse.look({}, 210.0) is None
-        assert pulse.look({}, 210.1).kind == "hang"
+            assert tracker.look({}, float(now)) is None
+        assert tracker.look({}, 210.0) is None
+        assert tracker.look({}, 210.1).kind == "hang"
 
     def test_where_it_came_back_is_what_its_starting_said(self, tmp_path):
-        pulse = self.pulse(tmp_path)
-        pulse.look({0: beat(0, 20, "starting")}, 0.0)
-        assert (pulse.resumed, pulse.step) == (None, None)
-        pulse.look({0: beat(0, 23, time=7.0, resumed=20)}, 1.0)
-        assert (pulse.resumed, pulse.resumed_at, pulse.step) == (20, 7.0, 23)
+        tracker = self.tracker(tmp_path)
+        tracker.look({0: beat(0, 20, "starting")}, 0.0)
+        assert (tracker.resumed, tracker.step) == (None, None)
+        tracker.look({0: beat(0, 23, time=7.0, resumed=20)}, 1.0)
+        assert (tracker.resumed, tracker.resumed_at, tracker.step) == (20, 7.0, 23)
 
     @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
-    def test_patience_is_looked_at(self, value):
+    def test_timeouts_are_checked(self, value):
         with pytest.raises(ValueError, match="hang is"):
-            Patience(hang=value)
+            Timeouts(hang=value)
 
 
 def test_verdicts_are_news_once_and_only_of_gpus_that_are_ours():
-    news = News(["a", "b"], "here")
+    news = VerdictDedup(["a", "b"], "here")
     bad = GpuVerdict(gpu=1, node="a", time=1.0, level="fatal", action="drain")
-    assert news.of(bad) == ("a", 1)
-    assert news.of(bad) is None
-    assert news.of(GpuVerdict(gpu=1, node="a", time=2.0)) == ("a", 1)
-    assert news.of(bad) == ("a", 1)
-    assert news.of(GpuVerdict(gpu=1, node="c", time=1.0, level="fatal", action="drain")) is None
-    alone = News([""], "here")
+    assert news.changed(bad) == ("a", 1)
+    assert news.changed(bad) is None
+    assert news.changed(GpuVerdict(gpu=1, node="a", time=2.0)) == ("a", 1)
+    assert news.changed(bad) == ("a", 1)
+    assert (
+        news.changed(GpuVerdict(gpu=1, node="c", time=1.0, level="fatal", action="drain")) is None
+    )
+    alone = VerdictDedup([""], "here")
     for node in ("", "here"):
-        assert alone.of(GpuVerdict(gpu=len(node), node=node, time=1.0, level="risk"))
-    assert alone.of(GpuVerdict(gpu=3, node="there", time=1.0, level="risk")) is None
+        assert alone.changed(GpuVerdict(gpu=len(node), node=node, time=1.0, level="risk"))
+    assert alone.changed(GpuVerdict(gpu=3, node="there", time=1.0, level="risk")) is None
 
 
 def test_of_old_verdicts_only_the_last_and_only_if_fresh(tmp_path):
@@ -287,7 +292,7 @@ def test_of_old_verdicts_only_the_last_and_only_if_fresh(tmp_path):
              GpuVerdict(gpu=1, time=900.0, level="fatal", action="drain"),
              GpuVerdict(gpu=1, time=950.0, level="risk", action="watch")]  # fmt: skip
     (tmp_path / "n.jsonl").write_bytes(b"".join(map(verdict_line, lines)) + b"{half")
-    fresh = fresh_verdicts(FollowedVerdicts(tmp_path), now=1200.0)
+    fresh = fresh_verdicts(VerdictFiles(tmp_path), now=1200.0)
     assert [(v.gpu, v.level) for v in fresh] == [(1, "risk")]
 
 
@@ -332,10 +337,10 @@ class TestJournal:
             {"event": "dropped", "gpus": [["", 2]]}, {"event": "launch"},
             {"event": "enough progress"}, {"event": "waiting"},
         ]  # fmt: skip
-        past = past_of(lines)
-        assert (past.launches, past.restarts, past.best_step) == (2, 1, 9)
-        assert (past.dropped, past.outcome) == ([("", 2)], "")
-        assert past_of([*lines, {"event": "over", "outcome": "gave up"}]).outcome == "gave up"
+        state = journal_state(lines)
+        assert (state.launches, state.restarts, state.best_step) == (2, 1, 9)
+        assert (state.dropped, state.outcome) == ([("", 2)], "")
+        assert journal_state([*lines, {"event": "over", "outcome": "gave up"}]).outcome == "gave up"
 
 
 STORY = [
@@ -363,7 +368,7 @@ STORY = [
 
 
 class TestSummary:
-    def test_a_story_told_in_numbers(self):
+    def test_the_numbers_of_a_journal(self):
         summary = summarise(STORY)
         # 0 to 80 took 8 s of the first launch, 80 to 180 the 10 s of the third.
         assert (summary.productive_seconds, summary.wall_seconds) == (18.0, 50.0)
@@ -381,20 +386,20 @@ class TestSummary:
         assert summary.wall_seconds == 51.0
         assert summary.outcome == "running or cut off"
 
-    def test_for_people(self):
-        assert in_words(summarise(STORY)) == (
-            "# What happened\n\n"
+    def test_as_markdown(self):
+        assert to_markdown(summarise(STORY)) == (
+            "# Supervisor summary\n\n"
             "**finished**: the training exited with 0\n\n"
             "- step reached: 180\n"
             "- 3 launches, 2 failures, 20 steps lost\n"
             "- ETTR 36.0%: 18.0 s advanced the training of 50.0 s\n"
             "- newest good checkpoint: step 160\n"
-            "- checkpoints that the supervisor asked for: 0\n"
-            "- requests of users: 2, 1 of them without an answer\n"
-            "- **launch 3 came back at step 80 and passed over the checkpoint of step 90: damaged?"
+            "- checkpoints requested by the supervisor: 0\n"
+            "- user requests: 2, 1 of them unanswered\n"
+            "- **launch 3 resumed at step 80 and skipped the checkpoint of step 90: damaged?"
             " see logs/launch-3.log**\n"
             "- dropped: GPU 1\n"
-            "- what the last launch printed: logs/launch-3.log\n\n"
+            "- output of the last launch: logs/launch-3.log\n\n"
             "| launch | cause | action | new layout | steps lost | noticed after s |"
             " resumed after s |\n"
             "| --- | --- | --- | --- | --- | --- | --- |\n"
@@ -412,25 +417,25 @@ class TestSummary:
         summary = summarise(lines)
         assert summary.ettr is None or 0 <= summary.ettr <= 1
         assert summary.steps_lost >= 0
-        assert in_words(summary)
+        assert to_markdown(summary)
 
 
 class TestLastCheckpoint:
     def make(self, folder, step):
         part = folder.checkpoints / f"{step}.part"
         part.mkdir(parents=True)
-        Shelf(folder.checkpoints, keep=9, fingerprint="m").commit(
+        CheckpointDirectory(folder.checkpoints, keep=9, fingerprint="m").commit(
             part, step, about={}, request=0, world_size=1, files={}
         )
 
     def test_the_newest_good_one_and_one_that_cannot_be_read(self, tmp_path):
         folder = RunFolder(tmp_path)
-        assert last_checkpoint(folder) == LastCheckpoint()
+        assert last_checkpoint(folder.checkpoints) == LastCheckpoint()
         for step in (10, 40, 30):  # 30 after 40: it was gone back to
             self.make(folder, step)
-        assert last_checkpoint(folder) == LastCheckpoint(good=30, there=30)
+        assert last_checkpoint(folder.checkpoints) == LastCheckpoint(good=30, there=30)
         (folder.checkpoints / "step-40" / "good.json").write_text("{cut")
-        assert last_checkpoint(folder) == LastCheckpoint(good=30, there=40)
+        assert last_checkpoint(folder.checkpoints) == LastCheckpoint(good=30, there=40)
 
     @pytest.mark.parametrize(("back", "passed_over"), [(10, 20), (20, None)])
     def test_a_launch_that_passes_one_over_says_so(self, tmp_path, back, passed_over):
@@ -439,8 +444,8 @@ class TestLastCheckpoint:
             self.make(folder, step)
         lines = []
         attempt = Attempt(
-            Launch(1, Allocation(gpus={"": (0,)}, layout=Layout())), "token-12345-1",
-            program(sys.executable, "-c", "pass"), folder, Patience(),
+            StartLaunch(1, Allocation(gpus={"": (0,)}, layout=Layout())), "token-12345-1",
+            program(sys.executable, "-c", "pass"), folder, Timeouts(),
             write=lambda event, **more: lines.append({"event": event, **more}),
             exited=lambda *told: None, progress_seconds=1.0, now=0.0,
         )  # fmt: skip
@@ -451,33 +456,33 @@ class TestLastCheckpoint:
         assert (lines[-1]["step"], lines[-1]["passed_over"]) == (back, passed_over)
 
 
-#: Lines of the journal -> what is said aloud.
-SPOKEN = [
+#: Lines of the journal -> text at the terminal.
+CONSOLE_LINES = [
     ({"event": "supervisor", "pid": 7, "command": ["torchrun", "a b.py"], "gpus": {"": [0, 1, 3]}},
      "supervises `torchrun 'a b.py'` on GPUs 0-1,3"),
     ({"event": "launch", "launch": 2, "gpus": {"a": [0], "b": [1, 2]}, "words": "DP2"},
      "launch 2: DP2, node a GPU 0, node b GPUs 1-2"),
     ({"event": "started", "launch": 2, "pids": {"": 3}}, ""),
-    ({"event": "ended", "words": "what an earlier supervisor left behind", "found": 0, "killed": 0,
+    ({"event": "ended", "words": "remains of an earlier supervisor", "found": 0, "killed": 0,
       "left": 0, "unreachable": []}, ""),
     ({"event": "ended", "words": "rank 1 was killed", "found": 3, "killed": 1, "left": 0,
       "unreachable": ["b"]},
      "ended 3 processes, 1 of them had to be killed; not reached: b (rank 1 was killed)"),
     ({"event": "resumed", "launch": 2, "step": 10, "passed_over": 20},
-     "launch 2 trains, from step 10 on; the checkpoint of step 20 was passed over"),
+     "launch 2 resumed training at step 10; the checkpoint of step 20 was skipped"),
     ({"event": "verdict", "gpu": ["a", 1], "level": "fatal", "action": "restart_application",
       "words": "node a GPU 1 is fatal: Xid 94"},
      "node a GPU 1 is fatal: Xid 94 (advised: restart application)"),
     ({"event": "asked", "number": 3, "source": "risk", "reason": "GPU 1 is at risk", "fatal": False,
-      "stop": False}, "asks for a checkpoint (request 3): GPU 1 is at risk"),
+      "stop": False}, "requested a checkpoint (request 3): GPU 1 is at risk"),
     ({"event": "request", "number": 4, "source": "user", "stop": True, "words": "the\x1b driver"},
-     "a user asks to save and then to stop (request 4): the\\x1b driver"),
+     "a user requested a checkpoint and a stop (request 4): the\\x1b driver"),
     ({"event": "answered", "number": 4, "step": 30},
-     "request 4 is answered by the checkpoint of step 30"),
+     "request 4 answered by the checkpoint of step 30"),
     ({"event": "failure", "kind": "exception", "words": "rank 1 failed", "rank": 1, "gpu": ["", 1],
       "launch": 2, "checkpoint": 30},
      "FAILED: rank 1 failed (on GPU 1); newest good checkpoint: step 30; see logs/launch-2.log"),
-    ({"event": "dropped", "gpus": [["", 2]], "words": "Xid 79"}, "GPU 2 is used no more: Xid 79"),
+    ({"event": "dropped", "gpus": [["", 2]], "words": "Xid 79"}, "GPU 2 dropped: Xid 79"),
     ({"event": "waiting", "words": "before the next launch", "seconds": 0.0}, ""),
     ({"event": "not saved", "words": "the disk is full"}, "NOT SAVED: the disk is full"),
     ({"event": "over", "outcome": "stopped", "words": "SIGTERM", "code": 143, "checkpoint": None},
@@ -485,16 +490,18 @@ SPOKEN = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("line", "words"), SPOKEN, ids=[line["event"] for line, _ in SPOKEN])
+@pytest.mark.parametrize(
+    ("line", "words"), CONSOLE_LINES, ids=[line["event"] for line, _ in CONSOLE_LINES]
+)
 def test_a_line_at_the_terminal(line, words):
-    said = spoken({"time": 1.7e9, **line})
-    assert said[9:] == words
-    assert not words or re.fullmatch(r"\d\d:\d\d:\d\d ", said[:9])
+    text = console_line({"time": 1.7e9, **line})
+    assert text[9:] == words
+    assert not words or re.fullmatch(r"\d\d:\d\d:\d\d ", text[:9])
 
 
-def test_where_there_are_no_gpus_it_speaks_of_processes():
+def test_without_gpus_a_launch_names_processes():
     line = {"time": 0.0, "event": "launch", "launch": 1, "words": "DP2", "gpus": {"": [0, 1]}}
-    assert spoken(line, "process")[9:] == "launch 1: DP2, 2 processes"
+    assert console_line(line, "process")[9:] == "launch 1: DP2, 2 processes"
     plan = shrink_data(Layout(data=2), None, "process")
     found = plan({"": (0, 1)}, None)
     assert (str(found), found.words) == ("TP1 x PP1 x DP2", "2 processes in 2 copies")
@@ -567,11 +574,11 @@ class TestPlans:
             return plan(pool, None).layout
 
         assert planned(long, 4).context > 1
-        assert planned(long, 4, untold={"context": 1}).context == 1
+        assert planned(long, 4, fixed_sizes={"context": 1}).context == 1
         assert planned(experts, 64).expert > 1
-        assert planned(experts, 64, untold={"expert": 1}).expert == 1
+        assert planned(experts, 64, fixed_sizes={"expert": 1}).expert == 1
         with pytest.raises(NothingFitsError, match=r"no \{tensor\}, \{pipeline\}, \{expert\}"):
-            planned(experts, 64, untold=dict.fromkeys(("tensor", "pipeline", "expert"), 1))
+            planned(experts, 64, fixed_sizes=dict.fromkeys(("tensor", "pipeline", "expert"), 1))
 
     def test_of_what_the_training_is_told_its_command_says(self, tmp_path, monkeypatch):
         from rmetric.guard.supervisor import allocation
@@ -588,7 +595,7 @@ class TestPlans:
              "--", "torchrun", "train.py", "--tp={tensor}", "{pipeline}"]
         )  # fmt: skip
         supervise._planner(options, {"": tuple(range(4))}, "GPU")
-        assert asked["untold"] == {"context": 2, "expert": 1}
+        assert asked["fixed_sizes"] == {"context": 2, "expert": 1}
 
     def test_a_model_that_fits_nowhere_is_said(self):
         from rmetric.guard.planner import BatchSpec
@@ -626,7 +633,7 @@ class TestProcesses:
     def test_the_pid_of_a_launcher_that_has_ended_is_nobodys(self, tmp_path, seconds):
         exits: SimpleQueue = SimpleQueue()
         token = f"test-{os.getpid()}-{seconds}"
-        running = Running(
+        running = LaunchProcesses(
             1, token, Allocation(gpus={"": (0,)}, layout=Layout()),
             program(sys.executable, "-c", f"import time; time.sleep({seconds})"),
             RunFolder(tmp_path), lambda *told: exits.put(told),

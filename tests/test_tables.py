@@ -17,17 +17,16 @@ import pytest
 
 import generate_paper_tables
 from rmetric.evaluation import Estimate, read_study
-from rmetric.evaluation.analysis import Analysis
-from rmetric.evaluation.published import ROWS
 from rmetric.logs import run_lines
 from rmetric.metric import RMetricConfig
-from rmetric.reporting import claims, tables
-from rmetric.reporting import published as published_tables
-from rmetric.reporting.published import PublishedAnalysis
 from rmetric.reporting.real_runs import NOT_MEASURED
 from rmetric.reporting.renderers import escape_tex, to_csv, to_markdown, to_tex, to_text
 from rmetric.reporting.table import Column, Table, show
 from rmetric.simulation.published import published_specs, simulate_published
+from studies.paper import claims, published_tables, tables
+from studies.paper.analysis import Analysis
+from studies.paper.anatomy import ROWS
+from studies.paper.published_tables import PublishedAnalysis
 from tests.synthetic_study import make_runs, write_study
 
 TABLES = (
@@ -355,7 +354,7 @@ def test_a_log_that_contradicts_its_records_is_named_and_the_exit_code_says_so(t
     path.write_text(path.read_text().replace('"r_metric":0.', '"r_metric":0.0'))
     result = run(tmp_path, tmp_path / "out")
     assert result.code == 1
-    assert f"contradicts its own records, which were believed: {path}" in result.err
+    assert f"contradicts its records, from which R was recomputed: {path}" in result.err
 
 
 def test_an_empty_folder_is_one_clear_error(tmp_path):

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from rmetric.metric import RMetric
 from rmetric.records import HardwareEvent, Record
 from rmetric.telemetry.changes import FLAGS, RISES, Changes, states
-from rmetric.telemetry.library import Library
 from rmetric.telemetry.nvml import NvmlEvents
+from rmetric.telemetry.nvml_library import NvmlLibrary
 from rmetric.telemetry.reading import Reading
 from rmetric.telemetry.xid import APPLICATION_XIDS, xid_kind
 from tests.fake_nvml import build, play
@@ -367,5 +367,5 @@ def test_a_driver_that_cannot_wait_for_xids_is_still_read():
             return call
 
     waited = []
-    assert Library(Old()).next_xid(0.25, otherwise=waited.append) is None
+    assert NvmlLibrary(Old()).next_xid(0.25, otherwise=waited.append) is None
     assert waited == [0.25]

@@ -14,8 +14,8 @@ import pytest
 from rmetric.cli.main import main
 from rmetric.guard.run_folder import RunFolder
 from rmetric.telemetry.export import JsonlFile
-from rmetric.telemetry.lines import heard_line, read_line
-from rmetric.telemetry.reading import Reading, Sign
+from rmetric.telemetry.lines import event_line, read_line
+from rmetric.telemetry.reading import GpuSign, Reading
 from rmetric.telemetry.verdict import GpuVerdict
 from tests.fake_nvml import SOURCE, build, environment_of
 
@@ -44,8 +44,8 @@ def recorded(path, last="xid_79", gpu=0):
         for n in range(30)
         for g in (0, 1)
     ]
-    heard.append(Sign(gpu=gpu, time=T + 294, kind=last))
-    path.write_bytes(b"".join(heard_line(one, "n7") for one in heard))
+    heard.append(GpuSign(gpu=gpu, time=T + 294, kind=last))
+    path.write_bytes(b"".join(event_line(one, "n7") for one in heard))
     return path
 
 
@@ -88,7 +88,7 @@ class TestPlayed:
     def test_a_risk_asks_as_a_risk(self, tmp_path):
         path = recorded(tmp_path / "r.jsonl")
         hot = Reading(gpu=1, time=T + 400, temperature_celsius=89.0)
-        path.write_bytes(path.read_bytes() + heard_line(hot, "n7"))
+        path.write_bytes(path.read_bytes() + event_line(hot, "n7"))
         arguments = ["telemetry", "--play", str(path), "--run", str(tmp_path), "--threshold", "0.2"]
         assert main(arguments) == 3
         request = RunFolder(tmp_path).request()
@@ -99,8 +99,8 @@ class TestPlayed:
 
     def test_a_further_sign_of_a_sick_gpu_is_no_further_request(self, tmp_path):
         path = recorded(tmp_path / "r.jsonl")
-        lost = Sign(gpu=0, time=T + 296, kind="gpu_lost")
-        path.write_bytes(path.read_bytes() + heard_line(lost, "n7"))
+        lost = GpuSign(gpu=0, time=T + 296, kind="gpu_lost")
+        path.write_bytes(path.read_bytes() + event_line(lost, "n7"))
         assert main(["telemetry", "--play", str(path), "--run", str(tmp_path), "--node", "a"]) == 3
         assert RunFolder(tmp_path).request().number == 1
         lines = (tmp_path / "telemetry" / "a.jsonl").read_bytes().splitlines()
@@ -211,7 +211,7 @@ class TestLive:
         assert fatal in text.read_text()
         assert RunFolder(run).request().reason.startswith("GPU n1:1: Xid 119")
         heard = [read_line(line)[1] for line in kept.read_bytes().splitlines()]
-        assert any(isinstance(one, Sign) and one.kind == "xid_119" for one in heard)
+        assert any(isinstance(one, GpuSign) and one.kind == "xid_119" for one in heard)
         assert any(isinstance(one, GpuVerdict) and one.level == "fatal" for one in heard)
         assert all(abs(one.time - time.time()) < 120 for one in heard)
 

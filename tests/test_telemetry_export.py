@@ -13,17 +13,17 @@ pytest.importorskip("prometheus_client", reason="prometheus-client is not instal
 from prometheus_client.parser import text_string_to_metric_families
 
 from rmetric.telemetry.export import METRICS, exposition, serve, write_textfile
-from rmetric.telemetry.reading import Reading, Sign
-from rmetric.telemetry.sources import Judges
+from rmetric.telemetry.reading import GpuSign, Reading
+from rmetric.telemetry.sources import GpuJudges
 
 
-class Watched:
+class FakeTelemetry:
     """Judges, shaped as a source."""
 
     def __init__(self, *heard):
-        self.judges = Judges()
+        self.judges = GpuJudges()
         for node, one in heard:
-            self.judges.hear(node, one)
+            self.judges.process(node, one)
 
     def readings(self):
         return self.judges.readings
@@ -137,10 +137,10 @@ def with_samples(text):
 
 class TestText:
     def test_it_is_as_told(self):
-        assert with_samples(exposition(Watched(("a", WELL))).decode()) == GOLDEN
+        assert with_samples(exposition(FakeTelemetry(("a", WELL))).decode()) == GOLDEN
 
     def test_names_end_in_base_units_and_every_one_has_help(self):
-        text = exposition(Watched(("a", WELL))).decode()
+        text = exposition(FakeTelemetry(("a", WELL))).decode()
         names = re.findall(r"# TYPE (\S+) ", text)
         assert len(names) == len(set(names)) == text.count("# HELP")
         units = ("celsius", "watts", "ratio", "bytes", "hertz", "total", "pending", "failed",
@@ -153,20 +153,20 @@ class TestText:
         assert told | others == set(Reading.__dataclass_fields__)
 
     def test_what_is_missing_has_no_sample(self):
-        found = samples(exposition(Watched(("a", Reading(gpu=3, time=0.0)))))
+        found = samples(exposition(FakeTelemetry(("a", Reading(gpu=3, time=0.0)))))
         assert {name for name, *_ in found} == {
             "rmetric_gpu_level", "rmetric_gpu_action", "rmetric_gpu_risk_reachable_ratio",
         }  # fmt: skip
 
     def test_a_lost_gpu_has_a_verdict_and_no_stale_reading(self):
-        lost = Sign(gpu=0, time=5.0, kind="gpu_lost")
-        found = samples(exposition(Watched(("a", WELL), ("a", lost))))
+        lost = GpuSign(gpu=0, time=5.0, kind="gpu_lost")
+        found = samples(exposition(FakeTelemetry(("a", WELL), ("a", lost))))
         assert found["rmetric_gpu_level", ("gpu", "0"), ("level", "fatal"), ("node", "a")] == 1.0
         assert found["rmetric_gpu_sign", ("gpu", "0"), ("kind", "gpu_lost"), ("node", "a")] == 1.0
         assert not any(name == "rmetric_gpu_temperature_celsius" for name, *_ in found)
 
     def test_gpus_of_several_nodes_stand_beside_each_other(self):
-        found = samples(exposition(Watched(("a", WELL), ("b", WELL))))
+        found = samples(exposition(FakeTelemetry(("a", WELL), ("b", WELL))))
         nodes = {dict(labels)["node"] for name, *labels in found if "celsius" in name}
         assert nodes == {"a", "b"}
 
@@ -174,7 +174,7 @@ class TestText:
 def test_the_textfile_is_replaced_whole_and_readable_by_others(tmp_path):
     path = tmp_path / "rmetric.prom"
     path.write_text("old")
-    write_textfile(path, Watched(("a", WELL)))
+    write_textfile(path, FakeTelemetry(("a", WELL)))
     assert with_samples(path.read_text()) == GOLDEN
     assert path.stat().st_mode & 0o777 == 0o644
     assert list(tmp_path.iterdir()) == [path]
@@ -182,11 +182,11 @@ def test_the_textfile_is_replaced_whole_and_readable_by_others(tmp_path):
 
 def test_a_textfile_that_cannot_be_written_leaves_nothing(tmp_path):
     with pytest.raises(OSError, match="No such file"):
-        write_textfile(tmp_path / "nowhere" / "rmetric.prom", Watched())
+        write_textfile(tmp_path / "nowhere" / "rmetric.prom", FakeTelemetry())
 
 
 def test_the_endpoint_is_on_loopback_and_answers_with_what_is_known_now():
-    watched = Watched(("a", WELL))
+    watched = FakeTelemetry(("a", WELL))
     server = serve(watched, 0)
     try:
         assert server.server_address[0] == "127.0.0.1"
@@ -194,7 +194,7 @@ def test_the_endpoint_is_on_loopback_and_answers_with_what_is_known_now():
         with urllib.request.urlopen(url, timeout=10) as answer:
             assert with_samples(answer.read().decode()) == GOLDEN
             assert answer.headers["Content-Type"].startswith("text/plain")
-        watched.judges.hear("a", Sign(gpu=0, time=5.0, kind="xid_79"))
+        watched.judges.process("a", GpuSign(gpu=0, time=5.0, kind="xid_79"))
         with urllib.request.urlopen(url, timeout=10) as answer:
             assert (
                 'rmetric_gpu_action{action="reboot",gpu="0",node="a"} 1.0' in answer.read().decode()
@@ -207,10 +207,10 @@ def test_the_endpoint_is_on_loopback_and_answers_with_what_is_known_now():
 
 
 def test_a_port_that_is_taken_is_an_error():
-    server = serve(Watched(), 0)
+    server = serve(FakeTelemetry(), 0)
     try:
         with pytest.raises(OSError, match="in use"):
-            serve(Watched(), server.server_port)
+            serve(FakeTelemetry(), server.server_port)
     finally:
         server.shutdown()
         server.server_close()

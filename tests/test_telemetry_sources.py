@@ -8,19 +8,19 @@ from hypothesis import strategies as st
 
 from rmetric.logs import LogError
 from rmetric.telemetry.export import JsonlFile
-from rmetric.telemetry.followed import FollowedVerdicts
 from rmetric.telemetry.gpu_watch import GpuWatch
-from rmetric.telemetry.lines import heard_line, read_line, verdict_line
-from rmetric.telemetry.played import PlayedReadings
-from rmetric.telemetry.reading import Reading, Sign
-from rmetric.telemetry.sources import AllSources, Judges, Verdicts
+from rmetric.telemetry.lines import event_line, read_line, verdict_line
+from rmetric.telemetry.reading import GpuSign, Reading
+from rmetric.telemetry.replayed import ReplayedReadings
+from rmetric.telemetry.sources import AllSources, GpuJudges, VerdictStore
 from rmetric.telemetry.verdict import LEVELS, GpuVerdict
+from rmetric.telemetry.verdict_files import VerdictFiles
 
 T = 1_800_000_000.0
 
 
 def recording(path, *heard):
-    path.write_bytes(b"".join(heard_line(one, node) for node, one in heard))
+    path.write_bytes(b"".join(event_line(one, node) for node, one in heard))
     return path
 
 
@@ -31,10 +31,10 @@ def readings(node="a", times=(0, 10, 20), gpu=0):
 class TestPlayed:
     def test_each_poll_hands_on_what_is_due(self, tmp_path):
         path = recording(
-            tmp_path / "r.jsonl", *readings(), ("a", Sign(gpu=0, time=T + 24, kind="xid_79"))
+            tmp_path / "r.jsonl", *readings(), ("a", GpuSign(gpu=0, time=T + 24, kind="xid_79"))
         )
         now = [100.0]
-        source = PlayedReadings(path, speed=2.0, clock=lambda: now[0])
+        source = ReplayedReadings(path, speed=2.0, clock=lambda: now[0])
         assert [one.level for one in source.poll()] == ["healthy"]
         assert source.verdicts()["a:0"].time == T
         now[0] = 106.0
@@ -48,10 +48,11 @@ class TestPlayed:
 
     def test_every_change_is_told_in_order_even_at_once(self, tmp_path):
         signs = [
-            ("a", Sign(gpu=0, time=T + 20 + n, kind=k)) for n, k in enumerate(["xid_63", "xid_79"])
+            ("a", GpuSign(gpu=0, time=T + 20 + n, kind=k))
+            for n, k in enumerate(["xid_63", "xid_79"])
         ]
         path = recording(tmp_path / "r.jsonl", *readings(), *signs)
-        assert [one.level for one in PlayedReadings(path, inf).poll()] == [
+        assert [one.level for one in ReplayedReadings(path, inf).poll()] == [
             "healthy",
             "risk",
             "fatal",
@@ -59,16 +60,16 @@ class TestPlayed:
 
     def test_gpus_of_several_nodes_are_told_apart(self, tmp_path):
         path = recording(tmp_path / "r.jsonl", *readings("a"), *readings("b", times=(20, 30)))
-        source = PlayedReadings(path, inf)
+        source = ReplayedReadings(path, inf)
         source.poll()
         assert set(source.verdicts()) == {"a:0", "b:0"}
 
     def test_what_was_recorded_while_playing_is_the_recording(self, tmp_path):
         path = recording(
-            tmp_path / "r.jsonl", *readings(), ("b", Sign(gpu=1, time=T + 21, kind="x"))
+            tmp_path / "r.jsonl", *readings(), ("b", GpuSign(gpu=1, time=T + 21, kind="x"))
         )
         copy = JsonlFile(tmp_path / "copy.jsonl")
-        PlayedReadings(path, inf, record=copy.heard).poll()
+        ReplayedReadings(path, inf, record=copy.write_event).poll()
         assert (tmp_path / "copy.jsonl").read_bytes() == path.read_bytes()
 
     @pytest.mark.parametrize(
@@ -87,16 +88,16 @@ class TestPlayed:
         path = recording(tmp_path / "r.jsonl", *readings())
         path.write_bytes(path.read_bytes() + line)
         with pytest.raises(LogError, match=problem):
-            PlayedReadings(path)
+            ReplayedReadings(path)
 
     def test_a_file_of_something_else_is_refused(self, tmp_path):
         (tmp_path / "r.jsonl").write_text('{"event": "METRICS", "step": 1}\n')
         with pytest.raises(LogError, match="found no readings"):
-            PlayedReadings(tmp_path / "r.jsonl")
+            ReplayedReadings(tmp_path / "r.jsonl")
 
     def test_a_speed_of_zero_is_refused(self, tmp_path):
         with pytest.raises(ValueError, match="speed is 0"):
-            PlayedReadings(recording(tmp_path / "r.jsonl", *readings()), speed=0)
+            ReplayedReadings(recording(tmp_path / "r.jsonl", *readings()), speed=0)
 
 
 def verdict(level="healthy", gpu=0, node="n1", time=T):
@@ -105,7 +106,7 @@ def verdict(level="healthy", gpu=0, node="n1", time=T):
 
 class TestFollowed:
     def test_it_may_come_later_and_grows(self, tmp_path):
-        source = FollowedVerdicts(tmp_path / "telemetry")
+        source = VerdictFiles(tmp_path / "telemetry")
         assert source.poll() == ()
         (tmp_path / "telemetry").mkdir()
         path = tmp_path / "telemetry" / "n1.jsonl"
@@ -121,14 +122,14 @@ class TestFollowed:
     def test_wherever_it_is_cut_the_same_is_told(self, tmp_path_factory, levels, cuts):
         folder = tmp_path_factory.mktemp("telemetry")
         whole = b"".join(verdict_line(verdict(level)) for level in levels)
-        source, told = FollowedVerdicts(folder), []
+        source, told = VerdictFiles(folder), []
         for cut in [*sorted(cuts), len(whole)]:
             (folder / "n.jsonl").write_bytes(whole[:cut])
             told += [one.level for one in source.poll()]
         assert told == [x for n, x in enumerate(levels) if n == 0 or levels[n - 1] != x]
 
     def test_a_file_that_was_replaced_is_read_again(self, tmp_path):
-        path, source = tmp_path / "n1.jsonl", FollowedVerdicts(tmp_path)
+        path, source = tmp_path / "n1.jsonl", VerdictFiles(tmp_path)
         path.write_bytes(verdict_line(verdict()) * 3)
         source.poll()
         part = tmp_path / "part"
@@ -138,20 +139,20 @@ class TestFollowed:
 
     def test_the_own_node_is_left_alone_and_readings_passed_over(self, tmp_path):
         (tmp_path / "n1.jsonl").write_bytes(verdict_line(verdict("fatal")))
-        (tmp_path / "n2.jsonl").write_bytes(heard_line(Reading(gpu=0, time=T), "n2"))
-        source = FollowedVerdicts(tmp_path, without=["n1"])
+        (tmp_path / "n2.jsonl").write_bytes(event_line(Reading(gpu=0, time=T), "n2"))
+        source = VerdictFiles(tmp_path, without=["n1"])
         assert source.poll() == ()
         assert source.problem is None
 
     def test_a_line_that_cannot_be_read_is_a_problem_and_no_end(self, tmp_path):
         path = tmp_path / "n1.jsonl"
         path.write_bytes(b"\x00\xff\n" + verdict_line(verdict("fatal")))
-        source = FollowedVerdicts(tmp_path)
+        source = VerdictFiles(tmp_path)
         assert [one.level for one in source.poll()] == ["fatal"]
         assert "n1.jsonl" in source.problem
 
     def test_closed_it_tells_nothing_new(self, tmp_path):
-        source = FollowedVerdicts(tmp_path)
+        source = VerdictFiles(tmp_path)
         source.close()
         (tmp_path / "n1.jsonl").write_bytes(verdict_line(verdict("fatal")))
         assert source.poll() == ()
@@ -161,17 +162,17 @@ class TestTogether:
     def test_all_sources_are_one(self, tmp_path):
         (tmp_path / "n1.jsonl").write_bytes(b"oops\n" + verdict_line(verdict("fatal")))
         played = recording(tmp_path / "r", *readings("n2"))
-        source = AllSources([FollowedVerdicts(tmp_path), PlayedReadings(played, inf)])
+        source = AllSources([VerdictFiles(tmp_path), ReplayedReadings(played, inf)])
         assert [one.key for one in source.poll()] == ["n1:0", "n2:0"]
         assert set(source.verdicts()) == {"n1:0", "n2:0"}
         assert "oops" in source.problem
         source.close()
 
     def test_a_lost_gpu_has_no_reading_that_could_be_taken_for_news(self):
-        judges = Judges()
-        judges.hear("", Reading(gpu=0, time=T))
+        judges = GpuJudges()
+        judges.process("", Reading(gpu=0, time=T))
         assert set(judges.readings) == {"0"}
-        judges.hear("", Sign(gpu=0, time=T + 1, kind="gpu_lost"))
+        judges.process("", GpuSign(gpu=0, time=T + 1, kind="gpu_lost"))
         assert judges.readings == {}
 
     def test_without_a_gpu_a_watch_says_why_and_has_no_verdict(self):
@@ -188,12 +189,12 @@ class TestTogether:
 
     @given(st.lists(st.sampled_from(LEVELS), max_size=20))
     def test_news_are_the_changes(self, levels):
-        verdicts = Verdicts()
+        verdicts = VerdictStore()
         for level in levels:
             verdicts.add(verdict(level))
         changes = [x for n, x in enumerate(levels) if n == 0 or levels[n - 1] != x]
-        assert [one.level for one in verdicts.news()] == changes
-        assert verdicts.news() == ()
+        assert [one.level for one in verdicts.changed()] == changes
+        assert verdicts.changed() == ()
 
 
 class TestJsonl:
@@ -208,6 +209,6 @@ class TestJsonl:
         assert read_line(lines[2]) == ("n1", verdict("fatal"))
 
     def test_what_is_missing_is_absent(self, tmp_path):
-        assert heard_line(Reading(gpu=1, time=2.0, pcie_replays=0), "n") == (
+        assert event_line(Reading(gpu=1, time=2.0, pcie_replays=0), "n") == (
             b'{"event":"READING","node":"n","gpu":1,"time":2.0,"pcie_replays":0}\n'
         )

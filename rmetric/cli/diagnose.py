@@ -23,8 +23,8 @@ from rmetric._util.strict_json import encode
 from rmetric._util.version import __version__
 from rmetric.cli.progress import reading
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
+from rmetric.diagnosis.render import clock, verdict
 from rmetric.diagnosis.result import Diagnosis
-from rmetric.diagnosis.words import clock, verdict
 
 #: Raised where what `--json` holds changes its meaning.
 FORMAT = 1
@@ -167,7 +167,7 @@ def _diagnose(options: argparse.Namespace) -> Diagnosis:
             pool,
             options.signatures,
             cores=options.jobs,
-            told=bar.update,
+            on_progress=bar.update,
         )
     said = dict.fromkeys(str(one.message) for one in warned if one.category is UserWarning)
     return replace(diagnosis, notes=(*diagnosis.notes, *said))

@@ -18,7 +18,7 @@ from rmetric.cli.progress import reading
 
 if TYPE_CHECKING:
     from rmetric.diagnosis.job import Job
-    from rmetric.diagnosis.library import Library
+    from rmetric.diagnosis.library import SignatureLibrary
 
 EXAMPLES = """examples:
   rmetric logs learn --job pretrain-7b logs/4688/ logs/4690/
@@ -60,11 +60,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _learn(options: argparse.Namespace) -> int:
-    from rmetric.diagnosis.library import Library
+    from rmetric.diagnosis.library import SignatureLibrary
     from rmetric.diagnosis.pool import learn
 
     out = _out(options)
-    library = Library.shipped()
+    library = SignatureLibrary.shipped()
     jobs = _read(options, library)
     _warn(options.paths, jobs, library)
     pool = learn(options.job, jobs)
@@ -74,13 +74,13 @@ def _learn(options: argparse.Namespace) -> int:
     return 0
 
 
-def _read(options: argparse.Namespace, library: Library) -> list[Job]:
+def _read(options: argparse.Namespace, library: SignatureLibrary) -> list[Job]:
     from rmetric.diagnosis.ingest import ingest
 
     jobs = []
     with reading(options.paths) as bar:
         for path in options.paths:
-            jobs.append(ingest([path], library, cores=options.jobs, told=bar.update))
+            jobs.append(ingest([path], library, cores=options.jobs, on_progress=bar.update))
     for path, job in zip(options.paths, jobs, strict=True):
         if not job.events:
             raise LogError(path, None, "empty: there is nothing to learn from")
@@ -102,10 +102,10 @@ def _out(options: argparse.Namespace) -> Path:
     return Path(f"{name}.json")
 
 
-def _warn(paths: list[Path], jobs: list[Job], library: Library) -> None:
+def _warn(paths: list[Path], jobs: list[Job], library: SignatureLibrary) -> None:
     """What a failed job writes must not count as ordinary."""
     from rmetric.diagnosis.decide import decide
-    from rmetric.diagnosis.words import headline
+    from rmetric.diagnosis.render import headline
 
     for path, job in zip(paths, jobs, strict=True):
         found = decide(job, library)

@@ -12,7 +12,7 @@ from rmetric._util.options import DEFAULT_GPU, layout_of, number, renamed, share
 from rmetric._util.strict_json import encode
 from rmetric.guard.layout import Layout
 from rmetric.guard.planner import BatchSpec, PlanOptions, plan
-from rmetric.guard.planner.cluster import GIB, GPUS, Cluster, Node
+from rmetric.guard.planner.cluster import GIB, GPUS, Cluster, ClusterNode
 from rmetric.guard.planner.engines import ENGINES
 from rmetric.guard.planner.model_shape import ModelShape
 from rmetric.guard.planner.report import Question, as_json, as_text
@@ -153,7 +153,7 @@ def _cluster(options: argparse.Namespace) -> Cluster:
     given = [("node0", options.gpus)] if options.nodes is None else options.nodes
     if sum(size for _, size in given) > MOST_GPUS:
         raise ValueError(f"more than {MOST_GPUS:,} GPUs: this is not made for so many")
-    found = tuple(Node(name=name, gpus=tuple(range(size))) for name, size in given)
+    found = tuple(ClusterNode(name=name, gpus=tuple(range(size))) for name, size in given)
     cluster = Cluster(nodes=found, gpu=gpu, reserve=options.reserve * GIB)
     for node, gpus in options.without:
         try:

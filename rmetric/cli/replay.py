@@ -212,8 +212,10 @@ def in_short(runs: list[dict[str, Any]]) -> str:
     published = sum(row["first_alert_step"] != "" for row in runs)
     undefined = sum(row["max_r"] == "" for row in runs)
     unknown = f", undefined in {undefined}" if undefined else ""
+    unjudged = sum(row["calibrated_judged"] == 0 for row in runs)
+    nothing = f", nothing to judge by in {unjudged}" if unjudged else ""
     words = (
-        f"{counted(len(runs), 'run')}: {alarmed} alarmed (calibrated detector), "
+        f"{counted(len(runs), 'run')}: {alarmed} alarmed (calibrated detector{nothing}), "
         f"{published} alarmed (R-Metric as published{unknown})"
     )
     if any(row["stated_max_r"] != "" for row in runs):
@@ -231,6 +233,7 @@ def in_a_line(row: dict[str, Any], *, with_file: bool = False) -> str:
         with_file: name the log, where another run has the same id.
     """
     first, published = row["calibrated_first_alarm_step"], row["first_alert_step"]
+    alarm = "nothing to judge by" if row["calibrated_judged"] == 0 else _alarm(first)
     r_metric = "undefined" if row["max_r"] == "" else _alarm(published)
     if row["stated_max_r"] != "":
         more = f", the first of {row['stated_num_alerts']}" if row["stated_num_alerts"] > 1 else ""
@@ -238,9 +241,7 @@ def in_a_line(row: dict[str, Any], *, with_file: bool = False) -> str:
     outcome = f"; it {_ENDED.get(row['outcome'], row['outcome'])}" if row["outcome"] else ""
     failure = "" if row["failure_step"] == "" else f" at step {row['failure_step']}"
     file = f" ({row['source']})" if with_file else ""
-    return (
-        f"{row['id']}{file}: {_alarm(first)}; R-Metric as published: {r_metric}{outcome}{failure}"
-    )
+    return f"{row['id']}{file}: {alarm}; R-Metric as published: {r_metric}{outcome}{failure}"
 
 
 def _alarm(step: Any) -> str:

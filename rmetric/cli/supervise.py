@@ -40,7 +40,7 @@ signal that ended the supervisor"""
 #: What a training must be told of, to have another than before.
 _SIZES = ("tensor", "pipeline", "context", "expert")
 #: Option -> what it says; the names, types and defaults are those of the settings.
-_SETTINGS = {
+_RESTARTS = {
     "max_restarts": "consecutive restarts before giving up",
     "enough_steps": "new steps after which the count of restarts begins again",
     "backoff_seconds": "wait before a restart, doubled with each consecutive one",
@@ -49,13 +49,13 @@ _SETTINGS = {
     "save_seconds": "longest wait for a checkpoint before a bad GPU is dropped",
     "stop_seconds": "longest wait for a checkpoint when the supervisor itself is stopped",
 }
-_PATIENCE = {
+_TIMEOUTS = {
     "start": "start-up timeout: no heartbeat before training begins",
     "hang": "heartbeat timeout during training",
     "saving": "heartbeat timeout during a save",
     "quiet": "output timeout, for programs without heartbeats (default: off)",
 }
-_PACE = {
+_INTERVALS = {
     "poll": "between two checks",
     "progress": "between two lines of progress in the journal",
     "grace": "for processes to exit before they are killed",
@@ -63,9 +63,9 @@ _PACE = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from rmetric.guard.supervisor.core import Settings
-    from rmetric.guard.supervisor.supervise import Pace
-    from rmetric.guard.supervisor.watch import Patience
+    from rmetric.guard.supervisor.core import RestartPolicy
+    from rmetric.guard.supervisor.supervise import Intervals
+    from rmetric.guard.supervisor.watch import Timeouts
 
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="run folder")
     parser.add_argument(
@@ -117,9 +117,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="type of the GPUs, to plan (default: %(default)s, as for rmetric plan)",
     )  # fmt: skip
     how.add_argument("--gpu-memory", type=float, metavar="GIB", help="GPU memory, if it differs")
-    _numbers(parser.add_argument_group("trying again"), _SETTINGS, Settings(), "")
-    _numbers(parser.add_argument_group("seconds"), _PATIENCE, Patience(), "_seconds")
-    _numbers(parser.add_argument_group("pace, in seconds"), _PACE, Pace(), "_seconds")
+    _numbers(parser.add_argument_group("trying again"), _RESTARTS, RestartPolicy(), "")
+    _numbers(parser.add_argument_group("seconds"), _TIMEOUTS, Timeouts(), "_seconds")
+    _numbers(
+        parser.add_argument_group("intervals, in seconds"), _INTERVALS, Intervals(), "_seconds"
+    )
     watching = parser.add_argument_group("watching")
     watching.add_argument(
         "--watch-log",
@@ -186,7 +188,7 @@ def layout(text: str) -> dict[str, int]:
 
 
 def run(options: argparse.Namespace) -> int:
-    from rmetric.guard.supervisor.journal import LockedError
+    from rmetric.guard.supervisor.journal import FolderLockedError
 
     try:
         supervisor = _supervisor(options)
@@ -196,17 +198,17 @@ def run(options: argparse.Namespace) -> int:
         return exit_code_of(error)
     try:
         return supervisor.run()
-    except LockedError as error:
+    except FolderLockedError as error:
         print(f"error: {error}", file=sys.stderr)
         return LOCKED
 
 
 def _supervisor(options: argparse.Namespace) -> Any:
     from rmetric.guard.run_folder import RunFolder
-    from rmetric.guard.supervisor.core import Settings
-    from rmetric.guard.supervisor.launch import Program, unit_of
-    from rmetric.guard.supervisor.supervise import Pace, Supervisor, Watched
-    from rmetric.guard.supervisor.watch import Patience
+    from rmetric.guard.supervisor.core import RestartPolicy
+    from rmetric.guard.supervisor.launch_processes import Program, unit_of
+    from rmetric.guard.supervisor.supervise import Intervals, Supervisor, WatchOptions
+    from rmetric.guard.supervisor.watch import Timeouts
 
     if options.seed < 0:
         raise ValueError(f"--seed is {options.seed}: a number from 0 is accepted")
@@ -231,10 +233,12 @@ def _supervisor(options: argparse.Namespace) -> Any:
         program,
         pool,
         _planner(options, pool, unit_of(program, pool)),
-        settings=_checked(Settings, options, _SETTINGS, ""),
-        patience=_checked(Patience, options, _PATIENCE, "_seconds"),
-        pace=_checked(Pace, options, _PACE, "_seconds"),
-        watched=Watched(sources=_sources(options, pool), log=options.watch_log, echo=options.echo),
+        restart_policy=_checked(RestartPolicy, options, _RESTARTS, ""),
+        timeouts=_checked(Timeouts, options, _TIMEOUTS, "_seconds"),
+        intervals=_checked(Intervals, options, _INTERVALS, "_seconds"),
+        watching=WatchOptions(
+            sources=_sources(options, pool), log=options.watch_log, echo=options.echo
+        ),
         seed=options.seed,
         again=options.again,
         adopt=True,
@@ -277,7 +281,7 @@ def _visible() -> tuple[int, ...]:
 def _asked(options: argparse.Namespace) -> int:
     """How many processes the command itself asks for."""
     from rmetric.guard.layout import Layout
-    from rmetric.guard.supervisor.launch import option_of
+    from rmetric.guard.supervisor.launch_processes import option_of
 
     said = option_of(options.command, "nproc-per-node")
     if said is None:
@@ -328,14 +332,14 @@ def _by_model(options: argparse.Namespace, by_model: Any, first: Any) -> Any:
         raise ValueError("--model needs --batch")
     gpu = Cluster.of([1], options.gpu, memory_gib=options.gpu_memory).gpu
     model, batch = ModelShape.from_json(options.model), BatchSpec(samples=options.batch)
-    untold = _untold(options.command, options.layout or {})
-    return by_model(model, gpu, batch, engine=options.engine, first=first, untold=untold)
+    fixed_sizes = _fixed_sizes(options.command, options.layout or {})
+    return by_model(model, gpu, batch, engine=options.engine, first=first, fixed_sizes=fixed_sizes)
 
 
-def _untold(command: Sequence[str], layout: Mapping[str, int]) -> dict[str, int]:
+def _fixed_sizes(command: Sequence[str], layout: Mapping[str, int]) -> dict[str, int]:
     """Sizes that the command has no place for: as `--layout` says, else 1.
 
-    >>> _untold(["torchrun", "train.py", "--tp={tensor}", "{pipeline}"], {"context": 2})
+    >>> _fixed_sizes(["torchrun", "train.py", "--tp={tensor}", "{pipeline}"], {"context": 2})
     {'context': 2, 'expert': 1}
     """
     return {name: layout.get(name, 1) for name in _SIZES if f"{{{name}}}" not in "\0".join(command)}

@@ -23,8 +23,8 @@ from rmetric._util.printed import printable
 from rmetric.guard.run_folder import RunFolder
 from rmetric.telemetry.export import JsonlFile, serve, write_textfile
 from rmetric.telemetry.gpu_watch import GpuWatch
-from rmetric.telemetry.lines import Heard
-from rmetric.telemetry.played import PlayedReadings
+from rmetric.telemetry.lines import TelemetryEvent
+from rmetric.telemetry.replayed import ReplayedReadings
 from rmetric.telemetry.risk import RiskConfig
 from rmetric.telemetry.rules import rule_of
 from rmetric.telemetry.verdict import LEVELS, GpuVerdict
@@ -172,17 +172,17 @@ class _Telemetry:
                 self._write(partial(write_textfile, self.options.textfile, self.source))
             self.changed = False
             if self.options.once or (
-                isinstance(self.source, PlayedReadings) and self.source.finished
+                isinstance(self.source, ReplayedReadings) and self.source.finished
             ):
                 return self._how_it_is()
             if ended.wait(LOOK_SECONDS):
                 return 1 if self.unwritten else 0
 
-    def _source(self) -> GpuWatch | PlayedReadings:
+    def _source(self) -> GpuWatch | ReplayedReadings:
         if self.options.play is None:
             return GpuWatch(config=self.config, node=self.node, record=self._record)
         speed = inf if self.options.speed is None else self.options.speed
-        return PlayedReadings(self.options.play, speed, self.config, record=self._record)
+        return ReplayedReadings(self.options.play, speed, self.config, record=self._record)
 
     def _shared(self) -> JsonlFile | None:
         if self.folder is None:
@@ -190,10 +190,10 @@ class _Telemetry:
         self.folder.telemetry.mkdir(exist_ok=True)
         return JsonlFile(self.folder.telemetry / f"{self.node}.jsonl")
 
-    def _record(self, node: str, heard: Heard) -> None:
+    def _record(self, node: str, heard: TelemetryEvent) -> None:
         self.changed = True
         if self.jsonl is not None:
-            self._write(partial(self.jsonl.heard, node, heard))
+            self._write(partial(self.jsonl.write_event, node, heard))
 
     def _tell(self, verdict: GpuVerdict) -> None:
         self.changed = True

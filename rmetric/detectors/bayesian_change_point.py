@@ -7,7 +7,7 @@ from math import inf, lgamma, log, nan, pi
 import numpy as np
 
 from rmetric.detectors.followed_loss import LossDetector
-from rmetric.detectors.own_past import OwnPast
+from rmetric.detectors.rolling_baseline import RollingBaseline
 
 #: Standard deviations; further out nothing is learnt.
 FURTHEST = 20.0
@@ -93,7 +93,7 @@ class BayesianChangePoint(LossDetector):
         super().__init__(0.5)
         self.hazard, self.recent, self.shift = hazard, recent, shift
         self._judged = 0
-        self._past = OwnPast(window, least)
+        self._past = RollingBaseline(window, least)
         # One entry for each stretch, the newest first; it begins with nothing seen.
         self._counts = np.zeros(1, dtype=np.int64)
         self._probabilities = np.ones(1)

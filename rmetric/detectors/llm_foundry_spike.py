@@ -6,7 +6,7 @@ from collections import deque
 from math import inf, nan
 
 from rmetric.detectors.followed_loss import FollowedLoss
-from rmetric.detectors.own_past import plain_mean
+from rmetric.detectors.rolling_baseline import plain_mean
 from rmetric.records import Record
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf, nan
 
 from rmetric.detectors.followed_loss import LossDetector
-from rmetric.detectors.own_past import OwnPast
+from rmetric.detectors.rolling_baseline import RollingBaseline
 
 
 class LossCusum(LossDetector):
@@ -54,7 +54,7 @@ class LossCusum(LossDetector):
         self.slack = slack
         self.limit = limit
         self._sum = 0.0
-        self._past = OwnPast(window, least)
+        self._past = RollingBaseline(window, least)
 
     def _judge(self, x: float) -> float:
         usual = self._past.mean_and_deviation()

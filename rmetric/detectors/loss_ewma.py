@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf, nan, sqrt
 
 from rmetric.detectors.followed_loss import LossDetector
-from rmetric.detectors.own_past import OwnPast
+from rmetric.detectors.rolling_baseline import RollingBaseline
 
 
 class LossEwma(LossDetector):
@@ -56,7 +56,7 @@ class LossEwma(LossDetector):
         self.smoothing = smoothing
         self.limit = limit
         self._level = self._rise = nan
-        self._past = OwnPast(window, least)
+        self._past = RollingBaseline(window, least)
 
     def _judge(self, x: float) -> float:
         first = self._level != self._level

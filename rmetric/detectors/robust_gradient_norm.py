@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf, isfinite, log, nan
 
-from rmetric.detectors.own_past import RobustPast
+from rmetric.detectors.rolling_baseline import RobustBaseline
 from rmetric.records import Record
 
 
@@ -45,7 +45,7 @@ class RobustGradientNorm:
             raise ValueError(f"threshold is {threshold}: it must be finite and above 0")
         self.threshold = threshold
         self.score = self._norm = nan
-        self._past = RobustPast(window, least)
+        self._past = RobustBaseline(window, least)
 
     @property
     def alarm(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf, isfinite, nan, sqrt
 
-from rmetric.detectors.own_past import RobustPast, plain_mean
+from rmetric.detectors.rolling_baseline import RobustBaseline, plain_mean
 from rmetric.records import Record
 from rmetric.signals.gradient_variance import population_variance
 
@@ -49,7 +49,7 @@ class WorkerDispersion:
             raise ValueError(f"threshold is {threshold}: it must be finite and above 0")
         self.threshold = threshold
         self.score = self._dispersion = self._usual = nan
-        self._past = RobustPast(window, least)
+        self._past = RobustBaseline(window, least)
 
     @property
     def alarm(self) -> bool:

@@ -1,8 +1,8 @@
-"""Which known fault explains the failure: causes before their echoes, survivors set aside.
+"""Select the known fault that explains the failure.
 
-A job that failed has written down many faults: the one that ended it, what others said when they
-lost it, what the launcher said of both, and some that the training lived through. The explanation
-is a cause that was not survived and that no other explains.
+The log of a failed job contains many faults: the cause, the echoes on other ranks, the launcher's
+reports, and faults that the training survived. The explanation is a cause that was not survived
+and that does not follow from an earlier cause.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rmetric.diagnosis.job import Job, Match, Occurrence
-from rmetric.diagnosis.moments import Moments
+from rmetric.diagnosis.ordering import Ordering
 from rmetric.diagnosis.signature import Signature
 
 #: A cause that follows an earlier one counts so much less: it is the likely consequence.
@@ -64,7 +64,7 @@ class Cause:
 
 
 def collect(
-    job: Job, signatures: dict[str, Signature], moments: Moments, alone: frozenset[str]
+    job: Job, signatures: dict[str, Signature], ordering: Ordering, alone: frozenset[str]
 ) -> list[Cause]:
     """The signatures found in a job, the first in time first; no success, nothing harmless.
 
@@ -78,19 +78,19 @@ def collect(
             found.setdefault(match.signature, []).append(match)
     causes = []
     for name, matches in found.items():
-        matches.sort(key=lambda one: moments.key(one.first))
+        matches.sort(key=lambda one: ordering.key(one.first))
         causes.append(
             Cause(
                 signature=signatures[name],
                 matches=matches,
-                last=max((one.last for one in matches), key=moments.key),
+                last=max((one.last for one in matches), key=ordering.key),
                 survived=all(
-                    _survived(job, one, signatures[name], _ends_of(one, ends, alone), moments)
+                    _survived(job, one, signatures[name], _ends_of(one, ends, alone), ordering)
                     for one in matches
                 ),
             )
         )
-    return sorted(causes, key=lambda one: moments.key(one.first))
+    return sorted(causes, key=lambda one: ordering.key(one.first))
 
 
 def ended_alone(job: Job, signatures: Mapping[str, Signature]) -> frozenset[str]:
@@ -100,7 +100,7 @@ def ended_alone(job: Job, signatures: Mapping[str, Signature]) -> frozenset[str]
         for match in job.matches.values()
         if signatures[match.signature].role == "success"
     }
-    ranks = {one.name: one.rank for one in job.speaking if one.rank is not None}
+    ranks = {one.name: one.rank for one in job.active_streams if one.rank is not None}
     for_all = {0, max((rank for rank in ranks.values() if rank is not None), default=0)}
     if len(ends) > len(ranks) / 2 or any(ranks.get(name, 0) in for_all for name in ends):
         return frozenset()
@@ -112,44 +112,44 @@ def _ends_of(match: Match, ends: Iterable[Match], alone: frozenset[str]) -> list
 
 
 def _survived(
-    job: Job, match: Match, signature: Signature, ends: Sequence[Match], moments: Moments
+    job: Job, match: Match, signature: Signature, ends: Sequence[Match], ordering: Ordering
 ) -> bool:
-    """Whether the training went on, or came to its planned end, after it was said last."""
+    """Return True if training continued, or ended as planned, after the last match."""
     if signature.family in OUTLASTS_SUCCESS and _tells_still(job, match):
         return False
-    if any(moments.after(end.last, match.last) for end in ends):
+    if any(ordering.after(end.last, match.last) for end in ends):
         return True
     if signature.role == "ending":
         return False
     own = job.streams[match.stream]
     told = [own] if own.steps else [one for one in job.streams.values() if one.steps]
     steps_at = [one.last_step_at for one in told if one.last_step_at is not None]
-    went_on = any(moments.after(one, match.last) for one in steps_at)
+    went_on = any(ordering.after(one, match.last) for one in steps_at)
     if signature.survivable or not went_on:
         return went_on
-    steps = {entry.step for one in told for entry in one.tail if moments.after(entry, match.last)}
+    steps = {entry.step for one in told for entry in one.tail if ordering.after(entry, match.last)}
     return len(steps) > IN_FLIGHT
 
 
 def _tells_still(job: Job, match: Match) -> bool:
-    """Whether the last step that was told is one with the fault."""
+    """Return True if the fault was still logged at the last step."""
     step = job.streams[match.stream].last_step
     return step is not None and match.last.step is not None and match.last.step >= step
 
 
-def weigh(causes: Sequence[Cause], moments: Moments) -> list[Cause]:
+def weigh(causes: Sequence[Cause], ordering: Ordering) -> list[Cause]:
     """Give each its score; returned the best first, those survived left out."""
     live = [one for one in causes if not one.survived]
     for one in live:
         one.score = one.signature.confidence * EXPLAINS[one.signature.role]
-        before = _explained_by(one, live, moments)
+        before = _explained_by(one, live, ordering)
         if before is not None:
             one.follows = before.signature.id
             one.score *= FOLLOWS
-    return sorted(live, key=lambda one: (-round(one.score, 3), moments.key(one.first)))
+    return sorted(live, key=lambda one: (-round(one.score, 3), ordering.key(one.first)))
 
 
-def _explained_by(one: Cause, live: Iterable[Cause], moments: Moments) -> Cause | None:
+def _explained_by(one: Cause, live: Iterable[Cause], ordering: Ordering) -> Cause | None:
     """An earlier cause of which this is the likely consequence."""
     for other in live:
         ended_by = one.signature.role == "ending" and other.signature.role in ("symptom", "echo")
@@ -157,9 +157,9 @@ def _explained_by(one: Cause, live: Iterable[Cause], moments: Moments) -> Cause 
             continue
         if other.signature.confidence < (TELLS_OF_FAILURE if ended_by else GENERIC):
             continue
-        if not moments.after(one.first, other.first):
+        if not ordering.after(one.first, other.first):
             continue
-        if (moments.later_by(one.first, other.last) or 0.0) > FOLLOWS_WITHIN:
+        if (ordering.later_by(one.first, other.last) or 0.0) > FOLLOWS_WITHIN:
             continue
         together = not set(one.streams).isdisjoint(other.streams)
         if other.signature.rank < min(one.signature.rank, 10) and together:

@@ -1,4 +1,4 @@
-"""The patterns' answers, as signs against ranks and as odd events, for `decide`."""
+"""Run all patterns and convert their findings into rank evidence and unusual events."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from rmetric.diagnosis.job import Iteration, Job, Occurrence
-from rmetric.diagnosis.moments import Moments
+from rmetric.diagnosis.ordering import Ordering
 from rmetric.diagnosis.patterns.clocks import clock_notes, clock_offsets
-from rmetric.diagnosis.patterns.numbers import OddNumber, odd_numbers
-from rmetric.diagnosis.patterns.settings import OddSetting, odd_settings
-from rmetric.diagnosis.patterns.spatial import THRESHOLD, Odd, odd_speakers
-from rmetric.diagnosis.patterns.unfiltered import Finding, absences
+from rmetric.diagnosis.patterns.numbers import NumberOutlier, number_outliers
+from rmetric.diagnosis.patterns.settings import SettingOutlier, setting_outliers
+from rmetric.diagnosis.patterns.spatial import THRESHOLD, PeerOutlier, peer_outliers
+from rmetric.diagnosis.patterns.unfiltered import Absence, absences
 from rmetric.diagnosis.pool import Pool
 from rmetric.diagnosis.reading.text import level
-from rmetric.diagnosis.suspects import Sign
+from rmetric.diagnosis.suspects import RankEvidence
 
-#: A robust z twice the threshold is as odd as can be.
-FULL = 2.0 * THRESHOLD
-#: Lines of a stack, which say little by themselves.
-FRAMES = ("File ", "frame #", "Thread ")
-#: What another setting counts once steps are told.
-LATE = 0.2
-#: Odd events that are handed on.
+#: Robust z of evidence with full strength.
+FULL_STRENGTH_Z = 2.0 * THRESHOLD
+#: Prefixes of stack lines, which are not informative alone.
+FRAME_PREFIXES = ("File ", "frame #", "Thread ")
+#: Factor on a deviating setting in a job that reached its steps.
+SETTING_WEIGHT_AFTER_STEPS = 0.2
+#: Largest number of unusual events that are kept.
 MAX_ODD = 12
 
 
@@ -40,8 +40,8 @@ class Switches:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
-    """What is known of healthy jobs of similar settings.
+class HealthyReference:
+    """Reference data from healthy jobs of similar settings.
 
     Attributes:
         siblings: the jobs, where their logs were given.
@@ -55,13 +55,13 @@ class Known:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """What the patterns found in a job.
+class PatternFindings:
+    """Findings of all patterns in a job.
 
     Attributes:
         odd: (event, why), the oddest first.
         errors: events of level error that came up after the last step, in the order of their time.
-        odd_numbers: (entry, why) of those whose numbers are unlike their fellows'.
+        number_outliers: (entry, why) of those whose numbers are unlike their fellows'.
         slow: (entry, why) of steps that took long.
         first_odd: the first iteration that differs in what it says or how long it takes.
         stopped: words, if the job ended before healthy ones do; "" else.
@@ -69,22 +69,22 @@ class Found:
         moments: by which the job's entries are ordered, its clocks corrected.
     """
 
-    signs: tuple[Sign, ...]
+    signs: tuple[RankEvidence, ...]
     odd: tuple[tuple[int, str], ...]
     errors: tuple[tuple[int, str], ...]
-    odd_numbers: tuple[tuple[Occurrence, str], ...]
+    number_outliers: tuple[tuple[Occurrence, str], ...]
     slow: tuple[tuple[Occurrence, str], ...]
     first_odd: Iteration | None
     stopped: str
     stage: str
-    moments: Moments
+    ordering: Ordering
     notes: tuple[str, ...]
 
 
 def look(
-    job: Job, known: Known, switches: Switches, rng: np.random.Generator,
+    job: Job, known: HealthyReference, switches: Switches, rng: np.random.Generator,
     echoes: frozenset[int] = frozenset(),
-) -> Found:  # fmt: skip
+) -> PatternFindings:  # fmt: skip
     """Ask every pattern that is not switched off.
 
     Args:
@@ -92,81 +92,83 @@ def look(
             does so makes it no odd one.
     """
     offsets = clock_offsets(job)
-    moments = Moments(job=job, offsets=offsets)
+    ordering = Ordering(job=job, offsets=offsets)
     siblings = known.siblings
-    odd: list[Odd] = []
-    strange: list[OddNumber] = []
-    otherwise: list[OddSetting] = []
+    odd: list[PeerOutlier] = []
+    numbers: list[NumberOutlier] = []
+    settings: list[SettingOutlier] = []
     if switches.spatial:
-        odd = odd_speakers(job, rng=rng, ordinary=known.ordinary | echoes, siblings=siblings)
-        strange = odd_numbers(job)
-        otherwise = odd_settings(job, siblings)
-    lacks: list[Finding] = []
+        odd = peer_outliers(job, rng=rng, ordinary=known.ordinary | echoes, siblings=siblings)
+        numbers = number_outliers(job)
+        settings = setting_outliers(job, siblings)
+    missing: list[Absence] = []
     if switches.unfiltered:
-        lacks = absences(job, siblings=siblings, offsets=offsets)
-    unusual = list(_odd_iterations(job)) if switches.temporal else []
-    told = [one.last_step_at for one in job.streams.values() if one.last_step_at is not None]
-    last = max(told, key=moments.key, default=None)
+        missing = absences(job, siblings=siblings, offsets=offsets)
+    iterations = list(_odd_iterations(job)) if switches.temporal else []
+    last_steps = [one.last_step_at for one in job.streams.values() if one.last_step_at is not None]
+    last = max(last_steps, key=ordering.key, default=None)
     signs = [
         *_of_odd(job, odd),
-        *_of_numbers(strange),
-        *_of_settings(job, otherwise),
-        *_of_lacks(lacks),
-        *_of_iterations(job, unusual),
+        *_of_numbers(numbers),
+        *_of_settings(job, settings),
+        *_of_lacks(missing),
+        *_of_iterations(job, iterations),
     ]
-    return Found(
+    return PatternFindings(
         signs=tuple(signs),
-        odd=tuple(_odd_events(job, known, odd, last, moments))[:MAX_ODD],
-        errors=tuple(_new_errors(job, known, last, moments))[:MAX_ODD],
-        odd_numbers=tuple((one.place, f"{one.stream}: {_compared(one)}") for one in strange),
-        slow=tuple(_slow(unusual)),
-        first_odd=min(unusual, key=lambda one: moments.key(one.place), default=None),
+        odd=tuple(_odd_events(job, known, odd, last, ordering))[:MAX_ODD],
+        errors=tuple(_new_errors(job, known, last, ordering))[:MAX_ODD],
+        number_outliers=tuple((one.place, f"{one.stream}: {_compared(one)}") for one in numbers),
+        slow=tuple(_slow(iterations)),
+        first_odd=min(iterations, key=lambda one: ordering.key(one.place), default=None),
         stopped=_stopped(job, known),
-        stage=_stage(job, moments),
-        moments=moments,
-        notes=(*clock_notes(offsets), *(_noted(one) for one in strange[:1])),
+        stage=_stage(job, ordering),
+        ordering=ordering,
+        notes=(*clock_notes(offsets), *(_noted(one) for one in numbers[:1])),
     )
 
 
-def _of_odd(job: Job, odd: Sequence[Odd]) -> Iterator[Sign]:
+def _of_odd(job: Job, odd: Sequence[PeerOutlier]) -> Iterator[RankEvidence]:
     for one in odd:
         said = [job.events[each.event].template[:60] for each in one.events]
-        shown = [text for text in said if not text.startswith(FRAMES)][:2] or said[:1]
-        yield Sign(
+        shown = [text for text in said if not text.startswith(FRAME_PREFIXES)][:2] or said[:1]
+        yield RankEvidence(
             stream=one.name,
             kind="unlike",
-            words=f"unlike its fellows by: {'; '.join(shown)}",
-            strength=min(1.0, one.score / FULL),
+            words=f"differs from its peers in: {'; '.join(shown)}",
+            strength=min(1.0, one.score / FULL_STRENGTH_Z),
         )
 
 
-def _of_numbers(strange: Sequence[OddNumber]) -> Iterator[Sign]:
-    for one in strange:
-        strength = 1.0 / len(strange) ** 0.5
-        yield Sign(stream=one.stream, kind="numbers", words=_compared(one), strength=strength)
+def _of_numbers(numbers: Sequence[NumberOutlier]) -> Iterator[RankEvidence]:
+    for one in numbers:
+        strength = 1.0 / len(numbers) ** 0.5
+        yield RankEvidence(
+            stream=one.stream, kind="numbers", words=_compared(one), strength=strength
+        )
 
 
-def _of_settings(job: Job, otherwise: Sequence[OddSetting]) -> Iterator[Sign]:
+def _of_settings(job: Job, settings: Sequence[SettingOutlier]) -> Iterator[RankEvidence]:
     # A job that came to its steps was not kept from them by how a rank was started.
-    weight = LATE if job.trained else 1.0
-    apart = {one.stream for one in otherwise}
-    for one in otherwise:
-        words = f"says {one.name} {one.value}, {one.others} others {one.usual}"
+    weight = SETTING_WEIGHT_AFTER_STEPS if job.trained else 1.0
+    apart = {one.stream for one in settings}
+    for one in settings:
+        words = f"logs {one.name} {one.value}; {one.others} others log {one.usual}"
         strength = weight / len(apart) ** 0.5
-        yield Sign(stream=one.stream, kind="settings", words=words, strength=strength)
+        yield RankEvidence(stream=one.stream, kind="settings", words=words, strength=strength)
 
 
-def _compared(one: OddNumber) -> str:
+def _compared(one: NumberOutlier) -> str:
     return f"its {one.name} is {one.value:.4g}, the others' {one.usual:.4g}"
 
 
-def _noted(one: OddNumber) -> str:
+def _noted(one: NumberOutlier) -> str:
     return f"{one.stream}: {_compared(one)}, at {one.steps} of the last steps"
 
 
-def _of_lacks(lacks: Sequence[Finding]) -> Iterator[Sign]:
-    for one in lacks:
-        yield Sign(stream=one.stream, kind=one.kind, words=one.words, strength=one.strength)
+def _of_lacks(missing: Sequence[Absence]) -> Iterator[RankEvidence]:
+    for one in missing:
+        yield RankEvidence(stream=one.stream, kind=one.kind, words=one.words, strength=one.strength)
 
 
 def _odd_iterations(job: Job) -> Iterator[Iteration]:
@@ -177,8 +179,8 @@ def _odd_iterations(job: Job) -> Iterator[Iteration]:
             yield finished[0]
 
 
-def _slow(unusual: Sequence[Iteration]) -> Iterator[tuple[Occurrence, str]]:
-    for one in unusual:
+def _slow(iterations: Sequence[Iteration]) -> Iterator[tuple[Occurrence, str]]:
+    for one in iterations:
         if one.seconds is not None:
             yield one.place, _took(one)
 
@@ -187,26 +189,32 @@ def _took(one: Iteration) -> str:
     return f"step {one.step} took {one.seconds:.3g} s, usual {one.usual_seconds:.3g} s"
 
 
-def _of_iterations(job: Job, unusual: Sequence[Iteration]) -> Iterator[Sign]:
+def _of_iterations(job: Job, iterations: Sequence[Iteration]) -> Iterator[RankEvidence]:
     watched = sum(stream.steps > 1 for stream in job.streams.values())
     if watched < 3:
         return
-    strength = 1.0 / max(1, len(unusual)) ** 0.5
-    for one in unusual:
+    strength = 1.0 / max(1, len(iterations)) ** 0.5
+    for one in iterations:
         if one.seconds is not None:
-            yield Sign(stream=one.stream, kind="slow", words=_took(one), strength=strength)
+            yield RankEvidence(stream=one.stream, kind="slow", words=_took(one), strength=strength)
         else:
             words = f"step {one.step} differs from those before"
-            yield Sign(stream=one.stream, kind="iteration differs", words=words, strength=strength)
+            yield RankEvidence(
+                stream=one.stream, kind="iteration differs", words=words, strength=strength
+            )
 
 
 def _odd_events(
-    job: Job, known: Known, odd: Sequence[Odd], last: Occurrence | None, moments: Moments
+    job: Job,
+    known: HealthyReference,
+    odd: Sequence[PeerOutlier],
+    last: Occurrence | None,
+    ordering: Ordering,
 ) -> Iterator[tuple[int, str]]:
     """Events that healthy jobs do not have, or errors, after the last step; those of odd ranks."""
     shown = set()
-    for event in sorted(job.events, key=lambda one: moments.key(one.first)):
-        at_end = last is None or moments.after(event.last, last)
+    for event in sorted(job.events, key=lambda one: ordering.key(one.first)):
+        at_end = last is None or ordering.after(event.last, last)
         if event.number in known.ordinary or not at_end:
             continue
         if level(event.last.text) == "error":
@@ -214,36 +222,36 @@ def _odd_events(
             yield event.number, "an error, after the last step"
         elif known.pool is not None and last is not None:
             shown.add(event.number)
-            yield event.number, "unknown to healthy jobs, after the last step"
+            yield event.number, "not in healthy jobs, after the last step"
     for one in odd:
         for each in one.events[:3]:
             if each.event not in shown and each.count:
                 shown.add(each.event)
-                yield each.event, f"makes {one.name} unlike its fellows"
+                yield each.event, f"makes {one.name} differ from its peers"
 
 
 def _new_errors(
-    job: Job, known: Known, last: Occurrence | None, moments: Moments
+    job: Job, known: HealthyReference, last: Occurrence | None, ordering: Ordering
 ) -> Iterator[tuple[int, str]]:
-    """What nobody said before the job stopped: no noise, and often the failure's own words."""
+    """Yield errors that first occur after the last step; they often describe the failure."""
     if last is None:
         return
     for event in job.events:
-        new = event.number not in known.ordinary and moments.after(event.first, last)
+        new = event.number not in known.ordinary and ordering.after(event.first, last)
         if new and level(event.first.text) == "error":
             yield event.number, "an error, after the last step"
 
 
-def _stopped(job: Job, known: Known) -> str:
+def _stopped(job: Job, known: HealthyReference) -> str:
     if job.succeeded is not None or known.pool is None:
         return ""
     if known.pool.succeeded < known.pool.jobs:
         return ""
-    return "successful jobs of these settings state their end, and this one does not"
+    return "successful jobs of these settings state their end; this one does not"
 
 
-def _stage(job: Job, moments: Moments) -> str:
+def _stage(job: Job, ordering: Ordering) -> str:
     if job.stages:
         return job.stages[-1][0]
     last = [one.last for one in job.streams.values() if one.last is not None]
-    return max(last, key=moments.key).stage if last else ""
+    return max(last, key=ordering.key).stage if last else ""

@@ -1,9 +1,9 @@
-"""`diagnose`: from the logs of a job to why it failed, or that it did not, or 'I don't know'.
+"""Entry point `diagnose`: from the logs of a job to the cause of its failure.
 
-In two minutes: one pass over the logs makes a `Job` (ingest.py). Known faults that the training
-did not live through are its possible causes, the earliest specific one the best (causes.py). What
-stands out in space, in time and by its absence (patterns/, channels.py) says where, and stands in
-for the library where that knows nothing. `decide` puts it together, and is the place to read next.
+One pass over the logs builds a `Job` (ingest.py). Candidate causes are known faults that the
+training did not survive; the earliest specific one ranks first (causes.py). Spatial, temporal and
+absence outliers (patterns/, channels.py) locate the failure, and provide an inferred cause where
+the library has none. `decide` combines these steps; read it next.
 """
 
 from __future__ import annotations
@@ -16,17 +16,23 @@ from typing import Any
 
 import numpy as np
 
-from rmetric.diagnosis import accusers
+from rmetric.diagnosis import rank_evidence
 from rmetric.diagnosis.causes import OUTLASTS_SUCCESS, Cause, collect, ended_alone, weigh
-from rmetric.diagnosis.channels import Found, Known, Switches, look
+from rmetric.diagnosis.channels import HealthyReference, PatternFindings, Switches, look
 from rmetric.diagnosis.evidence import MAX_EVENTS, how_often, of_causes, of_odd_events, of_places
 from rmetric.diagnosis.frames import raised, stage_of
+from rmetric.diagnosis.inferred_causes import (
+    FINISHED_ALONE,
+    SILENCE,
+    STARTED_OTHERWISE,
+    InferredCause,
+)
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.job import Job, Occurrence
-from rmetric.diagnosis.library import Library
+from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.library.load import SPECIFIC
-from rmetric.diagnosis.losses import signs_of_losses
-from rmetric.diagnosis.moments import Moments
+from rmetric.diagnosis.lost_connections import evidence_from_lost_connections
+from rmetric.diagnosis.ordering import Ordering
 from rmetric.diagnosis.patterns.steps import planned_steps
 from rmetric.diagnosis.pool import Pool, learn, ordinary
 from rmetric.diagnosis.result import (
@@ -38,34 +44,47 @@ from rmetric.diagnosis.result import (
     not_above,
 )
 from rmetric.diagnosis.stage import stage_at
-from rmetric.diagnosis.stand_ins import FINISHED_ALONE, SILENCE, STARTED_OTHERWISE, StandIn
-from rmetric.diagnosis.suspects import Sign, named, suspects
+from rmetric.diagnosis.suspects import RankEvidence, named, suspects
 
 MAX_CANDIDATES = 5
-#: A second cause of another family that is nearly as good makes the first less sure.
-RIVAL, RIVALLED = 0.9, 0.85
-#: Confidence that a job is healthy: its end is stated; it trained and nothing speaks of a failure.
-ENDED_WELL, NOTHING_BAD = 0.97, 0.6
-#: The same, where it stops before this share of the steps that it says there are to be.
-STOPS_SHORT, ENOUGH = 0.4, 0.95
-#: Least score of a suspect that fell silent, to call the job failed for it.
-ABSENT = 0.6
-#: Signs of an absence, and their least strength: of one or two ranks, not of many.
-ABSENCES, ALONE = ("silent", "ended early", "no echo"), 0.6
-#: Roles that explain a failure; the others do from these confidences on where nothing else
-#: does: a worker's death that is told explains more than a silence, a timeout less.
-LEADS = ("cause", "ending")
-SAYS_MORE, SAYS_SOMETHING = 0.6, 0.4
-#: Why a job counts as healthy that does not say so itself.
-UNSAID = "it trained, and nothing speaks of a failure; nor does it say that it reached its end"
+#: A cause of another family with at least this share of the first one's score is a rival.
+RIVAL_SCORE_SHARE = 0.9
+#: Factor on the confidence of a cause that has a rival.
+RIVAL_CONFIDENCE_FACTOR = 0.85
+#: Confidence that a job is healthy whose planned end is stated.
+CONFIDENCE_PLANNED_END = 0.97
+#: Confidence that a job is healthy that trained and shows no failure.
+CONFIDENCE_NO_FAILURE = 0.6
+#: Confidence that a job is healthy whose log stops early.
+CONFIDENCE_STOPS_EARLY = 0.4
+#: Share of the planned steps below which a log stops early.
+MIN_PLANNED_STEP_SHARE = 0.95
+#: Least score of a silent suspect that makes the job a failed one.
+MIN_SILENT_SCORE = 0.6
+#: Kinds of evidence that are absences.
+ABSENCE_KINDS = ("silent", "ended early", "no echo")
+#: Least strength of such evidence: it is of one or two ranks, not of many.
+MIN_ABSENCE_STRENGTH = 0.6
+#: Roles that explain a failure. Others explain it from the following confidences on.
+LEAD_ROLES = ("cause", "ending")
+#: Above this confidence a symptom (a worker's reported death) precedes a silent rank.
+MIN_CONFIDENCE_OVER_SILENCE = 0.6
+#: Above this confidence a symptom (a timeout) explains a failure without a silent rank.
+MIN_CONFIDENCE_WITHOUT_SILENCE = 0.4
+#: Reason for a healthy verdict without a stated end.
+NO_FAILURE_FOUND = (
+    "training steps were logged and no failure was found; no line states the planned end"
+)
 #: Text logs are read here, not the numbers in them.
-NUMBERS = "Its losses were not judged here: rmetric replay does that."
+LOSSES_HINT = "Losses are not evaluated here; use rmetric replay."
 #: Where a log stops short, as that of a process that is killed does.
-IF_ENDED = "If it is over, look at the scheduler's record and at the node's kernel log (OOM kill)."
+JOB_ENDED_HINT = (
+    "If the job has ended, check the scheduler's record and the node's kernel log (OOM kill)."
+)
 #: Lines of a training that tell no step.
 _LOSS = re.compile(r"(?i)\bloss\b\W{1,4}<")
 #: Entries of a stream that are its last words.
-LAST_WORDS = 3
+NUM_FINAL_ENTRIES = 3
 
 
 def diagnose(
@@ -77,30 +96,30 @@ def diagnose(
     cores: int = 1,
     switches: Switches | None = None,
     seed: int = 0,
-    told: Callable[[int], None] | None = None,
+    on_progress: Callable[[int], None] | None = None,
 ) -> Diagnosis:
-    """Why the job that wrote these logs failed, or that it did not.
+    """Diagnose why the job that wrote these logs failed, or that it did not.
 
     Args:
         paths: files and folders of one job.
         healthy: logs of successful jobs of similar settings; each file or folder is one job.
         pool: learnt from such jobs before (`rmetric logs learn`).
         signatures: YAML files of own signatures, beside those that are shipped.
-        cores: files are read in so many processes.
-        seed: of the Isolation Forest.
-        told: is called with numbers of bytes, as they have been read.
+        cores: number of processes that read files.
+        seed: seed of the Isolation Forest.
+        on_progress: called with the number of bytes read since the last call.
 
     Raises OSError for a path that cannot be read and ValueError for bad signatures.
     """
-    library = Library.load(signatures) if signatures else Library.shipped()
-    job = ingest(paths, library, cores=cores, told=told)
-    siblings = [ingest([path], library, cores=cores, told=told) for path in healthy]
+    library = SignatureLibrary.load(signatures) if signatures else SignatureLibrary.shipped()
+    job = ingest(paths, library, cores=cores, on_progress=on_progress)
+    siblings = [ingest([path], library, cores=cores, on_progress=on_progress) for path in healthy]
     return decide(job, library, siblings, pool, switches=switches, seed=seed)
 
 
 def decide(
     job: Job,
-    library: Library,
+    library: SignatureLibrary,
     siblings: Sequence[Job] = (),
     pool: Pool | None = None,
     *,
@@ -109,30 +128,36 @@ def decide(
 ) -> Diagnosis:
     """The diagnosis of a job whose logs have been read."""
     switches = switches or Switches()
-    known = _known(job, siblings, pool) if switches.cross_job else Known()
+    known = _known(job, siblings, pool) if switches.cross_job else HealthyReference()
     signatures = {one.signature: library[one.signature] for one in job.matches.values()}
     matches = job.matches.values() if switches.library else ()
     echoes = [one.events for one in matches if signatures[one.signature].role == "echo"]
     found = look(job, known, switches, np.random.default_rng(seed), frozenset().union(*echoes))
-    moments = found.moments
+    ordering = found.ordering
     alone = ended_alone(job, signatures)
     causes = []
     if switches.library:
-        causes = weigh(collect(job, signatures, moments, alone), moments)
-    signs = [*found.signs, *accusers.signs_of_causes(job, causes, moments)]
+        causes = weigh(collect(job, signatures, ordering, alone), ordering)
+    signs = [*found.signs, *rank_evidence.evidence_from_causes(job, causes, ordering)]
     # Without a failure of the others it is only the one that says so.
     alone = alone if causes else frozenset()
-    signs += accusers.signs_of_ends(job, alone)
-    signs += accusers.signs_of_collectives(causes)
-    signs += accusers.signs_of_waiting(job, causes)
+    signs += rank_evidence.evidence_from_endings(job, alone)
+    signs += rank_evidence.evidence_from_collectives(causes)
+    signs += rank_evidence.evidence_from_waits(job, causes)
     if switches.unfiltered:
         # One who does not say what all others do explains the losses better than their order.
-        signs += accusers.signs_of_echoes(job, causes) or signs_of_losses(job, causes)
+        signs += rank_evidence.evidence_from_echoes(job, causes) or evidence_from_lost_connections(
+            job, causes
+        )
     ranked = suspects(job, signs)
-    absent = {one.stream for one in signs if one.kind in ABSENCES and one.strength >= ALONE}
+    absent = {
+        one.stream
+        for one in signs
+        if one.kind in ABSENCE_KINDS and one.strength >= MIN_ABSENCE_STRENGTH
+    }
     case = _Case(
         job=job,
-        moments=moments,
+        ordering=ordering,
         causes=causes,
         found=found,
         ranked=ranked,
@@ -142,77 +167,77 @@ def decide(
     return case.diagnosis()
 
 
-def _known(job: Job, siblings: Sequence[Job], pool: Pool | None) -> Known:
+def _known(job: Job, siblings: Sequence[Job], pool: Pool | None) -> HealthyReference:
     if pool is None and siblings:
         pool = learn("siblings", siblings)
     usual = frozenset(ordinary(job, pool)) if pool else frozenset()
-    return Known(siblings=tuple(siblings), pool=pool, ordinary=usual)
+    return HealthyReference(siblings=tuple(siblings), pool=pool, ordinary=usual)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Case:
-    """All that is known about a job.
+    """All inputs of the decision about one job.
 
     Attributes:
         causes: that were not survived, the best first.
-        found: by the patterns.
-        ranked: whoever has a sign against it, the most suspect first.
-        absent: names of those who fell silent, or lack what the others report.
-        alone: names of those who say that they finished, where the others failed.
+        found: findings of the patterns.
+        ranked: streams with evidence against them, the most suspect first.
+        absent: names of streams that fell silent, or lack an error that others report.
+        alone: names of streams that report a planned end while the others failed.
     """
 
     job: Job
-    moments: Moments
+    ordering: Ordering
     causes: Sequence[Cause]
-    found: Found
+    found: PatternFindings
     ranked: tuple[Suspect, ...]
     absent: frozenset[str]
     alone: frozenset[str]
 
     def diagnosis(self) -> Diagnosis:
-        lead = next((one for one in self.causes if one.signature.role in LEADS), None)
+        lead = next((one for one in self.causes if one.signature.role in LEAD_ROLES), None)
         if lead is not None and lead.score >= LIKELY:
             silent = self._silent() if lead.signature.role == "ending" else None
             return self._silence(silent, lead) if silent else self._explained(lead)
-        lesser = self._lesser()
-        if lesser is not None and lesser.signature.family in OUTLASTS_SUCCESS:
-            return self._explained(lesser)
+        symptom = self._best_symptom()
+        if symptom is not None and symptom.signature.family in OUTLASTS_SUCCESS:
+            return self._explained(symptom)
         if self.job.succeeded is not None and not self.alone:
-            return self._healthy(ENDED_WELL, self.job.succeeded.text)
-        if lesser is not None and lesser.signature.confidence >= SAYS_MORE:
-            return self._explained(lesser)
+            return self._healthy(CONFIDENCE_PLANNED_END, self.job.succeeded.text)
+        if symptom is not None and symptom.signature.confidence >= MIN_CONFIDENCE_OVER_SILENCE:
+            return self._explained(symptom)
         if self.ranked and self.ranked[0].name in self.alone:
             return self._finished_alone()
-        if otherwise := self._otherwise():
-            return self._started_otherwise(otherwise)
+        if deviation := self._deviating_start():
+            return self._deviating_settings(deviation)
         if silent := self._silent():
             return self._silence(silent)
-        if lesser is not None and lesser.signature.confidence >= SAYS_SOMETHING:
-            return self._explained(lesser)
-        if lesser is not None:
-            return self._unclear(lesser)
-        return self._quiet()
+        if symptom is not None and symptom.signature.confidence >= MIN_CONFIDENCE_WITHOUT_SILENCE:
+            return self._explained(symptom)
+        if symptom is not None:
+            return self._unclear(symptom)
+        return self._no_known_fault()
 
-    def _lesser(self) -> Cause | None:
-        """What says most where no cause is told; not what only follows from it."""
+    def _best_symptom(self) -> Cause | None:
+        """Return the most confident match that does not follow from another."""
         own = [one for one in self.causes if not one.follows]
         return max(own, key=lambda one: one.signature.confidence, default=None)
 
     def _silent(self) -> Suspect | None:
         """The first suspect, if it fell silent before the others or lacks what they report."""
         first = self.ranked[0] if self.ranked else None
-        if first is None or first.name not in self.absent or first.score < ABSENT:
+        if first is None or first.name not in self.absent or first.score < MIN_SILENT_SCORE:
             return None
         return first
 
     def _explained(self, lead: Cause) -> Diagnosis:
-        return self._said(
+        return self._result(
             outcome="terminated" if lead.signature.role == "ending" else "failed",
             cause=lead.signature.id,
             family=lead.signature.family,
-            title=self._titled(lead),
+            title=self._title(lead),
             actor=lead.signature.actor or None,
-            confidence=self._sureness(lead),
+            confidence=self._confidence(lead),
             why=self._why(lead),
             place=lead.first,
             to_do=lead.signature.to_do,
@@ -222,34 +247,34 @@ class _Case:
         )
 
     @staticmethod
-    def _titled(lead: Cause) -> str:
-        """Of a generic signature the exception itself, where the entry tells it."""
+    def _title(lead: Cause) -> str:
+        """Return the signature's title, or the exception for a generic signature."""
         own = raised(lead.first.text) if lead.signature.rank < SPECIFIC else ""
         return own or lead.signature.title
 
-    def _sureness(self, lead: Cause) -> float:
-        if lead.signature.role not in LEADS:
+    def _confidence(self, lead: Cause) -> float:
+        if lead.signature.role not in LEAD_ROLES:
             return lead.signature.confidence
         rivals = [
             one
             for one in self.causes[1:]
             if one.signature.family != lead.signature.family
-            and one.signature.role in LEADS
-            and one.score >= RIVAL * lead.score
+            and one.signature.role in LEAD_ROLES
+            and one.score >= RIVAL_SCORE_SHARE * lead.score
         ]
-        return round(lead.score * (RIVALLED if rivals else 1.0), 3)
+        return round(lead.score * (RIVAL_CONFIDENCE_FACTOR if rivals else 1.0), 3)
 
     def _why(self, lead: Cause) -> str:
         later = [one for one in self.causes if one.follows == lead.signature.id]
         words = [how_often(lead, self.job)]
         if lead.signature.role == "echo":
-            words.append("what ranks say that lost another: the cause itself left no line")
+            words.append("reported by ranks that lost a peer; the cause itself left no line")
         if later:
-            words[0] += ", before all else"
+            words[0] += ", before all other faults"
         return "; ".join(words)
 
     def _candidates(
-        self, lead: Cause | None, stand_in: StandIn | None = None
+        self, lead: Cause | None, inferred: InferredCause | None = None
     ) -> tuple[Candidate, ...]:
         return tuple(
             Candidate(
@@ -260,28 +285,31 @@ class _Case:
             )
             for one in self.causes
             # What would explain it, were there no silence before it.
-            for before in [one.follows or (stand_in.id if stand_in and one.score >= LIKELY else "")]
+            for before in [one.follows or (inferred.id if inferred and one.score >= LIKELY else "")]
             if one is not lead
-            and (one.signature.role in LEADS or (one.signature.role == "echo" and not one.follows))
+            and (
+                one.signature.role in LEAD_ROLES
+                or (one.signature.role == "echo" and not one.follows)
+            )
         )[:MAX_CANDIDATES]
 
     def _silence(self, first: Suspect, ending: Cause | None = None) -> Diagnosis:
-        why = "known by its absence, not by a line of its own"
+        why = "inferred from a missing rank; no explicit error line"
         if ending is not None:
-            why += f"; only then: {ending.signature.title}"
+            why += f"; followed by: {ending.signature.title}"
         stream = self.job.streams.get(first.name)
-        return self._stood_for(SILENCE, first, why=why, place=stream.last if stream else None)
+        return self._inferred(SILENCE, first, why=why, place=stream.last if stream else None)
 
     def _finished_alone(self) -> Diagnosis:
         first = self.ranked[0]
-        return self._stood_for(
+        return self._inferred(
             FINISHED_ALONE,
             first,
-            why="it says so, and the others report that they lost a rank",
+            why="it logged its planned end; the other ranks report a lost rank",
             place=self.job.streams[first.name].last,
         )
 
-    def _otherwise(self) -> Sign | None:
+    def _deviating_start(self) -> RankEvidence | None:
         """How the first suspect was started otherwise, if the job never came to a step."""
         first = self.ranked[0].name if self.ranked else ""
         if self.job.trained:
@@ -289,41 +317,41 @@ class _Case:
         signs = [one for one in self.found.signs if one.kind == "settings"]
         return next((one for one in signs if one.stream == first), None)
 
-    def _started_otherwise(self, sign: Sign) -> Diagnosis:
-        return self._stood_for(
+    def _deviating_settings(self, sign: RankEvidence) -> Diagnosis:
+        return self._inferred(
             STARTED_OTHERWISE,
             self.ranked[0],
             what=sign.words,
-            why="its first lines differ so from all others'; no line says that this is the cause",
+            why="its start-up lines differ from all other ranks; no explicit error line",
             place=self.job.streams[sign.stream].first,
         )
 
-    def _stood_for(
-        self, stand_in: StandIn, who: Suspect, *, what: str = "", why: str,
+    def _inferred(
+        self, inferred: InferredCause, who: Suspect, *, what: str = "", why: str,
         place: Occurrence | None,
     ) -> Diagnosis:  # fmt: skip
         said = f"{who.name} on {who.node}" if who.node else who.name
-        return self._said(
+        return self._result(
             outcome="failed",
-            cause=stand_in.id,
-            family=stand_in.family,
-            title=stand_in.title.format(who=said, what=what),
-            actor=stand_in.actor,
-            confidence=round(min(stand_in.confidence, who.score), 3),
+            cause=inferred.id,
+            family=inferred.family,
+            title=inferred.title.format(who=said, what=what),
+            actor=inferred.actor,
+            confidence=round(min(inferred.confidence, who.score), 3),
             why=why,
             place=place,
-            to_do=stand_in.to_do,
+            to_do=inferred.to_do,
             events=self._events(self.found.odd),
             nodes=named(self.ranked),
-            candidates=self._candidates(None, stand_in),
+            candidates=self._candidates(None, inferred),
         )
 
     def _unclear(self, lead: Cause) -> Diagnosis:
         """Something is wrong, and nothing explains it: its words, and what it may be."""
         sure = self.found.stopped or lead.signature.confidence >= LIKELY or self._ends_badly()
-        return self._said(
+        return self._result(
             outcome="failed" if sure else "unknown",
-            title=f"I don't know why. The nearest to it: {lead.signature.title}",
+            title=f"Cause unknown. Closest match: {lead.signature.title}",
             confidence=round(lead.score, 3),
             why=self._why(lead),
             place=lead.first,
@@ -334,47 +362,49 @@ class _Case:
         )
 
     def _ends_badly(self) -> bool:
-        """Whether most streams end with what a signature matched, or nearly so."""
+        """Return True if most streams end with a matched event among their last entries."""
         bad = {event for one in self.causes for match in one.matches for event in match.events}
         ends = [
-            any(entry.event in bad for entry in list(stream.tail)[-LAST_WORDS:])
+            any(entry.event in bad for entry in list(stream.tail)[-NUM_FINAL_ENTRIES:])
             for stream in self.job.streams.values()
         ]
         return sum(ends) > len(ends) / 2
 
-    def _quiet(self) -> Diagnosis:
+    def _no_known_fault(self) -> Diagnosis:
         """No fault is known and none stands out."""
         if self.found.odd and self.found.stopped:
-            return self._said(
+            return self._result(
                 outcome="unknown",
-                title="I don't know why it ended: no known fault, but unusual events at its end",
+                title="Outcome unknown: no known fault, but unusual events at the end",
                 confidence=0.3,
-                why="events that successful jobs or the rest of this one do not have",
-                events=of_odd_events(self.job, self.found.odd, self.moments),
+                why="events that neither successful jobs nor the rest of this job have",
+                events=of_odd_events(self.job, self.found.odd, self.ordering),
                 nodes=named(self.ranked),
             )
         if self.found.stopped:
-            return self._said(
+            return self._result(
                 outcome="unknown",
-                title="I don't know: the log ends without a fault and without the usual end",
+                title="Outcome unknown: the log ends without a fault and without the usual end",
                 confidence=0.4,
                 why=self.found.stopped,
             )
         if self.job.trained:
-            short = self._stops_short()
-            return self._healthy(STOPS_SHORT if short else NOTHING_BAD, "", short)
+            short = self._early_stop()
+            return self._healthy(
+                CONFIDENCE_STOPS_EARLY if short else CONFIDENCE_NO_FAILURE, "", short
+            )
         if any(event.count > 1 and _LOSS.search(event.template) for event in self.job.events):
-            return self._healthy(STOPS_SHORT, "")
-        return self._said(
+            return self._healthy(CONFIDENCE_STOPS_EARLY, "")
+        return self._result(
             outcome="unknown",
-            title="I don't know: these logs show no training, no end and no known fault",
+            title="Outcome unknown: these logs show no training, no end and no known fault",
             confidence=0.0,
-            why="nothing in them was recognised",
-            events=of_odd_events(self.job, self.found.odd, self.moments),
+            why="no line was recognised",
+            events=of_odd_events(self.job, self.found.odd, self.ordering),
         )
 
-    def _stops_short(self) -> str:
-        """Where the log stops, if that is before the steps are done that it speaks of."""
+    def _early_stop(self) -> str:
+        """Describe where the log stops, if that is before the planned number of steps."""
         if self.job.cut_off:
             return ", but the log is cut off before its end"
         last = self.job.furthest
@@ -382,52 +412,52 @@ class _Case:
             return ""
         step = last.last_step or 0
         planned = planned_steps(last.last_step_at.text, step)
-        if planned is None or step >= ENOUGH * planned:
+        if planned is None or step >= MIN_PLANNED_STEP_SHARE * planned:
             return ""
         return f", but the log stops at step {step:,} of {planned:,}"
 
     def _healthy(self, confidence: float, said: str, short: str = "") -> Diagnosis:
-        words = f"it says: {said}" if said else UNSAID
-        apart = {place.stream for place, _ in self.found.odd_numbers}
+        words = f"planned end stated: {said}" if said else NO_FAILURE_FOUND
+        apart = {place.stream for place, _ in self.found.number_outliers}
         if short:
-            words = "nothing speaks of a failure: it may still run, be cut or have been killed"
-        return self._said(
+            words = "no failure found; the job may still run or was killed, or the log is cut"
+        return self._result(
             outcome="healthy",
             title=f"No failure found{short}",
             confidence=confidence,
             why=words,
-            to_do=() if said else (IF_ENDED, NUMBERS) if short else (NUMBERS,),
+            to_do=() if said else (JOB_ENDED_HINT, LOSSES_HINT) if short else (LOSSES_HINT,),
             place=self.job.succeeded,
-            events=of_places(self.job, self.found.odd_numbers, self.moments),
+            events=of_places(self.job, self.found.number_outliers, self.ordering),
             nodes=named([one for one in self.ranked if one.name in apart]),
         )
 
     def _stage(self, place: Occurrence | None) -> str:
-        """By the functions of its traceback, else as the log told, else by others' tracebacks."""
+        """Stage from the own traceback, else from the log, else from other tracebacks."""
         matches = [match for one in self.causes for match in one.matches]
         own = [match.first.text for match in matches if place and match.stream == place.stream]
-        told = _first_stage([place.text, *own] if place else [])
-        if not told and place is not None:
-            told = stage_at(self.job, place, self.moments)
-        return told or _first_stage([match.first.text for match in matches]) or self.found.stage
+        stage = _first_stage([place.text, *own] if place else [])
+        if not stage and place is not None:
+            stage = stage_at(self.job, place, self.ordering)
+        return stage or _first_stage([match.first.text for match in matches]) or self.found.stage
 
     def _time(self, place: Occurrence | None) -> float | None:
-        """Of an entry without one, a traceback, it is the last that its stream states."""
+        """Time of an entry; an entry without one takes the last time of its stream."""
         if place is None:
             return None
         stream = self.job.streams.get(place.stream)
         if place.time is None and stream is not None:
             place = replace(place, time=stream.last_time)
-        return self.moments.dated(place)
+        return self.ordering.dated(place)
 
     def _events(self, odd: Sequence[tuple[int, str]] = ()) -> tuple[Evidence, ...]:
         """Those of the causes, errors that came up with them, and `odd` ones; each once."""
-        shown = list(of_causes(self.job, self.causes, self.moments))
+        shown = list(of_causes(self.job, self.causes, self.ordering))
         known = {(one.file, one.line) for one in shown}
         templates = {one.template for one in shown}
         patterns = (
-            *of_places(self.job, [*self.found.odd_numbers, *self.found.slow], self.moments),
-            *of_odd_events(self.job, [*self.found.errors, *odd], self.moments),
+            *of_places(self.job, [*self.found.number_outliers, *self.found.slow], self.ordering),
+            *of_odd_events(self.job, [*self.found.errors, *odd], self.ordering),
         )
         for one in patterns:
             if (one.file, one.line) not in known and one.template not in templates:
@@ -435,7 +465,7 @@ class _Case:
                 templates.add(one.template)
         return tuple(shown[:MAX_EVENTS])
 
-    def _said(self, *, place: Occurrence | None = None, **said: Any) -> Diagnosis:
+    def _result(self, *, place: Occurrence | None = None, **said: Any) -> Diagnosis:
         job = self.job
         since = self.found.first_odd if said["outcome"] != "healthy" else None
         if said.get("cause"):
@@ -446,7 +476,7 @@ class _Case:
             since=since.step if since else None,
             time=self._time(place),
             notes=(*job.notes, *self.found.notes),
-            job=_described(job, self.moments),
+            job=_described(job, self.ordering),
             **said,
         )
 
@@ -455,9 +485,9 @@ def _first_stage(texts: Sequence[str]) -> str:
     return next((stage for text in texts if (stage := stage_of(text))), "")
 
 
-def _described(job: Job, moments: Moments) -> dict[str, Any]:
-    first, last = moments.span or (None, None)
-    told = job.furthest.last_step_at if job.furthest else None
+def _described(job: Job, ordering: Ordering) -> dict[str, Any]:
+    first, last = ordering.span or (None, None)
+    last_step_at = job.furthest.last_step_at if job.furthest else None
     return {
         "files": len(job.files),
         "lines": job.lines,
@@ -467,9 +497,9 @@ def _described(job: Job, moments: Moments) -> dict[str, Any]:
         "events": len(job.events),
         "first_time": first,
         "last_time": last,
-        "last_step_time": moments.dated(told) if told else None,
+        "last_step_time": ordering.dated(last_step_at) if last_step_at else None,
         "stages": [
-            {"stage": name, "time": moments.dated(one), "file": one.file, "line": one.line}
+            {"stage": name, "time": ordering.dated(one), "file": one.file, "line": one.line}
             for name, one in job.stages
         ],
     }

@@ -1,4 +1,4 @@
-"""The events that are shown: those of the causes, or those that the patterns find odd."""
+"""Select the log events to display: events of the causes, and unusual events."""
 
 from __future__ import annotations
 
@@ -10,35 +10,36 @@ from rmetric.diagnosis.causes import Cause
 from rmetric.diagnosis.job import Event, Job, Occurrence, Stream
 from rmetric.diagnosis.library.files import compiled
 from rmetric.diagnosis.library.load import PATTERN_SECONDS
-from rmetric.diagnosis.moments import Moments
+from rmetric.diagnosis.ordering import Ordering
 from rmetric.diagnosis.result import Evidence
 
 #: How many are shown, and by whom said.
-MAX_EVENTS, MAX_WHO = 20, 8
+MAX_EVENTS = 20
+MAX_WHO = 8
 #: Signatures of less confidence are shown only if there is nothing else, as is any error line.
 LEAST = 0.3
 #: The order in which roles are shown.
 _ORDER = ("cause", "ending", "symptom", "echo", "odd")
 
 
-def of_causes(job: Job, causes: Sequence[Cause], moments: Moments) -> tuple[Evidence, ...]:
+def of_causes(job: Job, causes: Sequence[Cause], ordering: Ordering) -> tuple[Evidence, ...]:
     """One for each event that a cause matched, the causes first; generic ones if nothing else."""
     specific = [one for one in causes if one.signature.rank and one.signature.confidence >= LEAST]
     shown: dict[int, Evidence] = {}
     for cause in sorted(specific or causes, key=lambda one: _ORDER.index(one.signature.role)):
         for number in sorted({event for match in cause.matches for event in match.events}):
             if number not in shown:
-                shown[number] = _of_cause(job, cause, number, moments)
+                shown[number] = _of_cause(job, cause, number, ordering)
     return tuple(shown.values())[:MAX_EVENTS]
 
 
-def _of_cause(job: Job, cause: Cause, number: int, moments: Moments) -> Evidence:
+def _of_cause(job: Job, cause: Cause, number: int, ordering: Ordering) -> Evidence:
     event = job.events[number]
     firsts = [match.first for match in cause.matches if match.first.event == number]
     return _evidence(
         event,
         firsts[0] if firsts else event.first,
-        moments,
+        ordering,
         role=cause.signature.role,
         signature=cause.signature.id,
         why=cause.signature.title,
@@ -48,7 +49,7 @@ def _of_cause(job: Job, cause: Cause, number: int, moments: Moments) -> Evidence
 
 
 def of_odd_events(
-    job: Job, odd: Iterable[tuple[int, str]], moments: Moments
+    job: Job, odd: Iterable[tuple[int, str]], ordering: Ordering
 ) -> tuple[Evidence, ...]:
     """Events that a pattern found, with its reason."""
     shown = []
@@ -56,13 +57,13 @@ def of_odd_events(
         event = job.events[number]
         who = sorted(event.counts, key=lambda one: (-event.counts[one], one))
         shown.append(
-            _evidence(event, event.first, moments, role="odd", signature="", why=why, who=who)
+            _evidence(event, event.first, ordering, role="odd", signature="", why=why, who=who)
         )
     return tuple(shown[:MAX_EVENTS])
 
 
 def of_places(
-    job: Job, places: Iterable[tuple[Occurrence, str]], moments: Moments
+    job: Job, places: Iterable[tuple[Occurrence, str]], ordering: Ordering
 ) -> tuple[Evidence, ...]:
     """Entries that a pattern found, with its reason, each event once."""
     shown: dict[int, Evidence] = {}
@@ -70,7 +71,7 @@ def of_places(
         if place.event not in shown:
             event = job.events[place.event]
             shown[place.event] = _evidence(
-                event, place, moments, role="odd", signature="", why=why, who=[place.stream]
+                event, place, ordering, role="odd", signature="", why=why, who=[place.stream]
             )
     return tuple(shown.values())[:MAX_EVENTS]
 
@@ -78,7 +79,7 @@ def of_places(
 def _evidence(
     event: Event,
     first: Occurrence,
-    moments: Moments,
+    ordering: Ordering,
     *,
     role: str,
     signature: str,
@@ -94,7 +95,7 @@ def _evidence(
         text=first.text,
         file=first.file,
         line=first.line,
-        time=moments.dated(first),
+        time=ordering.dated(first),
         who=tuple(who[:MAX_WHO]),
         count=sum(event.counts.get(one, 0) for one in who),
         point=_point(patterns, first.text),
@@ -102,7 +103,7 @@ def _evidence(
 
 
 def _point(patterns: Sequence[str], text: str) -> str:
-    """What the first pattern that matches does match; "" where it takes too long to find."""
+    """Text matched by the first matching pattern; "" on timeout."""
     try:
         found = (compiled(one).search(text, timeout=PATTERN_SECONDS) for one in patterns)
         return next((one[0] for one in found if one), "")
@@ -111,8 +112,8 @@ def _point(patterns: Sequence[str], text: str) -> str:
 
 
 def how_often(cause: Cause, job: Job) -> str:
-    """How often it was said, and by how many ranks, nodes and files of which no more is known."""
-    times = "said once" if cause.count == 1 else f"said {cause.count:,} times"
+    """Number of entries of a cause, and of the ranks, nodes and other files that logged it."""
+    times = "logged once" if cause.count == 1 else f"logged {cause.count:,} times"
     if len(cause.streams) == 1:
         return times
     kinds = Counter(_kind(job.streams[name]) for name in cause.streams)

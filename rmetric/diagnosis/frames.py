@@ -1,4 +1,4 @@
-"""What a traceback tells: at which stage it was raised, what, and where in the user's own code."""
+"""Extract stage, exception and the user's own frame from a traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From log files to a `Job`: each file in one pass, several at a time, then put together."""
+"""Read log files, in parallel where they are large, and merge them into a `Job`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from rmetric.diagnosis.job import Job
-from rmetric.diagnosis.library import Library
+from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.merging import merged
 from rmetric.diagnosis.one_pass import FilePass
 from rmetric.diagnosis.part import Part
@@ -23,12 +23,12 @@ WORTH_PROCESSES = 32 << 20
 
 def ingest(
     paths: Sequence[str | Path],
-    library: Library,
+    library: SignatureLibrary,
     *,
     cores: int = 1,
-    told: Callable[[int], None] | None = None,
+    on_progress: Callable[[int], None] | None = None,
 ) -> Job:
-    """What the logs of one job say.
+    """Read the logs of one job.
 
     The same files give the same job, with any number of cores. Memory grows with the number of
     files, speakers and templates, not with that of lines.
@@ -36,13 +36,13 @@ def ingest(
     Args:
         paths: files and folders.
         cores: processes that read files; one where there is little to read.
-        told: is called with numbers of bytes, as they have been read.
+        on_progress: called with the number of bytes read since the last call.
 
     Raises:
         LogError: a path that cannot be read, or nothing to read.
     """
     found = find(paths)
-    parts = list(_parts(found.sources, library, cores, told))
+    parts = list(_parts(found.sources, library, cores, on_progress))
     job = merged(parts)
     notes = [*_of_ends(parts), *found.notes, *_of_files(parts), *job.notes, *_of_jobs(parts, job)]
     job.notes = list(dict.fromkeys(notes))
@@ -50,13 +50,16 @@ def ingest(
 
 
 def _parts(
-    sources: Sequence[Source], library: Library, cores: int, told: Callable[[int], None] | None
+    sources: Sequence[Source],
+    library: SignatureLibrary,
+    cores: int,
+    on_progress: Callable[[int], None] | None,
 ) -> Iterator[Part]:
     """In the order of the sources."""
     if cores == 1 or len(sources) == 1 or sum(one.size for one in sources) < WORTH_PROCESSES:
         tools = Tools(library)
         for source in sources:
-            yield FilePass(source, tools).read(told)
+            yield FilePass(source, tools).read(on_progress)
         return
     from joblib import Parallel, delayed
 
@@ -69,8 +72,8 @@ def _parts(
     by_name: dict[str, Part] = {}
     for parts in read:
         by_name |= {part.source.name: part for part in parts}
-        if told is not None:
-            told(sum(part.source.size for part in parts))
+        if on_progress is not None:
+            on_progress(sum(part.source.size for part in parts))
     for source in sources:
         yield by_name[source.name]
 
@@ -86,7 +89,7 @@ def _shares(sources: Sequence[Source], number: int) -> list[list[Source]]:
     return shares
 
 
-def _read(sources: Sequence[Source], library: Library) -> list[Part]:
+def _read(sources: Sequence[Source], library: SignatureLibrary) -> list[Part]:
     tools = Tools(library)
     return [FilePass(source, tools).read() for source in sources]
 
@@ -102,15 +105,15 @@ def _of_files(parts: Sequence[Part]) -> Iterator[str]:
         yield from part.notes
         if part.lines == 0:
             yield f"{part.source.name}: empty"
-        if part.left_out:
+        if part.unmatched:
             yield (
-                f"{part.source.name}: {part.left_out:,} entries came after too many different "
+                f"{part.source.name}: {part.unmatched:,} entries came after too many different "
                 f"ones and are counted as one event, {OTHERS}"
             )
 
 
 def _of_jobs(parts: Sequence[Part], job: Job) -> Iterator[str]:
-    """What speaks for more than one job: other numbers of the scheduler, times far apart."""
+    """Yield notes that suggest several jobs: different scheduler ids, times far apart."""
     where: dict[str, str] = {}
     for part in parts:
         for number, line in part.job_ids.items():
@@ -131,7 +134,7 @@ def _of_copies_of_ranks(parts: Sequence[Part]) -> Iterator[str]:
     """Files of one name in two folders in which the same ranks speak: each is a job's."""
     seen: dict[str, tuple[str, set[int]]] = {}
     for part in parts:
-        ranks = {one.who.rank for one in part.speakers if one.who.rank is not None}
+        ranks = {one.prefix.rank for one in part.streams if one.prefix.rank is not None}
         if len(ranks) < 2:
             continue
         name = part.source.name

@@ -1,6 +1,6 @@
-"""What one pass over the logs of a job leaves: streams, events, matches. Never the lines.
+"""Data model of a job after one pass over its logs: streams, events and signature matches.
 
-Its size grows with the number of streams and templates, not of lines.
+Lines are not kept; the size grows with the number of streams and templates.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ MAX_TEXT = 4000
 #: Different things that a signature's entries name, in one stream, that are kept.
 MAX_NAMED = 100
 #: First and last entries of a stream that are kept.
-HEAD, TAIL = 30, 20
+HEAD = 30
+TAIL = 20
 
 #: Ranks heard from which on a gap among them is a rank that said nothing.
 FEWEST = 4
@@ -54,7 +55,7 @@ class Occurrence:
 
 @dataclass(kw_only=True)
 class Stream:
-    """One who speaks: a rank, or a node, or a file where nothing says more.
+    """Log stream of a rank, or of a node, or of a file where no more is known.
 
     Attributes:
         name: "rank 3", "node gpu-07" or the file's name; the key in `Job.streams`. A rank within
@@ -136,7 +137,7 @@ class Match:
 
     @property
     def fields(self) -> dict[str, str]:
-        """What the first that named anything named."""
+        """Named groups of the first match that has any."""
         return self.named[0] if self.named else {}
 
 
@@ -170,7 +171,7 @@ class Iteration:
 
 @dataclass(kw_only=True)
 class Job:
-    """One job, as its logs tell it.
+    """One job, as read from its logs.
 
     Attributes:
         files: name -> number of lines.
@@ -204,20 +205,20 @@ class Job:
         return sum(self.files.values())
 
     @property
-    def speaking(self) -> list[Stream]:
-        """Those that are compared: ranks where there are any, else nodes, else all streams."""
+    def active_streams(self) -> list[Stream]:
+        """Streams to compare: ranks where there are any, else nodes, else all streams."""
         every = list(self.streams.values())
         ranks = [one for one in every if one.rank is not None]
         return ranks or [one for one in every if one.node is not None] or every
 
     @property
     def trained(self) -> bool:
-        """Whether anybody told a second step."""
+        """True if any stream logged more than one step."""
         return any(one.steps > 1 for one in self.streams.values())
 
     @property
     def furthest(self) -> Stream | None:
-        """Whose last step is the greatest; None where nobody tells steps."""
+        """Stream with the greatest last step; None without step lines."""
         told = [one for one in self.streams.values() if one.last_step is not None]
         return max(told, key=lambda one: one.last_step or 0, default=None)
 
@@ -229,7 +230,7 @@ class Job:
 
     @property
     def silent_ranks(self) -> list[int]:
-        """Ranks below the world size that said nothing, where others did with their rank.
+        """Ranks below the world size without log lines, where other ranks have some.
 
         Where no size is told, it is the greatest rank heard that counts, if few are missing.
         """

@@ -1,4 +1,4 @@
-"""What the files of a job say, put together: streams by name, events by template, in file order."""
+"""Merge the parts of all files into one `Job`: streams by name, events by template."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from rmetric.diagnosis.job import (
     Occurrence,
     Stream,
 )
-from rmetric.diagnosis.part import Found, Part, Spoken
-from rmetric.diagnosis.reading.layout import Layout, Seat
+from rmetric.diagnosis.part import Part, PartMatch, StreamPart
+from rmetric.diagnosis.reading.layout import Placement, RankLayout
 from rmetric.diagnosis.templates.events import Events
 
 #: Odd iterations that are kept for a stream.
@@ -36,19 +36,21 @@ def merged(parts: Sequence[Part]) -> Job:
     return merging.finished()
 
 
-def layout_of(parts: Sequence[Part]) -> Layout:
-    """Who sits where, by all files of a job."""
-    return Layout([(part.source, [one.who for one in part.speakers], part.world) for part in parts])
+def layout_of(parts: Sequence[Part]) -> RankLayout:
+    """Resolve rank and node of all streams, from all files of a job."""
+    return RankLayout(
+        [(part.source, [one.prefix for one in part.streams], part.world) for part in parts]
+    )
 
 
 class _Merging:
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: RankLayout) -> None:
         self.layout, self.events, self.job = layout, Events(), Job()
         self.told = (False, 0)
         self.tails: dict[str, list[Occurrence]] = {}
 
     def add(self, part: Part) -> None:
-        seats = [self.layout.place(part.source, one.who) for one in part.speakers]
+        seats = [self.layout.place(part.source, one.prefix) for one in part.streams]
         names = [_name(seat, part.source.name) for seat in seats]
         numbers = [self.events.number(one.text, one.cls) for one in part.templates]
         before = self.job.lines
@@ -59,7 +61,7 @@ class _Merging:
 
         for template, number in zip(part.templates, numbers, strict=True):
             self._event(number, placed(template.first), placed(template.last))
-        for name, seat, one in zip(names, seats, part.speakers, strict=True):
+        for name, seat, one in zip(names, seats, part.streams, strict=True):
             self._stream(self._named(name, seat), part, one, placed)
             for at, count in one.counts.items():
                 counts = self.job.events[numbers[at]].counts
@@ -93,7 +95,7 @@ class _Merging:
             )
         return self.job
 
-    def _named(self, name: str, seat: Seat) -> Stream:
+    def _named(self, name: str, seat: Placement) -> Stream:
         stream = self.job.streams.get(name)
         if stream is None:
             stream = self.job.streams[name] = Stream(name=name, rank=seat.rank)
@@ -102,7 +104,7 @@ class _Merging:
             stream.node = seat.node
         return stream
 
-    def _stream(self, stream: Stream, part: Part, one: Spoken, placed: Placed) -> None:
+    def _stream(self, stream: Stream, part: Part, one: StreamPart, placed: Placed) -> None:
         stream.files.add(part.source.name)
         stream.entries += sum(one.counts.values())
         stream.head = _in_order([*stream.head, *map(placed, one.head)])[:HEAD]
@@ -128,7 +130,7 @@ class _Merging:
         event.first = _earlier(event.first, first)
         event.last = _later(event.last, last)
 
-    def _match(self, name: str, found: Found, placed: Placed) -> None:
+    def _match(self, name: str, found: PartMatch, placed: Placed) -> None:
         first, last = placed(found.first), placed(found.last)
         match = self.job.matches.setdefault(
             (found.signature, name),
@@ -166,23 +168,23 @@ class _Merging:
 
         One that trains knows more than a launcher.
         """
-        for one in part.speakers:
+        for one in part.streams:
             told = (one.steps > 0, len(one.stages))
             if one.stages and told > self.told:
                 self.told = told
                 self.job.stages = [(stage, placed(place)) for stage, place in one.stages]
 
 
-def _name(seat: Seat, file: str) -> str:
+def _name(seat: Placement, file: str) -> str:
     if seat.rank is not None:
         return f"rank {seat.rank}"
-    who = file if seat.node is None else f"node {seat.node}"
-    return who if seat.local_rank is None else f"{who} local {seat.local_rank}"
+    name = file if seat.node is None else f"node {seat.node}"
+    return name if seat.local_rank is None else f"{name} local {seat.local_rank}"
 
 
 def _span(part: Part) -> tuple[float, float] | None:
-    begins = [one.first_time for one in part.speakers if one.first_time is not None]
-    ends = [one.last_time for one in part.speakers if one.last_time is not None]
+    begins = [one.first_time for one in part.streams if one.first_time is not None]
+    ends = [one.last_time for one in part.streams if one.last_time is not None]
     return (min(begins), max(ends)) if begins and ends else None
 
 
@@ -191,7 +193,7 @@ def _timed(one: Occurrence, other: Occurrence) -> bool:
 
 
 def _later(one: Occurrence, other: Occurrence) -> Occurrence:
-    """Of two entries the later: by line in one file, else by time; `one` if they are equal."""
+    """Return the later of two entries: by line in one file, else by time; `one` on a tie."""
     if _timed(one, other):
         return other if (other.time or 0.0) > (one.time or 0.0) else one
     return other if other.order > one.order else one
@@ -202,7 +204,7 @@ def _earlier(one: Occurrence, other: Occurrence) -> Occurrence:
 
 
 def _in_order(tail: list[Occurrence]) -> list[Occurrence]:
-    """By time where there are several files and all state it, else by order."""
+    """Sort by time if there are several files and all entries have one, else by order."""
     if len({one.file for one in tail}) > 1 and all(one.time is not None for one in tail):
         return sorted(tail, key=lambda one: (one.time, one.order))
     return sorted(tail, key=lambda one: one.order)

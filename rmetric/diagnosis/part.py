@@ -1,17 +1,17 @@
-"""What the pass over one file leaves, before streams have names and events have numbers."""
+"""Result of the pass over one file, before streams are named and events are numbered."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from rmetric.diagnosis.job import Iteration, Occurrence
-from rmetric.diagnosis.reading.prefixes import Who
+from rmetric.diagnosis.reading.prefixes import Prefix
 from rmetric.diagnosis.reading.source import Source
 from rmetric.diagnosis.reading.world import World
 
 
 @dataclass(kw_only=True)
-class Found:
+class PartMatch:
     """A signature in the entries of one speaker.
 
     Attributes:
@@ -27,15 +27,15 @@ class Found:
 
 
 @dataclass(kw_only=True)
-class Spoken:
-    """What one speaker said in one file; as `job.Stream` and `job.Job` have it.
+class StreamPart:
+    """One stream within one file; fields as in `job.Stream` and `job.Job`.
 
     Attributes:
         counts: index of template -> how often it was said.
         stages: the stages that it entered, with the entry that tells it.
     """
 
-    who: Who
+    prefix: Prefix
     counts: dict[int, int]
     head: list[Occurrence]
     tail: list[Occurrence]
@@ -47,7 +47,7 @@ class Spoken:
     last_step_at: Occurrence | None
     stage: str
     stages: list[tuple[str, Occurrence]]
-    found: list[Found]
+    found: list[PartMatch]
     iterations: list[Iteration]
 
 
@@ -63,7 +63,7 @@ class Template:
 
 @dataclass(kw_only=True)
 class Part:
-    """What one file says. An `Occurrence` names its speaker by the index in `speakers`, its
+    """Content of one file. An `Occurrence` refers to its stream by index in `streams`, its
     event by the index in `templates`, and its order by the line.
 
     Attributes:
@@ -73,10 +73,10 @@ class Part:
 
     source: Source
     lines: int
-    speakers: list[Spoken]
+    streams: list[StreamPart]
     templates: list[Template]
     world: World
     job_ids: dict[str, int]
     succeeded: Occurrence | None
-    left_out: int = 0
+    unmatched: int = 0
     notes: list[str] = field(default_factory=list)

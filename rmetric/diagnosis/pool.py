@@ -1,6 +1,6 @@
-"""What successful jobs of similar settings write: the cross-job pattern (L4, section 4.2).
+"""Event statistics of successful jobs: the cross-job pattern (L4, section 4.2).
 
-Learnt once (`rmetric logs learn`), kept as plain JSON, and set aside when such a job fails.
+Learnt once (`rmetric logs learn`), stored as JSON, and subtracted when such a job fails.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EXPECTED = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Usual:
+class PoolEvent:
     """An event of the pool.
 
     Attributes:
@@ -43,7 +43,7 @@ class Usual:
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:
-    """What jobs of similar settings have in common.
+    """Event statistics of jobs of similar settings.
 
     Attributes:
         name: of the job, as its owner calls it.
@@ -57,7 +57,7 @@ class Pool:
     jobs: int
     succeeded: int
     stages: Mapping[str, float]
-    events: tuple[Usual, ...]
+    events: tuple[PoolEvent, ...]
     _known: Events = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -67,9 +67,9 @@ class Pool:
         for one in self.events:
             self._by_number.setdefault(known.number(one.template, one.signature), one)
 
-    _by_number: dict[int, Usual] = field(init=False, repr=False, compare=False)
+    _by_number: dict[int, PoolEvent] = field(init=False, repr=False, compare=False)
 
-    def find(self, template: str, signature: str = "") -> Usual | None:
+    def find(self, template: str, signature: str = "") -> PoolEvent | None:
         """The event of the pool that says the same; None where there is none."""
         number = self._known.like(template, signature)
         return None if number is None else self._by_number[number]
@@ -110,7 +110,7 @@ def learn(name: str, jobs: Sequence[Job]) -> Pool:
             said[at] = said.get(at, 0) + event.count
         counts.append(said)
     usual = [
-        Usual(
+        PoolEvent(
             template=events.template(at),
             signature=signature,
             jobs=sum(at in said for said in counts) / len(jobs),
@@ -143,7 +143,7 @@ def ordinary(job: Job, pool: Pool) -> set[int]:
     return found
 
 
-def missing(job: Job, pool: Pool) -> list[Usual]:
+def missing(job: Job, pool: Pool) -> list[PoolEvent]:
     """Events that nearly all jobs of the pool have and this one lacks, as the pool has them."""
     signatures = _signatures(job)
     said = {pool.find(one.template, signatures.get(one.number, "")) for one in job.events}
@@ -192,11 +192,11 @@ class _Reader:
             ),
         )
 
-    def _usual(self, one: Any, where: str) -> Usual:
+    def _usual(self, one: Any, where: str) -> PoolEvent:
         if not isinstance(one, dict):
             raise self._wrong(where, one, "an object")
         mean = self._read(one, "mean", number, f"{where}.mean")
-        return Usual(
+        return PoolEvent(
             template=self._read(one, "template", text, f"{where}.template"),
             signature=self._read({"signature": ""} | one, "signature", text, f"{where}.signature"),
             jobs=self._share(one, "jobs", f"{where}.jobs"),

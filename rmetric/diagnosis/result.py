@@ -1,4 +1,4 @@
-"""A diagnosis: what a person reads at 3 a.m. and a machine at any time."""
+"""The result of a diagnosis, for people and as JSON."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 OUTCOMES = {
-    "healthy": "nothing speaks of a failure",
+    "healthy": "no failure found",
     "failed": "the job failed",
     "terminated": "the job was ended from outside: cancelled, preempted, out of its time",
-    "unknown": "the logs do not say",
+    "unknown": "the logs do not tell",
 }
 #: From here on a diagnosis is called sure; below `LIKELY` it is offered as a candidate only.
-SURE, LIKELY = 0.8, 0.5
+SURE = 0.8
+LIKELY = 0.5
 #: At most so many nodes are named (L4, section 4.3).
 MAX_NODES = 8
 
@@ -74,9 +75,9 @@ class Candidate:
 def not_above(confidence: float, candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
     """None is shown as surer than what is named before it; what it is by itself is said.
 
-    >>> [one] = not_above(0.7, [Candidate(cause="", title="", confidence=0.9, why="said once")])
+    >>> [one] = not_above(0.7, [Candidate(cause="", title="", confidence=0.9, why="logged once")])
     >>> one.confidence, one.why
-    (0.7, 'said once; 90 % by itself')
+    (0.7, 'logged once; 90 % by itself')
     """
     return tuple(
         replace(

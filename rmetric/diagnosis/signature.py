@@ -1,4 +1,4 @@
-"""One signature of the fault library: what a known fault writes, and what it means."""
+"""One signature of the fault library: the text of a known fault and its meaning."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""In which stage the job was when an entry was said, whoever said it."""
+"""Training stage that was active when a log entry was written."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
 from rmetric.diagnosis.job import Job, Occurrence, Stream
-from rmetric.diagnosis.moments import Moments
+from rmetric.diagnosis.ordering import Ordering
 from rmetric.diagnosis.reading.text import TRACEBACK
 
 #: Where a launcher is all the time, and who tells no stage; with where ranks stay that tell few.
@@ -15,8 +15,8 @@ _STARTING = (*_LAUNCHING, "initialise", "load data", "compile")
 _TELLS = 0.5
 
 
-def stage_at(job: Job, place: Occurrence, moments: Moments) -> str:
-    """The stage of who said it, or what those were at who tell steps; "" where nobody tells.
+def stage_at(job: Job, place: Occurrence, ordering: Ordering) -> str:
+    """Stage of the entry's stream, or of the streams that log steps; "" where none is known.
 
     Launchers, ranks that leave the telling to rank 0, and files of errors beside a rank's output
     stay in a stage for which they had words. A traceback behind the words of a tear-down that
@@ -27,9 +27,9 @@ def stage_at(job: Job, place: Occurrence, moments: Moments) -> str:
     own = [one for one in tellers if one.name == place.stream]
     stage = place.stage
     if stage in (_LAUNCHING if own else _STARTING):
-        working = [one for one in _working(own or tellers) if not moments.after(one, place)]
-        stage = max(working, key=moments.key).stage if working else stage
-    before = [stage for stage, at in job.stages if not moments.after(at, place)]
+        working = [one for one in _working(own or tellers) if not ordering.after(one, place)]
+        stage = max(working, key=ordering.key).stage if working else stage
+    before = [stage for stage, at in job.stages if not ordering.after(at, place)]
     left_early = stage == "tear-down" and job.succeeded is None and TRACEBACK in place.text
     if left_early or stage in _LAUNCHING:
         passed = ("tear-down", *_LAUNCHING) if left_early else _LAUNCHING

@@ -1,8 +1,8 @@
-"""Which rank or node: the signs of all channels, weighed and added up.
+"""Rank the suspects: weigh and sum the evidence of all channels per stream.
 
-A rank is suspect for what it says (a cause of its own), for what is said of it (the launcher's
-exit code, a message that names it), for what it no longer says (it fell silent, it lacks the
-timeout that its fellows report) and for being unlike its fellows (spatial and temporal pattern).
+Evidence against a rank is a cause in its own log, a report by others (an exit code, a message that
+names it), an absence (it is silent, or lacks the timeout that its peers report), or a deviation
+from its peers (spatial and temporal pattern).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rmetric.diagnosis.result import MAX_NODES, Suspect
 WEIGHTS = {
     "own cause": 4.0,
     "first": 1.0,
-    "accused": 2.5,
+    "implicated": 2.5,
     "killed": 4.0,
     "failed first": 1.0,
     "waited for": 2.5,
@@ -42,8 +42,8 @@ NAMED = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sign:
-    """One thing that speaks against a stream.
+class RankEvidence:
+    """One piece of evidence against a stream.
 
     Attributes:
         strength: 0 to 1.
@@ -55,10 +55,10 @@ class Sign:
     strength: float = 1.0
 
 
-def suspects(job: Job, signs: Iterable[Sign]) -> tuple[Suspect, ...]:
-    """All streams with a sign, the most suspect first; `named` says whom to name."""
-    by_stream: dict[str, dict[str, Sign]] = {}
-    for sign in signs:
+def suspects(job: Job, evidence: Iterable[RankEvidence]) -> tuple[Suspect, ...]:
+    """Score all streams with evidence, the most suspect first; `named` selects from them."""
+    by_stream: dict[str, dict[str, RankEvidence]] = {}
+    for sign in evidence:
         kinds = by_stream.setdefault(sign.stream, {})
         if sign.kind not in kinds or sign.strength > kinds[sign.kind].strength:
             kinds[sign.kind] = sign
@@ -74,21 +74,21 @@ def named(ranked: Sequence[Suspect]) -> tuple[Suspect, ...]:
     return tuple(over[:MAX_NODES])
 
 
-def _suspect(job: Job, name: str, signs: list[Sign]) -> Suspect:
-    signs.sort(key=lambda one: -WEIGHTS[one.kind] * one.strength)
-    total = sum(WEIGHTS[one.kind] * one.strength for one in signs)
+def _suspect(job: Job, name: str, evidence: list[RankEvidence]) -> Suspect:
+    evidence.sort(key=lambda one: -WEIGHTS[one.kind] * one.strength)
+    total = sum(WEIGHTS[one.kind] * one.strength for one in evidence)
     stream = job.streams.get(name) or _silent(name)
     return Suspect(
         name=name,
         rank=stream.rank,
         node=job.node_of(stream),
         score=round(1.0 - exp(-total / 3.0), 3),
-        why="; ".join(one.words for one in signs[:3]),
+        why="; ".join(one.words for one in evidence[:3]),
     )
 
 
 def _silent(name: str) -> Stream:
-    """A rank that never spoke has no stream."""
+    """Placeholder stream of a rank without log lines."""
     kind, _, rest = name.partition(" ")
     rank = int(rest) if kind == "rank" and rest.isdigit() else None
     return Stream(name=name, rank=rank, node=rest if kind == "node" else None)

@@ -1,26 +1,28 @@
-"""What reads the entries of any file."""
+"""Entry readers that the files of one process share for their caches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from rmetric.diagnosis.library import Library
+from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.patterns.stages import Stages
-from rmetric.diagnosis.patterns.steps import Told, may_tell, told
+from rmetric.diagnosis.patterns.steps import StepMatch, match_step, may_state_step
 from rmetric.diagnosis.signature import Signature
 from rmetric.diagnosis.templates.facts import FactsOf
-from rmetric.diagnosis.templates.remembered import Remembered
+from rmetric.diagnosis.templates.recent_cache import RecentCache
 
 Matches = list[tuple[Signature, dict[str, str]]]
 
 
 class Tools:
-    """What reads entries; shared by the files that one process reads, for what it remembers."""
+    """Entry readers with caches, shared by the files that one process reads."""
 
-    def __init__(self, library: Library, read_step: Callable[[str], Told | None] = told) -> None:
-        self.library, self.told = library, read_step
-        self.facts = FactsOf(library, Stages(), may_tell)
-        self._found: Remembered[Matches] = Remembered(2048)
+    def __init__(
+        self, library: SignatureLibrary, read_step: Callable[[str], StepMatch | None] = match_step
+    ) -> None:
+        self.library, self.match_step = library, read_step
+        self.facts = FactsOf(library, Stages(), may_state_step)
+        self._found: RecentCache[Matches] = RecentCache(2048)
 
     def find(self, text: str, level: str) -> Matches:
         key = f"{level}\n{text}".encode()

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
-from math import isclose, nan
-from typing import NamedTuple
+from math import isclose, isnan, nan
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from rmetric._util.strict_json import field, number, parse_line
 from rmetric.evaluation.traces import Trace
 from rmetric.log_entries import stated_alarm
 from rmetric.metric import Components, RMetric, RMetricConfig
 from rmetric.readers.settings import settings_of, stated_threshold
-from rmetric.records import Run
+from rmetric.records import Record, Run
 
 
 class Stated(NamedTuple):
@@ -24,13 +22,19 @@ class Stated(NamedTuple):
     alarm: bool | None
 
 
-def stated_metric(content: bytes) -> list[Stated]:
-    """What the METRICS lines of a log state of R. Raises ValueError for nonsense."""
-    entries = (parse_line(line) for line in io.BytesIO(content) if line.strip())
+def stated_metric(records: Sequence[Record], alerts: Sequence[Any]) -> list[Stated]:
+    """R and its alarms as the METRICS lines of a log state them.
+
+    Args:
+        records: of the log.
+        alerts: the value of ``alerts`` on the line of each record; None where absent.
+
+    Returns:
+        One for each record. Raises ValueError for a value that is no statement of an alarm.
+    """
     return [
-        Stated(field(entry, "r_metric", number), stated_alarm(entry))
-        for entry in entries
-        if entry.get("event") == "METRICS"
+        Stated(record.stated_score, stated_alarm({"step": record.step, "alerts": stated}))
+        for record, stated in zip(records, alerts, strict=True)
     ]
 
 
@@ -82,6 +86,10 @@ def computed(run: Run, config: RMetricConfig) -> tuple[np.ndarray, Components]:
     return np.array(scores, dtype=float), Components(*missing)
 
 
+def _same(stated: float, ours: float) -> bool:
+    return isclose(stated, ours, abs_tol=1e-9) or (isnan(stated) and isnan(ours))
+
+
 def disagreements(
     runs: Sequence[Run], stated: Sequence[list[Stated]], traces: Sequence[Trace]
 ) -> list[str]:
@@ -91,7 +99,7 @@ def disagreements(
         for step, theirs, ours, alarm in zip(
             trace.steps, own, trace.scores, trace.alarms, strict=True
         ):
-            if theirs.score is not None and not isclose(theirs.score, ours, abs_tol=1e-9):
+            if theirs.score is not None and not _same(theirs.score, ours):
                 difference = f"r_metric is {theirs.score:.6g}, recomputed {ours:.6g}"
             elif theirs.alarm is not None and theirs.alarm != alarm:
                 difference = f"the alert is {theirs.alarm}, recomputed {bool(alarm)}"

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +16,12 @@ from numpy.typing import NDArray
 from rmetric._util.errors import LogError
 from rmetric.evaluation.protocols import seconds_per_step
 from rmetric.evaluation.stated import Stated, stated_metric
-from rmetric.logs import read_lines
+from rmetric.logs import LogReader
 from rmetric.metric import MODES
-from rmetric.records import Run
+from rmetric.records import Run, Truth, records_to_frame
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 REFERENCE = "FULL_METRIC"
 
@@ -61,6 +65,46 @@ class Study:
         ours = [i for i, run in enumerate(self.reference) if run.id in there]
         theirs = [there[self.reference[i].id] for i in ours]
         return np.array(ours, dtype=np.intp), np.array(theirs, dtype=np.intp)
+
+    def to_frame(self) -> DataFrame:
+        """All records of all runs as one tidy pandas DataFrame, one row a record.
+
+        The columns `mode`, `run` (its id), `architecture` (its `model_type`), `fault`, `benign`,
+        `outcome`, `onset_step`, `failure_step` and `failure_kind` repeat for every record of a
+        run; `r_metric` and `alarm` are those that the log states; the rest are the fields of the
+        records, as in `rmetric.records.records_to_frame`.
+
+        The mean R-Metric of the published study for each fault and step::
+
+            frame = read_study(Path()).to_frame()
+            frame[frame["mode"] == "FULL_METRIC"].groupby(["fault", "step"])["r_metric"].mean()
+        """
+        import pandas as pd
+
+        runs = [(mode, run) for mode, of_mode in self.runs.items() for run in of_mode]
+        stated = [one for of_mode in self.stated.values() for of_run in of_mode for one in of_run]
+        of_runs = pd.DataFrame([_of_run(*pair) for pair in runs], columns=OF_RUN).convert_dtypes()
+        lengths = [len(run.records) for _, run in runs]
+        repeated = of_runs.loc[np.repeat(of_runs.index, lengths)].reset_index(drop=True)
+        repeated["r_metric"] = pd.Series([one.score for one in stated], dtype="float64")
+        repeated["alarm"] = pd.Series([one.alarm for one in stated], dtype="boolean")
+        records = [record for _, run in runs for record in run.records]
+        return pd.concat([repeated, records_to_frame(records)], axis="columns")
+
+
+#: Columns of `Study.to_frame` that hold one value for each run.
+OF_RUN = [
+    "mode", "run", "architecture", "fault", "benign", "outcome", "onset_step", "failure_step",
+    "failure_kind",
+]  # fmt: skip
+
+
+def _of_run(mode: str, run: Run) -> tuple[Any, ...]:
+    truth = run.truth or Truth()
+    return (
+        mode, run.id, run.config.get("model_type"), truth.fault, truth.benign, truth.outcome,
+        truth.onset_step, truth.failure_step, truth.failure_kind,
+    )  # fmt: skip
 
 
 def read_study(folder: Path) -> Study:
@@ -106,15 +150,22 @@ def _read_mode(study: Study, mode: str, digest: hashlib._Hash) -> None:
 
 
 def _usable(path: Path, content: bytes) -> tuple[Run, list[Stated]]:
-    run = read_lines(path, io.BytesIO(content))
-    truth = run.truth
+    reader = LogReader(path)
+    records, alerts = [], []
+    for place, line in enumerate(io.BytesIO(content), start=1):
+        record = reader.take(place, line)
+        if record is not None:
+            records.append(record)
+            alerts.append(reader.entry.get("alerts"))
+    run = reader.finish()
+    run.records, truth = records, run.truth
     if truth is None:
         raise LogError(path, None, "; ".join(run.notes))
     if truth.failed and truth.failure_step is None:
         raise LogError(path, None, "it failed, and does not say at which step")
     try:
         seconds_per_step(run)
-        return run, stated_metric(content)
+        return run, stated_metric(records, alerts)
     except ValueError as error:
         raise LogError(path, None, str(error)) from None
 

@@ -1,6 +1,6 @@
-"""The guard: when to save in an emergency, how to go on with fewer GPUs, who starts it again.
+"""Guard: emergency checkpoints, restarts and layouts for the remaining GPUs.
 
-Nothing is imported here. `policy`, `interval`, `layout`, `planner` and `run_folder`
-are pure and need no torch; `checkpoints` and `guard` run inside the training;
-`supervisor` runs beside it.
+Nothing is imported here. `policy`, `interval`, `layout`, `planner` and `run_folder` are
+pure or use files, and need no torch. `checkpoints` and `guard` run inside the training,
+`supervisor` runs in a process of its own.
 """

@@ -19,59 +19,63 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.stateful import Stateful
 
-from rmetric.guard.good import (
+from rmetric.guard.checkpoint_dir import CheckpointDirectory
+from rmetric.guard.dcp_save import (
+    FailingSavePlanner,
+    HostMemoryStager,
+    Save,
+    error_text,
+    free_space,
+)
+from rmetric.guard.manifest import (
     PART,
-    Done,
-    Failed,
-    Good,
+    CheckpointManifest,
     UnfitCheckpoint,
     candidates,
     own_name,
     write_durably,
 )
 from rmetric.guard.ranks import Ranks
-from rmetric.guard.save_parts import Planner, Save, Stager, free_space, in_words
-from rmetric.guard.shelf import Shelf
+from rmetric.guard.saver import FailedSave, SavedCheckpoint, SaveOutcome
 from rmetric.guard.verify import damaged, digest, non_finite
 
-__all__ = ["Checkpoints", "Done", "Failed", "Good", "UnfitCheckpoint"]
+__all__ = ["CheckpointManifest", "Checkpoints", "FailedSave", "SavedCheckpoint", "UnfitCheckpoint"]
 
 logger = logging.getLogger("rmetric")
 
-# That there is one process is known, and DCP says so from a thread of its own.
+# DCP warns about a single process from its own thread; that is intended.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninit")
 
 
 class Checkpoints:
-    """The checkpoints of one training, in one folder that all its ranks see.
+    """Checkpoints of one training, in a folder that all ranks share.
 
-    A save goes through DCP, in the background unless `asynchronous` is False: the training
-    waits for the copy to host memory. It is written under a name that ends in ``.part``.
-    When all ranks are durable, each reads its own files back, hashes them and looks for
-    what is not finite; if all agree, rank 0 writes `good.json` and gives the folder its
-    name. So whatever is called ``step-N`` is whole, and a save that fails, on any rank,
-    fails on all of them, leaves nothing and harms nothing that was there. The one whose
-    tensors are not finite is kept as ``step-N.not-finite`` to be looked at, the newest
-    of them only.
+    DCP writes a save, in the background unless `asynchronous` is False: training waits only
+    for the copy to host memory. The folder has the suffix ``.part`` until it is complete.
+    When all ranks are durable, each reads its files back, hashes them and checks that the
+    tensors are finite. If all ranks succeed, rank 0 writes `good.json` and renames the
+    folder to ``step-N``. A folder of that name is therefore complete. A save that fails on
+    one rank fails on all ranks and leaves earlier checkpoints unchanged. A checkpoint with
+    non-finite tensors is kept as ``step-N.not-finite`` for inspection, only the newest.
 
-    All ranks make it, and call `begin`, `newest_good` and `load`, together and in the same
+    All ranks create it, and call `begin`, `newest_good` and `load` together and in the same
     order. Without a process group there is one rank.
 
     Args:
-        folder: for the checkpoints; made where it is missing.
-        keep: how many good ones of this model, at least 1. An older one goes when a newer one
-            is good, and before it what `newest_good` found damaged.
-        group: a gloo group over all ranks for nothing but this; None makes one.
-        asynchronous: whether a save is written in the background.
-        fingerprint: says which model this is, the same on every rank and in every layout:
-            a string, or a mapping of plain values.
-        may_be_infinite: patterns of tensors' names that may hold infinities, such as masks.
+        folder: directory of the checkpoints; created if missing.
+        keep: good checkpoints of this model to retain, at least 1. Damaged ones are deleted
+            first, then the oldest, once a newer one is good.
+        group: gloo group over all ranks, used only here; None creates one.
+        asynchronous: write in the background.
+        fingerprint: identifies the model, the same on every rank and in every layout: a
+            string, or a mapping of plain values.
+        may_be_infinite: patterns of tensor names that may hold infinities, such as masks.
 
     Raises:
-        ValueError: `keep` below 1; a folder that cannot be made or written to.
+        ValueError: `keep` below 1, or the folder cannot be created or written.
 
-    Its weakness: DCP's index is a pickle. It is loaded after its sha256 was found right,
-    which tells of damage and not of malice: load what you trust.
+    Limit: the index of DCP is a pickle. It is loaded after its sha256 was verified, which
+    detects damage but not malice: load only checkpoints that you trust.
     """
 
     saves_later = False
@@ -89,10 +93,12 @@ class Checkpoints:
         if keep < 1:
             raise ValueError(f"keep is {keep}: it must be at least 1")
         self.folder = Path(folder)
-        self._shelf = Shelf(self.folder, keep=keep, fingerprint=json.loads(json.dumps(fingerprint)))
+        self._directory = CheckpointDirectory(
+            self.folder, keep=keep, fingerprint=json.loads(json.dumps(fingerprint))
+        )
         self.ranks = Ranks(group)
         self._asynchronous, self._may_be_infinite = asynchronous, tuple(may_be_infinite)
-        self._stager = Stager()
+        self._stager = HostMemoryStager()
         self._save: Save | None = None
         self._thread: threading.Thread | None = None
         self._num_saves = 0
@@ -100,7 +106,7 @@ class Checkpoints:
 
     @property
     def in_flight(self) -> bool:
-        """A save was begun whose outcome nobody has taken yet."""
+        """A save was begun and its outcome not yet collected."""
         return self._save is not None
 
     def begin(
@@ -113,33 +119,34 @@ class Checkpoints:
         request: int = 0,
         problem: str = "",
     ) -> None:
-        """Save the state after `step`; returns when it may be changed again. Never raises for
-        what goes wrong with the save: `poll` and `wait` tell.
+        """Begin to save the state after `step`; on return the state may be changed.
+
+        A failure of the save is not raised; `poll` and `wait` return it.
 
         Args:
-            step: last step that is done, the same on all ranks.
-            state: tensors, or what has a `state_dict`, by name; see `ModelState`.
-            about: plain values that JSON holds; those of rank 0 are kept.
-            own: plain values of this rank alone, such as its random numbers.
-            request: number of the request in the run folder that this answers.
-            problem: this rank has nothing to save, and why: the save fails on all ranks.
+            step: last completed step, the same on all ranks.
+            state: tensors or objects with a `state_dict`, by name; see `ModelState`.
+            about: JSON values; those of rank 0 are kept.
+            own: JSON values of this rank, such as its random state.
+            request: number of the answered request in the run folder.
+            problem: reason why this rank cannot save; the save then fails on all ranks.
 
         Raises:
-            RuntimeError: one is in flight already.
+            RuntimeError: another save is in flight.
         """
         if self._save is not None:
             raise RuntimeError(f"the save of step {self._save.step} is still in flight")
         if self._num_saves == 0 and self.ranks.rank == 0:
-            self._shelf.clear()
+            self._directory.clear()
         self._num_saves += 1
         name = f"step-{step}.{self._launch}-{self._num_saves}{PART}"
         save = self._save = Save(step=step, part=self.folder / name, request=request)
         save.problem = problem
-        with save.noting_problems("its plain values"):
+        with save.catching("plain values"):
             save.about = json.loads(json.dumps(dict(about or {})))
             save.own = None if own is None else json.dumps(own)
         plain: dict[str, Any] = {}
-        with save.noting_problems("its state"):
+        with save.catching("state"):
             plain = {
                 key: part.state_dict() if isinstance(part, Stateful) else part
                 for key, part in state.items()
@@ -149,89 +156,97 @@ class Checkpoints:
             save.blocking_seconds = save.seconds()
             thread = threading.Thread(target=self._finish, args=(save, written))
             thread.start()
-        except Exception as error:  # no thread can be had: the others hear of it by gloo's time
-            save.outcome = Failed(step=step, problem=f"{type(error).__name__}: {error}")
+        except Exception as error:  # no thread available: the other ranks time out in gloo
+            save.outcome = FailedSave(step=step, problem=f"{type(error).__name__}: {error}")
             return
         self._thread = thread
         if not self._asynchronous:
             thread.join()
             save.blocking_seconds = save.seconds()
 
-    def poll(self) -> Done | Failed | None:
-        """How the save in flight ended, once; None while it has not, or where there is none."""
+    def poll(self) -> SaveOutcome | None:
+        """Outcome of the save in flight, returned once; None while it runs or without one."""
         if self._save is None or self._save.outcome is None:
             return None
         if self._thread is not None:
             self._thread.join()
         save, self._save, self._thread = self._save, None, None
-        if isinstance(save.outcome, Done):  # by rank 0's clock until here
+        if isinstance(save.outcome, SavedCheckpoint):  # until here the time of rank 0
             return replace(save.outcome, blocking_seconds=save.blocking_seconds)
         return save.outcome
 
-    def wait(self, timeout: float | None = None) -> Done | Failed | None:
-        """`poll`, after at most `timeout` seconds; None for as long as it takes."""
+    def wait(self, timeout: float | None = None) -> SaveOutcome | None:
+        """`poll` after at most `timeout` seconds; None waits without a limit."""
         if self._thread is not None:
             self._thread.join(timeout)
         return self.poll()
 
-    def newest_good(self) -> Good | None:
-        """The newest checkpoint that is still as it was written; None where there is none.
+    def newest_good(self) -> CheckpointManifest | None:
+        """Newest checkpoint whose files are unchanged; None if there is none.
 
-        One that is damaged is passed over, and said so. Each rank reads a share of it.
+        Damaged ones are skipped and logged. Each rank verifies a share of the files.
 
         Raises:
-            UnfitCheckpoint: the newest is of another model.
+            UnfitCheckpoint: the newest checkpoint is of another model.
             RuntimeError: a save is in flight.
         """
         if self._save is not None:
             raise RuntimeError(f"the save of step {self._save.step} is still in flight")
         here = candidates(self.folder) if self.ranks.rank == 0 else ([], [])
-        found, _ = self.ranks.from_first(here)
+        found, _ = self.ranks.broadcast(here)
         for problem in here[1]:
-            logger.error("rmetric: a checkpoint is passed over: %s", problem)
+            logger.error("rmetric: checkpoint skipped: %s", problem)
         for good in found:
-            if differing := self._shelf.differs(good):
+            if differing := self._directory.differs(good):
                 raise UnfitCheckpoint(f"{good.path} is of another model: {differing}")
             problem = self._damage(good)
             if not problem:
                 return good
-            self._shelf.damaged.add(good.path)
-            logger.error("rmetric: checkpoint %s is passed over: %s", good.path, problem)
+            self._directory.damaged.add(good.path)
+            logger.error("rmetric: checkpoint %s skipped: %s", good.path, problem)
         return None
 
-    def load(self, good: Good, state: dict[str, Any]) -> dict[str, Any]:
-        """Fill `state` in place, resharded to the layout at hand; returns what was said about it.
+    def load(self, good: CheckpointManifest, state: dict[str, Any]) -> dict[str, Any]:
+        """Load a checkpoint into `state`, in place and resharded to the current layout.
 
-        Raises ValueError, on all ranks, where the checkpoint does not hold what `state` asks for.
+        Args:
+            good: manifest of the checkpoint.
+            state: tensors or objects with a `state_dict`, by name.
+
+        Returns:
+            The values saved as `about`.
+
+        Raises:
+            ValueError: on all ranks, if the checkpoint lacks a part of `state`.
         """
         try:
             dcp.load(
                 state,
                 storage_reader=FileSystemReader(good.path),
                 process_group=self.ranks.group,
-                no_dist=self.ranks.alone,
+                no_dist=self.ranks.single_process,
             )
         except CheckpointException as error:
-            raise ValueError(f"{good.path} does not fit: {in_words(error)}") from None
+            raise ValueError(f"{good.path} does not fit: {error_text(error)}") from None
         return dict(good.about)
 
     # -- a save, on the training's thread
 
     def _written(self, save: Save, plain: dict[str, Any]) -> Future[Any]:
-        """DCP's promise of the metadata. What failed before is told to all ranks through it."""
-        with save.noting_problems("its copy to host memory"):
+        """Future of DCP's metadata; an earlier problem of a rank fails it on all ranks."""
+        with save.catching("copy to host memory"):
             plain = self._stager.copied(plain) if not save.problem else {}
         future = dcp.async_save(
             plain,
-            # What is written lies in host memory: to copy ahead is to wait, for each tensor, for
-            # whatever the first GPU's stream has to do.
+            # The tensors are in host memory: copying ahead would wait, for each tensor, for
+            # the stream of the first GPU.
             storage_writer=FileSystemWriter(save.part, per_thread_copy_ahead=0),
-            planner=Planner(save, self.folder),
+            planner=FailingSavePlanner(save, self.folder),
             process_group=self.ranks.group,
             async_stager=self._stager,
-            no_dist=self.ranks.alone,
+            no_dist=self.ranks.single_process,
         )
-        assert isinstance(future, Future)  # our stager is not an asynchronous one
+        assert isinstance(future, Future)  # the stager is synchronous
         return future
 
     # -- a save, in the background
@@ -241,29 +256,31 @@ class Checkpoints:
             metadata = written.result()
             save.durable_seconds = save.seconds()
             save.outcome = self._agreed(save, metadata)
-        except BaseException as error:  # DCP's is no Exception
-            problem = in_words(error)
+        except BaseException as error:  # CheckpointException is not an Exception
+            problem = error_text(error)
             self._clean(save)
-            save.outcome = Failed(step=save.step, problem=problem + free_space(self.folder))
+            save.outcome = FailedSave(step=save.step, problem=problem + free_space(self.folder))
 
-    def _agreed(self, save: Save, metadata: Any) -> Done | Failed:
+    def _agreed(self, save: Save, metadata: Any) -> SaveOutcome:
         files, problem, infinite = self._read_back(save, metadata)
-        said = self.ranks.gather((files, problem, infinite))
-        problems = [f"rank {rank}: {words}" for rank, (_, words, _) in enumerate(said) if words]
-        infinities = [f"rank {rank}: {words}" for rank, (_, _, words) in enumerate(said) if words]
-        outcome: Done | Failed | None = None
+        by_rank = self.ranks.gather((files, problem, infinite))
+        problems = [f"rank {rank}: {words}" for rank, (_, words, _) in enumerate(by_rank) if words]
+        infinities = [
+            f"rank {rank}: {words}" for rank, (_, _, words) in enumerate(by_rank) if words
+        ]
+        outcome: SaveOutcome | None = None
         if self.ranks.rank == 0:
-            every = {name: of for files, _, _ in said for name, of in files.items()}
+            every = {name: of for files, _, _ in by_rank for name, of in files.items()}
             meant = {where.relative_path for where in metadata.storage_data.values()}
             if not problems and (missing := sorted(meant - every.keys())):
-                problems = [f"{', '.join(missing)}: written, and no longer there"]
+                problems = [f"{', '.join(missing)}: written, but missing"]
             outcome = self._decided(save, every, problems, infinities)
-        outcome = self.ranks.from_first(outcome)
+        outcome = self.ranks.broadcast(outcome)
         assert outcome is not None
         return outcome
 
     def _read_back(self, save: Save, metadata: Any) -> tuple[dict[str, Any], str, str]:
-        """This rank's files, what is wrong with them, what in them is not finite."""
+        """Files of this rank, the problem with them, and the non-finite tensors in them."""
         rank = self.ranks.rank
         try:
             if save.own is not None:
@@ -279,23 +296,23 @@ class Checkpoints:
 
     def _decided(
         self, save: Save, files: dict[str, Any], problems: list[str], infinities: list[str]
-    ) -> Done | Failed:
-        """Rank 0 gives the checkpoint its name, or not."""
+    ) -> SaveOutcome:
+        """Commit or reject the checkpoint; rank 0 only."""
         try:
             if problems:
                 raise OSError("; ".join(problems))
             if infinities:
-                problem = f"it is not finite: {'; '.join(infinities)}"
-                kept = self._shelf.put_aside(save.part, save.step)
-                return Failed(step=save.step, problem=problem, kept=kept)
+                problem = f"not finite: {'; '.join(infinities)}"
+                kept = self._directory.put_aside(save.part, save.step)
+                return FailedSave(step=save.step, problem=problem, kept=kept)
             return self._committed(save, files)
         except Exception as error:
             self._clean(save)
             words = str(error) if problems else f"rank 0: {type(error).__name__}: {error}"
-            return Failed(step=save.step, problem=words + free_space(self.folder))
+            return FailedSave(step=save.step, problem=words + free_space(self.folder))
 
-    def _committed(self, save: Save, files: dict[str, Any]) -> Done:
-        good = self._shelf.commit(
+    def _committed(self, save: Save, files: dict[str, Any]) -> SavedCheckpoint:
+        good = self._directory.commit(
             save.part,
             save.step,
             about=save.about,
@@ -303,7 +320,7 @@ class Checkpoints:
             world_size=self.ranks.size,
             files=files,
         )
-        return Done(
+        return SavedCheckpoint(
             step=save.step,
             path=good.path,
             good=good,
@@ -319,14 +336,14 @@ class Checkpoints:
     # -- beginning
 
     def _prepare(self) -> str:
-        """Make the folder; a name for this launch's parts."""
+        """Create the folder; return a name for the partial saves of this launch."""
         problem, launch = "", f"{time.time_ns():x}"
         if self.ranks.rank == 0:
             try:
-                self._shelf.make(launch)
+                self._directory.make(launch)
             except OSError as error:
                 problem = f"checkpoints cannot be written to {self.folder}: {error}"
-        problem, launch = self.ranks.from_first((problem, launch))
+        problem, launch = self.ranks.broadcast((problem, launch))
         if not problem and not self.folder.is_dir():
             problem = f"rank {self.ranks.rank} does not see {self.folder}, which rank 0 does"
         problem = next((words for words in self.ranks.gather(problem) if words), "")
@@ -334,7 +351,7 @@ class Checkpoints:
             raise ValueError(problem)
         return launch
 
-    def _damage(self, good: Good) -> str:
+    def _damage(self, good: CheckpointManifest) -> str:
         names = sorted(good.files)[self.ranks.rank :: self.ranks.size]
         problems = self.ranks.gather(damaged(good.path, good.files, names))
         return "; ".join(problem for problem in problems if problem)

@@ -1,4 +1,4 @@
-"""Saves a training when somebody asks: the policy, at each step boundary, on all ranks alike."""
+"""Guard of a training: applies the checkpoint policy at every step, on all ranks alike."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from rmetric.guard.askers import Askers
-from rmetric.guard.checkpoints import Checkpoints, Done, Failed, Good
-from rmetric.guard.interval import Advice, FailureRate, advise
+from rmetric.guard.checkpoint_requests import RequestSources
+from rmetric.guard.checkpoints import Checkpoints
+from rmetric.guard.interval import Advice, FailureRateEstimate, advise
+from rmetric.guard.manifest import CheckpointManifest
 from rmetric.guard.policy import CheckpointPolicy, PolicyConfig, Request, Vote, check_source
 from rmetric.guard.process_signals import SIGNALS
 from rmetric.guard.ranks import Ranks
 from rmetric.guard.run_folder import RunFolder
-from rmetric.guard.saver import Saver
+from rmetric.guard.saver import FailedSave, SavedCheckpoint, SaveOutcome, Saver
 from rmetric.telemetry.sources import VerdictSource
 
 logger = logging.getLogger("rmetric")
 
 
 class Guard:
-    """Checkpoints at each interval, and when risk, a rule, an alarm, a signal or a user asks.
+    """Saves checkpoints at the interval and on request: GPU risk, rule, alarm, signal or user.
 
-    All ranks call `step` after each step. What each has heard becomes a vote; one
-    all-reduce of five numbers on the CPU (gloo) makes it the same everywhere, and so all
-    ranks save the same step. Nothing here waits for a device unless a save begins. A save
-    that fails is reported and tried again; it never ends the training.
+    All ranks call `step` after each step. The requests of each rank become a vote. One
+    all-reduce of five integers on the CPU (gloo) makes the decision the same on all ranks,
+    so that all save the same step. Nothing waits for a device unless a save begins. A
+    failed save is reported and tried again; it never ends the training.
 
         guard = Guard(
             Checkpoints("checkpoints", fingerprint="tiny, 4 layers"),
@@ -45,33 +46,39 @@ class Guard:
                 break
         guard.close()
 
-    A signal that ends the training (SIGTERM) and a user's request to stop make a last
-    save at the next boundary; the guard waits there until it is durable, after a signal
-    for at most `grace_seconds`, and then sets `should_stop` on all ranks at the same step.
+    SIGTERM and a user's request to stop cause a last save at the next step. The guard
+    waits there until it is durable, after a signal for at most `grace_seconds`, and then
+    sets `should_stop` on all ranks at the same step.
 
     Args:
-        checkpoints: or a folder for them, or None for that of the run folder; both need
-            `fingerprint`, see `Checkpoints`.
+        checkpoints: saver, or a directory for checkpoints, or None for the one of the run
+            folder. A directory needs `fingerprint`; see `Checkpoints`.
         policy: when to save.
-        state: returns what to save: tensors, or what has a `state_dict`, by name.
-        about: returns plain values to keep with it, such as the data's position; rank 0's count.
-        own: returns plain values of this rank alone, such as `random_values`.
-        folder: the run folder; None for that of the supervisor that launched this, if one did.
-        signals: number -> ``"stop"`` or ``"save"``; empty to catch none.
+        state: returns the state to save: tensors or objects with a `state_dict`, by name.
+        about: returns plain values to save with it, such as the position in the data; the
+            values of rank 0 are kept.
+        own: returns plain values of this rank, such as `random_values`.
+        folder: run folder; None for that of the supervisor that launched this process.
+        fingerprint: identifies the model; see `Checkpoints`.
+        signals: signal number -> ``"stop"`` or ``"save"``; empty to handle none.
         telemetry: verdicts on the GPUs of this rank's node, such as `GpuWatch()`. Give it
-            to one rank a node.
-        check_every: steps between two boundaries that are looked at, at least 1.
-        grace_seconds: from the boundary at which a signal that ends the training is heard
-            until it ends, saved or not.
-        heartbeat_seconds: least time between two beats in the run folder.
-        clock: seconds, for tests.
+            to one rank per node.
+        check_every: steps between two votes, at least 1.
+        grace_seconds: time to stop after the step at which a stop signal was processed,
+            saved or not.
+        heartbeat_seconds: least time between two heartbeats in the run folder.
+        clock: current time, seconds; for tests.
 
     Attributes:
-        should_stop: the training is to end now; the same on all ranks.
-        resumed: the checkpoint that `resume` loaded; None before, or without one.
-        own_values: what this rank had given as `own`; None without.
-        last: how the last save ended; None before the first.
-        problem: why the last save failed; empty where it did not.
+        should_stop: training must end now; the same on all ranks.
+        resumed: checkpoint that `resume` loaded; None without one.
+        own_values: values that this rank had saved as `own`; None without any.
+        last: outcome of the last save; None before the first.
+        problem: reason why the last save failed; empty if it did not.
+
+    Raises:
+        ValueError: `check_every` below 1, `grace_seconds` not above 0, or no directory and no
+            run folder.
     """
 
     def __init__(
@@ -100,18 +107,27 @@ class Guard:
         self.ranks = Ranks()
         self.policy = CheckpointPolicy(policy, now=clock(), step=0)
         self.should_stop = False
-        self.resumed: Good | None = None
+        self.resumed: CheckpointManifest | None = None
         self.own_values: Any = None
-        self.last: Done | Failed | None = None
+        self.last: SaveOutcome | None = None
         self.problem = ""
-        self._config, self._state, self._about, self._own = policy, state, about, own
-        self._check_every, self._clock = check_every, clock
-        self._grace, self._beat_every = grace_seconds, heartbeat_seconds
-        self._outcome: Done | Failed | None = None
-        self._times: list[Done] = []
-        self._calls = self._last_step = 0
-        self._beat_at, self._phase, self._said, self._over = -inf, "", "", False
-        self._askers = Askers(
+        self._config = policy
+        self._state = state
+        self._about = about
+        self._own = own
+        self._check_every = check_every
+        self._clock = clock
+        self._grace = grace_seconds
+        self._heartbeat_seconds = heartbeat_seconds
+        self._outcome: SaveOutcome | None = None
+        self._recent_saves: list[SavedCheckpoint] = []
+        self._calls = 0
+        self._last_step = 0
+        self._beat_at = -inf
+        self._phase = ""
+        self._logged_reason = ""
+        self._grace_is_over = False
+        self._requests = RequestSources(
             signals=signals,
             folder=self.folder if self.ranks.rank == 0 else None,
             telemetry=telemetry,
@@ -120,13 +136,19 @@ class Guard:
         )
         self._beat("starting")
 
-    # -- what a training calls
+    # -- called by the training
 
     def resume(self) -> dict[str, Any] | None:
-        """Load the newest good checkpoint into `state()`; what was said about it, with ``step``.
+        """Load the newest good checkpoint into `state()`.
 
-        None where there is none. All ranks call it, before the first step. Raises
-        UnfitCheckpoint or ValueError for one that is not of this training.
+        All ranks call it before the first step.
+
+        Returns:
+            The values saved as `about` and ``step``; None if there is no checkpoint.
+
+        Raises:
+            UnfitCheckpoint: the newest checkpoint is of another model.
+            ValueError: it lacks a part of the state.
         """
         good = self.checkpoints.newest_good()
         if good is None:
@@ -135,28 +157,32 @@ class Guard:
         self.resumed, self.own_values = good, good.own(self.ranks.rank)
         self.start(good.step)
         if self.folder and good.request > self.folder.answered():
-            self._note_answer(good.request, good.step)  # it was killed in between
+            self._note_answer(good.request, good.step)  # killed before it was written
         return {**about, "step": good.step}
 
     def start(self, step: int) -> None:
-        """The training goes on after `step`, which `resume` or somebody else has loaded."""
+        """Continue after `step`, which `resume` or the caller has loaded."""
         self.policy = CheckpointPolicy(self._config, now=self._clock(), step=step)
-        self._askers.forget()
+        self._requests.forget()
         self._last_step = step
-        self._beat("starting")  # at the step where it comes back
+        self._beat("starting")  # reports the step of the checkpoint
 
     def step(self, step: int) -> None:
-        """The step is done, on all ranks. Raises what gloo raises where a rank is lost."""
+        """Process the end of a step; all ranks call it.
+
+        Raises:
+            RuntimeError: from gloo, if a rank is lost.
+        """
         self._last_step = step
         self._beat("training")
         self._calls += 1
         if self._calls % self._check_every:
             return
-        self._askers.heard(self.policy)
+        self._requests.forward(self.policy)
         self.look(step)
 
     def look(self, step: int) -> None:
-        """Ask all ranks, and do what they agree on; part of `step`."""
+        """Vote with all ranks and act on the result; part of `step`."""
         goes_on = True
         while goes_on and not self.should_stop:
             agreed = self._agree(step)
@@ -165,43 +191,57 @@ class Guard:
     def request(
         self, source: str, reason: str, *, fatal: bool = False, key: str | None = None
     ) -> None:
-        """Ask for a checkpoint, from any rank and any thread; heard at the next boundary.
+        """Request a checkpoint, from any rank and any thread; processed at the next vote.
 
-        Raises ValueError for a source that is none of `rmetric.guard.policy.SOURCES`.
+        Args:
+            source: one of `rmetric.guard.policy.SOURCES`.
+            reason: text for the log.
+            fatal: skip the filter on the gap since the last checkpoint.
+            key: requests with the same key count once until a checkpoint is durable.
+
+        Raises:
+            ValueError: unknown source.
         """
         check_source(source)
-        self._askers.ask(source=source, reason=reason, fatal=fatal, key=key)
+        self._requests.ask(source=source, reason=reason, fatal=fatal, key=key)
 
     def adopt(self, step: int) -> None:
-        """The training has begun a save of its own, on all ranks; the saver says how it ends."""
+        """Register a save that the training began itself, on all ranks."""
         if self.policy.in_flight is None and step != self.policy.durable_step:
             self.policy.begin(self._clock(), step, Vote.REGULAR)
             self._outcome = None
 
-    def save(self, step: int, reason: str = "the training asks") -> Done | Failed | None:
+    def save(self, step: int, reason: str = "the training asks") -> SaveOutcome | None:
         """Save now and wait until it is durable; all ranks call it, at the end for example.
 
-        None where `step` is durable already.
+        Args:
+            step: last completed step.
+            reason: text for the log.
+
+        Returns:
+            Outcome of the save; None if `step` is durable already.
         """
         if self.policy.in_flight is not None:
             self._settle_together()
         if step == self.policy.durable_step and (self.last or self.resumed):
             return None
-        logger.info("rmetric: step %d is saved: %s", step, reason)
+        logger.info("rmetric: saving step %d: %s", step, reason)
         self._begin(step, Vote.REGULAR)
         self._settle_together()
         return self.last
 
     def close(self, *, finished: bool = False) -> None:
-        """Wait for the save in flight and give the signals back; all ranks call it.
+        """Wait for the save in flight and restore the signal handlers; all ranks call it.
 
         Args:
-            finished: the training reached its end, and is not to be started again.
+            finished: training reached its end and must not be restarted.
         """
         if self.policy.in_flight is not None:
             self._beat("saving")
-            self._settle(self._outcome or self.checkpoints.wait(0.0 if self._over else 600.0))
-        self._askers.close()
+            self._settle(
+                self._outcome or self.checkpoints.wait(0.0 if self._grace_is_over else 600.0)
+            )
+        self._requests.close()
         if finished:
             self._beat("finished")
 
@@ -212,45 +252,52 @@ class Guard:
         if error[0] is None:
             self.close()
         else:
-            self._askers.close()  # other ranks may be gone: nothing is waited for
+            self._requests.close()  # other ranks may be gone: do not wait
 
     def advice(
-        self, *, failures_per_hour: float | FailureRate, restart_seconds: float = 0.0
+        self, *, failures_per_hour: float | FailureRateEstimate, restart_seconds: float = 0.0
     ) -> Advice:
-        """The interval that this training's own saves ask for; see `rmetric.guard.interval`.
+        """Recommended checkpoint interval from the measured saves; see `rmetric.guard.interval`.
 
-        What a save costs is the median of what it blocked; what it slows down the steps
-        beside it is not known here. Raises ValueError before the first save is durable.
+        The cost of a save is its median blocking time; the slowdown of steps during an
+        asynchronous save is not included.
+
+        Args:
+            failures_per_hour: rate of failures, or an estimate with its interval.
+            restart_seconds: time from a failure until training continues.
+
+        Raises:
+            ValueError: no save is durable yet.
         """
-        if not self._times:
-            raise ValueError("no save is durable yet: there is no time to go by")
+        if not self._recent_saves:
+            raise ValueError("no save is durable yet: its duration is unknown")
         return advise(
-            save_seconds=median(done.blocking_seconds for done in self._times),
-            durable_seconds=median(done.seconds for done in self._times),
+            save_seconds=median(done.blocking_seconds for done in self._recent_saves),
+            durable_seconds=median(done.seconds for done in self._recent_saves),
             failures_per_hour=failures_per_hour,
             restart_seconds=restart_seconds,
         )
 
-    # -- what all ranks do
+    # -- on all ranks
 
     def _agree(self, step: int) -> _Agreed:
         now = self._clock()
         if self.policy.in_flight is not None and self._outcome is None:
             self._outcome = self.checkpoints.poll()
         vote = self.policy.vote(now, step)
-        self._tell_why_not()
+        self._log_delay()
         running = self.policy.in_flight is not None and self._outcome is None
-        over = self._askers.ends_at <= now
-        failed = isinstance(self._outcome, Failed)
-        said = (vote, running, failed, self.policy.ending, over)
-        greatest = self.ranks.greatest([int(one) for one in said])
-        return _Agreed(Vote(greatest[0]), *(bool(one) for one in greatest[1:]))
+        over = self._requests.deadline <= now
+        failed = isinstance(self._outcome, FailedSave)
+        own = (vote, running, failed, self.policy.ending, over)
+        agreed = self.ranks.maximum([int(value) for value in own])
+        return _Agreed(Vote(agreed[0]), *(bool(value) for value in agreed[1:]))
 
     def _act(self, step: int, agreed: _Agreed) -> bool:
-        """Do what was agreed; whether there was anything to do that is worth asking after."""
+        """Act on the vote; True if another vote should follow."""
         if agreed.over:
-            logger.error("rmetric: the time to save is over: the training ends at step %d", step)
-            self.should_stop = self._over = True
+            logger.error("rmetric: grace period is over: training ends at step %d", step)
+            self.should_stop = self._grace_is_over = True
         elif self.policy.in_flight is not None and not agreed.running:
             self._settle(self._outcome, failed=agreed.failed)
         elif agreed.vote:
@@ -273,44 +320,46 @@ class Guard:
             state = self._state()
             about = self._about() if self._about else None
             own = self._own() if self._own else None
-        except Exception as error:  # the other ranks are to hear of it
-            problem = f"its state cannot be had: {type(error).__name__}: {error}"
-        answers = self._askers.in_folder(self.policy.pending)
+        except Exception as error:  # reported to the other ranks through the save
+            problem = f"state cannot be read: {type(error).__name__}: {error}"
+        answers = self._requests.in_folder(self.policy.pending)
         self.checkpoints.begin(step, state, about, own=own, request=answers, problem=problem)
-        self._beat("training")  # what it does now is train, and may hang
+        self._beat("training")  # a hang from here on is one of training
 
     def _settle_together(self) -> None:
-        """Wait until the save in flight has ended on all ranks; they agree on how."""
+        """Wait for the save in flight on all ranks and agree on its outcome."""
         self._beat("saving")
         outcome = self._outcome or self.checkpoints.wait()
-        [failed] = self.ranks.greatest([not isinstance(outcome, Done)])
+        [failed] = self.ranks.maximum([not isinstance(outcome, SavedCheckpoint)])
         self._settle(outcome, failed=bool(failed))
 
-    def _settle(self, outcome: Done | Failed | None, *, failed: bool = False) -> None:
-        """The save in flight has ended, on any rank as a failure if `failed`."""
+    def _settle(self, outcome: SaveOutcome | None, *, failed: bool = False) -> None:
+        """Process the outcome of the save in flight; `failed`: it failed on some rank."""
         save, self._outcome = self.policy.in_flight, None
         assert save is not None
         if outcome is None:
-            outcome = Failed(step=save.step, problem="it did not end in time")
-        elif failed and isinstance(outcome, Done):
-            outcome = Failed(step=save.step, problem="on another rank")
+            outcome = FailedSave(step=save.step, problem="timed out")
+        elif failed and isinstance(outcome, SavedCheckpoint):
+            outcome = FailedSave(step=save.step, problem="failed on another rank")
         self.last = outcome
-        if isinstance(outcome, Failed):
+        if isinstance(outcome, FailedSave):
             self.problem = outcome.problem
             wait = self.policy.failed(self._clock())
             logger.error(
-                "rmetric: step %d is not saved: %s; next try in %.0f s",
+                "rmetric: save of step %d failed: %s; next attempt in %.0f s",
                 outcome.step, outcome.problem, wait,
             )  # fmt: skip
             return
         self.problem = ""
-        self._times = [*self._times[-19:], outcome]
+        self._recent_saves = [*self._recent_saves[-19:], outcome]
         self._answer(self.policy.committed(), outcome.step)
-        logger.info("rmetric: step %d is durable and good: %s", outcome.step, outcome.path)
+        logger.info(
+            "rmetric: checkpoint of step %d is durable and verified: %s", outcome.step, outcome.path
+        )
         self.should_stop = self.should_stop or save.vote is Vote.FINAL
 
     def _answer(self, requests: tuple[Request, ...], step: int) -> None:
-        number = self._askers.in_folder(one.number for one in requests)
+        number = self._requests.in_folder(request.number for request in requests)
         if number:
             self._note_answer(number, step)
 
@@ -320,45 +369,52 @@ class Guard:
         try:
             self.folder.answer(number, step)
         except OSError as error:
-            logger.error("rmetric: request %d is answered, but not noted: %s", number, error)
+            logger.error("rmetric: answer to request %d cannot be written: %s", number, error)
 
-    # -- small things
+    # -- helpers
 
     def _saver(self, given: Saver | Path | str | None, fingerprint: Any) -> Saver:
         if given is None and self.folder is not None:
             given = self.folder.checkpoints
         if isinstance(given, (str, os.PathLike)):
             if fingerprint is None:
-                raise ValueError(f"a folder ({given}) needs a fingerprint of the model beside it")
+                raise ValueError(f"a folder ({given}) needs a fingerprint of the model")
             return Checkpoints(given, fingerprint=fingerprint)
         if given is None:
-            raise ValueError("checkpoints is None, and no supervisor's folder is known")
+            raise ValueError("checkpoints is None and there is no run folder")
         return given
 
     def _beat(self, phase: str) -> None:
         now = self._clock()
-        soon = now - self._beat_at < self._beat_every
+        soon = now - self._beat_at < self._heartbeat_seconds
         if self.folder is None or (phase == self._phase == "training" and soon):
             return
         self._beat_at, self._phase = now, phase
         try:
             self.folder.beat(
-                self.ranks.rank, self._last_step, phase, every=self._beat_every,
+                self.ranks.rank, self._last_step, phase, every=self._heartbeat_seconds,
                 problem=self.problem,
             )  # fmt: skip
         except OSError as error:
-            logger.error("rmetric: no heartbeat: %s", error)
+            logger.error("rmetric: heartbeat cannot be written: %s", error)
 
-    def _tell_why_not(self) -> None:
+    def _log_delay(self) -> None:
         why = self.policy.why_not.split(":")[0]
-        if self.policy.pending and why and why != self._said:
+        if self.policy.pending and why and why != self._logged_reason:
             logger.info("rmetric: %s", self.policy.why_not)
-            self._said = why
+            self._logged_reason = why
 
 
 class _Agreed(NamedTuple):
-    """What any of the ranks said: the greatest vote; a save still runs; it failed; the
-    training is to end after a save; the time for that is over."""
+    """Maximum over the ranks of each value.
+
+    Attributes:
+        vote: most urgent vote.
+        running: a save is in flight.
+        failed: the save failed.
+        ending: training ends after the next save.
+        over: the grace period is over.
+    """
 
     vote: Vote
     running: bool

@@ -1,4 +1,4 @@
-"""The guard in the Hugging Face Trainer (transformers 5), which saves in its own form.
+"""Guard for the Hugging Face Trainer (transformers 5), which saves in its own format.
 
 trainer = Trainer(..., callbacks=[GuardCallback()])
 """
@@ -21,11 +21,12 @@ from transformers.trainer_callback import TrainerControl, TrainerState
 from transformers.trainer_utils import SaveStrategy
 from transformers.training_args import TrainingArguments
 
-from rmetric.guard.good import NOT_FINITE, Done, Failed, Good
 from rmetric.guard.guard import Guard
+from rmetric.guard.manifest import NOT_FINITE, CheckpointManifest
 from rmetric.guard.policy import PolicyConfig
 from rmetric.guard.process_signals import SIGNALS
 from rmetric.guard.run_folder import RunFolder
+from rmetric.guard.saver import FailedSave, SavedCheckpoint, SaveOutcome
 from rmetric.monitor.hugging_face import calling_trainer, replaced
 from rmetric.telemetry.sources import VerdictSource
 
@@ -33,28 +34,28 @@ logger = logging.getLogger("rmetric")
 
 
 class GuardCallback(TrainerCallback):
-    """Has the Trainer save when somebody asks, on all ranks at the same step.
+    """Trainer callback: saves on request, on all ranks at the same step.
 
-    The Trainer saves in its own form, so that ``train(resume_from_checkpoint=True)`` goes
-    on from it; its regular saves count as well. A checkpoint answers a request when its
-    weights have been read back and are finite; one that is not finite is renamed, so that
-    the Trainer never resumes from it. A save that fails, on a full disk for example, is
-    cleared away and reported, and the training goes on.
+    The Trainer saves in its own format, and ``train(resume_from_checkpoint=True)`` resumes
+    from it. Its regular saves count as well. A checkpoint answers a request when its
+    weights were read back and are finite; a non-finite one is renamed, so that the Trainer
+    never resumes from it. A failed save, on a full disk for example, is deleted and
+    reported, and training continues.
 
-    Its weaknesses: the Trainer saves while the training waits. A failure in the middle
-    of a sharded save (FSDP, DeepSpeed), which the ranks make together, can still end it.
-    With `save_total_limit` the Trainer clears older checkpoints before the new one was
-    looked at: leave it at 2 or more.
+    Limits: training waits during a save. A failure in the middle of a sharded save (FSDP,
+    DeepSpeed), which all ranks make together, can still end training. With
+    `save_total_limit` the Trainer deletes older checkpoints before the new one is
+    verified: leave it at 2 or more.
 
     Args:
-        policy: when to save; None for the Trainer's own `save_steps` as the interval.
-        folder: the run folder; None for the supervisor's.
+        policy: when to save; None for the Trainer's `save_steps` as the interval.
+        folder: run folder; None for the supervisor's.
         telemetry: see `Guard`.
         signals: see `Guard`.
-        read_back: whether weights are read and looked at after each save.
+        read_back: verify the weights after each save.
 
     Attributes:
-        guard: of the training under way; None before the first.
+        guard: guard of the current training; None before the first.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class GuardCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        self._end()  # of a training that broke off unseen
+        self._end()  # of an earlier training that was aborted
         self._saver = _TrainerSaver()
         policy = self._policy or _policy_of(args, state)
         self.guard = Guard(self._saver, policy=policy, state=dict, **self._settings)
@@ -83,10 +84,10 @@ class GuardCallback(TrainerCallback):
         trainer = calling_trainer()
         if trainer is not None:
             follow = self._training.enter_context
-            save = self._survives(trainer, trainer._save_checkpoint)
+            save = self._catching_failure(trainer, trainer._save_checkpoint)
             follow(replaced(trainer, "_save_checkpoint", save))
-            if hasattr(trainer, "_run_epoch"):  # the steps, and all that lies between them
-                follow(replaced(trainer, "_run_epoch", self._hangs_up(trainer._run_epoch)))
+            if hasattr(trainer, "_run_epoch"):  # the steps and everything between them
+                follow(replaced(trainer, "_run_epoch", self._closing_on_error(trainer._run_epoch)))
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -115,7 +116,7 @@ class GuardCallback(TrainerCallback):
     def on_train_end(self, *_: Any, **__: Any) -> None:
         self._end(finished=self.guard is not None and not self.guard.should_stop)
 
-    def _survives(self, trainer: Trainer, save: Callable[..., Any]) -> Callable[..., Any]:
+    def _catching_failure(self, trainer: Trainer, save: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(save)
         def followed(*args: Any, **kwargs: Any) -> Any:
             self._saver.problem = ""
@@ -123,18 +124,18 @@ class GuardCallback(TrainerCallback):
                 return save(*args, **kwargs)
             except Exception as error:
                 self._saver.problem = f"{type(error).__name__}: {error}"
-                if trainer.args.should_save:  # what is half written must not be resumed from
+                if trainer.args.should_save:  # a partial checkpoint must not be resumed from
                     half = _checkpoint_of(trainer.args, trainer.state)
                     shutil.rmtree(half, ignore_errors=True)
 
         return followed
 
-    def _hangs_up(self, run: Callable[..., Any]) -> Callable[..., Any]:
+    def _closing_on_error(self, run: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(run)
         def followed(*args: Any, **kwargs: Any) -> Any:
             try:
                 return run(*args, **kwargs)
-            except BaseException as error:  # nobody hears the signals any more
+            except BaseException as error:  # the signal handlers must be restored
                 if self.guard is not None:
                     self.guard.__exit__(type(error), error, error.__traceback__)
                 raise
@@ -148,14 +149,14 @@ class GuardCallback(TrainerCallback):
 
 
 class _TrainerSaver:
-    """The Trainer, as what the guard saves by."""
+    """Saver interface of the Trainer."""
 
     saves_later = True
 
     def __init__(self) -> None:
         self.asked, self.problem = False, ""
         self._began = time.perf_counter()
-        self._outcome: Done | Failed | None = None
+        self._outcome: SaveOutcome | None = None
 
     def begin(self, step: int, *_: Any, **__: Any) -> None:
         self.asked, self._outcome, self._began = True, None, time.perf_counter()
@@ -163,32 +164,32 @@ class _TrainerSaver:
     def ended(self, step: int, path: Path, problem: str, kept: Path | None) -> None:
         self.asked, seconds = False, time.perf_counter() - self._began
         if problem:
-            self._outcome = Failed(step=step, problem=problem, kept=kept)
+            self._outcome = FailedSave(step=step, problem=problem, kept=kept)
         else:
-            self._outcome = Done(
+            self._outcome = SavedCheckpoint(
                 step=step, path=path, blocking_seconds=seconds, durable_seconds=seconds,
                 seconds=seconds,
             )  # fmt: skip
 
-    def poll(self) -> Done | Failed | None:
+    def poll(self) -> SaveOutcome | None:
         outcome, self._outcome = self._outcome, None
         return outcome
 
-    def wait(self, timeout: float | None = None) -> Done | Failed | None:
+    def wait(self, timeout: float | None = None) -> SaveOutcome | None:
         return self.poll()
 
-    def newest_good(self) -> Good | None:
+    def newest_good(self) -> CheckpointManifest | None:
         raise NotImplementedError("the Trainer resumes by train(resume_from_checkpoint=True)")
 
-    def load(self, good: Good, state: dict[str, Any]) -> dict[str, Any]:
+    def load(self, good: CheckpointManifest, state: dict[str, Any]) -> dict[str, Any]:
         raise NotImplementedError("the Trainer resumes by train(resume_from_checkpoint=True)")
 
 
 def not_finite(checkpoint: Path) -> str:
-    """What is wrong with a Trainer's checkpoint; empty where its weights are whole and finite.
+    """Problem of a Trainer checkpoint; empty if its weights are complete and finite.
 
     Reads ``trainer_state.json`` and every ``.safetensors`` file in it. Weights in another
-    form (FSDP, DeepSpeed) are not looked at.
+    format (FSDP, DeepSpeed) are not checked.
     """
     from safetensors import safe_open
 
@@ -206,12 +207,12 @@ def not_finite(checkpoint: Path) -> str:
 
 
 def _checkpoint_of(args: TrainingArguments, state: TrainerState) -> Path:
-    """Where the Trainer saves the step at hand."""
+    """Folder to which the Trainer saves the current step."""
     return Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
 
 
 def _put_aside(checkpoint: Path) -> Path | None:
-    """Out of the Trainer's sight, in the place of one that was there; None where it cannot be."""
+    """Rename a non-finite checkpoint, replacing an earlier one; None if that fails."""
     kept = checkpoint.with_name(checkpoint.name + NOT_FINITE)
     try:
         shutil.rmtree(kept, ignore_errors=True)

@@ -1,6 +1,6 @@
-"""How often to save: the interval that loses least, from measured times. Pure.
+"""Optimal checkpoint interval from measured times. Pure.
 
-Saving often costs the time of the saves, saving seldom the work since the last one.
+Frequent saves cost time, rare saves lose work after a failure.
 
     first order   sqrt(2 C M)                                                      (Young)
     higher order  sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + C / 2M / 9) - C,  M if C >= 2M (Daly)
@@ -24,14 +24,16 @@ HOUR = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class FailureRate:
-    """Failures per hour, with the interval that the count leaves open.
+class FailureRateEstimate:
+    """Failures per hour, with a confidence interval.
 
     Attributes:
         per_hour: failures / hours.
-        low, high: exact (Gamma) interval of a Poisson rate.
-        failures, hours: that it was counted from; None for a rate that was given.
-        level: of the interval.
+        low: lower end of the exact (Gamma) interval of a Poisson rate.
+        high: upper end of that interval.
+        failures: counted failures; None for a given rate.
+        hours: observed hours; None for a given rate.
+        level: confidence level.
     """
 
     per_hour: float
@@ -42,10 +44,16 @@ class FailureRate:
     level: float = 0.95
 
 
-def failure_rate(failures: int, hours: float, *, level: float = 0.95) -> FailureRate:
-    """The rate of a Poisson process of which so many events were seen in so long.
+def failure_rate(failures: int, hours: float, *, level: float = 0.95) -> FailureRateEstimate:
+    """Rate of a Poisson process from a count, with its exact interval.
 
-    Raises ValueError for a negative count, hours not above 0, a level not inside of 0 to 1.
+    Args:
+        failures: number of failures, at least 0.
+        hours: observed time, above 0.
+        level: confidence level, between 0 and 1.
+
+    Raises:
+        ValueError: an argument is out of range.
 
     >>> rate = failure_rate(4, 100.0)
     >>> f"{rate.per_hour:.2f} ({rate.low:.3f} to {rate.high:.3f}) an hour"
@@ -61,16 +69,16 @@ def failure_rate(failures: int, hours: float, *, level: float = 0.95) -> Failure
     tail = (1 - level) / 2
     low = float(gamma.ppf(tail, failures)) / hours if failures else 0.0
     high = float(gamma.isf(tail, failures + 1)) / hours
-    return FailureRate(
+    return FailureRateEstimate(
         per_hour=failures / hours, low=low, high=high, failures=failures, hours=hours, level=level
     )
 
 
 def young(save_seconds: float, failure_seconds: float) -> float:
-    """Young's interval, in seconds; inf where nothing ever fails.
+    """Young's interval, seconds; inf without failures.
 
     Args:
-        save_seconds: that one save costs the training, above 0.
+        save_seconds: cost of one save, above 0.
         failure_seconds: mean time between failures, above 0.
 
     >>> round(young(120.0, 1.8 * 3600)), round(young(20.0, 1.8 * 3600))
@@ -101,7 +109,7 @@ def expected_ettr(
     restart_seconds: float,
     failures_per_hour: float,
 ) -> float:
-    """E[ETTR], the expected share of the time that is training which is kept.
+    """Expected effective training time ratio, E[ETTR].
 
     The closed form of arXiv 2410.21680, for a whole job: `failures_per_hour` is its nodes
     times their rate. Never below 0, where its assumption (failures are rare beside the
@@ -123,10 +131,10 @@ def expected_ettr(
 def best_interval(
     *, save_seconds: float, restart_seconds: float, failures_per_hour: float
 ) -> float:
-    """The interval at which `expected_ettr` is greatest, in seconds; inf where nothing fails.
+    """Interval that maximises `expected_ettr`, seconds; inf without failures.
 
     Where the derivative of (a - b D) D / (D + w), with a = 1 - r u and b = r / 2, is zero:
-    D = sqrt(w² + a w / b) - w. Raises ValueError where restarts alone take all the time.
+    D = sqrt(w² + a w / b) - w. Raises ValueError if restarts alone take all the time.
     """
     _above_zero("save_seconds", save_seconds)
     _not_negative("restart_seconds", restart_seconds)
@@ -145,13 +153,16 @@ def best_interval(
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """What interval a training should save at.
+    """Recommended checkpoint interval.
 
     Attributes:
-        young, daly, best: seconds, by the three formulas at the rate as it was counted.
-        shortest, longest: of `best`, at the ends of the rate's interval.
-        ettr: expected at `best`; None where nothing fails.
-        words: the same in a sentence.
+        young: Young's interval at the counted rate, seconds.
+        daly: Daly's interval at the counted rate, seconds.
+        best: interval of the greatest expected ETTR, seconds.
+        shortest: `best` at the upper end of the rate's interval.
+        longest: `best` at the lower end of the rate's interval.
+        ettr: expected ETTR at `best`; None without failures.
+        words: the recommendation as a sentence.
     """
 
     young: float
@@ -166,23 +177,23 @@ class Advice:
 def advise(
     *,
     save_seconds: float,
-    failures_per_hour: float | FailureRate,
+    failures_per_hour: float | FailureRateEstimate,
     durable_seconds: float = 0.0,
     restart_seconds: float = 0.0,
 ) -> Advice:
-    """The interval for a training, from what was measured of it.
+    """Recommended interval from measured times.
 
     Args:
-        save_seconds: that one save costs the training: what it blocks, and what it slows.
-        failures_per_hour: of the whole training.
-        durable_seconds: from the beginning of a save until it counts; a failure in
-            between loses that much more, which no interval changes.
-        restart_seconds: from a failure until the training goes on.
+        save_seconds: cost of one save: blocking time and slowdown.
+        failures_per_hour: failure rate of the whole training.
+        durable_seconds: time from the start of a save until it is durable; a failure in
+            between loses that much more work.
+        restart_seconds: time from a failure until training continues.
     """
     rate = failures_per_hour
-    if not isinstance(rate, FailureRate):
+    if not isinstance(rate, FailureRateEstimate):
         _not_negative("failures_per_hour", rate)
-        rate = FailureRate(per_hour=rate, low=rate, high=rate)
+        rate = FailureRateEstimate(per_hour=rate, low=rate, high=rate)
     _not_negative("durable_seconds", durable_seconds)
     lost = restart_seconds + durable_seconds
     mean = HOUR / rate.per_hour if rate.per_hour else inf
@@ -207,12 +218,17 @@ def advise(
         shortest=shortest,
         longest=longest,
         ettr=ettr,
-        words=_in_words(at_best, shortest, longest, save_seconds, rate, ettr),
+        words=_advice_text(at_best, shortest, longest, save_seconds, rate, ettr),
     )
 
 
-def _in_words(
-    best: float, shortest: float, longest: float, cost: float, rate: FailureRate, ettr: float | None
+def _advice_text(
+    best: float,
+    shortest: float,
+    longest: float,
+    cost: float,
+    rate: FailureRateEstimate,
+    ettr: float | None,
 ) -> str:
     counted = "" if rate.failures is None else f", counted {rate.failures} in {rate.hours:g} h"
     why = f"a save costs {cost:.3g} s and {rate.per_hour:.3g} failures an hour are met{counted}"

@@ -1,4 +1,4 @@
-"""How a model's work is split over GPUs: the numbers that every part here speaks of."""
+"""Parallel layout of a training: tensor, pipeline, context and data parallelism, and batch."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ class Layout:
     """Tensor x pipeline x context x data parallelism, and the batch.
 
     Attributes:
-        tensor: GPUs that share each layer (TP), at least 1, as all below.
-        pipeline: stages that the layers are cut into (PP).
-        context: GPUs that share each sequence (CP).
-        data: copies that each see other samples (DP).
-        expert: GPUs that the experts are spread over (EP); they are taken from `data`.
-        micro_batch: samples of one forward pass of one copy.
-        accumulation: micro-batches of one copy in a step.
-        replicas: whole sets of shards that `data` is made of, where an engine shards all
-            (HSDP); a divisor of `data`.
+        tensor: tensor parallel size (TP), at least 1 like all others.
+        pipeline: number of pipeline stages (PP).
+        context: context parallel size (CP).
+        data: data parallel size (DP).
+        expert: expert parallel size (EP), within `data`.
+        micro_batch: samples per forward pass of one copy.
+        accumulation: micro-batches per step of one copy.
+        replicas: number of complete sets of shards within `data` (HSDP); divides `data`.
     """
 
     tensor: int = 1
@@ -41,6 +40,7 @@ class Layout:
 
     @property
     def num_gpus(self) -> int:
+        """Number of GPUs."""
         return self.tensor * self.pipeline * self.context * self.data
 
     @property
@@ -59,11 +59,12 @@ class Layout:
         )
 
     def as_json(self) -> dict[str, Any]:
+        """JSON object of all fields."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, entry: Any) -> Layout:
-        """The layout that `as_json` gave; raises ValueError for anything else."""
+        """Inverse of `as_json`. Raises ValueError for other input."""
         names = [field.name for field in fields(cls)]
         if not isinstance(entry, dict) or not set(entry) <= set(names):
             raise ValueError(f"{entry!r} is no layout: a mapping with {', '.join(names)} is needed")

@@ -1,4 +1,4 @@
-"""The guard in Megatron-LM, which saves in its own form. Megatron is not imported here.
+"""Guard for Megatron-LM, which saves in its own format. Megatron is not imported here.
 
 from megatron.training import training
 from rmetric.guard.megatron import guard_megatron
@@ -18,11 +18,12 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from rmetric.guard.good import Done, Failed, Good
 from rmetric.guard.guard import Guard
+from rmetric.guard.manifest import CheckpointManifest
 from rmetric.guard.policy import PolicyConfig
 from rmetric.guard.process_signals import SAVE
 from rmetric.guard.run_folder import RunFolder
+from rmetric.guard.saver import FailedSave, SavedCheckpoint, SaveOutcome
 from rmetric.telemetry.sources import VerdictSource
 
 #: SIGTERM is left to Megatron's own --exit-signal-handler.
@@ -37,13 +38,13 @@ def megatron_arguments(
     asynchronous: bool = True,
     any_layout: bool = True,
 ) -> list[str]:
-    """Arguments that make Megatron save as the guard needs it, each of its own parser.
+    """Command-line arguments of Megatron that the guard needs.
 
     Args:
-        checkpoints: folder to save to and to go on from.
+        checkpoints: folder to save to and to resume from.
         save_interval: iterations between regular saves, at least 1.
         asynchronous: write in the background; needs the ``torch_dist`` format, which is set.
-        any_layout: the distributed optimiser is saved so that another TP x PP x DP can load it.
+        any_layout: save the distributed optimiser so that another TP x PP x DP can load it.
 
     >>> megatron_arguments("runs/7b/checkpoints", save_interval=500, asynchronous=False)[:4]
     ['--save', 'runs/7b/checkpoints', '--load', 'runs/7b/checkpoints']
@@ -68,24 +69,28 @@ def guard_megatron(
     telemetry: VerdictSource | None = None,
     signals: Mapping[int, str] = SIGNALS,
 ) -> Callable[[], Guard | None]:
-    """Have `pretrain` ask the guard after each iteration; returns what gives the guard, once made.
+    """Run the guard after each iteration of `pretrain`.
 
     `checkpoint_and_decide_exit` and `save_checkpoint_and_time` of Megatron's module
-    `training` are followed: Megatron decides and saves as ever, and where the ranks agree
-    on a checkpoint besides, it is made by the same function with the same arguments.
-    Durable is what Megatron's own tracker file says is. A request to stop makes
-    Megatron leave its loop when it is.
+    `training` are wrapped. Megatron decides and saves as before; a checkpoint that the
+    guard requests is made by the same function with the same arguments. A checkpoint is
+    durable when Megatron's tracker file names it. A request to stop makes Megatron leave
+    its loop after that.
 
-    Its weakness: a save of Megatron's that raises ends the training, as without the guard.
+    Limit: a Megatron save that raises ends the training, as without the guard.
 
     Args:
         training: the module ``megatron.training.training``.
         policy: when to save; None for Megatron's ``--save-interval``.
-        folder: the run folder; None for the supervisor's.
-        telemetry, signals: see `Guard`.
+        folder: run folder; None for the supervisor's.
+        telemetry: see `Guard`.
+        signals: see `Guard`.
+
+    Returns:
+        Function that returns the guard; None before the first iteration.
 
     Raises:
-        ValueError: a module without those two functions, or with other arguments.
+        ValueError: the module lacks these functions, or their arguments differ.
     """
     for name, needed in (
         ("checkpoint_and_decide_exit", ("iteration",)),
@@ -102,7 +107,7 @@ def guard_megatron(
 
 
 class _Hook:
-    """Follows the two functions of one Megatron training."""
+    """Wraps the two functions of one Megatron training."""
 
     def __init__(
         self, training: Any, policy: PolicyConfig | None, settings: dict[str, Any]
@@ -113,10 +118,10 @@ class _Hook:
         self._saver = _MegatronSaver(training)
         self._save = training.save_checkpoint_and_time
         decide = training.checkpoint_and_decide_exit
-        training.save_checkpoint_and_time = self._noting(self._save)
-        training.checkpoint_and_decide_exit = self._asking(decide)
+        training.save_checkpoint_and_time = self._recording_saves(self._save)
+        training.checkpoint_and_decide_exit = self._running_guard(decide)
 
-    def _noting(self, save: Callable[..., Any]) -> Callable[..., Any]:
+    def _recording_saves(self, save: Callable[..., Any]) -> Callable[..., Any]:
         bind = inspect.signature(save).bind
 
         @wraps(save)
@@ -129,7 +134,7 @@ class _Hook:
 
         return followed
 
-    def _asking(self, decide: Callable[..., bool]) -> Callable[..., bool]:
+    def _running_guard(self, decide: Callable[..., bool]) -> Callable[..., bool]:
         takes = inspect.signature(decide)
         saved_by = set(inspect.signature(self._save).parameters)
 
@@ -163,7 +168,7 @@ class _Hook:
 
 
 class _MegatronSaver:
-    """Megatron, as what the guard saves by."""
+    """Saver interface of Megatron."""
 
     saves_later = False
 
@@ -181,38 +186,38 @@ class _MegatronSaver:
         self._blocking = time.perf_counter() - self._began
 
     def follows(self, step: int) -> None:
-        """A save of Megatron's was begun, by the guard or by itself."""
+        """Note that a save was begun, by the guard or by Megatron."""
         if self._step is None:
             self._step, self._began, self._blocking = step, time.perf_counter(), 0.0
             self._found_before = self._tracked()
 
-    def poll(self) -> Done | Failed | None:
-        # Megatron ends its saves together, at the beginning of an iteration, so the queue
-        # is the same on all ranks; the tracker is rank 0's to write.
+    def poll(self) -> SaveOutcome | None:
+        # Megatron finalises saves on all ranks together, at the beginning of an iteration, so
+        # the queue is the same on all ranks; rank 0 writes the tracker.
         if self._step is None or self._queue_is_filled():
             return None
         step, self._step = self._step, None
         seconds = time.perf_counter() - self._began
         found = self._tracked()
-        # A later one than this may have followed; one that was there before proves nothing.
+        # A later save may have followed; an entry that was there before proves nothing.
         if found < step or (found > step and found == self._found_before):
             words = f"{self.folder / TRACKER} says {found}, not {step}"
-            return Failed(step=step, problem=words)
+            return FailedSave(step=step, problem=words)
         path = self.folder / f"iter_{step:07d}"
-        return Done(
+        return SavedCheckpoint(
             step=step, path=path, blocking_seconds=self._blocking, durable_seconds=seconds,
             seconds=seconds,
         )  # fmt: skip
 
-    def wait(self, timeout: float | None = None) -> Done | Failed | None:
+    def wait(self, timeout: float | None = None) -> SaveOutcome | None:
         if self._step is not None and self._queue_is_filled():
             self._training.maybe_finalize_async_save(blocking=True)
         return self.poll()
 
-    def newest_good(self) -> Good | None:
+    def newest_good(self) -> CheckpointManifest | None:
         raise NotImplementedError("Megatron resumes by --load")
 
-    def load(self, good: Good, state: dict[str, Any]) -> dict[str, Any]:
+    def load(self, good: CheckpointManifest, state: dict[str, Any]) -> dict[str, Any]:
         raise NotImplementedError("Megatron resumes by --load")
 
     def _queue_is_filled(self) -> bool:

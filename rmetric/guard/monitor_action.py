@@ -1,4 +1,4 @@
-"""Ask the guard for a checkpoint: sharded, on all ranks, filtered by its policy."""
+"""Monitor action that requests a checkpoint from the guard."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 
 class AskGuard(Action):
-    """On an alert, asks a `rmetric.guard.guard.Guard`, which decides at the next boundary.
+    """On an alert, requests a checkpoint from the guard, which decides at the next step.
 
-    Any rank may ask: all of them save the same step. One source of alerts that goes on
-    being alarmed asks once until another checkpoint is durable. Weights that are no longer
-    finite make no good checkpoint: the guard says so, and the one before stays.
+    Any rank may request; all save the same step. A lasting alarm requests once until another
+    checkpoint is durable. Weights that are not finite are rejected with a message, and the
+    previous checkpoint stays.
 
-    `EmergencyCheckpoint` is the one for a single process without a guard.
+    `EmergencyCheckpoint` is the action for a single process without a guard.
 
     Args:
-        guard: of the same training.
+        guard: guard of the same training.
         fatal: sources whose alerts skip the filter on the gap since the last checkpoint.
-        on: sources of alerts that it reacts to; None for every alert.
+        on: sources of alerts that trigger it; None for every alert.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""When to save a checkpoint: regularly, and when somebody asks. Pure: no clock, no files."""
+"""Checkpoint policy: regular and emergency saves. Pure: no clock, no files."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from enum import IntEnum
 from math import inf
 
-#: Who may ask for a checkpoint.
+#: Sources of checkpoint requests.
 SOURCES = ("risk", "rule", "alarm", "signal", "user")
-#: Those that tell of a condition, which lasts; a signal and a user's word are said once.
+#: Sources that report a lasting condition; signals and user requests are single events.
 CONDITIONS = ("risk", "rule", "alarm")
 HOUR = 3600.0
 
 
 def check_source(source: str) -> None:
-    """Raise ValueError for whoever is none of `SOURCES`."""
+    """Raise ValueError if the source is not one of `SOURCES`."""
     if source not in SOURCES:
         raise ValueError(f"source is {source!r}: it must be of {', '.join(SOURCES)}")
 
 
 class Vote(IntEnum):
-    """What one rank wants at a step boundary; all ranks do the greatest of their votes."""
+    """Vote of one rank at the end of a step; all ranks act on the greatest."""
 
     NOTHING = 0
     REGULAR = 1
@@ -32,16 +32,16 @@ class Vote(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Somebody asked for a checkpoint.
+    """Request for a checkpoint.
 
     Attributes:
-        number: counts up from 1; cleared only by a durable commit.
+        number: running number from 1; cleared only by a durable checkpoint.
         source: one of `SOURCES`.
-        reason: in words.
-        fatal: it skips the filter on the gap.
-        final: the training ends when it is durable; skips the bound on the rate, too.
-        made_at: seconds, on the clock of the policy's caller.
-        key: what it is about; a second request with the key of one that waits is that one.
+        reason: human-readable reason.
+        fatal: skips the filter on the gap.
+        final: training ends when it is durable; also skips the bound on the rate.
+        made_at: seconds, on the clock of the caller.
+        key: identifies the cause; a second request with a pending key is the same request.
     """
 
     number: int
@@ -54,22 +54,23 @@ class Request:
 
     @property
     def vote(self) -> Vote:
+        """Vote for this request alone."""
         return Vote.FINAL if self.final else Vote.FATAL if self.fatal else Vote.EMERGENCY
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyConfig:
-    """Settings of `CheckpointPolicy`; an interval in steps or in seconds, one of the two.
+    """Settings of `CheckpointPolicy`; exactly one of the two intervals is given.
 
     Attributes:
         interval_steps: steps between regular saves, at least 1.
         interval_seconds: seconds between regular saves, above 0.
-        least_gap: share of the interval that must have gone by since the last durable
-            save before an emergency may make another, from 0 to 1.
-        most_per_hour: emergency saves begun in any hour, at least 1; fatal ones are
-            counted apart, so that others cannot use up theirs.
-        retry_seconds: wait after a save that failed, doubled with each further one, above 0.
-        longest_retry_seconds: and no longer than this.
+        least_gap: least time since the last durable save before an emergency save, as a share
+            of the interval, from 0 to 1.
+        most_per_hour: emergency saves begun in any hour, at least 1; fatal ones are counted
+            separately.
+        retry_seconds: wait after a failed save, doubled with each further failure, above 0.
+        longest_retry_seconds: upper bound of that wait.
     """
 
     interval_steps: int | None = None
@@ -111,24 +112,22 @@ class _Save:
 
 
 class CheckpointPolicy:
-    """Decides at each step boundary whether to save; one a rank.
+    """Decides at the end of each step whether to save; one per rank.
 
-    Each rank asks `vote(now, step)`; the ranks take the greatest of their votes and,
-    if it is above NOTHING, all call `begin` and save. When the checkpoint is durable
-    they call `committed`, else `failed`. A request waits until a save that began
-    after it is durable.
+    Each rank calls `vote(now, step)`. If the greatest vote of all ranks is above NOTHING,
+    all call `begin` and save, then `committed` when the checkpoint is durable, else
+    `failed`. A request is pending until a save that began after it is durable.
 
-    An emergency save is made if at least `least_gap` of the interval has gone by since
-    the state that was last made durable; a fatal request skips this filter and no
-    other: one save at a time, no two of the same step, a bounded number an hour. A final
-    one, after which the training ends, skips the bound as well, and the wait after a
-    failure once. A condition that lasts is not asked again while it is repeated between
-    one durable save and the next, unless it becomes fatal.
+    An emergency save requires that `least_gap` of the interval has passed since the last
+    durable state. A fatal request skips only this filter: there is still one save at a time,
+    one per step, and a bounded number per hour. A final request, after which training ends,
+    also skips the bound, and once the wait after a failure. A lasting condition is answered
+    once between two durable saves, unless it becomes fatal.
 
     Args:
-        config: see `PolicyConfig`.
-        now, step: where the run begins or resumes: a state that is durable already,
-            or that it costs nothing to make again.
+        config: settings.
+        now: start time, seconds.
+        step: step at which the run starts or resumes; its state counts as durable.
 
     >>> policy = CheckpointPolicy(PolicyConfig(interval_steps=100), now=0.0, step=0)
     >>> policy.request("risk", "GPU 3 at 0.97", now=9.0)
@@ -139,7 +138,7 @@ class CheckpointPolicy:
     'EMERGENCY'
 
     Source: the proactive fault-tolerance system for Megatron-LM states the filter (25 %
-    of the save interval); numbering, retries and the bound are ours.
+    of the save interval); numbering, retries and the bound are additions.
     """
 
     def __init__(self, config: PolicyConfig, *, now: float, step: int) -> None:
@@ -166,11 +165,22 @@ class CheckpointPolicy:
         final: bool = False,
         key: str | None = None,
     ) -> int | None:
-        """Ask for a checkpoint; returns the request's number.
+        """Request a checkpoint.
 
-        One that waits already with this `key` (by default source and reason) is the same
-        request, and becomes fatal or final if this one is. None for a condition that was
-        answered and lasts. Raises ValueError for an unknown source.
+        Args:
+            source: one of `SOURCES`.
+            reason: human-readable reason.
+            now: current time, seconds.
+            fatal: skip the filter on the gap.
+            final: end training when it is durable.
+            key: identity of the cause; None for source and reason. A pending request with
+                this key is the same request and becomes fatal or final if this one is.
+
+        Returns:
+            Number of the request; None for a lasting condition that was answered.
+
+        Raises:
+            ValueError: unknown source.
         """
         check_source(source)
         key, fatal = f"{source}: {reason}" if key is None else key, fatal or final
@@ -195,11 +205,11 @@ class CheckpointPolicy:
 
     @property
     def ending(self) -> bool:
-        """Somebody waits for a last checkpoint."""
+        """A final request is pending."""
         return any(request.final for request in self.pending.values())
 
     def vote(self, now: float, step: int) -> Vote:
-        """What this rank wants at the boundary after `step`; `why_not` says what holds it back."""
+        """Vote of this rank after `step`; `why_not` is the reason for not saving."""
         self.why_not = ""
         wanted = self._wanted(now, step)
         if wanted is Vote.NOTHING:
@@ -213,7 +223,7 @@ class CheckpointPolicy:
         return wanted
 
     def begin(self, now: float, step: int, vote: Vote) -> None:
-        """All ranks save the state after `step`, for the greatest of their votes."""
+        """Record that all ranks save the state after `step`, for the greatest vote."""
         if self.in_flight is not None:
             raise RuntimeError(f"the save of step {self.in_flight.step} is still in flight")
         self.in_flight = _Save(step=step, began=now, vote=vote, answers=tuple(self.pending))
@@ -221,7 +231,7 @@ class CheckpointPolicy:
             self._begun[vote].append(now)
 
     def committed(self) -> tuple[Request, ...]:
-        """The save in flight is durable; returns the requests that it answers, now cleared."""
+        """Record that the save in flight is durable; returns the answered requests."""
         save = self._ended()
         self.durable_step, self.durable_time = save.step, save.began
         self._failures, self._retry_at = 0, -inf
@@ -231,7 +241,7 @@ class CheckpointPolicy:
         return answered
 
     def failed(self, now: float) -> float:
-        """The save in flight failed: its requests wait on. Returns seconds until the next try."""
+        """Record that the save in flight failed; returns the seconds until the next attempt."""
         self._ended()
         wait = self.config.retry_seconds * 2.0 ** min(self._failures, 30)
         self._failures += 1
@@ -244,7 +254,7 @@ class CheckpointPolicy:
         if most is Vote.FINAL:
             return most
         if self._gap(now, step) >= 1.0:
-            return Vote.REGULAR  # which answers whoever waits
+            return Vote.REGULAR  # it also answers pending requests
         if most is Vote.EMERGENCY and self._gap(now, step) < self.config.least_gap:
             return self._wait(self._gap_in_words(now, step))
         return most if most is Vote.NOTHING else self._bounded(now, most)
@@ -258,7 +268,7 @@ class CheckpointPolicy:
         return self._wait(f"{len(begun)} {vote.name.lower()} saves in an hour are the most allowed")
 
     def _gap(self, now: float, step: int) -> float:
-        """Share of the interval since the state that was last made durable."""
+        """Share of the interval since the last durable state."""
         if self.config.interval_steps is not None:
             return (step - self.durable_step) / self.config.interval_steps
         return (now - self.durable_time) / (self.config.interval_seconds or inf)
@@ -279,7 +289,7 @@ class CheckpointPolicy:
         return Vote.NOTHING
 
     def _same(self, source: str, key: str, fatal: bool) -> Request | None:
-        """The request that waits with this key; a condition also waits while it is saved for."""
+        """Pending request with this key; that of a condition stays pending during its save."""
         answered = self.in_flight.answers if self.in_flight else ()
         for one in self.pending.values():
             lasts = source in CONDITIONS and one.fatal >= fatal

@@ -1,4 +1,4 @@
-"""Signals, noted when they come and looked at when there is time."""
+"""Process signals that request a checkpoint: recorded by the handler, processed at a step."""
 
 from __future__ import annotations
 
@@ -15,37 +15,40 @@ STOP, SAVE = "stop", "save"
 SIGNALS: Mapping[int, str] = {signal.SIGTERM: STOP, signal.SIGUSR1: SAVE}
 
 
-class Ears:
-    """Notes signals, and nothing else while one is handled; until it is closed, a handler
-    that was there before is not called, and that is said."""
+class SignalListener:
+    """Records received signals and does nothing else inside the handler.
+
+    A handler that was installed before is not called until `close`; a warning is logged.
+    """
 
     def __init__(self, signals: Mapping[int, str]) -> None:
         wrong = set(signals.values()) - {STOP, SAVE}
         if wrong:
             raise ValueError(f"signals has {sorted(wrong)}: {STOP!r} and {SAVE!r} are accepted")
-        self._meaning, self._heard = dict(signals), set[int]()
-        self._before: dict[int, Any] = {}
+        self._meaning, self._received = dict(signals), set[int]()
+        self._previous: dict[int, Any] = {}
         for number in signals:
             try:
-                before = self._before[number] = signal.signal(number, self._hear)
+                before = self._previous[number] = signal.signal(number, self._receive)
                 if callable(before):
                     name, of = signal.Signals(number).name, getattr(before, "__qualname__", before)
-                    logger.warning("rmetric: the guard hears %s, not %s, until it ends", name, of)
+                    logger.warning("rmetric: the guard handles %s instead of %s", name, of)
             except ValueError:
-                logger.error("rmetric: signals are not heard outside of the main thread")
+                logger.error("rmetric: signals can only be handled in the main thread")
                 break
 
-    def heard(self) -> list[tuple[int, str]]:
-        """Those since the last time."""
-        numbers, self._heard = self._heard, set()
+    def take(self) -> list[tuple[int, str]]:
+        """Signals received since the last call: number and meaning."""
+        numbers, self._received = self._received, set()
         return [(number, self._meaning[number]) for number in sorted(numbers)]
 
     def close(self) -> None:
-        for number, handler in self._before.items():
-            if signal.getsignal(number) == self._hear:  # else somebody hears in turn
-                # None: what was there is not Python's, and Python cannot put it back.
+        """Restore the previous handlers."""
+        for number, handler in self._previous.items():
+            if signal.getsignal(number) == self._receive:  # else it was replaced since
+                # None: the previous handler is not Python's, and Python cannot restore it.
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        self._before = {}
+        self._previous = {}
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        self._heard.add(number)
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self._received.add(number)

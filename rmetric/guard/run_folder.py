@@ -1,18 +1,18 @@
-"""The folder that a training and its supervisor share: who writes what, and how it is read.
+"""Run folder shared by a training and its supervisor: its files and their writers.
 
     lock                  held by the one supervisor
-    journal.jsonl         what happened, one line an event (supervisor)
-    summary.md, .json     the same in short (supervisor)
-    layout.json           the layout of the present launch (supervisor)
-    request.json          the last numbered request for a checkpoint (supervisor, user, telemetry)
-    answered.json         the last request that a durable checkpoint answered (rank 0)
-    heartbeats/rank-N.json  where each rank is (each rank)
+    journal.jsonl         events, one per line (supervisor)
+    summary.md, .json     summary of the journal (supervisor)
+    layout.json           layout of the current launch (supervisor)
+    request.json          last numbered checkpoint request (supervisor, user, telemetry)
+    answered.json         last request answered by a durable checkpoint (rank 0)
+    heartbeats/rank-N.json  step and phase of each rank (each rank)
     telemetry/NODE.jsonl  verdicts on a node's GPUs (`rmetric telemetry`, the supervisor)
-    checkpoints/step-N/   durable and good where good.json is in it (all ranks)
-    logs/launch-N.log     what the training printed (supervisor)
+    checkpoints/step-N/   complete and verified if it contains good.json (all ranks)
+    logs/launch-N.log     output of the training (supervisor)
 
-The supervisor tells its training where this is, and which launch it is, by environment
-variables; nothing here needs torch.
+The supervisor passes the folder and the name of the launch by environment variables. No
+torch here.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from rmetric._util.durable import write_atomically
 from rmetric.guard.layout import Layout
 from rmetric.guard.policy import check_source
 
-#: The run folder, for the training that was launched.
+#: Environment variable with the path of the run folder.
 FOLDER_VARIABLE = "RMETRIC_FOLDER"
-#: Names one launch; in the environment of each process of it, by which they are found again.
+#: Environment variable with the name of the launch, by which its processes are found.
 LAUNCH_VARIABLE = "RMETRIC_LAUNCH"
 
 PHASES = ("starting", "training", "saving", "finished")
@@ -41,12 +41,14 @@ PHASES = ("starting", "training", "saving", "finished")
 
 @dataclass(frozen=True, kw_only=True)
 class FileRequest:
-    """A request for a checkpoint that lies in the folder.
+    """Checkpoint request in the run folder.
 
     Attributes:
-        number: counts up from 1 over the life of the folder.
-        source, reason, fatal: as in `rmetric.guard.policy.Request`.
-        stop: the training shall end when the checkpoint is durable.
+        number: running number from 1 over the life of the folder.
+        source: as in `rmetric.guard.policy.Request`.
+        reason: as in `rmetric.guard.policy.Request`.
+        fatal: as in `rmetric.guard.policy.Request`.
+        stop: training ends when the checkpoint is durable.
     """
 
     number: int
@@ -58,17 +60,17 @@ class FileRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:
-    """Where one rank is.
+    """Heartbeat of one rank.
 
     Attributes:
         rank, pid, node: of the process.
         launch: what LAUNCH_VARIABLE said, empty without a supervisor.
         step: last step that is done.
         phase: one of `PHASES`.
-        time: seconds since the epoch, of its writing.
-        resumed: step at which this process came back: of its last beat while starting.
-        every: seconds within which it beats but once while it trains; 0 for at each step.
-        problem: why its last save failed; empty where it did not.
+        time: time of writing, seconds since the epoch.
+        resumed: step at which this process resumed, from its last heartbeat while starting.
+        every: least time between heartbeats while training, seconds; 0 for each step.
+        problem: reason why its last save failed; empty if it did not.
     """
 
     rank: int
@@ -84,11 +86,10 @@ class Heartbeat:
 
 
 class RunFolder:
-    """The paths of a run folder, and its small files.
+    """Paths and small files of a run folder.
 
-    Each small file is replaced whole, so a reader never sees half of one. One that is
-    missing reads as None, and so does one that cannot be read as what it should be:
-    whoever watches must not fall over it.
+    Each small file is replaced atomically, so that a reader never sees a partial one. A
+    missing or invalid file reads as None.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -107,17 +108,26 @@ class RunFolder:
 
     @classmethod
     def of_environment(cls) -> RunFolder | None:
-        """The folder of the supervisor that launched this process; None without one."""
+        """Run folder of the supervisor that launched this process; None without one."""
         path = os.environ.get(FOLDER_VARIABLE)
         return cls(path) if path else None
 
     def ask(self, source: str, reason: str, *, fatal: bool = False, stop: bool = False) -> int:
-        """Leave a request for a checkpoint; returns its number.
+        """Write a checkpoint request.
 
-        What is left while another waits takes its place, and keeps what that asked for.
+        A request replaces a pending one and keeps its fatal and stop flags.
+
+        Args:
+            source: one of `rmetric.guard.policy.SOURCES`.
+            reason: human-readable reason.
+            fatal: skip the filter on the gap since the last checkpoint.
+            stop: end training when the checkpoint is durable.
+
+        Returns:
+            Number of the request.
         """
         check_source(source)
-        with self._alone():
+        with self._lock():
             last, answered = self.request(), self.answered()
             number = max(answered, last.number if last else 0) + 1
             if last is not None and last.number > answered:
@@ -128,8 +138,8 @@ class RunFolder:
         return number
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """One asker at a time, as far as the file system knows locks."""
+    def _lock(self) -> Iterator[None]:
+        """Exclusive lock for writing a request, if the file system supports locks."""
         self.path.mkdir(parents=True, exist_ok=True)
         with open(self.path / ".request.lock", "a") as file:
             with suppress(OSError):
@@ -137,7 +147,7 @@ class RunFolder:
             yield
 
     def request(self) -> FileRequest | None:
-        """The last request, answered or not."""
+        """Last request, answered or not."""
         entry = _read(self.request_file)
         try:
             asked = FileRequest(**entry) if entry else None
@@ -146,29 +156,31 @@ class RunFolder:
         return asked if asked and type(asked.number) is int else None
 
     def answer(self, number: int, step: int) -> None:
-        """Every request up to `number` is answered by the durable checkpoint of `step`."""
+        """Mark every request up to `number` as answered by the checkpoint of `step`."""
         _replace(self.answered_file, {"number": number, "step": step})
 
     def answered(self) -> int:
-        """The last request that was answered; 0 before the first."""
+        """Number of the last answered request; 0 before the first."""
         number = (_read(self.answered_file) or {}).get("number")
         return number if isinstance(number, int) else 0
 
     def withdraw(self) -> None:
-        """Whoever asked no longer wants it: a launch that begins now must not obey it."""
+        """Withdraw the pending request, so that a new launch ignores it."""
         last = self.request()
         if last is not None and last.number > self.answered():
             _replace(self.answered_file, {"number": last.number, "step": None})
 
     def answered_step(self) -> int | None:
-        """The step of the checkpoint that answered; None where there is none."""
+        """Step of the checkpoint that answered; None if there is none."""
         step = (_read(self.answered_file) or {}).get("step")
         return step if isinstance(step, int) else None
 
     def set_layout(self, layout: Layout) -> None:
+        """Write the layout of the current launch."""
         _replace(self.layout_file, layout.as_json())
 
     def layout(self) -> Layout | None:
+        """Layout of the current launch; None if it is missing or invalid."""
         entry = _read(self.layout_file)
         try:
             return None if entry is None else Layout.from_json(entry)
@@ -184,9 +196,9 @@ class RunFolder:
         every: float = 0.0,
         problem: str = "",
     ) -> None:
-        """Say where this process is; arguments as in `Heartbeat`.
+        """Write the heartbeat of this process; arguments as in `Heartbeat`.
 
-        Called by each rank, at most about once a second.
+        Each rank calls it, at most about once a second.
         """
         if phase not in PHASES:
             raise ValueError(f"phase is {phase!r}: it must be of {', '.join(PHASES)}")
@@ -207,7 +219,7 @@ class RunFolder:
         _replace(self.heartbeats / f"rank-{rank}.json", asdict(beat))
 
     def beats(self, launch: str | None = None) -> dict[int, Heartbeat]:
-        """The last beat of each rank; only those of one launch, where it is given."""
+        """Last heartbeat of each rank; of one launch only, if it is given."""
         found: dict[int, Heartbeat] = {}
         for path in sorted(self.heartbeats.glob("rank-*.json")):
             try:

@@ -1,19 +1,60 @@
-"""What the guard saves by; `Checkpoints` is one, the Trainer and Megatron are others."""
+"""Saver interface of the guard, and the two outcomes of a save. No torch here."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
-from rmetric.guard.good import Done, Failed, Good
+from rmetric.guard.manifest import CheckpointManifest
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedCheckpoint:
+    """A save that succeeded.
+
+    Attributes:
+        step: last completed step in the checkpoint.
+        path: folder of the checkpoint.
+        good: its manifest; None if another program saved it in its own format.
+        blocking_seconds: time that training waited.
+        durable_seconds: time until all files were on disk.
+        seconds: time until the checkpoint was verified and renamed.
+    """
+
+    step: int
+    path: Path
+    good: CheckpointManifest | None = None
+    blocking_seconds: float
+    durable_seconds: float
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedSave:
+    """A save that failed; earlier good checkpoints are unchanged.
+
+    Attributes:
+        step: step that was to be saved.
+        problem: reason of the failure.
+        kept: folder of the rejected files, kept for inspection; None if nothing was kept.
+    """
+
+    step: int
+    problem: str
+    kept: Path | None = None
+
+
+SaveOutcome = SavedCheckpoint | FailedSave
 
 
 class Saver(Protocol):
-    """One save at a time, begun on all ranks together; see `Checkpoints` for the methods.
+    """Saves one checkpoint at a time, on all ranks together; see `Checkpoints` for the methods.
 
     Attributes:
-        saves_later: `begin` only asks, and the save is made when the step's end is over:
-            the guard must not wait for it there.
+        saves_later: `begin` only schedules the save, which runs after the step hook returns;
+            the guard must not wait for it inside the hook.
     """
 
     saves_later: bool
@@ -29,10 +70,10 @@ class Saver(Protocol):
         problem: str = "",
     ) -> None: ...
 
-    def poll(self) -> Done | Failed | None: ...
+    def poll(self) -> SaveOutcome | None: ...
 
-    def wait(self, timeout: float | None = None) -> Done | Failed | None: ...
+    def wait(self, timeout: float | None = None) -> SaveOutcome | None: ...
 
-    def newest_good(self) -> Good | None: ...
+    def newest_good(self) -> CheckpointManifest | None: ...
 
-    def load(self, good: Good, state: dict[str, Any]) -> dict[str, Any]: ...
+    def load(self, good: CheckpointManifest, state: dict[str, Any]) -> dict[str, Any]: ...

@@ -1,4 +1,4 @@
-"""What a training has to save, in the form that `Checkpoints` takes."""
+"""State of a training in the form that `Checkpoints` saves."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 class ModelState:
-    """Model and optimiser under names that are the same in every layout.
+    """Model and optimiser state under names that are the same in every layout.
 
-    ``{"training": ModelState(model, optimizer)}`` is a state that `Checkpoints` saves, and
-    fills in place; tensors that are sharded (DTensor) stay so.
+    `Checkpoints` saves ``{"training": ModelState(model, optimizer)}`` and loads it in place;
+    sharded tensors (DTensor) stay sharded.
 
     Args:
-        model: or its parts on this rank, where it is cut into pipeline stages.
-        optimizer: or one a part; none where there is nothing of it to save.
+        model: model, or its parts on this rank with pipeline parallelism.
+        optimizer: optimiser, or one per part; none to save no optimiser.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class ModelState:
             )
 
     def state_dict(self) -> dict[str, Any]:
+        """State of all parts."""
         state: dict[str, Any] = {"model": {}, "optimizer": {}}
         for model in self.models:
             state["model"].update(get_model_state_dict(model))
@@ -55,6 +56,7 @@ class ModelState:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the state of all parts."""
         for model in self.models:
             names = get_model_state_dict(model)
             set_model_state_dict(model, {name: state["model"][name] for name in names})
@@ -63,9 +65,9 @@ class ModelState:
 
 
 def random_values() -> dict[str, Any]:
-    """The state of this process's random numbers (python, numpy, torch, CUDA), as JSON holds it.
+    """Random state of this process (python, numpy, torch, CUDA) as JSON values.
 
-    For `own` of `Checkpoints.begin`: each rank has its own.
+    For `own` of `Checkpoints.begin`, since each rank has its own.
     """
     version, numbers, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002
@@ -79,7 +81,7 @@ def random_values() -> dict[str, Any]:
 
 
 def set_random_values(values: Mapping[str, Any]) -> None:
-    """Go on with the random numbers that `random_values` gave."""
+    """Restore the random state that `random_values` returned."""
     version, numbers, gauss = values["python"]
     random.setstate((version, tuple(numbers), gauss))
     name, keys, *rest = values["numpy"]

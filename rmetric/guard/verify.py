@@ -1,4 +1,4 @@
-"""Is what lies in a checkpoint's folder what was meant to be saved?"""
+"""Verification of checkpoint files: size, sha256 and finite tensors."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ BLOCK = 1 << 20
 
 
 def digest(path: Path) -> dict[str, Any]:
-    """Size in bytes and sha256 of a file, read from the disk where the system can be asked to."""
+    """Size in bytes and sha256 of a file, read from disk where the system supports it."""
     sha = hashlib.sha256()
     with path.open("rb") as file:
-        if hasattr(os, "posix_fadvise"):  # else it is the memory that is read, not the disk
+        if hasattr(os, "posix_fadvise"):  # else the page cache is read, not the disk
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         while block := file.read(BLOCK):
             sha.update(block)
@@ -25,7 +25,13 @@ def digest(path: Path) -> dict[str, Any]:
 
 
 def damaged(folder: Path, files: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> str:
-    """Why one of these files is not as it was written; empty where all are."""
+    """Problem of the first changed file; empty if all are unchanged.
+
+    Args:
+        folder: folder of the checkpoint.
+        files: name -> ``size`` and ``sha256`` when written.
+        names: files to check.
+    """
     for name in names:
         path, meant = folder / name, files[name]
         try:
@@ -42,12 +48,14 @@ def damaged(folder: Path, files: Mapping[str, Mapping[str, Any]], names: Iterabl
 def non_finite(
     folder: Path, metadata: Any, files: Collection[str], *, may_be_infinite: Collection[str] = ()
 ) -> str:
-    """Which tensor in these files of a DCP checkpoint holds nan or inf; empty where none does.
+    """First tensor with nan or inf in files of a DCP checkpoint; empty if there is none.
 
     Args:
-        metadata: DCP's own, as `FileSystemReader.read_metadata` gives it.
-        may_be_infinite: patterns of names that may hold an infinity, such as masks; nan is
-            nowhere allowed.
+        folder: folder of the checkpoint.
+        metadata: metadata of DCP, from `FileSystemReader.read_metadata`.
+        files: names of the files to check.
+        may_be_infinite: patterns of tensor names that may hold infinities, such as masks; nan
+            is never allowed.
     """
     for name, tensor in _tensors(folder, metadata, files):
         if not (tensor.is_floating_point() or tensor.is_complex()):
@@ -60,7 +68,7 @@ def non_finite(
 
 
 def _tensors(folder: Path, metadata: Any, files: Collection[str]) -> Iterator[tuple[str, Any]]:
-    """Every tensor, or piece of one, that DCP wrote to these files; one in memory at a time."""
+    """Tensors and shards that DCP wrote to these files, one in memory at a time."""
     import torch
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 

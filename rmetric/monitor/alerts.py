@@ -1,4 +1,4 @@
-"""What the monitor says: an alert, and a verdict on the step at hand. No torch here."""
+"""Alert and verdict of the monitor. No torch here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Alert:
-    """One thing that somebody should know of.
+    """One alert of the monitor.
 
     Attributes:
         step: that it is about.
@@ -32,7 +32,7 @@ class Alert:
 
 
 class Verdict:
-    """What is known of a step between backward and optimizer.step().
+    """Verdict on a step between backward and optimizer.step().
 
     True where the step may be taken. The answer is found when it is first asked
     for: on an accelerator that reads one number from the device, and a loop

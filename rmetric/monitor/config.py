@@ -1,4 +1,4 @@
-"""Everything that can be set about the live monitor."""
+"""Settings of the monitor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULT_ALERTS = (*RULES, "calibrated")
 
 @dataclass(frozen=True, kw_only=True)
 class MonitorConfig:
-    """What is measured how often, and what counts as an alert.
+    """Settings of a `Monitor`: cadence of each measurement, and sources of alerts.
 
     A cadence is in steps: 1 is every step, 0 never.
 
@@ -24,7 +24,7 @@ class MonitorConfig:
         metric: settings of the R-Metric; the paper's case study by default.
         detectors: names of the registry that run beside it; their alarms stand
             in the log. By default the calibrated detector.
-        alert_on: what the actions hear of: the rules ``non_finite`` and
+        alert_on: sources whose alerts reach the actions: the rules ``non_finite`` and
             ``gradient_explosion``, ``r_metric``, and any of `detectors`; by default the
             rules and, where it runs, the calibrated detector. R is not among them by
             default: as published it alarms in healthy runs too.
@@ -33,7 +33,7 @@ class MonitorConfig:
         explosion_factor: a gradient norm above this multiple of its running
             median is an explosion; above 1.
         explosion_window: norms that the median is taken over; half as many
-            must be past before the rule speaks.
+            must be past before the rule is applied.
         overflows: with a gradient scaler, which looks for its scale by
             overflowing, this many non-finite gradients in a row are an alert.
         update_every: update norm and parameter norm, from a sample of weights.
@@ -43,7 +43,7 @@ class MonitorConfig:
         layers_every: gradient norm of each layer.
         forward_every: activation headroom, attention logits, router load.
         probe_every: loss on the fixed batch, where one is given.
-        exchange: with several ranks, their monitors hear of each other; False
+        exchange: with several ranks, their monitors exchange messages; False
             where the processes train by themselves.
         join_seconds: how long the other ranks' monitors are waited for, in the
             background; above 0.

@@ -1,4 +1,4 @@
-"""One small message a step between the monitors of all ranks; nobody waits for it."""
+"""Non-blocking exchange of one small message a step between the monitors of all ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions
 
 OPERATION_SECONDS = 24 * 3600.0  # rank 0 may evaluate for hours; nobody waits in here
-LATE_SECONDS = 60.0  # without an answer, before that is told
+LATE_SECONDS = 60.0  # without an answer, before that is reported
 POLL_SECONDS = 0.0002
 
 _exchanges: Counter[str] = Counter()  # made in this process, by name
@@ -36,7 +36,7 @@ class Exchange:
     unknown to torch.distributed: a rank that never makes an Exchange leaves
     the others without one and disturbs no group of the training, now or later.
     The group is made in the background. Whatever fails ends the exchange, not
-    the training; `problem` says what it was.
+    the training; `problem` holds the reason.
 
     Its weakness: a rank that stays away ends it for all, and a message says
     nothing of which ranks it is still waiting for.
@@ -135,7 +135,7 @@ class Exchange:
         return self._gathered.numpy().copy()
 
     def end(self, problem: str) -> None:
-        """No more messages; whoever asks for `problem` hears why."""
+        """End the exchange; `problem` holds the reason."""
         self.problem = self.problem or problem
         self._ended.set()
 
@@ -146,7 +146,7 @@ class Exchange:
             self._free()
 
     def _arrived(self, work: dist.Work) -> bool:
-        """Whether it is there, perhaps after some patience; each message is waited for once."""
+        """True if the message has arrived; each message is waited for once."""
         until = time.monotonic() + (0.0 if self._waited_for else self._patience_left)
         pause = POLL_SECONDS
         while not (there := work.is_completed()) and (left := until - time.monotonic()) > 0.0:

@@ -1,4 +1,4 @@
-"""What only a forward pass shows: activations, attention logits, the router.
+"""Probes of the forward pass: activations, attention logits, router load.
 
 Hooks and interception exist while `measuring`, on the few steps that are looked
 at; the rest of the training runs as if this were not here.
@@ -90,7 +90,7 @@ class ForwardProbes:
         for handle in self._armed:
             handle.remove()
         self._armed, self._entered = [], None
-        self._stop()  # of a pass that an interrupt has ended, which no hook hears of
+        self._stop()  # of a pass that an interrupt has ended, which calls no hook
 
     def __reduce__(self) -> Any:
         """A copy of an armed model takes our hooks along, and nobody disarms them there."""
@@ -151,7 +151,7 @@ class ForwardProbes:
         self._handles = []
 
     def take(self) -> Callable[[], dict[str, float]]:
-        """What was seen, still on the device; call it to read that."""
+        """The measurements, still on the device; call the result to read them."""
         largest, logits, loads = dict(self._largest), list(self._logits), list(self._loads)
 
         def read() -> dict[str, float]:
@@ -169,7 +169,7 @@ class ForwardProbes:
         return read
 
     def read(self) -> dict[str, float]:
-        """What was seen, on the host; a key is absent where the model has no such thing."""
+        """The measurements on the host; a key is absent if the model has no such part."""
         return self.take()()
 
     @torch.no_grad()

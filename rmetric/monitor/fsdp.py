@@ -173,6 +173,6 @@ class _Listener(DefaultReduceScatter):
 
 
 def _reduce_scatter_of(module: FSDPModule) -> Any:
-    """What reduces the gradients of this module; None where it has no parameters of its own."""
+    """Reduce-scatter of this module; None if it has no parameters of its own."""
     groups = module._get_fsdp_state()._fsdp_param_groups
     return groups[0]._reduce_scatter_comm if len(groups) == 1 else None

@@ -31,7 +31,7 @@ def plain(gradient: Tensor) -> Tensor:
 
 
 def is_sharded(parameters: Iterable[nn.Parameter]) -> bool:
-    """Whether a rank holds a part of some parameter only (FSDP2, DTensor)."""
+    """True if a rank holds only a part of some parameter (FSDP2, DTensor)."""
     return any(hasattr(p, "device_mesh") for p in parameters)
 
 
@@ -61,7 +61,7 @@ def tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def non_finite_entries(tensor: Tensor) -> Tensor:
-    """How many entries are nan or inf, a scalar; a third of the time that isfinite takes."""
+    """Number of entries that are nan or inf, a scalar; in a third of the time of isfinite."""
     return torch.count_nonzero(tensor - tensor)  # 0 for numbers, nan for what is none
 
 

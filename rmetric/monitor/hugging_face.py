@@ -240,7 +240,7 @@ def _go_on(monitor: Monitor, state: TrainerState) -> None:
 
 
 def _kept(state: TrainerState) -> dict[str, Any]:
-    """What callbacks keep in a checkpoint, by the name of their class."""
+    """State of the callbacks in a checkpoint, by the name of their class."""
     return cast(dict[str, Any], state.stateful_callbacks)
 
 

@@ -191,7 +191,7 @@ def _scaler(trainer: Trainer) -> Any:
 
 
 def _without_scale(trainer: Trainer, value: Tensor) -> Tensor:
-    """What a gradient scaler has multiplied, as it was; nothing is read from the device."""
+    """Divide a value by the factor of the gradient scaler; nothing is read from the device."""
     scaler = _scaler(trainer)
     if scaler is None:
         return value

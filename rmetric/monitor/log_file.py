@@ -1,7 +1,8 @@
-"""The monitor's log: written beside the training, never in its way."""
+"""The monitor's log, written by a background thread."""
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 from typing import BinaryIO
@@ -10,7 +11,61 @@ from rmetric._util.background import Background
 from rmetric._util.strict_json import parse_line
 from rmetric.log_entries import record_from_json
 
+logger = logging.getLogger("rmetric")
+
 FLUSH_SECONDS = 1.0
+
+
+class MonitorLog:
+    """The log of one monitor: opened at the first line, given up at the first problem.
+
+    Args:
+        path: of the log; None writes nothing.
+        background: the thread that writes.
+        start: the first line of a new log.
+
+    Attributes:
+        file: the open log; None before the first line.
+        resume_step: keep an existing log up to this step; None begins a new one.
+    """
+
+    def __init__(self, path: Path | None, background: Background, start: bytes) -> None:
+        self.file: LogFile | None = None
+        self.resume_step: int | None = None
+        self._path, self._background, self._start = path, background, start
+
+    def write(self, line: bytes, *, now: bool = False) -> None:
+        """Append a line; with `now` hand it to the background thread at once."""
+        if self._path is None:
+            return
+        if self.file is None:
+            self.file = LogFile(self._path, self._background, self._start, self.resume_step)
+        self.file.write(line, now=now)
+        if self.file.problem:
+            logger.error("rmetric: %s; going on without the log", self.file.problem)
+            self._path = None
+
+    def flush(self, seconds: float) -> None:
+        """Write all lines so far; wait for the background thread `seconds` at most."""
+        if self.file is not None:
+            self.file.flush()
+            self._background.wait(seconds)
+
+    def validation_loss(self, step: int) -> float | None:
+        """The logged validation loss of a step; None where there is none."""
+        return None if self._path is None else validation_loss_of(self._path, step)
+
+    def close(self) -> None:
+        """Write the last lines and close the file."""
+        if self.file is not None:
+            self.file.close()
+
+
+def path_of_rank(log: Path | str | None, rank: int) -> Path | None:
+    """Path of this rank's log; None for ranks above 0 without a file of their own."""
+    if log is None or (rank > 0 and "{rank}" not in str(log)):
+        return None
+    return Path(str(log).replace("{rank}", str(rank)))
 
 
 class LogFile:
@@ -70,7 +125,7 @@ class LogFile:
             self.problem = f"{self.path} cannot be written: {error}"
 
     def _begin(self) -> bytes:
-        """What of an older log goes on; the whole of it is moved aside where that is not all."""
+        """The part of an older log to continue; the file is moved aside unless it is the whole."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if not self.path.exists():
             self._keep = None
@@ -90,7 +145,7 @@ class LogFile:
 
 
 def validation_loss_of(path: Path, step: int) -> float | None:
-    """What a log says of a step: an evaluation may come after the step's checkpoint."""
+    """The logged validation loss of a step; it may have been logged after the step's checkpoint."""
     try:
         lines = _up_to(path, step).splitlines()
         entries = (parse_line(line) for line in reversed(lines))

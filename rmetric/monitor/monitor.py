@@ -1,4 +1,4 @@
-"""The R-Metric, and what else is worth knowing, in a training that is under way.
+"""Training monitor: computes the R-Metric and further signals at every step.
 
 monitor = Monitor(model, optimizer, log="run.jsonl")
 ...
@@ -15,77 +15,54 @@ import atexit
 import logging
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial, wraps
-from math import isfinite
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from rmetric._util.background import Background
 from rmetric._util.state import restore_state, state_of
-from rmetric._util.strict_json import encode_line
-from rmetric.detectors.calibrated import read_thresholds
-from rmetric.detectors.registry import make_detector
 from rmetric.log_entries import record_from_json, record_to_json
 from rmetric.logs import metrics_line, start_line
-from rmetric.metric import RMetric
-from rmetric.monitor.actions.action import Action, as_action
-from rmetric.monitor.actions.ranks import is_distributed, rank
+from rmetric.monitor.actions.action import Action, is_distributed, rank
+from rmetric.monitor.alert_delivery import AlertDelivery
 from rmetric.monitor.alerts import Alert, Verdict
 from rmetric.monitor.config import MonitorConfig
-from rmetric.monitor.ddp import OwnGradient
 from rmetric.monitor.exchange import Exchange
-from rmetric.monitor.forward import ForwardProbes
-from rmetric.monitor.gradients import (
-    gradients_of,
-    is_sharded,
-    layer_names,
-    non_finite_by_layer,
-    tensor_norms,
-    total_norm,
-)
-from rmetric.monitor.log_file import LogFile, validation_loss_of
+from rmetric.monitor.judges import DetectorJudge, RuleJudge
+from rmetric.monitor.log_file import MonitorLog, path_of_rank
 from rmetric.monitor.pending import Pending, to_host
-from rmetric.monitor.rules import StepRules
-from rmetric.monitor.together import (
+from rmetric.monitor.rank_sync import (
     CLOSED,
-    STAYS,
-    STEPPED_ASIDE,
+    DISABLED,
+    RUNNING,
     WIDTH,
-    Together,
-    complete,
+    RankSync,
+    complete_from_ranks,
 )
-from rmetric.monitor.weights import WeightSample
-from rmetric.monitor.workers import MicroBatchWorkers, WorkerStatistics
+from rmetric.monitor.step_recorder import Hardware, StepRecorder, is_scaling, unwrapped
 from rmetric.records import HardwareEvent, Record
+
+__all__ = ["Hardware", "Monitor", "unwrapped"]
 
 logger = logging.getLogger("rmetric")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 _OPEN: weakref.WeakSet[Monitor] = weakref.WeakSet()
-ALERTS_KEPT = 100
 CLOSE_SECONDS = 5.0
 
 
-class Hardware(Protocol):
-    """A source of hardware events, such as `rmetric.telemetry.nvml.NvmlEvents`."""
+def fail_safe(otherwise: Any = None) -> Callable[[Method], Method]:
+    """Disable the monitor at the first exception in the method, and report it once.
 
-    def poll(self) -> Sequence[HardwareEvent]: ...
+    A monitoring error must never stop training.
 
-    def close(self) -> None: ...
-
-
-def steps_aside(otherwise: Any = None) -> Callable[[Method], Method]:
-    """An exception inside is reported once; from then on the monitor does nothing.
-
-    Training must not end because somebody watches it. `otherwise` is returned
-    (or, where it is callable, called) in place of a result.
+    Args:
+        otherwise: returned (called first, if it is callable) in place of a result.
     """
 
     def wrap(method: Method) -> Method:
@@ -98,7 +75,7 @@ def steps_aside(otherwise: Any = None) -> Callable[[Method], Method]:
             try:
                 return method(self, *args, **kwargs)
             except Exception as error:
-                self._step_aside(method.__name__, error)
+                self._disable(method.__name__, error)
                 return otherwise() if callable(otherwise) else otherwise
             finally:
                 self._depth -= 1
@@ -111,9 +88,9 @@ def steps_aside(otherwise: Any = None) -> Callable[[Method], Method]:
 
 
 def _close_at_exit(monitor: Monitor) -> None:
-    """A script that raises, or forgets to close, still gets its last lines."""
+    """Write the last lines of a script that raises or does not call `close`."""
     _OPEN.add(monitor)
-    # Once for all, and anew: what was registered before a monitor began ends after it.
+    # Registered again: functions registered before a monitor began run after it.
     atexit.unregister(_close_all)
     atexit.register(_close_all)
 
@@ -123,12 +100,13 @@ def _close_all() -> None:
         monitor.close()
 
 
-def go_on() -> Verdict:
+def allow_step() -> Verdict:
+    """The verdict of a disabled monitor."""
     return Verdict(tuple)
 
 
 class Monitor:
-    """Watches one training run: measures, logs, and says when something is wrong.
+    """Monitors one training run: measures each step, logs it and raises alerts.
 
     Call `check_before_step(loss)` once a step, after backward (and after
     `scaler.unscale_`), before the optimiser's step. What it measures stays on
@@ -138,7 +116,7 @@ class Monitor:
 
     It never ends, slows or changes a training unless an action that was passed
     in does: the weights come out bit for bit the same. An exception inside is
-    reported once through `logging`, and the monitor steps aside.
+    reported once through `logging`; it disables the monitor, and training continues.
 
     Args:
         model: as trained, before or after DistributedDataParallel or compile.
@@ -147,7 +125,7 @@ class Monitor:
             several ranks the first one writes; each where ``{rank}`` is in the name.
         run_id: names the run in the log.
         config: see `MonitorConfig`.
-        actions: what to do on an alert; a plain function is called with it.
+        actions: called on an alert; a plain function is called with it.
         scaler: the GradScaler of a half-precision training, if there is one.
         hardware: where hardware events come from; None where none are logged.
         probe: returns the loss on a small fixed batch; called without gradients,
@@ -164,7 +142,7 @@ class Monitor:
         alerts: the last 100.
         rank: of this process, from 0.
         should_stop: an action asks the training loop to end.
-        usable, problem: False and why, once the monitor has stepped aside.
+        usable, problem: False and why, once an internal error has disabled the monitor.
         seconds: time spent in here.
         model, optimizer, scaler, background: for actions.
     """
@@ -187,74 +165,38 @@ class Monitor:
         self.config = config = config or MonitorConfig()
         self.step, self.weights_step, self.seconds = 0, 0, 0.0
         self.last: Record | None = None
-        self.alerts: deque[Alert] = deque(maxlen=ALERTS_KEPT)
         self.should_stop, self.usable = False, True
         self.problem: str | None = None
         self.background = Background()
-        self.metric = RMetric(config.metric)
-        own = None if config.thresholds is None else read_thresholds(Path(config.thresholds))
-        self._detectors = {n: make_detector(n, thresholds=own) for n in config.detectors}
-        self._alarmed: set[str] = set()  # detectors that were alarmed at the last record
-        self._sounding: set[str] = set()  # rules that the last step broke
-        self._non_finite_at = 0  # the last step of which that rule has told
-        self._rules = StepRules(
-            factor=config.explosion_factor,
-            window=config.explosion_window,
-            overflows=config.overflows,
-            scaled=scales(scaler),
-        )
-        self._actions = [as_action(action) for action in actions]
         self.rank, self.run_id = rank(), run_id
-        self._log_path = path_of_rank(log, self.rank)
-        self._log: LogFile | None = None
-        self._together: Together | None = None  # with the other ranks
-        self._own: Any = None  # this rank's own gradient
-        self._shards: Any = None
-        self._own_loss_bad = False
-        self._awaiting: Pending | None = None  # what the other ranks say of it
-        self._start_line = start_line(dict(about or {}), run_id, config.metric, "FULL_METRIC")
-        self._hardware, self._probe = hardware, probe
+        start = start_line(dict(about or {}), run_id, config.metric, "FULL_METRIC")
+        self._log = MonitorLog(path_of_rank(log, self.rank), self.background, start)
+        self._delivery = AlertDelivery(self, actions, self._log)
+        self._recorder = StepRecorder(
+            model, self.optimizer, config, scaler=scaler, hardware=hardware, probe=probe
+        )
+        self._rule_judge = RuleJudge(config, self._recorder, self._delivery, scaler)
+        self._detector_judge = DetectorJudge(config, self._delivery)
+        self.alerts, self.metric = self._delivery.alerts, self._detector_judge.metric
+        self.parameters = self._recorder.parameters
+        self._rank_sync: RankSync | None = None
         self._depth, self._closed = 0, False
-        self._resumed_at: int | None = None
-        self._clock = time.monotonic()
-        self._begun_at = 0.0
         self._pending: Pending | None = None
-        self._shared_norm: Tensor | None = None  # of the gradients as they are: clipping spends it
-        self._said: list[HardwareEvent] = []
-        self._planned: list[str] = []
-        self._micro_losses: list[Any] = []
-        self._accumulates = True  # not known before the first step
-        self.parameters = list(model.parameters())
-        names = [name for name, _ in model.named_parameters()]
-        self._layers = dict(zip(map(id, self.parameters), layer_names(names), strict=True))
+        self._awaiting: Pending | None = None  # read, but the other ranks' messages are missing
         _close_at_exit(self)
         self._prepare()
 
-    @steps_aside()
+    @fail_safe()
     def _prepare(self) -> None:
-        config = self.config
-        self._sample = WeightSample(self.parameters, config.sampled_weights)
-        self._workers = MicroBatchWorkers(self.parameters)
+        self._recorder.install()
         if is_distributed():
-            self._meet_the_ranks()
-        self._forward = None if is_compiled(self.model) else ForwardProbes(self.model)
-        self._remembered = False
-        self._hooks = []
-        if hasattr(self.optimizer, "register_step_post_hook"):
-            self._hooks = [self.optimizer.register_step_post_hook(self._after_optimizer)]
-        self._look_ahead()
+            self._init_distributed()
+        self._recorder.install_hooks(self._after_optimizer)
+        self._arm_next_step()
 
-    def _meet_the_ranks(self) -> None:
-        if is_sharded(self.parameters):
-            from rmetric.monitor import fsdp  # the sharded part of torch takes its time
-
-            self._shards = fsdp.Shards(self.parameters)
-            self._own = fsdp.OwnReducedGradient(self.model)
-            if self._probe is not None:
-                self._probe = None
-                logger.warning("rmetric: no fixed batch: sharded models run on all ranks or none")
+    def _init_distributed(self) -> None:
+        self._recorder.init_distributed()
         if self.config.exchange:
-            self._own = self._own or OwnGradient(self.parameters)
             group = getattr(self.model, "process_group", None)  # of DistributedDataParallel
             exchange = Exchange(
                 WIDTH,
@@ -263,15 +205,16 @@ class Monitor:
                 join_seconds=self.config.join_seconds,
                 patience=self.config.patience,
             )
-            self._together = Together(self.config, exchange, scaled=scales(self.scaler))
+            self._rank_sync = RankSync(self.config, exchange, scaled=is_scaling(self.scaler))
+            self._delivery.rank_sync = self._rank_sync
 
     # -- what a training loop calls
 
-    @steps_aside(otherwise=go_on)
+    @fail_safe(otherwise=allow_step)
     def check_before_step(
         self, loss: Tensor | float | None = None, *, gradient_norm: Tensor | float | None = None
     ) -> Verdict:
-        """Take a step that is about to be made.
+        """Measure a step that is about to be taken, and complete the record of the last one.
 
         Args:
             loss: of this step, nats per token; None where `micro_batch` was given them.
@@ -282,41 +225,27 @@ class Monitor:
             True where the step may be taken. Nothing waits for the device until
             it is asked.
         """
-        self.weights_step = self.step  # a scaler that left the step out did not say so
-        self._complete()
-        self._act_together()
+        self.weights_step = self.step  # a scaler does not report that it left the step out
+        self._complete_pending()
+        self._delivery.run_joint_actions(self.step + 1)
         self.step += 1
-        pending = Pending(self._new_record())
-        pending.loss = self._loss_of_step(loss)
-        self._measure_gradients(pending, gradient_norm)
-        if self._forward is not None and self._forward.armed:
-            pending.forward = self._forward.take()
-        if self._probe is not None and _due(self.step, self.config.probe_every):
-            pending.probe_loss = self._on_fixed_batch()
-        if self._hooks and _due(self.step, self.config.update_every):
-            # Here and not in a hook on step(): a closure's backward runs inside of that.
-            self._sample.remember()
-            self._remembered = True
+        pending = self._recorder.measure(self.step, loss, gradient_norm)
         self._pending = pending
-        self._look_ahead()
-        verdict = Verdict(lambda: self._judge_before_step(pending))
-        if any(action.needs_verdict_now for action in self._actions):
+        self._arm_next_step()
+        verdict = Verdict(lambda: self._judge_before_update(pending))
+        if self._delivery.needs_verdict_now:
             _ = verdict.ok
         self.weights_step = self.step
         return verdict
 
-    @steps_aside()
+    @fail_safe()
     def micro_batch(self, loss: Tensor | float | None = None) -> None:
         """With accumulation: one micro-batch's backward pass has ended.
 
         The micro-batches of a step are taken for workers. `loss` is the
         micro-batch's own, not divided by their number; the step's is the mean.
         """
-        if loss is not None:
-            self._micro_losses.append(loss.detach().clone() if isinstance(loss, Tensor) else loss)
-        self._accumulates = True
-        if self._workers.active:
-            self._workers.next()
+        self._recorder.add_micro_batch(loss)
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Clip as torch.nn.utils.clip_grad_norm_ does, sharing the pass of the check before it.
@@ -324,92 +253,78 @@ class Monitor:
         Gradients in half precision are measured in float32 here, so their norm
         may differ from torch's in the third digit. Returns the norm before clipping.
         """
-        if self._shards is not None:
-            return self._shards.clip(max_norm, None if self._closed else self._pending)
-        norm, self._shared_norm = self._shared_norm, None
-        if norm is None or self._closed:
-            return torch.nn.utils.clip_grad_norm_(self.parameters, max_norm)
-        torch.nn.utils.clip_grads_with_norm_(self.parameters, max_norm, norm)
-        return norm
+        return self._recorder.clip(max_norm, self._pending, active=not self._closed)
 
-    @steps_aside()
+    @fail_safe()
     def evaluated(self, validation_loss: Tensor | float) -> None:
-        """An evaluation after the step just made; nats per token."""
+        """Record an evaluation after the step just made; nats per token."""
         if self._pending is not None:
             [loss] = to_host({"loss": validation_loss})["loss"]
             self._pending.record.validation_loss = loss
 
-    @steps_aside()
+    @fail_safe()
     def planned(self, kind: str, details: str = "") -> None:
         """Announce a change that begins with the next step: learning_rate, batch_size, ..."""
-        self._planned.append(f"{kind}: {details}" if details else kind)
+        self._recorder.planned.append(f"{kind}: {details}" if details else kind)
 
-    @steps_aside()
+    @fail_safe()
     def hardware_event(self, kind: str, worker: int | None = None) -> None:
-        """Report an event that the training itself has seen."""
-        self._said.append(HardwareEvent(self._now(), kind, worker))
+        """Report a hardware event that the training itself has observed."""
+        self._recorder.events.report(kind, worker)
 
-    @steps_aside(otherwise=False)
+    @fail_safe(otherwise=False)
     def wait_for_ranks(self, seconds: float) -> bool:
-        """Whether the monitors of all ranks are in touch, after `seconds` at most.
+        """Wait until the monitors of all ranks are connected; False after `seconds`.
 
-        Nobody has to call it; without, they meet while the first steps go by.
+        The call is optional: the ranks otherwise connect during the first steps.
         """
-        return self._together is None or self._together.exchange.wait_joined(seconds)
+        return self._rank_sync is None or self._rank_sync.exchange.wait_joined(seconds)
 
-    @steps_aside(otherwise=dict)
+    @fail_safe(otherwise=dict)
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint of the present weights should hold: plain values, of a bounded size."""
-        self._settle()
+        """State for a checkpoint of the present weights: plain values, of a bounded size."""
+        self._receive_ranks()
         pending, last = self._pending, None
         if pending is not None and pending.record.step <= self.weights_step:
             pending.read()
-            self._judge(pending)
+            self._judge_rules(pending)
             last = record_to_json(pending.record)
-        if self._log is not None:
-            # Who goes on from a checkpoint expects the lines before it in the log.
-            self._log.flush()
-            self.background.wait(CLOSE_SECONDS)
+        # A run that resumes from the checkpoint expects the lines before it in the log.
+        self._log.flush(CLOSE_SECONDS)
         return {
             "step": self.weights_step,
-            "time": self._now(),
+            "time": self._recorder.clock.now(),
             "pending": last,
-            "metric": state_of(self.metric),
-            "detectors": {name: state_of(d) for name, d in self._detectors.items()},
-            "alarmed": sorted(self._alarmed),
-            "rules": state_of(self._rules),
+            **self._detector_judge.state_dict(),
+            "rules": state_of(self._rule_judge.rules),
         }
 
-    @steps_aside()
+    @fail_safe()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after the step of that state; the log goes on there too."""
+        """Resume after the step of that state; the log is continued there too."""
         if not state:
             return
         self.step = self.weights_step = state["step"]
-        if self._together is not None:
-            self._together.rewind()
+        if self._rank_sync is not None:
+            self._rank_sync.reset()
         last, self._awaiting = state["pending"], None
         self._pending = None if last is None else Pending.of(self._last_record(last))
-        self._resumed_at = self.step if last is None else self.step - 1
-        self._begun_at, self._clock = state["time"], time.monotonic()
-        restore_state(self.metric, state["metric"])
-        restore_state(self._rules, state["rules"])
-        for name, detector in self._detectors.items():
-            if name in state["detectors"]:
-                restore_state(detector, state["detectors"][name])
-        self._alarmed = set(state["alarmed"])
-        self._look_ahead()
+        self._log.resume_step = self.step if last is None else self.step - 1
+        self._recorder.clock.resume(state["time"])
+        restore_state(self._rule_judge.rules, state["rules"])
+        self._detector_judge.load_state_dict(state)
+        self._arm_next_step()
 
     def _last_record(self, state: dict[str, Any]) -> Record:
         record = record_from_json(state)
-        if record.validation_loss is None and self._log_path is not None:
-            record.validation_loss = validation_loss_of(self._log_path, record.step)
+        if record.validation_loss is None:
+            record.validation_loss = self._log.validation_loss(record.step)
         return record
 
     def close(self) -> None:
         """Complete the last record and end the log; harmless when called again."""
-        self._complete_quietly()
-        self._let_go()
+        self._complete_last()
+        self._shutdown()
 
     def __enter__(self) -> Monitor:
         return self
@@ -421,391 +336,116 @@ class Monitor:
         traceback: TracebackType | None,
     ) -> None:
         if isinstance(error, torch.OutOfMemoryError):
-            self._late_event("torch_out_of_memory")
+            self._add_final_event("torch_out_of_memory")
         elif isinstance(error, getattr(torch, "AcceleratorError", ())):
-            self._late_event("torch_accelerator_error")
+            self._add_final_event("torch_accelerator_error")
         self.close()
 
-    # -- measuring
+    # -- the course of a step
 
-    def _new_record(self) -> Record:
-        record = Record(step=self.step, time=self._now(), learning_rate=self._learning_rate())
-        record.events = self._new_events()
-        if self._planned:
-            record.planned_events, self._planned = tuple(self._planned), []
-        return record
+    def _arm_next_step(self) -> None:
+        connected = self._rank_sync is not None and self._rank_sync.alive
+        self._recorder.arm(self.step + 1, ranks_connected=connected)
 
-    def _new_events(self) -> tuple[HardwareEvent, ...] | None:
-        said, self._said = self._said, []
-        if self._hardware is None:
-            return tuple(said) or None
-        try:
-            if hasattr(self._hardware, "start"):
-                self._hardware.start = self._clock  # it may have begun before the run did
-            seen = self._hardware.poll()
-        except Exception as error:
-            logger.error("rmetric: going on without hardware events: %s", error)
-            self._hardware = None
-            return tuple(said) or None
-        events = (*said, *(replace(event, time=event.time + self._begun_at) for event in seen))
-        # What cannot be read has not reported that all is well.
-        return events if getattr(self._hardware, "available", True) else events or None
-
-    def _learning_rate(self) -> float | None:
-        groups = getattr(self.optimizer, "param_groups", None)
-        return float(groups[0]["lr"]) if groups else None
-
-    def _loss_of_step(self, loss: Tensor | float | None) -> Tensor | float | None:
-        losses, self._micro_losses = self._micro_losses, []
-        if loss is not None:
-            # A captured graph writes the next loss to the same place.
-            return loss.detach().clone() if isinstance(loss, Tensor) else float(loss)
-        return sum(losses) / len(losses) if losses else None
-
-    def _measure_gradients(self, pending: Pending, norm: Tensor | float | None) -> None:
-        self._shared_norm = None
-        if self._workers.active:
-            self._accumulates = self._workers.several
-            pending.workers = self._unscaled(self._workers.stop())
-        if self._own is not None and self._own.active:
-            pending.own = self._unscaled(self._own.stop())
-        if self._shards is not None:
-            self._shards.measure(pending, norm)
-            return
-        layers_due = _due(self.step, self.config.layers_every)
-        if norm is None or layers_due:
-            present = [p for p in self.parameters if p.grad is not None]
-            norms = tensor_norms(gradients_of(present))
-            if layers_due and present:
-                pending.tensor_norms = norms
-                pending.layers = [self._layers[id(p)] for p in present]
-            if norm is None and present:
-                norm = self._shared_norm = total_norm(norms)
-        pending.norm = norm
-
-    def _unscaled(self, workers: WorkerStatistics | None) -> WorkerStatistics | None:
-        """In the units of the gradient: a scaler's factor is still on what backward gave."""
-        if workers is None or self.scaler is None:
-            return workers
-        factor = self.scaler.scale(workers.norms.new_ones(()))
-        return workers._replace(norms=workers.norms / factor)
-
-    def _on_fixed_batch(self) -> Tensor | None:
-        assert self._probe is not None
-        modes = [(m, m.training) for m in self.model.modules()]
-        try:
-            self.model.eval()
-            devices = {p.device.index for p in self.parameters if p.device.type == "cuda"}
-            with torch.no_grad(), torch.random.fork_rng(sorted(devices)):
-                return self._probe().detach()
-        finally:
-            for module, mode in modes:
-                module.training = mode
-
-    def _look_ahead(self) -> None:
-        """Listen to what is due at the next step, and to nothing else."""
-        due = self.step + 1
-        self._workers.stop()
-        if _due(due, self.config.workers_every):
-            alone = self._together is None or not self._together.alive
-            if self._own is not None and not alone:
-                self._own.start()
-            elif self._accumulates:
-                self._workers.start()
-        if self._forward is not None:
-            self._forward.disarm()
-            if _due(due, self.config.forward_every):
-                self._forward.arm()
-
-    @steps_aside()
+    @fail_safe()
     def _after_optimizer(self, *_: Any) -> None:
-        self._shared_norm = None
-        if self._remembered and self._pending is not None:
-            self._pending.moved = self._sample.moved()
-        self._remembered = False
+        self._recorder.after_optimizer(self._pending)
 
-    # -- judging
-
-    def _judge_before_step(self, pending: Pending) -> tuple[Alert, ...]:
-        if pending is not self._pending:  # asked late, when it had been found already
-            return self._judge(pending)
+    def _judge_before_update(self, pending: Pending) -> tuple[Alert, ...]:
+        if pending is not self._pending:  # asked late: the step was judged when it was completed
+            return self._judge_rules(pending)
         self.weights_step = pending.record.step - 1
         try:
-            return self._judge(pending)
+            return self._judge_rules(pending)
         finally:
             self.weights_step = pending.record.step
 
-    @steps_aside(otherwise=tuple)
-    def _judge(self, pending: Pending) -> tuple[Alert, ...]:
-        """The rules on one step, once; alerts and actions follow at once."""
-        step = pending.record.step
-        if pending.broken is None:
-            loss, norm = pending.read_loss_and_norm()
-            if norm is not None and not isfinite(norm) and scales(self.scaler):
-                pending.record.skipped = True  # what a scaler does with an overflow
-            if norm is not None and not isfinite(norm) and self.weights_step < step:
-                self._locate_non_finite(pending)
-            # Of several ranks each has its own loss; what they decide upon is the same on all.
-            broken = self._rules.update(loss if self._together is None else None, norm)
-            where = f" ({pending.where})" if pending.where else ""
-            pending.broken = [(rule, f"{reason}{where}") for rule, reason in broken]
-            self._break(step, pending.broken)
-            if self._together is not None and not pending.broken:
-                self._own_loss(step, loss)
-        if self._together is not None and not self._together.agreed(step):
-            return ()
-        return tuple(
-            self._alert(step, rule, reason)
-            for rule, reason in pending.broken
-            if rule in self.config.alert_on
-        )
+    @fail_safe(otherwise=tuple)
+    def _judge_rules(self, pending: Pending) -> tuple[Alert, ...]:
+        before_update = self.weights_step < pending.record.step
+        return self._rule_judge.judge(pending, before_update=before_update)
 
-    def _locate_non_finite(self, pending: Pending) -> None:
-        """While the gradient is still there: how much of it is no number, and where."""
-        counts = non_finite_by_layer(self.parameters, self._layers)
-        pending.record.non_finite_gradients = sum(counts.values())
-        if counts:
-            pending.where = (
-                f"{sum(counts.values())} entries are not finite, first in {next(iter(counts))}"
-            )
-
-    def _break(self, step: int, broken: list[tuple[str, str]]) -> None:
-        for rule, reason in broken:
-            if rule == "non_finite" and rule in self.config.alert_on:
-                self._non_finite_at = step
-            self._raise(self._alert(step, rule, reason), again=rule in self._sounding)
-        self._sounding = {rule for rule, _ in broken}
-
-    def _own_loss(self, step: int, loss: float | None) -> None:
-        """A loss that is no number, of a gradient that is fine: no other rank sees it."""
-        assert self._together is not None
-        bad = loss is not None and not isfinite(loss)
-        if bad and "non_finite" in self.config.alert_on:
-            alert = self._alert(step, "non_finite", f"loss is {loss:g}")
-            self._non_finite_at = step
-            self._together.raised(alert, own=True)
-            self._raise(alert, again=self._own_loss_bad, shared=False)
-        self._own_loss_bad = bad
-
-    def _alert(self, step: int, source: str, reason: str) -> Alert:
-        return Alert(step=step, source=source, reason=reason, rank=self.rank)
-
-    def _complete(self, leaves: int = STAYS) -> None:
-        """Read the pending step from the device; with several ranks, tell them of it."""
-        self._settle()
+    def _complete_pending(self, leaving: int = RUNNING) -> None:
+        """Read the pending step from the device; with several ranks, send the message on it."""
+        self._receive_ranks()
         pending = self._pending
         if pending is None:
             return
-        pending.read()  # all in one transfer, loss and norm for the rules among it
-        self._judge(pending)
+        pending.read()  # one transfer, which includes loss and norm for the rules
+        self._judge_rules(pending)
         self._pending = None
-        if self._together is not None and self._together.post(
-            pending.record.step, pending.told, leaves
+        if self._rank_sync is not None and self._rank_sync.post(
+            pending.record.step, pending.message, leaving
         ):
             self._awaiting = pending
         else:
             self._finish(pending.record)
 
-    def _settle(self) -> None:
-        """What all ranks say of the step before, where it has come; nobody waits for long."""
-        if self._together is None:
+    def _receive_ranks(self) -> None:
+        """Take the ranks' messages on the step before, if they have arrived; finish its record."""
+        if self._rank_sync is None:
             return
-        messages = self._together.take()
-        alerts = self._together.heard(messages) if messages is not None else []
-        heard = (alert.step for alert, _ in alerts if alert.source == "non_finite")
-        self._non_finite_at = max([self._non_finite_at, *heard])
+        messages = self._rank_sync.take()
+        alerts = self._rank_sync.new_alerts(messages) if messages is not None else []
+        steps = (alert.step for alert, _ in alerts if alert.source == "non_finite")
+        self._delivery.non_finite_step = max([self._delivery.non_finite_step, *steps])
         awaiting, self._awaiting = self._awaiting, None
         if awaiting is not None:
-            if messages is not None and messages.about(awaiting.record.step):
-                complete(awaiting.record, messages)
+            if messages is not None and messages.is_complete_for(awaiting.record.step):
+                complete_from_ranks(awaiting.record, messages)
             if awaiting.sharded and awaiting.norm is None:
-                broken = self._rules.update(None, awaiting.record.gradient_norm)
-                self._break(awaiting.record.step, broken)
+                self._rule_judge.judge_whole_norm(awaiting.record)
             self._finish(awaiting.record)
-        for alert, again in alerts:
-            self._raise(alert, again=again, shared=False)
-        if problem := self._together.news():
-            self._tell(self._alert(self.step, "exchange", problem))
-
-    def _act_together(self) -> None:
-        """What all ranks do at the check of this same step."""
-        due = self._together.due(self.step + 1) if self._together is not None else []
-        for alert in due:
-            for action in tuple(self._actions):
-                later = action.together and not action.needs_verdict_now
-                if later and action.hears(alert):
-                    self._let_act(action, partial(action, alert, self))
+        for alert, repeated in alerts:
+            self._delivery.raise_alert(alert, repeated=repeated, shared=False)
+        if problem := self._rank_sync.exchange_problem():
+            self._delivery.report(self._delivery.new_alert(self.step, "exchange", problem))
 
     def _finish(self, record: Record) -> None:
-        """The record is complete: the metric, detectors and log take it."""
-        alarms = {name: d.update(record).alarm for name, d in self._detectors.items()}
+        """Pass a complete record to the detectors, the metric, the log and the actions."""
+        alarms = self._detector_judge.update(record)
         line = metrics_line(record, self.metric, alarms)
         self.last = record
-        self._write(line)
-        self._hear({"r_metric": self.metric.alarm} | alarms)
-        for action in tuple(self._actions):
-            self._let_act(action, partial(action.record, record, self))
+        self._log.write(line)
+        self._detector_judge.raise_new_alarms(record.step, alarms)
+        self._delivery.pass_record(record)
 
-    def _hear(self, alarms: dict[str, bool]) -> None:
-        """An alarm is an alert where it begins."""
-        assert self.last is not None
-        begun = {name for name, alarmed in alarms.items() if alarmed}
-        if self._told(self.last.step) and self._non_finite_only():
-            begun.discard("calibrated")  # the rule said it, before the step
-        for name in alarms:
-            if name in begun - self._alarmed:
-                self._raise(self._alert(self.last.step, name, self._reason(name)))
-            elif name in self._alarmed - begun and name in self.config.alert_on:
-                why = getattr(self._detectors.get(name), "ended", "")
-                logger.info(
-                    "step %d: the %s alarm is over%s", self.last.step, name, why and f": {why}"
-                )
-        self._alarmed = begun
+    # -- the end
 
-    def _told(self, step: int) -> bool:
-        """Whether the rule has said of this step, or the one before, that it is not finite."""
-        return 0 <= step - self._non_finite_at <= 1
-
-    def _non_finite_only(self) -> bool:
-        """Whether the calibrated detector has nothing to say but that."""
-        detector = self._detectors.get("calibrated")
-        evidence = getattr(detector, "evidence", {})
-        return evidence.get("not_finite", 0.0) >= 1
-
-    def _reason(self, name: str) -> str:
-        if name != "r_metric":
-            return self._detectors[name].reason
-        parts = zip(
-            ("λ", "σ²", "ΔL"), self.metric.config.weights, self.metric.normalised, strict=True
-        )
-        shares = " + ".join(f"{weight * value:.2f} ({signal})" for signal, weight, value in parts)
-        return f"R = {self.metric.score:.3f} = {shares}, above {self.metric.config.threshold:g}"
-
-    def _raise(self, alert: Alert, *, again: bool = False, shared: bool = True) -> None:
-        """`again`: a stretch of bad steps is said once; `shared`: all ranks see it alike."""
-        if alert.source not in self.config.alert_on:
-            return
-        # Of another rank only the name of its detector is known.
-        if alert.source == "calibrated" and alert.rank != self.rank and self._told(alert.step):
-            return
-        self._tell(alert, again=again)
-        if self._together is not None and shared:
-            self._together.raised(alert)
-        for action in tuple(self._actions):
-            if action.hears(alert) and self._may_act(action, shared):
-                self._let_act(action, partial(action, alert, self))
-
-    def _tell(self, alert: Alert, *, again: bool = False) -> None:
-        self.alerts.append(alert)
-        if not again:
-            said_by_first = self.rank > 0 and self._together is not None and self._together.alive
-            logger.log(logging.INFO if said_by_first else logging.WARNING, "%s", alert)
-            self._write(encode_line({"event": "ALERT"} | alert.as_entry()), now=True)
-
-    def _may_act(self, action: Action, shared: bool) -> bool:
-        """With several ranks: what changes the training is done where all of them do it."""
-        if self._together is None or not action.together:
-            return True
-        at_hand = action.needs_verdict_now and self.weights_step < self.step
-        return at_hand and shared and self._together.agreed(self.step)
-
-    def _let_act(self, action: Action, act: Callable[[], None]) -> None:
-        try:
-            act()
-        except Exception as error:
-            self._actions.remove(action)
-            logger.error("rmetric: %s failed and is switched off: %s", action, error)
-
-    # -- the log, and the end
-
-    def _write(self, line: bytes, *, now: bool = False) -> None:
-        if self._log_path is None:
-            return
-        if self._log is None:
-            self._log = LogFile(self._log_path, self.background, self._start_line, self._resumed_at)
-        self._log.write(line, now=now)
-        if self._log.problem:
-            logger.error("rmetric: %s; going on without the log", self._log.problem)
-            self._log_path = None
-
-    def _now(self) -> float:
-        return round(self._begun_at + time.monotonic() - self._clock, 6)
-
-    @steps_aside()
-    def _late_event(self, kind: str) -> None:
-        """An event after which no step will follow belongs to the last."""
+    @fail_safe()
+    def _add_final_event(self, kind: str) -> None:
+        """An event after which no step follows belongs to the last step."""
         if self._pending is not None:
-            self._pending.add_event(HardwareEvent(self._now(), kind))
+            self._pending.add_event(HardwareEvent(self._recorder.clock.now(), kind))
 
-    @steps_aside()
-    def _complete_quietly(self) -> None:
-        self._complete(CLOSED)
-        self._settle()
+    @fail_safe()
+    def _complete_last(self) -> None:
+        self._complete_pending(CLOSED)
+        self._receive_ranks()
 
-    def _step_aside(self, where: str, error: Exception) -> None:
+    def _disable(self, where: str, error: Exception) -> None:
         self.usable, self.problem = False, f"{where}: {type(error).__name__}: {error}"
-        logger.error("rmetric: the monitor steps aside, training goes on. %s", self.problem)
-        self._let_go()
+        logger.error(
+            "rmetric monitor disabled after an internal error; training continues. %s",
+            self.problem,
+        )
+        self._shutdown()
 
-    def _let_go(self) -> None:
-        """Take every hook off and hand the last lines over; whatever of it fails, fails alone."""
+    def _shutdown(self) -> None:
+        """Remove every hook and write the last lines; one failing part does not stop the others."""
         self._closed = True
         _OPEN.discard(self)
-        endings: list[Callable[[], Any]] = [handle.remove for handle in getattr(self, "_hooks", ())]
-        if (forward := getattr(self, "_forward", None)) is not None:
-            endings.append(forward.disarm)
-        if hasattr(self, "_workers"):
-            endings.append(self._workers.stop)
-        if self._own is not None:
-            endings.append(self._own.remove)
-        if self._together is not None:
-            why = CLOSED if self.usable else STEPPED_ASIDE
-            endings.append(partial(self._together.leave, why))
-        if self._log is not None:
-            endings.append(self._log.close)
-        if self._hardware is not None:
-            endings.append(self._hardware.close)
-        endings += [action.close for action in self._actions]
+        endings = self._recorder.removers()
+        if self._rank_sync is not None:
+            why = CLOSED if self.usable else DISABLED
+            endings.append(partial(self._rank_sync.leave, why))
+        endings.append(self._log.close)
+        if self._recorder.events.hardware is not None:
+            endings.append(self._recorder.events.hardware.close)
+        endings += self._delivery.closers()
         endings.append(lambda: self.background.close(CLOSE_SECONDS))
         for end in endings:
             try:
                 end()
             except Exception as error:
                 logger.error("rmetric: %s", error)
-
-
-def _due(step: int, every: int) -> bool:
-    """Whether something of this cadence is measured at `step`; the first step always is."""
-    return every > 0 and (step % every == 0 or step == 1)
-
-
-def path_of_rank(log: Path | str | None, rank: int) -> Path | None:
-    """Where this rank writes: the first one, and each that has a file of its own."""
-    if log is None or (rank > 0 and "{rank}" not in str(log)):
-        return None
-    return Path(str(log).replace("{rank}", str(rank)))
-
-
-def unwrapped(optimizer: Any) -> Any:
-    """The optimiser itself, without the wrappers that trainers put around it."""
-    while not isinstance(optimizer, torch.optim.Optimizer) or not hasattr(
-        optimizer, "_optimizer_step_pre_hooks"
-    ):
-        inner = getattr(optimizer, "optimizer", None)
-        if inner is None:
-            return optimizer
-        optimizer = inner
-    return optimizer
-
-
-def scales(scaler: Any) -> bool:
-    """Whether it overflows on purpose: not where a loop has switched it off."""
-    return scaler is not None and (not hasattr(scaler, "is_enabled") or scaler.is_enabled())
-
-
-def is_compiled(model: nn.Module) -> bool:
-    """Whether any part of the model runs through torch.compile."""
-    return any(
-        getattr(m, "_compiled_call_impl", None) is not None or hasattr(m, "_orig_mod")
-        for m in model.modules()
-    )

@@ -1,4 +1,4 @@
-"""A step that has been measured on the device and not yet been read."""
+"""Measurements of one step that are still on the device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Scalar = Tensor | float | None
 
 @dataclass
 class Pending:
-    """What a step left on the device; `read` brings all of it over at once.
+    """Measurements of one step; `read` transfers all of them from the device at once.
 
     Attributes:
         record: what the host knows already; completed by `read`.
@@ -34,11 +34,11 @@ class Pending:
         shard_norm: of that part of the gradient, where nobody knows the whole norm.
         moved_share: one over the ranks that hold the same part; None where that
             differs between parameters.
-        broken: what the rules said, once they were asked.
+        broken_rules: (rule, reason) of each broken rule; None until it is judged.
         is_read: everything stands in the record.
         where: which part of the gradient is not finite, in words.
-        told: what the other ranks are told of it, once it is read; see
-            `rmetric.monitor.together`.
+        message: values sent to the other ranks, once it is read; see
+            `rmetric.monitor.rank_sync`.
     """
 
     record: Record
@@ -54,15 +54,17 @@ class Pending:
     sharded: bool = False
     shard_norm: Tensor | None = None
     moved_share: float | None = None
-    broken: list[tuple[str, str]] | None = None
+    broken_rules: list[tuple[str, str]] | None = None
     is_read: bool = False
     where: str = ""
-    told: dict[str, float | None] = field(default_factory=dict)
+    message: dict[str, float | None] = field(default_factory=dict)
 
     @classmethod
     def of(cls, record: Record) -> Pending:
         """A record that was read and judged before, and is not yet complete."""
-        return cls(record, record.training_loss, record.gradient_norm, broken=[], is_read=True)
+        return cls(
+            record, record.training_loss, record.gradient_norm, broken_rules=[], is_read=True
+        )
 
     def read_loss_and_norm(self) -> tuple[float | None, float | None]:
         """On the host, now; waits for the device where they are still on it."""
@@ -98,14 +100,14 @@ class Pending:
             return host[name][0] if name in host else None
 
         self.loss, self.norm = record.training_loss, record.gradient_norm = one("loss"), one("norm")
-        self.told = {"loss": self.loss}
+        self.message = {"loss": self.loss}
         for name in ("own_norm", "own_cosine", "own_non_finite"):
-            self.told[name] = one(name)
+            self.message[name] = one(name)
         if self.sharded:
             share = self.moved_share
-            self.told["gradient_square"] = _square(one("shard"), 1.0)
-            self.told["update_square"] = _square(one("update"), share)
-            self.told["parameter_square"] = _square(one("weights"), share)
+            self.message["gradient_square"] = _square(one("shard"), 1.0)
+            self.message["update_square"] = _square(one("update"), share)
+            self.message["parameter_square"] = _square(one("weights"), share)
         else:
             record.update_norm, record.parameter_norm = one("update"), one("weights")
         record.probe_loss = one("probe")

@@ -1,4 +1,4 @@
-"""What must not reach the weights: a gradient that is no number, or far too large."""
+"""Step rules: a non-finite loss or gradient, and a gradient that is far too large."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class StepRules:
 
     def update(self, loss: float | None, norm: float | None) -> list[tuple[str, str]]:
         """Take one step; return (rule, reason) for each that is broken."""
-        said = [f"loss is {loss:g}"] if loss is not None and not isfinite(loss) else []
+        problems = [f"loss is {loss:g}"] if loss is not None and not isfinite(loss) else []
         if norm is not None and not isfinite(norm):
             self._overflows += 1
-            if said or not self.scaled or self._overflows >= self.overflows:
+            if problems or not self.scaled or self._overflows >= self.overflows:
                 often = f" for {self._overflows} steps in a row" if self._overflows > 1 else ""
-                said.append(f"gradient norm is {norm:g}{often}")
-        if said:
-            return [("non_finite", "; ".join(said))]
+                problems.append(f"gradient norm is {norm:g}{often}")
+        if problems:
+            return [("non_finite", "; ".join(problems))]
         return [] if norm is None or not isfinite(norm) else self._explosion(norm)
 
     def _explosion(self, norm: float) -> list[tuple[str, str]]:

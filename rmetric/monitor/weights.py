@@ -1,4 +1,4 @@
-"""How far a step moved the weights, from a sample of them."""
+"""Norm of the update of a step, estimated from a sample of the weights."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class MicroBatchWorkers:
 
     @property
     def several(self) -> bool:
-        """Whether more than one micro-batch came since `start`."""
+        """True if more than one micro-batch came since `start`."""
         return len(self._norms) > 1
 
     @property
@@ -105,7 +105,7 @@ class MicroBatchWorkers:
             self._parts = {}
 
     def stop(self) -> WorkerStatistics | None:
-        """What the micro-batches since `start` gave; None for fewer than two.
+        """Statistics of the micro-batches since `start`; None for fewer than two.
 
         Scaled to what each would have been alone: a loss that is divided by the
         number of micro-batches is taken for granted. Raises what went wrong in a

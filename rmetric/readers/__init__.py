@@ -69,7 +69,7 @@ __all__ = [
 
 
 class ReadLog(NamedTuple):
-    """What a file held, and the name of the format it was in."""
+    """The runs of a file, and the name of its format."""
 
     format: str
     runs: list[Run]
@@ -103,7 +103,7 @@ class OpenLog:
 
     @property
     def guessed(self) -> list[str]:
-        """What was taken for what, so far, in sentences."""
+        """Notes on how columns and lines were interpreted so far, as sentences."""
         return self._stream.guessed()
 
     def __iter__(self) -> Iterator[tuple[str, Record]]:

@@ -1,4 +1,4 @@
-"""Which column of somebody else's log is the step, the loss, the gradient norm.
+"""Map the columns of a foreign log to step, loss, gradient norm and other targets.
 
 Names are compared in lower case with every separator as ``_``, so ``train/loss``,
 ``Train Loss`` and ``trainLoss`` are one. For each target the first name of its
@@ -165,7 +165,7 @@ class Columns:
 
     @property
     def has_statement(self) -> bool:
-        """Whether R, σ² or ΔL is stated, which a run without a loss can be replayed from."""
+        """True if R, σ² or ΔL is stated: a run without a loss can be replayed from these."""
         return any(target in self.by_target for target in STATED)
 
 

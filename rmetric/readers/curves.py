@@ -1,4 +1,4 @@
-"""Whole curves as lists, one set of them a run: what a CSV's cells or a JSON file may hold."""
+"""Runs whose curves are stored as whole lists, in the cells of a CSV or in a JSON file."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def read(source: Source, mapping: Mapping[str, str]) -> list[Run]:
 
 def _end(source: Source, reader: LogReader, mapping: Mapping[str, str], any_record: bool) -> None:
     run = reader.finish()
-    source.left_out.check(source.path)
+    source.foreign_lines.check(source.path)
     if not any_record:
         raise LogError(source.path, None, "no METRICS line: there is nothing to score")
     if mapping:
@@ -113,7 +113,7 @@ _Source = Annotated[str, msgspec.Meta(max_length=len(LOGGED_NORMALISED) - 1)]
 
 
 class _Line(msgspec.Struct, gc=False):
-    """What `log_entries.record_from_json` reads, of a line of ours without nan or anything odd.
+    """The fields that `log_entries.record_from_json` reads; plain numbers only, no nan.
 
     In the order of our lines: the decoder looks for the next key first.
     """
@@ -165,14 +165,14 @@ def _batches(source: Source, reader: LogReader) -> Iterator[list[Record]]:
     for number, chunk in source.chunks():
         alike = _decoded(chunk, reader)
         if alike is not None:
-            source.left_out.good += len(alike)
+            source.foreign_lines.good += len(alike)
             yield alike
             continue
         # One a time: where a line is wrong, those before it have been read.
         for at, line in enumerate(chunk.splitlines(keepends=True), start=number):
             alike = _decoded(line, reader)
             if alike is not None:
-                source.left_out.good += len(alike)
+                source.foreign_lines.good += len(alike)
                 yield alike
                 continue
             try:
@@ -180,11 +180,11 @@ def _batches(source: Source, reader: LogReader) -> Iterator[list[Record]]:
             except LogError:
                 if at == 1 or _is_object(line):
                     raise
-                source.left_out.add(at, f"no JSON object: {shown(line)}")
+                source.foreign_lines.add(at, f"no JSON object: {shown(line)}")
                 continue
             if reader.run.id == _UNNAMED:
                 reader.run.id = run_name(source.path)
-            source.left_out.good += 1
+            source.foreign_lines.good += 1
             if record is not None:
                 yield [record]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rmetric._util.errors import LogError
 from rmetric.readers import OpenLog, UnknownFormat, open_log
-from rmetric.readers.left_out import LeftOut
+from rmetric.readers.foreign_lines import ForeignLines
 from rmetric.readers.source import BLOCK, SHOWN, Source
 from rmetric.records import Record
 
@@ -122,8 +122,8 @@ class Follower:
                 break
         else:
             self._reach()
-        if source.left_out.bad > 1:
-            self._say(f"{self.path}: {source.left_out.note()}")
+        if source.foreign_lines.bad > 1:
+            self._say(f"{self.path}: {source.foreign_lines.note()}")
         if self._ran_out and not self.path.exists():
             raise LogError(self.path, None, "it was removed while it was watched")
 
@@ -149,7 +149,7 @@ class Follower:
         return True
 
     def _reach(self) -> None:
-        """What the file held when it was opened has been handed on: say so, once."""
+        """Report, once, that the initial content of the file has been passed on."""
         if self._log is not None and self._caught_up is not None:
             caught_up, self._caught_up = self._caught_up, None
             caught_up(self._log)
@@ -173,7 +173,7 @@ class _Growing(Source):
     def __init__(self, follower: Follower) -> None:
         self._follower = follower
         super().__init__(follower.path)
-        self.left_out = LeftOut(lambda words: follower._say(f"{follower.path}: {words}"))
+        self.foreign_lines = ForeignLines(lambda words: follower._say(f"{follower.path}: {words}"))
 
     def _unpacked(self) -> Iterator[bytes]:
         follower, path = self._follower, self._follower.path
@@ -202,7 +202,7 @@ class _Growing(Source):
 
 
 def _how_replaced(path: Path, handle: int, position: int) -> str | None:
-    """What happened to the open file, if it is not the one of that name or became shorter."""
+    """How the open file was replaced or cut; empty if it was not."""
     opened = os.fstat(handle)
     if opened.st_size < position:
         return f"it shrank from {position:,} to {opened.st_size:,} bytes"

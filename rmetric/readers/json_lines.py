@@ -1,6 +1,6 @@
 """Reader of any log with one JSON object a line.
 
-Lines are decoded many at a time where they are alike (`alike.Decoders`), and one
+Lines are decoded many at a time where they are alike (`fast_json_lines.Decoders`), and one
 by one where they are not; both ways give the same records.
 """
 
@@ -12,9 +12,9 @@ from typing import Any
 from rmetric._util.errors import LogError
 from rmetric._util.strict_json import shown
 from rmetric.logs import parse_line
-from rmetric.readers.alike import Decoders, names_in
 from rmetric.readers.assembler import Assembler, Batches
 from rmetric.readers.columns import add_columns, check_mapping, choose_columns, plain_name
+from rmetric.readers.fast_json_lines import Decoders, names_in
 from rmetric.readers.rows import Row
 from rmetric.readers.source import Source
 from rmetric.readers.stream import Stream, check_has_loss
@@ -44,7 +44,7 @@ def _object(line: str) -> dict[str, Any] | None:
 
 
 def _is_document(entry: Mapping[str, Any]) -> bool:
-    """Whether the only line of a file holds whole curves and not one step."""
+    """True if the only line of a file holds whole curves and not one step."""
     scalars = {plain_name(n) for n, v in entry.items() if not isinstance(v, (list, dict))}
     return len(scalars) < len(entry) and not scalars & _OF_ONE_STEP
 
@@ -99,7 +99,7 @@ class _Reading:
                 yield complete[0], [complete[1]]
 
     def _entry(self, number: int, line: bytes, *, last: bool) -> dict[str, Any] | None:
-        """What line `number` holds; None for one that was cut off or is no object."""
+        """The object on line `number`; None if it is cut off or no object."""
         try:
             entry = parse_line(line)
         except ValueError:
@@ -109,9 +109,9 @@ class _Reading:
             entry = self._despite_foreign_bytes(number, line)
         if isinstance(entry, dict):
             return entry
-        left_out = self.source.left_out
-        left_out.good = self.assembler.num_rows
-        left_out.add(number, f"no JSON object: {shown(line)}")
+        foreign_lines = self.source.foreign_lines
+        foreign_lines.good = self.assembler.num_rows
+        foreign_lines.add(number, f"no JSON object: {shown(line)}")
         return None
 
     def _despite_foreign_bytes(self, number: int, line: bytes) -> Any:
@@ -134,8 +134,8 @@ class _Reading:
         except ValueError as error:
             raise LogError(self.source.path, None, str(error)) from None
         check_has_loss(self.source, self.columns, self.names)
-        self.source.left_out.good = self.assembler.num_rows
-        self.source.left_out.check(self.source.path)
+        self.source.foreign_lines.good = self.assembler.num_rows
+        self.source.foreign_lines.check(self.source.path)
         last = self.assembler.finish()
         for run in self.assembler.all_runs():
             run.notes += self.cut_off

@@ -44,7 +44,7 @@ class Row:
 
 
 def number(cell: Any) -> float | None:
-    """What a cell holds; None for not logged, nan where it says so.
+    """Number in a cell; None if not logged, nan if the cell holds nan.
 
     >>> number("1e3"), number("NaN"), number("-inf"), number("")
     (1000.0, nan, -inf, None)
@@ -61,7 +61,7 @@ def number(cell: Any) -> float | None:
 
 
 def flag(cell: Any) -> bool | None:
-    """Whether a cell says yes; None for not logged. A count is a yes above 0.
+    """Truth value of a cell; None if not logged. A count above 0 is true.
 
     >>> flag("True"), flag(0), flag("2"), flag("nan")
     (True, False, True, None)

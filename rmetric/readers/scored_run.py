@@ -1,4 +1,4 @@
-"""What the R-Metric makes of a run that is over."""
+"""Score a finished run with the R-Metric."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ScoredRun:
 
     @property
     def is_defined(self) -> bool:
-        """Whether the log holds anything that R is made of."""
+        """True if the log holds any of the signals of R."""
         return not all(isnan(score.score) for score in self.scores)
 
     @property
@@ -77,7 +77,7 @@ class ScoredRun:
 
     @property
     def stated_differs(self) -> bool:
-        """Whether the log states an R anywhere that is not ours."""
+        """True if the log states an R that differs from the computed one."""
         stated = self.stated.scores if self.stated else []
         return any(
             one is not None and not (one == ours.score or abs(one - ours.score) <= _ROUNDING)
@@ -119,7 +119,7 @@ def score_run(run: Run, preset: str | None = None) -> ScoredRun:
 
 
 def _loss_of(run: Run, preferred: str, notes: list[str]) -> str:
-    """Which loss ΔL follows; it needs a second value to be defined at all."""
+    """The loss that ΔL is taken of; ΔL is defined from its second value on."""
     evaluations = sum(record.validation_loss is not None for record in run.records)
     trained = any(record.training_loss is not None for record in run.records)
     stated = any(

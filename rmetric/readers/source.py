@@ -16,7 +16,7 @@ import numpy as np
 
 from rmetric._util.errors import LogError
 from rmetric._util.unpacked import unpacked
-from rmetric.readers.left_out import LeftOut
+from rmetric.readers.foreign_lines import ForeignLines
 
 #: Bytes read at a time: what is made of them then fits into the processor's cache.
 BLOCK = 1 << 16
@@ -39,12 +39,12 @@ class Source:
     Attributes:
         head: its beginning as UTF-8, about `HEAD` bytes.
         cut: whether the line that was read last lacks its end.
-        left_out: lines that the reader could not read and passed over.
+        foreign_lines: lines that the reader could not read and passed over.
     """
 
     def __init__(self, path: Path, *, longest_line: int = LONGEST_LINE) -> None:
         self.path, self.longest_line = path, longest_line
-        self.cut, self.left_out = False, LeftOut()
+        self.cut, self.foreign_lines = False, ForeignLines()
         self._notes: list[str] = []
         self._replaced = self._first_replaced = self._nulls = 0
         self._blocks = self._unpacked()
@@ -52,7 +52,7 @@ class Source:
 
     @property
     def notes(self) -> list[str]:
-        """What had to be left out or replaced so far, in sentences."""
+        """Notes on lines that were left out or replaced so far, as sentences."""
         notes = self._notes[:]
         if self._replaced:
             notes.append(
@@ -61,8 +61,8 @@ class Source:
             )
         if self._nulls:
             notes.append(f"{self._nulls} zero bytes between the lines were left out")
-        if self.left_out.bad:
-            notes.append(self.left_out.note())
+        if self.foreign_lines.bad:
+            notes.append(self.foreign_lines.note())
         return notes
 
     def head_text(self) -> str:
@@ -176,12 +176,12 @@ class Source:
 
 
 def num_lines(chunk: bytes) -> int:
-    """How many lines end in the chunk; several times as quick as `bytes.count`."""
+    """Number of lines that end in the chunk; several times faster than `bytes.count`."""
     return int(np.count_nonzero(np.frombuffer(chunk, np.uint8) == ord("\n")))
 
 
 def _decoder(first: bytes) -> Any:
-    """What turns the file's bytes into UTF-8, block by block."""
+    """Incremental decoder of the file's bytes, block by block."""
     if not first.startswith(_UTF16_MARKS):
         return lambda block: block
     decoder = codecs.getincrementaldecoder("utf-16")("replace")

@@ -1,4 +1,4 @@
-"""What a log itself states of R, beside what is computed from its records."""
+"""R as a log states it, and its comparison with the recomputed R."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Stated:
 
 
 def stated_by(run: Run) -> Stated | None:
-    """What the log of `run` states of R; None where it states nothing."""
+    """R as the log of `run` states it; None if it states none."""
     scores = [record.stated_score for record in run.records]
     if all(score is None for score in scores):
         return None
@@ -59,19 +59,19 @@ def stated_by(run: Run) -> Stated | None:
 
 
 def comparison(run: Run) -> str:
-    """Whether R, recomputed from the records, is what the log states, in a sentence."""
+    """Compare the recomputed R with the logged one; returns a sentence."""
     settings = settings_of(run)
     metric = RMetric(settings.config)
-    told = False
+    has_signals = False
     stated, differing = 0, []
     for record in run.records:
         score, logged = metric.update(record).score, record.stated_score
-        told = told or any(source is not None for source in metric.sources)
+        has_signals = has_signals or any(source is not None for source in metric.sources)
         if logged is not None:
             stated += 1
             if not (score == logged or abs(score - logged) <= _TOLERANCE):
                 differing.append((record.step, score, logged))
-    if not told:
+    if not has_signals:
         return "R cannot be recomputed: the log holds nothing of what it is made of"
     if not differing:
         return f"R recomputed equals the logged r_metric at all {stated} records that state it"

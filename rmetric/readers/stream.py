@@ -1,4 +1,4 @@
-"""What every reader returns: the records of one log, one at a time."""
+"""Stream of records that every reader returns, one at a time."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def stream_rows(
             except BadRow as error:
                 if error.line is None or any(map(_is_number, row.cells.values())):
                     raise
-                source.left_out.good -= 1
-                source.left_out.add(error.line, error.problem)
+                source.foreign_lines.good -= 1
+                source.foreign_lines.add(error.line, error.problem)
                 continue
             if complete is not None:
                 yield complete[0], [complete[1]]
-        source.left_out.check(source.path)
+        source.foreign_lines.check(source.path)
         for id, record in assembler.finish():
             yield id, [record]
         for run in assembler.all_runs():

@@ -57,12 +57,12 @@ class Table:
                 cell = cells[place]
                 if cell and (cell := cell.strip()):
                     filled[name] = cell
-            self.source.left_out.good += 1
+            self.source.foreign_lines.good += 1
             yield Row(line, filled)
 
     def _leave_out(self, line: int, cells: list[str]) -> None:
         size = f"{len(cells)} cells, the header has {len(self._header)}"
-        self.source.left_out.add(line, f"{size}: {shown(self._delimiter.join(cells))}")
+        self.source.foreign_lines.add(line, f"{size}: {shown(self._delimiter.join(cells))}")
 
     def _cells(self) -> Iterator[tuple[int, list[str]]]:
         """Number of the last line and cells of each row below the header that is not blank."""

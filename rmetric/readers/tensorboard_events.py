@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rmetric._util.errors import LogError
-from rmetric.readers.left_out import LeftOut
+from rmetric.readers.foreign_lines import ForeignLines
 from rmetric.readers.rows import Row
 from rmetric.readers.source import Source
 from rmetric.readers.stream import Stream, columns_of_table, stream_rows
@@ -29,7 +29,7 @@ def event_files(folder: Path) -> list[Path]:
 
 
 def is_event_file(path: Path) -> bool:
-    """Whether the package would take it for one, which goes by the name."""
+    """True if the package accepts the file, which it decides by name."""
     return _IN_NAME in path.name
 
 
@@ -60,7 +60,7 @@ class _Nameless(Source):
     """The path alone: the package reads the bytes."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.left_out = path, LeftOut()
+        self.path, self.foreign_lines = path, ForeignLines()
 
 
 def _rows(loader: Any, files: list[Path]) -> Iterator[Row]:

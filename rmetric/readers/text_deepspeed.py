@@ -34,8 +34,8 @@ class Overflows:
     def __init__(self) -> None:
         self._cells: dict[str, float | bool] = {}
 
-    def hear(self, text: str) -> bool:
-        """Whether `text` says that a step was left out; ranks repeat each other."""
+    def take_overflow(self, text: str) -> bool:
+        """True if `text` reports a skipped step; several ranks may report the same one."""
         found = _OVERFLOW.search(text) if "verflow" in text or "VERFLOW" in text else None
         if found is None:
             return False
@@ -65,7 +65,7 @@ def rows(lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
     clock, overflows = Clock(), Overflows()
     step, skipped = "0", 0.0
     for line, text in pieces(lines):
-        if overflows.hear(text):
+        if overflows.take_overflow(text):
             continue
         cells: dict[str, float | bool] = {}
         put(cells, time=_text(clock.read(text)))

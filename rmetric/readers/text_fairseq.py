@@ -62,7 +62,7 @@ def rows(lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
 
 
 def _entry(text: str) -> tuple[str, dict[str, Any]]:
-    """What kind of line it is, and its values by name; nothing for any other line."""
+    """The kind of the line and its values by name; empty for any other line."""
     if found := _JSON.search(text):
         kind = "valid" if found[1].startswith("valid") else found[1]
         try:

@@ -42,7 +42,7 @@ def notes(head: str) -> list[str]:
 
 @dataclass(slots=True)
 class _Steps:
-    """Which step the next entry belongs to."""
+    """Step of the next entry, from the progress bar or by counting."""
 
     step: int = 0
     interval: int = 1

@@ -36,7 +36,7 @@ def matches(head: str) -> bool:
 def rows(lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
     clock, overflows, step = Clock(), Overflows(), "0"
     for line, text in pieces(lines):
-        if overflows.hear(text):
+        if overflows.take_overflow(text):
             continue
         found = _ITERATION.search(text)
         if found:

@@ -2,7 +2,7 @@
 
 ``step=120 loss=3.2``, ``Epoch 1 Iter 20/500: loss 3.2``, ``| step 5 | train loss 2.1 |``, a
 heading ``[step=10/100]`` with values below it, progress bars. Two lines that so give a
-step and a loss make a file a log. What was taken for what is said.
+step and a loss make a file a log. The notes list which name was read as which target.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ def rows(
         step = place.of(Words() if _ASSIGNMENT.match(text) else found, names["step"], cells)
         if step is None or not cells.keys() & {"loss", "eval_loss", "grad_norm"}:
             continue
-        if rank.hears(rank_of(text), {"step": step, **cells}):
+        if rank.accepts(rank_of(text), {"step": step, **cells}):
             if time is not None:
                 cells["time"] = time
             yield Row(line, {"step": step, **cells})
 
 
 def notes(head: str, mapping: Mapping[str, str] | None = None) -> list[str]:
-    """What was guessed in a file that begins like this, in sentences."""
+    """Notes on how the names in the beginning of a file were guessed, as sentences."""
     names, known = _names(tuple(sorted((mapping or {}).items())))
     taken: dict[str, str] = {}
     for _, text in pieces(enumerate(head.splitlines())):
@@ -137,7 +137,7 @@ def _taken(found: Words, names: Iterable[str]) -> str | None:
 
 @dataclass(slots=True)
 class _Place:
-    """Which step a line is at, where an epoch may count its steps from the beginning again.
+    """Step of a line; an epoch may count its steps from the beginning again.
 
     Attributes:
         last: the step of the last line that had one; None before it.

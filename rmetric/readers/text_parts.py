@@ -1,4 +1,4 @@
-"""What the readers of text logs share: pieces of lines, numbers, clocks, ranks."""
+"""Shared parsing of text logs: pieces of lines, numbers, clocks, ranks."""
 
 from __future__ import annotations
 
@@ -107,22 +107,22 @@ def rank_of(text: str) -> str | None:
 
 
 class FirstRank:
-    """Of a line that every rank prints, that of the rank which was heard first.
+    """Of a line that every rank prints, that of the rank that printed first.
 
-    Where no rank is named, neighbours that say the same are one line.
+    Where no rank is named, equal neighbours are one line.
     """
 
     def __init__(self) -> None:
         self._rank: str | None = None
         self._last = ""
 
-    def hears(self, rank: str | None, cells: dict[str, float | bool]) -> bool:
-        said = repr(cells)
+    def accepts(self, rank: str | None, cells: dict[str, float | bool]) -> bool:
+        content = repr(cells)
         if not self._last:
             self._rank = rank
-        if rank != self._rank or (rank is None and said == self._last):
+        if rank != self._rank or (rank is None and content == self._last):
             return False
-        self._last = said
+        self._last = content
         return True
 
 

@@ -1,6 +1,6 @@
 """The readers of text logs: a line that a program prints, such as ``iter 5: loss 2.31``.
 
-Each is a module ``text_<program>.py`` with
+Each is an entry of the table `text_formats` or a module ``text_<program>.py`` with
 
     NAME        of the format, as messages and the index print it
     matches     whether the beginning of a file (up to 64 KiB), without colours, is in this format
@@ -32,20 +32,22 @@ from rmetric.readers import (
     text_deepspeed,
     text_fairseq,
     text_hugging_face,
-    text_llm_c,
     text_megatron,
     text_mlperf,
-    text_modded_nanogpt,
-    text_nanochat,
-    text_nanogpt,
     text_pairs,
-    text_torchtitan,
-    text_torchtune,
 )
 from rmetric.readers.columns import Columns, named_by_target
 from rmetric.readers.rows import Row
 from rmetric.readers.source import Source
 from rmetric.readers.stream import Reader, Stream, stream_rows
+from rmetric.readers.text_formats import (
+    LLM_C,
+    MODDED_NANOGPT,
+    NANOCHAT,
+    NANOGPT,
+    TORCHTITAN,
+    TORCHTUNE,
+)
 from rmetric.readers.text_parts import LONGEST, without_colours
 
 #: Bytes shown to `matches` at a time.
@@ -58,7 +60,7 @@ _NUMBERS = re.compile(r" *[-+]?(?:\d[\d.,]*(?:e[-+]?\d*)?|nan|inf)", re.IGNORECA
 
 
 class TextReader(Protocol):
-    """What the module of a text format has."""
+    """Interface of a text format: a module or a `text_formats.LineFormat`."""
 
     @property
     def NAME(self) -> str: ...
@@ -74,12 +76,12 @@ TEXT_READERS: tuple[TextReader, ...] = (
     text_hugging_face,
     text_fairseq,
     text_megatron,
-    text_nanogpt,
-    text_nanochat,
-    text_modded_nanogpt,
-    text_llm_c,
-    text_torchtitan,
-    text_torchtune,
+    NANOGPT,
+    NANOCHAT,
+    MODDED_NANOGPT,
+    LLM_C,
+    TORCHTITAN,
+    TORCHTUNE,
 )
 
 

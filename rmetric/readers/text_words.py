@@ -71,7 +71,7 @@ def taken_apart(text: str, known: frozenset[str]) -> Words:
 
 
 def _begins(text: str, number: re.Match[str]) -> bool:
-    """Whether a line begins with this whole number, and it is no time of day."""
+    """True if a line begins with this whole number, which is not a time of day."""
     if number.start() > 16:
         return False
     before, after = text[: number.start()].strip(" \t[(#"), text[number.end() : number.end() + 2]

@@ -24,7 +24,7 @@ _RUN = "(run)"
 
 
 class _Curve(NamedTuple):
-    """Which run and metric a column holds."""
+    """Split the name of a column into its run and its metric."""
 
     column: str
     run: str

@@ -25,7 +25,7 @@ FAILING = "failure under way"
 
 @dataclass(frozen=True, kw_only=True)
 class Word:
-    """What there is to say of an alarm: it began, its verdict is another one, or it ended.
+    """An event of an alarm: it began, its verdict changed, or it ended.
 
     Attributes:
         event: ``ALARM``, ``CHANGED`` or ``ENDED``.
@@ -66,7 +66,7 @@ class Word:
 
     @property
     def urgent(self) -> bool:
-        """Whether somebody should be woken: an alarm, or one that turns into a failure."""
+        """True for an alarm that begins or turns into a failure."""
         return self.event == ALARM or (self.event == CHANGED and self.verdict == FAILING)
 
     @property
@@ -85,10 +85,10 @@ class Watch:
 
     Args:
         make: a fresh detector.
-        tell: called with what there is to say of an alarm.
+        tell: called with each event of an alarm.
 
     Attributes:
-        in_alarm: run id -> what was said last, for the runs that are in alarm.
+        in_alarm: run id -> the last event, for the runs that are in alarm.
         num_records, num_alarms: taken and begun so far.
     """
 
@@ -105,7 +105,7 @@ class Watch:
 
     def take(self, id: str, record: Record) -> None:
         detector = self._detectors.pop(id, None) or self._make()
-        self._detectors[id] = detector  # the one heard of last stands last
+        self._detectors[id] = detector  # ordered by their latest record
         if len(self._detectors) > MOST_RUNS:
             forgotten = next(iter(self._detectors))
             del self._detectors[forgotten]
@@ -120,20 +120,20 @@ class Watch:
             return
         if before is None:
             self.num_alarms += 1
-            said = Word.of(ALARM, id, record.step, detector)
+            word = Word.of(ALARM, id, record.step, detector)
         elif before.verdict != getattr(detector, "verdict", ""):
-            said = before.followed_by(CHANGED, record.step, detector)
+            word = before.followed_by(CHANGED, record.step, detector)
         else:
             return
-        self.in_alarm[id] = said
-        self._tell(said)
+        self.in_alarm[id] = word
+        self._tell(word)
 
 
 class Webhook:
     """Posts JSON to a URL from a thread of its own, so that the tail never waits for it.
 
     Each message is tried `tries` times, with pauses that double; what cannot be
-    delivered is told by `say`, without the URL, which may be a secret.
+    delivered is reported by `say`, without the URL, which may be a secret.
 
     Args:
         url: http or https.
@@ -175,7 +175,7 @@ class Webhook:
 
 
 def message(path: Path, detector: str, word: Word) -> dict[str, Any]:
-    """What is posted about an alarm; chats show the ``text``."""
+    """The JSON message that is posted about an alarm; chats show its ``text``."""
     return {
         "text": f"{word.event} {printable(word.id)}: {printable(word.words)}",
         "event": word.event,

@@ -45,8 +45,8 @@ INDEX_NAMES = ("index.csv", "index.md", "index.html")
 INDEX_COLUMNS = (
     "folder", "id", "source", "format", "outcome", "onset_step", "failure_step", "num_records",
     "first_alert_step", "num_alerts", "stated_first_alert_step", "stated_num_alerts",
-    "calibrated_first_alarm_step", "lead_published", "lead_causal", "max_r", "stated_max_r",
-    "loss_used", "variance_source", "problem",
+    "calibrated_first_alarm_step", "calibrated_judged", "lead_published", "lead_causal", "max_r",
+    "stated_max_r", "loss_used", "variance_source", "problem",
 )  # fmt: skip
 _LONGEST_NAME = 100
 _MOST_ALARMS = 1000
@@ -209,12 +209,12 @@ def summary(scored: ScoredRun, traces: Sequence[DetectorTrace], origin: Origin) 
         "num_records": len(run.records),
         "first_step": run.records[0].step,
         "last_step": run.records[-1].step,
-        "loss_used": scored.config.loss,
+        "loss_used": scored.config.loss if scored.is_defined else None,
         "variance_source": scored.variance_source,
         "max_r": highest,
         "max_r_step": None if highest is None else scored.scores[scores.index(highest)].step,
         "first_alert_step": alerts[0] if alerts else None,
-        "num_alerts": len(alerts),
+        "num_alerts": len(alerts) if scored.is_defined else None,
         "num_records_in_alert": sum(score.alarm for score in scored.scores),
         "stated": _stated(scored),
         "detectors": {trace.name: _of_detector(trace) for trace in traces},
@@ -236,6 +236,7 @@ def summary(scored: ScoredRun, traces: Sequence[DetectorTrace], origin: Origin) 
 def _of_detector(trace: DetectorTrace) -> dict[str, Any]:
     return {
         "title": trace.title,
+        "judged": bool(np.isfinite(trace.scores).any() or trace.alarms.any()),
         "first_alarm_step": trace.first_alarm,
         "num_records_in_alarm": int(trace.alarms.sum()),
         "num_alarms": trace.num_alarms,
@@ -387,6 +388,7 @@ def _index_row(report: Mapping[str, Any]) -> dict[str, Any]:
             row[f"stated_{name}"] = value
     own = (report.get("detectors") or {}).get("calibrated") or {}
     row["calibrated_first_alarm_step"] = own.get("first_alarm_step")
+    row["calibrated_judged"] = int(own["judged"]) if own else None
     for protocol, verdict in (report.get("verdicts") or {}).items():
         if f"lead_{protocol}" in row:
             row[f"lead_{protocol}"] = verdict["lead_steps"]

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isnan
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any
 
 from rmetric.evaluation import Estimate
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
 
 #: A text, a count, a number (nan: undefined), a number with its interval, or nothing to say.
 Cell = str | int | float | Estimate | None
@@ -60,12 +66,57 @@ class Table:
             for row in self.rows
         ]
 
+    def to_frame(self) -> DataFrame:
+        """The table as a pandas DataFrame, for notebooks and for pandas' own writers.
+
+        A column of intervals becomes three: the point under the label, then `LABEL low` and
+        `LABEL high`. Counts are Int64, other numbers float64 (undefined and blank are both
+        missing), and columns that hold any text are object.
+
+        >>> rows = [("a", Estimate(0.5, 0.4, 0.6)), ("b", None)]
+        >>> columns = (Column(label="Row"), Column(label="F1"))
+        >>> Table(name="t", number=1, title="", columns=columns, rows=rows).to_frame()
+          Row   F1  F1 low  F1 high
+        0   a  0.5     0.4      0.6
+        1   b  NaN     NaN      NaN
+        """
+        import pandas as pd
+
+        series: list[Series] = []
+        for index, column in enumerate(self.columns):
+            cells = [row[index] for row in self.rows]
+            if any(isinstance(cell, Estimate) for cell in cells):
+                parts = [
+                    cell if isinstance(cell, Estimate) else (cell, None, None) for cell in cells
+                ]
+                for place, suffix in enumerate(("", " low", " high")):
+                    of_part = [part[place] for part in parts]
+                    series.append(_series(f"{column.label}{suffix}", of_part))
+            else:
+                series.append(_series(column.label, cells))
+        return pd.concat(series, axis="columns")
+
     def is_text(self, index: int) -> bool:
         """Whether a column holds words rather than numbers."""
         return any(isinstance(row[index], str) for row in self.rows)
 
     def starts_group(self, index: int) -> bool:
         return self.grouped and (index == 0 or self.rows[index][0] != self.rows[index - 1][0])
+
+
+def _series(label: str, cells: Sequence[Cell]) -> Series:
+    """Cells as a pandas Series of the narrowest of Int64, float64 and object that holds them."""
+    import pandas as pd
+
+    known = [cell for cell in cells if cell is not None]
+    if known and all(isinstance(cell, Integral) for cell in known):
+        kind = "Int64"
+    elif known and all(isinstance(cell, Real) for cell in known):
+        kind = "float64"
+    else:
+        kind = "object"
+    values: list[Any] = list(cells)
+    return pd.Series(values, name=label, dtype=kind)
 
 
 def show(cell: Cell, digits: int = 2) -> str:

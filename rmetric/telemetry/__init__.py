@@ -1,6 +1,7 @@
-"""What the GPUs say of themselves: readings with their units, events for λ, and verdicts.
+"""GPU telemetry: readings with units, hardware events, risk scores and verdicts.
 
-`nvml` reads (through `library`, the one user of pynvml); `risk` scores and `rules` override;
-`judge` puts both into a verdict on one GPU; `sources` says who has verdicts, `export` who
-gets them. Nothing is imported here, and all but `nvml` and `library` is pure or files.
+`nvml` reads GPUs (through `nvml_library`, the only importer of pynvml). `risk` scores the
+readings, `rules` override the score, and `judge` combines both into a verdict on one GPU.
+`sources` defines the interface of verdict sources, `export` writes verdicts and readings.
+Nothing is imported here; all modules but `nvml` and `nvml_library` are pure or use files.
 """

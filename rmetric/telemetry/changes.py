@@ -1,4 +1,4 @@
-"""From a GPU's successive readings to events: what rose, and what began."""
+"""Events from successive readings of a GPU: risen counters and new states."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FLAGS = ("row_remap_pending", "row_remap_failed", "page_retirement_pending")
 
 
 class Counters:
-    """The counters of one GPU, each as it was when it was last told.
+    """Last known value of each error counter of one GPU.
 
     >>> counters = Counters()
     >>> [counters.rise(Reading(gpu=0, time=0.0, pcie_replays=n), "pcie_replays") for n in (7, 9, 0)]
@@ -30,26 +30,26 @@ class Counters:
     """
 
     def __init__(self) -> None:
-        self.told: dict[str, int] = {}
+        self.last_values: dict[str, int] = {}
 
     def rise(self, reading: Reading, counter: str) -> int:
-        """By how much a counter rose since it was last told; a fall is a new level, and none."""
+        """Increase of a counter since its last value; 0 after a decrease, which is a reset."""
         now: int | None = getattr(reading, counter)
         if now is None:
             return 0
-        before, self.told[counter] = self.told.get(counter, now), now
+        before, self.last_values[counter] = self.last_values.get(counter, now), now
         return max(0, now - before)
 
 
 class Changes:
-    """What is new about one GPU: `update(reading)` returns the kinds of its events.
+    """Detects events of one GPU: `update(reading)` returns their kinds.
 
     A counter that rose is one event a reading, however far it rose; one that fell
     (the driver was loaded again) is the new level. A state is an event when it
     begins. The first reading is what there was before, and gives no event.
 
     An incident lasts until `quiet` seconds have passed without it: a state that
-    flickers, or an Xid that is told again for every channel torn down, counts once.
+    flickers, or an Xid that is repeated for every channel torn down, counts once.
     Its weakness: one fault that shows in two places (an Xid and a counter) is two.
 
     Args:
@@ -76,7 +76,7 @@ class Changes:
         return list(dict.fromkeys(rises)) + self._entered(states(reading), reading.time)
 
     def gone(self, kind: str, time: float) -> list[str]:
-        """The GPU does not answer, which is a state like any other."""
+        """Record that the GPU does not respond, a state like any other."""
         return self._entered({kind}, time)
 
     def begins(self, kind: str, time: float) -> bool:
@@ -91,7 +91,7 @@ class Changes:
 
 
 def states(reading: Reading) -> set[str]:
-    """The troubles that hold at a reading.
+    """Kinds of the states that a reading shows.
 
     A software power cap is none: it is how a GPU under load spends its days.
     """

@@ -1,6 +1,6 @@
-"""Telemetry for others: JSONL, and Prometheus as a text file or over HTTP.
+"""Export of telemetry: JSONL, and Prometheus as a text file or over HTTP.
 
-Prometheus needs the package prometheus_client, which is loaded when it is asked for.
+Prometheus needs the package prometheus_client, which is imported on use.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from rmetric._util.durable import write_atomically
-from rmetric.telemetry.lines import Heard, heard_line, verdict_line
+from rmetric.telemetry.lines import TelemetryEvent, event_line, verdict_line
 from rmetric.telemetry.reading import Reading
 from rmetric.telemetry.verdict import ACTIONS, LEVELS, GpuVerdict
 
 MEGA = 1e6
 
 
-class Watched(Protocol):
-    """What is exported: a `GpuWatch` or `PlayedReadings`."""
+class ExportedTelemetry(Protocol):
+    """Exported source: a `GpuWatch` or `ReplayedReadings`."""
 
     def verdicts(self) -> dict[str, GpuVerdict]: ...
 
@@ -27,10 +27,10 @@ class Watched(Protocol):
 
 
 class JsonlFile:
-    """Appends readings, signs and verdicts to a file, as `lines` has them.
+    """Appends readings, signs and verdicts to a file in the format of `lines`.
 
-    A record that was cut off by a kill is ended first, so that only itself is lost.
-    Raises OSError, which names it, where the file cannot be written.
+    A truncated last record is terminated first, so that only it is lost.
+    Raises OSError with the file name if the file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,10 +41,12 @@ class JsonlFile:
             if self._file.read(1) != b"\n":
                 self._write(b"\n")
 
-    def heard(self, node: str, heard: Heard) -> None:
-        self._write(heard_line(heard, node))
+    def write_event(self, node: str, event: TelemetryEvent) -> None:
+        """Append a reading or a sign."""
+        self._write(event_line(event, node))
 
     def verdict(self, verdict: GpuVerdict) -> None:
+        """Append a verdict."""
         self._write(verdict_line(verdict))
 
     def close(self) -> None:
@@ -59,15 +61,15 @@ class JsonlFile:
 
 @dataclass(frozen=True)
 class _Metric:
-    """One metric of a reading: what it is made of, and what it is told as.
+    """One Prometheus metric and the fields of a reading that it exports.
 
     Attributes:
         name: without the prefix and without ``_total``.
-        words: the HELP text.
-        fields: of `Reading`; each is a value of the label, where there is one.
-        label: its name; empty where there is none.
-        scale: of the field to the base unit.
-        counter: whether it only rises, until the driver is loaded again.
+        words: HELP text.
+        fields: fields of `Reading` -> value of the label, if there is one.
+        label: name of the label; empty for none.
+        scale: factor from the field to the base unit.
+        counter: it only rises until the driver is reloaded.
     """
 
     name: str
@@ -119,13 +121,13 @@ METRICS = (
 
 
 class PrometheusCollector:
-    """Collects, in prometheus_client's sense, what a source last knew of its GPUs.
+    """Prometheus collector of the latest readings and verdicts of a source.
 
     Every metric is named rmetric_gpu_..., in base units, with the labels node and gpu.
-    What is missing has no sample.
+    Missing values have no sample.
     """
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, watched: ExportedTelemetry) -> None:
         self._watched = watched
 
     def collect(self) -> Iterator[Any]:
@@ -144,22 +146,31 @@ class PrometheusCollector:
         yield from _of_verdicts(verdicts, places)
 
 
-def write_textfile(path: Path, watched: Watched) -> None:
-    """Replace a text file for node_exporter's textfile collector, whole. Raises OSError."""
+def write_textfile(path: Path, watched: ExportedTelemetry) -> None:
+    """Write a text file for node_exporter's textfile collector, atomically. Raises OSError."""
     write_atomically(path, [exposition(watched)])
 
 
-def exposition(watched: Watched) -> bytes:
-    """The metrics in Prometheus's text format."""
+def exposition(watched: ExportedTelemetry) -> bytes:
+    """Metrics in the Prometheus text format."""
     from prometheus_client import generate_latest
 
     return bytes(generate_latest(_registry(watched)))
 
 
-def serve(watched: Watched, port: int, address: str = "127.0.0.1") -> Any:
-    """Serve the metrics over HTTP in a thread; returns the server, which has `shutdown`.
+def serve(watched: ExportedTelemetry, port: int, address: str = "127.0.0.1") -> Any:
+    """Serve the metrics over HTTP in a thread.
 
-    Port 0 is any free one. Raises OSError, which names it, where the address cannot be had.
+    Args:
+        watched: exported source.
+        port: TCP port; 0 for any free one.
+        address: address to bind.
+
+    Returns:
+        The server; `shutdown` stops it.
+
+    Raises:
+        OSError: the address is not available; the message names it.
     """
     from prometheus_client import start_http_server
 
@@ -170,7 +181,7 @@ def serve(watched: Watched, port: int, address: str = "127.0.0.1") -> Any:
     return server
 
 
-def _registry(watched: Watched) -> Any:
+def _registry(watched: ExportedTelemetry) -> Any:
     from prometheus_client import CollectorRegistry
 
     registry = CollectorRegistry(auto_describe=False)
@@ -193,7 +204,7 @@ def _gauge(name: str, words: str, *labels: str) -> Any:
 
 
 def _words(readings: dict[str, Reading], places: dict[str, list[str]]) -> Iterator[Any]:
-    """What a reading tells in words: a sample of 1 for each word that holds."""
+    """Metrics of textual values: a sample of 1 for each active value."""
     throttled = _gauge("throttled", "1 for each reason for which clocks are held down.", "reason")
     action = _gauge("recovery_action", "1 for what the driver says the GPU needs.", "action")
     for key in sorted(readings.keys() & places.keys()):

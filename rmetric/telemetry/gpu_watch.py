@@ -7,31 +7,31 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import monotonic
 
-from rmetric.telemetry.lines import Heard
+from rmetric.telemetry.lines import TelemetryEvent
 from rmetric.telemetry.nvml import NvmlEvents
 from rmetric.telemetry.reading import Reading
 from rmetric.telemetry.risk import RiskConfig
-from rmetric.telemetry.sources import Judges
+from rmetric.telemetry.sources import GpuJudges
 from rmetric.telemetry.verdict import GpuVerdict
 
 
 class GpuWatch:
     """A `VerdictSource` of the NVIDIA GPUs of this machine.
 
-    `NvmlEvents` reads them in a thread of its own, every `config.interval` seconds;
-    whoever polls judges what was read since, which takes microseconds. A GPU of which
-    nothing is heard for `silence` seconds, because a call hangs or the driver is away,
-    is at risk: training on it can hardly be well, and it is not known to be.
+    `NvmlEvents` reads them on its own thread every `config.interval` seconds; `poll` judges
+    the new readings, which takes microseconds. A GPU without readings for `silence` seconds,
+    because a call hangs or the driver is unavailable, is at risk.
 
     Args:
-        devices, quiet: as of `NvmlEvents`.
-        config: of the score; its interval is that of the readings.
-        node: written into the verdicts.
-        silence: seconds, above 0.
-        record: called with the node and whatever is heard, with times since the epoch.
+        devices: as of `NvmlEvents`.
+        config: configuration of the score; its interval is that of the readings.
+        node: name of the node in the verdicts.
+        quiet: as of `NvmlEvents`.
+        silence: time without readings until a GPU is at risk, seconds, above 0.
+        record: called with the node and each event, with times since the epoch.
 
     Attributes:
-        hardware: the `NvmlEvents`, which the live monitor takes as its `hardware`.
+        hardware: the `NvmlEvents`, which the monitor accepts as its `hardware`.
 
     >>> watch = GpuWatch()
     >>> changed = watch.poll()
@@ -46,15 +46,15 @@ class GpuWatch:
         node: str = "",
         quiet: float = 60.0,
         silence: float = 60.0,
-        record: Callable[[str, Heard], None] | None = None,
+        record: Callable[[str, TelemetryEvent], None] | None = None,
     ) -> None:
         if not silence > 0:
             raise ValueError(f"silence is {silence!r}: it must be above 0 seconds")
         self.node, self._silence = node, silence
-        self._judges = Judges(config, record)
-        # One offset for good: verdicts do not jump when the machine's clock is set.
+        self._judges = GpuJudges(config, record)
+        # A constant offset: times of verdicts do not jump when the system clock is set.
         self._epoch = time.time() - monotonic()
-        self._last_heard: dict[int, float] = {}
+        self._last_event: dict[int, float] = {}
         interval = self._judges.config.interval
         self.hardware = NvmlEvents(devices, interval=interval, quiet=quiet, keep=True)
 
@@ -63,17 +63,17 @@ class GpuWatch:
         return self.hardware.problem
 
     def poll(self) -> tuple[GpuVerdict, ...]:
-        for heard in self.hardware.heard():
-            self._last_heard[heard.gpu] = heard.time
-            self._judges.hear(self.node, replace(heard, time=heard.time + self._epoch))
+        for event in self.hardware.recorded():
+            self._last_event[event.gpu] = event.time
+            self._judges.process(self.node, replace(event, time=event.time + self._epoch))
         self._notice_silence()
-        return self._judges.verdicts.news()
+        return self._judges.verdicts.changed()
 
     def verdicts(self) -> dict[str, GpuVerdict]:
         return dict(self._judges.verdicts.latest)
 
     def readings(self) -> dict[str, Reading]:
-        """The last reading of each GPU that is heard of, by the `key` of its verdicts."""
+        """Last reading of each responding GPU, by the `key` of its verdicts."""
         return dict(self._judges.readings)
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ class GpuWatch:
 
     def _notice_silence(self) -> None:
         now = monotonic()
-        for gpu, last in self._last_heard.items():
+        for gpu, last in self._last_event.items():
             seconds = now - last
             if seconds > self._silence + self._judges.config.interval:
                 why = self.hardware.problem or "no reason is known"

@@ -1,14 +1,14 @@
-"""From one GPU's readings and events to what is thought of it. Pure: no clock, no NVML."""
+"""Verdict on one GPU from its readings and events. Pure: no clock, no NVML."""
 
 from __future__ import annotations
 
 from rmetric.telemetry.changes import Counters
 from rmetric.telemetry.reading import Reading
 from rmetric.telemetry.risk import Risk, RiskConfig, RiskScore
-from rmetric.telemetry.rules import EXPLAINED_BY, SILENT, Rule, held, rule_of
+from rmetric.telemetry.rules import EXPLAINED_BY, SILENT, GpuRule, held, rule_of
 from rmetric.telemetry.verdict import ACTIONS, LEVELS, GpuVerdict
 
-#: What each factor was made of, and where it begins and is full.
+#: Text of each factor: measured value and range.
 _MEASURED = {
     "temperature": "{0:.0f} °C; from {low:.0f} to {high:.0f}",
     "memory": "{0:.1%} in use; from {config.memory_low:.1%}",
@@ -17,24 +17,25 @@ _MEASURED = {
     "utilisation_drop": "down by {0:.0%}",
     "temperature_rise": "{0:+.1f} °C a minute; full at {config.temperature_rise_full:g}",
 }
-#: Kinds of events after which a GPU does not answer until it is read again.
+#: Events after which a GPU is gone until its next reading.
 GONE = ("gpu_lost", "gpu_reset_required")
 
 
 class Judge:
-    """One GPU's verdict, online: the score of `RiskScore`, and rules that override it.
+    """Online verdict on one GPU: the score of `RiskScore`, and rules that override it.
 
-    Call `take` with each reading, `happened` with each event and `silent` while nothing
-    is heard of the GPU, in the order of their times; each returns the verdict.
+    Call `take` with each reading, `happened` with each event and `silent` while readings
+    are missing, in order of time; each returns the verdict.
 
-    A state (a pending row remap, heat) holds while readings show it. A GPU that is gone
-    is so until it is read again. Any other fatal sign holds until `renewed`: a GPU does
-    not get well by itself. A milder one holds for a window (interval x window) after it
-    was last seen. A sign that is told again is the same sign.
+    A state (a pending row remap, overheating) is active while readings show it. A GPU that
+    is gone stays so until its next reading. Any other fatal sign is active until `renewed`.
+    A milder one is active for a window (interval x window) after it was last seen. A
+    repeated sign counts once.
 
     Args:
-        gpu, node: as in `GpuVerdict`.
-        config: of the score, see `RiskConfig`.
+        gpu: as in `GpuVerdict`.
+        node: as in `GpuVerdict`.
+        config: configuration of the risk score.
 
     >>> judge = Judge(gpu=3)
     >>> judge.take(Reading(gpu=3, time=0.0, temperature_celsius=60.0)).level
@@ -43,8 +44,8 @@ class Judge:
     >>> verdict.level, verdict.action, verdict.reasons[0]
     ('fatal', 'reboot', 'Xid 79: the GPU has fallen off the bus')
 
-    Weaknesses: it sees one GPU, so it cannot tell a link's one end from the other; an
-    Xid 94 is believed, and excuses the uncorrectable errors counted beside it.
+    Limits: with one GPU the two ends of a link cannot be distinguished. An Xid 94 accounts
+    for the uncorrectable errors counted at the same time.
     """
 
     def __init__(self, gpu: int, node: str = "", config: RiskConfig | None = None) -> None:
@@ -53,7 +54,7 @@ class Judge:
         self.renewed()
 
     def renewed(self) -> None:
-        """The driver was loaded again, which is what a reset or a reboot leads to: begin anew."""
+        """Reset the state after the driver was reloaded, by a reset or a reboot."""
         self._score = RiskScore(self.config)
         self._risk: Risk | None = None
         self._reading: Reading | None = None
@@ -64,7 +65,7 @@ class Judge:
         self._silence = ""
 
     def take(self, reading: Reading) -> GpuVerdict:
-        """The verdict after the next reading."""
+        """Verdict after the next reading."""
         self._silence = ""
         for kind in GONE:
             self._last_seen.pop(kind, None)
@@ -76,20 +77,20 @@ class Judge:
         return self.verdict(reading.time)
 
     def happened(self, kind: str, time: float) -> GpuVerdict:
-        """The verdict after an event, of a kind as `Changes` and `xid_kind` name it."""
+        """Verdict after an event; `kind` as named by `Changes` and `xid_kind`."""
         rule = rule_of(kind)
         if rule is not None and kind not in self._states:
             self._last_seen[kind] = time
         return self.verdict(time)
 
     def silent(self, time: float, why: str) -> GpuVerdict:
-        """The verdict while nothing is heard of the GPU; `why` is told as it is."""
+        """Verdict while readings are missing; `why` is quoted in the reasons."""
         if not set(self._last_seen) & set(GONE):
             self._silence = why
         return self.verdict(time)
 
     def verdict(self, time: float) -> GpuVerdict:
-        """What is thought of the GPU at a time, without anything new."""
+        """Verdict at a time without new input."""
         rules = self._holding(time)
         levels = [rule.level for rule in rules] + ["risk" if self._at_risk else "healthy"]
         actions = [rule.action for rule in rules] + ["watch" if self._at_risk else "none"]
@@ -109,8 +110,8 @@ class Judge:
             reasons=tuple(reasons),
         )
 
-    def _holding(self, time: float) -> list[Rule]:
-        """The rules that hold, the gravest first."""
+    def _holding(self, time: float) -> list[GpuRule]:
+        """Active rules, most severe first."""
         for kind, last in list(self._last_seen.items()):
             rule = rule_of(kind)
             if rule is not None and rule.level != "fatal" and time - last >= self._hold:
@@ -123,29 +124,30 @@ class Judge:
         return sorted(rules, key=lambda rule: rule.gravity, reverse=True)
 
     def _above(self, value: float | None) -> bool:
-        """Whether the score is at its threshold, or was and has not come down enough."""
+        """The score is at its threshold, or not yet below the release level."""
         threshold = self.config.threshold
         least = threshold * self.config.release if self._at_risk else threshold
         return value is not None and value >= least
 
-    def _words(self, rule: Rule) -> str:
+    def _words(self, rule: GpuRule) -> str:
         numbers = self._numbers(rule.kind)
         return f"{rule.words}: {numbers}" if numbers else rule.words
 
     def _numbers(self, kind: str) -> str:
-        """What was measured, for the signs that rest on a number."""
+        """Measured value of a sign that has one; else empty."""
         if kind == SILENT:
             return self._silence
         reading = self._reading
         if kind == "over_temperature" and kind in self._states and reading is not None:
             celsius, limit = reading.temperature_celsius, reading.slowdown_temperature_celsius
             return f"{celsius:.0f} °C, its limit is {limit:.0f} °C"
-        if kind == "ecc_uncorrected" and "ecc_uncorrected_errors" in self._counters.told:
-            return f"{self._counters.told['ecc_uncorrected_errors']} since the driver was loaded"
+        if kind == "ecc_uncorrected" and "ecc_uncorrected_errors" in self._counters.last_values:
+            errors = self._counters.last_values["ecc_uncorrected_errors"]
+            return f"{errors} since the driver was loaded"
         return ""
 
     def _score_in_words(self) -> str:
-        """The score against its threshold, and what it is made of, the largest share first."""
+        """Score, threshold and contributions, largest first."""
         if self._risk is None or self._risk.value is None:
             return ""
         weights = self.config.weights
@@ -160,8 +162,8 @@ class Judge:
         value, threshold = self._risk.value, self.config.threshold
         least = threshold if value >= threshold else threshold * self.config.release
         unknown = [name.replace("_", " ") for name, f in self._risk.factors.items() if f is None]
-        not_told = f"; not known: {', '.join(unknown)}" if unknown else ""
-        return f"risk {value:.2f}, the limit is {least:.2f}: {', '.join(parts)}{not_told}"
+        not_known = f"; not known: {', '.join(unknown)}" if unknown else ""
+        return f"risk {value:.2f}, the limit is {least:.2f}: {', '.join(parts)}{not_known}"
 
     def _measured(self, name: str) -> str:
         risk, reading, config = self._risk, self._reading, self.config

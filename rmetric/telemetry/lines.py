@@ -5,7 +5,7 @@
     {"event": "VERDICT", "node": "", "gpu": 0, "time": 1760000004.0, "level": "fatal", ...}
 
 Times are seconds since the epoch, the other names and units those of `Reading` and
-`GpuVerdict`. What is missing is absent. Lines of other events are passed over.
+`GpuVerdict`. Missing values are absent. Lines of other events are ignored.
 """
 
 from __future__ import annotations
@@ -25,32 +25,33 @@ from rmetric._util.strict_json import (
     text,
     whole_number,
 )
-from rmetric.telemetry.reading import Reading, Sign
+from rmetric.telemetry.reading import GpuSign, Reading
 from rmetric.telemetry.verdict import GpuVerdict
 
 READING, SIGN, VERDICT = "READING", "SIGN", "VERDICT"
-#: Seconds since the epoch at the end of the year 9999, the last that a date can tell.
+#: Seconds since the epoch at the end of the year 9999, the greatest accepted time.
 LAST_TIME = 253_402_300_799.0
-#: What was heard of a GPU, and what was made of it.
-Heard = Reading | Sign
+#: Input of a judge.
+TelemetryEvent = Reading | GpuSign
 
 
-def heard_line(heard: Heard, node: str = "") -> bytes:
-    """A reading or a sign as a line, with its line end."""
-    if isinstance(heard, Reading):
-        return encode_line({"event": READING, "node": node} | heard.as_json())
-    return encode_line({"event": SIGN, "node": node} | asdict(heard))
+def event_line(event: TelemetryEvent, node: str = "") -> bytes:
+    """Encode a reading or a sign as one line, including the newline."""
+    if isinstance(event, Reading):
+        return encode_line({"event": READING, "node": node} | event.as_json())
+    return encode_line({"event": SIGN, "node": node} | asdict(event))
 
 
 def verdict_line(verdict: GpuVerdict) -> bytes:
-    """A verdict as a line, with its line end."""
+    """Encode a verdict as one line, including the newline."""
     return encode_line({"event": VERDICT} | verdict.as_json())
 
 
-def read_line(line: bytes) -> tuple[str, Heard | GpuVerdict] | None:
-    """The node and what a line holds; None for an empty line or another event.
+def read_line(line: bytes) -> tuple[str, TelemetryEvent | GpuVerdict] | None:
+    """Decode a line into node and content; None for an empty line or another event.
 
-    Raises ValueError, which says what was found and what is accepted.
+    Raises:
+        ValueError: the line is invalid; the message names the accepted values.
     """
     if not line.strip():
         return None
@@ -66,11 +67,14 @@ def read_line(line: bytes) -> tuple[str, Heard | GpuVerdict] | None:
     return None
 
 
-def read_recording(path: Path) -> Iterator[tuple[int, str, Heard]]:
-    """Number, node, and what was heard, of each line of a file that holds a reading or a sign.
+def read_recording(path: Path) -> Iterator[tuple[int, str, TelemetryEvent]]:
+    """Line number, node and event of each reading or sign in a file.
 
-    A line that a kill cut off is passed over. Raises OSError for a file that cannot be read,
-    LogError with file and line for what is no telemetry.
+    A truncated line is skipped.
+
+    Raises:
+        OSError: the file cannot be read.
+        LogError: a line is not telemetry; with file and line number.
     """
     for line_number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
@@ -91,9 +95,9 @@ def _checked(found: Any) -> Any:
     return found
 
 
-def _sign(entry: dict[str, Any]) -> Sign:
+def _sign(entry: dict[str, Any]) -> GpuSign:
     gpu, time = field(entry, "gpu", whole_number), field(entry, "time", number)
     kind = field(entry, "kind", text)
     if gpu is None or time is None or kind is None:
         raise ValueError(f"a sign has gpu, time and kind; found {gpu!r}, {time!r} and {kind!r}")
-    return Sign(gpu=gpu, time=time, kind=kind)
+    return GpuSign(gpu=gpu, time=time, kind=kind)

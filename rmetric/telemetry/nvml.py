@@ -9,24 +9,23 @@ from time import monotonic
 
 from rmetric.records import HardwareEvent
 from rmetric.telemetry.changes import Changes
-from rmetric.telemetry.library import GpuGone, Library, NvmlClosed
-from rmetric.telemetry.reading import Reading, Sign
+from rmetric.telemetry.nvml_library import GpuGone, NvmlClosed, NvmlLibrary
+from rmetric.telemetry.reading import GpuSign, Reading
 from rmetric.telemetry.xid import xid_kind
 
 HUNG_AFTER_SECONDS = 10.0
 MOST_MEANWHILE = 100  # Xids taken before the readings that they came during
 WAIT_SECONDS = 1.0  # of one wait for an Xid, which ends it: bounds how long `close` takes
-EVENTS_KEPT = 10_000  # of those that nobody has polled for; likewise of what was heard
+EVENTS_KEPT = 10_000  # of those that nobody has polled for; likewise of recorded events
 
 
 class NvmlEvents:
     """Hardware events of this machine's NVIDIA GPUs, read in a thread of its own.
 
-    Every `interval` seconds each GPU is read, and what rose or began since the
-    reading before is an event (see `Changes`); an Xid is one at once. Nothing here
-    raises or waits, whatever becomes of the driver: while there is no library, no
-    driver or no GPU, or a call hangs, `available` is False and `problem` says why,
-    and NVML is opened again every `interval` until it answers.
+    Every `interval` seconds each GPU is read; risen counters and new states are events (see
+    `Changes`). An Xid is an event at once. No method raises or blocks: without library,
+    driver or GPU, or while a call hangs, `available` is False, `problem` gives the reason,
+    and NVML is opened again every `interval`.
 
     Args:
         devices: GPUs to watch, as indices (as nvidia-smi counts) or beginnings of
@@ -35,7 +34,7 @@ class NvmlEvents:
             has every event twice.
         interval: seconds between readings, above 0.
         quiet: seconds without it after which an incident may count again, at least 0.
-        keep: keep every reading and sign for `heard`.
+        keep: keep every reading and sign for `recorded`.
 
     Attributes:
         start: the run's beginning on `time.monotonic`'s clock, which the times of
@@ -44,9 +43,9 @@ class NvmlEvents:
     >>> with NvmlEvents() as hardware:
     ...     events = hardware.poll()
 
-    Source: NVIDIA, NVML API reference. Weaknesses: what begins and ends between two
-    readings is not seen, Xids excepted; a machine that dies at once tells nothing;
-    a worker is the index of its GPU.
+    Source: NVIDIA, NVML API reference. Limits: a state that begins and ends between two
+    readings is missed, except Xids; a machine that dies at once reports nothing; a worker
+    is the index of its GPU.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class NvmlEvents:
         self._gpus: list[int] = []
         self._changes: dict[int, Changes] = {}
         self._events: deque[tuple[float, str, int]] = deque(maxlen=EVENTS_KEPT)
-        self._heard: deque[Reading | Sign] = deque(maxlen=EVENTS_KEPT if keep else 0)
+        self._recorded: deque[Reading | GpuSign] = deque(maxlen=EVENTS_KEPT if keep else 0)
         self._driver_away = False
         self._readings: tuple[Reading, ...] = ()
         self._problem: str | None = "NVML has not answered yet"
@@ -76,35 +75,35 @@ class NvmlEvents:
 
     @property
     def available(self) -> bool:
-        """Whether at least one GPU answers."""
+        """At least one GPU responds."""
         return bool(self._readings) and self._hung_seconds() is None
 
     @property
     def problem(self) -> str | None:
-        """What is wrong, in words; also where only some of several GPUs do not answer."""
+        """Reason why some or all GPUs do not respond; None if all do."""
         hung = self._hung_seconds()
         return self._problem if hung is None else f"NVML has not answered for {hung:.0f} s"
 
     def poll(self) -> tuple[HardwareEvent, ...]:
-        """The events since the last poll, at once."""
+        """Events since the last poll; never blocks."""
         waiting = [self._events.popleft() for _ in range(len(self._events))]
         return tuple(HardwareEvent(time - self.start, kind, gpu) for time, kind, gpu in waiting)
 
-    def heard(self) -> tuple[Reading | Sign, ...]:
-        """Every reading and sign since the last call, at once; see `keep`."""
-        return tuple(self._heard.popleft() for _ in range(len(self._heard)))
+    def recorded(self) -> tuple[Reading | GpuSign, ...]:
+        """Readings and signs since the last call; never blocks. See `keep`."""
+        return tuple(self._recorded.popleft() for _ in range(len(self._recorded)))
 
     def readings(self) -> tuple[Reading, ...]:
-        """The latest reading of each GPU that answers."""
+        """Latest reading of each responding GPU."""
         return self._readings if self.available else ()
 
     def ready(self, timeout: float = 5.0) -> bool:
-        """Wait for the first answer, at most `timeout` seconds; whether a GPU answers."""
+        """Wait at most `timeout` seconds for the first answer; True if a GPU responds."""
         self._settled.wait(timeout)
         return self.available
 
     def close(self) -> None:
-        """Stop; a call that hangs is left to itself."""
+        """Stop the thread; a hanging call is not waited for."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join(timeout=2 * WAIT_SECONDS)
@@ -138,7 +137,9 @@ class NvmlEvents:
         try:
             if self._driver_away:
                 self._driver_away, now = False, monotonic()
-                self._heard.extend(Sign(gpu=g, time=now, kind="driver_loaded") for g in self._gpus)
+                self._recorded.extend(
+                    GpuSign(gpu=g, time=now, kind="driver_loaded") for g in self._gpus
+                )
             self._gpus = self._gpus or library.find(self._devices)
             while not self._closed.is_set():
                 until = monotonic() + self._interval
@@ -149,9 +150,9 @@ class NvmlEvents:
         finally:
             library.close()
 
-    def _read(self, library: Library) -> None:
+    def _read(self, library: NvmlLibrary) -> None:
         readings, problems = [], []
-        heard: list[Reading | Sign] = []
+        recorded: list[Reading | GpuSign] = []
         began = monotonic()
         library.count()
         for gpu in self._gpus:
@@ -162,20 +163,20 @@ class NvmlEvents:
             except GpuGone as gone:
                 problems.append(str(gone))
                 kinds = changes.gone(gone.kind, now)
-                heard.append(Sign(gpu=gpu, time=now, kind=gone.kind))
+                recorded.append(GpuSign(gpu=gpu, time=now, kind=gone.kind))
             else:
                 readings.append(reading)
                 kinds = changes.update(reading)
-                heard.append(reading)
+                recorded.append(reading)
             self._events.extend((now, kind, gpu) for kind in kinds)
         # An Xid that came meanwhile goes before: it may explain what the readings count.
         for _ in range(MOST_MEANWHILE):
             if not self._take_xid(library, 0.0, began):
                 break
-        self._heard.extend(heard)
+        self._recorded.extend(recorded)
         self._readings, self._problem = tuple(readings), "; ".join(problems) or None
 
-    def _listen(self, library: Library, until: float) -> None:
+    def _listen(self, library: NvmlLibrary, until: float) -> None:
         """Take Xids until the next reading is due; one that waits even if it is due now."""
         while not self._closed.is_set():
             now = self._asked_at = monotonic()
@@ -184,7 +185,7 @@ class NvmlEvents:
             if monotonic() >= until:
                 return
 
-    def _take_xid(self, library: Library, seconds: float, time: float | None = None) -> bool:
+    def _take_xid(self, library: NvmlLibrary, seconds: float, time: float | None = None) -> bool:
         """Wait for an Xid, and take it as of `time` or of now; whether there was one."""
         found = library.next_xid(seconds, otherwise=self._closed.wait)
         if found is None:
@@ -193,19 +194,19 @@ class NvmlEvents:
         now = monotonic() if time is None else time
         if self._changes_of(gpu).begins(kind, now):
             self._events.append((now, kind, gpu))
-        self._heard.append(Sign(gpu=gpu, time=now, kind=kind))
+        self._recorded.append(GpuSign(gpu=gpu, time=now, kind=kind))
         return True
 
     def _changes_of(self, gpu: int) -> Changes:
         return self._changes.setdefault(gpu, Changes(self._quiet))
 
 
-def _open() -> Library:
+def _open() -> NvmlLibrary:
     try:
         import pynvml
     except ImportError:
         raise NvmlClosed("the Python package nvidia-ml-py is not installed") from None
-    return Library(pynvml)
+    return NvmlLibrary(pynvml)
 
 
 def _check(devices: object, interval: float, quiet: float) -> None:

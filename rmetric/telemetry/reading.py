@@ -1,4 +1,4 @@
-"""What one GPU says of itself at one time."""
+"""State of one GPU at one time, and signs between readings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rmetric._util.strict_json import encode, flag, items, number, text, whole_n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """One GPU's state; None for whatever this GPU or its driver does not tell, never 0.
+    """State of one GPU; a value that GPU or driver do not report is None, never 0.
 
     Attributes:
         gpu: index, as nvidia-smi counts.
@@ -79,7 +79,7 @@ class Reading:
         return self.memory_used_bytes / self.memory_total_bytes
 
     def as_json(self) -> dict[str, Any]:
-        """What JSON holds; what is missing is absent."""
+        """JSON object; missing values are absent."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.throttle_reasons is not None:
             values["throttle_reasons"] = sorted(self.throttle_reasons)
@@ -87,9 +87,9 @@ class Reading:
 
     @classmethod
     def from_json(cls, entry: dict[str, Any]) -> Reading:
-        """The reading that `as_json` gave; keys that are none of ours are passed over.
+        """Inverse of `as_json`; unknown keys are ignored.
 
-        Raises ValueError, naming the key, for a value that is not what the key holds.
+        Raises ValueError, naming the key, for an invalid value.
         """
         values = {
             name: _read(name, entry[name]) for name in _READERS if entry.get(name) is not None
@@ -101,8 +101,8 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sign:
-    """Something that happened to one GPU between two readings, or kept it from being read.
+class GpuSign:
+    """An event of one GPU between two readings, or a failure to read it.
 
     Attributes:
         gpu, time: as of a `Reading`.

@@ -1,4 +1,4 @@
-"""The risk score of one GPU: six normalised factors, weighted. Pure: no clock, no NVML."""
+"""Risk score of one GPU: weighted sum of six normalised factors. Pure: no clock, no NVML."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["ERRORS", "FACTORS", "Risk", "RiskConfig", "RiskScore", "RiskWeights"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Risk:
-    """The score after one reading.
+    """Score after one reading.
 
     Attributes:
         value: 0 to 1; None while no factor is known.
@@ -34,7 +34,7 @@ class Risk:
 
 
 class RiskScore:
-    """The risk of one GPU, online: `update(reading)` gives its `Risk`.
+    """Online risk score of one GPU: `update(reading)` returns its `Risk`.
 
     risk = Σ weight · factor / Σ weight, over all six factors, each clipped to 0 to 1:
 
@@ -101,8 +101,8 @@ class RiskScore:
 
     def limit(self, reading: Reading) -> float:
         """°C at which the temperature factor is 1."""
-        told = _known(reading.slowdown_temperature_celsius)
-        return self.config.temperature_high if told is None else told
+        limit = _known(reading.slowdown_temperature_celsius)
+        return self.config.temperature_high if limit is None else limit
 
     def _weighed(self, factors: dict[str, float | None], measured: dict[str, float | None]) -> Risk:
         known = {name: value for name, value in factors.items() if value is not None}
@@ -162,7 +162,7 @@ class RiskScore:
 
 
 class _Window:
-    """The latest values and their times; two rows, so that sums over one are quick."""
+    """Latest values and their times, as two rows for fast sums."""
 
     def __init__(self) -> None:
         self.times: deque[float] = deque()
@@ -180,7 +180,7 @@ class _Window:
 
 
 def _centred(values: deque[float]) -> tuple[float, list[float]]:
-    """The mean, and by how much each value differs from it."""
+    """Mean, and the deviation of each value from it."""
     mean = sum(values) / len(values)
     return mean, [value - mean for value in values]
 
@@ -190,7 +190,7 @@ def _product(one: list[float], other: list[float]) -> float:
 
 
 def _known(value: float | None) -> float | None:
-    """A number that can be reckoned with; nan and infinity tell nothing of a GPU."""
+    """The value if it is finite, else None."""
     return None if value is None or not isfinite(value) else value
 
 

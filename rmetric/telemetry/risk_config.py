@@ -9,7 +9,7 @@ from math import inf, isfinite
 
 @dataclass(frozen=True, kw_only=True)
 class RiskWeights:
-    """What each factor counts; at least 0 each. The score divides them by their sum."""
+    """Weights of the factors, at least 0 each; the score divides them by their sum."""
 
     temperature: float = 0.25
     memory: float = 0.15

@@ -1,4 +1,4 @@
-"""What a weighted sum cannot say: signs that settle the matter by themselves. Pure."""
+"""Rules that override the risk score: single signs that determine the verdict. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from rmetric.telemetry.reading import Reading
 from rmetric.telemetry.verdict import ACTIONS, LEVELS
 from rmetric.telemetry.xid import xid_entry, xid_of_kind
 
-#: The kind under which a GPU stands that has not been heard of for a while.
+#: Kind of the sign of a GPU without recent readings.
 SILENT = "silent"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule:
-    """What one sign says of a GPU.
+class GpuRule:
+    """Verdict that one sign implies.
 
     Attributes:
         kind: of the event or state, as `Changes`, `xid_kind` and `held` name it.
@@ -33,8 +33,8 @@ class Rule:
         return LEVELS.index(self.level), ACTIONS.index(self.action)
 
 
-def _rule(kind: str, level: str, action: str, words: str) -> tuple[str, Rule]:
-    return kind, Rule(kind=kind, level=level, action=action, words=words)
+def _rule(kind: str, level: str, action: str, words: str) -> tuple[str, GpuRule]:
+    return kind, GpuRule(kind=kind, level=level, action=action, words=words)
 
 
 #: By kind; those of Xids follow from `xid.CATALOGUE`.
@@ -68,8 +68,8 @@ RULES = dict(
 EXPLAINED_BY = {"ecc_uncorrected": "xid_94"}
 
 
-def rule_of(kind: str) -> Rule | None:
-    """What a sign says; None for a kind that says nothing by itself, such as a PCIe replay.
+def rule_of(kind: str) -> GpuRule | None:
+    """Rule of a sign; None for a kind without one, such as a PCIe replay.
 
     >>> rule_of("xid_79").action, rule_of("pcie_replay")
     ('reboot', None)
@@ -78,15 +78,15 @@ def rule_of(kind: str) -> Rule | None:
     if number is not None:
         entry = xid_entry(number)
         words = f"Xid {number}: {entry.words}"
-        return Rule(kind=kind, level=entry.level, action=entry.action, words=words)
+        return GpuRule(kind=kind, level=entry.level, action=entry.action, words=words)
     if kind.startswith("recovery_unknown_"):
         words = f"the driver recommends action {kind.rpartition('_')[2]}, which is not known here"
-        return Rule(kind=kind, level="risk", action="watch", words=words)
+        return GpuRule(kind=kind, level="risk", action="watch", words=words)
     return RULES.get(kind)
 
 
 def held(reading: Reading) -> set[str]:
-    """The kinds of the signs that hold as long as readings show them."""
+    """Kinds of the signs that are active while readings show them."""
     found = states(reading)
     if reading.recovery_action not in (None, "none"):
         found.add(f"recovery_{reading.recovery_action}")

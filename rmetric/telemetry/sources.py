@@ -1,4 +1,4 @@
-"""Where verdicts on GPUs come from: one interface, whoever measured."""
+"""Sources of GPU verdicts behind one interface."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from rmetric.telemetry.judge import GONE, Judge
-from rmetric.telemetry.lines import Heard
+from rmetric.telemetry.lines import TelemetryEvent
 from rmetric.telemetry.reading import Reading
 from rmetric.telemetry.risk import RiskConfig
 from rmetric.telemetry.verdict import GpuVerdict
 
 
 class VerdictSource(Protocol):
-    """A source of verdicts. Nothing here waits or raises, whatever becomes of the GPUs."""
+    """A source of GPU verdicts. No method blocks or raises, whatever the state of the GPUs."""
 
     @property
     def problem(self) -> str | None:
-        """What keeps the source from knowing, in words; None while nothing does."""
+        """Reason why the source has no current verdicts; None if it has."""
 
     def poll(self) -> tuple[GpuVerdict, ...]:
-        """The verdicts that are new or changed since the last poll, in their order.
+        """Verdicts that are new or changed since the last poll, in order.
 
         A verdict has changed when its `gist` has: level, action or rules.
         """
@@ -32,78 +32,79 @@ class VerdictSource(Protocol):
         """Stop; a second call does nothing."""
 
 
-class Verdicts:
-    """The latest verdict of each GPU, and which of them are news.
+class VerdictStore:
+    """Latest verdict of each GPU, and the changed ones.
 
-    >>> verdicts = Verdicts()
+    >>> verdicts = VerdictStore()
     >>> verdicts.add(GpuVerdict(gpu=0, time=1.0)), verdicts.add(GpuVerdict(gpu=0, time=2.0))
     (True, False)
-    >>> [verdict.time for verdict in verdicts.news()], verdicts.latest["0"].time
+    >>> [verdict.time for verdict in verdicts.changed()], verdicts.latest["0"].time
     ([1.0], 2.0)
     """
 
     def __init__(self) -> None:
         self.latest: dict[str, GpuVerdict] = {}
-        self._news: list[GpuVerdict] = []
+        self._changed: list[GpuVerdict] = []
 
     def add(self, verdict: GpuVerdict) -> bool:
-        """Take a verdict; whether it is news."""
+        """Store a verdict; True if it differs from the last one of its GPU."""
         before = self.latest.get(verdict.key)
         self.latest[verdict.key] = verdict
-        is_news = before is None or before.gist != verdict.gist
-        if is_news:
-            self._news.append(verdict)
-        return is_news
+        is_changed = before is None or before.gist != verdict.gist
+        if is_changed:
+            self._changed.append(verdict)
+        return is_changed
 
-    def news(self) -> tuple[GpuVerdict, ...]:
-        """What was news since the last call."""
-        news, self._news = tuple(self._news), []
-        return news
+    def changed(self) -> tuple[GpuVerdict, ...]:
+        """Verdicts that changed since the last call."""
+        changed, self._changed = tuple(self._changed), []
+        return changed
 
 
-class Judges:
-    """Judges each GPU by what is heard of it, and keeps its verdicts and last reading.
+class GpuJudges:
+    """Judges of all GPUs, with their verdicts and last readings.
 
     Args:
-        config: of the score, see `RiskConfig`.
-        record: called with the node and whatever is heard, before it is judged.
+        config: configuration of the risk score.
+        record: called with the node and each event before it is judged.
     """
 
     def __init__(
         self,
         config: RiskConfig | None = None,
-        record: Callable[[str, Heard], None] | None = None,
+        record: Callable[[str, TelemetryEvent], None] | None = None,
     ) -> None:
         self.config = config or RiskConfig()
-        self.verdicts = Verdicts()
+        self.verdicts = VerdictStore()
         self.readings: dict[str, Reading] = {}
         self._record = record
         self._judges: dict[tuple[str, int], Judge] = {}
 
-    def hear(self, node: str, heard: Heard) -> None:
-        """Take the next reading or sign of a GPU."""
+    def process(self, node: str, event: TelemetryEvent) -> None:
+        """Process the next reading or sign of a GPU."""
         if self._record is not None:
-            self._record(node, heard)
-        judge = self.judge(node, heard.gpu)
-        if isinstance(heard, Reading):
-            verdict = judge.take(heard)
-            self.readings[verdict.key] = heard
-        elif heard.kind == "driver_loaded":
+            self._record(node, event)
+        judge = self.judge(node, event.gpu)
+        if isinstance(event, Reading):
+            verdict = judge.take(event)
+            self.readings[verdict.key] = event
+        elif event.kind == "driver_loaded":
             judge.renewed()
-            return  # the reading that follows says what there is
+            return  # the next reading gives the new state
         else:
-            verdict = judge.happened(heard.kind, heard.time)
-            if heard.kind in GONE:
+            verdict = judge.happened(event.kind, event.time)
+            if event.kind in GONE:
                 self.readings.pop(verdict.key, None)
         self.verdicts.add(verdict)
 
     def silent(self, node: str, gpu: int, time: float, why: str) -> None:
-        """Nothing is heard of a GPU that was heard of before."""
+        """Record that a known GPU no longer sends readings; `why` is the reason."""
         verdict = self.judge(node, gpu).silent(time, why)
         self.readings.pop(verdict.key, None)
         self.verdicts.add(verdict)
 
     def judge(self, node: str, gpu: int) -> Judge:
+        """Judge of a GPU, created on first use."""
         key = (node, gpu)
         if key not in self._judges:
             self._judges[key] = Judge(gpu, node, self.config)
@@ -111,21 +112,21 @@ class Judges:
 
 
 class AllSources:
-    """Several sources as one, such as this node's GPUs and what other nodes write."""
+    """Several sources combined, such as local GPUs and the files of other nodes."""
 
     def __init__(self, sources: Iterable[VerdictSource]) -> None:
         self._sources = tuple(sources)
 
     @property
     def problem(self) -> str | None:
-        return "; ".join(one.problem for one in self._sources if one.problem) or None
+        return "; ".join(source.problem for source in self._sources if source.problem) or None
 
     def poll(self) -> tuple[GpuVerdict, ...]:
-        return tuple(verdict for one in self._sources for verdict in one.poll())
+        return tuple(verdict for source in self._sources for verdict in source.poll())
 
     def verdicts(self) -> dict[str, GpuVerdict]:
-        return {key: verdict for one in self._sources for key, verdict in one.verdicts().items()}
+        return {k: verdict for source in self._sources for k, verdict in source.verdicts().items()}
 
     def close(self) -> None:
-        for one in self._sources:
-            one.close()
+        for source in self._sources:
+            source.close()

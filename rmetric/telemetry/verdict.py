@@ -1,4 +1,4 @@
-"""What is thought of one GPU, and why."""
+"""Verdict on one GPU: level, recommended action and reasons."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from rmetric._util.strict_json import (
 )
 from rmetric._util.strict_json import field as field_of
 
-#: What a GPU asks for, the mildest first.
+#: Recommended actions, the mildest first.
 ACTIONS = ("none", "watch", "restart_application", "reset", "drain", "reboot")
-#: `risk`: the score is at its threshold or above, a checkpoint is wanted. `fatal`: a rule
-#: says that the GPU is not to be used as it is.
+#: `risk`: the score reached its threshold; save a checkpoint. `fatal`: a rule holds; the GPU
+#: must not be used in its present state.
 LEVELS = ("healthy", "risk", "fatal")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuVerdict:
-    """What is thought of one GPU at one time.
+    """Verdict on one GPU at one time.
 
     Attributes:
-        gpu: index on its node, as nvidia-smi counts.
-        node: name of the node; empty where there is one.
+        gpu: index on its node, as in nvidia-smi.
+        node: name of the node; empty with a single node.
         time: seconds since the epoch.
         level: one of `LEVELS`.
         action: one of `ACTIONS`.
-        risk: the weighted score, 0 to 1; None while nothing of it can be known.
-        reachable: the most that the known factors could give, 0 to 1.
-        factors: normalised factor of the score by name, 0 to 1; None for one unknown.
-        rules: kinds of the signs that hold, the gravest first (see `rules.RULES`).
-        reasons: in words and numbers, the gravest first; empty where nothing is to be told.
+        risk: weighted score, 0 to 1; None if no factor is known.
+        reachable: greatest score that the known factors allow, 0 to 1.
+        factors: normalised factors of the score by name, 0 to 1; None if unknown.
+        rules: kinds of the active signs, most severe first (see `rules.RULES`).
+        reasons: human-readable reasons, most severe first; empty if there are none.
     """
 
     gpu: int
@@ -53,21 +53,22 @@ class GpuVerdict:
 
     @property
     def key(self) -> str:
+        """Unique name of the GPU: `node:gpu`, or `gpu` with a single node."""
         return f"{self.node}:{self.gpu}" if self.node else str(self.gpu)
 
     @property
     def gist(self) -> tuple[str, str, tuple[str, ...]]:
-        """What makes two verdicts on a GPU the same: the score's digits do not."""
+        """Level, action and rules: two verdicts with the same gist count as unchanged."""
         return self.level, self.action, self.rules
 
     def as_json(self) -> dict[str, Any]:
-        """What JSON holds; what is not known is absent, an unknown factor null."""
+        """JSON object; unknown values are absent, unknown factors null."""
         entry = {name: encode(value) for name, value in asdict(self).items()}
         return {name: value for name, value in entry.items() if value is not None}
 
     @classmethod
     def from_json(cls, entry: dict[str, Any]) -> GpuVerdict:
-        """The verdict that `as_json` gave. Raises ValueError, naming the key, for another."""
+        """Inverse of `as_json`. Raises ValueError, naming the key, for other input."""
         level, action = field_of(entry, "level", text), field_of(entry, "action", text)
         gpu, time = field_of(entry, "gpu", whole_number), field_of(entry, "time", number)
         if gpu is None or time is None or level not in LEVELS or action not in ACTIONS:

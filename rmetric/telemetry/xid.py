@@ -11,7 +11,7 @@ CLASSES = ("application", "engine", "memory", "link", "bus", "firmware", "notice
 
 @dataclass(frozen=True)
 class Xid:
-    """One entry of the catalogue.
+    """One entry of the Xid catalogue.
 
     Attributes:
         number: the driver's.
@@ -85,7 +85,7 @@ APPLICATION_XIDS = frozenset(n for n, xid in CATALOGUE.items() if xid.about == "
 
 
 def xid_entry(number: int) -> Xid:
-    """The catalogue's entry; one that is worth watching for a number that it lacks.
+    """Catalogue entry of an Xid; a `watch` entry for an unknown number.
 
     >>> xid_entry(79).action, xid_entry(12345).action
     ('reboot', 'watch')
@@ -95,7 +95,7 @@ def xid_entry(number: int) -> Xid:
 
 
 def xid_kind(xid: int) -> str:
-    """The kind of event that an Xid is.
+    """Kind of the event of an Xid.
 
     An Xid that a training program brings upon itself is kept, for the log, and
     marked: `HardwareEvent.is_hardware` is False for it, and λ does not count it.
@@ -112,7 +112,7 @@ def xid_kind(xid: int) -> str:
 
 
 def xid_of_kind(kind: str) -> int | None:
-    """The number in a kind that `xid_kind` gave; None for any other kind of event.
+    """Inverse of `xid_kind`: the Xid number of a kind; None for other events.
 
     >>> xid_of_kind("application_xid_13"), xid_of_kind("gpu_lost")
     (13, None)

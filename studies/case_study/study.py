@@ -83,7 +83,7 @@ class CaseStudy:
         finally:
             training.close()
         if not training.monitor.usable:
-            raise CaseStudyError(f"the monitor stepped aside: {training.monitor.problem}")
+            raise CaseStudyError(f"the monitor was disabled: {training.monitor.problem}")
         about = {
             "steps": training.step,
             "cost": cost_of(training),

@@ -1,5 +1,5 @@
-"""How good is the diagnosis? Failure-indicating events, outcome, cause, stage and faulty rank.
+"""Benchmark of the diagnosis: events, outcome, cause, stage and faulty rank.
 
-`python -m studies.diagnosis_benchmark` judges the diagnosis, its ablations and simple baselines on
+`python -m studies.diagnosis_benchmark` scores the diagnosis, its ablations and simple baselines on
 the failure logs and on the injected jobs, and writes the tables. See docs/diagnosis_evaluation.md.
 """

@@ -1,4 +1,4 @@
-"""Judge the diagnosis, its ablations and simple baselines, and write the tables.
+"""Score the diagnosis, its ablations and simple baselines, and write the tables.
 
     python -m studies.diagnosis_benchmark real --logs DIR
     python -m studies.diagnosis_benchmark injected --injected DIR --split held_out

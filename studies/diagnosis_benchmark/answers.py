@@ -1,4 +1,4 @@
-"""What each method says of one job, reduced to what is scored."""
+"""Reduce the output of each method on one job to its scores."""
 
 from __future__ import annotations
 

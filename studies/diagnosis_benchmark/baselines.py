@@ -1,4 +1,4 @@
-"""Answers that need no method: what a person does first, and what chance does."""
+"""Baselines without a method: simple heuristics and chance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ERROR = re.compile("error|exception|fail|fatal", re.IGNORECASE)
 LAST = 10
 
 
-class Line(NamedTuple):
+class RankedLine(NamedTuple):
     """One line of a job's logs; `who` is its rank, or its node where nodes are judged."""
 
     place: Place
@@ -28,12 +28,12 @@ class Line(NamedTuple):
 Ranking = list[list[Hashable]]
 
 
-def grep(lines: Iterable[Line]) -> list[Place]:
+def grep(lines: Iterable[RankedLine]) -> list[Place]:
     """Every line that a grep for errors finds."""
     return [line.place for line in lines if ERROR.search(line.text)]
 
 
-def last_lines(lines: Iterable[Line]) -> list[Place]:
+def last_lines(lines: Iterable[RankedLine]) -> list[Place]:
     """The last ten lines of each file that are not blank."""
     of_file: dict[str, list[Place]] = {}
     for line in lines:
@@ -42,7 +42,7 @@ def last_lines(lines: Iterable[Line]) -> list[Place]:
     return [place for places in of_file.values() for place in places[-LAST:]]
 
 
-def error_time(lines: Sequence[Line], everyone: Sequence[Hashable]) -> Ranking:
+def error_time(lines: Sequence[RankedLine], everyone: Sequence[Hashable]) -> Ranking:
     """Error_time of L4: the sooner somebody's first error, the more suspect.
 
     By the time that lines state; by their number in the file where an error states none. Who
@@ -57,29 +57,29 @@ def error_time(lines: Sequence[Line], everyone: Sequence[Hashable]) -> Ranking:
     return by_score({who: -first.get(who, inf) for who in everyone})
 
 
-def error_count(lines: Iterable[Line], everyone: Sequence[Hashable]) -> Ranking:
+def error_count(lines: Iterable[RankedLine], everyone: Sequence[Hashable]) -> Ranking:
     """Error_count of L4: the more lines of errors, the more suspect."""
     count = Counter(line.who for line in lines if ERROR.search(line.text))
     return by_score({who: float(count[who]) for who in everyone})
 
 
-def random(lines: Iterable[Line], everyone: Sequence[Hashable]) -> Ranking:
+def random(lines: Iterable[RankedLine], everyone: Sequence[Hashable]) -> Ranking:
     """All in any order; what it scores on average is exact."""
     return [list(everyone)]
 
 
-def rank_0(lines: Iterable[Line], everyone: Sequence[Hashable]) -> Ranking:
+def rank_0(lines: Iterable[RankedLine], everyone: Sequence[Hashable]) -> Ranking:
     """Always the first, whoever failed; the others after it in order."""
     return [[who] for who in everyone]
 
 
 #: Title -> which lines indicate the failure.
-OF_EVENTS: dict[str, Callable[[Sequence[Line]], list[Place]]] = {
+OF_EVENTS: dict[str, Callable[[Sequence[RankedLine]], list[Place]]] = {
     "Grep for errors": grep,
     "Last ten lines": last_lines,
 }
 #: Title -> who is suspect.
-OF_RANKS: dict[str, Callable[[Sequence[Line], Sequence[Hashable]], Ranking]] = {
+OF_RANKS: dict[str, Callable[[Sequence[RankedLine], Sequence[Hashable]], Ranking]] = {
     "Error_time": error_time,
     "Error_count": error_count,
     "Random": random,

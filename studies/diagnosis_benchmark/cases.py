@@ -1,4 +1,4 @@
-"""A job to be judged on: its logs as the diagnosis sees them, and what is known of it."""
+"""One benchmark job: its logs as the diagnosis reads them, and the ground truth."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ _RANK = re.compile(r"\b(?:rank|device)[-_ ]?(\d+)$")
 
 
 def class_is_right(cause_class: str, family: str) -> bool:
-    """Whether our family is what the published class means; a class not in the table is not."""
+    """Return True if the family corresponds to the published class."""
     return FAMILIES.get(cause_class) == family
 
 

@@ -1,4 +1,4 @@
-"""The goals that were set before anything was measured, each beside what was measured."""
+"""Compare the goals, set before any measurement, with the measured values."""
 
 from __future__ import annotations
 

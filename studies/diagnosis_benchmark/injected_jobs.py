@@ -1,4 +1,4 @@
-"""Jobs with injected faults as cases: FOLDER/<split>/<job>/logs and manifest.json beside it."""
+"""Load injected jobs as cases: FOLDER/<split>/<job>/logs and manifest.json beside it."""
 
 from __future__ import annotations
 

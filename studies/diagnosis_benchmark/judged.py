@@ -1,4 +1,4 @@
-"""One job and what each method scored on it; the names of the methods."""
+"""Scores of every method on one job; the names of the methods."""
 
 from __future__ import annotations
 

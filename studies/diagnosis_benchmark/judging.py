@@ -1,4 +1,4 @@
-"""Every method on every job: each job's logs are read once, and decided upon by each variant."""
+"""Run every method on every job: logs are read once, each variant decides on them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rmetric.diagnosis.channels import Switches
 from rmetric.diagnosis.decide import decide
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.job import Job
-from rmetric.diagnosis.library import Library
+from rmetric.diagnosis.library import SignatureLibrary
 from studies.diagnosis_benchmark.answers import of_baselines, of_diagnosis
 from studies.diagnosis_benchmark.cases import Case
 from studies.diagnosis_benchmark.judged import VARIANTS, Judged
@@ -59,8 +59,8 @@ def _judge_group(cases: Sequence[Case]) -> list[Judged]:
 
 
 @lru_cache(maxsize=1)
-def _library() -> Library:
-    return Library.shipped()
+def _library() -> SignatureLibrary:
+    return SignatureLibrary.shipped()
 
 
 @lru_cache(maxsize=32)

@@ -1,4 +1,4 @@
-"""What L4 states of its own data (arXiv 2503.20263): never our measurement."""
+"""Results that L4 reports on its own data (arXiv 2503.20263); not measured here."""
 
 from __future__ import annotations
 

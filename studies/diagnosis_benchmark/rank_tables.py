@@ -1,4 +1,4 @@
-"""Who is to blame: hits among the first, and how much better than others."""
+"""Tables of faulty-rank hits among the first k, and differences to other methods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job's logs in the diagnosis' own pass: who wrote each line, and which event it is."""
+"""Read a job's logs with the diagnosis pass, and keep rank, time and event of each line."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rmetric.diagnosis.job import Job
-from rmetric.diagnosis.library import Library
+from rmetric.diagnosis.library import SignatureLibrary
+from rmetric.diagnosis.log_stream import LogStream, RawEntry
 from rmetric.diagnosis.merging import layout_of, merged
 from rmetric.diagnosis.one_pass import FilePass
 from rmetric.diagnosis.part import Part
-from rmetric.diagnosis.reading.layout import Layout, Seat
-from rmetric.diagnosis.reading.prefixes import Who
+from rmetric.diagnosis.reading.layout import Placement, RankLayout
+from rmetric.diagnosis.reading.prefixes import Prefix
 from rmetric.diagnosis.reading.sources import Source, find
-from rmetric.diagnosis.speaker import Raw, Speaker
 from rmetric.diagnosis.templates.events import Events
 from rmetric.diagnosis.tools import Tools
-from studies.diagnosis_benchmark.baselines import Line
+from studies.diagnosis_benchmark.baselines import RankedLine
 from studies.diagnosis_benchmark.scoring import Place
 
 
-class Told(NamedTuple):
+class LogLine(NamedTuple):
     """A line of the logs; its time is that of the entry it belongs to."""
 
     place: Place
@@ -44,18 +44,18 @@ class Read:
 
     job: Job
     event_of: dict[Place, int] = field(default_factory=dict)
-    lines: list[Told] = field(default_factory=list)
+    lines: list[LogLine] = field(default_factory=list)
 
-    def lines_by(self, who: str) -> list[Line]:
+    def lines_by(self, who: str) -> list[RankedLine]:
         """The lines, of ranks or of nodes (`who` is "rank" or "node")."""
 
-        def speaker(line: Told) -> Hashable | None:
+        def stream(line: LogLine) -> Hashable | None:
             return line.rank if who == "rank" else line.node
 
-        return [Line(one.place, speaker(one), one.time, one.text) for one in self.lines]
+        return [RankedLine(one.place, stream(one), one.time, one.text) for one in self.lines]
 
 
-def read(folder: Path, library: Library) -> Read:
+def read(folder: Path, library: SignatureLibrary) -> Read:
     """The logs in a folder as `ingest` reads them, with each of their lines."""
     tools = Tools(library)
     passes = [_Recording(source, tools) for source in find([folder]).sources]
@@ -65,8 +65,8 @@ def read(folder: Path, library: Library) -> Read:
     for one, part in zip(passes, parts, strict=True):
         events = {at: numbers[key] for key, at in one.template_of.items() if key in numbers}
         for line, raw in one.entry_of.items():
-            out.event_of[part.source.name, line] = events[one.said[raw][2]]
-        out.lines += one.told(part, layout)
+            out.event_of[part.source.name, line] = events[one.entries[raw][2]]
+        out.lines += one.located_lines(part, layout)
     for copy, name in _copies(folder, out.job):
         same = {line: at for (file, line), at in out.event_of.items() if file == name}
         out.event_of |= {(copy, line): at for line, at in same.items()}
@@ -108,15 +108,15 @@ class _Recording(FilePass):
     def __init__(self, source: Source, tools: Tools) -> None:
         super().__init__(source, tools)
         self.entry_of: dict[int, int] = {}
-        self.said: dict[int, Raw] = {}
-        self.written: list[tuple[Who, bytes]] = []
+        self.entries: dict[int, RawEntry] = {}
+        self.written: list[tuple[Prefix, bytes]] = []
 
-    def told(self, part: Part, layout: Layout) -> Iterator[Told]:
-        seats = {one.who: layout.place(part.source, one.who) for one in part.speakers}
+    def located_lines(self, part: Part, layout: RankLayout) -> Iterator[LogLine]:
+        seats = {one.prefix: layout.place(part.source, one.prefix) for one in part.streams}
         for number, (who, line) in enumerate(self.written, 1):
-            entry = self.said.get(self.entry_of.get(number, 0))
-            seat = seats.get(who, Seat())
-            yield Told(
+            entry = self.entries.get(self.entry_of.get(number, 0))
+            seat = seats.get(who, Placement())
+            yield LogLine(
                 place=(part.source.name, number),
                 rank=seat.rank,
                 node=seat.node,
@@ -130,11 +130,11 @@ class _Recording(FilePass):
             who, _ = self.prefixes.split(line)
             self.written.append((who, line))
             self._slow(self.number, line, self._form(line))
-            speaker = self._speaker(who)
-            entry = speaker.open.raw if speaker.open else speaker.tail[-1] if speaker.tail else None
+            stream = self._stream_of(who)
+            entry = stream.open.raw if stream.open else stream.tail[-1] if stream.tail else None
             if line.strip() and entry is not None:
                 self.entry_of[self.number] = entry[0]
 
-    def _count(self, speaker: Speaker, raw: Raw, watched: bool) -> None:
-        super()._count(speaker, raw, watched)
-        self.said[raw[0]] = raw
+    def _count(self, stream: LogStream, raw: RawEntry, watched: bool) -> None:
+        super()._count(stream, raw, watched)
+        self.entries[raw[0]] = raw

@@ -1,8 +1,8 @@
-"""The failure logs of benchmarks/failure_logs.csv as cases, with the lines that were labelled.
+"""Load the failure logs of benchmarks/failure_logs.csv as cases, with labelled lines.
 
-The logs belong to others and are read from a folder. Each job's are copied to a folder of its
-own, without what would tell the answer: the name of a lone file (some are named for the fault)
-and the first line of the injector's crash logs, which names the class of the crash.
+The logs belong to others and are read from a folder. Each job's logs are copied to a folder of
+their own without anything that reveals the answer: the name of a lone file (some are named for the
+fault) and the first line of the injector's crash logs, which names the class of the crash.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _case(files: list[Row], labels: dict[str, list[Row]], logs: Path, folder: Pa
 
 
 def _names(files: list[str]) -> dict[str, str]:
-    """Where each file goes: below what all have in common; a lone one is called job.log."""
+    """Target path of each file, relative to the common folder; a lone file becomes job.log."""
     if len(files) == 1:
         return {files[0]: f"job.log{'.gz' if files[0].endswith('.gz') else ''}"}
     common = os.path.commonpath(files)

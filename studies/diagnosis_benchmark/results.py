@@ -1,4 +1,4 @@
-"""What was judged of one data set: kept as JSON, from which every table is made."""
+"""Scores of one data set, stored as JSON; every table is made from them."""
 
 from __future__ import annotations
 

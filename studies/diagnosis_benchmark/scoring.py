@@ -1,4 +1,4 @@
-"""What one answer scores on one job: pure functions of the answer and of what is known."""
+"""Score one answer on one job; pure functions of answer and ground truth."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _told_apart(
 
 
 def hits(ranking: Sequence[Collection[Hashable]], truth: Hashable) -> list[float]:
-    """Whether `truth` is among the first of a ranking, for each of `TOPS`; a chance among ties.
+    """Probability that `truth` is among the first k of a ranking, for each k of `TOPS`.
 
     Args:
         ranking: groups of equals, the most suspect first; within one any order is as likely.

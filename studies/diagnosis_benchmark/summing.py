@@ -1,4 +1,4 @@
-"""Sums over jobs, with intervals: whole groups are drawn where jobs are not independent."""
+"""Aggregate scores over jobs with intervals; dependent jobs are resampled as a group."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def mean(values: Sequence[float], groups: Sequence[str]) -> Estimate:
 
 
 def micro(counts: Sequence[Counts], groups: Sequence[str]) -> Quality:
-    """Of the events of all jobs together: a job weighs as many events as it has."""
+    """Precision, recall and F1 over the events of all jobs, weighted by events."""
     found_R, wrong_R, missed_R = np.array(counts, dtype=float).reshape(-1, 3).T
 
     def share(part_R: NDArray[np.float64], whole_R: NDArray[np.float64]) -> Estimate:

@@ -1,4 +1,4 @@
-"""The tables of one data set, from what was judged; here those of events and of kinds."""
+"""Tables of one data set: events and kinds."""
 
 from __future__ import annotations
 
@@ -86,6 +86,6 @@ def by_kind(results: Results) -> Table:
 
 
 def share(hits: Iterable[bool]) -> Estimate:
-    """Of true and false values, with a Wilson interval."""
+    """Share of true values, with a Wilson interval."""
     values = list(hits)
     return wilson(sum(values), len(values))

@@ -1,4 +1,4 @@
-"""What is said of jobs as a whole: outcome, cause, stage, healthy jobs, and where it is wrong."""
+"""Tables of job-level results: outcome, cause, stage, healthy jobs and errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from studies.diagnosis_benchmark.shown import columns
 
 
 def outcomes(results: Results) -> Table:
-    """What jobs came to, against what the diagnosis says."""
+    """Actual outcomes of the jobs against the diagnosed ones."""
     rows: list[tuple[Cell, ...]] = []
     views = {"manifest": lambda job: job.outcome, "publisher": lambda job: job.published_outcome}
     for view, truth in views.items():
@@ -67,7 +67,7 @@ def causes(results: Results) -> Table:
 
 
 def healthy(results: Results) -> Table:
-    """What is said of healthy jobs, and how often a failure stays unknown."""
+    """Verdicts on healthy jobs, and failures with unknown outcome."""
     rows: list[tuple[Cell, ...]] = []
     for title in VARIANTS:
         said = [job.answers[title] for job in results.jobs if job.is_healthy]

@@ -1,4 +1,4 @@
-"""From what was judged to the tables, their provenance and the page."""
+"""Write tables, provenance and the documentation page from the scores."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOT_YET = "*Not measured yet.*\n"
 
 
 def made(inputs: dict[str, Any]) -> dict[str, Any]:
-    """By which code and from what; no times, so that a rerun writes the same."""
+    """Provenance: code and inputs; no times, so that a rerun writes the same bytes."""
     return {
         "inputs": inputs,
         "commit": commit(),

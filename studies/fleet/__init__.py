@@ -1,4 +1,4 @@
-"""What a guard is worth over many GPUs: whom it warns in time, whom for nothing, what it saves.
+"""Fleet study: failure warnings, false alarms and savings of a guard over many GPUs.
 
-Nothing is imported here; `python -m studies.fleet` lists what there is to run.
+Nothing is imported here; `python -m studies.fleet` lists the commands.
 """

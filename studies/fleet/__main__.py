@@ -1,7 +1,7 @@
-"""What a guard is worth over many GPUs.
+"""Value of a guard over many GPUs.
 
-python -m studies.fleet risk     who is warned in time, and who for nothing
-python -m studies.fleet cost     what emergency saves and shrinking are worth to a job
+python -m studies.fleet risk     failure warnings and false alarms of risk predictors
+python -m studies.fleet cost     savings by emergency checkpoints and shrinking
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The effective training time ratio of a job, where it can be computed exactly.
+"""Exact closed forms of the effective training time ratio (ETTR) of a job.
 
 First-order forms (Young, Daly, arXiv 2410.21680) are in `rmetric.guard.interval`.
 
@@ -18,7 +18,7 @@ from scipy.special import lambertw
 def exact_ettr(
     *, mtbf: float, interval: float, blocking: float, durable: float, restart: float
 ) -> float:
-    """Of a long job that saves regularly, with nothing neglected.
+    """ETTR of a long job with regular saves, without approximation.
 
     A failure begins a stretch of restart + interval + durable that must go by without
     another until there is a new state to fall back to; from then on there is one each
@@ -39,7 +39,7 @@ def exact_ettr(
 
 
 def unsaved_ettr(*, mtbf: float, work: float, restart: float) -> float:
-    """Of a job of `work` seconds without any checkpoint: each failure sends it to its start.
+    """ETTR of a job of `work` seconds without checkpoints: each failure restarts it.
 
     The expected time on the clock is (M + u')(exp(W / M) - 1), u' the expected restart; the ratio
     is W over that, which for W far above M is 0 for all purposes.
@@ -51,7 +51,7 @@ def unsaved_ettr(*, mtbf: float, work: float, restart: float) -> float:
 
 
 def best_interval(*, mtbf: float, blocking: float) -> float:
-    """Where `exact_ettr` is greatest; `durable` and `restart` move no optimum.
+    """Interval that maximises `exact_ettr`; independent of `durable` and `restart`.
 
     Source: d/dD of its logarithm is 0 where exp(-(D + w) / M) = 1 - D / M, which
     Lambert's W solves.

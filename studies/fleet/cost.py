@@ -1,7 +1,7 @@
-"""Which jobs are simulated to see what a guard is worth, and what they gave.
+"""Simulated jobs of the cost study and their measurements.
 
-Each job is measured once, by the same seeds as every other: two are compared under the same
-failures, seed by seed.
+Each job is measured once with the same seeds as every other, so that two jobs are compared
+under the same failures, seed by seed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from rmetric.evaluation import Estimate
 from rmetric.guard.interval import young
 from studies.fleet import published
-from studies.fleet.guarded_job import SHARES, Outcome, replicate
-from studies.fleet.job_settings import Fleet, Job, Predictor, Saves
+from studies.fleet.guarded_job import SHARES, JobOutcome, replicate
+from studies.fleet.job_settings import FailurePredictor, Fleet, FleetJob, Saves
 
 #: Failures on a node-day; the job's own are so many times its nodes.
 RATES = {
@@ -29,7 +29,7 @@ RATES = {
 SIZES = (8, 64, 512, 2048, 16_384)
 RECALLS = (0.1, 0.2, 0.5, 0.9)
 #: Measured on 504 B200 (arXiv 2605.09370): recall, and false alarms on a GPU-day.
-TODAY = Predictor(
+TODAY = FailurePredictor(
     recall=published.PRECURSORS_SEEN / published.PRECURSORS_ASKED,
     false_alarms_per_gpu_day=0.84 / 504,
 )
@@ -45,13 +45,13 @@ UNSAVED_DAYS = 7.0
 
 @dataclass(frozen=True)
 class Measured:
-    """One job under `n` seeds, as arrays over the seeds, (S,)."""
+    """Measurements of one job, as arrays over the seeds, shape (S,)."""
 
     ettr_S: NDArray[np.float64]
     shares_S: Mapping[str, NDArray[np.float64]]
 
     @classmethod
-    def of(cls, outcomes: Sequence[Outcome]) -> Measured:
+    def of(cls, outcomes: Sequence[JobOutcome]) -> Measured:
         wall_S = np.array([one.wall for one in outcomes])
         return cls(
             np.array([one.ettr for one in outcomes]),
@@ -68,7 +68,7 @@ class Measured:
 
 
 def mean(values_S: NDArray[np.float64]) -> Estimate:
-    """With Student's interval."""
+    """Mean with Student's interval."""
     from scipy.stats import t
 
     n = len(values_S)
@@ -80,12 +80,12 @@ def mean(values_S: NDArray[np.float64]) -> Estimate:
 def a_job(
     num_gpus: int,
     saves: str,
-    predictor: Predictor | None = None,
+    predictor: FailurePredictor | None = None,
     *,
     interval: float | None = None,
     least_gap: float = 0.25,
     **settings: Any,
-) -> Job:
+) -> FleetJob:
     """A job at Young/Daly's interval, or another, in whole steps.
 
     Args:
@@ -98,10 +98,10 @@ def a_job(
     if interval > 0:
         interval = max(round(interval / 10.0), 1) * 10.0
     failures = min(max(MOST_SAVES * interval / mtbf, LEAST_FAILURES), MOST_FAILURES)
-    return Job(
+    return FleetJob(
         fleet=fleet,
         saves=replace(costs, interval_seconds=interval, least_gap=least_gap),
-        predictor=Predictor() if predictor is None else predictor,
+        predictor=FailurePredictor() if predictor is None else predictor,
         work_seconds=failures * mtbf,
         longest_seconds=100.0 * failures * mtbf,
     )
@@ -117,8 +117,10 @@ def one_percent(num_gpus: int, **settings: Any) -> dict[str, Any]:
     }
 
 
-def measure(jobs: Iterable[Job], replications: int, processes: int) -> dict[Job, Measured]:
-    """All of them, each once; what comes out depends on no number of processes."""
+def measure(
+    jobs: Iterable[FleetJob], replications: int, processes: int
+) -> dict[FleetJob, Measured]:
+    """Measure each job once; the result does not depend on the number of processes."""
     from joblib import Parallel, delayed
 
     distinct = list(dict.fromkeys(jobs))
@@ -128,5 +130,5 @@ def measure(jobs: Iterable[Job], replications: int, processes: int) -> dict[Job,
     return {job: Measured.of(of_job) for job, of_job in zip(distinct, outcomes, strict=True)}
 
 
-def _outcomes(job: Job, replications: int) -> list[Outcome]:
+def _outcomes(job: FleetJob, replications: int) -> list[JobOutcome]:
     return [replicate(job, seed) for seed in range(replications)]

@@ -1,4 +1,4 @@
-"""The figure: when do emergency checkpoints pay?"""
+"""Figure of the cost study: break-even of emergency checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rmetric.reporting.style import BLACK, BLUE, GREEN, GREY, ORANGE, TEXT_WIDTH
 from studies.fleet import published
 from studies.fleet.cost import RATES, RECALLS, TODAY, a_job
 from studies.fleet.cost_tables import BIG, BREAK_EVEN_SIZES, Get, break_even
-from studies.fleet.job_settings import Predictor
+from studies.fleet.job_settings import FailurePredictor
 
 NAME = "when_emergency_saves_pay"
 CAPTION = (
@@ -65,7 +65,7 @@ def _gains(axes: Axes, get: Get, saves: str, drops: bool, title: str) -> None:
                 a_job(
                     BIG,
                     saves,
-                    Predictor(recall=recall, false_alarms_per_gpu_day=alarms, drops=drops),
+                    FailurePredictor(recall=recall, false_alarms_per_gpu_day=alarms, drops=drops),
                 )
             ).gain(base)
             for alarms in ALARMS
@@ -108,7 +108,7 @@ def _break_even(axes: Axes, get: Get, points: Sequence[Point]) -> None:
 
 
 def _mark(axes: Axes, point: Point) -> None:
-    """Where a predictor stands; at the edge, with its number, where it is beyond."""
+    """Plot a predictor; at the edge with its number if it is out of range."""
     alarms, name, beyond = point.false_alarms_per_gpu_day, point.name, False
     if alarms > MOST_ALARMS:
         alarms, name, beyond = 0.8 * MOST_ALARMS, f"{name}: {alarms:.0f} a GPU-day", True

@@ -1,4 +1,4 @@
-"""`python -m studies.fleet cost`: what a guard is worth to a job, and when it is not."""
+"""`python -m studies.fleet cost`: value of a guard to a job."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from studies.fleet import cost
 from studies.fleet.cost import Measured, measure
 from studies.fleet.cost_figure import CAPTION, Point, build_figure, measured_points
 from studies.fleet.cost_figure import NAME as FIGURE
+from studies.fleet.cost_findings import sentences
 from studies.fleet.cost_tables import Get, tables
-from studies.fleet.cost_words import sentences
 from studies.fleet.guarded_job import SHARES
-from studies.fleet.job_settings import Job
+from studies.fleet.job_settings import FleetJob
 
 NAME = "cost"
 HELP = "what emergency saves, shrinking and quick restarts are worth to a job on many GPUs"
@@ -53,9 +53,9 @@ def run(options: argparse.Namespace) -> int:
     if options.replications < 2:
         raise ValueError(f"--replications is {options.replications}: it must be at least 2")
     points = measured_points(options.out.parent)
-    jobs: dict[Job, None] = {}
+    jobs: dict[FleetJob, None] = {}
 
-    def note(job: Job) -> Measured:
+    def note(job: FleetJob) -> Measured:
         jobs[job] = None
         return PLACEHOLDER
 
@@ -95,7 +95,7 @@ def write(
 
 
 def provenance(points: Sequence[Point], replications: int) -> dict[str, Any]:
-    """What a reader needs to make the same again, besides the code."""
+    """Provenance: everything needed to reproduce the results besides the code."""
     return {
         "command": COMMAND,
         "replications": replications,

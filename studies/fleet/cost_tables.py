@@ -1,4 +1,4 @@
-"""The tables of what a guard is worth; each asks for the jobs that it needs."""
+"""Tables of the cost study; each requests the jobs that it needs."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from studies.fleet.cost import (
     mean,
     one_percent,
 )
-from studies.fleet.job_settings import DAY, Job, Predictor
+from studies.fleet.job_settings import DAY, FailurePredictor, FleetJob
 
-Get = Callable[[Job], Measured]
+Get = Callable[[FleetJob], Measured]
 BIG = SIZES[-1]
 #: Sizes of which the break-even is asked.
 BREAK_EVEN_SIZES = SIZES[2:]
@@ -46,15 +46,15 @@ def _percent(estimate: Estimate) -> Estimate:
     return Estimate(*(100.0 * bound for bound in estimate))
 
 
-def strategies() -> dict[str, tuple[float | None, Predictor]]:
+def strategies() -> dict[str, tuple[float | None, FailurePredictor]]:
     """Words -> interval (None: Young/Daly's) and predictor."""
-    found: dict[str, tuple[float | None, Predictor]] = {
-        "every hour": (3600.0, Predictor()),
-        "Young/Daly": (None, Predictor()),
+    found: dict[str, tuple[float | None, FailurePredictor]] = {
+        "every hour": (3600.0, FailurePredictor()),
+        "Young/Daly": (None, FailurePredictor()),
     }
     for alarms, words in ((0.0, "no false alarms"), (TODAY.false_alarms_per_gpu_day, "today's")):
         for recall in RECALLS:
-            predictor = Predictor(recall=recall, false_alarms_per_gpu_day=alarms)
+            predictor = FailurePredictor(recall=recall, false_alarms_per_gpu_day=alarms)
             found[f"+ emergency, recall {recall:g}, {words}"] = None, predictor
     return found
 
@@ -130,8 +130,8 @@ def break_even(get: Get, size: int, saves: str) -> BreakEven:
     mtbf = job.fleet.seconds_between_failures
     rate = ALARMS_PER_FAILURE * job.fleet.failures_per_node_day / job.fleet.gpus_per_node
     base = get(job)
-    hits = get(a_job(size, saves, Predictor(recall=1.0)))
-    alarms = get(a_job(size, saves, Predictor(false_alarms_per_gpu_day=rate)))
+    hits = get(a_job(size, saves, FailurePredictor(recall=1.0)))
+    alarms = get(a_job(size, saves, FailurePredictor(false_alarms_per_gpu_day=rate)))
     hit = mean((hits.ettr_S - base.ettr_S) * mtbf)
     rare = false_alarm_costs(blocking=job.saves.blocking_seconds, least_gap=job.saves.least_gap)
     return BreakEven(
@@ -211,7 +211,7 @@ LEADS = (300.0, 600.0, 3600.0)
 
 def variant(get: Get, saves: str, lead: float, words: str, alarms: float) -> Estimate:
     settings, least_gap = VARIANTS[words]
-    predictor = Predictor(
+    predictor = FailurePredictor(
         recall=0.5, mean_lead_seconds=lead, false_alarms_per_gpu_day=alarms, **settings
     )
     return get(a_job(BIG, saves, predictor, least_gap=least_gap)).gain(get(a_job(BIG, saves)))
@@ -253,10 +253,10 @@ def _variants(get: Get) -> Table:
     )
 
 
-def ways(size: int) -> dict[str, Job]:
+def ways(size: int) -> dict[str, FleetJob]:
     """What could be done for a big fleet, one thing at a time."""
     some = one_percent(size)
-    best = Predictor(recall=0.9)
+    best = FailurePredictor(recall=0.9)
     return {
         "synchronous saves, restart 600 s, waits": a_job(size, "synchronous", **some),
         "asynchronous saves": a_job(size, "asynchronous", **some),
@@ -297,7 +297,7 @@ def _where_it_goes(get: Get) -> Table:
     )
 
 
-def shrink_jobs(size: int, share: float | None) -> dict[str, Job]:
+def shrink_jobs(size: int, share: float | None) -> dict[str, FleetJob]:
     """How a job that is short of nodes goes on; `share` of spares, None for always one."""
     spares = {"num_spares": None if share is None else round(share * size / 8)}
     settings = one_percent(size) | spares
@@ -346,7 +346,7 @@ def _rates(get: Get) -> Table:
         settings: dict[str, Any] = {"failures_per_node_day": rate, "weibull_shape": shape}
         base = a_job(BIG, "asynchronous", **settings)
         today = get(a_job(BIG, "asynchronous", TODAY, **settings))
-        all_told = get(a_job(BIG, "asynchronous", Predictor(recall=1.0), **settings))
+        all_told = get(a_job(BIG, "asynchronous", FailurePredictor(recall=1.0), **settings))
         rows.append(
             (name, 1000 * rate, base.fleet.seconds_between_failures / 3600,
              _percent(get(base).ettr), all_told.gain(get(base)), today.gain(get(base)))

@@ -1,9 +1,9 @@
-"""How a GPU fails, and what shows before: signs laid over a healthy life.
+"""Sampled GPU failures and their precursors, added to the usage of a healthy GPU.
 
-How often each cause strikes is published (see `published`). The mixtures within a cause, how
-long before the failure a sign begins and how strong it gets are published nowhere that we
-know of: they are set by hand, here. Whether a failure has any sign at all is not decided
-here: the caller asks for one with or without, so that the share is a parameter.
+The rate of each cause is published (see `published`). The mixtures within a cause, the lead
+time of a sign and its strength are not published as far as we know and are set by hand
+here. The caller requests a failure with or without a sign, so that this share is a
+parameter.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from studies.fleet.job_life import HOUR, STEP_SECONDS, Bools, Floats, Ints, Life
+from studies.fleet.gpu_usage import HOUR, STEP_SECONDS, Bools, Floats, GpuUsage, Ints
 
 #: Mixture of the signs by cause, by hand; cause as in `published.INTERRUPTIONS`.
 SIGNS_OF: Mapping[str, Mapping[str, float]] = {
@@ -38,13 +38,15 @@ LEAD_SPREAD = 1.2  # standard deviation of the logarithm
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure:
-    """What happened to a GPU, as only a simulation knows it.
+class GpuFailure:
+    """Ground truth of one simulated GPU failure.
 
     Attributes:
-        reading: at which the GPU failed.
-        sign: the kind of precursor; empty where there was none.
-        sign_reading: at which it began; before 0 where it was there from the start.
+        cause: cause of the failure.
+        end: final Xid, or ``silent``.
+        reading: reading at which the GPU failed.
+        sign: kind of precursor; empty for none.
+        sign_reading: reading at which the sign began; below 0 if before the history.
     """
 
     cause: str
@@ -56,7 +58,7 @@ class Failure:
 
 @dataclass(kw_only=True)
 class Signs:
-    """What is wrong with a GPU at each reading, shape (T,); neutral where nothing is.
+    """Effects of a failure on each reading, shape (T,); neutral for a healthy GPU.
 
     Attributes:
         heat: degrees that cooling lacks at full load.
@@ -101,8 +103,8 @@ def _never(num: int) -> Bools:
 
 
 def fail(
-    rng: np.random.Generator, life: Life, cause: str, reading: int, with_sign: bool
-) -> tuple[Signs, Failure]:
+    rng: np.random.Generator, life: GpuUsage, cause: str, reading: int, with_sign: bool
+) -> tuple[Signs, GpuFailure]:
     """Let the GPU fail at `reading`; its life stops there, and perhaps hints at it before."""
     signs, sign, begun = Signs.none(life.work.size), "", 0
     if with_sign:
@@ -112,10 +114,10 @@ def fail(
         _SIGNS[sign](rng, life, signs, begun, reading)
     end = _drawn(rng, ENDS_OF[cause])
     _end(life, signs, end, reading)
-    return signs, Failure(cause=cause, end=end, reading=reading, sign=sign, sign_reading=begun)
+    return signs, GpuFailure(cause=cause, end=end, reading=reading, sign=sign, sign_reading=begun)
 
 
-def contain(rng: np.random.Generator, life: Life, reading: int, until: int) -> Signs:
+def contain(rng: np.random.Generator, life: GpuUsage, reading: int, until: int) -> Signs:
     """An uncorrectable error that the hardware contains, and that no failure follows.
 
     The application is restarted; the row is remapped at a reset, which comes at `until`.
@@ -132,13 +134,13 @@ def _drawn(rng: np.random.Generator, mixture: Mapping[str, float]) -> str:
 
 
 def _age(begun: int, reading: int) -> tuple[slice, Floats]:
-    """The readings from a sign's beginning to the failure, and how far along each is, 0 to 1."""
+    """Readings from the start of a sign to the failure, and their progress, 0 to 1."""
     first = max(0, begun)
     return slice(first, reading), (np.arange(first, reading) - begun) / (reading - begun)
 
 
 def _corrected(
-    rng: np.random.Generator, life: Life, signs: Signs, begun: int, reading: int
+    rng: np.random.Generator, life: GpuUsage, signs: Signs, begun: int, reading: int
 ) -> None:
     """Corrected errors come ever faster: from one in two hours to seventy in one."""
     span, age = _age(begun, reading)
@@ -147,9 +149,9 @@ def _corrected(
 
 
 def _contained(
-    rng: np.random.Generator, life: Life, signs: Signs, begun: int, reading: int
+    rng: np.random.Generator, life: GpuUsage, signs: Signs, begun: int, reading: int
 ) -> None:
-    """Errors that are contained, with a reset that nobody makes."""
+    """Contained errors with a pending reset that is not carried out."""
     first = max(0, begun)
     again = rng.integers(first, reading, size=rng.poisson(1.0))
     for at in [first, *map(int, again)]:
@@ -157,19 +159,19 @@ def _contained(
     signs.remap_pending[first:reading] = True
 
 
-def _contained_once(rng: np.random.Generator, life: Life, signs: Signs, reading: int) -> None:
+def _contained_once(rng: np.random.Generator, life: GpuUsage, signs: Signs, reading: int) -> None:
     signs.uncorrected[reading] += 1
     signs.xids += [(reading, 94), (reading, 63)]
     life.stand_still(reading, reading + int(rng.integers(12, 60)))
 
 
-def _heat(rng: np.random.Generator, life: Life, signs: Signs, begun: int, reading: int) -> None:
+def _heat(rng: np.random.Generator, life: GpuUsage, signs: Signs, begun: int, reading: int) -> None:
     """Cooling is lost bit by bit, by 6 to 30 degrees at full load."""
     span, age = _age(begun, reading)
     signs.heat[span] = rng.uniform(6.0, 30.0) * age
 
 
-def _link(rng: np.random.Generator, life: Life, signs: Signs, begun: int, reading: int) -> None:
+def _link(rng: np.random.Generator, life: GpuUsage, signs: Signs, begun: int, reading: int) -> None:
     """Errors on NVLink in bursts: from two in an hour to fifteen."""
     span, age = _age(begun, reading)
     bursts = rng.poisson(2.0 * np.exp(2 * age) * STEP_SECONDS / HOUR)
@@ -177,8 +179,10 @@ def _link(rng: np.random.Generator, life: Life, signs: Signs, begun: int, readin
     signs.link_errors[span.start] += 1
 
 
-def _clocks(rng: np.random.Generator, life: Life, signs: Signs, begun: int, reading: int) -> None:
-    """The hardware slows down for minutes at a time; the driver does not always say so."""
+def _clocks(
+    rng: np.random.Generator, life: GpuUsage, signs: Signs, begun: int, reading: int
+) -> None:
+    """Slowdowns for minutes at a time, which the driver does not always report."""
     span, age = _age(begun, reading)
     turns = np.cumsum(rng.exponential(30, size=2 + age.size // 5))
     slow = np.searchsorted(turns, np.arange(age.size)) % 2 == 0
@@ -186,7 +190,7 @@ def _clocks(rng: np.random.Generator, life: Life, signs: Signs, begun: int, read
     signs.slowed[span] = slow & (rng.random() < 0.6)
 
 
-_SIGNS: dict[str, Callable[[np.random.Generator, Life, Signs, int, int], None]] = {
+_SIGNS: dict[str, Callable[[np.random.Generator, GpuUsage, Signs, int, int], None]] = {
     "corrected": _corrected,
     "contained": _contained,
     "heat": _heat,
@@ -195,7 +199,7 @@ _SIGNS: dict[str, Callable[[np.random.Generator, Life, Signs, int, int], None]] 
 }
 
 
-def _end(life: Life, signs: Signs, end: str, reading: int) -> None:
+def _end(life: GpuUsage, signs: Signs, end: str, reading: int) -> None:
     life.stand_still(reading, life.work.size)
     if end == "silent":
         signs.spinning[reading:] = True

@@ -1,7 +1,7 @@
-"""One training job on many GPUs, event by event: computing, saves, failures, restarts, repairs.
+"""Discrete-event simulation of one training job: steps, saves, failures, restarts, repairs.
 
-The decisions to save are those of the real `rmetric.guard.policy.CheckpointPolicy`,
-asked at step boundaries as in a training; simpy keeps the clock.
+Saves are decided by `rmetric.guard.policy.CheckpointPolicy` at the end of steps, as in a
+training; simpy provides the clock.
 """
 
 from __future__ import annotations
@@ -13,32 +13,34 @@ from math import ceil, floor
 from typing import Any
 
 from rmetric.guard.policy import CheckpointPolicy, Vote
-from studies.fleet.job_settings import Job
-from studies.fleet.troubles import Failure, FalseAlarm, failures, false_alarms
+from studies.fleet.event_sampling import FalseAlarm, NodeFailure, failures, false_alarms
+from studies.fleet.job_settings import FleetJob
 
-#: Where the time on the clock goes; they sum to it.
+#: Shares of the wall time; they sum to it.
 SHARES = ("productive", "lost", "slow", "saving", "restarting", "waiting")
-#: Seconds within which two times that were summed differently are the same.
+#: Tolerance for equal times with different rounding, seconds.
 TINY = 1e-6
 FAILED, WARNED = "failed", "warned"
 Events = Generator[Any, Any, None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What became of one job. Effective training time ratio: `ettr` = productive / wall.
+class JobOutcome:
+    """Outcome of one job. Effective training time ratio: `ettr` = productive / wall.
 
     Attributes:
-        wall: seconds on the clock from the first step to the last.
-        productive: seconds of computing at full speed whose steps were kept to the end, or,
-            where the job was given up, to its last durable save.
-        lost: of computing at full speed whose steps were rolled back or left half done.
-        slow: that computing took longer because the job was shrunken.
-        saving: stood still for saves. restarting: from a failure, a drop or growth to the first
-            step, without waiting for nodes. waiting: for nodes.
-        finished: False where the job was given up at `longest_seconds`.
-        counts: of "failures", those "warned" of and those "averted" by dropping the node;
-            of "false_alarms"; of saves begun by vote, such as "saves_emergency".
+        wall: seconds from the first step to the last.
+        productive: seconds of computing at full speed whose steps were kept to the end or, if
+            the job was given up, to its last durable save.
+        lost: seconds of computing at full speed whose steps were rolled back or incomplete.
+        slow: additional computing time while the job was shrunk, seconds.
+        saving: seconds blocked by saves.
+        restarting: seconds from a failure, a drop or growth to the first step, without
+            waiting for nodes.
+        waiting: seconds of waiting for nodes.
+        finished: False if the job was given up at `longest_seconds`.
+        counts: numbers of "failures", "warned" and "averted" (by dropping the node) ones, of
+            "false_alarms", and of saves by vote, such as "saves_emergency".
     """
 
     wall: float
@@ -53,27 +55,30 @@ class Outcome:
 
     @property
     def ettr(self) -> float:
+        """Effective training time ratio."""
         return self.productive / self.wall
 
 
-def replicate(job: Job, seed: int) -> Outcome:
-    """The job under the troubles of one seed; the same seed gives the same outcome."""
+def replicate(job: FleetJob, seed: int) -> JobOutcome:
+    """Simulate the job with the sampled events of one seed."""
     return simulate(job, failures(job, seed), false_alarms(job, seed))
 
 
-def simulate(job: Job, strikes: Iterable[Failure], alarms: Iterable[FalseAlarm] = ()) -> Outcome:
-    """The job under given failures and false alarms, each in the order of their times."""
-    return _Run(job).outcome(strikes, alarms)
+def simulate(
+    job: FleetJob, node_failures: Iterable[NodeFailure], alarms: Iterable[FalseAlarm] = ()
+) -> JobOutcome:
+    """Simulate the job with given failures and false alarms, each in order of time."""
+    return _Run(job).outcome(node_failures, alarms)
 
 
 class _Leave(Exception):
-    """The job restarts of its own will, right after a durable save."""
+    """Voluntary restart of the job right after a durable save."""
 
 
 class _Run:
-    """The state of one job. Failures strike it wherever it is but in `waiting`."""
+    """State of one job. Failures interrupt it in every phase but `waiting`."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: FleetJob) -> None:
         import simpy
 
         self.job, self.fleet = job, job.fleet
@@ -90,9 +95,11 @@ class _Run:
         self.dropped: set[str] = set()
         self.repaired: Any = None
 
-    def outcome(self, strikes: Iterable[Failure], alarms: Iterable[FalseAlarm]) -> Outcome:
+    def outcome(
+        self, node_failures: Iterable[NodeFailure], alarms: Iterable[FalseAlarm]
+    ) -> JobOutcome:
         self.training = self.env.process(self._life())
-        self.env.process(self._failures(strikes))
+        self.env.process(self._failures(node_failures))
         self.env.process(self._false_alarms(alarms))
         end: Any = self.training
         if self.job.longest_seconds < float("inf"):
@@ -103,7 +110,7 @@ class _Run:
             self._enter("given up")
             self._roll_back()
         kept = self.step * self.job.step_seconds
-        return Outcome(
+        return JobOutcome(
             wall=self.env.now,
             finished=finished,
             counts=dict(sorted(self.counts.items())),
@@ -201,8 +208,8 @@ class _Run:
 
     # What happens to it
 
-    def _failures(self, strikes: Iterable[Failure]) -> Events:
-        for number, failure in enumerate(strikes):
+    def _failures(self, node_failures: Iterable[NodeFailure]) -> Events:
+        for number, failure in enumerate(node_failures):
             key = f"failure {number}"
             if failure.lead is not None:
                 yield self._at(max(failure.time - failure.lead, self.env.now))
@@ -211,7 +218,7 @@ class _Run:
             self.standing.pop(key, None)
             self._strike(key, failure)
 
-    def _strike(self, key: str, failure: Failure) -> None:
+    def _strike(self, key: str, failure: NodeFailure) -> None:
         if self.phase == "waiting" or failure.slot >= self.nodes:
             return
         if key in self.dropped:

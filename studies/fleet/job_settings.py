@@ -1,4 +1,4 @@
-"""What is fixed of a simulated job: its fleet, its saves, its predictor. Seconds throughout."""
+"""Settings of a simulated job: fleet, saves and failure predictor. Times in seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DAY = 86_400.0
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
-    """The GPUs, how they fail, and what becomes of a node that failed.
+    """Fleet of GPUs: failure rates, spares and repair.
 
     Attributes:
         num_gpus: of the job, a multiple of `gpus_per_node`.
@@ -102,19 +102,18 @@ class Saves:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predictor:
-    """Who warns of failures, and how well.
+class FailurePredictor:
+    """Failure predictor: recall, lead time and false alarms.
 
     Attributes:
-        recall: share of the failures that are warned of, from 0 to 1.
-        mean_lead_seconds: of a warning before its failure, exponentially distributed; but no
-            warning comes before the failure before. A false alarm lasts as long: whoever
-            warns cannot tell the two apart.
+        recall: share of failures with a warning, from 0 to 1.
+        mean_lead_seconds: mean time from a warning to its failure, exponentially distributed;
+            no warning precedes the previous failure. A false alarm lasts as long.
         false_alarms_per_gpu_day: at least 0.
-        repeats: a warning asks again after each save until it is over; else, as in the real
+        repeats: a warning requests again after each save until it ends; otherwise, as in the
             guard, it is answered once.
-        drops: after an emergency save the suspected node is taken out and the job restarts
-            without it, so that its failure strikes nobody.
+        drops: after an emergency save the suspected node is removed and the job restarts
+            without it, so that its failure has no effect.
     """
 
     recall: float = 0.0
@@ -131,19 +130,22 @@ class Predictor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """A training that has `work_seconds` of computing to do at full speed.
+class FleetJob:
+    """A training job of `work_seconds` of computing at full speed.
 
     Attributes:
+        fleet: GPUs and their failures.
+        saves: checkpoint settings.
         work_seconds: above 0; rounded up to whole steps.
-        step_seconds: of one step at full speed; saves happen between steps.
-        longest_seconds: after so long on the clock nobody waits for the end.
+        predictor: failure predictor.
+        step_seconds: duration of a step at full speed; saves happen between steps.
+        longest_seconds: wall time after which the job is given up.
     """
 
     fleet: Fleet
     saves: Saves
     work_seconds: float
-    predictor: Predictor = field(default_factory=Predictor)
+    predictor: FailurePredictor = field(default_factory=FailurePredictor)
     step_seconds: float = 10.0
     longest_seconds: float = inf
 
@@ -159,10 +161,11 @@ class Job:
 
     @property
     def num_steps(self) -> int:
+        """Number of steps."""
         return ceil(self.work_seconds / self.step_seconds - 1e-9)
 
     def policy_config(self) -> PolicyConfig:
-        """The settings of the real policy, which takes all decisions; in whole steps."""
+        """Settings of the checkpoint policy, in whole steps."""
         if self.saves.interval_seconds is None:
             interval = self.num_steps + 1
         else:

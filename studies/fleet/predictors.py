@@ -1,7 +1,7 @@
-"""Who warns of a failing GPU: each a threshold on a signal, or several of which one is enough.
+"""Predictors of GPU failures: thresholds on telemetry signals, any of which raises an alarm.
 
-A signal is a number after each reading, higher for worse, nan where nothing is known. All of
-them look back only.
+A signal is a number after each reading, higher for worse, nan if unknown. All signals are
+causal.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from rmetric.telemetry.risk import RiskConfig
 from rmetric.telemetry.rules import EXPLAINED_BY, rule_of
 from rmetric.telemetry.xid import xid_kind
-from studies.fleet.gpu_histories import SLOWDOWN_CELSIUS, History
-from studies.fleet.job_life import HOUR, Bools, Floats
+from studies.fleet.gpu_usage import HOUR, Bools, Floats
+from studies.fleet.telemetry_simulation import SLOWDOWN_CELSIUS, GpuHistory
 from studies.fleet.vectorised_risk import AS_CODED, risk_values
 
 #: Corrected errors within an hour that make the simple threshold fire; by hand.
@@ -23,7 +23,7 @@ CORRECTED_AN_HOUR = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predictor:
+class ThresholdPredictor:
     """Alarms while one of its signals is at its threshold or above.
 
     Attributes:
@@ -37,15 +37,15 @@ class Predictor:
     any_of: tuple[tuple[str, float], ...]
 
     def alarms(self, found: dict[str, Floats]) -> Bools:
-        """Whether it alarms after each reading, shape (T,)."""
+        """Alarm after each reading, shape (T,)."""
         alarms = np.zeros(found["anything"].size, dtype=np.bool_)
         for signal, threshold in self.any_of:
             alarms |= found[signal] >= threshold
         return alarms
 
 
-def _one(name: str, title: str, *any_of: tuple[str, float]) -> Predictor:
-    return Predictor(name=name, title=title, any_of=any_of)
+def _one(name: str, title: str, *any_of: tuple[str, float]) -> ThresholdPredictor:
+    return ThresholdPredictor(name=name, title=title, any_of=any_of)
 
 
 PREDICTORS = (
@@ -82,7 +82,7 @@ ON_CURVES = tuple(
 )
 
 
-def signals(history: History) -> dict[str, Floats]:
+def signals(history: GpuHistory) -> dict[str, Floats]:
     """Every signal after each reading, shape (T,).
 
     ``risk`` and ``coded`` are the score, as described and as the original code behaves;
@@ -101,7 +101,7 @@ def signals(history: History) -> dict[str, Floats]:
         "risk": risk_values(history, RiskConfig()),
         "coded": risk_values(history, AS_CODED, coded=True),
         "rules": _any(alarmed, num),
-        "temperature": np.where(history.told, temperature, np.nan),
+        "temperature": np.where(history.available, temperature, np.nan),
         "uncorrected": _rises(history, "ecc_uncorrected_errors"),
         "corrected": _in_an_hour(_rises(history, "ecc_corrected_errors"), history.times),
         "xid": _any(xids, num),
@@ -117,9 +117,9 @@ def _any(seen: list[Bools], num: int) -> Floats:
     return np.asarray(np.any([np.zeros(num, dtype=bool), *seen], axis=0), dtype=np.float64)
 
 
-def _kinds(history: History) -> dict[str, Bools]:
+def _kinds(history: GpuHistory) -> dict[str, Bools]:
     """At which readings each kind of sign is new or holds, in the words of the rules."""
-    kinds = {name: history.columns[name] & history.told for name in REMAPS}
+    kinds = {name: history.columns[name] & history.available for name in REMAPS}
     kinds["gpu_lost"] = history.lost
     for time, number in history.xids:
         at = int(np.searchsorted(history.times, time))
@@ -133,12 +133,12 @@ def _kinds(history: History) -> dict[str, Bools]:
 REMAPS = ("row_remap_pending", "row_remap_failed")
 
 
-def _rises(history: History, counter: str) -> Floats:
-    """By how much a counter rose at each reading; a fall is a new level."""
-    told = np.flatnonzero(history.told)
-    counts = history.columns[counter][told]
+def _rises(history: GpuHistory, counter: str) -> Floats:
+    """Increase of a counter at each reading; a decrease is a reset."""
+    available = np.flatnonzero(history.available)
+    counts = history.columns[counter][available]
     rises = np.zeros(history.times.size)
-    rises[told] = np.maximum(0, np.diff(counts, prepend=counts[:1]))
+    rises[available] = np.maximum(0, np.diff(counts, prepend=counts[:1]))
     return rises
 
 

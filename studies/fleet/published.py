@@ -1,4 +1,4 @@
-"""What is published of failures in large fleets; the rates that the simulated ones follow.
+"""Published failure rates of large fleets, used by the simulation.
 
 Sources: Llama 3 405B: "The Llama 3 Herd of Models" (arXiv 2407.21783), section 3.3.4, the
 counts of unexpected interruptions in 54 days on 16,384 H100. Memory errors: Delta (arXiv

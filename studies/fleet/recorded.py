@@ -1,4 +1,4 @@
-"""The same evaluation on telemetry that somebody recorded, with the failures that they know of.
+"""Risk evaluation on recorded telemetry with known failures.
 
 The readings are JSONL as `rmetric.telemetry.lines` describes it, the failures one JSON object
 a line: {"node": "", "gpu": 0, "time": 1760000000.0}, time in seconds since the epoch.
@@ -18,14 +18,14 @@ from rmetric.logs import LogError
 from rmetric.reporting.table import Cell, Column, Table
 from rmetric.telemetry.changes import Counters
 from rmetric.telemetry.judge import Judge
-from rmetric.telemetry.lines import LAST_TIME, Heard, read_recording
+from rmetric.telemetry.lines import LAST_TIME, TelemetryEvent, read_recording
 from rmetric.telemetry.reading import Reading
 from rmetric.telemetry.risk import RiskScore
 from rmetric.telemetry.rules import rule_of
-from studies.fleet.job_life import HOUR, Floats
+from studies.fleet.gpu_usage import HOUR, Floats
 from studies.fleet.predictors import PREDICTORS
 from studies.fleet.risk_estimates import median, poisson
-from studies.fleet.risk_evaluation import HORIZONS, Judged, Truth
+from studies.fleet.risk_evaluation import HORIZONS, FailureWindows, JudgedAlarms
 from studies.fleet.risk_tables import percent
 from studies.fleet.vectorised_risk import AS_CODED, as_coded
 
@@ -40,15 +40,15 @@ def evaluate_recorded(readings: Path, failures: Path) -> Table:
     Raises OSError for a file that cannot be read, ValueError with file and line for one that
     holds something else, and for a failure of a GPU of which there is no reading.
     """
-    heard, failed = read_heard(readings), read_failures(failures)
+    heard, failed = read_events(readings), read_failures(failures)
     for node, gpu in failed.keys() - heard.keys():
         where = f" on node {node}" if node else ""
         raise ValueError(f"{failures}: GPU {gpu}{where} failed, but {readings} has nothing of it")
-    judged: dict[tuple[str, str], list[Judged]] = {}
+    judged: dict[tuple[str, str], list[JudgedAlarms]] = {}
     for key, of_gpu in heard.items():
         times, found = stepwise_signals(of_gpu)
         for label, horizon in HORIZONS.items():
-            truth = Truth(times, failed.get(key, ()), horizon)
+            truth = FailureWindows(times, failed.get(key, ()), horizon)
             for one in PREDICTORS:
                 judged.setdefault((label, one.title), []).append(truth.judge(one.alarms(found)))
     return Table(
@@ -75,7 +75,7 @@ def evaluate_recorded(readings: Path, failures: Path) -> Table:
     )
 
 
-def _row(judged: Sequence[Judged]) -> tuple[Cell, ...]:
+def _row(judged: Sequence[JudgedAlarms]) -> tuple[Cell, ...]:
     leads = [lead for one in judged for lead in one.leads]
     found = [lead / HOUR for lead in leads if lead == lead]
     at_failure = sum(late for one in judged for late in one.at_failure)
@@ -92,9 +92,9 @@ def _row(judged: Sequence[Judged]) -> tuple[Cell, ...]:
     )
 
 
-def read_heard(path: Path) -> dict[Key, list[Heard]]:
-    """What each GPU told, in the order of the file, which is that of the times."""
-    found: dict[Key, list[Heard]] = {}
+def read_events(path: Path) -> dict[Key, list[TelemetryEvent]]:
+    """Events of each GPU, in the order of the file, which must be that of the times."""
+    found: dict[Key, list[TelemetryEvent]] = {}
     for line_number, node, heard in read_recording(path):
         of_gpu = found.setdefault((node, heard.gpu), [])
         if of_gpu and heard.time < of_gpu[-1].time:
@@ -128,20 +128,20 @@ def read_failures(path: Path) -> dict[Key, list[float]]:
     return {key: sorted(times) for key, times in found.items()}
 
 
-def stepwise_signals(heard: Iterable[Heard]) -> tuple[Floats, dict[str, Floats]]:
+def stepwise_signals(heard: Iterable[TelemetryEvent]) -> tuple[Floats, dict[str, Floats]]:
     """Times and signals of one GPU, one reading or sign at a time, as the guard would see them.
 
     The signals are those of `predictors.signals`, and so are their values; shape (T,) each.
     """
     watcher = _Watcher()
-    rows = [(one.time, watcher.hear(one)) for one in heard]
+    rows = [(one.time, watcher.process(one)) for one in heard]
     times = np.array([time for time, _ in rows])
     names = rows[0][1]
     return times, {name: np.array([row[name] for _, row in rows]) for name in names}
 
 
 class _Watcher:
-    """All signals of one GPU, online."""
+    """Online signals of one GPU."""
 
     def __init__(self) -> None:
         self._judge = Judge(0)
@@ -150,7 +150,7 @@ class _Watcher:
         self._corrected: deque[tuple[float, int]] = deque()
         self._hour: float | None = None
 
-    def hear(self, heard: Heard) -> dict[str, float]:
+    def process(self, heard: TelemetryEvent) -> dict[str, float]:
         found = dict.fromkeys(("risk", "coded", "temperature"), np.nan)
         found |= {"anything": 0.0, "uncorrected": 0.0, "xid": 0.0, "hour": self._new_hour(heard)}
         if isinstance(heard, Reading):
@@ -184,7 +184,7 @@ class _Watcher:
             "uncorrected": float(uncorrected),
         }
 
-    def _new_hour(self, heard: Heard) -> float:
+    def _new_hour(self, heard: TelemetryEvent) -> float:
         if self._hour is not None and heard.time < self._hour + HOUR:
             return 0.0
         self._hour = heard.time

@@ -1,4 +1,4 @@
-"""From verdicts on the strata to numbers of a fleet, each a point, an interval and its n.
+"""Fleet estimates from the sampled strata: point, interval and n.
 
 Shares have Wilson's interval, weighted sums of strata that of Zou and Donner (2008, "Construction
 of confidence intervals: a closed-form approach"), medians that of order statistics. A rate
@@ -16,10 +16,10 @@ from scipy.stats import binom, chi2
 
 from rmetric.evaluation.intervals import Estimate, estimate, wilson
 from studies.fleet import published
-from studies.fleet.job_life import DAY
-from studies.fleet.risk_evaluation import HORIZONS, LEAST_LEAD, Watched
+from studies.fleet.gpu_usage import DAY
+from studies.fleet.risk_evaluation import HORIZONS, LEAST_LEAD, GpuAlarms
 
-Strata = dict[str, list[Watched]]
+Strata = dict[str, list[GpuAlarms]]
 
 #: Contained errors a GPU-day: the published rate, less those that ended a run.
 CONTAINED_PER_GPU_DAY = published.MEMORY_ERRORS_PER_GPU_DAY - (
@@ -40,7 +40,7 @@ def poisson(count: int, exposure: float) -> Estimate:
 
 
 def weighted(parts: Sequence[tuple[float, Estimate]]) -> Estimate:
-    """The sum of independent estimates, each times a weight of at least 0."""
+    """Weighted sum of independent estimates, with weights of at least 0."""
     point = sum(weight * part.point for weight, part in parts)
     below = sqrt(sum((weight * (part.point - part.low)) ** 2 for weight, part in parts))
     above = sqrt(sum((weight * (part.high - part.point)) ** 2 for weight, part in parts))
@@ -96,7 +96,7 @@ def _ordinary(strata: Strata, horizon: str, name: str) -> Estimate:
 
 
 def precision(found: Estimate, false: Estimate) -> Estimate:
-    """Of all alarms, the share that a failure follows; its interval takes the worst of both."""
+    """Precision of the alarms; its interval combines the extremes of both rates."""
 
     def share(recalled: float, alarms: float) -> float:
         right = published.FAILURES_PER_GPU_DAY * recalled
@@ -120,7 +120,7 @@ def firing(strata: Strata, horizon: str, name: str) -> Estimate:
 
 
 def median(values: Sequence[float]) -> Estimate:
-    """The median, with order statistics for an interval; nan of nothing."""
+    """Median with an interval from order statistics; nan without values."""
     if not values:
         return Estimate(nan, nan, nan)
     ordered = np.sort(values)

@@ -1,4 +1,4 @@
-"""Who is warned in time, and who for nothing: predictors on a sampled fleet.
+"""Evaluation of failure predictors on a sampled fleet: timely warnings and false alarms.
 
 Failures are rare (three in ten thousand GPU-days), so a fleet is not simulated whole. Four
 strata are sampled and weighted by how often each occurs in it:
@@ -25,9 +25,9 @@ import numpy as np
 from joblib import Parallel, delayed
 
 from studies.fleet import published
-from studies.fleet.gpu_histories import History, contained, failing, healthy
-from studies.fleet.job_life import DAY, HOUR, Bools, Floats, JobLife
-from studies.fleet.predictors import ON_CURVES, PREDICTORS, Predictor, signals
+from studies.fleet.gpu_usage import DAY, HOUR, Bools, Floats, JobConditions
+from studies.fleet.predictors import ON_CURVES, PREDICTORS, ThresholdPredictor, signals
+from studies.fleet.telemetry_simulation import GpuHistory, contained, failing, healthy
 
 #: Seconds before a failure in which an alarm is right; the second is what an emergency
 #: checkpoint lives on, the first leaves time to drain a GPU.
@@ -39,8 +39,8 @@ STRATA = ("healthy", "contained", "with_sign", "without")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What is sampled; counts of histories are at least 1 each, days 0.01.
+class EvaluationPlan:
+    """Sample sizes; numbers of histories are at least 1 each, days at least 0.01.
 
     Attributes:
         gpus, days: healthy GPUs, and how long each is watched.
@@ -65,16 +65,16 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
-    """What one predictor's alarms on one history were worth.
+class JudgedAlarms:
+    """Result of one predictor on one history.
 
     Attributes:
         num_false: incidents that begin outside every horizon.
-        days: watched outside every horizon.
-        firing: share of that time with an alarm; nan where nothing was watched.
-        leads: seconds from the first incident that begins within the horizon to each
-            failure; nan where there was none with enough lead.
-        at_failure: whether each failure that was not announced was detected as it happened.
+        days: observed time outside every horizon.
+        firing: share of that time with an alarm; nan without such time.
+        leads: seconds from the first incident within the horizon to each failure; nan
+            without one of sufficient lead.
+        at_failure: for each failure, detected at its time without a prior warning.
     """
 
     num_false: int
@@ -85,25 +85,25 @@ class Judged:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watched:
-    """One history with everybody's verdict, by horizon and predictor's name."""
+class GpuAlarms:
+    """Results of all predictors on one history, by horizon and name."""
 
     stratum: str
     cause: str
     sign: str
-    judged: dict[str, dict[str, Judged]]
+    judged: dict[str, dict[str, JudgedAlarms]]
 
 
-class Truth:
-    """What happened to one GPU, against which alarms are set, causally.
+class FailureWindows:
+    """Horizons before the failures of one GPU, against which alarms are judged causally.
 
-    The first alarm of an incident counts: one that has been on since before the horizon
-    has warned of nothing.
+    The first alarm of an incident counts: an alarm that began before the horizon is no
+    warning.
 
     Args:
-        times: of the readings, rising, shape (T,).
-        failures: times.
-        horizon: seconds before a failure in which an alarm is right.
+        times: times of the readings, increasing, shape (T,).
+        failures: times of the failures.
+        horizon: time before a failure in which an alarm is correct, seconds.
     """
 
     def __init__(self, times: Floats, failures: Sequence[float], horizon: float) -> None:
@@ -112,8 +112,8 @@ class Truth:
         #: Seconds that each reading stands for, away from failures; of a long silence a part.
         self._seconds = np.minimum(spans, QUIET) * self._elsewhere(times)
 
-    def judge(self, alarms: Bools) -> Judged:
-        """What alarms after each reading, shape (T,), are worth."""
+    def judge(self, alarms: Bools) -> JudgedAlarms:
+        """Judge the alarms after each reading, shape (T,)."""
         begun = beginnings(self.times[alarms])
         leads, at_failure = [], []
         for failure in self.failures:
@@ -122,7 +122,7 @@ class Truth:
             leads.append(float(failure - right[0]) if right.size else nan)
             at_failure.append(bool(late.any() and not right.size))
         watched = float(self._seconds.sum())
-        return Judged(
+        return JudgedAlarms(
             num_false=int(self._elsewhere(begun).sum()),
             days=watched / DAY,
             firing=float(self._seconds[alarms].sum()) / watched if watched else nan,
@@ -138,7 +138,7 @@ class Truth:
 
 
 def beginnings(times: Floats) -> Floats:
-    """When incidents begin, of alarms at `times`: those after `QUIET` seconds without one.
+    """Start times of incidents: alarms after `QUIET` seconds without one.
 
     >>> beginnings(np.array([0.0, 10.0, 610.0, 1220.0]))
     array([   0., 1220.])
@@ -146,8 +146,8 @@ def beginnings(times: Floats) -> Floats:
     return times[np.diff(times, prepend=-np.inf) > QUIET]
 
 
-def simulate(plan: Plan, job: JobLife, stratum: str, index: int) -> History:
-    """One history of the sample, the same for the same plan's seed."""
+def simulate(plan: EvaluationPlan, job: JobConditions, stratum: str, index: int) -> GpuHistory:
+    """One history of the sample; deterministic for the seed of the plan."""
     rng = np.random.default_rng([plan.seed, STRATA.index(stratum), index])
     if stratum == "healthy":
         return healthy(rng, gpu=index, days=plan.days, job=job)
@@ -158,16 +158,16 @@ def simulate(plan: Plan, job: JobLife, stratum: str, index: int) -> History:
     return failing(rng, gpu=index, cause=cause, with_sign=stratum == "with_sign", job=job)
 
 
-def watch(stratum: str, history: History, predictors: Sequence[Predictor]) -> Watched:
+def watch(stratum: str, history: GpuHistory, predictors: Sequence[ThresholdPredictor]) -> GpuAlarms:
     """Everybody's verdict on one history."""
     found, failure = signals(history), history.failure
     failures = () if failure is None else (float(history.times[failure.reading]),)
     alarms = {one.name: one.alarms(found) for one in predictors}
     judged = {}
     for label, horizon in HORIZONS.items():
-        truth = Truth(history.times, failures, horizon)
+        truth = FailureWindows(history.times, failures, horizon)
         judged[label] = {name: truth.judge(alarm) for name, alarm in alarms.items()}
-    return Watched(
+    return GpuAlarms(
         stratum=stratum,
         cause="" if failure is None else failure.cause,
         sign="" if failure is None else failure.sign,
@@ -176,20 +176,20 @@ def watch(stratum: str, history: History, predictors: Sequence[Predictor]) -> Wa
 
 
 def evaluate(
-    plan: Plan, job: JobLife | None = None, num_processes: int = 1
-) -> dict[str, list[Watched]]:
+    plan: EvaluationPlan, job: JobConditions | None = None, num_processes: int = 1
+) -> dict[str, list[GpuAlarms]]:
     """Every predictor on every sampled history, by stratum."""
-    one = partial(_one, plan, job or JobLife())
+    one = partial(_one, plan, job or JobConditions())
     asked = [(name, index) for name, size in plan.sizes().items() for index in range(size)]
     seen = Parallel(n_jobs=num_processes, batch_size=8)(delayed(one)(*which) for which in asked)
     return {name: [w for w in seen if w.stratum == name] for name in STRATA}
 
 
-def _one(plan: Plan, job: JobLife, stratum: str, index: int) -> Watched:
+def _one(plan: EvaluationPlan, job: JobConditions, stratum: str, index: int) -> GpuAlarms:
     return watch(stratum, simulate(plan, job, stratum, index), (*PREDICTORS, *ON_CURVES))
 
 
-def found_leads(watched: Sequence[Watched], horizon: str, name: str) -> list[float]:
+def found_leads(watched: Sequence[GpuAlarms], horizon: str, name: str) -> list[float]:
     """Leads of the failures that `name` announced."""
     leads = [lead for one in watched for lead in one.judged[horizon][name].leads]
     return [lead for lead in leads if not isnan(lead)]

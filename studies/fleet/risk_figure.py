@@ -1,4 +1,4 @@
-"""The figure of the risk evaluation: who is announced, at what price."""
+"""Figure of the risk evaluation: announced failures against false alarms."""
 
 from __future__ import annotations
 

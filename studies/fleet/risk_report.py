@@ -1,4 +1,4 @@
-"""`python -m studies.fleet risk`: who is warned of a failing GPU, and who for nothing."""
+"""`python -m studies.fleet risk`: failure warnings and false alarms of risk predictors."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from rmetric.reporting.provenance import commit
 from rmetric.reporting.renderers import to_csv, to_markdown, to_text
 from rmetric.reporting.table import Table, show
 from studies.fleet import gpu_failures, published
-from studies.fleet.job_life import JobLife
+from studies.fleet.gpu_usage import JobConditions
 from studies.fleet.recorded import evaluate_recorded
 from studies.fleet.risk_estimates import Strata, firing, precision
-from studies.fleet.risk_evaluation import Plan, evaluate
+from studies.fleet.risk_evaluation import EvaluationPlan, evaluate
 from studies.fleet.risk_tables import KNOWN_FIRING, SHARE, percent, tables
 
 NAME = "risk"
@@ -35,7 +35,7 @@ COMMAND = "python -m studies.fleet risk"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    plan = Plan()
+    plan = EvaluationPlan()
     parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help=f"default: {OUT}")
     parser.add_argument("--gpus", type=int, default=plan.gpus, help="healthy GPUs (%(default)s)")
     parser.add_argument("--days", type=float, default=plan.days, help="of each (%(default)g)")
@@ -67,11 +67,11 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(
             f"--failures is {options.failures!r}: a number, unless --recorded is given"
         )
-    plan = Plan(
+    plan = EvaluationPlan(
         gpus=options.gpus, days=options.days, contained=options.contained, seed=options.seed,
         with_sign=int(options.failures), without=int(options.failures),
     )  # fmt: skip
-    job = JobLife()
+    job = JobConditions()
     strata = evaluate(plan, job, options.jobs)
     made = list(tables(strata))
     write(options.out, strata, made, plan, job)
@@ -82,7 +82,9 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def write(folder: Path, strata: Strata, made: Sequence[Table], plan: Plan, job: JobLife) -> None:
+def write(
+    folder: Path, strata: Strata, made: Sequence[Table], plan: EvaluationPlan, job: JobConditions
+) -> None:
     from rmetric.reporting.style import save, style
     from studies.fleet.risk_figure import NAME as FIGURE
     from studies.fleet.risk_figure import build_figure
@@ -97,8 +99,8 @@ def write(folder: Path, strata: Strata, made: Sequence[Table], plan: Plan, job: 
     write_atomically(folder / "provenance.json", [about, b"\n"])
 
 
-def provenance(plan: Plan, job: JobLife) -> dict[str, Any]:
-    """What a reader needs to make the same again, besides the code."""
+def provenance(plan: EvaluationPlan, job: JobConditions) -> dict[str, Any]:
+    """Provenance: everything needed to reproduce the results besides the code."""
     return {
         "command": COMMAND,
         "plan": asdict(plan),
@@ -126,7 +128,7 @@ def provenance(plan: Plan, job: JobLife) -> dict[str, Any]:
 
 
 def summary(made: Sequence[Table], strata: Strata) -> str:
-    """What the tables say, in sentences that are made with them."""
+    """Findings of the risk study as sentences with the numbers of the tables."""
     bound, day, hour, *_ = made
     [of_published] = [row for row in bound.rows if row[0] == 100 * SHARE]
     rows = {str(row[0]): row for row in day.rows}

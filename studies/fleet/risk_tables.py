@@ -9,7 +9,7 @@ from rmetric.reporting.table import Cell, Column, Table
 from studies.fleet import published
 from studies.fleet import risk_estimates as estimates
 from studies.fleet.gpu_failures import MEDIAN_LEAD_HOURS
-from studies.fleet.job_life import HOUR
+from studies.fleet.gpu_usage import HOUR
 from studies.fleet.predictors import PREDICTORS
 from studies.fleet.risk_estimates import Strata
 from studies.fleet.risk_evaluation import HORIZONS, found_leads

@@ -1,7 +1,7 @@
-"""`RiskScore` over a whole history at once: the same numbers, some hundred times faster.
+"""Vectorised `RiskScore` over a whole history: the same numbers, about a hundred times faster.
 
-Sums over the window are differences of running sums in whole numbers (degrees, percent,
-milliwatts, readings), which lose nothing however long the history is.
+Sums over the window are differences of running sums in integers (degrees, percent,
+milliwatts, readings), which are exact for any length of the history.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from rmetric.telemetry.reading import Reading
 from rmetric.telemetry.risk import ERRORS, RiskConfig
-from studies.fleet.gpu_histories import MEMORY_BYTES, SLOWDOWN_CELSIUS, Column, History
-from studies.fleet.job_life import STEP_SECONDS, Floats, Ints
+from studies.fleet.gpu_usage import STEP_SECONDS, Floats, Ints
+from studies.fleet.telemetry_simulation import MEMORY_BYTES, SLOWDOWN_CELSIUS, Column, GpuHistory
 
 #: What the original code reads: no errors at all, and traffic where memory in use is meant.
 #: The least share that counts is by hand, since traffic is never near 95 %.
@@ -33,7 +33,7 @@ def as_coded(reading: Reading) -> Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class _Windows:
-    """Which readings each window holds: from `first` until before `end`, shape (M,)."""
+    """Readings of each window: from `first` to before `end`, shape (M,)."""
 
     first: Ints
     end: Ints
@@ -47,27 +47,27 @@ class _Windows:
         return np.asarray(total[self.end] - total[self.first])
 
 
-def risk_values(history: History, config: RiskConfig, coded: bool = False) -> Floats:
+def risk_values(history: GpuHistory, config: RiskConfig, coded: bool = False) -> Floats:
     """`RiskScore.update(...).value` after each reading, shape (T,); nan where there is none.
 
     Args:
         coded: whether the readings are those that the original code sees, see `as_coded`.
     """
-    told = np.flatnonzero(history.told)
-    columns = {name: column[told] for name, column in history.columns.items()}
-    step = np.rint(history.times[told] / STEP_SECONDS).astype(np.int64)
+    available = np.flatnonzero(history.available)
+    columns = {name: column[available] for name, column in history.columns.items()}
+    step = np.rint(history.times[available] / STEP_SECONDS).astype(np.int64)
     reach = config.window * config.interval / STEP_SECONDS
-    end = np.arange(1, told.size + 1)
+    end = np.arange(1, available.size + 1)
     first = np.maximum(np.searchsorted(step, step - reach, side="right"), end - config.window)
     if not coded:  # the guard begins anew with a new driver, the original knows of none
-        reloads = np.where(history.reloaded[told], end - 1, 0)
+        reloads = np.where(history.reloaded[available], end - 1, 0)
         first = np.maximum(first, np.maximum.accumulate(reloads))
     windows = _Windows(first=first, end=end)
     celsius = np.rint(columns["temperature_celsius"]).astype(np.int64)
     factors = {
         "temperature": 1 + (celsius - SLOWDOWN_CELSIUS) / config.temperature_span,
         "memory": (_occupancy(columns, coded) - config.memory_low) / (1 - config.memory_low),
-        "errors": np.zeros(told.size) if coded else windows.sums(_new_errors(columns, config)),
+        "errors": np.zeros(available.size) if coded else windows.sums(_new_errors(columns, config)),
         "power": _fluctuation(columns["power_watts"], windows, config) / config.power_full,
         "utilisation_drop": _drop(columns["utilisation_percent"], windows, config),
         "temperature_rise": _rise(celsius, step, windows, config) / config.temperature_rise_full,
@@ -77,7 +77,7 @@ def risk_values(history: History, config: RiskConfig, coded: bool = False) -> Fl
         for name, factor in factors.items()
     )
     values = np.full(history.times.size, np.nan)
-    values[told] = np.minimum(1.0, weighted / config.weights.sum)
+    values[available] = np.minimum(1.0, weighted / config.weights.sum)
     return values
 
 
@@ -110,8 +110,8 @@ def _drop(percent: Column, windows: _Windows, config: RiskConfig) -> Floats:
     num_before = np.maximum(split - windows.first, 1)
     before = _Windows(first=windows.first, end=split).sums(percent) / num_before
     known = (windows.num >= config.least_readings) & (windows.num > config.recent)
-    told = known & (before >= config.least_utilisation)
-    return np.where(told, 1 - recent / np.maximum(before, 1e-9), 0.0)
+    defined = known & (before >= config.least_utilisation)
+    return np.where(defined, 1 - recent / np.maximum(before, 1e-9), 0.0)
 
 
 def _rise(celsius: Ints, step: Ints, windows: _Windows, config: RiskConfig) -> Floats:

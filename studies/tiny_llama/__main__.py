@@ -15,7 +15,7 @@ WRONG = 2
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, also where the training was asked to stop; 2 for a wrong command line."""
+    """Returns 0, also after a requested stop; 2 for a wrong command line."""
     options = parser().parse_args(arguments)
     rank = int(os.environ.get("RANK", "0"))
     try:
@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
         if rank == 0:
             print(f"error: {error}", file=sys.stderr, flush=True)
         else:
-            time.sleep(1.0)  # torchrun ends all at the first exit: rank 0 is to be heard
+            time.sleep(1.0)  # torchrun ends all ranks at the first exit: let rank 0 print first
         return WRONG
     train(settings, device)
     return 0

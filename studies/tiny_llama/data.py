@@ -1,4 +1,4 @@
-"""The global batch of each step: a function of the seed, the step and a sample's index.
+"""Global batch of each step, a function of the seed, the step and the index of the sample.
 
 There is no state but the step, so a training that goes on elsewhere, on other ranks, sees
 what it would have seen. Needs no torch.
@@ -21,9 +21,9 @@ SUCCESSION = (0.5, 0.25, 0.15, 0.1)
 ENTROPY = -sum(share * float(np.log(share)) for share in SUCCESSION)
 
 
-class Data(Protocol):
+class TokenSource(Protocol):
     def sample(self, step: int, index: int) -> Tokens:
-        """The tokens of one sample of the global batch, shape (T,)."""
+        """Tokens of one sample of the global batch, shape (T,)."""
 
 
 class Chain:
@@ -73,7 +73,7 @@ class TokenFile:
             )
 
     def sample(self, step: int, index: int) -> Tokens:
-        """See `Data`; raises ValueError for a token that is not in the vocabulary."""
+        """See `TokenSource`; raises ValueError for a token that is not in the vocabulary."""
         generator = np.random.default_rng([self.seed, 1, step, index])
         start = int(generator.integers(len(self.tokens) - self.length + 1))
         window = self.tokens[start : start + self.length].astype(np.int64)
@@ -88,7 +88,7 @@ class TokenFile:
 
 
 def distinct(vocabulary: int, generator: np.random.Generator) -> Tokens:
-    """The successors of each token, shape (V, K); those of one token differ."""
+    """Distinct successors of each token, shape (V, K)."""
     count = len(SUCCESSION)
     if vocabulary < count:
         raise ValueError(f"vocabulary is {vocabulary}: a chain needs at least {count} tokens")
@@ -113,6 +113,6 @@ def _opened(path: Path) -> NDArray[np.generic]:
     return tokens
 
 
-def rows_of(data: Data, step: int, first: int, count: int) -> Tokens:
+def rows_of(data: TokenSource, step: int, first: int, count: int) -> Tokens:
     """Samples `first` to `first + count - 1` of a step's global batch, shape (count, T)."""
     return np.stack([data.sample(step, index) for index in range(first, first + count)])

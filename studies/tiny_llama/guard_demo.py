@@ -1,15 +1,15 @@
-"""The guard at work, on any machine with a CPU, in under two minutes.
+"""Demonstration of the guard on a CPU, in under two minutes.
 
     python -m studies.tiny_llama.guard_demo [--out guard_demo]
 
-A small Llama is trained twice. Once undisturbed, in one process. Once on four processes
-that stand for four GPUs, under `rmetric supervise`: the telemetry of GPU 2 goes bad, which
-asks for a checkpoint; then the GPU falls off the bus and its process is killed. The
-supervisor drops it, plans a layout for the three that are left and goes on from the
-checkpoint. In the end both trainings must have the same losses.
+A small Llama is trained twice: undisturbed in one process, and under `rmetric supervise` on
+four processes that represent four GPUs. The telemetry of GPU 2 degrades, which triggers a
+checkpoint; then the GPU falls off the bus and its process is killed. The supervisor drops
+it, plans a layout for the remaining three and resumes from the checkpoint. Both trainings
+must end with the same losses.
 
-All of it is real but the GPUs: their readings were made up here, and go the way that a
-recording of real ones would go (`rmetric telemetry --play`).
+Only the GPUs are simulated: their readings are generated here and replayed like a recording
+of real ones (`rmetric telemetry --play`).
 """
 
 from __future__ import annotations
@@ -29,33 +29,31 @@ from rmetric._util.errors import exit_with
 from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.supervisor.journal import Line, read_journal
 from rmetric.logs import read_log
-from rmetric.telemetry.lines import Heard, heard_line
-from rmetric.telemetry.reading import Reading, Sign
+from rmetric.telemetry.lines import TelemetryEvent, event_line
+from rmetric.telemetry.reading import GpuSign, Reading
 
 STEPS = 60
 WARNED_AT, KILLED_AT = 20, 32  # steps
 BAD_GPU, GPUS = 2, 4
 TOLERANCE = 1e-5  # nats
-PATIENCE_SECONDS = 120.0
-#: What the demo leaves in its folder, and so may delete there.
+TIMEOUT_SECONDS = 120.0
+#: Files of the demo, which it may delete.
 OURS = {"undisturbed", "guarded", "model.json", "supervisor.log", "warning.jsonl", "xid.jsonl"}
 MODEL = ["--layers", "4", "--heads", "4", "--kv-heads", "2", "--hidden", "64"]
 TRAINING = [*MODEL, "--batch", "12", "--steps", str(STEPS), "--save-every", "40"]
 MODULE = "studies.tiny_llama"
-#: Event of the journal -> what it means.
-TOLD: dict[str, Callable[[Line], str]] = {
+#: Event of the journal -> printed text.
+EVENT_TEXT: dict[str, Callable[[Line], str]] = {
     "launch": lambda line: f"starts the training: {line['words']} (importing torch takes a while)",
-    "resumed": lambda line: f"it trains, from step {line['step']} on",
+    "resumed": lambda line: f"training resumed at step {line['step']}",
     "verdict": lambda line: line["words"],
     "asked": lambda line: (
-        "asks all processes for a checkpoint, "
-        + ("and to stop" if line["stop"] else "ahead of its time")
+        "requests a checkpoint from all processes, "
+        + ("and a stop" if line["stop"] else "ahead of its interval")
     ),
-    "answered": lambda line: (
-        f"the checkpoint of step {line['step']} is on disk, read back and good"
-    ),
-    "dropped": lambda line: f"uses GPU {BAD_GPU} no more",
-    "ended": lambda line: f"{line['words']}; every process of that launch is gone",
+    "answered": lambda line: f"the checkpoint of step {line['step']} is durable and verified",
+    "dropped": lambda line: f"drops GPU {BAD_GPU}",
+    "ended": lambda line: f"{line['words']}; every process of that launch has ended",
     "over": lambda line: f"{line['outcome']}: {line['words']}",
 }
 
@@ -75,7 +73,7 @@ def main() -> int:
     )
     folder = parser.parse_args().out
     if folder.exists() and {path.name for path in folder.iterdir()} - OURS:
-        print(f"error: {folder} holds something else than this demo's results", file=sys.stderr)
+        print(f"error: {folder} contains other files than results of this demo", file=sys.stderr)
         return 2
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -84,16 +82,16 @@ def main() -> int:
         alone = train_undisturbed(folder / "undisturbed")
         guarded = train_guarded(folder)
     except subprocess.CalledProcessError as error:
-        print(f"error: {error}; what it printed stands in {folder}", file=sys.stderr)
+        print(f"error: {error}; its output is in {folder}", file=sys.stderr)
         return 1
     code = compare(alone, guarded)
-    print(f"\nThe whole took {time.monotonic() - began:.0f} s. All of it lies in {folder}/: "
+    print(f"\nTotal time {time.monotonic() - began:.0f} s. Results are in {folder}/: "
           "guarded/summary.md, guarded/journal.jsonl, guarded/logs/")  # fmt: skip
     return code
 
 
 def train_undisturbed(folder: Path) -> list[float]:
-    """One process, nothing happens; returns the losses."""
+    """Train in one process without failures; returns the losses."""
     say(f"1. {STEPS} steps undisturbed, in one process")
     folder.mkdir()
     with open(folder / "output.log", "w") as output:
@@ -105,7 +103,7 @@ def train_undisturbed(folder: Path) -> list[float]:
 
 
 def train_guarded(folder: Path) -> list[float]:
-    """Four processes under the supervisor, and what befalls them; returns the losses."""
+    """Train on four processes under the supervisor with injected failures; returns the losses."""
     say(
         f"\n2. The same on {GPUS} processes, each in a GPU's place, supervised: TP2 x DP2,\n"
         "   two copies of the model, each cut in two. Seconds, and what the supervisor does;\n"
@@ -117,10 +115,10 @@ def train_guarded(folder: Path) -> list[float]:
     shape.write_bytes(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
     with open(folder / "supervisor.log", "w") as output:
         supervisor = subprocess.Popen(supervise(run, shape), stdout=output, stderr=output)
-        story = Story(run, supervisor)
+        printer = JournalPrinter(run, supervisor)
         try:
-            strike(story, folder)
-            story.tell_until(lambda: supervisor.poll() is not None)
+            inject_failures(printer, folder)
+            printer.print_until(lambda: supervisor.poll() is not None)
         finally:
             if supervisor.poll() is None:
                 supervisor.terminate()
@@ -130,31 +128,31 @@ def train_guarded(folder: Path) -> list[float]:
     return losses_of(run.path)
 
 
-class Story:
-    """Tells what the supervisor writes down, as it does."""
+class JournalPrinter:
+    """Prints the journal of the supervisor as it grows."""
 
     def __init__(self, run: RunFolder, supervisor: subprocess.Popen[bytes]) -> None:
         self.run, self.supervisor = run, supervisor
-        self.told, self.launched = 0, False
+        self.num_printed, self.launched = 0, False
 
-    def tell_until(self, happened: Callable[[], bool]) -> None:
+    def print_until(self, happened: Callable[[], bool]) -> None:
         """Raises CalledProcessError if the supervisor ends first, or all takes too long."""
-        until = time.monotonic() + PATIENCE_SECONDS
+        until = time.monotonic() + TIMEOUT_SECONDS
         while not happened():
             if time.monotonic() > until or self.supervisor.poll() is not None:
                 raise subprocess.CalledProcessError(self.supervisor.poll() or 1, "the training")
-            self.tell()
+            self.print_new()
             time.sleep(0.1)
-        self.tell()
+        self.print_new()
 
-    def tell(self) -> None:
+    def print_new(self) -> None:
         lines = read_journal(self.run.journal)
-        for line in lines[self.told :]:
+        for line in lines[self.num_printed :]:
             self.launched = self.launched or line["event"] == "launch"
-            if self.launched and line["event"] in TOLD:
+            if self.launched and line["event"] in EVENT_TEXT:
                 seconds = line["time"] - lines[0]["time"]
-                say(f"   {seconds:5.1f}  {TOLD[line['event']](line)}")
-        self.told = len(lines)
+                say(f"   {seconds:5.1f}  {EVENT_TEXT[line['event']](line)}")
+        self.num_printed = len(lines)
 
     def all_have_done(self, step: int) -> bool:
         beats = self.run.beats()
@@ -171,35 +169,35 @@ def supervise(run: RunFolder, shape: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def strike(story: Story, folder: Path) -> None:
-    """A GPU goes bad, then it is gone, and its process with it."""
-    story.tell_until(lambda: story.all_have_done(WARNED_AT))
+def inject_failures(printer: JournalPrinter, folder: Path) -> None:
+    """Degrade a GPU, then lose it and kill its process."""
+    printer.print_until(lambda: printer.all_have_done(WARNED_AT))
     say(f"          ... step {WARNED_AT}: GPU {BAD_GPU} reports a row of memory to be replaced")
     now = time.time()
-    play(folder / "warning.jsonl", story, [
+    replay(folder / "warning.jsonl", printer, [
         Reading(gpu=BAD_GPU, time=now - 10 * (2 - i), temperature_celsius=70.0 + i,
                 ecc_corrected_errors=100 * i, row_remap_pending=i > 1)
         for i in range(3)
     ])  # fmt: skip
-    story.tell_until(lambda: story.all_have_done(KILLED_AT))
+    printer.print_until(lambda: printer.all_have_done(KILLED_AT))
     say(f"          ... step {KILLED_AT}: it falls off the bus (Xid 79), its process is killed")
-    victim = story.run.beats()[BAD_GPU].pid
-    play(folder / "xid.jsonl", story, [Sign(gpu=BAD_GPU, time=time.time(), kind="xid_79")])
-    with suppress(ProcessLookupError):  # it has obeyed already, and stopped
+    victim = printer.run.beats()[BAD_GPU].pid
+    replay(folder / "xid.jsonl", printer, [GpuSign(gpu=BAD_GPU, time=time.time(), kind="xid_79")])
+    with suppress(ProcessLookupError):  # it has already stopped as requested
         os.kill(victim, signal.SIGKILL)
 
 
-def play(recording: Path, story: Story, heard: list[Heard]) -> None:
-    """Let `rmetric telemetry` judge readings, as if they were a machine's."""
-    before = story.run.request()
-    recording.write_bytes(b"".join(map(heard_line, heard)))
+def replay(recording: Path, printer: JournalPrinter, events: list[TelemetryEvent]) -> None:
+    """Replay readings to `rmetric telemetry` as if they came from a machine."""
+    before = printer.run.request()
+    recording.write_bytes(b"".join(map(event_line, events)))
     command = [sys.executable, "-m", "rmetric", "telemetry", "--play", str(recording)]
-    subprocess.Popen([*command, "--run", str(story.run.path)], stdout=subprocess.DEVNULL)
-    story.tell_until(lambda: story.run.request() != before)
+    subprocess.Popen([*command, "--run", str(printer.run.path)], stdout=subprocess.DEVNULL)
+    printer.print_until(lambda: printer.run.request() != before)
 
 
 def compare(alone: list[float], guarded: list[float]) -> int:
-    """Whether both trainings had the same losses; the exit code."""
+    """Compare the losses of both trainings; returns the exit code."""
     print("\n3. The losses, undisturbed and guarded:\n")
     print("   step  undisturbed    guarded")
     for step in (1, KILLED_AT, STEPS):

@@ -1,7 +1,7 @@
-"""Failures on purpose, each once in a run folder: a run that is started again goes on.
+"""Injected failures, each once per run folder, so that a restarted run continues.
 
-``kill@30:1`` is a SIGKILL of rank 1 in place of its step 30. A file ``injected/kill@30:1.json``
-says that it happened. Needs no torch.
+``kill@30:1`` is a SIGKILL of rank 1 instead of its step 30. A file ``injected/kill@30:1.json``
+records that it was injected. Needs no torch.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class InjectedError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Injection:
-    """One failure.
+    """One injected failure.
 
     Attributes:
         kind: kill (SIGKILL), exception, hang (sleeps for ever), slow (sleeps for
             `SLOW_SECONDS`) or nan (in this rank's part of the gradient).
-        step: which it takes the place of, or, of slow and nan, befalls.
-        rank: to which it happens.
+        step: step that it replaces, or that slow and nan affect.
+        rank: affected rank.
     """
 
     kind: str
@@ -47,7 +47,7 @@ class Injection:
 
     @classmethod
     def parsed(cls, text: str) -> Injection:
-        """Raises ValueError for what is none."""
+        """Parse KIND@STEP[:RANK]. Raises ValueError for other input."""
         found = re.fullmatch(rf"({'|'.join(KINDS)})@([1-9][0-9]*)(?::([0-9]+))?", text)
         if not found:
             raise ValueError(
@@ -59,12 +59,12 @@ class Injection:
 
 
 class Injector:
-    """What is to happen to this rank.
+    """Injects the failures of this rank.
 
     Args:
-        folder: of the run.
-        injections: those of all ranks.
-        rank: of this process.
+        folder: run folder.
+        injections: injections of all ranks.
+        rank: rank of this process.
     """
 
     def __init__(self, folder: Path, injections: tuple[Injection, ...], rank: int) -> None:
@@ -72,22 +72,23 @@ class Injector:
         self._own = [one for one in injections if one.rank == rank]
 
     def before(self, step: int) -> None:
-        """Whatever strikes in place of a step, or before it."""
-        if self._strikes("kill", step):
+        """Inject the failures that replace a step or precede it."""
+        if self._due("kill", step):
             os.kill(os.getpid(), signal.SIGKILL)
-        if self._strikes("exception", step):
+        if self._due("exception", step):
             raise InjectedError(f"injected at step {step}")
-        if self._strikes("slow", step):
+        if self._due("slow", step):
             time.sleep(SLOW_SECONDS)
-        if self._strikes("hang", step):
+        if self._due("hang", step):
             while True:
                 time.sleep(3600.0)
 
-    def spoils_gradient(self, step: int) -> bool:
-        return self._strikes("nan", step)
+    def corrupts_gradient(self, step: int) -> bool:
+        """A nan is injected into the gradient of this step."""
+        return self._due("nan", step)
 
-    def _strikes(self, kind: str, step: int) -> bool:
-        """Whether it is to happen now; if so that is noted, for good."""
+    def _due(self, kind: str, step: int) -> bool:
+        """An injection of this kind is due; it is recorded so that it happens once."""
         return any(self._noted(one) for one in self._own if (one.kind, one.step) == (kind, step))
 
     def _noted(self, injection: Injection) -> bool:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record as reported
 
-from rmetric.guard.checkpoints import Checkpoints, Failed
+from rmetric.guard.checkpoints import Checkpoints, FailedSave
 from rmetric.guard.guard import Guard
 from rmetric.guard.training_state import ModelState
 from rmetric.records import Record
@@ -24,37 +24,44 @@ from studies.tiny_llama.data import rows_of
 from studies.tiny_llama.injection import Injector
 from studies.tiny_llama.loss_log import LossLog
 from studies.tiny_llama.parallel import Parallel, StepTotals
-from studies.tiny_llama.settings import Settings
+from studies.tiny_llama.settings import TrainingSettings
 
 LOSSES = "losses.jsonl"
 MONITORED = "monitor.jsonl"
-#: A rank that waits longer for another gives up; a supervisor notices long before.
-PATIENCE = timedelta(minutes=10)
+#: Timeout of collectives; a supervisor detects a hang long before.
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 
 
-class NotFinite(RuntimeError):
-    """The loss or the gradient is not finite; the weights have not taken it."""
+class NonFiniteError(RuntimeError):
+    """The loss or the gradient norm is not finite; the weights were not updated."""
 
 
-class NotSaved(RuntimeError):
-    """All steps are done, and the last checkpoint is not durable."""
+class CheckpointNotSavedError(RuntimeError):
+    """All steps are done, but the last checkpoint is not durable."""
 
 
 @reported
-def train(settings: Settings, device: torch.device) -> None:
-    """Train to the end, or until somebody asks to stop.
+def train(settings: TrainingSettings, device: torch.device) -> None:
+    """Train to the last step, or until a stop is requested.
 
-    Raises NotFinite, NotSaved, and whatever torch raises where another rank is lost.
+    Args:
+        settings: settings of the training.
+        device: device of this rank.
+
+    Raises:
+        NonFiniteError: the loss or the gradient norm is not finite.
+        CheckpointNotSavedError: the last checkpoint could not be saved.
+        RuntimeError: from torch, if another rank is lost.
     """
     prepare(settings, device)
-    training = Training(settings, device)
+    training = RankTraining(settings, device)
     with training.guard:
         training.run()
     dist.destroy_process_group()  # not after an error: it would wait for ranks that are lost
 
 
-def prepare(settings: Settings, device: torch.device) -> None:
-    """Join the other ranks."""
+def prepare(settings: TrainingSettings, device: torch.device) -> None:
+    """Configure torch and join the process group."""
     options = settings.options
     first = os.environ.get("RANK", "0") == "0"
     level = logging.INFO if first else logging.ERROR
@@ -68,13 +75,13 @@ def prepare(settings: Settings, device: torch.device) -> None:
         torch.set_num_threads(options.threads)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if "RANK" in os.environ:
-        dist.init_process_group(backend, timeout=PATIENCE)
+        dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
     else:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 
 def device_of(wanted: str) -> torch.device:
-    """Raises ValueError for a GPU that is not there."""
+    """Device of this rank. Raises ValueError if there is no such GPU."""
     local, found = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if wanted == "cpu" or (wanted == "auto" and not found):
         return torch.device("cpu")
@@ -83,10 +90,10 @@ def device_of(wanted: str) -> torch.device:
     return torch.device("cuda", local)
 
 
-class Training:
+class RankTraining:
     """Model, optimiser, guard and log of one rank, resumed from the newest good checkpoint."""
 
-    def __init__(self, settings: Settings, device: torch.device) -> None:
+    def __init__(self, settings: TrainingSettings, device: torch.device) -> None:
         self.settings, self.options, self.device = settings, settings.options, device
         self.rank = dist.get_rank()
         self.parallel = Parallel(settings.shape, settings.layout, self.options.seed, device)
@@ -105,7 +112,7 @@ class Training:
         self._began = time.monotonic()
 
     def run(self) -> None:
-        """All steps that are left, then one last save."""
+        """Run the remaining steps and the last save."""
         left = self.options.steps - self.done
         for step in range(self.done + 1, self.options.steps + 1):
             self.injector.before(step)
@@ -118,32 +125,34 @@ class Training:
             time.sleep(self.options.sleep)
         finished = self.done >= self.options.steps
         if finished and left > 0:
-            self._save_the_end()
+            self._save_last_step()
         if self.monitor is not None:
             self.monitor.close()
         if self.log is not None:
             self.log.close(self.done, finished=finished)
         self.guard.close(finished=finished)
 
-    def _save_the_end(self) -> None:
+    def _save_last_step(self) -> None:
         ended = self.guard.save(self.done, "the training has reached its end")
-        if isinstance(ended, Failed):
-            raise NotSaved(f"step {ended.step}, the last, is not saved: {ended.problem}")
+        if isinstance(ended, FailedSave):
+            raise CheckpointNotSavedError(
+                f"step {ended.step}, the last, is not saved: {ended.problem}"
+            )
 
     def step(self, step: int) -> StepTotals:
-        """One step on the whole global batch; raises NotFinite before the weights take it."""
+        """One step on the whole global batch; raises NonFiniteError before the update."""
         rate = rate_at(step, self.options.rate, self.options.warmup)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         loss = self.parallel.backward(self._batch(step))
-        if self.injector.spoils_gradient(step):
+        if self.injector.corrupts_gradient(step):
             self.parallel.gradients()[0].fill_(nan)
         totals = self.parallel.totals(loss)
         self._write(step, totals, rate)
         if self.monitor is not None:
             self.monitor.check_before_step(totals.loss, gradient_norm=totals.gradient_norm)
         if not (isfinite(totals.loss) and isfinite(totals.gradient_norm)):
-            raise NotFinite(
+            raise NonFiniteError(
                 f"step {step}: the loss is {totals.loss}, the norm of the gradient "
                 f"{totals.gradient_norm}"
             )
@@ -175,7 +184,7 @@ class Training:
         )
 
     def _resumed(self) -> int:
-        """The step that the weights are after, 0 for new ones; said with the layout."""
+        """Last completed step of the loaded checkpoint, 0 without one; printed with the layout."""
         layout = self.settings.layout
         about = self.guard.resume()
         done = 0 if about is None else int(about["step"])

@@ -1,4 +1,4 @@
-"""The losses of a run, each step once, however often the run was started again."""
+"""Loss log of a run with each step once, across restarts."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ ENDS = ("EXPERIMENT_SUCCESS", "EXPERIMENT_FAILURE")
 
 
 class LossLog:
-    """A log in the form of docs/log_format.md, one line a step, written by one process.
+    """Log in the format of docs/log_format.md, one line per step, written by one process.
 
-    A run that goes on after step s cuts its log back to s, and so measures what comes
-    after anew. Each line is handed to the system before the step counts as done: it
-    outlives the process.
+    A run that resumes after step s truncates its log to s. Each line is written to the
+    operating system before the step counts as done, so that it survives the process.
 
     Args:
-        path: of the log; its folder is made.
-        config: describes the run, in the first line.
-        step: last step that is done; 0 begins a new log.
+        path: path of the log; its folder is created.
+        config: description of the run, for the first line.
+        step: last completed step; 0 begins a new log.
     """
 
     def __init__(self, path: Path, config: dict[str, Any], step: int) -> None:
@@ -37,17 +36,18 @@ class LossLog:
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115
 
     def write(self, record: Record) -> None:
+        """Append one record."""
         self._file.write(encode_line(record_to_json(record)))
 
     def close(self, step: int, *, finished: bool) -> None:
-        """The training ends after `step`; a log that another launch goes on has no last line."""
+        """Close the log after `step`; only a finished training gets a last line."""
         if finished:
             self._file.write(encode_line({"step": step, "event": ENDS[0]}))
         self._file.close()
 
 
 def cut_back(path: Path, step: int) -> None:
-    """Leave out the lines of later steps, the last line, and what was not written whole."""
+    """Remove the lines of later steps, the last line and an incomplete line."""
     kept = 0
     with open(path, "rb") as file:
         for line in file:

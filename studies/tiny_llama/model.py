@@ -83,7 +83,7 @@ class Layer(nn.Module):
 
 
 class Llama(nn.Module):
-    """The layers of one pipeline stage; of one stage in all, the whole model.
+    """Layers of one pipeline stage; with a single stage the whole model.
 
     Args:
         shape: of the whole model.

@@ -1,4 +1,4 @@
-"""The model cut up by PyTorch's own parallelism, and one step's gradient under any layout.
+"""Model distributed by PyTorch's parallelism, and the gradient of a step in any layout.
 
 Ranks lie on a mesh of pipeline x replicas x shards x tensor, where the replicas' shards are
 the data-parallel ranks, and the tensor-parallel ones lie beside each other.
@@ -44,7 +44,7 @@ DIMENSIONS = ("pipeline", "replicas", "shards", "tensor")
 
 
 class StepTotals(NamedTuple):
-    """Of one step, the same on every rank.
+    """Totals of one step, the same on every rank.
 
     Attributes:
         loss: mean over the tokens of the global batch, nats per token.
@@ -183,7 +183,7 @@ class Parallel:
 
     @torch.no_grad()
     def _sum_of_squares(self) -> Tensor:
-        """Of this rank's part of the gradient; what several ranks hold counts once in all."""
+        """Squared norm of this rank's part of the gradient; replicated parts count once in all."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for parameter in self.model.parameters():
             if parameter.grad is not None:
@@ -193,7 +193,7 @@ class Parallel:
 
 
 def tensor_plan(model: Llama) -> dict[str, Any]:
-    """How tensor parallelism cuts each module, by its name.
+    """Tensor-parallel plan of each module, by name.
 
     Norms are left whole: their inputs, and so their gradients, are the same on each rank.
     """
@@ -234,12 +234,12 @@ def shard(model: Llama, mesh: DeviceMesh, *, reshard: bool) -> None:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What of it lies on this rank."""
+    """Local shard on this rank."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def shards_of(parameter: nn.Parameter) -> int:
-    """Parts that a parameter is cut into; ranks that are not told apart by it hold copies."""
+    """Number of shards of a parameter; other ranks hold copies."""
     if not isinstance(parameter, DTensor):
         return 1
     mesh = parameter.device_mesh

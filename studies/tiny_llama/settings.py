@@ -1,4 +1,4 @@
-"""What the command line asks for, checked before anything heavy is loaded."""
+"""Settings of a training from the command line, checked before torch is loaded."""
 
 from __future__ import annotations
 
@@ -12,45 +12,51 @@ from typing import Any
 from rmetric.guard.layout import Layout
 from rmetric.guard.policy import PolicyConfig
 from rmetric.guard.run_folder import FOLDER_VARIABLE, RunFolder
-from studies.tiny_llama.data import Chain, Data, TokenFile
+from studies.tiny_llama.data import Chain, TokenFile, TokenSource
 from studies.tiny_llama.injection import Injection
 from studies.tiny_llama.shape import Shape, check_layout, feed_forward_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """One training, as it was asked for.
+class TrainingSettings:
+    """Settings of one training.
 
     Attributes:
-        shape, layout: of the model, and how it is cut up.
-        folder: for everything that the run leaves.
-        data: what it is trained on.
-        policy: when to save.
-        inject: failures on purpose.
-        options: everything else, under the names of the command line.
+        shape: shape of the model.
+        layout: parallel layout.
+        folder: run folder.
+        data: training data.
+        policy: checkpoint policy.
+        inject: injected failures.
+        options: other options, by their command-line names.
     """
 
     shape: Shape
     layout: Layout
     folder: RunFolder
-    data: Data
+    data: TokenSource
     policy: PolicyConfig
     inject: tuple[Injection, ...]
     options: argparse.Namespace
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """What a checkpoint must have been made with, so that this run may go on from it."""
+        """Properties that a checkpoint must share for this run to resume from it."""
         options = self.options
         data = "a chain" if options.tokens is None else options.tokens.name
         own = {"seed": options.seed, "precision": options.precision, "data": data}
         return {**asdict(self.shape), **own}
 
 
-def settings_of(options: argparse.Namespace, ranks: int) -> Settings:
-    """The settings that a command line asks for, on that many ranks.
+def settings_of(options: argparse.Namespace, ranks: int) -> TrainingSettings:
+    """Settings from command-line options.
 
-    Raises ValueError that says what was found and what is accepted.
+    Args:
+        options: parsed command line.
+        ranks: number of ranks.
+
+    Raises:
+        ValueError: an option is invalid or does not fit the ranks.
     """
     shape = shape_of(options)
     check_numbers(options)
@@ -67,7 +73,7 @@ def settings_of(options: argparse.Namespace, ranks: int) -> Settings:
             "--monitor needs tensor = 1 and pipeline = 1: it sums norms over ranks, and would "
             "count several times what tensor-parallel ranks share, and miss other stages"
         )
-    return Settings(
+    return TrainingSettings(
         shape=shape,
         layout=layout,
         folder=folder,
@@ -84,7 +90,7 @@ def settings_of(options: argparse.Namespace, ranks: int) -> Settings:
 
 
 def shape_of(options: argparse.Namespace) -> Shape:
-    """Raises ValueError."""
+    """Shape of the model. Raises ValueError."""
     _at_least(options, 1, "heads", "hidden")
     wide = feed_forward_of(options.hidden, options.heads) if options.ffn is None else options.ffn
     return Shape(
@@ -99,8 +105,8 @@ def shape_of(options: argparse.Namespace) -> Shape:
     )
 
 
-def data_of(options: argparse.Namespace, shape: Shape) -> Data:
-    """Raises ValueError for a file that cannot be trained on."""
+def data_of(options: argparse.Namespace, shape: Shape) -> TokenSource:
+    """Training data. Raises ValueError for an unusable file."""
     length = shape.sequence + 1
     if options.tokens is None:
         return Chain(shape.vocabulary, length, options.seed)
@@ -108,7 +114,7 @@ def data_of(options: argparse.Namespace, shape: Shape) -> Data:
 
 
 def check_numbers(options: argparse.Namespace) -> None:
-    """Raises ValueError."""
+    """Check the ranges of numeric options. Raises ValueError."""
     _at_least(options, 1, "steps", "print_every", "keep", "batch", "micro_batch", "threads")
     _at_least(options, 0, "warmup", "seed", "sleep")
     for name in ("rate", "clip", "grace"):
@@ -117,7 +123,7 @@ def check_numbers(options: argparse.Namespace) -> None:
 
 
 def folder_of(given: Path | None) -> RunFolder:
-    """The supervisor's folder, or the one that was given; raises ValueError for neither."""
+    """Run folder of the supervisor, or the given one. Raises ValueError for neither."""
     supervised = RunFolder.of_environment()
     if supervised is None:
         if given is None:
@@ -132,9 +138,9 @@ def folder_of(given: Path | None) -> RunFolder:
 
 
 def layout_of(options: argparse.Namespace, folder: RunFolder, ranks: int) -> tuple[Layout, str]:
-    """The supervisor's layout where it has written one, else that asked for; and its source.
+    """Layout of the supervisor, if it wrote one, else of the command line; and its source.
 
-    Raises ValueError for a batch that cannot be dealt out.
+    Raises ValueError for a batch that the layout does not divide.
     """
     if RunFolder.of_environment() is not None and folder.layout_file.exists():
         written = folder.layout()

@@ -1,4 +1,4 @@
-"""The shape of the model, and which layouts it can be cut into. Needs no torch."""
+"""Shape of the model and the layouts that divide it. Needs no torch."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Shape:
 
 
 def feed_forward_of(hidden: int, heads: int) -> int:
-    """The least width of at least 8/3 of `hidden` that whatever divides the heads divides too.
+    """Least width of at least 8/3 of `hidden` that is divisible like the number of heads.
 
     >>> feed_forward_of(64, 4), feed_forward_of(96, 6)
     (172, 258)
@@ -65,7 +65,7 @@ def feed_forward_of(hidden: int, heads: int) -> int:
 
 
 def check_layout(shape: Shape, layout: Layout) -> None:
-    """Raise ValueError, which says all that is in the way of this layout."""
+    """Raise ValueError with all problems of this layout."""
     problems = []
     for name, value in (("heads", shape.heads), ("kv_heads", shape.kv_heads), ("ffn", shape.ffn)):
         if value % layout.tensor:

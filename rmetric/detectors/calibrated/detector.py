@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import inf, nan
 from typing import NamedTuple
 
-from rmetric.detectors.calibrated.course import Course
+from rmetric.detectors.calibrated.alarm_lifecycle import AlarmLifecycle
 from rmetric.detectors.calibrated.gradients import Gradients
 from rmetric.detectors.calibrated.hardware import Hardware
 from rmetric.detectors.calibrated.held_out_loss import ProbeLoss, ValidationLoss
@@ -37,29 +37,30 @@ def sources() -> tuple[Source, ...]:
 
 
 class _Config(NamedTuple):
-    """What does not change while a run goes on."""
+    """Settings that are constant during a run."""
 
     thresholds: Thresholds
-    limits: list[list[tuple[str, float, float]]]  # by source: statistic, alone, together
+    limits: list[list[tuple[str, float, float]]]  # by source: statistic, solo, joint threshold
 
     @classmethod
     def of(cls, thresholds: Thresholds, sources: Sequence[Source]) -> _Config:
-        alone, together = thresholds.alone, thresholds.together
+        solo, joint = thresholds.alone, thresholds.together
         limits = [
-            [(name, alone.get(name, inf), together.get(name, inf)) for name in source.NAMES]
+            [(name, solo.get(name, inf), joint.get(name, inf)) for name in source.NAMES]
             for source in sources
         ]
         return cls(thresholds, limits)
 
 
 class CalibratedDetector:
-    """Alarms on evidence that healthy runs do not show, and says which.
+    """Alarms on evidence beyond that of healthy runs, and names the evidence.
 
     Each source (training loss, validation loss, probe loss, updates, gradients,
-    hardware, and whether all are numbers) gives statistics that are set against
-    the run's own past. A statistic s has two thresholds, floors that are raised
-    where healthy and benign runs go beyond them: strong enough alone (a), and
-    strong enough beside another source (b). With u the largest s / b of each source,
+    hardware, non-finite values) gives statistics relative to the run's own rolling
+    baseline. A statistic s has two thresholds, floors that are raised where healthy
+    and benign runs exceed them: a solo threshold a, which alarms by itself, and a
+    joint threshold b, which alarms together with another source. With u the largest
+    s / b of each source,
 
         score = max(largest s / a, second largest u),    alarm where score > 1
 
@@ -111,7 +112,7 @@ class CalibratedDetector:
         self.step = 0
         self.ended = ""
         self._since: dict[str, int] = {}
-        self._course = Course()
+        self._course = AlarmLifecycle()  # named so in saved states
         self._rate = RateChange()
         self._because_of_rate = ""
         self._leading: list[tuple[int, str]] = []
@@ -128,13 +129,13 @@ class CalibratedDetector:
         was, led = self.alarm, self._leading
         self._judge()
         if self.alarm:
-            self._go_on(began=not was)
+            self._follow_alarm(began=not was)
         elif was:
             self._end(led, announced=bool(record.planned_events))
         return self
 
     def _judge(self) -> None:
-        alone, alone_by = 0.0, (0, "")
+        strongest, strongest_by = 0.0, (0, "")
         first = second = 0.0
         first_by = second_by = (0, "")
         known = False
@@ -142,22 +143,22 @@ class CalibratedDetector:
         for index, source in enumerate(self._sources):
             best, best_by = 0.0, (0, "")
             statistics = source.statistics
-            for name, own, beside in limits[index]:
+            for name, solo, joint in limits[index]:
                 value = statistics.get(name)
                 if value is None:
                     self._since.pop(name, None)
                     continue
                 known = True
                 if value == inf:
-                    strength = MOST if own < inf else 0.0
-                    shared = MOST if beside < inf else 0.0
+                    solo_strength = MOST if solo < inf else 0.0
+                    joint_strength = MOST if joint < inf else 0.0
                 else:
-                    strength, shared = value / own, value / beside
-                if strength > alone:
-                    alone, alone_by = strength, (index, name)
-                if shared > best:
-                    best, best_by = shared, (index, name)
-                if max(strength, shared) > 1:
+                    solo_strength, joint_strength = value / solo, value / joint
+                if solo_strength > strongest:
+                    strongest, strongest_by = solo_strength, (index, name)
+                if joint_strength > best:
+                    best, best_by = joint_strength, (index, name)
+                if max(solo_strength, joint_strength) > 1:
                     self._since.setdefault(name, source.begun.get(name, self.step))
                 else:
                     self._since.pop(name, None)
@@ -167,11 +168,11 @@ class CalibratedDetector:
             elif best > second:
                 second, second_by = best, best_by
         self.pair = second
-        self.score = min(max(alone, second), MOST) if known else nan
+        self.score = min(max(strongest, second), MOST) if known else nan
         self.alarm = self.score > 1
-        self._leading = [alone_by] if alone >= second else [first_by, second_by]
+        self._leading = [strongest_by] if strongest >= second else [first_by, second_by]
 
-    def _go_on(self, began: bool) -> None:
+    def _follow_alarm(self, began: bool) -> None:
         if began:
             self.ended = ""
             self._because_of_rate = self._rate.words()
@@ -196,10 +197,10 @@ class CalibratedDetector:
     def evidence(self) -> dict[str, float]:
         found = {}
         for source, limits in zip(self._sources, self.config.limits, strict=True):
-            for name, own, beside in limits:
+            for name, solo, joint in limits:
                 value = source.statistics.get(name)
                 if value is not None:
-                    limit = own if own < inf else beside
+                    limit = solo if solo < inf else joint
                     if value == inf:
                         found[name] = MOST if limit < inf else 0.0
                     else:
@@ -238,11 +239,11 @@ class CalibratedDetector:
         if value == inf:
             return f", since step {since}"
         when = f", unusual since step {since}"
-        alone = self.config.thresholds.alone.get(name, inf)
-        beside = self.config.thresholds.together.get(name, inf)
+        solo = self.config.thresholds.alone.get(name, inf)
+        joint = self.config.thresholds.together.get(name, inf)
         if len(self._leading) == 1:
-            return f" ({value / alone:.3g} times the limit of healthy runs{when})"
-        return f" ({value / beside:.3g} times what counts beside other evidence{when})"
+            return f" ({value / solo:.3g} times the limit of healthy runs{when})"
+        return f" ({value / joint:.3g} times what counts beside other evidence{when})"
 
 
 def _share(found: Mapping[str, float], scale: Mapping[str, float], name: str) -> float:

@@ -1,4 +1,4 @@
-"""What the gradient and the gradients of single workers say."""
+"""Statistics of the gradient and of single workers' gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the hardware reports say."""
+"""Statistics of reported hardware events."""
 
 from __future__ import annotations
 

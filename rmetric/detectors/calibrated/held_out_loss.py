@@ -1,4 +1,4 @@
-"""What losses on data that stays the same say: validation and probe."""
+"""Statistics of losses on fixed data: validation loss and probe loss."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What is usual for a run, from its own recent past and no more."""
+"""Rolling baselines of a run: median and spread of its recent values."""
 
 from __future__ import annotations
 
 from collections import deque
 
-from rmetric.detectors.own_past import SortedWindow
+from rmetric.detectors.rolling_baseline import SortedWindow
 
 #: Quantiles over their Gaussian distance from the median: half of a spread is enough to
 #: see noise with a heavy upper tail as wide as it is upwards.
@@ -58,7 +58,7 @@ class LaggedPast:
 
     @property
     def spread(self) -> float:
-        """How far a value lies from the median by chance, at least upwards; only where `ready`."""
+        """Chance distance of a value above the median; only where `ready`."""
         ordered = self._window.ordered
         count = len(ordered)
         quartiles = (ordered[3 * count // 4] - ordered[count // 4]) / _QUARTILES
@@ -83,7 +83,7 @@ class LaggedPast:
 
 
 class Deviation:
-    """How many spreads a value lies above what is usual for the run.
+    """Deviation of a value above its rolling baseline, in spreads.
 
         z = (x - usual) / max(spread, `relative` |usual|, `absolute`)
 

@@ -56,8 +56,8 @@ class CalibratedRMetric:
                 SYMBOLS_AND_UNITS, PAPER_WEIGHTS, self.normalised, strict=True
             )
         )
-        told = ", ".join(f"{symbol} {-part:.2f}" for part, symbol in parts if part)
-        return f"R {self.score:.2f} above {THRESHOLD:g}, contributed by {told}"
+        parts_text = ", ".join(f"{symbol} {-part:.2f}" for part, symbol in parts if part)
+        return f"R {self.score:.2f} above {THRESHOLD:g}, contributed by {parts_text}"
 
     def update(self, record: Record) -> CalibratedRMetric:
         """Take the next record."""

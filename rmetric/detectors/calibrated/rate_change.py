@@ -53,7 +53,7 @@ class RateChange:
             self._jump = [self._count, step, before, rate]
 
     def words(self) -> str:
-        """What happened to the rate; empty where nothing did."""
+        """The change of the learning rate in words; empty if there was none."""
         if not self._jump:
             return ""
         _, step, before, rate = self._jump

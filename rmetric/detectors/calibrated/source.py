@@ -1,4 +1,4 @@
-"""What a source of evidence promises."""
+"""Interface of a source of evidence."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def bounded(x: float) -> float:
 
 
 def times(logarithm: float) -> str:
-    """How many times larger, for a sentence.
+    """A ratio as text.
 
     >>> times(0.7), times(1000.0)
     ('2 times', 'more than 1e+09 times')

@@ -1,4 +1,4 @@
-"""What the training loss of single records says."""
+"""Statistics of the training loss: jumps and climbs against its rolling baseline."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class TrainingLoss(Source):
         self._lowest = min(self._lowest, level)
 
     def _climb_to(self, level: float, loss: float) -> float:
-        """How far a level is above the lowest, in units of what is too far."""
+        """Height of a level above the lowest, in units of the largest usual height."""
         climb = 0.0
         above = level - self._lowest
         ratio = above / max(abs(self._lowest), 0.5)
@@ -140,7 +140,7 @@ class TrainingLoss(Source):
 
     @property
     def before(self) -> float:
-        """What was usual; where that is not known yet, the lowest level."""
+        """The usual level; the lowest one while that is undefined."""
         usual = self._deviation.usual
         return usual if usual == usual else self._lowest
 

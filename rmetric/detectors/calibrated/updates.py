@@ -1,4 +1,4 @@
-"""What the size of the updates says."""
+"""Statistics of the update norm."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""One incident, one page: the diagnosis from the logs, beside the metric's alarms and the GPUs.
+"""Render one HTML incident page: diagnosis, metric alarms and GPU telemetry.
 
-The three know nothing of each other: logs have times and steps, a training log steps and at best
-seconds since its start, GPUs times. What can stand on one axis does; what cannot is said.
+The three sources have different clocks: text logs have times and steps, a training log has steps
+and at most seconds since its start, GPU readings have times. The page shows a common axis where
+one exists and states what cannot be aligned.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rmetric._util.version import __version__
-from rmetric.diagnosis import cutting, words
+from rmetric.diagnosis import render, text_layout
 from rmetric.diagnosis.incident.gpus import in_words, read_gpus, rows
 from rmetric.diagnosis.incident.metric import read_metric
 from rmetric.diagnosis.incident.times import timelines
@@ -42,11 +43,13 @@ def incident_page(
     return render_incident(
         None if metric is None else metric.charts,
         diagnosis=diagnosis,
-        title=words.headline(diagnosis), what=words.what(diagnosis), where=words.where(diagnosis),
-        when=words.when(diagnosis), sureness=words.sureness(diagnosis),
-        acts=words.WHO_ACTS.get(diagnosis.actor or "", diagnosis.actor or ""),
-        text=words.verdict(diagnosis),
-        said=cutting.said, plain=cutting.plain, place=words.place,
+        title=render.headline(diagnosis), what=render.what(diagnosis),
+        where=render.where(diagnosis),
+        when=render.when(diagnosis),
+        sureness=render.sureness(diagnosis),
+        acts=render.WHO_ACTS.get(diagnosis.actor or "", diagnosis.actor or ""),
+        text=render.verdict(diagnosis),
+        said=text_layout.said, plain=text_layout.plain, place=render.place,
         speakers=_speakers, moment=_moment,
         timelines=times, remarks=remarks,
         metric=metric,
@@ -59,9 +62,9 @@ def incident_page(
 
 
 def _speakers(evidence: Evidence) -> list[str]:
-    """Who said it; a file whose speaker is not known stands in a column of its own."""
-    return [cutting.plain(one) for one in evidence.who if one != evidence.file]
+    """Streams that logged the event, without its file, which has a column of its own."""
+    return [text_layout.plain(one) for one in evidence.who if one != evidence.file]
 
 
 def _moment(time: float | None) -> str:
-    return "" if time is None else words.clock(time)
+    return "" if time is None else render.clock(time)

@@ -1,4 +1,4 @@
-"""What a recording of `rmetric telemetry` says of the GPUs, beside a diagnosis."""
+"""Summarise a `rmetric telemetry` recording beside a diagnosis."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 from rmetric._util.printed import counted
 from rmetric.diagnosis.incident.timeline import on_axis
+from rmetric.diagnosis.render import clock
 from rmetric.diagnosis.result import Diagnosis
-from rmetric.diagnosis.words import clock
-from rmetric.telemetry.played import PlayedReadings
+from rmetric.telemetry.replayed import ReplayedReadings
 from rmetric.telemetry.verdict import GpuVerdict
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpus:
-    """What is known of the GPUs.
+    """GPU verdicts of a recording.
 
     Attributes:
         news: verdicts that changed, in their order.
@@ -35,13 +35,13 @@ class Gpus:
 
 
 def read_gpus(path: Path) -> Gpus:
-    source = PlayedReadings(path, inf)
+    source = ReplayedReadings(path, inf)
     news = source.poll()
     return Gpus(news=news, until={key: one.time for key, one in source.verdicts().items()})
 
 
 def rows(gpus: Gpus, diagnosis: Diagnosis) -> list[dict[str, Any]]:
-    """What changed since a GPU was first unwell, and how long before the cause."""
+    """Verdict changes since a GPU was first unhealthy, with their time before the cause."""
     nodes = {one.node for one in diagnosis.nodes if one.node}
     rows, unwell = [], set()
     for one in gpus.news:

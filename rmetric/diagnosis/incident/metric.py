@@ -1,4 +1,4 @@
-"""A training log of the same job, and how its steps and times join those of the text logs."""
+"""Read a training log of the same job and align its steps and times with the text logs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""What happened when, as lanes over one axis of time: drawn by the template, without a script.
+"""Timelines as lanes over one time axis, drawn by the template without a script.
 
-Places are shares of the axis in per cent, so that a lane is as wide as its page and no letter
-is scaled.
+Positions are percentages of the axis, so that a lane scales with the page and text does not.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from rmetric.diagnosis.words import clock
+from rmetric.diagnosis.render import clock
 from rmetric.telemetry.lines import LAST_TIME
 
 #: Seconds; what is earlier has no year, or counts from a machine's start.

@@ -1,11 +1,10 @@
-"""The lanes of the page's axes of time: stages, alarms, GPUs, events."""
+"""Build the timeline lanes of the incident page: stages, alarms, GPUs and events."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from rmetric._util.printed import counted
-from rmetric.diagnosis.cutting import plain, said
 from rmetric.diagnosis.incident.gpus import Gpus
 from rmetric.diagnosis.incident.metric import Metric
 from rmetric.diagnosis.incident.timeline import (
@@ -18,12 +17,14 @@ from rmetric.diagnosis.incident.timeline import (
     timeline,
 )
 from rmetric.diagnosis.job import STAGES
+from rmetric.diagnosis.render import clock
 from rmetric.diagnosis.result import Diagnosis
-from rmetric.diagnosis.words import clock
+from rmetric.diagnosis.text_layout import plain, said
 from rmetric.reporting.page.render import MOST_ALARMS
 
 #: Lanes of single events, and of GPUs.
-_MOST_EVENTS, _MOST_GPUS = 8, 16
+_MOST_EVENTS = 8
+_MOST_GPUS = 16
 
 
 def timelines(

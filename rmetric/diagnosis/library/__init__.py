@@ -1,6 +1,6 @@
-"""The fault library: signatures of known faults in YAML files, and how they are found in a log."""
+"""The fault library: YAML signatures of known faults, and their search in a log."""
 
 from rmetric.diagnosis.library.files import SignatureError
-from rmetric.diagnosis.library.load import Library, form_of
+from rmetric.diagnosis.library.load import SignatureLibrary, form_of
 
-__all__ = ["Library", "SignatureError", "form_of"]
+__all__ = ["SignatureError", "SignatureLibrary", "form_of"]

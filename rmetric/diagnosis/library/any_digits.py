@@ -60,7 +60,7 @@ def any_digits(pattern: str) -> str:
 
 
 def _atom(kind: str, token: str) -> tuple[str, bool]:
-    """What stands for a part of a pattern, and whether that may take a digit."""
+    """Replacement of a pattern part, and whether the part may match a digit."""
     if kind == "group":
         scoped = re.match(r"\(\?[aimsux]+[:)]", token)
         return (token if scoped else "(?:"), False

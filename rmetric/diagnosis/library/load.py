@@ -1,4 +1,4 @@
-"""The library of signatures: which known faults does this entry of a log speak of?"""
+"""Match log entries against the library of fault signatures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FOLDER = Path(__file__).parent / "signatures"
 _ROLE_ORDER = {role: place for place, role in enumerate(ROLES)}
 
 
-class Library:
+class SignatureLibrary:
     """Signatures by id, found by gate and pattern.
 
     Args:
@@ -63,12 +63,12 @@ class Library:
         self._of_form: dict[bytes, list[str]] = {}
 
     @classmethod
-    def shipped(cls) -> Library:
+    def shipped(cls) -> SignatureLibrary:
         """The signatures that come with rmetric; its tests have tried them on their examples."""
         return cls((one, path) for path in _shipped_files() for one in read(path))
 
     @classmethod
-    def load(cls, paths: Iterable[Path | str]) -> Library:
+    def load(cls, paths: Iterable[Path | str]) -> SignatureLibrary:
         """The shipped signatures and those of files of the user's, tried on their examples.
 
         Raises:
@@ -91,7 +91,7 @@ class Library:
         return len(self._by_id)
 
     def gate(self, form: bytes) -> bool:
-        """Whether an entry with a line of this form (`form_of`) may match any signature."""
+        """Return False only if no entry with a line of this form (`form_of`) can match."""
         return self._gate.search(form) is not None
 
     def find(self, text: str, level: str = "") -> list[tuple[Signature, dict[str, str]]]:
@@ -120,7 +120,7 @@ class Library:
         return sorted(harmless or found, key=lambda pair: _order(pair[0]))
 
     def may_match(self, plain: str, level: str = "") -> bool:
-        """Whether an entry of one line may match a signature, whatever its digits are.
+        """Return False only if an entry of one line matches no signature for any digits.
 
         Args:
             plain: the line with "0" for every number.

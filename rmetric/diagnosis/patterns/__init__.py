@@ -1,5 +1,5 @@
-"""The patterns of L4 (arXiv 2503.20263, section 4) and the channel of absences.
+"""The patterns of L4 (arXiv 2503.20263, section 4) and the unfiltered absence channel.
 
-`stages` and `iterations` read entries during the one pass (temporal pattern), `spatial` and
-`unfiltered` look at the `Job` that it leaves. Each says what is odd, none says why.
+`stages` and `iterations` (temporal pattern) read entries during the pass; `spatial` and
+`unfiltered` analyse the finished `Job`. Each reports outliers; none determines a cause.
 """

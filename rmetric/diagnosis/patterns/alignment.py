@@ -1,4 +1,4 @@
-"""How alike two iterations are: dynamic time warping over events (L4, section 4.4)."""
+"""Similarity of two iterations: dynamic time warping over events (L4, section 4.4)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""By how much the clocks of a job's files differ, from what their ranks do at one moment.
+"""Estimate the clock offset of each file from events that ranks log simultaneously.
 
-Files whose times lie far apart are of one job with skewed clocks, or of two jobs.
+Files whose times are far apart belong to one job with skewed clocks, or to two jobs.
 """
 
 from __future__ import annotations
@@ -12,35 +12,37 @@ from statistics import median, median_low
 from rmetric.diagnosis.job import Job, Occurrence, Stream
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
 
-#: An offset is believed if its anchors agree within so many seconds, or that share of it.
-AGREE, AGREE_SHARE = 2.0, 0.2
-#: Smaller offsets are left alone: they are the ranks' own pace.
-LEAST = 0.5
-#: By first entries alone an offset is believed from so many seconds on: starts differ too.
-LEAST_BY_START = 900.0
-#: Times farther apart have another zero: seconds since boot, not since 1970.
-OTHER_ZERO = 10 * 365 * 86400.0
-#: Offsets from here on are told to the reader.
-WORTH_TELLING = 60.0
-#: Files with so many seconds and nothing else between them may be of different jobs.
-APART = 3600.0
-#: Moments that files of one job share, at least: a step told by both, a first entry of both.
-SHARED = 2
+#: Anchors of a valid offset agree within this many seconds,
+MAX_ANCHOR_SPREAD_SECONDS = 2.0
+#: or within this share of the offset.
+MAX_ANCHOR_SPREAD_SHARE = 0.2
+#: Smaller offsets, in seconds, are ignored: ranks run at slightly different paces.
+MIN_OFFSET_SECONDS = 0.5
+#: Least offset, in seconds, from first entries alone: start times differ too.
+MIN_START_OFFSET_SECONDS = 900.0
+#: Times this many seconds apart have different zeros: boot time instead of 1970.
+OTHER_EPOCH_SECONDS = 10 * 365 * 86400.0
+#: Least offset, in seconds, that is reported.
+MIN_REPORTED_OFFSET_SECONDS = 60.0
+#: Files this many seconds apart may belong to different jobs.
+MIN_JOB_GAP_SECONDS = 3600.0
+#: Least number of common anchors of files of one job: a common step, a common first entry.
+MIN_COMMON_ANCHORS = 2
 
 _Key = tuple[int, int]
 
 
 def clock_offsets(job: Job) -> dict[str, float]:
-    """File -> seconds that its clock is ahead of the job's (the median file's); 0 is left out.
+    """Map each file to the seconds that its clock is ahead of the job's median; 0 is omitted.
 
-    A step line of one step is written by all ranks at about the same moment, for they wait for
-    each other; so are two files' clocks compared by the step lines and last words that both
-    have kept, by the median of the differences where those agree. A file that shares none is
-    compared by its first entry, and only a difference of `LEAST_BY_START` counts then. Those of
-    two jobs are not compared.
+    All ranks write the line of one step at about the same moment, since they wait for each other.
+    The clocks of two files are compared by the step lines and last entries that both kept: by the
+    median of the differences, if those agree. A file without common lines is compared by its
+    first entry, where only a difference of `MIN_START_OFFSET_SECONDS` counts. Files of two jobs
+    are not compared.
     """
     anchors, starts = _anchors(job), {name: begin for name, (begin, _) in job.spans.items()}
-    if len(starts) < 2 or two_jobs(job, LEAST_BY_START) is not None:
+    if len(starts) < 2 or two_jobs(job, MIN_START_OFFSET_SECONDS) is not None:
         return {}
     moments = _moments(anchors)
     begin = median_low(starts.values())
@@ -49,16 +51,20 @@ def clock_offsets(job: Job) -> dict[str, float]:
         offset = _by_anchors(anchors.get(name, {}), moments)
         if offset is None:
             offset = start - begin
-            if not LEAST_BY_START <= abs(offset) < OTHER_ZERO:
+            if not MIN_START_OFFSET_SECONDS <= abs(offset) < OTHER_EPOCH_SECONDS:
                 continue
-        if abs(offset) >= LEAST:
+        if abs(offset) >= MIN_OFFSET_SECONDS:
             found[name] = round(offset, 3)
     return found
 
 
 def clock_notes(offsets: Mapping[str, float]) -> list[str]:
-    """What a reader must know of the clocks: at most one sentence."""
-    large = {name: by for name, by in offsets.items() if WORTH_TELLING <= abs(by) < OTHER_ZERO}
+    """Notes on clock offsets, at most one sentence."""
+    large = {
+        name: by
+        for name, by in offsets.items()
+        if MIN_REPORTED_OFFSET_SECONDS <= abs(by) < OTHER_EPOCH_SECONDS
+    }
     if not large:
         return []
     worst = max(large, key=lambda name: (abs(large[name]), name))
@@ -71,7 +77,7 @@ def _span(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{seconds / 60:.0f} min"
 
 
-def two_jobs(job: Job, apart: float = APART) -> tuple[str, str] | None:
+def two_jobs(job: Job, apart: float = MIN_JOB_GAP_SECONDS) -> tuple[str, str] | None:
     """The files of two jobs, the last of the first and the first of the second; None of one job.
 
     There is time between them. Of one job, with clocks that differ, they are only if different
@@ -95,7 +101,7 @@ def two_jobs(job: Job, apart: float = APART) -> tuple[str, str] | None:
 
 
 def _one_job(job: Job, early: set[str], late: set[str]) -> bool:
-    """Whether the files of early times are of one job with those of late ones."""
+    """Return True if early and late files belong to one job."""
     seated = [one for one in job.streams.values() if one.rank is not None or one.node is not None]
     before = [one for one in seated if one.files & early]
     behind = [one for one in seated if one.files & late]
@@ -119,14 +125,14 @@ def _moments_of(streams: Sequence[Stream]) -> dict[tuple[int, int | None], float
 def _agree(
     before: Mapping[tuple[int, int | None], float], behind: Mapping[tuple[int, int | None], float]
 ) -> bool:
-    """By the steps that both tell or, where they tell none, by how they began."""
+    """Compare by common steps, or by first entries without steps."""
     shared = before.keys() & behind.keys()
     steps = {key for key in shared if key[1] is not None}
     by = [behind[key] - before[key] for key in steps or shared]
-    if len(by) < SHARED:
+    if len(by) < MIN_COMMON_ANCHORS:
         return False
     middle = median(by)
-    return median(abs(one - middle) for one in by) <= AGREE
+    return median(abs(one - middle) for one in by) <= MAX_ANCHOR_SPREAD_SECONDS
 
 
 def _kept(stream: Stream) -> Iterator[Occurrence]:
@@ -161,4 +167,8 @@ def _by_anchors(kept: Mapping[_Key, float], moments: Mapping[_Key, float]) -> fl
         return None
     offset = median(differences)
     spread = median(abs(one - offset) for one in differences)
-    return offset if spread <= max(AGREE, AGREE_SHARE * abs(offset)) else None
+    return (
+        offset
+        if spread <= max(MAX_ANCHOR_SPREAD_SECONDS, MAX_ANCHOR_SPREAD_SHARE * abs(offset))
+        else None
+    )

@@ -1,4 +1,4 @@
-"""The count of steps in lines of one form: which of them tell a new step."""
+"""Recognise new steps among lines of one form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Counting:
     below: list[int] = field(default_factory=list)
 
     def take(self, step: int) -> bool:
-        """Whether the step is a new one: higher than the last, or counted anew from below.
+        """Return True for a new step: above the last, or a restarted count.
 
         Ranks that share a log tell a step many times, and the last of them when the first is
         at the next; so a lower one is new only when it is the third in a row that rises.

@@ -1,10 +1,10 @@
-"""Which iteration was the first to differ? Sequences of events, each against its predecessors.
+"""Temporal pattern: find the first iteration that differs from its predecessors.
 
-The temporal pattern of L4 (arXiv 2503.20263, section 4.4): an iteration is what a stream says
-from one step line to the next; its similarity is the mean over the ten before it; three sigma
-below what was usual flags it. Beside that, ours: it is flagged only for an event that its stream
-never said before or never lacked before, and evaluations and checkpoints are left out, so that
-what comes every hundred steps is no alarm every hundred steps.
+After L4 (arXiv 2503.20263, section 4.4): an iteration is the sequence of events of a stream from
+one step line to the next. Its similarity is the mean over the ten iterations before it; three
+sigma below the usual similarity flags it. Added here: an iteration is flagged only for an event
+that its stream never logged, or never lacked, before. Evaluations and checkpoints are excluded,
+so that periodic work raises no periodic alarm.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Generic, TypeVar
 
 from rmetric.diagnosis.job import Iteration, Occurrence
 from rmetric.diagnosis.patterns.alignment import similarity
+from rmetric.diagnosis.patterns.baseline import LEAST_PAST, Durations, RunningStats
 from rmetric.diagnosis.patterns.counting import Counting
-from rmetric.diagnosis.patterns.steps import Told
-from rmetric.diagnosis.patterns.usual import LEAST_PAST, Durations, Usual
+from rmetric.diagnosis.patterns.steps import StepMatch
 
 #: Iterations before it that one is compared with (L4, section 4.4).
 WINDOW = 10
@@ -44,7 +44,7 @@ Place = TypeVar("Place")
 
 @dataclass
 class _Past(Generic[Place]):
-    """What is remembered of one stream.
+    """Iteration state of one stream.
 
     Attributes:
         opened, opened_time: of the step line that began the iteration.
@@ -66,7 +66,7 @@ class _Past(Generic[Place]):
     iterations: int = 0
     news: int = 0
     window: deque[tuple[int, ...]] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    usual: Usual = field(default_factory=Usual)
+    usual: RunningStats = field(default_factory=RunningStats)
     seconds: Durations = field(default_factory=lambda: Durations(5 * WINDOW))
     odd: list[Iteration] = field(default_factory=list)
 
@@ -105,7 +105,9 @@ class IterationWatch(Generic[Place]):
         past.aside = stage in ASIDE
         past.was_aside |= past.aside
 
-    def tell(self, stream: str, told: Told, event: int, place: Place, time: float | None) -> int:
+    def tell(
+        self, stream: str, match: StepMatch, event: int, place: Place, time: float | None
+    ) -> int:
         """An entry that tells a step ends an iteration if the step is a new one.
 
         The iterations of a stream are those of one form of line, the first that it used unless
@@ -116,7 +118,7 @@ class IterationWatch(Generic[Place]):
             The step at which the stream is.
         """
         past = self._pasts[stream]
-        new = self._counts(past, *told)
+        new = self._counts(past, *match)
         if new:
             past.aside = False
             event = _STEP_LINE
@@ -126,7 +128,7 @@ class IterationWatch(Generic[Place]):
             past.now.append(event)
         if not new:
             return max(past.top, 0)
-        step = told[1]
+        step = match[1]
         if past.opened is not None:
             self._close(stream, past, step, time)
             if step > past.top:
@@ -155,7 +157,7 @@ class IterationWatch(Generic[Place]):
 
     @staticmethod
     def _counts(past: _Past[Place], form: str, step: int) -> bool:
-        """Whether a new step is told, in the form that counts."""
+        """Return True if the line states a new step in the form that counts."""
         mine = past.counting.get(form)
         if mine is None:
             if len(past.counting) >= MAX_FORMS:
@@ -172,7 +174,7 @@ class IterationWatch(Generic[Place]):
             past.again = 0
             past.window.clear()
             past.seconds = Durations(5 * WINDOW)
-            past.usual = Usual()
+            past.usual = RunningStats()
         return new and form == past.form
 
     def _close(self, stream: str, past: _Past[Place], step: int, time: float | None) -> None:
@@ -313,7 +315,7 @@ class IterationWatch(Generic[Place]):
 
 
 def _whole(seconds: float | None, usual: float | None, steps: int) -> float | None:
-    """Of all its steps, where the iteration was slow."""
+    """Duration of all steps of a slow iteration."""
     if seconds is None or usual is None:
         return None
     return round(seconds * max(1, steps), 3)

@@ -1,6 +1,6 @@
-"""Whose numbers are unlike its fellows': the rank whose steps take long, whose loss is another.
+"""Find ranks whose logged numbers deviate from their peers: slow steps, a different loss.
 
-Counts of events cannot show a rank that says what all say, with other numbers. Ours, not L4's.
+Event counts cannot show a rank that logs the same lines with other numbers. Not part of L4.
 """
 
 from __future__ import annotations
@@ -13,18 +13,24 @@ from math import isfinite
 from statistics import median
 
 from rmetric.diagnosis.job import Job, Occurrence
-from rmetric.diagnosis.patterns.usual import robust_deviation
+from rmetric.diagnosis.patterns.baseline import robust_deviation
 from rmetric.diagnosis.reading.text import TRACEBACK, level
 
-#: A number is odd from so many times the median of the others on, and so many times their spread.
-TIMES, SPREADS = 5.0, 6.0
-#: At so many steps, of the last that most ranks tell, it must be odd.
-STEPS, REPEATED = 4, 2
-#: And it must be so large beside the largest number of the others' same entries: a fifteenfold
-#: millisecond is nothing in a step of seconds.
-MATTERS = 0.3
-#: Share of the ranks that tell a number at a step, and the fewest of them, to compare it.
-MOST, FEWEST = 0.75, 4
+#: An outlier is at least this many times the median of the others.
+MIN_RATIO_TO_MEDIAN = 5.0
+#: An outlier is at least this many robust deviations above the median of the others.
+MIN_DEVIATIONS = 6.0
+#: Number of last common steps that are compared.
+NUM_STEPS = 4
+#: Number of those steps at which a number must be an outlier.
+MIN_OUTLIER_STEPS = 2
+#: Least size relative to the largest number in the others' same entries: a fifteenfold
+#: millisecond does not matter in a step of seconds.
+MIN_SHARE_OF_LARGEST = 0.3
+#: Least share of the ranks that log a number at a step, to compare it.
+MIN_RANK_SHARE = 0.75
+#: Least number of those ranks.
+MIN_RANKS = 4
 #: A name and its number, as in "data 12.3", "loss=nan", "time (ms): 7".
 _NUMBER = re.compile(
     r"(?P<name>[A-Za-z][A-Za-z_/-]*(?: ?\([A-Za-z/ ]{1,12}\))?)\s?[ =:|]\s?"
@@ -41,11 +47,11 @@ _PLACES = re.compile(
 )
 
 _Key = tuple[int, int, str]
-_Told = tuple[float, Occurrence]
+_Value = tuple[float, Occurrence]
 
 
 @dataclass(frozen=True, kw_only=True)
-class OddNumber:
+class NumberOutlier:
     """A number of one stream that is unlike the others'.
 
     Attributes:
@@ -62,73 +68,75 @@ class OddNumber:
     place: Occurrence
 
 
-def odd_numbers(job: Job) -> list[OddNumber]:
+def number_outliers(job: Job) -> list[NumberOutlier]:
     """Per stream the number that is most times the others'; those odd again and again only.
 
     Compares what the last entries of all ranks tell at the same steps, and the exceptions that
     they raise alike, where once is enough. One rank in four at most can be odd: what more of
     them have is usual.
     """
-    told, ranks = _told(job)
-    largest = _largest(told)
-    found: dict[tuple[str, str], list[OddNumber]] = defaultdict(list)
+    logged, ranks = _logged_numbers(job)
+    largest = _largest(logged)
+    found: dict[tuple[str, str], list[NumberOutlier]] = defaultdict(list)
     by_name: dict[tuple[int, str], list[int]] = defaultdict(list)
-    for (event, step, name), values in told.items():
-        if len(values) >= max(FEWEST, MOST * ranks):
+    for (event, step, name), values in logged.items():
+        if len(values) >= max(MIN_RANKS, MIN_RANK_SHARE * ranks):
             by_name[event, name].append(step)
     for (event, name), steps in by_name.items():
-        last = sorted(steps)[-STEPS:]
+        last = sorted(steps)[-NUM_STEPS:]
         for step in last:
-            for one in _odd(told[event, step, name], name, MATTERS * largest[event, step]):
+            for one in _odd(
+                logged[event, step, name], name, MIN_SHARE_OF_LARGEST * largest[event, step]
+            ):
                 found[one.stream, f"{event} {name}"].append(one)
     worst = {one.stream: one for one in _odd_in_errors(job)}
     for (stream, _), times in found.items():
         one = times[-1]
-        if len(times) >= REPEATED and _times(one) > _times(worst.get(stream)):
+        if len(times) >= MIN_OUTLIER_STEPS and _times(one) > _times(worst.get(stream)):
             worst[stream] = replace(one, steps=len(times))
     return sorted(worst.values(), key=lambda one: (-_times(one), one.stream))
 
 
-def _odd_in_errors(job: Job) -> Iterator[OddNumber]:
-    told: dict[tuple[int, int, str], dict[str, _Told]] = defaultdict(dict)
+def _odd_in_errors(job: Job) -> Iterator[NumberOutlier]:
+    logged: dict[tuple[int, int, str], dict[str, _Value]] = defaultdict(dict)
     for stream in job.streams.values():
         for entry in stream.tail if stream.rank is not None else ():
-            said = entry.text.rstrip().rpartition("\n")[2]
-            if TRACEBACK in entry.text or level(said) == "error":
-                for place, found in enumerate(_VALUE.finditer(said)):
+            last_line = entry.text.rstrip().rpartition("\n")[2]
+            if TRACEBACK in entry.text or level(last_line) == "error":
+                for place, found in enumerate(_VALUE.finditer(last_line)):
                     key = (entry.event, place, found["name"])
-                    told[key][stream.name] = float(found["value"]), entry
-    for (_, _, name), values in told.items():
-        if len(values) >= FEWEST and not _PLACES.search(name.strip()):
+                    logged[key][stream.name] = float(found["value"]), entry
+    for (_, _, name), values in logged.items():
+        if len(values) >= MIN_RANKS and not _PLACES.search(name.strip()):
             yield from _odd(values, name.strip(), 0.0)
 
 
-def _times(one: OddNumber | None) -> float:
+def _times(one: NumberOutlier | None) -> float:
     if one is None:
         return 0.0
     return abs(one.value) / max(abs(one.usual), 1e-9) if isfinite(one.value) else 1e9
 
 
-def _largest(told: dict[_Key, dict[str, _Told]]) -> dict[tuple[int, int], float]:
+def _largest(logged: dict[_Key, dict[str, _Value]]) -> dict[tuple[int, int], float]:
     """(event, step) -> the largest of the medians of its numbers."""
     largest: dict[tuple[int, int], float] = defaultdict(float)
-    for (event, step, _), values in told.items():
+    for (event, step, _), values in logged.items():
         finite = [abs(value) for value, _ in values.values() if isfinite(value)]
         if finite:
             largest[event, step] = max(largest[event, step], median(finite))
     return largest
 
 
-def _told(job: Job) -> tuple[dict[_Key, dict[str, _Told]], int]:
+def _logged_numbers(job: Job) -> tuple[dict[_Key, dict[str, _Value]], int]:
     """(event, step, name) -> stream -> value, entry; of the last entries. And how many ranks."""
-    told: dict[_Key, dict[str, _Told]] = defaultdict(dict)
+    logged: dict[_Key, dict[str, _Value]] = defaultdict(dict)
     ranks = [one for one in job.streams.values() if one.rank is not None]
     for stream in ranks:
         for entry in stream.tail:
             if entry.step is not None:
                 for name, value in numbers(entry.text):
-                    told[entry.event, entry.step, name][stream.name] = value, entry
-    return told, len(ranks)
+                    logged[entry.event, entry.step, name][stream.name] = value, entry
+    return logged, len(ranks)
 
 
 def numbers(text: str) -> Iterator[tuple[str, float]]:
@@ -143,20 +151,20 @@ def numbers(text: str) -> Iterator[tuple[str, float]]:
             yield name, float(found["value"])
 
 
-def _odd(values: dict[str, _Told], name: str, matters: float) -> Iterator[OddNumber]:
+def _odd(values: dict[str, _Value], name: str, matters: float) -> Iterator[NumberOutlier]:
     finite = [value for value, _ in values.values() if isfinite(value)]
-    if len(finite) < MOST * len(values):
+    if len(finite) < MIN_RANK_SHARE * len(values):
         return
     usual = median(finite)
-    spread = SPREADS * robust_deviation(finite, usual)
-    least = max(abs(usual) * (TIMES - 1.0), spread, matters - usual)
+    spread = MIN_DEVIATIONS * robust_deviation(finite, usual)
+    least = max(abs(usual) * (MIN_RATIO_TO_MEDIAN - 1.0), spread, matters - usual)
     odd = {
         stream: (value, place)
         for stream, (value, place) in values.items()
         if not isfinite(value) or value - usual > least > 0.0
     }
-    if len(odd) <= max(1.0, (1.0 - MOST) * len(values)):
+    if len(odd) <= max(1.0, (1.0 - MIN_RANK_SHARE) * len(values)):
         for stream, (value, place) in odd.items():
-            yield OddNumber(
+            yield NumberOutlier(
                 stream=stream, name=name, value=value, usual=usual, steps=1, place=place
             )

@@ -1,8 +1,7 @@
-"""Whose settings are unlike its fellows': a world size, a version, a count of records.
+"""Find ranks that log different settings than their peers, such as a world size or version.
 
-Ranks of one job say the same when they start. Where all say the same value and one or two say
-another, they were started otherwise: masked in the template, so only the entries show it.
-Ours, not L4's.
+All ranks of a job log the same settings at start. A rank with another value was launched
+differently; templates mask values, so only the entries show it. Not part of L4.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rmetric.diagnosis.job import Job, Stream
-from rmetric.diagnosis.patterns.numbers import FEWEST, MOST
+from rmetric.diagnosis.patterns.numbers import MIN_RANK_SHARE, MIN_RANKS
 
-#: One in so many may differ; at least one.
-FEW = 16
-#: Words before a bare value that say what it is.
-CONTEXT = 3
+#: One rank in this many may differ; at least one.
+RANKS_PER_OUTLIER = 16
+#: Number of words before a bare value that make its name.
+NUM_CONTEXT_WORDS = 3
 _WORD = re.compile(r"[^\s,;()\[\]{}|'\"]+")
 #: Times and dates, which differ by chance.
 _TIME = re.compile(r"\d:\d\d|\d{4}[-/]\d\d")
@@ -30,7 +29,7 @@ _Place = tuple[int, int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class OddSetting:
+class SettingOutlier:
     """A value that one stream says and its fellows do not.
 
     Attributes:
@@ -45,7 +44,7 @@ class OddSetting:
     others: int
 
 
-def odd_settings(job: Job, siblings: Sequence[Job] = ()) -> list[OddSetting]:
+def setting_outliers(job: Job, siblings: Sequence[Job] = ()) -> list[SettingOutlier]:
     """In the order of the streams, each at most once for a name.
 
     What differs in the same words in a healthy sibling is left out, and so is what only rank 0
@@ -58,25 +57,27 @@ def odd_settings(job: Job, siblings: Sequence[Job] = ()) -> list[OddSetting]:
     return list(found.values())
 
 
-def _odd(job: Job) -> Iterator[OddSetting]:
+def _odd(job: Job) -> Iterator[SettingOutlier]:
     ranks = [one for one in job.streams.values() if one.rank is not None]
-    told: dict[_Place, dict[str, str]] = defaultdict(dict)
+    logged: dict[_Place, dict[str, str]] = defaultdict(dict)
     names: dict[_Place, str] = {}
     for stream in ranks:
         for place, name, value in _values(stream):
-            told[place][stream.name] = value
+            logged[place][stream.name] = value
             names.setdefault(place, name)
     leader = next((one.name for one in ranks if one.rank == 0), "")
-    for place, values in told.items():
-        if len(values) < max(FEWEST, MOST * len(ranks)) or _PLACES.search(names[place]):
+    for place, values in logged.items():
+        if len(values) < max(MIN_RANKS, MIN_RANK_SHARE * len(ranks)) or _PLACES.search(
+            names[place]
+        ):
             continue
         ((usual, times),) = Counter(values.values()).most_common(1)
         others = len(values) - times
-        if not 0 < others <= max(1, len(values) // FEW):
+        if not 0 < others <= max(1, len(values) // RANKS_PER_OUTLIER):
             continue
         for stream_name, value in values.items():
             if value != usual and stream_name != leader:
-                yield OddSetting(
+                yield SettingOutlier(
                     stream=stream_name, name=names[place], value=value, usual=usual, others=times
                 )
 
@@ -93,5 +94,5 @@ def _values(stream: Stream) -> Iterator[tuple[_Place, str, str]]:
             if not any(map(str.isdigit, word)) or _TIME.search(word) or _SECONDS.search(word):
                 continue
             name, equals, value = word.rpartition("=")
-            before = words[max(0, at - CONTEXT) : at]
+            before = words[max(0, at - NUM_CONTEXT_WORDS) : at]
             yield (entry.event, len(words), at), (name if equals else " ".join(before)), value

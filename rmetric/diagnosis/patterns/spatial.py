@@ -1,9 +1,9 @@
-"""Which rank or node is unlike its fellows? Event counts, an Isolation Forest, a robust distance.
+"""Spatial pattern: find ranks or nodes whose event counts deviate from their peers.
 
-The spatial pattern of L4 (arXiv 2503.20263, section 4.3), where a node is a vector of event
-counts. Beside it, ours: silent ranks are zero vectors, each rank is first set against the same
-rank of healthy jobs, so that the habits of rank 0 do not count, and a threshold that lets nobody
-stand out where nobody does.
+After L4 (arXiv 2503.20263, section 4.3), where a node is a vector of event counts and an Isolation
+Forest scores it. Added here: silent ranks are zero vectors; each rank is first compared with the
+same rank of healthy jobs, which cancels the duties of rank 0; and a robust threshold, so that a
+healthy job has no outlier.
 """
 
 from __future__ import annotations
@@ -17,31 +17,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rmetric.diagnosis.job import Job
-from rmetric.diagnosis.patterns.speakers import Counterparts, Speaker, same_events, speakers
-from rmetric.diagnosis.patterns.usual import MAD_TO_DEVIATION
+from rmetric.diagnosis.patterns.baseline import MAD_TO_DEVIATION
+from rmetric.diagnosis.patterns.peers import Counterparts, Peer, peers, same_events
 from rmetric.diagnosis.result import MAX_NODES
 
-#: Said once against never, in log(1 + count): the unit of differences.
-UNIT = float(np.log(2.0))
-#: An event that no healthy job knows counts so many times.
+#: Unit of differences: once against never, in log(1 + count).
+MIN_LOG_DIFFERENCE = float(np.log(2.0))
+#: Factor on events that no healthy job has.
 UNKNOWN_WEIGHT = 3.0
-#: Robust z (Iglewicz and Hoaglin) from which a distance stands out, and the least unit for it.
-THRESHOLD, LEAST_SPREAD = 3.5, 1.0
-#: The forest must agree by so much: its score in the same robust z, and the least unit for that.
-FOREST_THRESHOLD, LEAST_FOREST_SPREAD = 1.0, 0.02
-#: What leaders lack counts so much where no healthy job tells what they always lack.
-LEADER = 0.5
-#: From so many speakers on there is something to compare, and for a forest to be grown on.
-FEWEST, FEWEST_FOR_FOREST = 3, 8
-#: Trees of the forest (the default of Liu et al., 2008).
-TREES = 100
-_EVENTS_NAMED = 5
+#: Robust z (Iglewicz and Hoaglin) from which a distance is an outlier.
+THRESHOLD = 3.5
+#: Least unit of that robust z, in distances.
+MIN_DISTANCE_SPREAD = 1.0
+#: Robust z of the forest's score from which it agrees.
+FOREST_THRESHOLD = 1.0
+#: Least unit of that robust z, in scores.
+MIN_FOREST_SPREAD = 0.02
+#: Factor on events that leaders lack, where there is no healthy job to compare.
+LEADER_WEIGHT = 0.5
+#: Least number of peers to compare.
+MIN_PEERS = 3
+#: Least number of peers to grow a forest.
+MIN_PEERS_FOR_FOREST = 8
+#: Number of trees of the forest (the default of Liu et al., 2008).
+NUM_TREES = 100
+_MAX_EVENTS_NAMED = 5
 
 Matrix = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unlike:
+class EventDeviation:
     """One event that makes a speaker odd.
 
     Attributes:
@@ -57,13 +63,13 @@ class Unlike:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Odd:
+class PeerOutlier:
     """A rank or node that is unlike its fellows.
 
     Attributes:
         score: robust z of its distance among its fellows'; `THRESHOLD` and more.
         distance: in units of "said once against never".
-        forest: robust z of the Isolation Forest's score; nan below `FEWEST_FOR_FOREST`.
+        forest: robust z of the Isolation Forest's score; nan below `MIN_PEERS_FOR_FOREST`.
         events: what makes it odd, the most first.
     """
 
@@ -73,18 +79,18 @@ class Odd:
     score: float
     distance: float
     forest: float
-    events: tuple[Unlike, ...]
+    events: tuple[EventDeviation, ...]
 
 
-def odd_speakers(
+def peer_outliers(
     job: Job,
     *,
     rng: np.random.Generator,
     ordinary: AbstractSet[int] = frozenset(),
     siblings: Sequence[Job] = (),
     by: str = "rank",
-) -> list[Odd]:
-    """Who stands out, the most odd first; at most `MAX_NODES`, and none is an answer.
+) -> list[PeerOutlier]:
+    """Find the outliers, the strongest first; at most `MAX_NODES`, often none.
 
     Each speaker's log(1 + count) of each event is set against the same rank's in the healthy
     siblings (their median), then against the median of its fellows. Its distance is the smaller
@@ -98,18 +104,18 @@ def odd_speakers(
         rng: seeds the forest.
         ordinary: events set aside.
         siblings: healthy jobs of similar settings.
-        by: "rank" or "node", see `speakers`.
+        by: "rank" or "node", see `peers`.
     """
-    who = speakers(job, by)
+    who = peers(job, by)
     events = [one.number for one in job.events if one.number not in ordinary]
-    if len(who) < FEWEST or not events:
+    if len(who) < MIN_PEERS or not events:
         return []
     counts = _matrix([one.counts for one in who], events)
     usual, known = _healthy(job, who, events, siblings, by)
     off, centre = _differences(counts, usual, who, apart=not siblings)
     off = off * np.where(known, 1.0, UNKNOWN_WEIGHT)
     distances = _distances(off)
-    scores = _robust_z(distances, LEAST_SPREAD)
+    scores = _robust_z(distances, MIN_DISTANCE_SPREAD)
     forest = _forest(off, rng)
     agree = np.isnan(forest) | (forest >= FOREST_THRESHOLD)
     over = [row for row in range(len(who)) if scores[row] >= THRESHOLD and agree[row]]
@@ -121,14 +127,14 @@ def odd_speakers(
     ]
 
 
-def _matrix(said: Iterable[Counter[int]], events: Sequence[int]) -> Matrix:
+def _matrix(counts_of_peers: Iterable[Counter[int]], events: Sequence[int]) -> Matrix:
     """Speakers x events."""
-    rows = [[one.get(event, 0) for event in events] for one in said]
+    rows = [[one.get(event, 0) for event in events] for one in counts_of_peers]
     return np.array(rows, dtype=float).reshape(len(rows), len(events))
 
 
 def _healthy(
-    job: Job, who: Sequence[Speaker], events: Sequence[int], siblings: Sequence[Job], by: str
+    job: Job, who: Sequence[Peer], events: Sequence[int], siblings: Sequence[Job], by: str
 ) -> tuple[Matrix, NDArray[np.bool_]]:
     """Usual counts, speakers x events, and which events any sibling knows; without any, 0, all."""
     layers, known = [], np.zeros(len(events), dtype=bool)
@@ -162,23 +168,23 @@ def _renumbered(counts: Counter[int], number: dict[int, int]) -> Counter[int]:
 
 
 def _differences(
-    counts: Matrix, usual: Matrix, who: Sequence[Speaker], *, apart: bool
+    counts: Matrix, usual: Matrix, who: Sequence[Peer], *, apart: bool
 ) -> tuple[Matrix, Matrix]:
     """Scaled differences from the fellows, and the fellows' median before scaling."""
     logs = np.log1p(counts) - np.log1p(usual)
     followers = [row for row, one in enumerate(who) if not one.leads]
-    base = logs[followers] if apart and len(followers) >= FEWEST else logs
+    base = logs[followers] if apart and len(followers) >= MIN_PEERS else logs
     centre = np.median(base, axis=0)
     spread = MAD_TO_DEVIATION * np.median(np.abs(base - centre), axis=0)
-    off = (logs - centre) / np.maximum(spread, UNIT)
+    off = (logs - centre) / np.maximum(spread, MIN_LOG_DIFFERENCE)
     if apart:
         leaders = [row for row, one in enumerate(who) if one.leads]
-        off[leaders] = LEADER * np.minimum(off[leaders], 0.0)
+        off[leaders] = LEADER_WEIGHT * np.minimum(off[leaders], 0.0)
     return off, centre
 
 
 def _distances(off: Matrix) -> Matrix:
-    """From the median, or from the k-th neighbour where that is nearer."""
+    """Distance from the median, or from the k-th neighbour if that is nearer."""
     others = len(off) - 1
     k = max(1, min(MAX_NODES, others // 4))
     between = np.sqrt(
@@ -200,17 +206,17 @@ def _robust_z(values: Matrix, least: float) -> Matrix:
 def _forest(off: Matrix, rng: np.random.Generator) -> Matrix:
     """Robust z of an Isolation Forest's scores; rows in an order that names have no part in."""
     seed = int(rng.integers(2**31))
-    if len(off) < FEWEST_FOR_FOREST:
+    if len(off) < MIN_PEERS_FOR_FOREST:
         return np.full(len(off), np.nan)
     from sklearn.ensemble import IsolationForest
 
     order = np.lexsort(off.T[::-1])
-    forest = IsolationForest(n_estimators=TREES, random_state=seed).fit(off[order])
-    return _robust_z(-forest.score_samples(off), LEAST_FOREST_SPREAD)
+    forest = IsolationForest(n_estimators=NUM_TREES, random_state=seed).fit(off[order])
+    return _robust_z(-forest.score_samples(off), MIN_FOREST_SPREAD)
 
 
 def _odd(
-    one: Speaker,
+    one: Peer,
     events: Sequence[int],
     counts: Matrix,
     expected: Matrix,
@@ -219,11 +225,11 @@ def _odd(
     distances: Matrix,
     forest: Matrix,
     row: int,
-) -> Odd:
+) -> PeerOutlier:
     squares = off**2
     most = sorted(range(len(events)), key=lambda column: (-squares[column], column))
     total = float(squares.sum()) or 1.0
-    return Odd(
+    return PeerOutlier(
         name=one.name,
         rank=one.rank,
         node=one.node,
@@ -231,13 +237,13 @@ def _odd(
         distance=round(float(distances[row]), 3),
         forest=round(float(forest[row]), 3),
         events=tuple(
-            Unlike(
+            EventDeviation(
                 event=events[column],
                 count=int(counts[column]),
                 usual=round(float(expected[column]), 2),
                 weight=round(float(squares[column]) / total, 3),
             )
-            for column in most[:_EVENTS_NAMED]
+            for column in most[:_MAX_EVENTS_NAMED]
             if squares[column] > 0.0
         ),
     )

@@ -1,9 +1,8 @@
-"""In which stage is a job? Rules from what an entry says to a stage (L4, section 4.4).
+"""Rules that assign a training stage to a log entry (L4, section 4.4).
 
-Only what announces work is a rule. An error says what failed and not what is being done, so
-the stage of a crash is that of the lines before it; likewise `tear-down` is the orderly end
-only: a job that is cancelled while it trains was training. Settings, commands and tracebacks
-name stages without being in them and are passed over.
+Only announcements of work are rules. An error states what failed, not the current stage, so the
+stage of a crash is that of the lines before it. `tear-down` is the orderly end only. Settings,
+commands and tracebacks name stages without being in them and are skipped.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from rmetric.diagnosis.patterns.steps import step_gate, told
+from rmetric.diagnosis.patterns.steps import match_step, step_gate
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule:
+class StageRule:
     """One way in which an entry tells its stage.
 
     Attributes:
@@ -32,9 +31,9 @@ class Rule:
     example: str
 
 
-def _rule(stage: str, who: str, gates: str, pattern: str, example: str) -> Rule:
+def _rule(stage: str, who: str, gates: str, pattern: str, example: str) -> StageRule:
     literals = tuple(gate.strip() for gate in gates.split("|"))
-    return Rule(stage=stage, who=who, gates=literals, pattern=pattern, example=example)
+    return StageRule(stage=stage, who=who, gates=literals, pattern=pattern, example=example)
 
 
 _LOG = ":::ml"  # :::MLLOG and :::MLL
@@ -42,7 +41,7 @@ _MLLOG = r'"?key"?: "'
 
 #: The first that matches counts: what is more particular stands first.
 # fmt: off
-RULES: tuple[Rule, ...] = (
+RULES: tuple[StageRule, ...] = (
     # MLPerf's log keys
     _rule("initialise", "MLPerf", _LOG, _MLLOG + r'(init_start|cache_clear|submission_\w+)"',
           ':::MLLOG {"time_ms": 1, "key": "init_start", "value": null}'),
@@ -251,7 +250,7 @@ class Stages:
     ''
     """
 
-    def __init__(self, rules: tuple[Rule, ...] = RULES) -> None:
+    def __init__(self, rules: tuple[StageRule, ...] = RULES) -> None:
         self._rules = [(rule.gates, re.compile(rule.pattern), rule.stage) for rule in rules]
         literals = sorted({gate for rule in rules for gate in rule.gates})
         self._gate = re.compile("|".join(map(re.escape, literals)).encode())
@@ -265,7 +264,7 @@ class Stages:
         for gates, pattern, stage in self._rules:
             if any(gate in lower for gate in gates) and pattern.search(lower):
                 return stage
-        return "train" if _LOG not in lower and told(text) else ""
+        return "train" if _LOG not in lower and match_step(text) else ""
 
     def gate(self, form: bytes) -> bool:
         """False only if `of` is "" whatever the digits.
@@ -276,8 +275,8 @@ class Stages:
         return bool(self._gate.search(form)) or step_gate(form)
 
 
-def next_stage(now: str, told: str) -> str:
-    """The stage after an entry that tells `told`, "" for nothing.
+def next_stage(now: str, match_step: str) -> str:
+    """The stage after an entry that tells `match_step`, "" for nothing.
 
     A job that works does not go back to its start by the lines of a start: communicators are
     made and kernels compiled when they are first needed, data is read again. Only a launch
@@ -286,6 +285,6 @@ def next_stage(now: str, told: str) -> str:
     >>> next_stage("train", "initialise"), next_stage("train", "launch")
     ('train', 'launch')
     """
-    if not told or (now in _WORKING and told in _START):
+    if not match_step or (now in _WORKING and match_step in _START):
         return now
-    return told
+    return match_step

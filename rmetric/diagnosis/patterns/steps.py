@@ -1,4 +1,4 @@
-"""Which training step does an entry tell? The forms that trainings print."""
+"""Parse the training step of a log entry, in the formats of common trainers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 
-class Told(NamedTuple):
+class StepMatch(NamedTuple):
     """A step, and the form in which it was told: lines of one form count together."""
 
     form: str
@@ -52,14 +52,14 @@ _KEY = re.compile(r"\"key\": *\"(\w+)\"(?:, *\"value\": *\{\"(\w+)\")?")
 _DOCKER = re.compile(r"^step \d+/\d+ : ")
 
 
-def _mlperf(text: str) -> Told | None:
+def _mlperf(text: str) -> StepMatch | None:
     found, key = _SAMPLES.search(text), _KEY.search(text)
     if found is None or key is None or _OF_EVALUATION.search(text):
         return None
-    return Told(f"{key[1]} {key[2] or ''} {found['word']}", int(found["step"]))
+    return StepMatch(f"{key[1]} {key[2] or ''} {found['word']}", int(found["step"]))
 
 
-def _progress_bar(text: str) -> Told | None:
+def _progress_bar(text: str) -> StepMatch | None:
     """tqdm; "Epoch 3: 45%|..| 120/267 [" counts epochs from 0, as Lightning does."""
     found = None
     for found in _BAR.finditer(text):  # noqa: B007 - the last bar of an entry is the newest
@@ -71,47 +71,49 @@ def _progress_bar(text: str) -> Told | None:
     step, epoch = int(found["step"]), _EPOCH.search(found["what"])
     if epoch and "all" in found.groupdict():
         step += int(epoch[1]) * int(found["all"])
-    return Told("bar", step)
+    return StepMatch("bar", step)
 
 
-def _of_epoch(text: str) -> Told | None:
+def _of_epoch(text: str) -> StepMatch | None:
     """ "Epoch [3/10], Step [120/267]" counts epochs from 1, "Epoch: [3][120/267]" from 0."""
     found = _OF_EPOCH.search(text)
     if found is None or _REFUSED.search(text[: found.start()][-60:]):
         return None
     epoch = int(found["epoch"]) - (found["of"] is not None)
-    return Told("of epoch", max(0, epoch) * int(found["all"]) + int(found["step"]))
+    return StepMatch("of epoch", max(0, epoch) * int(found["all"]) + int(found["step"]))
 
 
-def _word(text: str) -> Told | None:
+def _word(text: str) -> StepMatch | None:
     for found in _WORD.finditer(text):
         line = text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
         if not _REFUSED.search(line[-30:]) and not _DOCKER.match(text):
-            return Told(found["word"].strip(" _").replace(" ", "_"), int(found["step"]))
+            return StepMatch(found["word"].strip(" _").replace(" ", "_"), int(found["step"]))
     return None
 
 
-def _batches(text: str) -> Told | None:
+def _batches(text: str) -> StepMatch | None:
     found = _BATCHES.search(text)
     if found is None or _REFUSED.search(text[: found.start()][-30:]):
         return None
-    return Told("batches", int(found["step"] or found["other"] or found["in_brackets"]))
+    return StepMatch("batches", int(found["step"] or found["other"] or found["in_brackets"]))
 
 
-def _row(text: str) -> Told | None:
+def _row(text: str) -> StepMatch | None:
     """A row of the table that YOLO prints: an epoch, the memory, the losses."""
     found = _ROW.search(text)
-    return Told("row", int(found["step"])) if found else None
+    return StepMatch("row", int(found["step"])) if found else None
 
 
-def _short(text: str) -> Told | None:
+def _short(text: str) -> StepMatch | None:
     found = _SHORT.search(text)
-    return Told("short", int(found["step"])) if found else None
+    return StepMatch("short", int(found["step"])) if found else None
 
 
 #: (gate, reader, pattern): the gate is sought in the entry and must survive the loss of its digits;
 #: what does not match the pattern has no step.
-_FORMS: tuple[tuple[str, re.Pattern[str], Callable[[str], Told | None], re.Pattern[str]], ...] = (
+_FORMS: tuple[
+    tuple[str, re.Pattern[str], Callable[[str], StepMatch | None], re.Pattern[str]], ...
+] = (
     ("MLPerf", re.compile(r"^\W*:::ml"), _mlperf, _SAMPLES),
     ("tqdm", re.compile(r"/\d* \[|it \["), _progress_bar, _ANY_BAR),
     ("epoch", re.compile("epoch"), _of_epoch, _OF_EPOCH),
@@ -126,16 +128,16 @@ _HEAD = 2000
 _TRACE = re.compile(r"traceback \(most|^\s*file \"")
 
 
-def told(text: str) -> Told | None:
+def match_step(text: str) -> StepMatch | None:
     """The training step that an entry tells.
 
     Steps of evaluations, settings ("save_steps=500", "train_iters ... 5000", "step_size") and
     plans ("resume from iteration 500") are none. Where MLPerf's log keys name no step, the
     number of samples stands in for it.
 
-    >>> told(" iteration       30/    1000 | consumed samples: 120")
-    Told(form='iteration', step=30)
-    >>> told("save_steps=500") is None
+    >>> match_step(" iteration       30/    1000 | consumed samples: 120")
+    StepMatch(form='iteration', step=30)
+    >>> match_step("save_steps=500") is None
     True
     """
     text = text[:_HEAD].lower()
@@ -151,7 +153,7 @@ def told(text: str) -> Told | None:
 
 def step_of(text: str) -> int | None:
     """The training step that an entry tells; None where it tells none."""
-    found = told(text)
+    found = match_step(text)
     return None if found is None else found.step
 
 
@@ -166,7 +168,7 @@ def planned_steps(text: str, step: int) -> int | None:
 
 
 def step_gate(form: bytes) -> bool:
-    """False only if `told` is None whatever the digits.
+    """False only if `match_step` is None whatever the digits.
 
     Args:
         form: an entry in lower case without its digits.
@@ -174,8 +176,8 @@ def step_gate(form: bytes) -> bool:
     return bool(_GATE.search(form))
 
 
-def may_tell(plain: str) -> bool:
-    """False only if `told` is None whatever the numbers.
+def may_state_step(plain: str) -> bool:
+    """False only if `match_step` is None whatever the numbers.
 
     Args:
         plain: an entry with "0" for each number.

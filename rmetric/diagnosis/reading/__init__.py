@@ -1,11 +1,11 @@
-"""Reading text logs: files, who says a line, when, which lines are one entry.
+"""Read text logs: files, prefixes, times and multi-line entries.
 
 found = find(paths)                        # sources.py: found.sources, found.notes
 for source in found.sources:
-    prefixes = Prefixes.learn(source.sample())
+    prefixes = PrefixParser.learn(source.sample())
     for lines in source.chunks():          # raw lines: no colours, no line ends
         for line in lines:
-            who, start = prefixes.split(line)
-            kind = kind_of(line[start:])   # joining.py: the same for a line whatever its digits
+            prefix, start = prefixes.split(line)
+            kind = kind_of(line[start:])   # joining.py: independent of the line's digits
             joined, state = NEXT[state][kind]
 """

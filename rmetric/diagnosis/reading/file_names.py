@@ -1,4 +1,4 @@
-"""What the names of files say about who wrote them."""
+"""Infer rank and node of a log file from its name and folders."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _ENOUGH = 4
 
 
 @dataclass
-class Said:
-    """What the name of a file says about who wrote it.
+class FileIdentity:
+    """Rank and node that a file name states.
 
     Attributes:
         rank: global rank; where there is a `local_rank` too, only numbers of nodes speak for it.
@@ -45,7 +45,7 @@ class Said:
     node_number: int | None = None
 
 
-def who_wrote(names: Sequence[str]) -> list[Said]:
+def identify_files(names: Sequence[str]) -> list[FileIdentity]:
     """Rank and node of each file, by its name and folders.
 
     "rank_3.log" is a rank and "node-07.out" a node by the word before the number. A number without
@@ -60,8 +60,8 @@ def who_wrote(names: Sequence[str]) -> list[Said]:
     return said
 
 
-def _labelled(name: str) -> Said:
-    said = Said()
+def _labelled(name: str) -> FileIdentity:
+    said = FileIdentity()
     for match in _LABELLED.finditer(name):
         number = int(match["number"])
         if match["rank"]:
@@ -73,7 +73,7 @@ def _labelled(name: str) -> Said:
     return said
 
 
-def _take_counted(names: Sequence[str], said: list[Said]) -> None:
+def _take_counted(names: Sequence[str], said: list[FileIdentity]) -> None:
     """Numbers without a word, where the files that differ in nothing else count from 0."""
     alike: dict[tuple[str, str], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for at, name in enumerate(names):
@@ -97,7 +97,7 @@ def _take_counted(names: Sequence[str], said: list[Said]) -> None:
                         said[at].rank = number
 
 
-def _take_hosts(names: Sequence[str], said: list[Said]) -> None:
+def _take_hosts(names: Sequence[str], said: list[FileIdentity]) -> None:
     """Names of hosts, where several files differ by a word of one form with digits in it."""
     forms: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
     for at, name in enumerate(names):
@@ -116,7 +116,7 @@ def _take_hosts(names: Sequence[str], said: list[Said]) -> None:
                 said[at].node = host
 
 
-def _count_over_nodes(said: list[Said]) -> None:
+def _count_over_nodes(said: list[FileIdentity]) -> None:
     """Ranks within numbered nodes into global ones."""
     places: dict[str | None, set[int]] = defaultdict(set)
     for one in said:

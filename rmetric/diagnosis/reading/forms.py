@@ -1,4 +1,4 @@
-"""The forms of prefixes by which launchers and libraries say who writes a line."""
+"""Prefix formats by which launchers and libraries identify the writer of a line."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ TRACED = re.compile(rf"(?:{_JOURNAL}|{_STAMP})(?:\S{{1,60}} ?)?  File \"".encode
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
+class PrefixForm:
     """One form of prefix.
 
     Attributes:
-        name: the key in `Who.kinds`.
-        pattern: the whole prefix with the space behind it; its named groups are fields of `Who`.
+        name: the key in `Prefix.kinds`.
+        pattern: the whole prefix with the space behind it; its named groups are fields of `Prefix`.
         counted: a prefix that prose may look like: counts only where the file's lines agree.
             Its one group is told to be a number or a host by its name.
     """
@@ -55,84 +55,84 @@ class Form:
 #: Cut from the line. In the order in which they are tried.
 CUT = (
     # [rank3]: of PyTorch's excepthook and logs
-    Form(name="torch", pattern=r"\[rank(?P<rank>\d+)\]: ?"),
+    PrefixForm(name="torch", pattern=r"\[rank(?P<rank>\d+)\]: ?"),
     # [default3]: of torchrun: the role's name and the rank within the node
-    Form(
+    PrefixForm(
         name="torchrun",
         pattern=r"\[(?:default|trainer|worker)_?(?P<local_rank>\d+)\]:" + _SPACE,
     ),
     # [1,3]<stderr>: of Open MPI: the job and the rank
-    Form(
+    PrefixForm(
         name="mpirun",
         pattern=r"\[(?:[\w.@-]+[@,])?(?P<rank>\d+)\](?:\[[^\]]*\])?<std(?:out|err|diag)>:?"
         + _SPACE,
     ),
     # [1,mpirank:3,algo-1]<stderr>: of SageMaker
-    Form(
+    PrefixForm(
         name="sagemaker",
         pattern=r"\[\d+,mpirank:(?P<rank>\d+),(?P<node>[\w-]+)\]<std(?:out|err|diag)>:?" + _SPACE,
     ),
     # job-7/algo-1-1700000000 of CloudWatch, where it tails the streams of SageMaker
-    Form(name="cloudwatch", pattern=r"[\w.-]+(?:/[\w.-]+)*/(?P<node>algo-\d+)-\d{10} "),
+    PrefixForm(name="cloudwatch", pattern=r"[\w.-]+(?:/[\w.-]+)*/(?P<node>algo-\d+)-\d{10} "),
     # {app="train", pod="trainer-3"} of Loki
-    Form(
+    PrefixForm(
         name="loki",
         pattern=rf"\{{(?:{_LABEL}, ?)*pod=\"(?P<node>[\w.-]+)\"(?:, ?{_LABEL})*\}} ",
     ),
     # trainer.3.k2jx81@node-07 | of Docker's swarm
-    Form(name="swarm", pattern=rf"[\w-]+\.\d+\.[a-z\d]+@(?P<node>{_HOST}) +\| ?"),
+    PrefixForm(name="swarm", pattern=rf"[\w-]+\.\d+\.[a-z\d]+@(?P<node>{_HOST}) +\| ?"),
     # (RayTrainWorker pid=1234, ip=10.0.0.2)
-    Form(
+    PrefixForm(
         name="ray",
         pattern=r"\([^()\n]{0,60}(?:\([^()\n]*\))?[^()\n]{0,20}?\bpid=(?P<pid>\d+)"
         r"(?:, ip=(?P<node>[\da-fA-F.:]+))?\) ?",
     ),
     # [pod/job-worker-3/pytorch] of kubectl logs --prefix
-    Form(name="kubectl", pattern=r"\[?pod/(?P<node>[\w.-]+)(?:/[\w.-]+)?\]? "),
+    PrefixForm(name="kubectl", pattern=r"\[?pod/(?P<node>[\w.-]+)(?:/[\w.-]+)?\]? "),
     # gpu041:22011:22055 [0] NCCL INFO: host, process, thread, device
-    Form(
+    PrefixForm(
         name="nccl",
         pattern=rf"(?P<node>{_HOST}):(?P<pid>\d+):\d+ \[-?\d+\] "
         rf"(?=NCCL\b|\S+:\d+ NCCL\b|{_TIME}|[\w/]+\.(?:cc|cu|h):)",
     ),
     # [node-07:2566745:0] of UCX: host, process, thread
-    Form(name="ucx", pattern=rf"\[(?P<node>{_HOST}):(?P<pid>\d+):\d+(?::\d+)?\] +"),
+    PrefixForm(name="ucx", pattern=rf"\[(?P<node>{_HOST}):(?P<pid>\d+):\d+(?::\d+)?\] +"),
     # [node-07:12345] *** of Open MPI's own messages: host, process
-    Form(
+    PrefixForm(
         name="open_mpi",
         pattern=rf"\[(?P<node>{_HOST}):(?P<pid>\d+)\] (?=\*\*\*|PMIX|PRTE|ORTE|mca_)",
     ),
     # worker.log-11454- of grep over several files
-    Form(name="grep", pattern=r"[\w./@+-]+\.(?:log|txt|out|err)[-:]\d+[-:]"),
+    PrefixForm(name="grep", pattern=r"[\w./@+-]+\.(?:log|txt|out|err)[-:]\d+[-:]"),
     # [node-07:5]
-    Form(
+    PrefixForm(
         name="node_rank",
         pattern=rf"\[(?P<node>{_HOST}):(?P<local_rank>\d{{1,4}})\]:? ",
         counted=True,
     ),
     # node-07: of pdsh, worker-1 | of compose, [node-07]
-    Form(name="host", pattern=rf"(?P<node>{_NAME})(?:: ?| +\| ?)", counted=True),
+    PrefixForm(name="host", pattern=rf"(?P<node>{_NAME})(?:: ?| +\| ?)", counted=True),
     # trainer-worker-3 pytorch of stern: pod and container
-    Form(
+    PrefixForm(
         name="stern",
         pattern=r"(?P<node>[a-z][a-z\d]*(?:-[a-z\d]+)+) (?:[a-z][a-z\d]*(?:-[a-z\d]+)*) ",
         counted=True,
     ),
-    Form(name="host_bracket", pattern=rf"\[(?P<node>{_NAME})\]:? ", counted=True),
+    PrefixForm(name="host_bracket", pattern=rf"\[(?P<node>{_NAME})\]:? ", counted=True),
     # 3: of srun --label
-    Form(name="srun", pattern=r" *(?P<task>\d{1,5}): ?(?!\d\d:\d\d)", counted=True),
+    PrefixForm(name="srun", pattern=r" *(?P<task>\d{1,5}): ?(?!\d\d:\d\d)", counted=True),
     # 3 ::, [3]: and [3] of launchers and programs
-    Form(name="number", pattern=r"(?P<rank>\d{1,5}) ?:: ", counted=True),
-    Form(name="bracket", pattern=r"\[(?P<rank>\d{1,5})\](?::? )", counted=True),
-    Form(name="word", pattern=r"[Rr]ank[ _]?(?P<rank>\d{1,5})(?::| \|) ?", counted=True),
+    PrefixForm(name="number", pattern=r"(?P<rank>\d{1,5}) ?:: ", counted=True),
+    PrefixForm(name="bracket", pattern=r"\[(?P<rank>\d{1,5})\](?::? )", counted=True),
+    PrefixForm(name="word", pattern=r"[Rr]ank[ _]?(?P<rank>\d{1,5})(?::| \|) ?", counted=True),
 )  # fmt: skip
 
 #: Left in the line, for they stand behind its time and level: who says it, by its own words.
 SAID = (
     # [Rank 3], [rank: 3], [PG ID 0 PG GUID 0 Rank 3]
-    Form(name="said", pattern=r"\[(?:PG [^\[\]]{0,80})?(?i:rank)[ :_=]{0,2}(?P<rank>\d+)\]"),
+    PrefixForm(name="said", pattern=r"\[(?:PG [^\[\]]{0,80})?(?i:rank)[ :_=]{0,2}(?P<rank>\d+)\]"),
     # HCCL(69395,python3): of Ascend
-    Form(name="ascend", pattern=r"[A-Z][A-Z_]+\((?P<pid>\d+),[\w,.-]*\):"),
+    PrefixForm(name="ascend", pattern=r"[A-Z][A-Z_]+\((?P<pid>\d+),[\w,.-]*\):"),
 )
 #: Brackets, a time and a level before `SAID`.
 HEADER = (

@@ -1,4 +1,4 @@
-"""Lists of hosts as SLURM abbreviates them."""
+"""Expand SLURM host lists."""
 
 from __future__ import annotations
 

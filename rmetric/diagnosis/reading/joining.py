@@ -1,4 +1,4 @@
-"""Which lines are one entry: tracebacks, stack frames, reports of launchers."""
+"""Join lines into entries: tracebacks, stack frames, reports of launchers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CUT = "\n ...\n"
 
 
 class Kind(IntEnum):
-    """What a line is by itself; the same whatever its digits are, so it can be remembered."""
+    """Kind of a single line; independent of its digits, so that it can be cached."""
 
     PLAIN = 0
     BLANK = 1
@@ -30,7 +30,7 @@ class Kind(IntEnum):
 
 
 class State(IntEnum):
-    """What the entry so far of a stream is. Begin with `PLAIN`."""
+    """State of a stream's open entry. Initial state: `PLAIN`."""
 
     PLAIN = 0
     TRACE = 1
@@ -129,7 +129,7 @@ _REPORTED = re.compile(rb"(?:Failures|Root Cause[^:]{0,60}):\s*$|\[\d*\]:\s*$|<N
 
 
 def kind_of(line: bytes) -> Kind:
-    """Of a line without its prefix."""
+    """Classify a line without its prefix."""
     text = line.strip()
     if not text:
         return Kind.BLANK
@@ -155,7 +155,7 @@ def kind_of(line: bytes) -> Kind:
     return Kind.PLAIN
 
 
-class Entry:
+class EntryText:
     """The text of an entry as its lines come in: its first and its last characters are kept.
 
     `add` is for joined lines only; after `MAX_LINES` of them `full` is True: begin another entry.

@@ -1,4 +1,4 @@
-"""Rank and node of all who speak: ranks within nodes become global ones by what the logs say."""
+"""Resolve global rank and node of every stream of a job."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rmetric.diagnosis.reading.own import Own
-from rmetric.diagnosis.reading.prefixes import NOBODY, Who
+from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix
 from rmetric.diagnosis.reading.source import Source
+from rmetric.diagnosis.reading.stated_ranks import StatedRanks
 from rmetric.diagnosis.reading.world import World
 
 #: What two files of one who writes to both differ in.
@@ -20,8 +20,8 @@ Key = tuple[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat:
-    """Where somebody speaks.
+class Placement:
+    """Rank and node of a stream.
 
     Attributes:
         rank: global rank; None where not known.
@@ -36,7 +36,7 @@ class Seat:
 
 @dataclass
 class _Node:
-    """What is known of a node, or of a file of which the node is not known.
+    """Ranks of a node, or of a file without a known node.
 
     Attributes:
         said: local rank -> what it says of itself.
@@ -49,10 +49,10 @@ class _Node:
 
     key: Key
     name: str | None = None
-    said: dict[int, Own] = field(default_factory=lambda: defaultdict(Own))
+    said: dict[int, StatedRanks] = field(default_factory=lambda: defaultdict(StatedRanks))
     by_prefix: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     by_name: set[int] = field(default_factory=set)
-    own: Own = field(default_factory=Own)
+    own: StatedRanks = field(default_factory=StatedRanks)
     ranks: dict[int, int] = field(default_factory=dict)
     first: int | None = None
 
@@ -86,13 +86,13 @@ class _Node:
             (self.first,) = self.own.first_ranks
 
     def _may_be(self, first: int, world: World) -> bool:
-        """Whether the node's ranks would be within the world, and whole nodes before them."""
+        """Return True if ranks from `first` fit the world size and whole nodes precede them."""
         within = world.size is None or first + max(self.said) < world.size
         return within and (world.per_node is None or first % world.per_node == 0)
 
 
-class Layout:
-    """Who sits where, by all files of a job.
+class RankLayout:
+    """Resolve global ranks and nodes from all files of a job.
 
     A rank within a node ("[default1]: " of torchrun, "local_rank_1.log") becomes a global one by
 
@@ -115,30 +115,30 @@ class Layout:
         world: what the lines of all files said.
     """
 
-    def __init__(self, files: Sequence[tuple[Source, Sequence[Who], World]]) -> None:
+    def __init__(self, files: Sequence[tuple[Source, Sequence[Prefix], World]]) -> None:
         self.world = World()
         for _, _, world in files:
             self.world.merge(world)
         self._nodes: dict[Key, _Node] = {}
-        self._alias = {source.name: _only_node(whos) for source, whos, _ in files}
-        self._alone = {source.name for source, whos, _ in files if len(whos) == 1}
+        self._alias = {source.name: _only_node(prefixes) for source, prefixes, _ in files}
+        self._alone = {source.name for source, prefixes, _ in files if len(prefixes) == 1}
         self._local = self._told_locals(files)
-        for source, whos, world in files:
-            for who in whos:
-                self._hear(source, who, world)
+        for source, prefixes, world in files:
+            for prefix in prefixes:
+                self._hear(source, prefix, world)
         self._settle()
         self._rank_of_node = self._one_each(
-            [self._seat(source, who) for source, whos, _ in files for who in whos]
+            [self._seat(source, prefix) for source, prefixes, _ in files for prefix in prefixes]
         )
 
-    def place(self, source: Source, who: Who) -> Seat:
-        """Of a speaker of a file: by its prefix, its file's name, or what the lines say."""
-        seat = self._seat(source, who)
+    def place(self, source: Source, prefix: Prefix) -> Placement:
+        """Placement of a stream, from its prefix, its file name or the lines."""
+        seat = self._seat(source, prefix)
         if seat.rank is None and seat.node in self._rank_of_node:
-            return Seat(rank=self._rank_of_node[seat.node], node=seat.node)
+            return Placement(rank=self._rank_of_node[seat.node], node=seat.node)
         return seat
 
-    def _one_each(self, seats: Sequence[Seat]) -> dict[str, int]:
+    def _one_each(self, seats: Sequence[Placement]) -> dict[str, int]:
         """Node -> its rank, where each has one; the last node has the rank that is left."""
         ranks: dict[str, set[int]] = {}
         for seat in seats:
@@ -152,30 +152,32 @@ class Layout:
         silent = set(ranks) - set(told)
         return told | dict(zip(silent, left, strict=True)) if len(silent) == 1 else told
 
-    def _seat(self, source: Source, who: Who) -> Seat:
-        rank, local = who.rank, self._local_rank(source, who)
+    def _seat(self, source: Source, prefix: Prefix) -> Placement:
+        rank, local = prefix.rank, self._local_rank(source, prefix)
         if rank is None and local is not None:
-            rank = self._nodes[self._key(source, who)].rank(local)
+            rank = self._nodes[self._key(source, prefix)].rank(local)
         if rank is None and local is None:
-            rank = self.world.rank_of_process(who)
+            rank = self.world.rank_of_process(prefix)
             rank = source.rank if rank is None else rank
             if rank is None and source.name in self._alone:
                 rank = self.world.rank_of(source.name)
-        node = self.world.node(who, rank) or source.node
+        node = self.world.node(prefix, rank) or source.node
         if node is None and rank is not None:
             node = self.world.node_of_rank.get(rank)
         if node is None and rank is None and local is not None:
-            node = self._nodes[self._key(source, who)].name
-        return Seat(rank=rank, node=node, local_rank=local if rank is None else None)
+            node = self._nodes[self._key(source, prefix)].name
+        return Placement(rank=rank, node=node, local_rank=local if rank is None else None)
 
-    def _told_locals(self, files: Sequence[tuple[Source, Sequence[Who], World]]) -> dict[str, int]:
+    def _told_locals(
+        self, files: Sequence[tuple[Source, Sequence[Prefix], World]]
+    ) -> dict[str, int]:
         """Files of one process each by "LOCAL_RANK: 3" alone: several, all of a node different."""
         told: dict[str | None, dict[str, int]] = defaultdict(dict)
-        for source, whos, world in files:
+        for source, prefixes, world in files:
             known = source.rank is not None or source.local_rank is not None
-            said = world.own[NOBODY].locals if NOBODY in world.own else set()
+            said = world.own[NO_PREFIX].locals if NO_PREFIX in world.own else set()
             known = known or self.world.rank_of(source.name) is not None
-            if list(whos) == [NOBODY] and len(said) == 1 and not known:
+            if list(prefixes) == [NO_PREFIX] and len(said) == 1 and not known:
                 told[source.node][source.name] = min(said)
         found: dict[str, int] = {}
         for names in told.values():
@@ -183,36 +185,36 @@ class Layout:
                 found |= names
         return found
 
-    def _local_rank(self, source: Source, who: Who) -> int | None:
-        if who.local_rank is not None:
-            return who.local_rank
+    def _local_rank(self, source: Source, prefix: Prefix) -> int | None:
+        if prefix.local_rank is not None:
+            return prefix.local_rank
         return self._local.get(source.name, source.local_rank)
 
-    def _key(self, source: Source, who: Who) -> Key:
-        if who.task is not None and (who.rank is None or who.local_rank is not None):
-            return "task", str(who.task)
+    def _key(self, source: Source, prefix: Prefix) -> Key:
+        if prefix.task is not None and (prefix.rank is None or prefix.local_rank is not None):
+            return "task", str(prefix.task)
         by_file = source.name in self._local or source.local_rank is not None
-        if who.node not in (None, self._alias[source.name]) and not by_file:
-            return "node", who.node
+        if prefix.node not in (None, self._alias[source.name]) and not by_file:
+            return "node", prefix.node
         if source.node is not None:
             return "node", source.node
         return "file", "" if by_file else _OUTPUT.sub("", source.name)
 
-    def _hear(self, source: Source, who: Who, world: World) -> None:
-        key, local = self._key(source, who), self._local_rank(source, who)
+    def _hear(self, source: Source, prefix: Prefix, world: World) -> None:
+        key, local = self._key(source, prefix), self._local_rank(source, prefix)
         node = self._nodes.setdefault(key, _Node(key))
-        name = self.world.node(who, None) or source.node
+        name = self.world.node(prefix, None) or source.node
         node.name = node.name or name
-        own = world.own.get(who, Own())
-        node.own.add(Own(node_ranks=own.node_ranks, first_ranks=own.first_ranks))
+        own = world.own.get(prefix, StatedRanks())
+        node.own.add(StatedRanks(node_ranks=own.node_ranks, first_ranks=own.first_ranks))
         if local is None:
             return
         node.said[local].add(own)
-        if who.rank is not None and "grep" not in who.kinds:
-            node.by_prefix[local].add(who.rank)
-        elif (rank := self.world.rank_of_process(who, of_all=True)) is not None:
+        if prefix.rank is not None and "grep" not in prefix.kinds:
+            node.by_prefix[local].add(prefix.rank)
+        elif (rank := self.world.rank_of_process(prefix, of_all=True)) is not None:
             node.said[local].ranks.add(rank)
-        if who.local_rank is None and source.rank is not None:
+        if prefix.local_rank is None and source.rank is not None:
             node.by_name.add(source.rank - local)
 
     def _settle(self) -> None:
@@ -266,7 +268,7 @@ class Layout:
                 one.first = firsts[one.key]
 
     def _several(self, nodes: Sequence[_Node]) -> bool:
-        """Whether anything speaks for more than one node."""
+        """Return True if any evidence suggests more than one node."""
         size, per_node = self.world.size or 0, self.world.per_node
         largest = max((max(one.said) + 1 for one in nodes), default=0)
         full = all(one.full for one in nodes) and largest > 1
@@ -281,9 +283,11 @@ class Layout:
         )
 
 
-def _only_node(whos: Sequence[Who]) -> str | None:
+def _only_node(prefixes: Sequence[Prefix]) -> str | None:
     """The node of a file in which some lines of ranks name it and others name none."""
-    nodes = {who.node for who in whos if who.local_rank is not None and who.task is None}
+    nodes = {
+        prefix.node for prefix in prefixes if prefix.local_rank is not None and prefix.task is None
+    }
     names = nodes - {None}
     return names.pop() if len(nodes) == 2 and len(names) == 1 else None
 

@@ -1,4 +1,4 @@
-"""Blocks of bytes into lists of lines, at the speed of C, in bounded memory."""
+"""Split blocks of bytes into lines in bounded memory."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Lines:
             yield self._lines(held)
 
     def notes(self) -> list[str]:
-        """What was done to the lines, in sentences."""
+        """Notes on truncated, replaced and removed bytes."""
         notes = []
         if self.cut:
             notes.append(
@@ -70,7 +70,7 @@ class Lines:
         return notes
 
     def _lines(self, body: bytes) -> list[bytes]:
-        """Of whole lines, without the end of the last."""
+        """Split complete lines; the last has no line end."""
         if b"\x1b" in body:
             body = _COLOURS.sub(b"", body)
         if b"\r" in body:
@@ -90,7 +90,7 @@ class Lines:
         return lines
 
     def _shortened(self, line: bytes) -> bytes:
-        """What is needed of an unfinished line; it stays too long, so that it is counted."""
+        """Shorten an unfinished line, but leave it over-long, so that it is counted."""
         ending = b"\r" if line.endswith(b"\r") else b""
         line = _left(line)
         if b"\0" in line:
@@ -162,6 +162,6 @@ def _bad(line: bytes) -> bool:
 
 
 def _left(line: bytes) -> bytes:
-    """What stands there in the end of a line that carriage returns begin again."""
+    """Visible text of a line after its carriage returns."""
     line = line.rstrip(b"\r")
     return _OVERWRITTEN.sub(rb"\1", line) if b"\r" in line else line

@@ -1,4 +1,4 @@
-"""Who says a line: the prefixes of launchers and libraries, as a file uses them."""
+"""Parse the line prefixes that a file uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rmetric.diagnosis.reading.forms import (
     SAID,
     TRACED,
     ZONED,
-    Form,
+    PrefixForm,
     pattern_of,
 )
 from rmetric.diagnosis.reading.timestamps import HEAD, may_state, parse
@@ -32,8 +32,8 @@ NO_HOST = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Who:
-    """Who says a line, as far as its prefixes tell.
+class Prefix:
+    """Identity of a line's writer, as far as its prefix states it.
 
     Attributes:
         kinds: the forms found, outermost first: ("srun", "torchrun").
@@ -53,16 +53,15 @@ class Who:
     pid: int | None = None
 
 
-NOBODY = Who()
+NO_PREFIX = Prefix()
 
 
-class Prefixes:
+class PrefixParser:
     """The forms of prefixes that a file uses.
 
     Attributes:
         pattern: matches the whole prefix of any line, possibly empty; its groups together decide
-            the `Who`, for which `split` looks them up in a dictionary. `match.end()` is where the
-            text begins.
+            the `Prefix`, which `split` looks up in a dictionary. The text begins at `match.end()`.
         counted: names of the forms that count in this file only (forms.py).
         behind: those of them that stand behind the time that a collector put before every line;
             None where none did.
@@ -83,10 +82,10 @@ class Prefixes:
         self.pattern = pattern_of(self.counted, stamped, behind)
         used = self.counted.union(behind or ())
         self._forms = [form for form in CUT if not form.counted or form.name in used]
-        self._known: dict[tuple[bytes | None, ...], Who] = {}
+        self._known: dict[tuple[bytes | None, ...], Prefix] = {}
 
     @classmethod
-    def learn(cls, lines: Iterable[bytes]) -> Prefixes:
+    def learn(cls, lines: Iterable[bytes]) -> PrefixParser:
         """The forms of a file, from a sample of it (`Source.sample`).
 
         Forms that nothing else looks like count wherever they stand; those that prose may look
@@ -117,18 +116,18 @@ class Prefixes:
     def _heads(self, lines: Iterable[bytes]) -> list[re.Match[bytes]]:
         return [match for line in lines if (match := self.pattern.match(line))]
 
-    def split(self, line: bytes) -> tuple[Who, int]:
-        """Who says it and where its text begins; `NOBODY` (the object) and 0 without a prefix.
+    def split(self, line: bytes) -> tuple[Prefix, int]:
+        """The prefix of a line and the offset of its text; `NO_PREFIX` (the object), 0 without one.
 
-        Equal prefixes give the same object: `Who` can be compared by `is` and be a dict's key.
+        Equal prefixes give the same object: `Prefix` can be compared by `is` and be a dict's key.
         """
         match = self.pattern.match(line)
         assert match is not None
-        who = self._known.get(match.groups())
-        return (self._learn_who(match) if who is None else who), match.end()
+        prefix = self._known.get(match.groups())
+        return (self._learn_who(match) if prefix is None else prefix), match.end()
 
     def start(self, line: bytes) -> int:
-        """Where the text of a line begins of which it is known that `NOBODY` says it."""
+        """Offset of the text of a line that is known to have `NO_PREFIX`."""
         return 0 if self.behind is None else self.split(line)[1]
 
     def rests(self, lines: Iterable[bytes]) -> list[bytes]:
@@ -150,50 +149,54 @@ class Prefixes:
         plain = re.sub(rb"[0-9]+", b"0", line[match.end(1) :])
         return may_state(plain.decode("utf-8", "replace"))
 
-    def _learn_who(self, match: re.Match[bytes]) -> Who:
+    def _learn_who(self, match: re.Match[bytes]) -> Prefix:
         if len(self._known) > _REMEMBERED:
             self._known.clear()
-        who = self._known[match.groups()] = self._who(match) if any(match.groups()) else NOBODY
-        return who
+        prefix = self._known[match.groups()] = (
+            self._who(match) if any(match.groups()) else NO_PREFIX
+        )
+        return prefix
 
-    def _who(self, match: re.Match[bytes]) -> Who:
-        who = self._of_chain(match, 1, NOBODY)
+    def _who(self, match: re.Match[bytes]) -> Prefix:
+        prefix = self._of_chain(match, 1, NO_PREFIX)
         if host := match[2]:
-            who = _with(who, "syslog", {"node": host})
-        who = self._of_chain(match, 3, who)
+            prefix = _with(prefix, "syslog", {"node": host})
+        prefix = self._of_chain(match, 3, prefix)
         for form in SAID:
             if match[4] and (said := _COMPILED[form.name].match(match[4])):
-                who = _with(who, form.name, said.groupdict())
-        if who.task is not None and who.rank is None and not self.tasks_launch:
-            who = replace(who, rank=who.task)
-        return who if who.kinds else NOBODY
+                prefix = _with(prefix, form.name, said.groupdict())
+        if prefix.task is not None and prefix.rank is None and not self.tasks_launch:
+            prefix = replace(prefix, rank=prefix.task)
+        return prefix if prefix.kinds else NO_PREFIX
 
-    def _of_chain(self, match: re.Match[bytes], group: int, who: Who) -> Who:
+    def _of_chain(self, match: re.Match[bytes], group: int, prefix: Prefix) -> Prefix:
         at, end = match.span(group)
         while at < end:
             for form in self._forms:
                 one = _COMPILED[form.name].match(match.string, at)
                 if one and at < one.end() <= end:
-                    who, at = _with(who, form.name, one.groupdict()), one.end()
+                    prefix, at = _with(prefix, form.name, one.groupdict()), one.end()
                     break
             else:
                 break
-        return who
+        return prefix
 
 
-def _launched(who: Who) -> bool:
-    """Whether it is a rank among several of one task."""
-    return who.task is not None and (bool(who.local_rank) or who.rank not in (None, who.task))
+def _launched(prefix: Prefix) -> bool:
+    """Return True if the rank is one of several of one task."""
+    return prefix.task is not None and (
+        bool(prefix.local_rank) or prefix.rank not in (None, prefix.task)
+    )
 
 
-def _with(who: Who, kind: str, fields: Mapping[str, bytes | None]) -> Who:
-    """What an inner prefix adds; of what both say, the inner one knows better."""
+def _with(prefix: Prefix, kind: str, fields: Mapping[str, bytes | None]) -> Prefix:
+    """Merge the fields of an inner prefix; it overrides the outer one."""
     said: dict[str, Any] = {
         name: value.decode("utf-8", "replace") if name == "node" else int(value)
         for name, value in fields.items()
         if value is not None
     }
-    return replace(who, kinds=(*who.kinds, kind), **said)
+    return replace(prefix, kinds=(*prefix.kinds, kind), **said)
 
 
 def _counted(rests: list[bytes]) -> set[str]:
@@ -201,7 +204,7 @@ def _counted(rests: list[bytes]) -> set[str]:
 
 
 def _collected(rests: list[bytes]) -> bool:
-    """Whether a collector of logs put a time before every line, a traceback's lines too."""
+    """Return True if a log collector put a time before every line."""
     heads = sum(COLLECTED.match(line) is not None for line in rests)
     if not rests or heads < COLLECTS * len(rests):
         return False
@@ -209,8 +212,8 @@ def _collected(rests: list[bytes]) -> bool:
     return zoned >= COLLECTS * len(rests) or any(map(TRACED.match, rests))
 
 
-def _agree(form: Form, lines: list[bytes]) -> bool:
-    """Whether the lines of a file use a form that a line alone may have by accident."""
+def _agree(form: PrefixForm, lines: list[bytes]) -> bool:
+    """Return True if the lines of a file use a form that a single line may have by chance."""
     heads = [match for line in lines if (match := _COMPILED[form.name].match(line))]
     share = len(heads) / max(len(lines), 1)
     if len(heads) < 3 or share < 0.1:

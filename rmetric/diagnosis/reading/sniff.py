@@ -1,4 +1,4 @@
-"""What is no log, by its name or its first bytes."""
+"""Recognise files that are not text logs, by name or first bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OWN = re.compile(rb'\s*\{[^\n]*"event": ?"(?:EXPERIMENT_START|METRICS)"')
 
 
 def other_by_name(path: Path) -> str:
-    """What a file of a folder is by its name; "" where it may be a log."""
+    """Kind of a non-log file by its name; "" if it may be a log."""
     name = path.name.removesuffix(".gz").removesuffix(".zst")
     if _NAMES.fullmatch(name):
         return "documentation"
@@ -36,14 +36,14 @@ def other_by_name(path: Path) -> str:
 
 
 def other_by_content(head: bytes) -> str:
-    """What begins so, unpacked; "" where it may be a log."""
+    """Kind of a non-log file by its first unpacked bytes; "" if it may be a log."""
     if _OWN.match(head):
         return "logs of numbers, for rmetric replay"
     return "binary" if is_binary(head) else ""
 
 
 def is_binary(head: bytes) -> bool:
-    """Whether bytes are no text, in any encoding that `lines` reads.
+    """Return True if bytes are no text in any encoding that `lines` reads.
 
     A hole in a text, where a log was cut while it was written to, is a run of zeros and is
     passed over; other control characters are rare in text and common in everything else.

@@ -1,4 +1,4 @@
-"""One log file: unpacked, in UTF-8, in lists of lines."""
+"""Read one log file: unpack, decode to UTF-8, split into lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ __all__ = ["BLOCK", "LONGEST_LINE", "Source"]
 #: Bytes read at a time.
 BLOCK = 1 << 20
 #: Bytes that a sample has of the beginning, of places in between, and how many those are.
-HEAD, PIECE, PIECES = 1 << 18, 1 << 14, 16
+HEAD = 1 << 18
+PIECE = 1 << 14
+PIECES = 16
 
 
 @dataclass(kw_only=True)

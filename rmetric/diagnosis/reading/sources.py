@@ -1,4 +1,4 @@
-"""The logs of a job, found among files and folders."""
+"""Find the log files of a job among files and folders."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rmetric._util.errors import LogError
-from rmetric.diagnosis.reading.file_names import who_wrote
+from rmetric.diagnosis.reading.file_names import identify_files
 from rmetric.diagnosis.reading.sniff import other_by_content, other_by_name
 from rmetric.diagnosis.reading.source import Source
 
-__all__ = ["Found", "Source", "find"]
+__all__ = ["LogFiles", "Source", "find"]
 
 #: Bytes by which a file is told from what is no log.
 _SNIFFED = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """What `find` found: the logs, sorted by name, and what it left out, in sentences."""
+class LogFiles:
+    """Log files sorted by name, and notes on files left out."""
 
     sources: list[Source]
     notes: list[str]
 
 
-def find(paths: Sequence[str | Path]) -> Found:
+def find(paths: Sequence[str | Path]) -> LogFiles:
     """The logs among files and folders.
 
     A file that is named is read whatever its suffix. Of a folder, and those below, all text is
@@ -59,7 +59,7 @@ def find(paths: Sequence[str | Path]) -> Found:
         notes.append(f"files that are no text logs were left out: {listed}")
     if not sources:
         raise LogError(", ".join(map(str, paths)) or "no path", None, _nothing(notes))
-    return Found(sources=sources, notes=notes)
+    return LogFiles(sources=sources, notes=notes)
 
 
 def _nothing(notes: list[str]) -> str:
@@ -142,7 +142,7 @@ def _say(sources: list[Source], paths: Sequence[str | Path]) -> None:
     given = [Path(path).absolute() for path in paths]
     base = os.path.commonpath([path if path.is_dir() else path.parent for path in given])
     names = [source.path.absolute().relative_to(base).as_posix() for source in sources]
-    for source, said in zip(sources, who_wrote(names), strict=True):
+    for source, said in zip(sources, identify_files(names), strict=True):
         source.rank, source.node, source.local_rank = said.rank, said.node, said.local_rank
 
 
@@ -167,7 +167,7 @@ def _speaker(source: Source) -> tuple[object, ...]:
 
 
 def _digests(sources: Iterable[Source]) -> dict[int, bytes | int]:
-    """What files of one content have in common: a digest, where another one is as large."""
+    """Key of equal content per file: a digest where another file has the same size."""
     sizes = Counter(source.size for source in sources)
     return {
         id(source): _digest(source.path) if source.size and sizes[source.size] > 1 else id(source)

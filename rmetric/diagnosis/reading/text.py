@@ -1,4 +1,4 @@
-"""The text of a line, and the level that it gives itself."""
+"""Clean the text of a line and read its log level."""
 
 from __future__ import annotations
 

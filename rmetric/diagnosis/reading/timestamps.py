@@ -1,4 +1,4 @@
-"""The time that a line states."""
+"""Parse the timestamp of a line."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def may_state(plain: str) -> bool:
 
 
 def _begins(before: str) -> bool:
-    """Whether a time behind this is the line's own."""
+    """Return True if a time behind this text is the line's own."""
     return bool(_BEFORE.fullmatch(before) or _KEY.search(before) or before.endswith(" AT "))
 
 

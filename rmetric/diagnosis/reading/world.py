@@ -1,4 +1,4 @@
-"""How large the job is and which rank sits on which node, as its logs say."""
+"""Parse world size and rank placement from log lines."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 from collections import Counter, defaultdict
 
 from rmetric.diagnosis.reading.hosts import expanded
-from rmetric.diagnosis.reading.own import Own
-from rmetric.diagnosis.reading.prefixes import NO_HOST, Who
+from rmetric.diagnosis.reading.prefixes import NO_HOST, Prefix
+from rmetric.diagnosis.reading.stated_ranks import StatedRanks
 
 _NUMBER = r"[\"']?[ :=.]{1,60}[\"']?(\d+)"
 #: The number of ranks, by whole words: a size of a tensor's or a pipeline's group is another one.
@@ -71,8 +71,8 @@ _TELLS = re.compile(
 )
 
 
-def may_tell(form: bytes) -> bool:
-    """Whether a line may say something about the world, by the line in lower case without digits.
+def may_describe_world(form: bytes) -> bool:
+    """Return False only if a line (lower case, no digits) cannot describe the world.
 
     Quick, and the same whatever its digits are: call `World.take` for such lines only.
     """
@@ -80,7 +80,7 @@ def may_tell(form: bytes) -> bool:
 
 
 class World:
-    """What the lines said so far about the size and the layout of the job.
+    """World size and rank placement collected from lines.
 
     Attributes:
         node_of_rank: rank -> node, where a line says it.
@@ -91,7 +91,7 @@ class World:
     def __init__(self) -> None:
         self.node_of_rank: dict[int, str] = {}
         self.nodes: list[str] = []
-        self.own: dict[Who, Own] = {}
+        self.own: dict[Prefix, StatedRanks] = {}
         self._sizes: Counter[int] = Counter()
         #: ranks of a communicator -> (node, process) -> rank in it
         self._groups: dict[int, dict[tuple[str | None, int | None], int]] = defaultdict(dict)
@@ -100,44 +100,46 @@ class World:
         self._hosts: dict[int, str] = {}
         self._report_host: dict[str, str] = {}
 
-    def take(self, text: str, who: Who, stream: str) -> None:
+    def take(self, text: str, prefix: Prefix, stream: str) -> None:
         """A line (not a joined entry) without its prefix.
 
         Args:
-            who: as `Prefixes.split` gives it.
+            who: as `PrefixParser.split` gives it.
             stream: name of who speaks; a file where nothing says more.
         """
         self._take_sizes(text)
-        self._take_groups(text, who, stream)
-        self._take_nodes(text, who, stream)
-        own = Own()
+        self._take_groups(text, prefix, stream)
+        self._take_nodes(text, prefix, stream)
+        own = StatedRanks()
         own.take(text)
-        if own != Own():
-            self.own.setdefault(who, Own()).add(own)
+        if own != StatedRanks():
+            self.own.setdefault(prefix, StatedRanks()).add(own)
         for match in _OWN.finditer(text):
             self._own[stream].add(int(match[1] or match[2]))
 
-    def node(self, who: Who, rank: int | None) -> str | None:
-        """Of a speaker whose global rank is known or not, by its prefix or what lines say."""
+    def node(self, prefix: Prefix, rank: int | None) -> str | None:
+        """Node of a stream, from its prefix or from lines, with or without a global rank."""
         # A task that is no rank is a node's launcher.
-        return who.node or self._node(rank, who.task if who.rank is None else None)
+        return prefix.node or self._node(rank, prefix.task if prefix.rank is None else None)
 
-    def rank_of_process(self, who: Who, *, of_all: bool = False) -> int | None:
-        """By what the process said of itself in the largest group that it is in.
+    def rank_of_process(self, prefix: Prefix, *, of_all: bool = False) -> int | None:
+        """Rank of a process in the largest communicator that it reported.
 
         Args:
             of_all: in a group of all ranks only.
         """
-        if who.pid is None:
+        if prefix.pid is None:
             return None
         for size in sorted(self._groups, reverse=True):
-            if (who.node, who.pid) in self._groups[size] and (not of_all or size == self.size):
-                return self._groups[size][who.node, who.pid]
+            if (prefix.node, prefix.pid) in self._groups[size] and (
+                not of_all or size == self.size
+            ):
+                return self._groups[size][prefix.node, prefix.pid]
         return None
 
     @property
     def several_nodes(self) -> bool:
-        """Whether lines speak of more than one node."""
+        """True if lines mention more than one node."""
         return self._num_nodes > 1 or len(self.nodes) > 1
 
     @property
@@ -203,7 +205,7 @@ class World:
         if match := _PER_NODE.search(text):
             self._per_node = max(self._per_node, int(match[1] or match[2]))
 
-    def _take_groups(self, text: str, who: Who, stream: str) -> None:
+    def _take_groups(self, text: str, prefix: Prefix, stream: str) -> None:
         match = _GROUPS.search(text)
         if match is None:
             return
@@ -211,21 +213,21 @@ class World:
         ranks = self._groups[int(match["size"])]
         if said is None:
             return
-        ranks[who.node, who.pid] = int(said)
+        ranks[prefix.node, prefix.pid] = int(said)
         if match["rank"] is None:
             self._own[stream].add(int(said))
             if node := _HCCL_NODE.search(text):
                 self.node_of_rank.setdefault(int(said), node[1])
 
-    def _take_nodes(self, text: str, who: Who, stream: str) -> None:
+    def _take_nodes(self, text: str, prefix: Prefix, stream: str) -> None:
         for pattern in (_RANK_ON, _ON_RANK):
             match = pattern.search(text)
             if match and not NO_HOST.match(match["node"].encode()):
                 self.node_of_rank[int(match["rank"])] = match["node"]
-        if (match := _MY_NODE.match(text)) and who.rank is not None:
-            self.node_of_rank[who.rank] = match["node"]
-        if (match := _MY_HOST.match(text)) and who.rank is not None:
-            self._hosts[who.rank] = match["node"]
+        if (match := _MY_NODE.match(text)) and prefix.rank is not None:
+            self.node_of_rank[prefix.rank] = match["node"]
+        if (match := _MY_HOST.match(text)) and prefix.rank is not None:
+            self._hosts[prefix.rank] = match["node"]
         if match := _REPORT_HOST.match(text):
             self._report_host[stream] = match["node"]
         if (match := _REPORT_RANK.match(text)) and stream in self._report_host:

@@ -1,4 +1,4 @@
-"""Events: masked texts grouped by Drain (drain3, in memory; its state is never loaded)."""
+"""Group masked texts into events with Drain (drain3, in memory; no state is loaded)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is true of a line whatever its digits are."""
+"""Facts about a line that do not depend on its digits."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Protocol
 
 from rmetric.diagnosis.reading.joining import kind_of
 from rmetric.diagnosis.reading.text import clean, level
-from rmetric.diagnosis.reading.world import may_tell
+from rmetric.diagnosis.reading.world import may_describe_world
 from rmetric.diagnosis.templates.masks import masked, plain_numbers
-from rmetric.diagnosis.templates.remembered import Remembered
+from rmetric.diagnosis.templates.recent_cache import RecentCache
 
 #: An exception's line, wherever it stands: other ranks' fragments may be around it.
 EXCEPTION = re.compile(r"\b[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b: ")
@@ -28,7 +28,7 @@ JOB_ID = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Of all lines that differ in nothing but the digits of their numbers.
+    """Facts shared by all lines that differ only in their digits.
 
     Attributes:
         kind: what it is among the lines of an entry (`reading.joining.Kind`).
@@ -64,7 +64,7 @@ class Facts:
 
 
 class Signatures(Protocol):
-    """What is asked of a `Library` here."""
+    """The part of `SignatureLibrary` used here."""
 
     def gate(self, form: bytes) -> bool: ...
 
@@ -72,7 +72,7 @@ class Signatures(Protocol):
 
 
 class StageRules(Protocol):
-    """What is asked of `Stages` here."""
+    """The part of `Stages` used here."""
 
     def of(self, text: str) -> str: ...
 
@@ -86,13 +86,13 @@ class FactsOf:
     """
 
     def __init__(
-        self, library: Signatures, stages: StageRules, may_tell_step: Callable[[str], bool]
+        self, library: Signatures, stages: StageRules, may_state_step: Callable[[str], bool]
     ) -> None:
-        self.library, self.stages, self.may_tell_step = library, stages, may_tell_step
-        self.known: Remembered[Facts] = Remembered()
+        self.library, self.stages, self.may_state_step = library, stages, may_state_step
+        self.known: RecentCache[Facts] = RecentCache()
 
     def __call__(self, line: bytes) -> Facts:
-        """Of a line without its prefix."""
+        """Facts of a line without its prefix."""
         plain = plain_numbers(line)
         facts = self.known.get(plain)
         if facts is None:
@@ -113,8 +113,8 @@ class FactsOf:
             stage=self.stages.of(text) if self.stages.gate(form) else "",
             look=look,
             alone=look and self.library.may_match(text, own_level),
-            step=self.may_tell_step(plain.decode("utf-8", "replace")),
-            world=may_tell(form),
+            step=self.may_state_step(plain.decode("utf-8", "replace")),
+            world=may_describe_world(form),
             job_id=JOB_ID.search(text) is not None,
             exception=_has_exception(text),
         )

@@ -1,7 +1,7 @@
-"""What varies from line to line, masked: numbers, times, addresses, paths, hashes, ranks, shapes.
+"""Mask the variable parts of a line: numbers, times, addresses, paths, hashes, shapes.
 
-Masks look at a line whose numbers are all "0" (`plain_numbers`), so that the masked text is the
-same whatever the digits of a line are. That is what lets `Forms` remember it.
+Masks apply to lines whose numbers are all "0" (`plain_numbers`), so that the masked text does not
+depend on digits. `FactsOf` relies on this for its cache.
 """
 
 from __future__ import annotations

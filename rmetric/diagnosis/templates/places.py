@@ -1,4 +1,4 @@
-"""Where things stand in a line, learnt from the first line of its form."""
+"""Locate prefix, step and time in lines of one form, learnt from its first line."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from functools import partial
 from math import floor
 from typing import Generic, TypeVar
 
-from rmetric.diagnosis.patterns.steps import Told
-from rmetric.diagnosis.reading.prefixes import Prefixes
+from rmetric.diagnosis.patterns.steps import StepMatch
+from rmetric.diagnosis.reading.prefixes import PrefixParser
 
 Said = TypeVar("Said")
 
@@ -19,7 +19,8 @@ MOST_NUMBERS = 60
 #: Minutes of a form's lines that are remembered.
 MOST_MINUTES = 64
 #: Prefixes of one form that are remembered, and different lengths of them.
-MOST_HEADS, MOST_LENGTHS = 4096, 8
+MOST_HEADS = 4096
+MOST_LENGTHS = 8
 _SECONDS = re.compile(rb"[0-9]{1,10}(?:[.,][0-9]{1,9})?")
 
 
@@ -41,7 +42,7 @@ def same_places(line: bytes, spans: Sequence[tuple[int, int]], text: int) -> re.
     return re.compile(b"".join(parts))
 
 
-def prefix_place(prefixes: Prefixes, line: bytes) -> re.Pattern[bytes]:
+def prefix_place(prefixes: PrefixParser, line: bytes) -> re.Pattern[bytes]:
     """Matches lines of the form up to where their prefix ends; its groups tell who says them."""
     found = prefixes.pattern.match(line)
     assert found is not None
@@ -50,14 +51,14 @@ def prefix_place(prefixes: Prefixes, line: bytes) -> re.Pattern[bytes]:
 
 
 class Heads(Generic[Said]):
-    """Who says the lines that have one form of prefix.
+    """Look-up of the stream for lines with one form of prefix.
 
     A prefix that ends in no digit is looked up as it stands, unless they are so many that there
     must be times in them.
 
     Attributes:
-        lengths: of the prefixes in `said_by`.
-        said_by: prefix -> who says lines that begin with it.
+        lengths: of the prefixes in `known`.
+        known: prefix -> who says lines that begin with it.
     """
 
     def __init__(self, pattern: re.Pattern[bytes]) -> None:
@@ -65,10 +66,10 @@ class Heads(Generic[Said]):
         self._by_groups: dict[tuple[bytes, ...], Said] = {}
         self._few = True
         self.lengths: tuple[int, ...] = ()
-        self.said_by: dict[bytes, Said] = {}
+        self.known: dict[bytes, Said] = {}
 
     def find(self, line: bytes) -> tuple[Said | None, int]:
-        """Who says the line, None where not known, and where its text begins."""
+        """Return the stream of the line (None if unknown) and the offset of its text."""
         found = self._pattern.match(line)
         said = self._by_groups.get(found.groups()) if found else None
         if found is None or said is None:
@@ -86,20 +87,20 @@ class Heads(Generic[Said]):
             self._by_groups[found.groups()] = said
 
     def _remember(self, head: bytes, said: Said) -> None:
-        if len(self.said_by) >= MOST_HEADS:
+        if len(self.known) >= MOST_HEADS:
             self._few, self.lengths = False, ()
-            self.said_by.clear()
+            self.known.clear()
         elif len(head) in self.lengths or len(self.lengths) < MOST_LENGTHS:
             self.lengths = tuple({*self.lengths, len(head)})
-            self.said_by[head] = said
+            self.known[head] = said
 
 
 def _loose(text: bytes) -> bytes:
     return rb"[0-9]+".join(map(re.escape, _NUMBER.split(text)))
 
 
-#: `Told._make`, at a third of its cost.
-_told = partial(tuple.__new__, Told)
+#: `StepMatch._make`, at a third of its cost.
+_step_match = partial(tuple.__new__, StepMatch)
 
 
 class StepPlace:
@@ -113,30 +114,32 @@ class StepPlace:
         start: where its numbers begin to count, behind the prefix.
     """
 
-    def __init__(self, line: bytes, told: Callable[[bytes], Told | None], start: int = 0) -> None:
-        self._told = told
+    def __init__(
+        self, line: bytes, read: Callable[[bytes], StepMatch | None], start: int = 0
+    ) -> None:
+        self._read = read
         self._find: re.Pattern[bytes] | None = None
         self._form = ""
-        first = told(line)
+        first = read(line)
         numbers = list(_NUMBER.finditer(line, start))
         if first is None or len(numbers) > MOST_NUMBERS:
             return
         moved = [
             (number.span(), there)
             for number in numbers
-            if (there := told(_with_next(line, number))) != first
+            if (there := read(_with_next(line, number))) != first
         ]
         if len(moved) == 1:
             (span, there), self._form = moved[0], first.form
             if there == (first.form, int(line[slice(*span)]) + 1) and there[1] == first.step + 1:
                 self._find = same_places(line, [span], span[1])
 
-    def told(self, line: bytes) -> Told | None:
-        """Of a line of the form."""
+    def find(self, line: bytes) -> StepMatch | None:
+        """Read the step of a line of the form."""
         found = self._find.match(line) if self._find else None
         if found is None or len(step := found[1]) > 12:
-            return self._told(line)
-        return _told((self._form, int(step)))
+            return self._read(line)
+        return _step_match((self._form, int(step)))
 
 
 class TimePlace:
@@ -147,7 +150,7 @@ class TimePlace:
     one before.
     """
 
-    def __init__(self, line: bytes, prefixes: Prefixes) -> None:
+    def __init__(self, line: bytes, prefixes: PrefixParser) -> None:
         time = self._time = prefixes.time
         self._find: re.Pattern[bytes] | None = None
         self._minutes: dict[bytes, float] = {}

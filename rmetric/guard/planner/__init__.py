@@ -1,4 +1,4 @@
-"""The best parallel layout for the GPUs that are left: start with `plan`.
+"""Planner of the best parallel layout for the remaining GPUs; start with `plan`.
 
 Pure, without torch. `choose` ranks what `search` finds; `rules`, `memory` and `throughput`
 judge a layout; `placement` gives its ranks their GPUs; `binding` says why nothing fits;
@@ -6,7 +6,7 @@ judge a layout; `placement` gives its ranks their GPUs; `binding` says why nothi
 question. docs/planner.md has the equations.
 """
 
-from rmetric.guard.planner.choose import Option, Plan, check, plan
+from rmetric.guard.planner.choose import LayoutPlan, Option, check, plan
 from rmetric.guard.planner.settings import BatchSpec, PlanOptions
 
-__all__ = ["BatchSpec", "Option", "Plan", "PlanOptions", "check", "plan"]
+__all__ = ["BatchSpec", "LayoutPlan", "Option", "PlanOptions", "check", "plan"]

@@ -1,4 +1,4 @@
-"""A layout as the engines and their launcher take it.
+"""Command-line arguments of a layout for engines and torchrun.
 
 The names are those of Megatron-LM's megatron/training/arguments.py (Megatron Core 0.16), of
 torchtitan 0.2 (a TOML file) and 0.3 (the same names as command-line settings), of PyTorch's
@@ -17,7 +17,7 @@ from rmetric.guard.planner.placement import Placement
 
 @dataclass(frozen=True, kw_only=True)
 class NodeLaunch:
-    """How torchrun is started on one node.
+    """torchrun command of one node.
 
     Attributes:
         node: its name.
@@ -35,7 +35,7 @@ class NodeLaunch:
 
 
 def torchrun_launches(placement: Placement, *, port: int = 29500) -> list[NodeLaunch]:
-    """One start a node, in the order of the ranks; the first node is where they meet.
+    """One launch per node, in rank order; the first node is the rendezvous.
 
     torchrun numbers ranks node by node, so that nodes may have different numbers of them.
     """
@@ -69,7 +69,7 @@ def torchrun_launches(placement: Placement, *, port: int = 29500) -> list[NodeLa
 def megatron_arguments(
     model: ModelShape, layout: Layout, *, recompute: bool = False, shard_optimiser: bool = True
 ) -> list[str]:
-    """What a layout sets; the model's own arguments stay as they are.
+    """Arguments that a layout sets; those of the model are unchanged.
 
     With TP or CP, GPUs before Blackwell need CUDA_DEVICE_MAX_CONNECTIONS=1 in the environment.
     A checkpoint can only be taken up at another TP or PP if it was saved with
@@ -151,7 +151,7 @@ def torchtitan_toml(settings: dict[str, dict[str, int | str]]) -> str:
 
 
 def torchtitan_arguments(settings: dict[str, dict[str, int | str]]) -> list[str]:
-    """For torchtitan 0.3; recomputation is a subcommand there, and stands last."""
+    """Arguments of torchtitan 0.3; recomputation is a subcommand and comes last."""
     arguments = [
         word
         for section, values in settings.items()

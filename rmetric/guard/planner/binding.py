@@ -1,4 +1,4 @@
-"""Which constraint stands in the way when no layout works."""
+"""Binding constraint when no layout is feasible."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INSTEAD = {"pipeline": "; uneven stages may be allowed", "batch": "; the batch m
 
 
 def why_nothing_fits(problem: Problem) -> tuple[str, list[str]]:
-    """The binding constraint, and what would make something fit."""
+    """Binding constraint, and changes that would make a layout feasible."""
     least = smallest(problem)
     if least is None:
         return _no_layout(problem), _would_help(problem)
@@ -30,7 +30,7 @@ def why_nothing_fits(problem: Problem) -> tuple[str, list[str]]:
 
 
 def _no_layout(problem: Problem) -> str:
-    """The rules leave nothing to weigh, so a size was asked for that cannot be had."""
+    """Constraint when the rules exclude every layout: a requested size is impossible."""
     if not any(True for _ in splits(replace(problem, relaxed=frozenset({"batch"})), hopeless=True)):
         asked = {
             "TP": problem.tensor, "PP": problem.pipeline,

@@ -1,4 +1,4 @@
-"""The best layout for the GPUs that are left: every layout that works, ranked by its throughput.
+"""Choice of the best layout for the usable GPUs, ranked by estimated throughput.
 
 Pure: no clock, no files, no torch. `plan` is the whole of it: candidates come from
 `search`, in the order of a bound that no layout of theirs can beat, so the search stops
@@ -16,20 +16,20 @@ from rmetric.guard.layout import Layout
 from rmetric.guard.planner.binding import why_nothing_fits
 from rmetric.guard.planner.cluster import Cluster, in_words
 from rmetric.guard.planner.engines import engine_named
-from rmetric.guard.planner.memory import Memory
+from rmetric.guard.planner.memory import MemoryEstimate
 from rmetric.guard.planner.model_shape import ModelShape
 from rmetric.guard.planner.placement import Placement, place
 from rmetric.guard.planner.rules import Problem, broken_rules
-from rmetric.guard.planner.search import Found, order, search
+from rmetric.guard.planner.search import SearchResult, order, search
 from rmetric.guard.planner.settings import BatchSpec, PlanOptions
-from rmetric.guard.planner.throughput import Step
+from rmetric.guard.planner.throughput import StepTime
 
-__all__ = ["BatchSpec", "Option", "Plan", "PlanOptions", "check", "plan"]
+__all__ = ["BatchSpec", "LayoutPlan", "Option", "PlanOptions", "check", "plan"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One layout that works.
+    """One feasible layout.
 
     Attributes:
         layout: see `Layout`.
@@ -42,8 +42,8 @@ class Option:
 
     layout: Layout
     recompute: bool
-    memory: Memory
-    step: Step
+    memory: MemoryEstimate
+    step: StepTime
     placement: Placement
     remarks: tuple[str, ...] = ()
 
@@ -60,8 +60,8 @@ class Option:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What `plan` found.
+class LayoutPlan:
+    """Result of `plan`.
 
     Attributes:
         best: None if nothing fits.
@@ -95,14 +95,14 @@ def plan(
     engine: str = "megatron",
     current: Layout | None = None,
     options: PlanOptions | None = None,
-) -> Plan:
-    """The best layout of `model` on the GPUs of `cluster`, the next best, and why.
+) -> LayoutPlan:
+    """Best layout of `model` on the GPUs of `cluster`, alternatives, and the reason.
 
     With `current`, of the layouts within `options.margin` of the fastest the one that
     changes least is taken, since less has to be resharded; ties go to fewer GPUs, then
     to smaller PP, CP, TP and EP, larger micro-batches and no recomputation.
 
-    Raises ValueError for an unknown engine. Nothing fitting is no error: see `Plan.best`.
+    Raises ValueError for an unknown engine. Nothing fitting is no error: see `LayoutPlan.best`.
     """
     options = PlanOptions() if options is None else options
     problem = _problem(model, cluster, batch, engine, options)
@@ -114,7 +114,7 @@ def plan(
     found.sort(key=order)
     best, why = _choose(found, current, options.margin)
     others = [each for each in found if each is not best][: options.alternatives]
-    return Plan(
+    return LayoutPlan(
         best=_option(best, problem, current, batch),
         alternatives=tuple(_option(each, problem, current, batch) for each in others),
         why=why,
@@ -133,7 +133,7 @@ def check(
     recompute: bool = False,
     options: PlanOptions | None = None,
 ) -> tuple[str, ...]:
-    """Why a layout cannot be used, in sentences; empty if it can."""
+    """Reasons why a layout is infeasible, as sentences; empty if it is feasible."""
     problem = _problem(model, cluster, batch, engine, options or PlanOptions())
     return tuple(broken_rules(problem, layout, recompute).values())
 
@@ -160,7 +160,9 @@ def _problem(
     )
 
 
-def _choose(found: Sequence[Found], current: Layout | None, margin: float) -> tuple[Found, str]:
+def _choose(
+    found: Sequence[SearchResult], current: Layout | None, margin: float
+) -> tuple[SearchResult, str]:
     fastest = found[0]
     if current is None:
         return fastest, "the highest estimated throughput of all layouts that fit"
@@ -185,7 +187,9 @@ def _changes(current: Layout, layout: Layout) -> list[str]:
     ]
 
 
-def _option(found: Found, problem: Problem, current: Layout | None, batch: BatchSpec) -> Option:
+def _option(
+    found: SearchResult, problem: Problem, current: Layout | None, batch: BatchSpec
+) -> Option:
     placement = place(problem.cluster, found.layout)
     return Option(
         layout=found.layout,
@@ -198,7 +202,11 @@ def _option(found: Found, problem: Problem, current: Layout | None, batch: Batch
 
 
 def _remarks(
-    found: Found, placement: Placement, problem: Problem, current: Layout | None, batch: BatchSpec
+    found: SearchResult,
+    placement: Placement,
+    problem: Problem,
+    current: Layout | None,
+    batch: BatchSpec,
 ) -> list[str]:
     layout, remarks = found.layout, []
     if layout.global_batch != batch.samples:
@@ -228,8 +236,8 @@ def _remarks(
     return remarks
 
 
-def _none(problem: Problem, why: str, would_help: Sequence[str] = ()) -> Plan:
-    return Plan(
+def _none(problem: Problem, why: str, would_help: Sequence[str] = ()) -> LayoutPlan:
+    return LayoutPlan(
         best=None,
         alternatives=(),
         why=why,

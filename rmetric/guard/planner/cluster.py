@@ -1,4 +1,4 @@
-"""The GPUs that are left, node by node, and what they can do."""
+"""Usable GPUs by node, and their memory, compute and network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def in_words(size: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """What one GPU can do.
+    """Specification of one GPU type.
 
     Attributes:
         name: for people.
@@ -75,8 +75,8 @@ GPUS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
-    """A machine and the GPUs on it that can be used, by their numbers there."""
+class ClusterNode:
+    """One machine and the indices of its usable GPUs."""
 
     name: str
     gpus: tuple[int, ...]
@@ -90,7 +90,7 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """The surviving GPUs.
+    """Usable GPUs of a cluster.
 
     Attributes:
         nodes: in the order of their ranks; one without GPUs is allowed.
@@ -98,7 +98,7 @@ class Cluster:
         reserve: bytes of each GPU's memory that CUDA, NCCL and fragmentation take.
     """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[ClusterNode, ...]
     gpu: Gpu
     reserve: float = 4 * GIB
 
@@ -126,7 +126,7 @@ class Cluster:
         if memory_gib is not None:
             gpu = replace(gpu, memory=memory_gib * GIB)
         nodes = tuple(
-            Node(name=f"node{i}", gpus=tuple(range(size))) for i, size in enumerate(sizes)
+            ClusterNode(name=f"node{i}", gpus=tuple(range(size))) for i, size in enumerate(sizes)
         )
         return cls(nodes=nodes, gpu=gpu, **others)
 
@@ -151,7 +151,7 @@ class Cluster:
         )
 
     def without(self, node: str, gpus: Iterable[int] | None = None) -> Cluster:
-        """What is left when a node, or some of its GPUs, are dropped.
+        """Cluster without a node, or without some of its GPUs.
 
         Raises KeyError for a node or a GPU that is not there.
         """
@@ -165,7 +165,7 @@ class Cluster:
                 if unknown:
                     raise KeyError(f"node {node} has GPUs {each.gpus}, not {sorted(unknown)}")
                 left = () if dropped is None else tuple(g for g in each.gpus if g not in dropped)
-                each = Node(name=node, gpus=left)
+                each = ClusterNode(name=node, gpus=left)
             if each.gpus:
                 kept.append(each)
         return replace(self, nodes=tuple(kept))

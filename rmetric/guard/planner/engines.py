@@ -1,4 +1,4 @@
-"""What the training engines ask of a layout, and what each keeps on a GPU."""
+"""Training engines: their constraints on layouts, and their memory per GPU."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ENGINES = {
 
 
 def engine_named(name: str) -> Engine:
-    """Raises ValueError for an unknown one."""
+    """Engine by name. Raises ValueError for an unknown name."""
     if name not in ENGINES:
         raise ValueError(f"engine is {name!r}: it must be of {', '.join(ENGINES)}")
     return ENGINES[name]

@@ -1,4 +1,4 @@
-"""How much of a GPU's memory a layout takes: formulas, each with its source.
+"""Memory of a layout on a GPU: formulas, each with its source.
 
 Sources: the activations of a layer follow Korthikanti et al., "Reducing Activation
 Recomputation in Large Transformer Models" (arXiv 2205.05198), with sequence parallelism,
@@ -21,7 +21,7 @@ LOGIT_BYTES = 8
 GATHERED_BYTES = 2 * 2 + 2 + 4
 
 
-class Memory(NamedTuple):
+class MemoryEstimate(NamedTuple):
     """Bytes on the GPU that needs most, by what they hold; `stage` is where it is."""
 
     stage: int
@@ -45,8 +45,8 @@ def memory(
     recompute: bool = False,
     shard_optimiser: bool = True,
     flash_attention: bool = True,
-) -> Memory:
-    """What the fullest GPU holds at the peak of a step.
+) -> MemoryEstimate:
+    """Peak memory of the fullest GPU during a step.
 
     Args:
         recompute: each layer keeps its input only, and is computed again.
@@ -135,7 +135,7 @@ def _stage(
     recompute: bool,
     shard_optimiser: bool,
     kept: tuple[float, float],
-) -> Memory:
+) -> MemoryEstimate:
     shared, experts, largest = stage_parameters(model, layout, engine, stage)
     copies = layout.data * layout.context
     shards = copies / layout.replicas
@@ -154,7 +154,7 @@ def _stage(
     at_once += is_last * 4 * model.hidden
     a_layer_is_split = tokens / layout.tensor
     vocabulary = padded_vocabulary(model.vocabulary, layout.tensor, engine)
-    return Memory(
+    return MemoryEstimate(
         stage=stage,
         weights=engine.weight_bytes * (sharded if engine.fully_sharded else whole),
         gradients=engine.gradient_bytes * (sharded if engine.fully_sharded else whole),
@@ -167,7 +167,7 @@ def _stage(
 
 
 def memory_in_words(
-    model: ModelShape, layout: Layout, engine: Engine, needed: Memory, *, recompute: bool,
+    model: ModelShape, layout: Layout, engine: Engine, needed: MemoryEstimate, *, recompute: bool,
     shard_optimiser: bool = True,
 ) -> list[tuple[str, float, str]]:  # fmt: skip
     """Each term: its name, its bytes, and the formula behind it."""

@@ -201,7 +201,7 @@ def _megatron(entry: dict[str, Any], sequence: int | None) -> ModelShape:
 
 
 def _number(entry: dict[str, Any], *keys: str, default: int | None = None) -> int:
-    """The first of `keys` that is there, a whole number from 0."""
+    """Value of the first of `keys` that exists, a whole number from 0."""
     for key in keys:
         value = entry.get(key)
         if value is None:
@@ -226,7 +226,7 @@ def _flag(entry: dict[str, Any], key: str, default: bool) -> bool:
 
 
 def _has_dropout(entry: dict[str, Any], key: str) -> bool:
-    """Whether the share at `key`, 0.1 by default, is above 0."""
+    """True if the share at `key`, 0.1 by default, is above 0."""
     value = entry.get(key)
     try:
         return value is None or float(value) > 0

@@ -1,4 +1,4 @@
-"""What the planner needs to know of a transformer: its shape, and the parameters that follow."""
+"""Shape of a transformer and its parameter counts."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class ModelShape:
     def gpt(
         cls, *, layers: int, hidden: int, heads: int, vocabulary: int, sequence: int, **others: Any
     ) -> ModelShape:
-        """The shape of GPT-2 and GPT-3: biases, dropout, learned positions, tied output."""
+        """Shape of GPT-2 and GPT-3: biases, dropout, learned positions, tied output."""
         given: dict[str, Any] = {
             "kv_heads": heads, "head_size": hidden // heads, "ffn": 4 * hidden, "gated": False,
             "tied": True, "biases": True, "dropout": True, "positions": sequence,
@@ -120,7 +120,7 @@ class ModelShape:
         return read_shape(source, sequence=sequence)
 
     def as_json(self) -> dict[str, Any]:
-        """What `from_json` reads back."""
+        """JSON object that `from_json` reads."""
         return {**asdict(self), "assumed": list(self.assumed)}
 
     @property
@@ -133,7 +133,7 @@ class ModelShape:
 
     @cached_property
     def attention_parameters(self) -> int:
-        """Of one layer: queries, keys, values, projection; no norms."""
+        """Attention parameters of one layer: queries, keys, values, projection; no norms."""
         q, kv = self.heads * self.head_size, self.kv_heads * self.head_size
         bias = (q + 2 * kv) * (self.biases or self.qkv_bias) + self.hidden * self.biases
         return self.hidden * (2 * q + 2 * kv) + bias
@@ -149,12 +149,12 @@ class ModelShape:
 
     @cached_property
     def experts_parameters(self) -> int:
-        """Of all the experts of one layer."""
+        """Parameters of all experts of one layer."""
         return self.experts * self._ffn_parameters(self.expert_ffn)
 
     @cached_property
     def shared_expert_parameters(self) -> int:
-        """Of the expert that all tokens visit, with its gate."""
+        """Parameters of the shared expert, with its gate."""
         if not self.shared_expert_ffn:
             return 0
         return self._ffn_parameters(self.shared_expert_ffn) + self.hidden
@@ -165,7 +165,7 @@ class ModelShape:
 
     @cached_property
     def embedding_parameters(self) -> int:
-        """Of the embedding alone, without positions."""
+        """Parameters of the token embedding, without positions."""
         return self.vocabulary * self.hidden
 
     @cached_property

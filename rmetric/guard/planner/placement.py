@@ -1,4 +1,4 @@
-"""Which rank sits on which GPU, so that what talks most stays inside a node.
+"""Placement of ranks on GPUs, with the heaviest communication inside a node.
 
 Ranks follow Megatron's order: TP fastest, then CP, DP, PP; expert groups are consecutive
 tensor groups. Consecutive ranks on a node are then a tensor group, a stage, or everything.
@@ -17,7 +17,7 @@ from rmetric.guard.planner.throughput import Reach
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """A layout on a cluster.
+    """Placement of a layout on a cluster.
 
     Attributes:
         ranks: node and GPU of each rank, consecutive on each node.
@@ -58,7 +58,7 @@ def room(sizes: tuple[int, ...], block: int) -> int:
 
 
 def reach(sizes: tuple[int, ...], layout: Layout) -> Reach:
-    """Whether each set of shards, each stage, and all of a layout can lie in single nodes."""
+    """For each set of shards, each stage and the whole layout: it fits into a single node."""
     stage = layout.num_gpus // layout.pipeline
     shards = shard_block(layout)
     return Reach(

@@ -1,4 +1,4 @@
-"""A plan as people and as programs read it."""
+"""Reports of a plan as text and as JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rmetric.guard.planner.arguments import (
     torchtitan_settings,
     torchtitan_toml,
 )
-from rmetric.guard.planner.choose import BatchSpec, Option, Plan, PlanOptions, plan
+from rmetric.guard.planner.choose import BatchSpec, LayoutPlan, Option, PlanOptions, plan
 from rmetric.guard.planner.cluster import Cluster, in_words
 from rmetric.guard.planner.engines import engine_named
 from rmetric.guard.planner.memory import memory_in_words
@@ -42,7 +42,7 @@ PARTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What a plan was made for; the arguments of `plan`."""
+    """Arguments of `plan`."""
 
     model: ModelShape
     cluster: Cluster
@@ -51,8 +51,8 @@ class Question:
     options: PlanOptions
 
 
-def as_json(question: Question, answer: Plan) -> dict[str, Any]:
-    """The plan, the model, and the settings of the best layout."""
+def as_json(question: Question, answer: LayoutPlan) -> dict[str, Any]:
+    """JSON report: plan, model and settings of the best layout."""
     return {
         "model": question.model.as_json(),
         "parameters": question.model.parameters,
@@ -63,7 +63,7 @@ def as_json(question: Question, answer: Plan) -> dict[str, Any]:
 
 
 def settings(question: Question, best: Option, engine: str) -> dict[str, Any]:
-    """What to start with: torchrun a node, and the engine's own."""
+    """Launch commands: torchrun per node, and the arguments of the engine."""
     launches = torchrun_launches(best.placement)
     found: dict[str, Any] = {
         "torchrun": [
@@ -89,7 +89,7 @@ def settings(question: Question, best: Option, engine: str) -> dict[str, Any]:
     return found
 
 
-def as_text(question: Question, answer: Plan) -> str:
+def as_text(question: Question, answer: LayoutPlan) -> str:
     model, cluster = question.model, question.cluster
     sizes = _sum_of(cluster.sizes)
     lines = [
@@ -123,7 +123,7 @@ def _sum_of(sizes: Sequence[int]) -> str:
     return " + ".join(f"{n} x {size}" if n > 3 else " + ".join([f"{size}"] * n) for size, n in runs)
 
 
-def _best(question: Question, answer: Plan, best: Option) -> list[str]:
+def _best(question: Question, answer: LayoutPlan, best: Option) -> list[str]:
     usable = question.cluster.usable_memory
     again = ", activations computed again" if best.recompute else ""
     lines = [
@@ -177,7 +177,7 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ",".join(f"{a}-{b}" if b > a else f"{a}" for a, b in parts)
 
 
-def _alternatives(answer: Plan) -> list[str]:
+def _alternatives(answer: LayoutPlan) -> list[str]:
     if not answer.alternatives or answer.best is None:
         return []
     rows = []
@@ -190,7 +190,7 @@ def _alternatives(answer: Plan) -> list[str]:
 
 
 def _hints(question: Question, best: Option, engine: str) -> list[str]:
-    """What idle GPUs would need to be of use."""
+    """Changes that would make idle GPUs usable."""
     if not best.placement.idle:
         return []
     freer: dict[str, tuple[BatchSpec, PlanOptions]] = {}

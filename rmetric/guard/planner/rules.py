@@ -1,4 +1,4 @@
-"""What a layout must obey, each rule once: a sentence where it is broken, else an empty string."""
+"""Constraints on a layout; each function returns a sentence if violated, else an empty string."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rmetric.guard.layout import Layout
 from rmetric.guard.planner.cluster import Cluster, in_words
 from rmetric.guard.planner.engines import Engine
-from rmetric.guard.planner.memory import Memory, memory
+from rmetric.guard.planner.memory import MemoryEstimate, memory
 from rmetric.guard.planner.model_shape import ModelShape
 from rmetric.guard.planner.placement import reach, room, together
 
@@ -148,7 +148,7 @@ def replica_rule(problem: Problem, layout: Layout) -> str:
 
 
 def batch_rule(problem: Problem, layout: Layout) -> str:
-    """The batch comes out as asked, or as near as allowed."""
+    """The layout yields the batch, or is within its tolerance."""
     if "batch" in problem.relaxed:
         return ""
     change = abs(layout.global_batch - problem.samples)
@@ -163,7 +163,7 @@ def batch_rule(problem: Problem, layout: Layout) -> str:
 
 
 def node_rule(problem: Problem, layout: Layout) -> str:
-    """The groups that talk most lie in one node each."""
+    """Each group with the most communication lies in one node."""
     cluster, block = problem.cluster, together(layout)
     if "node" in problem.relaxed:
         if layout.num_gpus <= cluster.num_gpus:
@@ -176,14 +176,14 @@ def node_rule(problem: Problem, layout: Layout) -> str:
     )
 
 
-def memory_rule(problem: Problem, needed: Memory) -> str:
+def memory_rule(problem: Problem, needed: MemoryEstimate) -> str:
     if needed.total <= problem.cluster.usable_memory:
         return ""
     cluster = problem.cluster
     return f"it needs {in_words(needed.total)} on each GPU and {cluster.memory_in_words}"
 
 
-def needed_memory(problem: Problem, layout: Layout, recompute: bool) -> Memory:
+def needed_memory(problem: Problem, layout: Layout, recompute: bool) -> MemoryEstimate:
     return memory(
         problem.model,
         layout,

@@ -8,7 +8,7 @@ from math import lcm
 from typing import NamedTuple
 
 from rmetric.guard.layout import Layout
-from rmetric.guard.planner.memory import Memory
+from rmetric.guard.planner.memory import MemoryEstimate
 from rmetric.guard.planner.placement import reach, room
 from rmetric.guard.planner.rules import (
     Problem,
@@ -19,16 +19,16 @@ from rmetric.guard.planner.rules import (
     replica_rule,
     tensor_rule,
 )
-from rmetric.guard.planner.throughput import Step, estimate, step_flops
+from rmetric.guard.planner.throughput import StepTime, estimate, step_flops
 
 
-class Found(NamedTuple):
-    """A layout that works, and what it costs."""
+class SearchResult(NamedTuple):
+    """A feasible layout with its memory and step time."""
 
     layout: Layout
     recompute: bool
-    memory: Memory
-    step: Step
+    memory: MemoryEstimate
+    step: StepTime
 
 
 class Split(NamedTuple):
@@ -42,10 +42,10 @@ class Split(NamedTuple):
     data: int
 
 
-def search(problem: Problem, *, keep: int, margin: float) -> list[Found]:
+def search(problem: Problem, *, keep: int, margin: float) -> list[SearchResult]:
     """The fastest layout of each TP, PP, CP and EP, for at least the `keep` fastest of these
     and all within `margin` of the fastest. Unordered; others may be among them."""
-    best: dict[tuple[int, ...], Found] = {}
+    best: dict[tuple[int, ...], SearchResult] = {}
     for split in sorted(splits(problem), reverse=True):
         least = _cutoff(best, keep, margin)
         if split.bound < least:
@@ -62,8 +62,8 @@ def search(problem: Problem, *, keep: int, margin: float) -> list[Found]:
     return list(best.values())
 
 
-def order(found: Found) -> tuple[float | int, ...]:
-    """The order of layouts: faster first, then fewer GPUs and simpler."""
+def order(found: SearchResult) -> tuple[float | int, ...]:
+    """Sort key of layouts: faster first, then fewer GPUs and simpler."""
     one = found.layout
     return (
         -found.step.tokens_per_second, one.num_gpus, one.pipeline, one.context, one.tensor,
@@ -89,7 +89,7 @@ def splits(problem: Problem, *, hopeless: bool = False) -> Iterator[Split]:
 
 
 def layouts(problem: Problem, split: Split) -> Iterator[Layout]:
-    """The layouts of a split that come to the batch, each with one set of shards."""
+    """Layouts of a split that match the batch, each with one set of shards."""
     _, tensor, pipeline, context, expert, data = split
     for micro_batch in problem.micro_batches:
         accumulation = _accumulation(problem, micro_batch * data)
@@ -127,7 +127,7 @@ def _families(problem: Problem) -> Iterator[tuple[int, int, int, int, int]]:
 def _may_fit(
     problem: Problem, tensor: int, pipeline: int, context: int, expert: int, most: int
 ) -> bool:
-    """Whether the leanest layout fits: most copies, smallest micro-batch, one in flight."""
+    """The layout with the least memory fits: most copies, smallest micro-batch, one in flight."""
     leanest = Layout(
         tensor=tensor, pipeline=pipeline, context=context, data=most, expert=expert,
         micro_batch=problem.micro_batches[0],
@@ -136,8 +136,8 @@ def _may_fit(
     return needed <= problem.cluster.usable_memory
 
 
-def _of_split(problem: Problem, split: Split, least: float = 0.0) -> Iterator[Found]:
-    """What fits of a split; some of what makes less than `least` tokens a second is left out."""
+def _of_split(problem: Problem, split: Split, least: float = 0.0) -> Iterator[SearchResult]:
+    """Feasible layouts of a split; some with less than `least` tokens per second are omitted."""
     for layout in layouts(problem, split):
         found = _judged(problem, layout)
         if found is None:
@@ -150,7 +150,7 @@ def _of_split(problem: Problem, split: Split, least: float = 0.0) -> Iterator[Fo
             yield from _with_replicas(problem, layout)
 
 
-def _with_replicas(problem: Problem, layout: Layout) -> Iterator[Found]:
+def _with_replicas(problem: Problem, layout: Layout) -> Iterator[SearchResult]:
     for replicas in range(2, layout.data + 1):
         if layout.data % replicas == 0:
             several = replace(layout, replicas=replicas)
@@ -160,8 +160,8 @@ def _with_replicas(problem: Problem, layout: Layout) -> Iterator[Found]:
                     yield found
 
 
-def _judged(problem: Problem, layout: Layout) -> Found | None:
-    """A layout with its costs, if it fits; computing again what fits anyway is never faster."""
+def _judged(problem: Problem, layout: Layout) -> SearchResult | None:
+    """Costs of a layout, if it fits; recomputation is used only where needed."""
     for recompute in problem.recompute:
         needed = needed_memory(problem, layout, recompute)
         if needed.total <= problem.cluster.usable_memory:
@@ -174,11 +174,11 @@ def _judged(problem: Problem, layout: Layout) -> Found | None:
                 recompute=recompute,
                 shard_optimiser=problem.shard_optimiser,
             )
-            return Found(layout, recompute, needed, step)
+            return SearchResult(layout, recompute, needed, step)
     return None
 
 
-def _cutoff(best: dict[tuple[int, ...], Found], keep: int, margin: float) -> float:
+def _cutoff(best: dict[tuple[int, ...], SearchResult], keep: int, margin: float) -> float:
     if len(best) < keep:
         return 0.0
     rates = sorted((each.step.tokens_per_second for each in best.values()), reverse=True)
@@ -192,7 +192,7 @@ def _experts(problem: Problem, most: int) -> list[int]:
 
 
 def _shares(problem: Problem, copies: int) -> bool:
-    """Whether some micro-batch lets that many copies share the batch."""
+    """Some micro-batch divides the batch over that many copies."""
     return any(_accumulation(problem, each * copies) for each in problem.micro_batches)
 
 
@@ -221,7 +221,7 @@ def _bound(problem: Problem, tensor: int, pipeline: int, context: int, data: int
     return (1 + 1e-9) * pipeline * data * context / seconds * most / (most + pipeline - 1)
 
 
-def fits(problem: Problem) -> Found | None:
+def fits(problem: Problem) -> SearchResult | None:
     """Some layout that works, or None."""
     for split in splits(problem):
         for found in _of_split(problem, split):
@@ -229,8 +229,8 @@ def fits(problem: Problem) -> Found | None:
     return None
 
 
-def smallest(problem: Problem) -> tuple[Layout, bool, Memory] | None:
-    """The layout that needs least memory, whether it fits or not; None if rules leave none."""
+def smallest(problem: Problem) -> tuple[Layout, bool, MemoryEstimate] | None:
+    """Layout of least memory, whether it fits or not; None if the rules allow none."""
     each = (
         (layout, recompute, needed_memory(problem, layout, recompute))
         for split in splits(problem, hopeless=True)

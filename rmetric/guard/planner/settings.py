@@ -1,4 +1,4 @@
-"""What a plan is asked for: the batch, and what may be tried."""
+"""Settings of a plan: the batch, and the sizes to search."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class BatchSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """What may be tried.
+    """Sizes to search.
 
     Attributes:
         tensor, pipeline, context, expert: sizes that are allowed; None allows all.

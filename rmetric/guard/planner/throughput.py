@@ -1,4 +1,4 @@
-"""How long a step of a layout takes: an estimate to rank layouts by, not a forecast.
+"""Estimated step time of a layout, to rank layouts; not a forecast.
 
 Work is counted as Narayanan et al. do ("Efficient Large-Scale Language Model Training on GPU
 Clusters Using Megatron-LM", arXiv 2104.04473): 72 B s l h^2 (1 + s / 6h + V / 12lh) for a
@@ -22,14 +22,14 @@ LAUNCH_SECONDS = 1e-4
 
 
 class Reach(NamedTuple):
-    """Whether whole groups of a layout lie inside single nodes."""
+    """Groups of a layout that lie within single nodes."""
 
     shards_in_node: bool
     stages_in_node: bool
     all_in_node: bool
 
 
-class Step(NamedTuple):
+class StepTime(NamedTuple):
     """Seconds of one step, by what they go to, and the tokens a second that follow."""
 
     compute: float
@@ -63,7 +63,7 @@ def layer_flops(model: ModelShape) -> tuple[float, float]:
 
 
 def step_flops(model: ModelShape, samples: int, *, recompute: bool = False) -> float:
-    """Of one step, forward and backward."""
+    """Floating-point operations of one step, forward and backward."""
     dense, experts = layer_flops(model)
     with_experts = model.expert_layers
     layers = (model.layers - with_experts) * dense + with_experts * experts
@@ -80,8 +80,8 @@ def estimate(
     *,
     recompute: bool = False,
     shard_optimiser: bool = True,
-) -> Step:
-    """The time of a step.
+) -> StepTime:
+    """Step time.
 
     One-forward-one-backward without interleaving: the slowest stage sets the pace of all
     micro-batches but one, which passes through every stage. Communication of TP, CP, EP,
@@ -167,9 +167,9 @@ def _data_seconds(
 
 
 def _ring(size: float, members: float) -> float:
-    """What each of `members` sends so that all have the whole of `size`."""
+    """Bytes that each of `members` sends in an all-gather of `size` bytes."""
     return size * (members - 1) / members
 
 
-def _with_rate(tokens: float, **seconds: float) -> Step:
-    return Step(**seconds, tokens_per_second=tokens / sum(seconds.values()))
+def _with_rate(tokens: float, **seconds: float) -> StepTime:
+    return StepTime(**seconds, tokens_per_second=tokens / sum(seconds.values()))

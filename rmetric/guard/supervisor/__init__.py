@@ -1,17 +1,17 @@
-"""Starts a training, watches it, and starts it again: `rmetric supervise`.
+"""Supervisor that starts, monitors and restarts a training: `rmetric supervise`.
 
-    core.py        what is decided: events in, actions out; pure. Read this first.
-    events.py      the words that it speaks
-    allocation.py   which GPUs of which nodes, in which layout
-    launch.py      the commands and environments of one launch, and its processes
-    watch.py       what is noticed: exits, hangs, verdicts, alarms
-    diagnosis.py   why a launch failed, in words
-    processes.py   ends every process of a launch, by pid
-    last_checkpoint.py   what can be come back to
-    journal.py     what happened, a line an event; the lock
-    summary.py     the same in short, from the journal alone
-    spoken.py      a line of it as it is said at the terminal
-    supervise.py   what acts: connects all of these
+    core.py              state machine: events in, actions out; pure. Read this first.
+    events.py            its events and actions
+    allocation.py        GPUs, nodes and layout of a launch
+    launch_processes.py  commands, environments and processes of one launch
+    attempt.py           one launch from start to exit
+    watch.py             heartbeats, GPU verdicts and alarms of a running training
+    launch_failure.py    cause of a failed launch
+    processes.py         ends every process of a launch, by pid
+    journal.py           event log and lock of the run folder
+    summary.py           summary of a journal
+    console.py           journal lines for the terminal
+    supervise.py         event loop that connects these parts
 
 Nothing is imported here.
 """

@@ -1,4 +1,4 @@
-"""Which GPUs of which nodes a launch uses, and in which layout."""
+"""Assignment of GPUs, nodes and a layout to a launch."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any
 from rmetric._util.printed import counted
 from rmetric.guard.layout import Layout
 
-#: A GPU: the name of its node (empty where there is one) and its index there.
+#: A GPU: name of its node (empty with a single node) and index on the node.
 Gpu = tuple[str, int]
-#: What may be used: node -> GPUs, in the order in which they are taken.
+#: Usable GPUs: node -> indices, in the order of use.
 Pool = Mapping[str, tuple[int, ...]]
 
 
 class NothingFitsError(ValueError):
-    """No layout runs on what is left; says what binds."""
+    """No layout fits the remaining GPUs; the message names the binding constraint."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """Where one launch runs.
+    """GPUs and layout of one launch.
 
     Attributes:
-        gpus: node -> its GPUs that are used, the same number on each, as torchrun needs it.
-        layout: for as many GPUs.
-        words: why this one.
-        batch: whether the samples of a step were given; else the training sees to them.
+        gpus: node -> GPUs in use, the same number on each node, as torchrun requires.
+        layout: layout for these GPUs.
+        words: reason of the choice.
+        batch: the global batch was given; otherwise the training determines it.
     """
 
     gpus: Pool
@@ -36,25 +36,26 @@ class Allocation:
     batch: bool = True
 
     def __str__(self) -> str:
-        """The layout, with its batch only where it is known."""
+        """The layout, with its batch only if it is known."""
         return str(self.layout) if self.batch else str(self.layout).partition(", batch")[0]
 
     @property
     def per_node(self) -> int:
+        """GPUs on each node."""
         return len(next(iter(self.gpus.values())))
 
     def gpu_of(self, rank: int) -> Gpu | None:
-        """The GPU that this rank uses; None for a rank that there is not."""
+        """GPU of a rank; None for a rank out of range."""
         found = all_of(self.gpus)
         return found[rank] if 0 <= rank < len(found) else None
 
 
-#: From what may be used, and the layout until now, to what is used: raises NothingFitsError.
+#: Maps the usable GPUs and the current layout to an allocation; raises NothingFitsError.
 Planner = Callable[[Pool, "Layout | None"], Allocation]
 
 
 def all_of(pool: Pool) -> list[Gpu]:
-    """Its GPUs, in the order of the ranks.
+    """GPUs of a pool, in rank order.
 
     >>> all_of({"a": (0, 2), "b": (0,)})
     [('a', 0), ('a', 2), ('b', 0)]
@@ -63,7 +64,7 @@ def all_of(pool: Pool) -> list[Gpu]:
 
 
 def without(pool: Pool, dropped: Iterable[Gpu]) -> Pool:
-    """What is left; a node with no GPU left is gone.
+    """Pool without the dropped GPUs and without empty nodes.
 
     >>> without({"a": (0, 1), "b": (0,)}, [("a", 0), ("b", 0)])
     {'a': (1,)}
@@ -76,7 +77,7 @@ def without(pool: Pool, dropped: Iterable[Gpu]) -> Pool:
 def allot(layout: Layout, pool: Pool) -> Pool | None:
     """GPUs for a layout: the same number on each node, no tensor group across nodes.
 
-    Few nodes rather than many. None where it does not fit.
+    Prefers few nodes. None if the layout does not fit.
 
     >>> allot(Layout(tensor=2, data=2), {"a": (0, 1, 3), "b": (0, 1)})
     {'a': (0, 1), 'b': (0, 1)}
@@ -91,15 +92,16 @@ def allot(layout: Layout, pool: Pool) -> Pool | None:
 
 
 def shrink_data(layout: Layout, batch: int | None, unit: str = "GPU") -> Planner:
-    """Plans for one model without knowing it: only the number of copies changes.
+    """Allocation that changes only the number of copies (data parallelism).
 
     Args:
-        layout: for all GPUs; what it says of tensor, pipeline and context stays.
-        batch: samples of a step, kept by accumulation, with fewer copies than could be
-            where they do not divide it; None where the training sees to it itself.
-        unit: what one of the pool is called.
+        layout: layout for all GPUs; its tensor, pipeline and context sizes are kept.
+        batch: samples of a step, kept by accumulation, with fewer copies if they do not divide
+            it; None if the training determines it.
+        unit: name of one device of the pool.
 
-    Raises ValueError for a batch that the layout does not divide.
+    Raises:
+        ValueError: the layout does not divide the batch.
     """
     if batch is not None and (batch < 1 or batch % (layout.micro_batch * layout.data)):
         raise ValueError(
@@ -117,7 +119,7 @@ def shrink_data(layout: Layout, batch: int | None, unit: str = "GPU") -> Planner
             fewer = replace(layout, data=data, accumulation=steps)
             gpus = allot(fewer, pool)
             if gpus is not None:
-                words = _why(fewer, have, batch, unit)
+                words = _explain(fewer, have, batch, unit)
                 return Allocation(gpus=gpus, layout=fewer, words=words, batch=batch is not None)
         raise NothingFitsError(
             f"{counted(have, unit)} {'is' if have == 1 else 'are'} left; "
@@ -127,8 +129,8 @@ def shrink_data(layout: Layout, batch: int | None, unit: str = "GPU") -> Planner
     return plan
 
 
-def _why(layout: Layout, have: int, batch: int | None, unit: str) -> str:
-    spare = f", {have - layout.num_gpus} of {have} stand by" if layout.num_gpus < have else ""
+def _explain(layout: Layout, have: int, batch: int | None, unit: str) -> str:
+    spare = f", {have - layout.num_gpus} of {have} unused" if layout.num_gpus < have else ""
     kept = "" if batch is None else f", the batch of {batch} is kept"
     return f"{counted(layout.num_gpus, unit)} in {counted(layout.data, 'copy')}{kept}{spare}"
 
@@ -140,37 +142,37 @@ def by_model(
     *,
     engine: str,
     first: Layout | None = None,
-    untold: Mapping[str, int] | None = None,
+    fixed_sizes: Mapping[str, int] | None = None,
 ) -> Planner:
-    """Plans with `rmetric.guard.planner`.
+    """Allocation by `rmetric.guard.planner`.
 
-    torchrun needs the same number of ranks on each node, so that it is asked once for
-    each number that the nodes could give, and the fastest of its answers is taken.
+    torchrun requires the same number of ranks on each node, so the planner runs once for
+    each possible number, and the fastest result is used.
 
     Args:
         model: a `ModelShape`.
         gpu: a `rmetric.guard.planner.cluster.Gpu`.
         batch: a `BatchSpec`.
         engine: as for `rmetric.guard.planner.plan`.
-        first: layout of the first launch, if it has the GPUs; None where it is planned too.
-        untold: of tensor, pipeline, context and expert what the training is not told of, and
-            the size that it has; it stays.
+        first: layout of the first launch, if it fits; None to plan it as well.
+        fixed_sizes: sizes among tensor, pipeline, context and expert that the command has no
+            placeholder for; they are kept.
     """
     from rmetric.guard.planner import PlanOptions
     from rmetric.guard.planner import plan as plan_layout
-    from rmetric.guard.planner.cluster import Cluster, Node
+    from rmetric.guard.planner.cluster import Cluster, ClusterNode
 
-    sizes: dict[str, Any] = {name: (size,) for name, size in (untold or {}).items()}
+    sizes: dict[str, Any] = {name: (size,) for name, size in (fixed_sizes or {}).items()}
     options = PlanOptions(**sizes)
 
     def plan(pool: Pool, current: Layout | None) -> Allocation:
         if first is not None and current is None and (gpus := allot(first, pool)):
-            return Allocation(gpus=gpus, layout=first, words="as was asked")
+            return Allocation(gpus=gpus, layout=first, words="as requested")
         best: tuple[float, Allocation] | None = None
         why = "no GPU is left"
         for each in sorted({len(gpus) for gpus in pool.values()}, reverse=True):
             even = {node: gpus[:each] for node, gpus in pool.items() if len(gpus) >= each}
-            nodes = tuple(Node(name=node, gpus=gpus) for node, gpus in even.items())
+            nodes = tuple(ClusterNode(name=node, gpus=gpus) for node, gpus in even.items())
             found = plan_layout(
                 model,
                 Cluster(nodes=nodes, gpu=gpu),
@@ -180,7 +182,7 @@ def by_model(
                 options=options,
             )
             why = why if found.best else "; ".join((found.why, *found.would_help))
-            # The planner's own first: it may stand before a faster one that changes more.
+            # The planner's best first: it may precede a faster one that changes more.
             for option in (found.best, *found.alternatives):
                 gpus = allot(option.layout, even) if option else None
                 if option and gpus:
@@ -191,7 +193,7 @@ def by_model(
                     break
         if best is None:
             named = ", ".join(f"{{{name}}}" for name in sizes)
-            stay = f"; planned as they are, for the command has no {named}" if named else ""
+            stay = f"; they are fixed because the command has no {named}" if named else ""
             raise NothingFitsError(f"{why}{stay}")
         return best[1]
 

@@ -1,4 +1,4 @@
-"""One launch, from its start to its end, and what is seen of it."""
+"""One launch of the training, from start to exit."""
 
 from __future__ import annotations
 
@@ -8,53 +8,59 @@ from collections.abc import Callable
 from typing import Any
 
 from rmetric._util.standard_output import OutputError
+from rmetric.guard.checkpoint_dir import last_checkpoint
 from rmetric.guard.run_folder import RunFolder
-from rmetric.guard.supervisor import diagnosis
+from rmetric.guard.supervisor import launch_failure
 from rmetric.guard.supervisor.events import (
-    Durable,
-    Event,
-    Exited,
-    Failure,
-    Hung,
-    Launch,
-    Stepped,
+    CheckpointDurable,
+    LaunchExited,
+    LaunchFailure,
+    LaunchHung,
+    StartLaunch,
+    StepReached,
+    SupervisorEvent,
 )
-from rmetric.guard.supervisor.last_checkpoint import last_checkpoint
-from rmetric.guard.supervisor.launch import Program, Running
-from rmetric.guard.supervisor.watch import Patience, Pulse
+from rmetric.guard.supervisor.launch_processes import LaunchProcesses, Program
+from rmetric.guard.supervisor.watch import HeartbeatTracker, Timeouts
 
-#: Writes a line of the journal: the event, and what else there is to say.
-Write = Callable[..., Any]
+#: Writes a line of the journal: name of the event, and fields.
+JournalWriter = Callable[..., Any]
 
 
 class Attempt:
-    """Starts a launch when it is made; `look` and `exited` say what has become of it.
+    """Starts a launch on construction; `look` and `exited` return its events.
 
     Args:
-        launch: what the core asks for.
-        token: names the launch.
-        program, folder, patience: see `Supervisor`.
-        write: notes a line in the journal.
-        exited: called, from another thread, with number, node and code of each exit.
-        progress_seconds: between two lines of progress.
-        now: seconds, on the supervisor's clock.
+        launch: action of the core.
+        token: name of the launch.
+        program: program to run.
+        folder: run folder.
+        timeouts: limits without a sign of life.
+        write: writes a line of the journal.
+        exited: called from another thread with number, node and exit code.
+        progress_seconds: time between two lines of progress.
+        now: seconds on the supervisor's clock.
     """
 
     def __init__(
         self,
-        launch: Launch,
+        launch: StartLaunch,
         token: str,
         program: Program,
         folder: RunFolder,
-        patience: Patience,
+        timeouts: Timeouts,
         *,
-        write: Write,
+        write: JournalWriter,
         exited: Callable[[int, str, int], None],
         progress_seconds: float,
         now: float,
     ) -> None:
-        self.number, self.allocation, self.folder = launch.number, launch.allocation, folder
-        self.token, self._write, self._every = token, write, progress_seconds
+        self.number = launch.number
+        self.allocation = launch.allocation
+        self.folder = folder
+        self.token = token
+        self._write = write
+        self._progress_seconds = progress_seconds
         folder.withdraw()
         folder.set_layout(self.allocation.layout)
         request = folder.request()
@@ -62,82 +68,84 @@ class Attempt:
         self._answered = folder.answered()
         self._stop_number: int | None = None
         self._launcher = program.is_torchrun
-        self._checkpoint = last_checkpoint(folder)
+        self._checkpoint = last_checkpoint(folder.checkpoints)
         self._noted_step: int | None = None
         self._problem = ""
         self._progress_at, self._echoed = 0.0, 0
         self._codes: dict[str, int] = {}
-        # Written before it is started: whoever comes after a crash knows what to look for.
+        # Written before the start, so that a later supervisor finds the processes after a crash.
         write(
             "launch", launch=self.number, token=token, gpus=dict(self.allocation.gpus),
             layout=self.allocation.layout.as_json(), words=str(self.allocation),
         )  # fmt: skip
-        self.running = Running(self.number, token, self.allocation, program, folder, exited)
-        self.pulse = Pulse(patience, self.allocation, self.running.log, now)
+        self.running = LaunchProcesses(self.number, token, self.allocation, program, folder, exited)
+        self.tracker = HeartbeatTracker(timeouts, self.allocation, self.running.log, now)
         write("started", launch=self.number, pids=self.running.pids)
 
-    def look(self, now: float) -> list[Event]:
-        """What the heartbeats, the answers and the output say."""
-        events: list[Event] = []
-        resumed, step = self.pulse.resumed, self.pulse.step
-        failure = self.pulse.look(self.folder.beats(self.token), now)
-        if resumed is None and self.pulse.resumed is not None:
-            resumed = self._noted_step = self.pulse.resumed
-            self._progress_at = now + self._every
+    def look(self, now: float) -> list[SupervisorEvent]:
+        """Events since the last call, from heartbeats, answered requests and output."""
+        events: list[SupervisorEvent] = []
+        resumed, step = self.tracker.resumed, self.tracker.step
+        failure = self.tracker.look(self.folder.beats(self.token), now)
+        if resumed is None and self.tracker.resumed is not None:
+            resumed = self._noted_step = self.tracker.resumed
+            self._progress_at = now + self._progress_seconds
             self._write(
-                "resumed", launch=self.number, step=resumed, at=self.pulse.resumed_at,
+                "resumed", launch=self.number, step=resumed, at=self.tracker.resumed_at,
                 passed_over=self._passed_over(resumed),
             )  # fmt: skip
-        if self.pulse.step is not None and self.pulse.step != step and resumed is not None:
+        if self.tracker.step is not None and self.tracker.step != step and resumed is not None:
             if now >= self._progress_at:
                 self.progress(now)
-            events.append(Stepped(time=now, step=self.pulse.step, resumed=resumed))
+            events.append(StepReached(time=now, step=self.tracker.step, resumed=resumed))
         events += self._answers(now)
-        self._note_problem()
+        self._record_save_problem()
         if failure is not None:
-            events.append(Hung(time=now, failure=failure))
+            events.append(LaunchHung(time=now, failure=failure))
         return events
 
     def progress(self, now: float) -> None:
-        """Note the step, if it is another than before."""
-        self._progress_at = now + self._every
-        if self.pulse.step is not None and self.pulse.step != self._noted_step:
-            self._noted_step = self.pulse.step
-            self._write("progress", launch=self.number, step=self.pulse.step, at=self.pulse.step_at)
+        """Write the step to the journal, if it changed."""
+        self._progress_at = now + self._progress_seconds
+        if self.tracker.step is not None and self.tracker.step != self._noted_step:
+            self._noted_step = self.tracker.step
+            self._write(
+                "progress", launch=self.number, step=self.tracker.step, at=self.tracker.step_at
+            )
 
     @property
     def stops(self) -> bool:
-        """Whether a request to stop waits for its answer."""
+        """A request to stop is pending."""
         return self._stop_number is not None
 
     def stops_at(self, number: int) -> None:
-        """The answer to this request is waited for."""
+        """Wait for the answer to this request to stop."""
         self._stop_number = number
 
-    def exited(self, node: str, code: int, now: float) -> Exited | None:
-        """What it means that the process of a node has ended; None while others run on well."""
+    def exited(self, node: str, code: int, now: float) -> LaunchExited | None:
+        """Event for the exit of a node's process; None while other nodes run."""
         self._codes[node] = code
         if code:
-            return Exited(time=now, failure=self._why(node, code))
+            return LaunchExited(time=now, failure=self._explain(node, code))
         if len(self._codes) < len(self.allocation.gpus):
             return None
-        phases = [beat.phase for beat in self.pulse.beats.values()]
+        phases = [beat.phase for beat in self.tracker.beats.values()]
         finished = bool(phases) and all(phase == "finished" for phase in phases)
         early = bool(phases) and not finished
-        return Exited(time=now, stopped=self._was_asked() and not finished, early=early)
+        return LaunchExited(time=now, stopped=self._stop_requested() and not finished, early=early)
 
-    def told(self, failure: Failure) -> dict[str, Any]:
-        """What the journal says of a failure beside its words."""
+    def failure_fields(self, failure: LaunchFailure) -> dict[str, Any]:
+        """Journal fields of a failure beside its words."""
         return {
             "kind": failure.kind, "code": failure.code, "rank": failure.rank,
             "node": failure.node, "gpu": failure.gpu,
-            "launch": self.number, "last_sign": self.pulse.last_sign,
-            "checkpoint": last_checkpoint(self.folder).good,
+            "launch": self.number, "last_sign": self.tracker.last_sign,
+            "checkpoint": last_checkpoint(self.folder.checkpoints).good,
         }  # fmt: skip
 
     def echo(self) -> None:
-        """Show what it has printed since the last time."""
-        # A pipe that is closed is not worth a training.
+        """Print the output of the launch since the last call."""
+        # A closed pipe must not stop the training.
         with contextlib.suppress(OSError, OutputError):
             with open(self.running.log, "rb") as file:
                 file.seek(self._echoed)
@@ -146,7 +154,7 @@ class Attempt:
             sys.stdout.write(data.decode("utf-8", "replace"))
             sys.stdout.flush()
 
-    def _answers(self, now: float) -> list[Event]:
+    def _answers(self, now: float) -> list[SupervisorEvent]:
         answered = self.folder.answered()
         if answered <= self._answered:
             return []
@@ -155,33 +163,33 @@ class Attempt:
         if self._stop_number is None or answered < self._stop_number:
             return []
         self._stop_number = None
-        return [Durable(time=now)]
+        return [CheckpointDurable(time=now)]
 
     def _passed_over(self, resumed: int) -> int | None:
-        """The newest checkpoint that was there, if it came back at an earlier one."""
+        """Newest checkpoint at the start, if the launch resumed at an earlier one."""
         step = self._checkpoint.there
         return step if step is not None and step > resumed else None
 
-    def _note_problem(self) -> None:
-        """Say when saves begin to fail, and when one is good again."""
-        said = [beat.problem for beat in self.pulse.beats.values() if beat.problem]
-        problem = said[0] if said else ""
+    def _record_save_problem(self) -> None:
+        """Record when saves begin to fail, and when they succeed again."""
+        problems = [beat.problem for beat in self.tracker.beats.values() if beat.problem]
+        problem = problems[0] if problems else ""
         if problem != self._problem:
             self._problem = problem
             self._write("not saved" if problem else "saved again", words=problem)
 
-    def _was_asked(self) -> bool:
-        """Whether somebody has asked this launch to stop."""
+    def _stop_requested(self) -> bool:
+        """A request asked this launch to stop."""
         request = self.folder.request()
         return request is not None and request.stop and request.number > self._request_before
 
-    def _why(self, node: str, code: int) -> Failure:
-        return diagnosis.of_exit(
+    def _explain(self, node: str, code: int) -> LaunchFailure:
+        return launch_failure.explain_exit(
             code,
             node=node,
             allocation=self.allocation,
-            log=diagnosis.tail(self.running.log),
+            log=launch_failure.read_tail(self.running.log),
             error_file=self.running.error_files.get(node),
-            beats=self.pulse.beats,
+            beats=self.tracker.beats,
             launcher=self._launcher,
         )

@@ -1,9 +1,9 @@
-r"""What the supervisor decides. Pure: events in, actions out; no clock, no files, no processes.
+r"""State machine of the supervisor. Pure: events in, actions out; no clock, files or processes.
 
-ending --------> running --------> saving     a checkpoint before it is stopped
+ending --------> running --------> saving     a checkpoint before the stop
   ^  \              |                 |
   |   v             v                 v
-  |  waiting <--- ending <------------'       all processes are ended, verified
+  |  waiting <--- ending <------------'       all processes are ended and verified
   '------'          |
                     v
                    over                       finished, stopped, gave up
@@ -11,6 +11,7 @@ ending --------> running --------> saving     a checkpoint before it is stopped
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
@@ -26,53 +27,53 @@ from rmetric.guard.supervisor.allocation import (
     all_of,
     without,
 )
-from rmetric.guard.supervisor.diagnosis import signal_name
 from rmetric.guard.supervisor.events import (
     Action,
-    Ask,
-    Began,
-    Drop,
-    Durable,
-    End,
-    Ended,
-    Event,
-    Exited,
-    Failure,
+    CheckpointDurable,
+    CheckpointRequested,
+    DropGpus,
+    EndProcesses,
     Finish,
-    Hung,
-    Interrupted,
-    Launch,
-    Note,
-    Stepped,
-    StopWanted,
-    Verdict,
-    WakeAt,
-    Wanted,
-    Woke,
+    GpuVerdictChanged,
+    LaunchExited,
+    LaunchFailure,
+    LaunchHung,
+    ProcessesEnded,
+    RequestCheckpoint,
+    SetTimer,
+    SignalReceived,
+    StartLaunch,
+    StepReached,
+    StopRequested,
+    SupervisorEvent,
+    SupervisorStarted,
+    TimerFired,
+    WriteJournal,
 )
+from rmetric.guard.supervisor.launch_failure import signal_name
 
 FINISHED, STOPPED, GAVE_UP = "finished", "stopped", "gave up"
 #: Exit codes of the supervisor; ended by a signal it is 128 + the signal.
 CODE_FINISHED, CODE_GAVE_UP, CODE_STOPPED = 0, 1, 4
-#: What a fatal verdict may ask for that the GPU does not outlive here.
+#: Actions of a fatal verdict after which the GPU is no longer used.
 DROPPING = ("reset", "drain", "reboot")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """When to try again and when to give up.
+class RestartPolicy:
+    """Limits and delays of restarts.
 
     Attributes:
-        max_restarts: in a row, from 0; counted anew after `enough_steps`.
+        max_restarts: restarts in a row, from 0; reset after `enough_steps`.
         enough_steps: steps beyond the farthest so far that count as progress, at least 1.
         backoff_seconds: wait before the first restart, doubled with each in a row, from 0.
-        longest_backoff_seconds: and no longer than this, before jitter.
-        jitter: share of the wait that is added at random, up to so much, from 0.
-        suspect_after: failures in a row of one rank's GPU, or node, until it is dropped.
-        at_once_seconds: a launch that made no step and lived shorter failed at once.
-        save_seconds: the longest wait for a checkpoint before a bad GPU is given up.
-        stop_seconds: the same when the supervisor itself is asked to end.
-        settle_seconds: for the training to exit by itself once that checkpoint is durable.
+        longest_backoff_seconds: upper bound of that wait, before jitter.
+        jitter: greatest share of the wait that is added at random, from 0.
+        suspect_after: failures in a row of one GPU or node until it is dropped.
+        at_once_seconds: a launch without a step that ends sooner failed at once.
+        save_seconds: longest wait for a checkpoint before a bad GPU is dropped.
+        stop_seconds: longest wait for a checkpoint after a signal to the supervisor.
+        settle_seconds: time for training to exit by itself once that checkpoint is durable.
     """
 
     max_restarts: int = 10
@@ -96,15 +97,15 @@ class Settings:
 
 
 @dataclass(kw_only=True)
-class Past:
-    """What the journal of the folder says of earlier supervisors.
+class JournalState:
+    """State that earlier supervisors left in the journal.
 
     Attributes:
-        launches: so far.
-        restarts: in a row, at the end.
-        best_step: the farthest that was seen.
-        dropped: GPUs that are used no more.
-        outcome: of the last supervisor; empty where it was cut off.
+        launches: number of launches.
+        restarts: restarts in a row at the end.
+        best_step: greatest step reached.
+        dropped: GPUs that are no longer used.
+        outcome: outcome of the last supervisor; empty if it was killed.
     """
 
     launches: int = 0
@@ -115,89 +116,91 @@ class Past:
 
 
 class Core:
-    """Decides; one a supervisor.
+    """Decides on launches, checkpoints and restarts.
 
     Args:
-        settings: see `Settings`.
-        pool: GPUs that there are.
-        plan: from those left and the layout until now to an allocation.
-        rng: for the jitter.
-        past: what the journal says.
-        again: run a folder that is finished.
+        restart_policy: limits and delays of restarts.
+        pool: GPUs by node.
+        plan: maps the remaining GPUs and the current layout to an allocation.
+        rng: source of the jitter.
+        state: state that earlier supervisors left; None for a new folder.
+        again: run a folder that has finished.
     """
 
     def __init__(
         self,
-        settings: Settings,
+        restart_policy: RestartPolicy,
         pool: Pool,
         plan: Planner,
         *,
         rng: np.random.Generator,
-        past: Past | None = None,
+        state: JournalState | None = None,
         again: bool = False,
     ) -> None:
-        past = past or Past()
-        self.settings, self.plan, self.rng = settings, plan, rng
-        self.pool = without(pool, past.dropped)
+        state = state or JournalState()
+        self.restart_policy = restart_policy
+        self.plan = plan
+        self.rng = rng
+        self.pool = without(pool, state.dropped)
         self.phase = "idle"
-        self.launches, self.restarts = past.launches, past.restarts
-        self.best_step = self._best_at_failure = past.best_step
-        self._finished_before = past.outcome == FINISHED and not again
-        if past.outcome:  # whoever starts it again has looked at it
+        self.launches, self.restarts = state.launches, state.restarts
+        self.best_step = self._best_at_failure = state.best_step
+        self._finished_before = state.outcome == FINISHED and not again
+        if state.outcome:  # it was restarted by a user
             self.restarts = 0
         self._used: set[Gpu] = set()
         self._layout: Layout | None = None
         self._then, self._signal = "", 0
         self._until = inf
         self._launched_at, self._stepped = 0.0, False
-        self._failure: Failure | None = None
+        self._failure: LaunchFailure | None = None
         self._at_once = ""
         self._stop_wanted, self._saved = False, False
         self._suspect: tuple[Gpu, ...] = ()
         self._suspected = 0
 
-    def on(self, event: Event) -> list[Action]:
-        """What to do about it."""
+    def on(self, event: SupervisorEvent) -> list[Action]:
+        """Actions in response to an event."""
         if self.phase == "over":
             return []
-        actions: Iterable[Action] = getattr(self, f"_on_{type(event).__name__.lower()}")(event)
+        actions: Iterable[Action] = getattr(self, _handler_name(event))(event)
         return list(actions)
 
-    def _on_began(self, event: Began) -> Iterable[Action]:
+    def _on_supervisor_started(self, event: SupervisorStarted) -> Iterable[Action]:
         if self._finished_before:
             return self._over(FINISHED, "it had finished before", CODE_FINISHED)
-        return self._end("launch", "what an earlier supervisor left behind")
+        return self._end("launch", "remains of an earlier supervisor")
 
-    def _on_stepped(self, event: Stepped) -> Iterable[Action]:
+    def _on_step_reached(self, event: StepReached) -> Iterable[Action]:
         self._stepped = self._stepped or event.step > event.resumed
         self.best_step = max(self.best_step, event.step)
-        if self.best_step - self._best_at_failure >= self.settings.enough_steps:
+        if self.best_step - self._best_at_failure >= self.restart_policy.enough_steps:
             self.restarts, self._at_once = 0, ""
         return ()
 
-    def _on_exited(self, event: Exited) -> Iterable[Action]:
+    def _on_launch_exited(self, event: LaunchExited) -> Iterable[Action]:
         if self.phase == "running":
             if event.failure is not None:
                 return self._failed(event.time, event.failure)
             if event.stopped:
-                return self._end("asked", "it was asked to stop")
-            # One that never says that it has finished comes back here with nothing left to do.
+                return self._end("asked", "stop was requested")
+            # A training that never reports its end is restarted and then makes no step.
             if event.early and self._stepped:
                 words = "it ended with exit code 0 before it had finished"
-                return self._failed(event.time, Failure(kind="exit", words=words, code=0))
+                return self._failed(event.time, LaunchFailure(kind="exit", words=words, code=0))
             return self._end("finish", "it finished")
         if self.phase == "saving":
             return self._end(
-                self._then, event.failure.words if event.failure else "it ended as was asked"
+                self._then, event.failure.words if event.failure else "it stopped as requested"
             )
         return ()
 
-    def _on_hung(self, event: Hung) -> Iterable[Action]:
+    def _on_launch_hung(self, event: LaunchHung) -> Iterable[Action]:
         if self.phase == "running":
             return self._failed(event.time, event.failure)
         return ()
 
-    def _on_verdict(self, event: Verdict) -> Iterable[Action]:
+    def _on_gpu_verdict_changed(self, event: GpuVerdictChanged) -> Iterable[Action]:
         if event.gpu[1] not in self.pool.get(event.gpu[0], ()) or event.level == "healthy":
             return ()
         fatal = event.level == "fatal" and event.action in (*DROPPING, "restart_application")
@@ -208,58 +211,58 @@ class Core:
         dropped: list[Action] = [self._drop((event.gpu,), event.words)] if drops else []
         if self.phase != "running" or not used:
             return dropped
-        failure = Failure(kind="gpu", words=event.words, node=event.gpu[0], gpu=event.gpu)
-        deadline = event.time + self.settings.save_seconds
+        failure = LaunchFailure(kind="gpu", words=event.words, node=event.gpu[0], gpu=event.gpu)
+        deadline = event.time + self.restart_policy.save_seconds
         noted, *saving = self._save("rule", event.words, deadline, "replace", failure)
         return [noted, *dropped, *saving]
 
-    def _on_wanted(self, event: Wanted) -> Iterable[Action]:
+    def _on_checkpoint_requested(self, event: CheckpointRequested) -> Iterable[Action]:
         return self._ask(event.source, event.words)
 
-    def _on_stopwanted(self, event: StopWanted) -> Iterable[Action]:
+    def _on_stop_requested(self, event: StopRequested) -> Iterable[Action]:
         self._stop_wanted, self._saved = True, False
         if self.phase == "waiting":
-            return self._obey()
+            return self._stop_as_requested()
         return ()
 
-    def _on_durable(self, event: Durable) -> Iterable[Action]:
+    def _on_checkpoint_durable(self, event: CheckpointDurable) -> Iterable[Action]:
         self._saved = True
         if self.phase != "saving":
             return ()
-        self._until = min(self._until, event.time + self.settings.settle_seconds)
-        return [WakeAt(self._until)]
+        self._until = min(self._until, event.time + self.restart_policy.settle_seconds)
+        return [SetTimer(self._until)]
 
-    def _on_woke(self, event: Woke) -> Iterable[Action]:
+    def _on_timer_fired(self, event: TimerFired) -> Iterable[Action]:
         if event.time < self._until:
             return ()
         if self.phase == "saving":
-            return self._end(self._then, "it did not end by itself")
+            return self._end(self._then, "it did not exit in time")
         if self.phase == "waiting":
             return self._launch(event.time)
         return ()
 
-    def _on_interrupted(self, event: Interrupted) -> Iterable[Action]:
+    def _on_signal_received(self, event: SignalReceived) -> Iterable[Action]:
         self._signal = event.signal
         if self.phase == "running":
-            deadline = event.time + self.settings.stop_seconds
+            deadline = event.time + self.restart_policy.stop_seconds
             return self._save("signal", signal_name(-event.signal), deadline, "stop", None)
         if self.phase == "saving":
             if self._then == "stop":
                 return self._end("stop", "a second signal came")
             self._then = "stop"
-            self._until = min(self._until, event.time + self.settings.stop_seconds)
-            return [WakeAt(self._until)]
+            self._until = min(self._until, event.time + self.restart_policy.stop_seconds)
+            return [SetTimer(self._until)]
         if self.phase == "ending":
             if self._then != "finish":
                 self._then = "stop"
             return ()
         return self._stop()
 
-    def _on_ended(self, event: Ended) -> Iterable[Action]:
+    def _on_processes_ended(self, event: ProcessesEnded) -> Iterable[Action]:
         if self.phase != "ending":
             return ()
         if event.left:
-            words = f"{event.left} processes of the training cannot be ended: look after them"
+            words = f"{event.left} processes of the training cannot be ended: end them by hand"
             return self._over(GAVE_UP, words, CODE_GAVE_UP)
         if self._then == "finish":
             return self._over(FINISHED, "the training exited with 0", CODE_FINISHED)
@@ -271,42 +274,45 @@ class Core:
         if self._then == "stop":
             return self._stop()
         if self._then == "asked" or self._stop_wanted:
-            return self._obey()
+            return self._stop_as_requested()
         if self._then == "launch":
             return self._launch(time)
         return self._retry(time)
 
     def _ask(self, source: str, words: str) -> Iterable[Action]:
-        return [Ask(source, words)] if self.phase == "running" else []
+        return [RequestCheckpoint(source, words)] if self.phase == "running" else []
 
     def _save(
-        self, source: str, words: str, deadline: float, then: str, failure: Failure | None
+        self, source: str, words: str, deadline: float, then: str, failure: LaunchFailure | None
     ) -> list[Action]:
-        """A checkpoint, and then it stops."""
+        """Request a checkpoint and stop after it."""
         self.phase, self._then, self._until = "saving", then, deadline
         self._failure = failure
-        noted: list[Action] = [Note("failure", words, failure=failure)] if failure else []
-        return [*noted, Ask(source, words, fatal=True, stop=True), WakeAt(deadline)]
+        noted: list[Action] = [WriteJournal("failure", words, failure=failure)] if failure else []
+        return [*noted, RequestCheckpoint(source, words, fatal=True, stop=True), SetTimer(deadline)]
 
-    def _failed(self, time: float, failure: Failure) -> Iterable[Action]:
+    def _failed(self, time: float, failure: LaunchFailure) -> Iterable[Action]:
         self._failure = failure
         lived = time - self._launched_at
-        at_once = not self._stepped and lived < self.settings.at_once_seconds
+        at_once = not self._stepped and lived < self.restart_policy.at_once_seconds
         same = at_once and failure.signature == self._at_once and not failure.from_outside
         self._at_once = failure.signature if at_once else ""
         then = "same" if same else "retry"
-        return [Note("failure", failure.words, failure=failure), *self._end(then, failure.words)]
+        return [
+            WriteJournal("failure", failure.words, failure=failure),
+            *self._end(then, failure.words),
+        ]
 
     def _end(self, then: str, why: str) -> list[Action]:
         self.phase, self._then, self._until = "ending", then, inf
-        return [End(why)]
+        return [EndProcesses(why)]
 
     def _retry(self, time: float) -> Iterable[Action]:
         words = self._failure.words if self._failure else "it failed"
         if self._then == "same":
-            return self._over(GAVE_UP, f"it fails the same way at once: {words}", CODE_GAVE_UP)
-        if self.restarts >= self.settings.max_restarts:
-            many = f"{self.restarts} restarts in a row were of no use, the last failure: {words}"
+            return self._over(GAVE_UP, f"repeated immediate failure: {words}", CODE_GAVE_UP)
+        if self.restarts >= self.restart_policy.max_restarts:
+            many = f"{self.restarts} restarts in a row failed, the last: {words}"
             return self._over(GAVE_UP, many, CODE_GAVE_UP)
         actions: list[Action] = []
         if self._then == "retry":
@@ -316,21 +322,21 @@ class Core:
         self.restarts += 1
         self._best_at_failure = self.best_step
         self.phase, self._until = "waiting", time + seconds
-        return [*actions, Note("waiting", "before the next launch", seconds=seconds),
-                WakeAt(self._until)]  # fmt: skip
+        return [*actions, WriteJournal("waiting", "before the next launch", seconds=seconds),
+                SetTimer(self._until)]  # fmt: skip
 
     def _backoff(self) -> float:
         """Seconds to wait before the next restart."""
-        wait = self.settings.backoff_seconds * 2.0 ** min(self.restarts, 60)
-        wait = min(wait, self.settings.longest_backoff_seconds)
-        return wait * (1.0 + self.settings.jitter * float(self.rng.random()))
+        wait = self.restart_policy.backoff_seconds * 2.0 ** min(self.restarts, 60)
+        wait = min(wait, self.restart_policy.longest_backoff_seconds)
+        return wait * (1.0 + self.restart_policy.jitter * float(self.rng.random()))
 
     def _suspects(self) -> list[Action]:
-        """Drop the GPU, or the node, that failed too often in a row, if it can be done without."""
+        """Drop the GPU or node that failed too often in a row, if the rest suffices."""
         suspect = self._suspect_of(self._failure)
         self._suspected = self._suspected + 1 if suspect == self._suspect else 1
         self._suspect = suspect
-        if not suspect or self._suspected < self.settings.suspect_after:
+        if not suspect or self._suspected < self.restart_policy.suspect_after:
             return []
         try:
             self.plan(without(self.pool, suspect), self._layout)
@@ -339,19 +345,19 @@ class Core:
         self._suspect, self._at_once = (), ""
         return [self._drop(suspect, f"failed {self._suspected} times in a row")]
 
-    def _suspect_of(self, failure: Failure | None) -> tuple[Gpu, ...]:
+    def _suspect_of(self, failure: LaunchFailure | None) -> tuple[Gpu, ...]:
         if failure is None:
             return ()
         if failure.gpu is not None:
             return () if failure.from_outside else (failure.gpu,)
-        # Of a rank's own failure its node knows no more than its GPU does.
+        # A failure of a known rank is no evidence against its node.
         if len(self.pool) > 1 and failure.rank is None and failure.kind != "exception":
             return tuple((failure.node, gpu) for gpu in self.pool.get(failure.node, ()))
         return ()
 
-    def _drop(self, gpus: tuple[Gpu, ...], why: str) -> Drop:
+    def _drop(self, gpus: tuple[Gpu, ...], why: str) -> DropGpus:
         self.pool = without(self.pool, gpus)
-        return Drop(gpus, why)
+        return DropGpus(gpus, why)
 
     def _launch(self, time: float) -> Iterable[Action]:
         try:
@@ -366,13 +372,16 @@ class Core:
         changed = allocation.layout != self._layout
         self._layout = allocation.layout
         words = f"{allocation}: {allocation.words}"
-        return [*([Note("plan", words)] if changed else []), Launch(self.launches, allocation)]
+        return [
+            *([WriteJournal("plan", words)] if changed else []),
+            StartLaunch(self.launches, allocation),
+        ]
 
-    def _obey(self) -> Iterable[Action]:
-        """Somebody asked it to stop, and that stays so when it fails before it has saved."""
-        words = "a request asked it to stop"
+    def _stop_as_requested(self) -> Iterable[Action]:
+        """Stop as requested, also if training failed before its checkpoint."""
+        words = "a request asked for a stop"
         if self._failure is not None and not self._saved:
-            words += ", but it failed before the checkpoint for it was made"
+            words += ", but it failed before its checkpoint was made"
         return self._over(STOPPED, words, CODE_STOPPED)
 
     def _stop(self) -> Iterable[Action]:
@@ -381,3 +390,8 @@ class Core:
     def _over(self, outcome: str, words: str, code: int) -> list[Action]:
         self.phase = "over"
         return [Finish(outcome, words, code)]
+
+
+def _handler_name(event: SupervisorEvent) -> str:
+    """Name of the method for an event, such as `_on_launch_exited` for `LaunchExited`."""
+    return "_on" + re.sub("([A-Z])", r"_\1", type(event).__name__).lower()

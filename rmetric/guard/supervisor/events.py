@@ -1,4 +1,4 @@
-"""What the core of the supervisor is told, and what it asks for."""
+"""Events that the supervisor core receives, and actions that it returns."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 
 from rmetric.guard.supervisor.allocation import Allocation, Gpu
 
-#: How a launch can fail.
+#: Kinds of failures of a launch.
 KINDS = ("exit", "signal", "exception", "hang", "gpu")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure:
-    """Why a launch is no good.
+class LaunchFailure:
+    """Cause of a failed launch.
 
     Attributes:
         kind: one of `KINDS`.
-        words: for people.
-        code: exit code of the process that failed first, below 0 for a signal; None unknown.
-        rank: of that process; None where it is not known.
-        node: on which it ran; empty where it is not known or there is one.
-        gpu: that may be the cause; None where nothing says so.
+        words: human-readable cause.
+        code: exit code of the first failed process, below 0 for a signal; None if unknown.
+        rank: rank of that process; None if unknown.
+        node: node of that process; empty if unknown or with a single node.
+        gpu: GPU implicated by the evidence; None for none.
     """
 
     kind: str
@@ -33,34 +33,34 @@ class Failure:
 
     @property
     def signature(self) -> str:
-        """What two failures of the same cause have in common: the words without the numbers."""
+        """Key of failures with the same cause: kind, code, rank and words without numbers."""
         return f"{self.kind} {self.code} {self.rank} {re.sub(r'[0-9]+', '#', self.words)}"
 
     @property
     def from_outside(self) -> bool:
-        """Killed by somebody: trying again is no mistake."""
+        """The process was killed from outside; a restart may succeed."""
         return self.code in (-9, -15)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Event:
-    """Something was noticed at `time`, seconds on the supervisor's clock."""
+class SupervisorEvent:
+    """An observation at `time`, seconds on the supervisor's clock."""
 
     time: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class Began(Event):
-    """The supervisor runs."""
+class SupervisorStarted(SupervisorEvent):
+    """The supervisor started."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended(Event):
-    """What `End` asked for is done.
+class ProcessesEnded(SupervisorEvent):
+    """`EndProcesses` was carried out.
 
     Attributes:
-        left: processes that are still there.
-        unreachable: nodes on which it could not be done.
+        left: processes that are still alive.
+        unreachable: nodes on which it failed.
     """
 
     left: int = 0
@@ -68,29 +68,29 @@ class Ended(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exited(Event):
-    """The launch is over by itself; without a failure it exited with 0.
+class LaunchExited(SupervisorEvent):
+    """The launch exited; without a failure its exit code is 0.
 
     Attributes:
-        stopped: it did so because a request that was not the supervisor's asked it to stop.
-        early: by its heartbeats it had not finished.
+        stopped: it stopped because of a request that the supervisor did not make.
+        early: its heartbeats do not report the end of training.
     """
 
-    failure: Failure | None = None
+    failure: LaunchFailure | None = None
     stopped: bool = False
     early: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hung(Event):
-    """It runs and does nothing."""
+class LaunchHung(SupervisorEvent):
+    """The launch runs without progress."""
 
-    failure: Failure
+    failure: LaunchFailure
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict(Event):
-    """Telemetry thinks something else of a GPU than before; see `GpuVerdict`."""
+class GpuVerdictChanged(SupervisorEvent):
+    """The telemetry verdict on a GPU changed; see `GpuVerdict`."""
 
     gpu: Gpu
     level: str
@@ -99,54 +99,54 @@ class Verdict(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted(Event):
-    """Somebody wants a checkpoint: `source` as in `rmetric.guard.policy.SOURCES`."""
+class CheckpointRequested(SupervisorEvent):
+    """A checkpoint was requested; `source` is one of `rmetric.guard.policy.SOURCES`."""
 
     source: str
     words: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class StopWanted(Event):
-    """A user has left a request to save and then to stop."""
+class StopRequested(SupervisorEvent):
+    """A user requested a checkpoint and a stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stepped(Event):
-    """The present launch is at `step`; it came back at `resumed`."""
+class StepReached(SupervisorEvent):
+    """The current launch reached `step`; it resumed at step `resumed`."""
 
     step: int
     resumed: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Durable(Event):
-    """The checkpoint that was asked for before stopping, by us or a user, is durable."""
+class CheckpointDurable(SupervisorEvent):
+    """The checkpoint requested before a stop is durable."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Woke(Event):
-    """The time of a `WakeAt` has come, or any other."""
+class TimerFired(SupervisorEvent):
+    """The time of a `SetTimer` has come; it may also fire early."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interrupted(Event):
-    """The supervisor got a signal that asks it to end."""
+class SignalReceived(SupervisorEvent):
+    """The supervisor received a termination signal."""
 
     signal: int
 
 
 @dataclass(frozen=True)
-class Launch:
-    """Start the training: launch `number`, counted over the life of the folder."""
+class StartLaunch:
+    """Start launch `number`, counted over the life of the run folder."""
 
     number: int
     allocation: Allocation
 
 
 @dataclass(frozen=True)
-class Ask:
-    """Leave a request for a checkpoint in the run folder."""
+class RequestCheckpoint:
+    """Write a checkpoint request to the run folder."""
 
     source: str
     reason: str
@@ -155,44 +155,46 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class End:
-    """End every process of every launch; answer with `Ended`."""
+class EndProcesses:
+    """End every process of every launch; answered by `ProcessesEnded`."""
 
     why: str
 
 
 @dataclass(frozen=True)
-class WakeAt:
-    """Send `Woke` at `time`."""
+class SetTimer:
+    """Send `TimerFired` at `time`."""
 
     time: float
 
 
 @dataclass(frozen=True)
-class Drop:
-    """These GPUs are used no more."""
+class DropGpus:
+    """Stop using these GPUs."""
 
     gpus: tuple[Gpu, ...]
     why: str
 
 
 @dataclass(frozen=True)
-class Note:
-    """Something for the journal: the name of the event, and words."""
+class WriteJournal:
+    """Write an event to the journal."""
 
     event: str
     words: str
-    failure: Failure | None = None
+    failure: LaunchFailure | None = None
     seconds: float | None = None
 
 
 @dataclass(frozen=True)
 class Finish:
-    """The supervisor is done: `outcome` of `finished`, `stopped`, `gave up`."""
+    """End the supervisor; `outcome` is `finished`, `stopped` or `gave up`."""
 
     outcome: str
     words: str
     code: int
 
 
-Action = Launch | Ask | End | WakeAt | Drop | Note | Finish
+Action = (
+    StartLaunch | RequestCheckpoint | EndProcesses | SetTimer | DropGpus | WriteJournal | Finish
+)

@@ -1,4 +1,4 @@
-"""What happened in a run folder, one line an event; and the lock that its one supervisor holds."""
+"""Event log of a run folder, and the lock held by its supervisor."""
 
 from __future__ import annotations
 
@@ -14,35 +14,38 @@ from typing import Any
 
 from rmetric._util.strict_json import encode, encode_line, parse_line
 from rmetric.guard.run_folder import RunFolder
-from rmetric.guard.supervisor.core import Past
+from rmetric.guard.supervisor.core import JournalState
 
 Line = dict[str, Any]
 
 
-class LockedError(RuntimeError):
-    """Another supervisor has the folder."""
+class FolderLockedError(RuntimeError):
+    """Another supervisor holds the folder."""
 
 
-class Lock:
-    """Held while a supervisor runs; the kernel lets go of it when that dies, however it does.
+class FolderLock:
+    """Lock of a run folder; the kernel releases it when the process ends.
 
-    Raises LockedError on entry, saying who holds it.
+    Raises:
+        FolderLockedError: on entry, with the holder.
     """
 
     def __init__(self, folder: RunFolder) -> None:
         self.path = folder.lock
 
-    def __enter__(self) -> Lock:
+    def __enter__(self) -> FolderLock:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # What a process opens is not inherited by those that it starts.
+        # The descriptor is not inherited by child processes.
         self._file = open(self.path, "a+")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._file.seek(0)
-            holder = self._file.read().strip() or "somebody who has not said who"
+            holder = self._file.read().strip() or "an unknown process"
             self._file.close()
-            raise LockedError(f"{self.path.parent} is supervised already, by {holder}") from None
+            raise FolderLockedError(
+                f"{self.path.parent} is supervised already, by {holder}"
+            ) from None
         self._file.truncate(0)
         self._file.write(f"process {os.getpid()} on {os.uname().nodename}\n")
         self._file.flush()
@@ -58,9 +61,9 @@ class Lock:
 
 
 class Journal:
-    """Appends to `journal.jsonl`; each line is on the disk when `write` returns.
+    """Appends to `journal.jsonl`; each line is durable when `write` returns.
 
-    A last line that was cut short, by a crash or a full disk, is closed before the next.
+    A last line truncated by a crash or a full disk is terminated before the next.
     """
 
     def __init__(self, path: Path) -> None:
@@ -73,7 +76,7 @@ class Journal:
             self._file.write(b"\n")
 
     def write(self, event: str, **fields: Any) -> Line:
-        """Add a line: what happened, when, and what else there is to say."""
+        """Append an event with its time and fields; returns the line."""
         line = {"time": round(time.time(), 3), "event": event, **encode(fields)}
         self.lines.append(line)
         self._file.write(encode_line(line))
@@ -82,12 +85,12 @@ class Journal:
         return line
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk, of which `write` has told
+        with contextlib.suppress(OSError):  # a full disk, which `write` has raised
             self._file.close()
 
 
 def read_journal(path: Path) -> list[Line]:
-    """The lines of a journal; those that are no event are left out. Empty where there is none."""
+    """Events of a journal, without invalid lines; empty if the file is missing."""
     try:
         return _lines_of(path.read_bytes())
     except FileNotFoundError:
@@ -106,29 +109,29 @@ def _lines_of(data: bytes) -> list[Line]:
     return lines
 
 
-def past_of(lines: Iterable[Line]) -> Past:
-    """Where earlier supervisors of the folder left off.
+def journal_state(lines: Iterable[Line]) -> JournalState:
+    """State that earlier supervisors of the folder left.
 
-    >>> past_of([{"event": "launch", "launch": 1}, {"event": "waiting"}, {"event": "launch"}])
-    Past(launches=2, restarts=1, best_step=0, dropped=[], outcome='')
+    >>> journal_state([{"event": "launch", "launch": 1}, {"event": "waiting"}, {"event": "launch"}])
+    JournalState(launches=2, restarts=1, best_step=0, dropped=[], outcome='')
     """
-    past = Past()
+    state = JournalState()
     for line in lines:
         event = line["event"]
         if event == "launch":
-            past.launches += 1
-            past.outcome = ""
+            state.launches += 1
+            state.outcome = ""
         elif event == "waiting":
-            past.restarts += 1
+            state.restarts += 1
         elif event == "enough progress":
-            past.restarts = 0
+            state.restarts = 0
         elif event in ("resumed", "progress"):
-            past.best_step = max(past.best_step, line.get("step", 0))
+            state.best_step = max(state.best_step, line.get("step", 0))
         elif event == "dropped":
-            past.dropped += [(node, gpu) for node, gpu in line.get("gpus", ())]
+            state.dropped += [(node, gpu) for node, gpu in line.get("gpus", ())]
         elif event == "over":
-            past.outcome = line.get("outcome", "")
-    return past
+            state.outcome = line.get("outcome", "")
+    return state
 
 
 def _is_time(line: Line) -> bool:

@@ -1,10 +1,10 @@
-"""Ends every process of a launch: found by what its environment says, ended by pid, verified.
+"""Ends every process of a launch by pid, and verifies it. Needs psutil.
 
-A killed agent leaves its workers behind, and so does ending a process group that they
-have left: so they are looked for by the launch variable, which each inherits, and by
-descent, for one that has written over its environment. Needs psutil.
+A killed agent leaves its workers behind, and workers may leave the process group.
+Processes are therefore found by the launch variable, which each inherits, and by descent,
+for a process that overwrote its environment.
 
-`python -m rmetric.guard.supervisor.processes TOKEN` does it on another node.
+`python -m rmetric.guard.supervisor.processes TOKEN` does the same on another node.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from dataclasses import dataclass, replace
 import psutil
 
 from rmetric.guard.run_folder import LAUNCH_VARIABLE
-from rmetric.guard.supervisor.launch import Program
+from rmetric.guard.supervisor.launch_processes import Program
 
 PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """How it went.
+    """Result of ending the processes of a launch.
 
     Attributes:
-        found: processes that were there.
-        killed: of them, that did not end by themselves.
-        left: that are still there.
-        unreachable: nodes on which it could not be done.
+        found: number of processes found.
+        killed: number that ignored SIGTERM.
+        left: number still alive.
+        unreachable: nodes on which it failed.
     """
 
     found: int
@@ -42,7 +42,7 @@ class Ending:
 
 
 def adopt_orphans() -> bool:
-    """Let what its parent leaves behind become this process's child (Linux); whether it took."""
+    """Make this process the parent of orphaned descendants (Linux); True on success."""
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         return bool(libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
@@ -51,7 +51,7 @@ def adopt_orphans() -> bool:
 
 
 def of_launches(token: str) -> list[psutil.Process]:
-    """The living processes whose launch variable begins with `token`; never this one."""
+    """Living processes whose launch variable begins with `token`, except this one."""
     found = []
     for process in psutil.process_iter():
         if process.pid == os.getpid():
@@ -66,6 +66,7 @@ def of_launches(token: str) -> list[psutil.Process]:
 
 
 def is_alive(process: psutil.Process) -> bool:
+    """True if the process runs and is no zombie."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
@@ -73,14 +74,14 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def end(token: str, *, grace: float, also: Iterable[int] = ()) -> Ending:
-    """End what belongs to the launches of `token`: TERM, after `grace` seconds KILL.
+    """End the processes of all launches of `token`: TERM, after `grace` seconds KILL.
 
     Args:
-        token: the launch variable begins with it; at least 8 characters.
-        grace: seconds that they have to end by themselves.
-        also: pids that are ended with all that descends from them.
+        token: prefix of the launch variable, at least 8 characters.
+        grace: seconds between SIGTERM and SIGKILL.
+        also: further pids, ended with all their descendants.
 
-    What they start while they end is found too: it looks again until nobody is left.
+    Processes started meanwhile are found as well: the search is repeated until none is left.
     """
     if len(token) < 8:
         raise ValueError(f"the token {token!r} is too short to tell launches apart")
@@ -92,7 +93,7 @@ def end(token: str, *, grace: float, also: Iterable[int] = ()) -> Ending:
     _signal(alive, psutil.Process.terminate)
     _gone, alive = psutil.wait_procs(alive, timeout=grace)
     for wait in (1.0, 2.0, 5.0, 0.0):
-        alive = [one for one in {*alive, *_all_of(token, roots)} if is_alive(one)]
+        alive = [p for p in {*alive, *_all_of(token, roots)} if is_alive(p)]
         found.update(alive)
         if not alive:
             break
@@ -105,7 +106,7 @@ def end(token: str, *, grace: float, also: Iterable[int] = ()) -> Ending:
 def end_everywhere(
     token: str, program: Program, *, grace: float, also: Iterable[int] = ()
 ) -> Ending:
-    """`end` here, and at the same time on the nodes that are reached by a prefix."""
+    """Run `end` here and, in parallel, on the nodes that have a prefix."""
     command = [sys.executable, "-m", __spec__.name, token, str(grace)]
     remote = {
         node: _started(program.behind(node, command, {}))
@@ -140,12 +141,12 @@ def _code(process: subprocess.Popen[bytes] | None, seconds: float) -> int:
 
 
 def children() -> list[int]:
-    """Pids of this process's children."""
+    """Pids of the children of this process."""
     return [child.pid for child in psutil.Process().children()]
 
 
 def reap() -> None:
-    """Let go of adopted children that are dead; only while nobody else waits for a child."""
+    """Reap adopted children that are dead; only while no other code waits for a child."""
     for child in psutil.Process().children():
         try:
             if child.status() == psutil.STATUS_ZOMBIE:

@@ -1,15 +1,14 @@
-"""The story of a run folder in short, from its journal alone. Pure.
+"""Summary of a run folder, computed from its journal. Pure.
 
 ETTR, the effective training time ratio of arXiv 2410.21680, is productive time over wall
 time. Here, exactly:
 
 - Productive: for each launch the time from its first heartbeat in training, at the step
-  where it came back, to the moment it reached the last step that no later launch did
-  again; between two reported steps the time is interpolated. So starting, loading,
-  steps that are lost, hangs and waiting are not productive. Time for which a save holds
-  up the steps is: a heartbeat does not tell it apart.
-- Wall: from the first start of a supervisor to the last line, less the time between a
-  supervisor that was done (finished, stopped, gave up) and the next.
+  where it resumed, to the last step that no later launch repeated; times between two
+  reported steps are interpolated. Starting, loading, lost steps, hangs and waiting are
+  not productive. Time in which a save blocks the steps is, since heartbeats do not show it.
+- Wall: from the first start of a supervisor to the last line, less the time between the
+  end of a supervisor (finished, stopped, gave up) and the start of the next.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from itertools import pairwise
 from typing import Any
 
 from rmetric._util.printed import counted
+from rmetric.guard.supervisor.console import gpu_name, launch_log
 from rmetric.guard.supervisor.journal import Line
-from rmetric.guard.supervisor.spoken import gpu_name, log_of
 
 
 @dataclass(kw_only=True)
-class Run:
-    """One launch; `points` are (time, step) from where it came back, empty if it never did."""
+class LaunchRecord:
+    """One launch; `points` are (time, step) from where it resumed, empty if it never did."""
 
     number: int
     began: float
@@ -37,17 +36,18 @@ class Run:
 
 @dataclass(kw_only=True)
 class Incident:
-    """One failure and what became of it.
+    """One failure and the response to it.
 
     Attributes:
-        time: seconds since the epoch at which it was noticed.
-        launch: that failed.
-        kind, cause: as in `Failure`.
-        action: what was done.
-        layout: of the next launch; empty where there was none.
-        steps_lost: done before and not after; None where no launch came back.
-        notice_seconds: from the oldest last heartbeat to the notice; None without one.
-        resume_seconds: from the notice to the next heartbeat in training; None if none came.
+        time: time of detection, seconds since the epoch.
+        launch: number of the failed launch.
+        kind: as in `LaunchFailure`.
+        cause: words of the `LaunchFailure`.
+        action: response.
+        layout: layout of the next launch; empty if there was none.
+        steps_lost: completed steps that were lost; None if no launch resumed.
+        notice_seconds: from the oldest last heartbeat to the detection; None without one.
+        resume_seconds: from the detection to the next heartbeat in training; None without one.
     """
 
     time: float
@@ -63,7 +63,7 @@ class Incident:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """See the module; times in seconds."""
+    """Summary of a journal; times in seconds, definitions in the module docstring."""
 
     outcome: str
     words: str
@@ -87,7 +87,7 @@ class Summary:
 
 
 def summarise(lines: Sequence[Line]) -> Summary:
-    """The summary of a journal's lines."""
+    """Summarise the lines of a journal."""
     runs, incidents = _runs(lines), _incidents(lines)
     _match(runs, incidents)
     wall, productive = _wall(lines), sum(_productive(runs))
@@ -120,7 +120,7 @@ def _of_user(line: Line) -> bool:
 
 
 def _unanswered(lines: Iterable[Line]) -> int:
-    """Requests of users that no checkpoint answered before the launch they were meant for ended."""
+    """Number of user requests that no checkpoint answered before their launch ended."""
     waiting: set[int] = set()
     lost = 0
     for line in lines:
@@ -134,7 +134,7 @@ def _unanswered(lines: Iterable[Line]) -> int:
 
 
 def _newest(lines: Sequence[Line]) -> int | None:
-    """Step of the newest good checkpoint, by the folder or by an answer; None if none is known."""
+    """Step of the newest good checkpoint; None if unknown."""
     names = {"answered": "step", "failure": "checkpoint", "over": "checkpoint"}
     known = [line.get(names[line["event"]]) for line in lines if line["event"] in names]
     return next((step for step in reversed(known) if step is not None), None)
@@ -142,26 +142,26 @@ def _newest(lines: Sequence[Line]) -> int | None:
 
 def _passed_over(lines: Iterable[Line]) -> list[str]:
     return [
-        f"launch {line['launch']} came back at step {line['step']} and passed over the "
-        f"checkpoint of step {line['passed_over']}: damaged? see {log_of(line['launch'])}"
+        f"launch {line['launch']} resumed at step {line['step']} and skipped the "
+        f"checkpoint of step {line['passed_over']}: damaged? see {launch_log(line['launch'])}"
         for line in lines
         if line["event"] == "resumed" and line.get("passed_over") is not None
     ]
 
 
 def _not_saved(lines: Sequence[Line]) -> str:
-    """Why the last save that is known of failed; empty where it did not."""
+    """Reason why the last known save failed; empty if it did not."""
     known = ("not saved", "saved again", "answered", "launch")
     last = next((line for line in reversed(lines) if line["event"] in known), {})
     return str(last["words"]) if last.get("event") == "not saved" else ""
 
 
-def _runs(lines: Iterable[Line]) -> list[Run]:
-    runs: list[Run] = []
+def _runs(lines: Iterable[Line]) -> list[LaunchRecord]:
+    runs: list[LaunchRecord] = []
     for line in lines:
         if line["event"] == "launch":
             runs.append(
-                Run(
+                LaunchRecord(
                     number=line["launch"],
                     began=line["time"],
                     layout=line.get("words", ""),
@@ -169,7 +169,7 @@ def _runs(lines: Iterable[Line]) -> list[Run]:
                 )
             )
         elif line["event"] in ("resumed", "progress") and runs:
-            # Another node's clock may be wrong: ours bounds it.
+            # The clock of another node may be wrong: the local clock bounds it.
             point: tuple[float, int] = (
                 min(max(line["at"], runs[-1].began), line["time"]),
                 line["step"],
@@ -183,7 +183,7 @@ def _incidents(lines: Iterable[Line]) -> list[Incident]:
     incidents: list[Incident] = []
     for line in lines:
         if line["event"] == "failure":
-            sign = line.get("last_sign")
+            last_sign = line.get("last_sign")
             incidents.append(
                 Incident(
                     time=line["time"],
@@ -191,16 +191,16 @@ def _incidents(lines: Iterable[Line]) -> list[Incident]:
                     kind=line.get("kind", ""),
                     cause=line.get("words", ""),
                     notice_seconds=None
-                    if sign is None
-                    else round(max(0.0, line["time"] - sign), 3),
+                    if last_sign is None
+                    else round(max(0.0, line["time"] - last_sign), 3),
                 )
             )
         elif incidents and not incidents[-1].layout:
-            _what_was_done(incidents[-1], line)
+            _add_action(incidents[-1], line)
     return incidents
 
 
-def _what_was_done(incident: Incident, line: Line) -> None:
+def _add_action(incident: Incident, line: Line) -> None:
     event, done = line["event"], ""
     if event == "answered":
         done = f"checkpoint of step {line.get('step')}"
@@ -214,8 +214,8 @@ def _what_was_done(incident: Incident, line: Line) -> None:
         incident.layout = line.get("words", "")
 
 
-def _match(runs: Sequence[Run], incidents: Iterable[Incident]) -> None:
-    """What each incident cost: the first launch after it that came back says so."""
+def _match(runs: Sequence[LaunchRecord], incidents: Iterable[Incident]) -> None:
+    """Set the cost of each incident from the first later launch that resumed."""
     booked: set[int] = set()
     for incident in incidents:
         failed = [run for run in runs if run.number <= incident.launch and run.points]
@@ -225,14 +225,14 @@ def _match(runs: Sequence[Run], incidents: Iterable[Incident]) -> None:
         if after.number == incident.launch + 1:
             incident.resume_seconds = round(max(0.0, after.points[0][0] - incident.time), 3)
         before = failed[-1].points[-1][1] if failed else after.points[0][1]
-        # A launch that fails before it is back has nothing more to lose.
+        # A launch that fails before it resumes loses no further steps.
         lost = max(0, before - after.points[0][1]) if after.number not in booked else 0
         incident.steps_lost = lost
         booked.add(after.number)
 
 
-def _productive(runs: Sequence[Run]) -> list[float]:
-    """Seconds of each launch that advanced the training for good."""
+def _productive(runs: Sequence[LaunchRecord]) -> list[float]:
+    """Productive seconds of each launch."""
     seconds, kept = [], float("inf")
     for run in reversed(runs):
         if run.points:
@@ -242,7 +242,7 @@ def _productive(runs: Sequence[Run]) -> list[float]:
 
 
 def _reached(points: Sequence[tuple[float, int]], step: float) -> float:
-    """Time at which `step` was reached, or the last before it."""
+    """Time at which `step`, or the last step before it, was reached."""
     for (t0, s0), (t1, s1) in pairwise(points):
         if s1 >= step:
             share = (step - s0) / (s1 - s0) if s1 > s0 else 0.0
@@ -262,12 +262,12 @@ def _wall(lines: Sequence[Line]) -> float:
     return max(0.0, seconds)
 
 
-def in_words(summary: Summary) -> str:
-    """The summary as Markdown."""
+def to_markdown(summary: Summary) -> str:
+    """Summary as Markdown."""
     ettr = "unknown" if summary.ettr is None else f"{summary.ettr:.1%}"
     saved = summary.checkpoint
-    said = [
-        "# What happened",
+    lines = [
+        "# Supervisor summary",
         "",
         f"**{summary.outcome}**{': ' if summary.words else ''}{summary.words}",
         "",
@@ -277,28 +277,31 @@ def in_words(summary: Summary) -> str:
         f"- ETTR {ettr}: {summary.productive_seconds:.1f} s advanced the training "
         f"of {summary.wall_seconds:.1f} s",
         f"- newest good checkpoint: {'none known' if saved is None else f'step {saved}'}",
-        f"- checkpoints that the supervisor asked for: {summary.checkpoints_asked}",
+        f"- checkpoints requested by the supervisor: {summary.checkpoints_asked}",
         *([_requests_in_words(summary)] if summary.requests else []),
         *(f"- **{words}**" for words in summary.passed_over),
         *([f"- **the last save failed**: {summary.not_saved}"] if summary.not_saved else []),
         f"- dropped: {', '.join(summary.dropped) or 'nothing'}",
-        *([f"- what the last launch printed: {log_of(summary.launches)}"] * bool(summary.launches)),
+        *(
+            [f"- output of the last launch: {launch_log(summary.launches)}"]
+            * bool(summary.launches)
+        ),
     ]
     if summary.incidents:
-        said += ["", "| launch | cause | action | new layout | steps lost | noticed after s | "
+        lines += ["", "| launch | cause | action | new layout | steps lost | noticed after s | "
                  "resumed after s |", "| --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
-        said += [_row(incident) for incident in summary.incidents]
-    return "\n".join(said) + "\n"
+        lines += [_row(incident) for incident in summary.incidents]
+    return "\n".join(lines) + "\n"
 
 
 def _requests_in_words(summary: Summary) -> str:
-    without = f", {summary.unanswered} of them without an answer" if summary.unanswered else ""
-    return f"- requests of users: {summary.requests}{without}"
+    without = f", {summary.unanswered} of them unanswered" if summary.unanswered else ""
+    return f"- user requests: {summary.requests}{without}"
 
 
 def _row(incident: Incident) -> str:
     cells = [
-        f"[{incident.launch}]({log_of(incident.launch)})",
+        f"[{incident.launch}]({launch_log(incident.launch)})",
         incident.cause.replace("|", "/"),
         incident.action,
         incident.layout,

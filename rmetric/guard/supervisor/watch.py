@@ -1,4 +1,4 @@
-"""What is noticed of a running training: steps, hangs, verdicts on GPUs, alarms of its log."""
+"""Monitoring of a running launch: heartbeats, hangs, GPU verdicts and alarms of its log."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from math import inf
 from pathlib import Path
 
 from rmetric.guard.run_folder import Heartbeat
-from rmetric.guard.supervisor import diagnosis
+from rmetric.guard.supervisor import launch_failure
 from rmetric.guard.supervisor.allocation import Allocation, Gpu
-from rmetric.guard.supervisor.events import Failure
-from rmetric.guard.supervisor.spoken import gpu_name
+from rmetric.guard.supervisor.console import gpu_name
+from rmetric.guard.supervisor.events import LaunchFailure
 from rmetric.telemetry.sources import VerdictSource
 from rmetric.telemetry.verdict import GpuVerdict
 
-#: A verdict that lay there already counts if it is no older than this many seconds.
+#: Greatest age of a verdict that existed before the supervisor started, seconds.
 FRESH_SECONDS = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
-    """How long a training may show no sign of life, in seconds, by what it last said it does.
+class Timeouts:
+    """Greatest times without a sign of life, seconds, by the last reported phase.
 
     Attributes:
-        start: until it trains; also to exit, once it is finished. Until the first heartbeat
+        start: until training begins, and to exit once it finished. Until the first heartbeat
             output counts as a sign of life.
-        hang: while it trains.
-        saving: while it saves and may not beat.
-        quiet: how long its output may not grow once there is some, for a program without
-            heartbeats; None not to look.
+        hang: while training.
+        saving: while saving, when heartbeats may stop.
+        quiet: without new output, once there was some, for a program without heartbeats;
+            None for no limit.
     """
 
     start: float = 600.0
@@ -44,27 +44,31 @@ class Patience:
                 raise ValueError(f"{name} is {value}: a number of seconds above 0 is accepted")
 
     def of(self, phase: str) -> float:
+        """Timeout of a phase, seconds."""
         return {"training": self.hang, "saving": self.saving}.get(phase, self.start)
 
 
-class Pulse:
-    """Follows the heartbeats and the output of one launch.
+class HeartbeatTracker:
+    """Tracks the heartbeats and the output of one launch.
 
-    A beat counts as seen when its file says something else than before: clocks of other
-    nodes are not compared with ours.
+    A heartbeat counts when the content of its file changes, so that clocks of other nodes
+    are never compared with the local one.
 
     Args:
+        timeouts: limits without a sign of life.
+        allocation: GPUs of the launch, to name the one of a hanging rank.
+        log: output of the launch.
         now: seconds, on the clock of `look`.
 
     Attributes:
-        resumed: step at which it came back; None until it trains.
-        resumed_at: time of that, by the beat's clock.
-        step: the last that any rank has done, which then the others have begun; None until then.
-        step_at: time of that, by the beat's clock.
+        resumed: step at which training resumed; None before.
+        resumed_at: time of that, on the heartbeat's clock.
+        step: greatest step completed by any rank; None before the first.
+        step_at: time of that, on the heartbeat's clock.
     """
 
-    def __init__(self, patience: Patience, allocation: Allocation, log: Path, now: float) -> None:
-        self.patience, self.allocation, self.log = patience, allocation, log
+    def __init__(self, timeouts: Timeouts, allocation: Allocation, log: Path, now: float) -> None:
+        self.timeouts, self.allocation, self.log = timeouts, allocation, log
         self.resumed: int | None = None
         self.step: int | None = None
         self.resumed_at = self.step_at = 0.0
@@ -72,68 +76,69 @@ class Pulse:
         self._seen: dict[int, float] = {}
         self._size, self._grew = 0, now
 
-    def look(self, beats: Mapping[int, Heartbeat], now: float) -> Failure | None:
-        """Take the beats of now; what is wrong, if it hangs."""
+    def look(self, beats: Mapping[int, Heartbeat], now: float) -> LaunchFailure | None:
+        """Process the current heartbeats; the failure if the launch hangs, else None."""
         for rank, beat in beats.items():
             if self.beats.get(rank) != beat:
                 self._seen[rank] = now
         self.beats = dict(beats)
-        self._note_step()
-        self._note_output(now)
+        self._update_step()
+        self._update_output(now)
         return self._silent(now) or self._quiet(now)
 
     @property
     def last_sign(self) -> float | None:
-        """Seconds since the epoch of the oldest last heartbeat; None where there is none."""
+        """Time of the oldest last heartbeat, seconds since the epoch; None without any."""
         return min((beat.time for beat in self.beats.values()), default=None)
 
-    def _note_step(self) -> None:
+    def _update_step(self) -> None:
         at_work = [beat for beat in self.beats.values() if beat.phase != "starting"]
         if not at_work:
             return
         first = min(at_work, key=lambda beat: (beat.time, beat.rank))
         if self.resumed is None:
-            said = [beat.resumed for beat in at_work if beat.resumed is not None]
-            self.resumed = min(said, default=min(beat.step for beat in at_work))
+            resumed = [beat.resumed for beat in at_work if beat.resumed is not None]
+            self.resumed = min(resumed, default=min(beat.step for beat in at_work))
             self.resumed_at = first.time
         last = max(at_work, key=lambda beat: (beat.step, -beat.time))
         if self.step is None or last.step > self.step:
             self.step, self.step_at = last.step, last.time
 
-    def _silent(self, now: float) -> Failure | None:
+    def _silent(self, now: float) -> LaunchFailure | None:
         if not self.beats:
-            # A program that never beats cannot be told from one that starts, but by its output.
-            silent, limit = now - self._grew, self.patience.start
-            return None if silent <= limit or self.patience.quiet else self._hang(silent, limit)
+            # Without heartbeats only output distinguishes a start from a hang.
+            silent, limit = now - self._grew, self.timeouts.start
+            return None if silent <= limit or self.timeouts.quiet else self._hang(silent, limit)
         for rank, beat in self.beats.items():
-            silent, limit = now - self._seen[rank], self.patience.of(beat.phase)
+            silent, limit = now - self._seen[rank], self.timeouts.of(beat.phase)
             if silent > limit:
                 return self._hang(silent, limit)
         return None
 
-    def _note_output(self, now: float) -> None:
+    def _update_output(self, now: float) -> None:
         size = self.log.stat().st_size if self.log.exists() else 0
         if size != self._size:
             self._size, self._grew = size, now
 
-    def _quiet(self, now: float) -> Failure | None:
-        if self.patience.quiet is None:
+    def _quiet(self, now: float) -> LaunchFailure | None:
+        if self.timeouts.quiet is None:
             return None
         silent = now - self._grew
-        limit = self.patience.quiet if self._size else self.patience.start
+        limit = self.timeouts.quiet if self._size else self.timeouts.start
         if silent <= limit:
             return None
-        words = f"it has printed nothing for {silent:.0f} s, {limit:g} are allowed"
-        return Failure(kind="hang", words=words)
+        words = f"no output for {silent:.0f} s, the limit is {limit:g}"
+        return LaunchFailure(kind="hang", words=words)
 
-    def _hang(self, silent: float, limit: float) -> Failure:
-        return diagnosis.of_hang(self.beats, silent, limit, self.allocation)
+    def _hang(self, silent: float, limit: float) -> LaunchFailure:
+        return launch_failure.explain_hang(self.beats, silent, limit, self.allocation)
 
 
 def fresh_verdicts(source: VerdictSource, now: float) -> list[GpuVerdict]:
-    """What a source that has been there before us thinks of each GPU, if it is no history.
+    """Verdicts of a source that are at most `FRESH_SECONDS` old.
 
     Args:
+        source: source of verdicts, polled once.
         now: seconds since the epoch.
     """
     source.poll()
@@ -141,99 +146,106 @@ def fresh_verdicts(source: VerdictSource, now: float) -> list[GpuVerdict]:
     return [verdict for verdict in source.verdicts().values() if verdict.time >= oldest]
 
 
-class News:
-    """Lets through only verdicts that say something else of their GPU than the last.
+class VerdictDedup:
+    """Drops verdicts that repeat the last level and action of their GPU.
 
     Args:
-        nodes: that are used; with one, a verdict without a node, or with this machine's
-            name, is about it.
-        here: this machine's name.
+        nodes: nodes in use; with a single one, a verdict without a node, or with the name
+            of this machine, applies to it.
+        here: name of this machine.
     """
 
     def __init__(self, nodes: Iterable[str], here: str) -> None:
         self._nodes, self._here = list(nodes), here
         self._last: dict[Gpu, tuple[str, str]] = {}
 
-    def of(self, verdict: GpuVerdict) -> Gpu | None:
-        """The GPU that is thought of otherwise than before; None where there is no news."""
+    def changed(self, verdict: GpuVerdict) -> Gpu | None:
+        """GPU whose verdict changed; None for a repetition or an unknown node."""
         node = self._node(verdict.node)
         if node is None:
             return None
         gpu = (node, verdict.gpu)
-        said = (verdict.level, verdict.action)
-        if self._last.get(gpu, ("healthy", "none")) == said:
+        current = (verdict.level, verdict.action)
+        if self._last.get(gpu, ("healthy", "none")) == current:
             return None
-        self._last[gpu] = said
+        self._last[gpu] = current
         return gpu
 
     def _node(self, name: str) -> str | None:
         if name in self._nodes:
             return name
-        alone = len(self._nodes) == 1 and name in ("", self._here)
-        return self._nodes[0] if alone else None
+        only_node = len(self._nodes) == 1 and name in ("", self._here)
+        return self._nodes[0] if only_node else None
 
 
 def words_of(verdict: GpuVerdict) -> str:
-    """A verdict in a line."""
+    """One-line text of a verdict."""
     name = gpu_name((verdict.node, verdict.gpu))
     level = "at risk" if verdict.level == "risk" else verdict.level
     return f"{name} is {level}: {'; '.join(verdict.reasons) or verdict.action}"[:500]
 
 
-class Polled:
-    """Asks a source for verdicts from a thread of its own: a driver may keep it waiting.
+class VerdictPoller:
+    """Polls a source of verdicts on a thread of its own, because a driver may block.
 
     Args:
         source: see `VerdictSource`.
-        told: called with each verdict.
-        wrong: called with what keeps the source from knowing, in words, when that changes.
-        seconds: between two questions.
+        on_verdict: called with each verdict.
+        on_problem: called with the problem of the source when it changes.
+        seconds: time between two polls.
     """
 
     def __init__(
         self,
         source: VerdictSource,
-        told: Callable[[GpuVerdict], None],
-        wrong: Callable[[str], None],
+        on_verdict: Callable[[GpuVerdict], None],
+        on_problem: Callable[[str], None],
         seconds: float,
     ) -> None:
-        self._source, self._told, self._wrong = source, told, wrong
+        self._source, self._on_verdict, self._on_problem = source, on_verdict, on_problem
         self._seconds, self._stop = seconds, threading.Event()
         self._problem: str | None = None
         threading.Thread(target=self._run, name="verdicts", daemon=True).start()
 
     def close(self) -> None:
+        """Stop polling and close the source."""
         self._stop.set()
         self._source.close()
 
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
-                self._ask()
+                self._poll()
             except Exception as error:
-                self._wrong(f"no more verdicts on GPUs: {type(error).__name__}: {error}")
+                self._on_problem(f"GPU telemetry stopped: {type(error).__name__}: {error}")
                 return
             self._stop.wait(self._seconds)
 
-    def _ask(self) -> None:
+    def _poll(self) -> None:
         for verdict in self._source.poll():
-            self._told(verdict)
+            self._on_verdict(verdict)
         problem, before = self._source.problem, self._problem
         self._problem = problem
         if problem and problem != before:
-            self._wrong(problem)
+            self._on_problem(problem)
 
 
 def follow_alarms(
-    log: Path, told: Callable[[str], None], wrong: Callable[[str], None], seconds: float
+    log: Path,
+    on_alarm: Callable[[str], None],
+    on_problem: Callable[[str], None],
+    seconds: float,
 ) -> Callable[[], None]:
-    """Follow a training's log with the calibrated detector, on a thread; returns what stops it.
+    """Follow a training log with the calibrated detector, on a thread.
 
     Args:
-        log: in any form that `rmetric watch` reads; it may not be there yet.
-        told: called with the words of each alarm that is news.
-        wrong: called with why it cannot be followed.
-        seconds: between two looks.
+        log: log in any format that `rmetric watch` reads; it may not exist yet.
+        on_alarm: called with the text of each new alarm.
+        on_problem: called with the reason if the log cannot be followed.
+        seconds: time between two polls.
+
+    Returns:
+        Function that stops following.
     """
     from rmetric._util.errors import LogError
     from rmetric.detectors import make_detector
@@ -244,7 +256,7 @@ def follow_alarms(
 
     def tell(word: Word) -> None:
         if word.urgent and not past:
-            told(f"{word.id}: {word.words}")
+            on_alarm(f"{word.id}: {word.words}")
 
     def caught_up(_log: object) -> None:
         nonlocal past
@@ -253,7 +265,7 @@ def follow_alarms(
     past = log.exists()
     watch = Watch(lambda: make_detector("calibrated"), tell)
     follower = Follower(
-        log, watch.take, wrong, wait=inf, poll=seconds,
+        log, watch.take, on_problem, wait=inf, poll=seconds,
         begun_again=watch.begin_again, caught_up=caught_up,
     )  # fmt: skip
 
@@ -261,7 +273,7 @@ def follow_alarms(
         try:
             follower.run()
         except LogError as error:
-            wrong(str(error))
+            on_problem(str(error))
 
     threading.Thread(target=run, name="alarms", daemon=True).start()
     return follower.stop

@@ -1,4 +1,4 @@
-"""What the monitor may do on an alert, one action a file; by default it only logs."""
+"""Actions that a monitor runs on an alert, one a file; by default it only logs."""
 
 from rmetric.monitor.actions.action import Action, Callback, as_action
 from rmetric.monitor.actions.cut_learning_rate import CutLearningRate

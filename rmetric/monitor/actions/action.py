@@ -1,9 +1,11 @@
-"""What every action promises."""
+"""Base class of the actions that a monitor calls on an alert."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
+
+import torch.distributed as dist
 
 from rmetric.monitor.alerts import Alert
 from rmetric.records import Record
@@ -22,7 +24,7 @@ class Action:
         needs_verdict_now: the alert must be known before the optimiser's step
             (one host read a step).
         together: it changes what all ranks must do alike. With several ranks it
-            acts when every one of them has heard of the alert, or, if it needs
+            acts when every one of them has received the alert, or, if it needs
             the verdict now, on nothing but what all of them see at that step.
 
     Args:
@@ -37,7 +39,7 @@ class Action:
             raise ValueError(f"on is {on!r}: it must be a collection of alert sources")
         self.on = None if on is None else frozenset(on)
 
-    def hears(self, alert: Alert) -> bool:
+    def handles(self, alert: Alert) -> bool:
         return self.on is None or alert.source in self.on
 
     def __call__(self, alert: Alert, monitor: Monitor) -> None:
@@ -70,3 +72,13 @@ def as_action(action: Action | Callable[[Alert], None]) -> Action:
     if callable(action):
         return Callback(action)
     raise TypeError(f"{action!r} is no action: an Action or a function of one alert is needed")
+
+
+def is_distributed() -> bool:
+    """True if torch.distributed runs with more than one process."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def rank() -> int:
+    """Rank of this process, from 0; 0 for a single process."""
+    return dist.get_rank() if is_distributed() else 0

@@ -81,9 +81,9 @@ class CutLearningRate(Action):
                 if hasattr(scheduler, name):
                     scaled = map(_scaled, getattr(scheduler, name), ratios)
                     setattr(scheduler, name, list(scaled))
-        said = f"cut from {before:g} to {float(groups[0]['lr']):g}"
-        logger.warning("rmetric: learning rate %s (%s)", said, alert)
-        monitor.planned("learning_rate", said)
+        change = f"cut from {before:g} to {float(groups[0]['lr']):g}"
+        logger.warning("rmetric: learning rate %s (%s)", change, alert)
+        monitor.planned("learning_rate", change)
 
     def _ratio(self, rate: float) -> float:
         if rate <= self.floor:

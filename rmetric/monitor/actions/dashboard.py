@@ -1,4 +1,4 @@
-"""What the actions that draw records have in common."""
+"""Base class of the actions that draw records."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from rmetric._util.background import Background
-from rmetric.monitor.actions.action import Action
-from rmetric.monitor.actions.ranks import rank
+from rmetric.monitor.actions.action import Action, rank
 from rmetric.monitor.actions.scalars import scalars
 from rmetric.monitor.alerts import Alert
 from rmetric.records import Record
@@ -39,7 +38,7 @@ class Dashboard(Action):
         self._submit(lambda: self.draw(values, record.step))
 
     def __call__(self, alert: Alert, monitor: Monitor) -> None:
-        self._submit(lambda: self.tell(alert))
+        self._submit(lambda: self.add_alert(alert))
 
     def close(self) -> None:
         self._submit(self.finish)
@@ -49,7 +48,7 @@ class Dashboard(Action):
         """Write the numbers of one step."""
         raise NotImplementedError
 
-    def tell(self, alert: Alert) -> None:
+    def add_alert(self, alert: Alert) -> None:
         """Write an alert."""
         raise NotImplementedError
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rmetric._util.background import Background
-from rmetric.monitor.actions.action import Action
+from rmetric.monitor.actions.action import Action, rank
 from rmetric.monitor.actions.checkpoint_file import (
     FORMAT,
     POINTER,
@@ -23,7 +23,6 @@ from rmetric.monitor.actions.checkpoint_file import (
     restore,
     write_whole,
 )
-from rmetric.monitor.actions.ranks import rank
 from rmetric.monitor.alerts import Alert
 from rmetric.records import Record
 

@@ -35,7 +35,7 @@ class TensorBoard(Dashboard):
         for name, value in values.items():
             self._writer.add_scalar(f"rmetric/{name}", value, step)
 
-    def tell(self, alert: Alert) -> None:
+    def add_alert(self, alert: Alert) -> None:
         self._writer.add_text(f"rmetric/{alert.source}", str(alert), alert.step)
         self._writer.flush()
 

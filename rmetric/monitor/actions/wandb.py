@@ -18,7 +18,7 @@ class WandB(Dashboard):
 
     Args:
         run: what wandb.init() returned; None for the run that is active.
-        on: sources of alerts that are told; None for every alert.
+        on: sources of alerts that are logged; None for every alert.
 
     Raises:
         ImportError: no run was passed, and wandb is not installed.
@@ -35,7 +35,7 @@ class WandB(Dashboard):
         named = {f"rmetric/{name}": value for name, value in values.items()}
         self.run.log({"rmetric/step": step, **named})
 
-    def tell(self, alert: Alert) -> None:
+    def add_alert(self, alert: Alert) -> None:
         self.run.alert(title=f"rmetric: {alert.source}", text=str(alert))
 
 

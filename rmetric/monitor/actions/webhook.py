@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from rmetric._util.background import Background
 from rmetric._util.webhook import checked_url, post
-from rmetric.monitor.actions.action import Action
-from rmetric.monitor.actions.ranks import rank
+from rmetric.monitor.actions.action import Action, rank
 from rmetric.monitor.alerts import Alert
 
 if TYPE_CHECKING:

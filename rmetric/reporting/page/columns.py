@@ -38,6 +38,7 @@ _RAW = {
     "failure_rate": ("λ, hardware events", "per hour over the last events"),
     "gradient_variance": ("σ², variance of the gradient norms", ""),
     "loss_drift": ("ΔL, loss above its recent mean", "nats"),
+    "authors_simulator": ("ΔL, loss above the first one", "nats"),
 }
 _COLOURS = {"failure_rate": "rate", "gradient_variance": "variance", "loss_drift": "drift"}
 _SOURCES = {
@@ -161,7 +162,8 @@ def _of_r_metric(scored: ScoredRun, trace: DetectorTrace) -> list[Panel]:
             continue
         label = f"n({symbol}) × {getattr(weights, name):g}"
         normalised.append(_column(label, _COLOURS[name], scaled, defined))
-        title, hint = _RAW[name]
+        first_loss = name == "loss_drift" and scored.config.variant == "authors_simulator"
+        title, hint = _RAW["authors_simulator" if first_loss else name]
         if name == "gradient_variance":
             hint = _SOURCES.get(scored.variance_source or "", "several sources")
         series = [_column(symbol, _COLOURS[name], values, defined)]

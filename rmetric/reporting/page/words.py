@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rmetric.evaluation import judge
+from rmetric.readers.settings import settings_of
 from rmetric.records import Run
 from rmetric.reporting.page.traces import DetectorTrace
 
@@ -38,6 +39,12 @@ class Saying(NamedTuple):
     alarmed: bool
 
 
+def _is_papers(run: Run, trace: DetectorTrace) -> bool:
+    """Whether this is R as the paper defines it, and has something to say."""
+    own = trace.name == "r_metric" and _has_scores(trace)
+    return own and settings_of(run).config.variant == "paper"
+
+
 def say(run: Run, trace: DetectorTrace) -> Saying:
     first = trace.began[0] if trace.began else None
     judgement, tone = judged(run, trace)
@@ -48,7 +55,7 @@ def say(run: Run, trace: DetectorTrace) -> Saying:
     return Saying(
         name=trace.name,
         title=trace.title,
-        caution=_CAUTION if trace.name == "r_metric" else "",
+        caution=_CAUTION if _is_papers(run, trace) else "",
         headline=headline,
         reason=first.reason if first else "",
         details=_details(trace),

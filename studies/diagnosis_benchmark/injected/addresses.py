@@ -1,4 +1,4 @@
-"""Gloo bound to the address of a node, as it is where nodes are machines."""
+"""Bind gloo to the address of a simulated node."""
 
 from __future__ import annotations
 

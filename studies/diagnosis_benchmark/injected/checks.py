@@ -1,4 +1,4 @@
-"""What a training checks of itself, where its settings say so."""
+"""Consistency checks that a training runs on itself where its settings ask for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from studies.diagnosis_benchmark.injected.trainer import Trainer
 
 #: Mean losses that are remembered, and by how many times their median one is a spike.
-REMEMBERED, SPIKE = 5, 50.0
+REMEMBERED = 5
+SPIKE = 50.0
 
 
 def gradients(trainer: Trainer) -> None:

@@ -1,6 +1,6 @@
-"""What a fault does: it changes the state of one process, or asks for what comes from outside.
+"""Faults that change the state of one process, or request an external action.
 
-No frame of this module is on the stack when the process fails: what it writes is the trainer's.
+No frame of this module is on the stack when the process fails: the traceback is the trainer's.
 """
 
 from __future__ import annotations

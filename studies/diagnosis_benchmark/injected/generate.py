@@ -1,4 +1,4 @@
-"""Makes the planned jobs that are not there yet, two at a time; an interrupted one is made anew."""
+"""Generate missing planned jobs, two at a time; an interrupted job is restarted."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def make(plan: Plan, out: Path, siblings: list[str], attempt: int = 1) -> None:
 
 
 def manifest(plan: Plan, course: world.Course, siblings: list[str], attempt: int) -> dict[str, Any]:
-    """What is known of the job; `plan` is the same for the same seed, the rest was measured."""
+    """Manifest of the job; `plan` depends on the seed only, the rest was measured."""
     settings = plan.settings
     return {
         "fingerprint": plan.fingerprint(),

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from studies.diagnosis_benchmark.injected.plan import Plan
 from studies.diagnosis_benchmark.injected.variants import variant_of
 from studies.diagnosis_benchmark.injected.world import Course
-from studies.diagnosis_benchmark.injected.writing import Line
+from studies.diagnosis_benchmark.injected.writing import WrittenLine
 
 #: Kinds whose faulty rank says itself what is wrong with it.
 SPEAKING = ("exception", "data", "memory", "environment", "network")
@@ -82,11 +82,11 @@ def label(plan: Plan, course: Course) -> list[Label]:
     if not plan.faulty or course.onset is None:
         return []
     since = course.onset["time"] - SLACK_SECONDS
-    spoken: dict[int | None, list[Line]] = defaultdict(list)
+    spoken: dict[int | None, list[WrittenLine]] = defaultdict(list)
     for line in course.lines:
         if line.time >= since:
             spoken[line.rank].append(line)
-    found: dict[tuple[str, int], tuple[Line, str, str]] = {}
+    found: dict[tuple[str, int], tuple[WrittenLine, str, str]] = {}
     for rank, lines in spoken.items():
         told = _of_launcher(plan, course, lines) if rank is None else _of_rank(plan, rank, lines)
         if plan.kind == "slow" and rank is not None:
@@ -99,10 +99,10 @@ def label(plan: Plan, course: Course) -> list[Label]:
     ]
 
 
-Told = tuple[Line, str, str]
+Told = tuple[WrittenLine, str, str]
 
 
-def _of_rank(plan: Plan, rank: int, lines: list[Line]) -> list[Told]:
+def _of_rank(plan: Plan, rank: int, lines: list[WrittenLine]) -> list[Told]:
     faulty = rank == plan.rank
     out = _tracebacks(lines, _role(plan, faulty), faulty)
     if plan.kind == "numerics" and not faulty:
@@ -151,15 +151,15 @@ def _role(plan: Plan, faulty: bool) -> tuple[str, str]:
     return "echo", "exception of a rank that lost another" if not faulty else "it ran into it too"
 
 
-def _of_all(plan: Plan, line: Line, role: str, why: str) -> Told:
+def _of_all(plan: Plan, line: WrittenLine, role: str, why: str) -> Told:
     says = variant_of(plan.kind, plan.variant).says
     if role == "echo" and re.search(says, line.text):
         return line, "symptom", "what is wrong everywhere"
     return line, role, why
 
 
-def _tracebacks(lines: list[Line], role: tuple[str, str], faulty: bool) -> list[Told]:
-    """From a traceback's header to the last line of its message; noise's are left out."""
+def _tracebacks(lines: list[WrittenLine], role: tuple[str, str], faulty: bool) -> list[Told]:
+    """Lines of each traceback from header to message, without those of noise."""
     out: list[Told] = []
     inside = message = False
     for place, line in enumerate(lines):
@@ -184,11 +184,11 @@ def _tracebacks(lines: list[Line], role: tuple[str, str], faulty: bool) -> list[
     return out
 
 
-def _is_noise(lines: list[Line], place: int) -> bool:
+def _is_noise(lines: list[WrittenLine], place: int) -> bool:
     return place > 0 and "could not push telemetry" in lines[place - 1].text
 
 
-def _slow(line: Line, faulty: bool) -> list[Told]:
+def _slow(line: WrittenLine, faulty: bool) -> list[Told]:
     if faulty and WARNED.search(line.text):
         return [(line, "cause", "the faulty rank warns of its own time")]
     times = TIMES.search(line.text)
@@ -202,7 +202,7 @@ def _slow(line: Line, faulty: bool) -> list[Told]:
     return []
 
 
-def _exploded(line: Line, faulty: bool) -> list[Told]:
+def _exploded(line: WrittenLine, faulty: bool) -> list[Told]:
     for name, value in NUMBER.findall(line.text):
         limit = EXPLODED["norm" if "norm" in name.lower() else "loss"]
         if not float(value) < limit:
@@ -213,8 +213,8 @@ def _exploded(line: Line, faulty: bool) -> list[Told]:
 
 def _long_steps(course: Course, rank: int, since: float) -> list[Told]:
     """Steps that take `LONGER` times what they took before the onset, as the step lines say."""
-    before: list[tuple[float, Line]] = []
-    after: list[tuple[float, Line]] = []
+    before: list[tuple[float, WrittenLine]] = []
+    after: list[tuple[float, WrittenLine]] = []
     for line in course.lines:
         told = STEP_TIME.search(line.text) if line.rank == rank else None
         if told:
@@ -227,7 +227,7 @@ def _long_steps(course: Course, rank: int, since: float) -> list[Told]:
     return [(line, "symptom", why) for seconds, line in after if seconds >= LONGER * usual]
 
 
-def _of_launcher(plan: Plan, course: Course, lines: list[Line]) -> list[Told]:
+def _of_launcher(plan: Plan, course: Course, lines: list[WrittenLine]) -> list[Told]:
     return [(line, *_launcher_role(plan, course, line.text)) for line in lines]
 
 
@@ -262,7 +262,7 @@ def _named(plan: Plan, text: str) -> set[int]:
 
 
 def _first_echo(found: dict[tuple[str, int], Told]) -> None:
-    """Where nothing says more, the first kind of echo is the symptom."""
+    """Label the first kind of echo as symptom where there is no other."""
     if any(role in ("cause", "symptom") for _, role, _ in found.values()):
         return
     echoes = [line for line, role, _ in found.values() if role == "echo"]
@@ -281,5 +281,5 @@ def _first_echo(found: dict[tuple[str, int], Told]) -> None:
             )
 
 
-def _kind_of(line: Line) -> str:
+def _kind_of(line: WrittenLine) -> str:
     return re.sub(r"\d+", "0", TAG.sub("", line.text))[:140]

@@ -1,4 +1,4 @@
-"""The faults of the split `blind`: what each changes in the process, as in `faults`."""
+"""Faults of the split `blind`, each as a change of process state, as in `faults`."""
 
 from __future__ import annotations
 

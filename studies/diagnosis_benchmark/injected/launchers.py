@@ -1,6 +1,6 @@
-"""What a launcher writes of real exits, in the order in which it sees them.
+"""Launcher messages for real exits, in the order of detection.
 
-The words are those of srun and slurmstepd; torchrun's report is formatted by torch itself.
+The wording is that of srun and slurmstepd; torch formats torchrun's report itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a rank writes its log: the forms that trainings use, through Python's logging and torch's."""
+"""Log formats of the ranks, written through Python's logging and torch's."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _formatter(style: str) -> logging.Formatter:
 
 def step_line(style: str, *, step: int, steps: int, loss: float, rate: float, norm: float,
               seconds: float, samples: int) -> str:  # fmt: skip
-    """What a trainer of this style says of a step."""
+    """Step line in this logging style."""
     if style == "megatron":
         return (
             f" [{time.strftime('%Y-%m-%d %H:%M:%S')}] iteration {step:8d}/{steps:8d} | "

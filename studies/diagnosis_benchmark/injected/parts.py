@@ -1,7 +1,7 @@
-"""Parts that stand around a call of a real training, each with a weakness of its own.
+"""Components that replace a call of the training, each with one weakness.
 
-A fault puts one in the place of the call. What fails then and stands on the stack is the part's
-code, as it would be a library's.
+A fault puts one in the place of the call. The component fails, and its code is on the stack, as
+that of a library would be.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What shall happen in which job: drawn from a seed, before anything runs."""
+"""Plan of all jobs, drawn from a seed before anything runs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Plan:
         return out
 
     def fingerprint(self) -> str:
-        """Of all that the plan says: another plan under the same name is another job."""
+        """Digest of the whole plan: a different plan under the same name is a different job."""
         return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode()).hexdigest()[:16]
 
 

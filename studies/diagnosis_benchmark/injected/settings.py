@@ -1,4 +1,4 @@
-"""Settings of a training job: how large it is, how it logs, who launches it."""
+"""Settings of a training job: size, logging and launcher."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAUNCHERS = ("none", "srun", "torchrun")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the jobs of a group share.
+    """Settings that the jobs of a group share.
 
     Attributes:
         layout: of `LAYOUTS`. style: of `STYLES`, how a line looks. launcher: of `LAUNCHERS`,
@@ -75,7 +75,7 @@ class Settings:
         return f"node-{rank // self.ranks_per_node:02d}"
 
     def address(self, rank: int) -> str:
-        """Of the rank's node; all of 127.0.0.0/8 is this machine."""
+        """Address of the rank's node; all of 127.0.0.0/8 is this machine."""
         return f"127.0.0.{10 + rank // self.ranks_per_node}" if self.addresses else "127.0.0.1"
 
     @property

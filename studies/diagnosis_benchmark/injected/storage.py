@@ -1,4 +1,4 @@
-"""The data of the toy training: gzipped text shards, one a rank, and their index."""
+"""Data of the toy training: gzipped text shards, one per rank, and their index."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-VOCABULARY, WIDTH, BATCH = 64, 16, 4
+VOCABULARY = 64
+WIDTH = 16
+BATCH = 4
 #: A shard is read anew after so many batches.
 PER_PASS = 6
 

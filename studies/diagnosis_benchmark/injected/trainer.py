@@ -1,7 +1,7 @@
-"""A small data-parallel training over gloo that logs as real ones do. It knows of no fault.
+"""A small data-parallel training over gloo with realistic logs and no fault code.
 
-`Hooks` are told where the training is, as callbacks of trainers are; whoever wants a fault
-changes the trainer's state there, and what comes of it comes of it.
+`Hooks` are called at each point of the training, as trainer callbacks are. A fault changes the
+trainer's state in a hook.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The ways of each kind of fault to happen: in which stages, and by what it is known.
+"""Variants of each fault kind: the stages in which it occurs and its signs.
 
-What a variant does to a process is in `faults.py`; here is what the plan needs without torch.
+`faults.py` implements a variant; this module holds what the plan needs without torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Did it happen? A job counts only if its fault did, in the planned rank and way."""
+"""Verify that a planned fault occurred on the planned rank and in the planned way."""
 
 from __future__ import annotations
 

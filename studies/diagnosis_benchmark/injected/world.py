@@ -1,4 +1,4 @@
-"""One job: its processes are forked, heard, watched and ended. Nothing of it outlives the call."""
+"""Run one job: fork, watch and end its processes; none outlives the call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from studies.diagnosis_benchmark.injected.launchers import LAUNCHERS
 from studies.diagnosis_benchmark.injected.plan import Plan
 from studies.diagnosis_benchmark.injected.storage import write_shards
 from studies.diagnosis_benchmark.injected.variants import variant_of
-from studies.diagnosis_benchmark.injected.writing import Line, Writer
+from studies.diagnosis_benchmark.injected.writing import Writer, WrittenLine
 
 LOOK_SECONDS = 0.05
 #: Between SIGTERM and SIGKILL.
@@ -40,7 +40,7 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(kw_only=True)
 class Course:
-    """What happened.
+    """Record of one run.
 
     Attributes:
         exits: rank -> (exit code, negative for a signal; seconds since 1970 when it was seen).
@@ -56,7 +56,7 @@ class Course:
     by: str = "itself"
     onset: dict[str, Any] | None = None
     own_seconds: list[tuple[int, float]] = field(default_factory=list)
-    lines: list[Line] = field(default_factory=list)
+    lines: list[WrittenLine] = field(default_factory=list)
     pids: dict[int, int] = field(default_factory=dict)
 
 

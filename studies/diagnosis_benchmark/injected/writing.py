@@ -1,4 +1,4 @@
-"""Where a line of a rank goes: the files of a job, and who wrote which line of them."""
+"""Write the lines of the ranks to the files of a job, and record the writer of each line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from studies.diagnosis_benchmark.injected.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class WrittenLine:
     """A line as it was written.
 
     Attributes:
@@ -32,7 +32,7 @@ class Writer:
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         self.folder, self.settings = folder, settings
-        self.lines: list[Line] = []
+        self.lines: list[WrittenLine] = []
         self._open: dict[str, tuple[object, list[int]]] = {}
 
     def of_rank(self, rank: int, channel: str, text: str) -> None:
@@ -74,4 +74,4 @@ class Writer:
         handle, count = self._open[file]
         count[0] += 1
         handle.write(f"{prefix}{text}\n")  # type: ignore[attr-defined]
-        self.lines.append(Line(file=file, number=count[0], rank=rank, time=now, text=text))
+        self.lines.append(WrittenLine(file=file, number=count[0], rank=rank, time=now, text=text))

@@ -1,0 +1,94 @@
+"""Alarm lifecycle: verdict while an alarm is active, reason when it clears."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from math import nan
+
+from rmetric.detectors.calibrated.held_out_loss import ValidationLoss
+from rmetric.detectors.calibrated.training_loss import (
+    LEAST_RELATIVE_RISE,
+    LEAST_RISE,
+    TrainingLoss,
+)
+
+HEALTHY = "healthy"
+TOO_EARLY = "spike or failure, too early to tell"
+RECOVERING = "recovering spike"
+UNDER_WAY = "failure under way"
+
+#: A loss that has come back to this share of its highest rise is recovering.
+_RECOVERED = 0.5
+#: Records of an alarm in which a rise of the loss may be either: of the spikes in the public logs
+#: that came back, half were down to half of their height by the ninth record.
+_YOUNG = 10
+#: Records that a level needs at least to get into the past of the training loss.
+_LAG = 5
+#: The smoothed gradient norm trails a loss that comes back.
+_TRAILING = "gradient_norm"
+_OF_TRAINING_LOSS = frozenset(TrainingLoss.NAMES) | {_TRAILING}
+_OF_LOSSES = _OF_TRAINING_LOSS | frozenset(ValidationLoss.NAMES)
+
+
+class AlarmLifecycle:
+    """The verdict on one alarm at a time, from its first record on.
+
+    Attributes:
+        verdict: as the detector's.
+    """
+
+    def __init__(self) -> None:
+        self.verdict = HEALTHY
+        self._age = 0
+        self._before = nan
+        self._highest = 0.0
+        self._only_losses = True
+
+    def follow(self, names: Collection[str], loss: TrainingLoss) -> None:
+        """Take a record in alarm, with the statistics that it rests on."""
+        if self.verdict == HEALTHY:
+            self._age, self._only_losses = 0, True
+            self._before, self._highest = loss.before, 0.0
+        self._age += 1
+        self._highest = max(self._highest, loss.latest[1] - self._before)  # nan changes nothing
+        self._only_losses = self._only_losses and _rests_on(names, _OF_LOSSES)
+        if _rests_on(names, _OF_TRAINING_LOSS) and self._is_back(loss):
+            self.verdict = RECOVERING
+        elif self._only_losses and self._age <= _YOUNG:
+            self.verdict = TOO_EARLY
+        else:
+            self.verdict = UNDER_WAY
+
+    def end(self, names: Collection[str], labels: Collection[str], loss: TrainingLoss) -> str:
+        """Why an alarm that rested on these statistics is over, in words."""
+        self.verdict = HEALTHY
+        if "not_finite" in names:
+            return "all values are numbers again"
+        of_loss = not _OF_TRAINING_LOSS.isdisjoint(names) and _rests_on(names, _OF_LOSSES)
+        newest, _ = loss.latest
+        up = newest - self._before
+        least = max(LEAST_RISE, LEAST_RELATIVE_RISE * abs(self._before))
+        if up >= least:
+            why = "the new level has become usual" if self._lasts(up, loss) else "below the limit"
+            return (
+                f"{why}, the loss is still {newest:.4g} where {self._before:.4g} was usual before"
+            )
+        if of_loss and self._highest > 0:
+            return f"the loss came back to {newest:.4g}"
+        return f"no longer unusual: {' and '.join(labels)}"
+
+    def _lasts(self, up: float, loss: TrainingLoss) -> bool:
+        """True if the loss has stayed at its new level, which is now part of the baseline."""
+        if loss.before - self._before >= up / 2:
+            return True
+        return self._age > _LAG and up >= _RECOVERED * self._highest
+
+    def _is_back(self, loss: TrainingLoss) -> bool:
+        # Both: one batch that is better by chance is no recovery, nor is one jump over already.
+        still = max(loss.latest) - self._before
+        return self._highest > 0 and still < _RECOVERED * self._highest
+
+
+def _rests_on(names: Collection[str], allowed: Collection[str]) -> bool:
+    """True if all names are allowed and one is not the gradient norm."""
+    return all(name in allowed for name in names) and any(name != _TRAILING for name in names)

@@ -1,0 +1,57 @@
+"""Causes inferred from missing or deviating ranks, without an explicit error line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferredCause:
+    """A cause without a signature: no pattern can match it.
+
+    Attributes:
+        title: with {who} for the suspect and {what} for its deviation.
+        confidence: at most.
+    """
+
+    id: str
+    family: str
+    title: str
+    actor: str
+    confidence: float
+    to_do: tuple[str, ...]
+
+
+SILENCE = InferredCause(
+    id="rank_fell_silent",
+    family="silent rank",
+    title="{who} fell silent while others waited: hung, killed or disconnected",
+    actor="platform",
+    confidence=0.75,
+    to_do=(
+        "Look at the node's kernel log (OOM kill, Xid) and at the scheduler's record of the task.",
+        "If the process is still there, take its stack (py-spy dump) before you kill it.",
+    ),
+)
+FINISHED_ALONE = InferredCause(
+    id="rank_finished_early",
+    family="uneven work",
+    title="{who} finished before the others, which still waited for it",
+    actor="user",
+    confidence=0.75,
+    to_do=(
+        "Compare the steps and the data of this rank with another's: shards of unequal length?",
+        "Give all ranks as many batches: drop the last, or let those that are done join.",
+    ),
+)
+STARTED_OTHERWISE = InferredCause(
+    id="settings_differ",
+    family="configuration",
+    title="{who} was started with other settings than its peers: it {what}",
+    actor="user",
+    confidence=0.65,
+    to_do=(
+        "Compare the environment and the command line of this rank with another's.",
+        "Start all ranks by one launcher, from one script and one image.",
+    ),
+)

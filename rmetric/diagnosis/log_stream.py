@@ -1,0 +1,99 @@
+"""Per-stream state of the pass over one file."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+from rmetric.diagnosis.job import STAGES, TAIL
+from rmetric.diagnosis.patterns.stages import next_stage
+from rmetric.diagnosis.reading.joining import EntryText, State
+from rmetric.diagnosis.reading.prefixes import Prefix
+from rmetric.diagnosis.reading.text import clean
+from rmetric.diagnosis.templates.facts import Facts
+from rmetric.diagnosis.templates.places import Heads, StepPlace, TimePlace
+
+#: Entries in which a speaker's first time is looked for; at least `HEAD`.
+FIRST_ENTRIES = 50
+
+#: (number, line, template, speaker, step, stage, text or None for the line's own): an entry as it
+#: is kept until it is known whether anybody asks for it.
+RawEntry = tuple[int, bytes, int, "LogStream", "int | None", str, "str | None"]
+
+
+class LineForm:
+    """Cached properties of the lines of one form.
+
+    Attributes:
+        heads: finds who says them; None where they have no prefix.
+        step: finds the step that they tell; None before it is asked for.
+        time: finds the time that they state; None before it is asked for.
+        stays: the stages that they do not change; None where they tell none.
+        template: its number in the file; -1 before the first entry.
+        slow: they need more than to be counted, and to tell a step.
+    """
+
+    __slots__ = ("facts", "heads", "slow", "stays", "step", "template", "time")
+
+    def __init__(self, facts: Facts, heads: Heads[LogStream] | None) -> None:
+        self.facts, self.heads, self.template, self.slow = facts, heads, -1, True
+        self.step: StepPlace | None = None
+        self.time: TimePlace | None = None
+        self.stays = None
+        if facts.stage:
+            self.stays = {now for now in ("", *STAGES) if next_stage(now, facts.stage) == now}
+
+
+class OpenEntry:
+    """An entry that may go on.
+
+    Attributes:
+        facts, says: of its first line, and of the one that says most: the exception's.
+        look: a signature may match it.
+        told: it tells a step.
+        watched: the watch over iterations has heard of it.
+    """
+
+    __slots__ = ("entry", "facts", "leading_facts", "look", "raw", "states_step", "watched")
+
+    def __init__(self, raw: RawEntry, facts: Facts, text: bytes) -> None:
+        self.raw, self.facts, self.leading_facts = raw, facts, facts
+        self.look, self.states_step, self.watched = facts.look, False, False
+        self.entry = EntryText(clean(text))
+
+
+class LogStream:
+    """State of one stream (rank, node or file) while a file is read.
+
+    Attributes:
+        pending_lines: indices in the block of lines that are not yet counted.
+    """
+
+    def __init__(self, key: str, prefix: Prefix) -> None:
+        self.key, self.prefix = key, prefix
+        self.counts: Counter[int] = Counter()
+        self.pending_lines: list[int] = []
+        self.head: list[RawEntry] = []
+        self.tail: deque[RawEntry] = deque(maxlen=TAIL)
+        self.unwatched: list[int] = []
+        self.state, self.slow = State.PLAIN, True
+        self.open: OpenEntry | None = None
+        self.step: int | None = None
+        self.stage = ""
+        self.steps = 0
+        self.first_step: int | None = None
+        self.last_step_at: RawEntry | None = None
+        self.stages: list[tuple[str, RawEntry]] = []
+        self.first_time: float | None = None
+        self.fresh = FIRST_ENTRIES
+        self.found: dict[str, MatchTally] = {}
+
+
+class MatchTally:
+    """Running summary of one stream's entries that matched one signature."""
+
+    __slots__ = ("count", "first", "last", "named", "templates")
+
+    def __init__(self, raw: RawEntry) -> None:
+        self.count, self.first, self.last = 0, raw, raw
+        self.named: list[dict[str, str]] = []
+        self.templates: dict[int, RawEntry] = {}

@@ -1,0 +1,155 @@
+"""Infer the unreachable rank from the order in which its ring neighbours lose connections."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+
+from rmetric.diagnosis.causes import Cause
+from rmetric.diagnosis.job import Job, Occurrence
+from rmetric.diagnosis.rank_evidence import numbers_in
+from rmetric.diagnosis.suspects import RankEvidence
+
+#: Least number of ranks that form a ring, and of losses that form an order.
+MIN_RANKS = 4
+#: Weight of a neighbour at a distance of a power of two, relative to a ring neighbour.
+POWER_OF_TWO_WEIGHT = 0.4
+#: Least strength of evidence.
+MIN_STRENGTH = 0.3
+#: Losses are in an order, or of few, if the best place is so many times better than the usual.
+MIN_BEST_TO_MEAN_RATIO = 1.2
+#: Losses run round the ring from a rank if at least this much of their order agrees with it; and
+#: another rank is as good a centre as it agrees, down to none at so much less.
+MIN_WAVE_AGREEMENT = 0.8
+CENTRE_TOLERANCE = 0.2
+#: Of an order so many are compared, of so many orders; waves are sought in so large a world.
+MAX_COMPARED_LOSSES = 12
+MAX_COMPARED_ORDERS = 64
+MAX_WAVE_WORLD_SIZE = 2048
+
+
+def evidence_from_lost_connections(job: Job, causes: Sequence[Cause]) -> list[RankEvidence]:
+    """Amid whom those stand who lost a connection, or who lost it first.
+
+    Ranks pass their data round a ring, or to those a power of two away. So the first to notice
+    that one is cut off are its neighbours, and it loses them at the same moment; then theirs, and
+    so on round the ring. Where all come to say so, the order tells who was first: of their exits,
+    or of the entries in a log that they share.
+    """
+    orders = _orders(job, causes)
+    lost = {rank for order in orders for rank in order}
+    ranks = {one.rank for one in job.active_streams if one.rank is not None} | set(job.silent_ranks)
+    if len(lost) < 2 or len(ranks) < MIN_RANKS:
+        return []
+    size = max(ranks) + 1
+    wave = _wave_centres(orders, size) if len(lost) > len(ranks) / 2 else {}
+    found = wave or _nearest_to_losses(orders, sorted(ranks), size)
+    words = "its ring neighbours lost a connection first"
+    return [
+        RankEvidence(stream=f"rank {rank}", kind="amid losses", words=words, strength=strength)
+        for rank, strength in found.items()
+        if strength > MIN_STRENGTH
+    ]
+
+
+def _orders(job: Job, causes: Sequence[Cause]) -> list[list[int]]:
+    """Ranks that lost a connection, by log in the order of saying so, and by their exits."""
+    by_file: dict[str, list[int]] = defaultdict(list)
+    for name, first in sorted(_first_losses(causes).items(), key=lambda one: one[1].order):
+        if (rank := job.streams[name].rank) is not None:
+            by_file[first.file].append(rank)
+    lost = {rank for order in by_file.values() for rank in order}
+    exits = [rank for rank in _exits(causes) if rank in lost]
+    return [*by_file.values(), *([exits] if exits else [])]
+
+
+def _wave_centres(orders: Sequence[Sequence[int]], size: int) -> dict[int, float]:
+    """Rank -> how well the losses run round the ring from it; none where they run from nowhere.
+
+    By the pairs of an order: the nearer of the two is the first to say it, or not (Kendall).
+    """
+    compared = [order[:MAX_COMPARED_LOSSES] for order in orders if len(order) > MIN_RANKS][
+        :MAX_COMPARED_ORDERS
+    ]
+    if not compared or size > MAX_WAVE_WORLD_SIZE:
+        return {}
+    agrees = {rank: _agreement(rank, compared, size) for rank in range(size)}
+    best = max(agrees.values())
+    if best < MIN_WAVE_AGREEMENT:
+        return {}
+    # Centres on the far side agree as well, but nothing began next to them.
+    begun = {rank for order in compared for rank in order[:2]}
+    return {
+        rank: 1.0 - (best - one) / CENTRE_TOLERANCE
+        for rank, one in agrees.items()
+        if any(_ring_distance(rank, other, size) <= 1 for other in begun)
+    }
+
+
+def _agreement(centre: int, orders: Sequence[Sequence[int]], size: int) -> float:
+    agreed = pairs = 0
+    for order in orders:
+        # The centre itself loses its neighbours at any moment.
+        far = [_ring_distance(centre, rank, size) for rank in order if rank != centre]
+        for one, other in combinations(far, 2):
+            agreed += (one < other) - (one > other)
+            pairs += 1
+    return agreed / pairs if pairs else 0.0
+
+
+def _nearest_to_losses(
+    orders: Sequence[Sequence[int]], ranks: Sequence[int], size: int
+) -> dict[int, float]:
+    """Rank -> how much more of the losses stands next to it than next to most, 1 at best."""
+    weights: dict[int, float] = defaultdict(float)
+    for order in orders:
+        for place, rank in enumerate(order, 1):
+            weights[rank] += 1.0 / place
+    near = {rank: _weight_near(rank, weights, size) for rank in ranks}
+    usual = sum(near.values()) / len(near)
+    best = sorted(weights.values(), reverse=True)
+    most = sum(best[:3]) + POWER_OF_TWO_WEIGHT * sum(best[3 : 2 * size.bit_length() - 1])
+    if most < MIN_BEST_TO_MEAN_RATIO * usual:
+        return {}  # all lost one, and nothing tells who did first
+    return {rank: (one - usual) / (most - usual) for rank, one in near.items()}
+
+
+def _first_losses(causes: Sequence[Cause]) -> dict[str, Occurrence]:
+    """First lost-connection entry of each stream that reports one."""
+    return {
+        match.stream: match.first
+        for cause in causes
+        if cause.signature.role == "echo"
+        for match in reversed(cause.matches)
+        if any("remote_host" in fields for fields in match.named)
+    }
+
+
+def _exits(causes: Sequence[Cause]) -> list[int]:
+    """Ranks in the order in which a launcher that tells of each saw them end."""
+    exits = [
+        rank
+        for cause in causes
+        for match in cause.matches
+        for fields in match.named
+        for rank in numbers_in(fields.get("tasks", ""))
+    ]
+    return list(dict.fromkeys(exits))
+
+
+def _weight_near(rank: int, weights: Mapping[int, float], size: int) -> float:
+    """How much of the weights stands next to it, or a power of two away."""
+    total = 0.0
+    for other, weight in weights.items():
+        apart = _ring_distance(rank, other, size)
+        if apart <= 1:
+            total += weight
+        elif apart & (apart - 1) == 0:
+            total += POWER_OF_TWO_WEIGHT * weight
+    return total
+
+
+def _ring_distance(one: int, other: int, size: int) -> int:
+    """Steps between two ranks of a ring."""
+    return min((one - other) % size, (other - one) % size)

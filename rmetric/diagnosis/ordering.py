@@ -1,0 +1,113 @@
+"""Order log entries of a job: by line within one file, else by corrected clocks."""
+
+from __future__ import annotations
+
+from calendar import isleap
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from functools import cached_property
+from math import inf
+
+from rmetric.diagnosis.job import Job, Occurrence
+from rmetric.diagnosis.reading.timestamps import NO_YEAR
+
+#: Seconds by which clocks of different files may differ after correction and still be called one
+#: moment; entries of one file are ordered exactly.
+SAME_MOMENT = 2.0
+#: Seconds between neighbours in one file that state none.
+NEXT = 1e-6
+#: A time that is given a year must be so near to the job's other times, in seconds.
+NEAR = 2 * 86400.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ordering:
+    """Orders entries of a job.
+
+    Attributes:
+        job: that they are of.
+        offsets: file -> seconds that its clock is ahead of the others.
+    """
+
+    job: Job
+    offsets: Mapping[str, float] = field(default_factory=dict)
+
+    @cached_property
+    def span(self) -> tuple[float, float] | None:
+        """First and last time with a year; without any, of all; None where nothing states one."""
+        ends = [
+            end
+            for one in self.job.streams.values()
+            for end in (one.first_time, one.last_time)
+            if end is not None
+        ]
+        dated = [end for end in ends if end >= NO_YEAR[1]] or ends
+        return (min(dated), max(dated)) if dated else None
+
+    def seconds(self, one: Occurrence) -> float | None:
+        """Corrected time, with the job's year; None where nothing states one.
+
+        What states none, a traceback, takes the time of the entry before it.
+        """
+        time = one.time if one.time is not None else self._before(one)
+        if time is not None and self.span and time < NO_YEAR[1] <= self.span[0]:
+            time = self._dated(time, *self.span) if time >= NO_YEAR[0] else None
+        return None if time is None else time - self.offsets.get(one.file, 0.0)
+
+    def _before(self, one: Occurrence) -> float | None:
+        """Time of the last kept entry of the stream, up to this one, that states a time."""
+        stream = self.job.streams.get(one.stream)
+        if stream is not None and len(stream.files) > 1:
+            return None  # what came before may stand in another file
+        for entry in reversed(stream.tail if stream is not None else ()):
+            if entry.file == one.file and entry.order <= one.order and entry.time is not None:
+                return entry.time
+        return None
+
+    def dated(self, one: Occurrence) -> float | None:
+        """The time that the entry states, with the job's year where that can be told."""
+        offset = self.offsets.get(one.file, 0.0)
+        seconds = self.seconds(one)
+        return one.time if seconds is None else seconds + offset
+
+    @staticmethod
+    def _dated(time: float, first: float, last: float) -> float | None:
+        year = datetime.fromtimestamp(last, timezone.utc).year
+        start = datetime(year, 1, 1, tzinfo=timezone.utc).timestamp()
+        dated = start + time - NO_YEAR[0]
+        # The first of March of a leap year is its sixty-first day, else the sixtieth.
+        if not isleap(year) and dated - start >= 60 * 86400.0:
+            dated -= 86400.0
+        return dated if first - NEAR <= dated <= last + NEAR else None
+
+    def later_by(self, one: Occurrence, other: Occurrence) -> float | None:
+        """Seconds by which `one` comes after `other`, negative before; None where unknown.
+
+        Within one file the order decides, for the clocks of those who share it may differ; a
+        difference that the times contradict or do not state is next to nothing.
+        """
+        mine, others = self.seconds(one), self.seconds(other)
+        seconds = mine - others if mine is not None and others is not None else None
+        if one.file == other.file:
+            sign = (one.order > other.order) - (one.order < other.order)
+            return sign * max((seconds or 0.0) * sign, NEXT)
+        if seconds is not None:
+            return seconds
+        if one.step is not None and other.step is not None and one.step != other.step:
+            return float(one.step - other.step)
+        return None
+
+    def after(self, one: Occurrence, other: Occurrence) -> bool:
+        """Surely after: in one file by order, else by more than `SAME_MOMENT`."""
+        later = self.later_by(one, other)
+        if later is None:
+            return False
+        return later > (0.0 if one.file == other.file else SAME_MOMENT)
+
+    def key(self, one: Occurrence) -> tuple[float, int]:
+        """Sorts entries, the first first; those without a time after those with one."""
+        if len(self.job.files) == 1:
+            return (0.0, one.order)
+        seconds = self.seconds(one)
+        return (inf if seconds is None else seconds, one.order)

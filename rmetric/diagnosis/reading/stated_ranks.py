@@ -1,0 +1,81 @@
+"""Parse the ranks that a stream states about itself: global, local, node."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+#: Different ranks that are kept of one speaker; two already say that it speaks of others.
+_MOST = 20
+_QUOTE = r"[\"']?"
+_IS = rf"{_QUOTE}(?: is)?[ :=.]{{1,60}}{_QUOTE}"
+#: A word before "rank" by which it is another's rank, or none of the world.
+_OTHER = re.compile(
+    r"(?i)local|node|group|role|machine|host|[tdpmecs]p|parallel|data|model|pipe(?:line)?|tensor"
+    r"|expert|sequence|context|peer|remote|src|dst|root|other|from|for|to|by|of|on|with|waiting|and"
+)
+_RANKS = (
+    re.compile(r"(?<![A-Za-z_])RANK=[\"']?(\d+)"),
+    re.compile(rf"(?i)(?<![a-z_])(?:global|world)[ _]rank{_IS}(\d+)"),
+    re.compile(
+        rf"(?i)(?:(?P<word>[a-z]+)[ _-])?(?<![a-z])rank{_IS}(\d+)\b"
+        rf"[ ,;|/()]{{1,4}}{_QUOTE}world[ _-]?size"
+    ),
+    re.compile(
+        rf"(?i)(?<![a-z_])(?<!parallel )world[ _-]?size{_IS}\d+[ ,;|/()]{{1,4}}"
+        rf"{_QUOTE}(?:(?P<word>[a-z]+)[ _-])?rank{_IS}(\d+)\b"
+    ),
+    re.compile(r"(?i)\b(?:i am|i'm|this is|my) (?:global )?rank(?: is)?[ :=]{1,3}(\d+)\b"),
+    re.compile(r"(?i)^[^a-z]{0,80}rank[ :=]?(\d+) ?(?:of|/) ?\d+\b"),
+    re.compile(
+        r"(?i)^.{0,80}?\binit\w*\b.{0,60}?(?:(?P<word>[a-z]+)[ _-])?\brank[ :=]{1,3}(\d+)\b"
+    ),
+    re.compile(r"\b(?:ranks|rankNum)\[\d+\], ?rank\[(\d+)\]"),
+)
+_LOCAL = re.compile(r"(?i)(?<![a-z_])local[ _]rank[\"']?[ :=.]{1,60}[\"']?(\d+)")
+#: Of torchrun's agents, of DeepSpeed's launcher, of scripts.
+_NODE = re.compile(r"(?i)(?<![a-z])(?:node|group)[_-]rank[\"']?[ :=]{1,3}[\"']?(\d+)")
+#: The ranks that an agent of torchrun has started, of which the first is its local rank 0.
+_STARTED = re.compile(r"(?<![a-z_])global_ranks=\[(\d+)")
+
+
+@dataclass
+class StatedRanks:
+    """Ranks that one stream stated about itself, each value once.
+
+    Attributes:
+        ranks: global ranks; more than one where it speaks of others too.
+        locals: ranks within its node.
+        node_ranks: numbers of its node.
+        first_ranks: global rank of its node's local rank 0.
+    """
+
+    ranks: set[int] = field(default_factory=set)
+    locals: set[int] = field(default_factory=set)
+    node_ranks: set[int] = field(default_factory=set)
+    first_ranks: set[int] = field(default_factory=set)
+
+    def take(self, text: str) -> None:
+        """A line without its prefix."""
+        for pattern in _RANKS:
+            for match in pattern.finditer(text):
+                if not _OTHER.fullmatch(match.groupdict().get("word") or ""):
+                    _add(self.ranks, match[pattern.groups])
+        for pattern, said in (
+            (_LOCAL, self.locals),
+            (_NODE, self.node_ranks),
+            (_STARTED, self.first_ranks),
+        ):
+            for number in pattern.findall(text):
+                _add(said, number)
+
+    def add(self, other: StatedRanks) -> None:
+        self.ranks |= other.ranks
+        self.locals |= other.locals
+        self.node_ranks |= other.node_ranks
+        self.first_ranks |= other.first_ranks
+
+
+def _add(said: set[int], number: str) -> None:
+    if len(said) < _MOST:
+        said.add(int(number))

@@ -1,0 +1,206 @@
+"""Shorten text to a width and keep its essential part.
+
+Of a path that is the file name, of prose the main clause, of a log entry the matched text or the
+exception.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+
+from rmetric._util.printed import printable
+from rmetric.diagnosis.reading.text import TRACEBACK
+from rmetric.diagnosis.result import Evidence
+
+#: Where prose may end early: what follows explains, or adds.
+_CLAUSE = re.compile(r"; |(?<=\.) (?=[A-Z])|, (?:(?:most )?often|which|so that) ")
+#: Of the room, the least that a clause fills to stand for the whole.
+_LEAST = 0.25
+#: Characters that are given up to end, or begin, with a whole word.
+_WORD = 24
+#: A file's name, with its folders.
+_PATH = re.compile(r"""(?:[^\s/'"()\[\]=,]*/)+(?=[^\s/]*\w\.\w)""")
+_TRACEBACK = (
+    TRACEBACK,
+    "During handling of the above exception",
+    "The above exception was the direct cause",
+)
+#: Lines of an entry that say where in the code, not what.
+_FRAME = re.compile(
+    r'\s*(?:File ".+", line \d+|#\d+:? |frame #\d+: |[~^][~^ ]*$)'
+    r"|.*\(most recent call (?:first|last)\):\s*$"
+)
+_CODE_FOLLOWS = re.compile(r'\s*File ".+", line \d+, in ')
+
+
+def shortened(text: str, most: int) -> str:
+    """`text` at no more than `most` characters: head and tail, for both tell something.
+
+    >>> shortened("/scratch/team/run-7/attempt_0/rank_12.log", 21)
+    '/scratch/t…ank_12.log'
+    """
+    if len(text) <= most:
+        return text
+    tail = (most - 1) // 2
+    return f"{text[: most - 1 - tail]}…{text[len(text) - tail :]}"
+
+
+def brief(text: str, most: int) -> str:
+    """Prose at no more than `most` characters: without its last clauses, else its beginning.
+
+    >>> brief("A kernel failed, most often an address out of range", 20)
+    'A kernel failed'
+    >>> brief("An operation over libfabric failed", 20)
+    'An operation over…'
+    """
+    if len(text) <= most:
+        return text
+    ends = [one.start() for one in _CLAUSE.finditer(text)]
+    end = max((one for one in ends if one <= most), default=0)
+    return text[:end] if end >= _LEAST * most else _begun(text, most)
+
+
+def partly(text: str, most: int) -> str:
+    """As `brief`, and it shows that something is left out.
+
+    >>> partly("Look at the disk. Free what is not used.", 30)
+    'Look at the disk. …'
+    """
+    if len(text) <= most:
+        return text
+    short = brief(text, most - 2)
+    return short if short.endswith("…") else f"{short} …"
+
+
+def _begun(text: str, most: int, least: int = 0) -> str:
+    if len(text) <= most:
+        return text
+    start = text[: most - 1]
+    space = start.rfind(" ", max(least, len(start) - _WORD))
+    return (start[:space] if space > 0 else start).rstrip(" ,;:") + "…"
+
+
+def file_name(path: str, most: int) -> str:
+    """A path, at no more than `most` characters, without its first folders.
+
+    >>> file_name("/scratch/team/run-7/attempt_0/rank_12.log:7", 27)
+    '…/attempt_0/rank_12.log:7'
+    """
+    if len(path) <= most:
+        return path
+    slash = path.find("/", len(path) - most + 1)
+    return f"…{path[slash:]}" if slash >= 0 else shortened(path, most)
+
+
+def without_folders(text: str) -> str:
+    """Prose with each file's name alone.
+
+    >>> without_folders("the clock of /data/run/a.log is 3 h ahead")
+    'the clock of a.log is 3 h ahead'
+    """
+    return _PATH.sub("", text)
+
+
+def around(text: str, most: int, *, point: str) -> str:
+    """`text` at no more than `most` characters, with `point`: first go folders, then the head.
+
+    >>> around("[E407 12:00:01.5 Watch.cpp:61] [Rank 3] timed out at 600 s", 32, point="timed out")
+    '…[Rank 3] timed out at 600 s'
+    >>> around("OSError: No space left on device: '/a/b.pt'", 30, point="OSError")
+    'OSError: No space left on…'
+    """
+    if len(text) > most:
+        text, point = _PATH.sub("…/", text), _PATH.sub("…/", point)
+    at = text.find(point) if point else -1
+    if len(text) <= most or at < 0:
+        return shortened(text, most)
+    start = min(at, len(text) - most + 1)
+    if start and at + len(point) >= most:
+        space = text.find(" ", start - 1, min(start + _WORD, at))
+        text = f"…{text[start if space < 0 else space + 1 :]}"
+    return _begun(text, most, text.find(point) + len(point))
+
+
+def said(evidence: Evidence) -> str:
+    """Logged text on one line; of a traceback the exception, not the frames.
+
+    >>> said(Evidence(role="cause", signature="", why="", template="", file="a.log", line=1,
+    ...      time=None, who=(), count=1, text="Traceback (most recent call last):\\n"
+    ...      '  File "train.py", line 7, in <module>\\nValueError: no such axis'))
+    'ValueError: no such axis'
+    """
+    lines = [line for line in evidence.text.splitlines() if line.strip()]
+    raised = _raised(lines)
+    told = [one for one in raised if evidence.point and evidence.point in "\n".join(one)]
+    whole = plain(" ".join(_without_frames(lines) or lines))
+    if not told and evidence.point and plain(evidence.point) in whole:
+        return whole
+    first = (told or raised or [[]])[0]
+    return plain(" ".join(_without_frames(first) or first)) or whole or "(an empty line)"
+
+
+def point(evidence: Evidence | None) -> str:
+    """Part of the logged text to keep visible: the matched text, else the exception."""
+    if evidence is None:
+        return ""
+    if evidence.point:
+        return plain(evidence.point.strip().split("\n")[0])
+    raised = _raised(evidence.text.splitlines())
+    return plain(raised[0][0]) if raised else ""
+
+
+def _raised(lines: Sequence[str]) -> list[list[str]]:
+    """The exceptions of a chain of tracebacks, each with its message; others follow the first."""
+    raised: list[list[str]] = []
+    inside = False
+    for line in lines:
+        if line.lstrip().startswith(_TRACEBACK):
+            inside, new = True, True
+        elif inside and line.strip() and (not new or not line.startswith((" ", "\t"))):
+            if new:
+                raised.append([])
+            raised[-1].append(line)
+            new = False
+    return raised
+
+
+def _without_frames(lines: Sequence[str]) -> list[str]:
+    kept, code = [], False
+    for line in lines:
+        if not _FRAME.match(line) and not (code and line.startswith((" ", "\t"))):
+            kept.append(line)
+        code = bool(_CODE_FOLLOWS.match(line))
+    return kept
+
+
+def wrapped(
+    text: str, width: int, most: int, cut: Callable[[str, int], str] = shortened
+) -> list[str]:
+    """At most `most` lines of at most `width`; `cut` shortens what is too long."""
+    room, lines = most * width, _wrap(text, width)
+    if not most:
+        return []
+    while len(lines) > most:
+        lines = _wrap(cut(text, room), width)
+        room -= 5
+    return lines
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_on_hyphens=False)
+
+
+def plain(text: str) -> str:
+    r"""On one line, control characters escaped.
+
+    >>> print(plain("a\n  b\x1b[2J"))
+    a b\x1b[2J
+    """
+    return printable(" ".join(_words(text)))
+
+
+def _words(text: str) -> Iterable[str]:
+    # Not str.split alone: it also takes away control characters that are to be seen.
+    return (word for word in text.replace("\t", " ").replace("\n", " ").split(" ") if word)

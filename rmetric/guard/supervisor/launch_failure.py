@@ -1,0 +1,224 @@
+"""Cause of a failed launch: first failed rank, exit code, exception, implicated GPU.
+
+Evidence in order of reliability: error file of torchrun, its root-cause report in the log,
+last exception of the rank, exit code, heartbeats. `rmetric.diagnosis` analyses whole logs
+afterwards; this module reads the tail of one log to decide on the restart.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rmetric.guard.run_folder import Heartbeat
+from rmetric.guard.supervisor.allocation import Allocation
+from rmetric.guard.supervisor.events import LaunchFailure
+
+#: Bytes read from the end of a log.
+TAIL = 64 * 1024
+_ROOT = "Root Cause (first observed failure):"
+_FAILED = re.compile(
+    r"rank\s*: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode\s*: (?P<code>-?\d+) \(pid: \d+\)"
+)
+#: Earlier log line of the agent, the only one of ft_launcher; the rank is local to the node.
+_LOCAL = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+)")
+#: Last line of a traceback, with torch's optional rank prefix.
+_RAISED = re.compile(
+    r"^(?:\[rank(?P<rank>\d+)\]: ?|\[[^\]]*?(?P<tag>\d+)\]: ?)?"
+    r"(?P<words>(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b.*)$",
+    re.MULTILINE,
+)
+
+
+#: Messages that implicate the device of the rank, and exceptions to them: out of memory, an
+#: index error, or a collective, which fails on many ranks.
+_DEVICE = re.compile(
+    r"\b(?:CUDA|HIP|cuDNN|cuBLAS(?:Lt)?|cuSOLVER|cuFFT|MIOpen)\b[^.:]{0,40}\berror\b"
+    r"|\b(?:CUDNN|CUBLAS|CUSOLVER|CUFFT|HIPBLAS|ROCBLAS|miopen)_?STATUS_"
+    r"|\bcudaError|\bhipError|\bECC\b|\bXid\b|fallen off the bus",
+    re.IGNORECASE,
+)
+_NOT_DEVICE = re.compile(
+    r"out of memory|OutOfMemory|ALLOC_FAILED|device-side assert|no kernel image|NCCL|RCCL",
+    re.IGNORECASE,
+)
+#: Signals caused by the process itself; others come from outside.
+_OWN_SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
+#: Printed by a rank that lost another, before NCCL aborts it.
+_WATCHDOG = "Watchdog caught collective operation timeout"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RootCause:
+    """Root cause reported by torchrun."""
+
+    rank: int | None = None
+    code: int | None = None
+
+
+def explain_exit(
+    code: int,
+    *,
+    node: str,
+    allocation: Allocation,
+    log: str,
+    error_file: Path | None,
+    beats: Mapping[int, Heartbeat],
+    launcher: bool = True,
+) -> LaunchFailure:
+    """Cause of a launch whose process exited with a code other than 0.
+
+    A GPU is named only if there is evidence against it: most exceptions occur on all ranks
+    alike, and the rank that raised first is no more suspect than the others.
+
+    Args:
+        code: exit code; below 0 for a signal.
+        node: node of the process.
+        allocation: GPUs of the launch.
+        log: end of its output.
+        error_file: error file of torchrun.
+        beats: last heartbeat of each rank.
+        launcher: the process is torchrun or ft_launcher, not the training itself.
+    """
+    root = _root_of(log, list(allocation.gpus).index(node) * allocation.per_node)
+    raised = _error_file(error_file, root.rank) or _raised(log, root.rank)
+    if root.rank is None and code < 0:
+        words = f"the {'launcher' if launcher else 'program'} was killed by {signal_name(code)}"
+        return LaunchFailure(kind="signal", words=words, code=code, node=node)
+    rank, at = root.rank, root.code if root.code is not None else code
+    gpu = allocation.gpu_of(rank) if rank is not None else None
+    who = "the training" if rank is None else f"rank {rank}"
+    beat = beats.get(rank) if rank is not None else None
+    step = f", last seen at step {beat.step}" if beat else ""
+    where = gpu[0] if gpu else node
+    if at < 0:
+        gpu = gpu if -at in _OWN_SIGNALS and _WATCHDOG not in log else None
+        words = f"{who} was killed by {signal_name(at)}{step}"
+        return LaunchFailure(kind="signal", words=words, code=at, rank=rank, node=where, gpu=gpu)
+    why = raised or _last_line(_before_the_agent(log))
+    kind = "exception" if raised else "exit"
+    words = f"{who} failed with exit code {at}{step}" + (f": {why}" if why else "")
+    gpu = gpu if names_device(why) else None
+    return LaunchFailure(kind=kind, words=words[:500], code=at, rank=rank, node=where, gpu=gpu)
+
+
+def explain_hang(
+    beats: Mapping[int, Heartbeat], silent: float, limit: float, allocation: Allocation
+) -> LaunchFailure:
+    """Cause of a hang, with the rank that is furthest behind.
+
+    Args:
+        beats: last heartbeat of each rank; empty before the first.
+        silent: time without a sign of life, seconds.
+        limit: exceeded timeout, seconds.
+        allocation: GPUs of the launch.
+    """
+    if not beats:
+        words = f"training has not started after {silent:.0f} s, the limit is {limit:g}"
+        return LaunchFailure(kind="hang", words=words)
+    rank = min(beats, key=lambda r: (beats[r].step, beats[r].time))
+    first, others = beats[rank], [beats[r] for r in beats if r != rank]
+    # Fast steps have no heartbeat each: a lag below the heartbeat interval is no evidence.
+    alone = bool(others) and all(
+        one.step > first.step and one.time - first.time >= first.every for one in others
+    )
+    gpu = allocation.gpu_of(rank) if alone else None
+    if alone:
+        least = min(one.step for one in others)
+        who = f"rank {rank} is at step {first.step}, the others at {least} or later"
+    else:
+        who = f"all ranks are at step {max(beat.step for beat in beats.values())}"
+    words = f"no heartbeat for {silent:.0f} s while {first.phase}, the limit is {limit:g}; {who}"
+    return LaunchFailure(
+        kind="hang", words=words, rank=rank if alone else None, gpu=gpu, node=gpu[0] if gpu else ""
+    )
+
+
+def names_device(words: str) -> bool:
+    """True if an exception implicates the device that it occurred on.
+
+    >>> names_device("RuntimeError: CUDA error: an illegal memory access was encountered")
+    True
+    >>> names_device("OutOfMemoryError: CUDA out of memory"), names_device("KeyError: 'x'")
+    (False, False)
+    """
+    return bool(_DEVICE.search(words)) and not _NOT_DEVICE.search(words)
+
+
+def signal_name(code: int) -> str:
+    """Name of the signal of an exit code: `SIGKILL` for -9 and for 137."""
+    number = -code if code < 0 else code - 128
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def read_tail(path: Path, size: int = TAIL) -> str:
+    """End of a log file; empty if it is missing."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - size))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _root_of(log: str, first_rank: int) -> _RootCause:
+    """Earliest root cause in the log; `first_rank`: first rank of the node that exited."""
+    _, header, root = log.partition(_ROOT)
+    failed = [*_FAILED.finditer(root), *_FAILED.finditer(log)] if header else []
+    if failed:
+        # The agent orders failures by seconds and may list ranks that it terminated itself.
+        cause = min(failed, key=lambda one: int(one["code"]) == -signal.SIGTERM)
+        return _RootCause(rank=int(cause["rank"]), code=int(cause["code"]))
+    local = _LOCAL.search(log)
+    if local is not None:
+        return _RootCause(rank=first_rank + int(local["rank"]), code=int(local["code"]))
+    return _RootCause()
+
+
+def _error_file(path: Path | None, rank: int | None) -> str:
+    """Message in the error file of torchrun; empty if there is none."""
+    try:
+        message: Any = json.loads(path.read_text())["message"] if path else ""
+        message = message["message"] if isinstance(message, dict) else message
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    # The agent's own report about its children repeats the log.
+    return "" if "FAILED" in str(message)[:200] else " ".join(str(message).split())[:300]
+
+
+def _raised(log: str, rank: int | None) -> str:
+    """Last exception of this rank; the first of the log if no line names the rank."""
+    raised = [m for m in _RAISED.finditer(log) if not m["words"].startswith(_AGENT)]
+    of_rank = [
+        m for m in raised if rank is not None and rank in (_number(m, "rank"), _number(m, "tag"))
+    ]
+    best = of_rank[-1:] or raised[:1]
+    return " ".join(best[0]["words"].split())[:300] if best else ""
+
+
+#: Exceptions of torchrun itself about its children.
+_AGENT = ("torch.distributed.elastic", "ChildFailedError", "SystemExit")
+
+
+def _number(match: re.Match[str], name: str) -> int | None:
+    return int(match[name]) if match[name] else None
+
+
+def _before_the_agent(log: str) -> str:
+    """Output of the training: the log up to the agent's failure report."""
+    report = _LOCAL.search(log)
+    return log[: log.rfind("\n", 0, report.start()) + 1] if report else log
+
+
+def _last_line(log: str) -> str:
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""

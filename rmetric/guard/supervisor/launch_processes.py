@@ -1,0 +1,231 @@
+"""Commands, environments and processes of one launch.
+
+Arguments are lists and never pass through a local shell. For the remote shell of a prefix
+such as `ssh NODE` they are quoted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from rmetric.guard.layout import Layout
+from rmetric.guard.run_folder import FOLDER_VARIABLE, LAUNCH_VARIABLE, RunFolder
+from rmetric.guard.supervisor.allocation import Allocation, Pool
+
+TORCHRUNS = ("torchrun", "ft_launcher")
+TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+#: Options by which a user configures the rendezvous.
+_RENDEZVOUS = (
+    "standalone",
+    "rdzv-backend",
+    "rdzv-endpoint",
+    "rdzv-id",
+    "master-addr",
+    "master-port",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """Program to run.
+
+    Attributes:
+        arguments: program and arguments, with placeholders such as {data}.
+        prefixes: node -> prefix of its command, such as ("ssh", "n1"); empty for this machine.
+        visible: set CUDA_VISIBLE_DEVICES.
+        master: address of the first node for the others; empty for its name.
+    """
+
+    arguments: tuple[str, ...]
+    prefixes: Mapping[str, tuple[str, ...]]
+    visible: bool = False
+    master: str = ""
+
+    @property
+    def is_torchrun(self) -> bool:
+        return _launcher_end(self.arguments) > 0
+
+    def commands(self, allocation: Allocation, port: int) -> dict[str, list[str]]:
+        """Argument list of each node."""
+        filled = fill(self.arguments, allocation.layout)
+        if not self.is_torchrun:
+            if len(allocation.gpus) > 1:
+                raise ValueError("several nodes need torchrun or ft_launcher")
+            return dict.fromkeys(allocation.gpus, filled)
+        filled = with_option(filled, "nproc-per-node", str(allocation.per_node))
+        filled = with_option(filled, "nnodes", str(len(allocation.gpus)))
+        if len(self.prefixes) <= 1:
+            chosen = any(_where(filled, option) is not None for option in _RENDEZVOUS)
+            end = _launcher_end(filled)
+            alone = [] if chosen else ["--standalone"]
+            return {node: [*filled[:end], *alone, *filled[end:]] for node in allocation.gpus}
+        first = next(iter(allocation.gpus))
+        rendezvous = {"master-addr": self.master or first, "master-port": str(port)}
+        for option, value in rendezvous.items():
+            filled = with_option(filled, option, value)
+        return {
+            node: with_option(filled, "node-rank", str(rank))
+            for rank, node in enumerate(allocation.gpus)
+        }
+
+    def behind(self, node: str, command: list[str], environment: Mapping[str, str]) -> list[str]:
+        """Command for a node, through its prefix if it has one."""
+        prefix = self.prefixes.get(node, ())
+        if not prefix:
+            return command
+        variables = [f"{name}={value}" for name, value in environment.items()]
+        there = ["env", "-C", str(Path.cwd()), *variables, *command]
+        remote = Path(prefix[0]).name == "ssh"
+        return [*prefix, *(map(shlex.quote, there) if remote else there)]
+
+
+def unit_of(program: Program, pool: Pool) -> str:
+    """Name of one device of the pool: `process` if no GPUs are known, else `GPU`."""
+    return "GPU" if program.visible or any(pool) else "process"
+
+
+def fill(arguments: Sequence[str], layout: Layout) -> list[str]:
+    """Replace the placeholders in the arguments with the numbers of the layout.
+
+    >>> fill(["train.py", "--tp={tensor}", "{gpus}", '{"a": 1}'], Layout(tensor=2, data=3))
+    ['train.py', '--tp=2', '6', '{"a": 1}']
+    """
+    numbers = {**layout.as_json(), "gpus": layout.num_gpus, "batch": layout.global_batch}
+    pattern = re.compile("{(" + "|".join(numbers) + ")}")
+    return [pattern.sub(lambda m: str(numbers[m[1]]), argument) for argument in arguments]
+
+
+def with_option(arguments: list[str], option: str, value: str) -> list[str]:
+    """torchrun's arguments with one of its options set to `value`.
+
+    >>> with_option(["torchrun", "--nproc_per_node=4", "a.py"], "nproc-per-node", "3")
+    ['torchrun', '--nproc-per-node=3', 'a.py']
+    >>> with_option(["torchrun", "a.py", "--nnodes", "9"], "nnodes", "1")
+    ['torchrun', '--nnodes=1', 'a.py', '--nnodes', '9']
+    """
+    setting = f"--{option}={value}"
+    where = _where(arguments, option)
+    if where is None:
+        end = _launcher_end(arguments)
+        return [*arguments[:end], setting, *arguments[end:]]
+    after = where + (1 if "=" in arguments[where] else 2)
+    return [*arguments[:where], setting, *arguments[after:]]
+
+
+def option_of(arguments: Sequence[str], option: str) -> str | None:
+    """Value of one of torchrun's options; None if it is not given."""
+    where = _where(arguments, option)
+    if where is None:
+        return None
+    _, equals, value = arguments[where].partition("=")
+    return value if equals else arguments[where + 1] if where + 1 < len(arguments) else None
+
+
+def _where(arguments: Sequence[str], option: str) -> int | None:
+    """Index of one of torchrun's options; arguments of the script are ignored."""
+    for n in range(_launcher_end(arguments), len(arguments)):
+        if arguments[n].endswith(".py") and not arguments[n].startswith("-"):
+            return None
+        name = arguments[n].partition("=")[0].lstrip("-").replace("_", "-")
+        if arguments[n].startswith("--") and name == option:
+            return n
+    return None
+
+
+def _launcher_end(arguments: Sequence[str]) -> int:
+    """Index after `torchrun` or `-m torch.distributed.run`; 0 for another program."""
+    if not arguments:
+        return 0
+    if Path(arguments[0]).name in TORCHRUNS:
+        return 1
+    for n in range(1, len(arguments) - 1):
+        if arguments[n] == "-m" and arguments[n + 1] in TORCHRUN_MODULES:
+            return n + 2
+        if not arguments[n].startswith("-"):
+            return n + 1 if Path(arguments[n]).name in TORCHRUNS else 0
+    return 0
+
+
+def free_port() -> int:
+    """TCP port that is currently free on this machine."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+class LaunchProcesses:
+    """Processes of one launch, one per node, started on construction.
+
+    Each exit is reported from a thread of its own by `exited(number, node, code)`. A process
+    that cannot be started has the code 127; the reason is in the log.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        token: str,
+        allocation: Allocation,
+        program: Program,
+        folder: RunFolder,
+        exited: Callable[[int, str, int], None],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.number, self.token, self.allocation = number, token, allocation
+        self.log = folder.logs / f"launch-{number}.log"
+        self.error_files: dict[str, Path] = {}
+        self.pids: dict[str, int] = {}
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._exited, self._environment = exited, environment or {}
+        folder.logs.mkdir(parents=True, exist_ok=True)
+        with open(self.log, "ab", buffering=0) as log:
+            for node, command in program.commands(allocation, free_port()).items():
+                self._start(node, command, program, folder, log)
+
+    def alive(self) -> list[int]:
+        """Pids of running processes only: the pid of an exited one may have been reused."""
+        return [process.pid for process in self._processes if process.returncode is None]
+
+    def _start(
+        self, node: str, command: list[str], program: Program, folder: RunFolder, log: IO[bytes]
+    ) -> None:
+        error_file = folder.logs / f"launch-{self.number}-error{f'-{node}' if node else ''}.json"
+        self.error_files[node] = error_file
+        variables = {
+            FOLDER_VARIABLE: str(folder.path.resolve()),
+            LAUNCH_VARIABLE: self.token,
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            "TORCHELASTIC_ERROR_FILE": str(error_file.resolve()),
+            **self._environment,
+        }
+        if program.visible:
+            # Verdicts use the indices of NVML, which follow the PCI bus order.
+            variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self.allocation.gpus[node]))
+        try:
+            process = subprocess.Popen(
+                program.behind(node, command, variables),
+                env={**os.environ, **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            log.write(f"{command[0]} cannot be started: {error}\n".encode())
+            self._exited(self.number, node, 127)
+            return
+        self.pids[node] = process.pid
+        self._processes.append(process)
+        threading.Thread(target=self._await, args=(node, process), daemon=True).start()
+
+    def _await(self, node: str, process: subprocess.Popen[bytes]) -> None:
+        self._exited(self.number, node, process.wait())

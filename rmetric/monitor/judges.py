@@ -1,0 +1,170 @@
+"""Decide which alerts a step raises: by the step rules, the R-Metric and the detectors."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from rmetric._util.state import restore_state, state_of
+from rmetric.detectors.calibrated import read_thresholds
+from rmetric.detectors.registry import make_detector
+from rmetric.metric import RMetric
+from rmetric.monitor.alert_delivery import AlertDelivery
+from rmetric.monitor.alerts import Alert
+from rmetric.monitor.config import MonitorConfig
+from rmetric.monitor.pending import Pending
+from rmetric.monitor.rules import StepRules
+from rmetric.monitor.step_recorder import StepRecorder, is_scaling
+from rmetric.records import Record
+
+logger = logging.getLogger("rmetric")
+
+
+class RuleJudge:
+    """Applies the step rules to each step once and raises an alert for each broken rule.
+
+    Args:
+        config: of the monitor.
+        recorder: locates non-finite gradients.
+        delivery: raises the alerts.
+        scaler: the GradScaler; None for none.
+
+    Attributes:
+        rules: with their state.
+    """
+
+    def __init__(
+        self, config: MonitorConfig, recorder: StepRecorder, delivery: AlertDelivery, scaler: Any
+    ) -> None:
+        self.rules = StepRules(
+            factor=config.explosion_factor,
+            window=config.explosion_window,
+            overflows=config.overflows,
+            scaled=is_scaling(scaler),
+        )
+        self._alert_on, self._scaler = config.alert_on, scaler
+        self._recorder, self._delivery = recorder, delivery
+        self._active_rules: set[str] = set()  # broken at the last step
+        self._own_loss_bad = False
+
+    def judge(self, pending: Pending, *, before_update: bool) -> tuple[Alert, ...]:
+        """Judge a step, raise its alerts and run the actions; only the first call does.
+
+        Args:
+            pending: the step; its loss and norm are read from the device.
+            before_update: the optimiser has not taken the step: its gradient exists.
+
+        Returns:
+            The alerts against taking the step; none where the ranks are not in agreement.
+        """
+        step, rank_sync = pending.record.step, self._delivery.rank_sync
+        if pending.broken_rules is None:
+            loss, norm = pending.read_loss_and_norm()
+            overflow = norm is not None and not isfinite(norm)
+            if overflow and is_scaling(self._scaler):
+                pending.record.skipped = True  # a scaler leaves out a step that overflows
+            if overflow and before_update:
+                self._recorder.locate_non_finite(pending)
+            # Each rank has its own loss; the rules use what is equal on all ranks.
+            broken = self.rules.update(loss if rank_sync is None else None, norm)
+            where = f" ({pending.where})" if pending.where else ""
+            pending.broken_rules = [(rule, f"{reason}{where}") for rule, reason in broken]
+            self._raise_broken(step, pending.broken_rules)
+            if rank_sync is not None and not pending.broken_rules:
+                self._judge_own_loss(step, loss)
+        if rank_sync is not None and not rank_sync.agreed(step):
+            return ()
+        return tuple(
+            self._delivery.new_alert(step, rule, reason)
+            for rule, reason in pending.broken_rules
+            if rule in self._alert_on
+        )
+
+    def judge_whole_norm(self, record: Record) -> None:
+        """Judge a gradient norm that is known only after the ranks' shards were added up."""
+        self._raise_broken(record.step, self.rules.update(None, record.gradient_norm))
+
+    def _raise_broken(self, step: int, broken_rules: list[tuple[str, str]]) -> None:
+        for rule, reason in broken_rules:
+            if rule == "non_finite" and rule in self._alert_on:
+                self._delivery.non_finite_step = step
+            alert = self._delivery.new_alert(step, rule, reason)
+            self._delivery.raise_alert(alert, repeated=rule in self._active_rules)
+        self._active_rules = {rule for rule, _ in broken_rules}
+
+    def _judge_own_loss(self, step: int, loss: float | None) -> None:
+        """A non-finite loss with a finite gradient: no other rank can see it."""
+        rank_sync = self._delivery.rank_sync
+        assert rank_sync is not None
+        bad = loss is not None and not isfinite(loss)
+        if bad and "non_finite" in self._alert_on:
+            alert = self._delivery.new_alert(step, "non_finite", f"loss is {loss:g}")
+            self._delivery.non_finite_step = step
+            rank_sync.note_alert(alert, own=True)
+            self._delivery.raise_alert(alert, repeated=self._own_loss_bad, shared=False)
+        self._own_loss_bad = bad
+
+
+class DetectorJudge:
+    """Updates the R-Metric and the detectors; raises an alert where an alarm begins.
+
+    Args:
+        config: of the monitor.
+        delivery: raises the alerts.
+
+    Attributes:
+        metric: the R-Metric.
+        alarmed: names of what was alarmed at the last record.
+    """
+
+    def __init__(self, config: MonitorConfig, delivery: AlertDelivery) -> None:
+        path = config.thresholds
+        thresholds = None if path is None else read_thresholds(Path(path))
+        self.metric = RMetric(config.metric)
+        self.alarmed: set[str] = set()
+        self._detectors = {n: make_detector(n, thresholds=thresholds) for n in config.detectors}
+        self._alert_on, self._delivery = config.alert_on, delivery
+
+    def update(self, record: Record) -> dict[str, bool]:
+        """Take the next record; return the alarm of each detector, without the R-Metric's."""
+        alarms = {name: d.update(record).alarm for name, d in self._detectors.items()}
+        self.metric.update(record)
+        return alarms
+
+    def raise_new_alarms(self, step: int, detector_alarms: Mapping[str, bool]) -> None:
+        """Raise an alert for each alarm that begins at this step; log each that ends."""
+        alarms = {"r_metric": self.metric.alarm} | dict(detector_alarms)
+        alarmed = {name for name, alarm in alarms.items() if alarm}
+        if self._delivery.already_reported(step) and self._only_non_finite():
+            alarmed.discard("calibrated")  # the rule has raised it, before the step
+        for name in alarms:
+            if name in alarmed - self.alarmed:
+                reason = self._detectors.get(name, self.metric).reason
+                self._delivery.raise_alert(self._delivery.new_alert(step, name, reason))
+            elif name in self.alarmed - alarmed and name in self._alert_on:
+                why = getattr(self._detectors.get(name), "ended", "")
+                logger.info("step %d: the %s alarm is over%s", step, name, why and f": {why}")
+        self.alarmed = alarmed
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "metric": state_of(self.metric),
+            "detectors": {name: state_of(d) for name, d in self._detectors.items()},
+            "alarmed": sorted(self.alarmed),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave; a detector that it lacks starts anew."""
+        restore_state(self.metric, state["metric"])
+        for name, detector in self._detectors.items():
+            if name in state["detectors"]:
+                restore_state(detector, state["detectors"][name])
+        self.alarmed = set(state["alarmed"])
+
+    def _only_non_finite(self) -> bool:
+        """True if non-finite values are the calibrated detector's own evidence already."""
+        evidence = getattr(self._detectors.get("calibrated"), "evidence", {})
+        return evidence.get("not_finite", 0.0) >= 1

@@ -1,0 +1,285 @@
+"""Synchronise the monitors of all ranks: messages, shared alerts and joint actions."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from math import inf, isfinite
+
+import numpy as np
+
+from rmetric.monitor.alerts import Alert
+from rmetric.monitor.config import MonitorConfig
+from rmetric.monitor.exchange import Exchange
+from rmetric.monitor.pending import nine_digits
+from rmetric.records import Record
+
+#: Measurements of a step in a message; squares are of the shards that a rank holds.
+FIELDS = (
+    "loss",
+    "own_norm",
+    "own_cosine",
+    "own_non_finite",
+    "gradient_square",
+    "update_square",
+    "parameter_square",
+)
+WIDTH = 5 + len(FIELDS)
+RUNNING, CLOSED, DISABLED = range(3)
+#: Checks between a step and the actions on it: all ranks have its messages by then.
+ACTION_DELAY = 3
+
+
+def encode_message(
+    step: int, values: Mapping[str, float | None], *, leaving: int, settings: int, alarms: int
+) -> list[float]:
+    """Encode one rank's message on one step.
+
+    Args:
+        step: that it is about.
+        values: measurements by name, of `FIELDS`; None or absent where not measured.
+        leaving: RUNNING, or why this is the rank's last message.
+        settings: checksum of the settings that must be equal on all ranks.
+        alarms: one bit for each source of `alert_on` that is alarmed.
+
+    Returns:
+        `WIDTH` numbers; `RankMessages` decodes the rows of all ranks.
+    """
+    measurements = [values.get(name) for name in FIELDS]
+    measured = sum(1 << i for i, value in enumerate(measurements) if value is not None)
+    numbers = (0.0 if value is None else value for value in measurements)
+    return [step, leaving, settings, alarms, measured, *numbers]
+
+
+class RankMessages:
+    """The messages of all ranks on one step, one row a rank.
+
+    Attributes:
+        steps: that they are about, shape (ranks,); so are all of these.
+        leaving: whether it is the rank's last message, and why.
+        settings: the same number on ranks that are set alike.
+        alarms: one bit for each source of `alert_on` that was alarmed there.
+        suspect_rows: rows that have an alarm, or what no other rank can see: a loss
+            or entries of the own gradient that are no numbers.
+    """
+
+    def __init__(self, rows: np.ndarray) -> None:
+        self._values = rows[:, 5:]
+        columns = rows[:, :5].astype(np.int64).T
+        self.steps, self.leaving, self.settings, self.alarms, self._measured = columns
+        fine = np.isfinite(self.of_each("loss")) & (self.of_each("own_non_finite") == 0)
+        self.suspect_rows = np.flatnonzero((self.alarms != 0) | ~fine).tolist()
+
+    def is_complete_for(self, step: int) -> bool:
+        """True if the message of every rank is about this step."""
+        return bool((self.steps == step).all())
+
+    def of_each(self, name: str) -> np.ndarray:
+        """A value of each rank, 0 where it was not measured."""
+        return self._values[:, FIELDS.index(name)]
+
+    def of_all(self, name: str) -> np.ndarray | None:
+        """The same; None where a rank has not measured it."""
+        bit = 1 << FIELDS.index(name)
+        return self.of_each(name) if (self._measured & bit).all() else None
+
+
+class RankSync:
+    """Synchronises the monitors of all ranks and schedules their joint actions.
+
+    A message about step t goes out when step t+1 is checked, and is there when
+    step t+2 is. All ranks then hold the same messages, so they raise the same
+    alerts and complete the same record. What they must do alike is done at the
+    check of step t+3: a rank whose messages are late by one step still does it
+    with the others.
+
+    Ranks that have got out of step (one message came late) wait until all of
+    them are at the same step again; messages go out there.
+
+    Its weakness: two steps pass before a rank hears of another's alarm. And
+    messages that are late by two steps part the ranks: then one acts late.
+
+    Args:
+        config: of the monitor.
+        exchange: of messages that are `WIDTH` numbers wide.
+        scaled: a gradient scaler overflows on purpose now and then.
+    """
+
+    def __init__(self, config: MonitorConfig, exchange: Exchange, *, scaled: bool = False) -> None:
+        self._sources, self._scaled = config.alert_on, scaled
+        self._settings = zlib.crc32(repr((config.alert_on, config.workers_every)).encode())
+        self.exchange = exchange
+        self._place = self.exchange.ranks.index(self.exchange.rank)
+        self._next_step: float = 0  # no message before the one about this step
+        self._agreed: tuple[float, float] = inf, inf  # from one check on, and until another
+        self._raised: dict[str, Alert] = {}  # here, since the last message
+        self._posted: dict[str, Alert] = {}  # here, sent with the last message
+        self._own_step = 0  # of the last alert that was about this rank alone
+        self._agenda: list[tuple[int, Alert]] = []
+        self._active_alerts: set[tuple[str, int]] = set()
+        self._has_left, self._problem_reported, self._lateness_reported = False, False, False
+
+    @property
+    def alive(self) -> bool:
+        """The ranks are in touch, or about to be."""
+        return not self.exchange.ended
+
+    def agreed(self, check: int) -> bool:
+        """True if all ranks make the same decision at this check."""
+        begin, end = self._agreed
+        return self.exchange.active and begin <= check < end
+
+    def note_alert(self, alert: Alert, *, own: bool = False) -> None:
+        """An alert was raised here; `own` where the other ranks cannot see it themselves."""
+        self._raised[alert.source] = alert
+        if own:
+            self._own_step = alert.step
+
+    def post(self, step: int, values: Mapping[str, float | None], leaving: int = RUNNING) -> bool:
+        """Send the message on a step to the other ranks.
+
+        Args:
+            step: that it is about.
+            values: measurements by name, of `FIELDS`.
+            leaving: RUNNING, or why this is the last message.
+
+        Returns:
+            False if no message was sent.
+        """
+        if step < self._next_step and not leaving:
+            return False
+        alarms = sum(1 << i for i, source in enumerate(self._sources) if source in self._raised)
+        row = encode_message(step, values, leaving=leaving, settings=self._settings, alarms=alarms)
+        if not self.exchange.post(row):
+            return False
+        self._has_left = leaving != RUNNING
+        self._posted, self._raised = self._raised, {}
+        return True
+
+    def take(self) -> RankMessages | None:
+        """The messages of all ranks; None until they have arrived."""
+        rows = self.exchange.take()
+        if rows is None:
+            return None
+        messages = RankMessages(rows)
+        first, last = int(messages.steps.min()), int(messages.steps.max())
+        begin, end = self._agreed
+        if first < last:
+            self._next_step = last + ACTION_DELAY
+            self._agreed = begin, min(end, last + ACTION_DELAY)
+        else:
+            self._next_step = last + 1
+            self._agreed = (
+                min(begin, last + ACTION_DELAY) if end == inf else last + ACTION_DELAY,
+                inf,
+            )
+        self._end_if_ranks_differ(messages)
+        return messages
+
+    def new_alerts(self, messages: RankMessages) -> list[tuple[Alert, bool]]:
+        """Alerts that this rank has not raised itself; True marks one that continues."""
+        alerts = []
+        for place in messages.suspect_rows:
+            rank, step = self.exchange.ranks[place], int(messages.steps[place])
+            evidence = self._non_finite_evidence(messages, place)
+            if evidence and not (place == self._place and step == self._own_step):
+                alerts.append(Alert(step=step, source="non_finite", reason=evidence, rank=rank))
+            for source in self._named(messages.alarms[place] & ~messages.alarms[self._place]):
+                if not (evidence and source == "non_finite"):
+                    reason = "alarmed on that rank"
+                    alerts.append(Alert(step=step, source=source, reason=reason, rank=rank))
+        self._schedule_actions(messages, alerts)
+        active = {(alert.source, alert.rank) for alert in alerts}
+        found = [(alert, (alert.source, alert.rank) in self._active_alerts) for alert in alerts]
+        self._active_alerts = active
+        return found
+
+    def reset(self) -> None:
+        """Restart the count of steps after a checkpoint was loaded."""
+        self._next_step, self._agreed, self._own_step = 0, (inf, inf), 0
+        self._agenda = []
+
+    def due_alerts(self, check: int) -> list[Alert]:
+        """Alerts that all ranks act upon at this check."""
+        due = [alert for step, alert in self._agenda if step <= check]
+        self._agenda = [(step, alert) for step, alert in self._agenda if step > check]
+        return due
+
+    def exchange_problem(self) -> str:
+        """A new problem of the exchange, reported once; empty if there is none."""
+        if self.exchange.problem and not self._problem_reported:
+            self._problem_reported = True
+            return (
+                f"{self.exchange.problem}; each rank goes on by itself, "
+                "and what all must do alike is not done"
+            )
+        if self.exchange.late and not self._lateness_reported:
+            self._lateness_reported = True
+            return "a rank has not answered for a minute"
+        return ""
+
+    def leave(self, why: int) -> None:
+        """Send the last message, unless it was sent; waits no longer than for a late message."""
+        if not self._has_left:
+            self.exchange.take()
+            self.post(0, {}, why)
+        self.exchange.close()
+
+    def _end_if_ranks_differ(self, messages: RankMessages) -> None:
+        """End the exchange if a rank has left or is set differently."""
+        pairs = zip(messages.leaving.tolist(), self.exchange.ranks, strict=True)
+        left = {why: rank for why, rank in pairs if why != RUNNING}
+        if (messages.settings != messages.settings[0]).any():
+            self.exchange.end("the ranks' monitors are set differently")
+        elif DISABLED in left:
+            self.exchange.end(
+                f"the monitor of rank {left[DISABLED]} was disabled after an internal error"
+            )
+        elif CLOSED in left and not self._has_left:
+            self.exchange.end(f"the monitor of rank {left[CLOSED]} was closed")
+        if self.exchange.ended:
+            self._agenda = []
+
+    def _non_finite_evidence(self, messages: RankMessages, place: int) -> str:
+        """Non-finite values of that rank which the reduction hides from the others."""
+        if "non_finite" not in self._sources:
+            return ""
+        evidence = []
+        loss, count = (messages.of_each(name)[place] for name in ("loss", "own_non_finite"))
+        if not isfinite(loss):
+            evidence.append(f"its loss is {loss:g}")
+        if count and not (self._scaled and "non_finite" not in self._named(messages.alarms[place])):
+            evidence.append(f"{count:g} entries of its own gradient are not finite")
+        return "; ".join(evidence)
+
+    def _schedule_actions(self, messages: RankMessages, alerts: Sequence[Alert]) -> None:
+        if self.exchange.ended:
+            return
+        check = int(messages.steps.max()) + ACTION_DELAY
+        known = {alert.source: alert for alert in reversed(alerts)}
+        for source in self._named(np.bitwise_or.reduce(messages.alarms)):
+            if source not in known:  # then it was raised here as well
+                known[source] = self._posted[source]
+        self._agenda += [(check, known[source]) for source in self._sources if source in known]
+
+    def _named(self, alarms: int) -> list[str]:
+        return [source for i, source in enumerate(self._sources) if alarms >> i & 1]
+
+
+def complete_from_ranks(record: Record, messages: RankMessages) -> None:
+    """Complete a record from the messages of all ranks: workers' gradients, whole norms of shards.
+
+    The training loss becomes the mean over the ranks. What one of them did not
+    measure stays as it was.
+    """
+    losses, norms = messages.of_all("loss"), messages.of_all("own_norm")
+    if losses is not None:
+        record.training_loss = nine_digits(float(losses.mean()))
+    if norms is not None:
+        record.worker_gradient_norms = tuple(norms.tolist())
+        record.worker_gradient_cosines = tuple(messages.of_each("own_cosine").tolist())
+        record.non_finite_gradients = round(float(messages.of_each("own_non_finite").sum()))
+    for name in ("gradient", "update", "parameter"):
+        squares = messages.of_all(f"{name}_square")
+        if squares is not None:
+            setattr(record, f"{name}_norm", nine_digits(float(squares.sum()) ** 0.5))

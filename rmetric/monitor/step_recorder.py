@@ -1,0 +1,341 @@
+"""Measure one training step on the device, without waiting for the device."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from rmetric.monitor.config import MonitorConfig
+from rmetric.monitor.ddp import OwnGradient
+from rmetric.monitor.forward import ForwardProbes
+from rmetric.monitor.gradients import (
+    gradients_of,
+    is_sharded,
+    layer_names,
+    non_finite_by_layer,
+    tensor_norms,
+    total_norm,
+)
+from rmetric.monitor.pending import Pending
+from rmetric.monitor.weights import WeightSample
+from rmetric.monitor.workers import MicroBatchWorkers, WorkerStatistics
+from rmetric.records import HardwareEvent, Record
+
+logger = logging.getLogger("rmetric")
+
+
+class Hardware(Protocol):
+    """A source of hardware events, such as `rmetric.telemetry.nvml.NvmlEvents`."""
+
+    def poll(self) -> Sequence[HardwareEvent]: ...
+
+    def close(self) -> None: ...
+
+
+class RunClock:
+    """Seconds since the beginning of the run; it continues after a restart."""
+
+    def __init__(self) -> None:
+        self.start = time.monotonic()
+        self.offset = 0.0
+
+    def now(self) -> float:
+        return round(self.offset + time.monotonic() - self.start, 6)
+
+    def resume(self, seconds: float) -> None:
+        """Continue from the time that a checkpoint holds."""
+        self.offset, self.start = seconds, time.monotonic()
+
+
+class EventCollector:
+    """Hardware events since the last step: polled from a source and reported by the loop.
+
+    Args:
+        hardware: the source; None for none.
+        clock: of the run.
+    """
+
+    def __init__(self, hardware: Hardware | None, clock: RunClock) -> None:
+        self.hardware, self._clock = hardware, clock
+        self._reported: list[HardwareEvent] = []
+
+    def report(self, kind: str, worker: int | None) -> None:
+        self._reported.append(HardwareEvent(self._clock.now(), kind, worker))
+
+    def take(self) -> tuple[HardwareEvent, ...] | None:
+        """The events of a step; None if there is nothing that could have observed any."""
+        reported, self._reported = self._reported, []
+        if self.hardware is None:
+            return tuple(reported) or None
+        try:
+            if hasattr(self.hardware, "start"):
+                self.hardware.start = self._clock.start  # it may have begun before the run did
+            polled = self.hardware.poll()
+        except Exception as error:
+            logger.error("rmetric: going on without hardware events: %s", error)
+            self.hardware = None
+            return tuple(reported) or None
+        offset = self._clock.offset
+        events = (*reported, *(replace(event, time=event.time + offset) for event in polled))
+        # A source that cannot be read has not observed the absence of events.
+        return events if getattr(self.hardware, "available", True) else events or None
+
+
+class StepRecorder:
+    """Measures a step between its backward pass and the optimiser's step.
+
+    The measurements stay on the device in a `Pending`, so an accelerator is not made to
+    wait. `arm` installs the hooks that the next step needs and no others.
+
+    Args:
+        model: as trained.
+        optimizer: the optimiser itself, without wrappers; None for none.
+        config: cadence of each measurement.
+        scaler: the GradScaler; None for none.
+        hardware: source of hardware events; None for none.
+        probe: returns the loss on a fixed batch; None for none.
+    """
+
+    _sample: WeightSample
+    _workers: MicroBatchWorkers
+    _forward: ForwardProbes | None
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        config: MonitorConfig,
+        *,
+        scaler: Any = None,
+        hardware: Hardware | None = None,
+        probe: Callable[[], Tensor] | None = None,
+    ) -> None:
+        self.clock = RunClock()
+        self.events = EventCollector(hardware, self.clock)
+        self.parameters = list(model.parameters())
+        self.planned: list[str] = []
+        self._model, self._optimizer, self._config = model, optimizer, config
+        self._scaler, self._probe = scaler, probe
+        names = [name for name, _ in model.named_parameters()]
+        self._layers = dict(zip(map(id, self.parameters), layer_names(names), strict=True))
+        self._own: Any = None  # this rank's own gradient
+        self._shards: Any = None
+        self._optimizer_hooks: list[Any] = []
+        self._shared_norm: Tensor | None = None  # of the unclipped gradients: clipping uses it
+        self._sampled = False  # the weights before this step are remembered
+        self._micro_losses: list[Any] = []
+        self._accumulates = True  # not known before the first step
+
+    def install(self) -> None:
+        """Prepare what is measured in one process; several ranks add `init_distributed`."""
+        self._sample = WeightSample(self.parameters, self._config.sampled_weights)
+        self._workers = MicroBatchWorkers(self.parameters)
+
+    def init_distributed(self) -> None:
+        """Prepare the measurement of this rank's own gradient and its shards."""
+        if is_sharded(self.parameters):
+            from rmetric.monitor import fsdp  # the sharded part of torch is slow to import
+
+            self._shards = fsdp.Shards(self.parameters)
+            self._own = fsdp.OwnReducedGradient(self._model)
+            if self._probe is not None:
+                self._probe = None
+                logger.warning("rmetric: no fixed batch: sharded models run on all ranks or none")
+        if self._config.exchange:
+            self._own = self._own or OwnGradient(self.parameters)
+
+    def install_hooks(self, after_optimizer: Callable[..., None]) -> None:
+        """Prepare the forward probes; call `after_optimizer` after each optimiser step."""
+        self._forward = None if is_compiled(self._model) else ForwardProbes(self._model)
+        if hasattr(self._optimizer, "register_step_post_hook"):
+            self._optimizer_hooks = [self._optimizer.register_step_post_hook(after_optimizer)]
+
+    def removers(self) -> list[Callable[[], Any]]:
+        """Functions that remove every hook; `install` may have failed half-way."""
+        removers: list[Callable[[], Any]] = [handle.remove for handle in self._optimizer_hooks]
+        if getattr(self, "_forward", None) is not None:
+            assert self._forward is not None
+            removers.append(self._forward.disarm)
+        if hasattr(self, "_workers"):
+            removers.append(self._workers.stop)
+        if self._own is not None:
+            removers.append(self._own.remove)
+        return removers
+
+    def arm(self, step: int, *, ranks_connected: bool) -> None:
+        """Install the hooks of what is due at `step`, and remove all others."""
+        self._workers.stop()
+        if is_due(step, self._config.workers_every):
+            if self._own is not None and ranks_connected:
+                self._own.start()
+            elif self._accumulates:
+                self._workers.start()
+        if self._forward is not None:
+            self._forward.disarm()
+            if is_due(step, self._config.forward_every):
+                self._forward.arm()
+
+    def add_micro_batch(self, loss: Tensor | float | None) -> None:
+        """One micro-batch of the present step has ended, with this loss."""
+        if loss is not None:
+            self._micro_losses.append(_copied(loss))
+        self._accumulates = True
+        if self._workers.active:
+            self._workers.next()
+
+    def measure(
+        self, step: int, loss: Tensor | float | None, gradient_norm: Tensor | float | None
+    ) -> Pending:
+        """Measure the step that is about to be taken.
+
+        Args:
+            step: its number, from 1.
+            loss: nats per token; None for the mean of the micro-batches.
+            gradient_norm: before clipping; None to compute it.
+
+        Returns:
+            The measurements, still on the device.
+        """
+        pending = Pending(self._new_record(step))
+        pending.loss = self._loss_of_step(loss)
+        self._measure_gradients(pending, gradient_norm)
+        if self._forward is not None and self._forward.armed:
+            pending.forward = self._forward.take()
+        if self._probe is not None and is_due(step, self._config.probe_every):
+            pending.probe_loss = self._probe_loss()
+        if self._optimizer_hooks and is_due(step, self._config.update_every):
+            # Here and not in a hook on step(): a closure's backward runs inside of that.
+            self._sample.remember()
+            self._sampled = True
+        return pending
+
+    def after_optimizer(self, pending: Pending | None) -> None:
+        """The optimiser has moved the weights: measure the update of that step."""
+        self._shared_norm = None
+        if self._sampled and pending is not None:
+            pending.moved = self._sample.moved()
+        self._sampled = False
+
+    def clip(self, max_norm: float, pending: Pending | None, *, active: bool) -> Tensor:
+        """Clip the gradients in place; see `Monitor.clip_grad_norm_`.
+
+        Args:
+            max_norm: largest norm after clipping.
+            pending: the step measured last; None for none.
+            active: False once the monitor is closed: nothing measured is reused.
+
+        Returns:
+            The norm before clipping, a scalar.
+        """
+        if self._shards is not None:
+            return self._shards.clip(max_norm, pending if active else None)
+        norm, self._shared_norm = self._shared_norm, None
+        if norm is None or not active:
+            return torch.nn.utils.clip_grad_norm_(self.parameters, max_norm)
+        torch.nn.utils.clip_grads_with_norm_(self.parameters, max_norm, norm)
+        return norm
+
+    def locate_non_finite(self, pending: Pending) -> None:
+        """Count the non-finite entries and name their layer, while the gradient exists."""
+        counts = non_finite_by_layer(self.parameters, self._layers)
+        pending.record.non_finite_gradients = sum(counts.values())
+        if counts:
+            pending.where = (
+                f"{sum(counts.values())} entries are not finite, first in {next(iter(counts))}"
+            )
+
+    def _new_record(self, step: int) -> Record:
+        groups = getattr(self._optimizer, "param_groups", None)
+        rate = float(groups[0]["lr"]) if groups else None
+        record = Record(step=step, time=self.clock.now(), learning_rate=rate)
+        record.events = self.events.take()
+        if self.planned:
+            record.planned_events, self.planned = tuple(self.planned), []
+        return record
+
+    def _loss_of_step(self, loss: Tensor | float | None) -> Tensor | float | None:
+        losses, self._micro_losses = self._micro_losses, []
+        if loss is not None:
+            return _copied(loss) if isinstance(loss, Tensor) else float(loss)
+        return sum(losses) / len(losses) if losses else None
+
+    def _measure_gradients(self, pending: Pending, norm: Tensor | float | None) -> None:
+        self._shared_norm = None
+        if self._workers.active:
+            self._accumulates = self._workers.several
+            pending.workers = self._unscaled(self._workers.stop())
+        if self._own is not None and self._own.active:
+            pending.own = self._unscaled(self._own.stop())
+        if self._shards is not None:
+            self._shards.measure(pending, norm)
+            return
+        layers_due = is_due(pending.record.step, self._config.layers_every)
+        if norm is None or layers_due:
+            present = [p for p in self.parameters if p.grad is not None]
+            norms = tensor_norms(gradients_of(present))
+            if layers_due and present:
+                pending.tensor_norms = norms
+                pending.layers = [self._layers[id(p)] for p in present]
+            if norm is None and present:
+                norm = self._shared_norm = total_norm(norms)
+        pending.norm = norm
+
+    def _unscaled(self, workers: WorkerStatistics | None) -> WorkerStatistics | None:
+        """In the units of the gradient: backward returns it times the scaler's factor."""
+        if workers is None or self._scaler is None:
+            return workers
+        factor = self._scaler.scale(workers.norms.new_ones(()))
+        return workers._replace(norms=workers.norms / factor)
+
+    def _probe_loss(self) -> Tensor | None:
+        assert self._probe is not None
+        modes = [(m, m.training) for m in self._model.modules()]
+        try:
+            self._model.eval()
+            devices = {p.device.index for p in self.parameters if p.device.type == "cuda"}
+            with torch.no_grad(), torch.random.fork_rng(sorted(devices)):
+                return self._probe().detach()
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+
+def is_due(step: int, every: int) -> bool:
+    """True if a measurement of this cadence is made at `step`; at the first step all are."""
+    return every > 0 and (step % every == 0 or step == 1)
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """The optimiser itself, without the wrappers that trainers put around it."""
+    while not isinstance(optimizer, torch.optim.Optimizer) or not hasattr(
+        optimizer, "_optimizer_step_pre_hooks"
+    ):
+        inner = getattr(optimizer, "optimizer", None)
+        if inner is None:
+            return optimizer
+        optimizer = inner
+    return optimizer
+
+
+def is_scaling(scaler: Any) -> bool:
+    """True if the scaler is enabled, and so overflows on purpose now and then."""
+    return scaler is not None and (not hasattr(scaler, "is_enabled") or scaler.is_enabled())
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """True if any part of the model runs through torch.compile."""
+    return any(
+        getattr(m, "_compiled_call_impl", None) is not None or hasattr(m, "_orig_mod")
+        for m in model.modules()
+    )
+
+
+def _copied(loss: Tensor | float) -> Tensor | float:
+    """A copy: a captured graph writes the next loss to the same place."""
+    return loss.detach().clone() if isinstance(loss, Tensor) else loss

@@ -1,0 +1,328 @@
+"""Text formats of one line a step, as a table: nanoGPT, nanochat, llm.c, torchtitan and others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rmetric.readers.rows import Row
+from rmetric.readers.text_parts import (
+    Clock,
+    FirstRank,
+    fields,
+    number_in,
+    pieces,
+    put,
+    rank_of,
+    row,
+)
+
+Cells = dict[str, float | bool]
+Values = Mapping[str, str]
+#: Adds cells to a row, from the named values of its line, its step and the cells so far.
+Complete = Callable[[Values, str, Cells], None]
+
+_VALUE = r"([-+]?(?:[\d.]+(?:e[-+]?\d+)?|nan|inf(?:inity)?))"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineForm:
+    """One form of a line.
+
+    Attributes:
+        pattern: searched in the line.
+        step: group of the step; None for the step of the line before.
+        groups: target -> group of its value.
+        kind: group of a word, and the target of the value for each word in lower case.
+        value: group of the value whose target depends on `kind`.
+        rest: group of the text that `searches` or `values` are read from.
+        searches: target -> pattern whose first group is the value.
+        values: splits the rest into names and values.
+        names: target -> names of its value in `values`; the first that is present counts.
+        once: a line that repeats the step of the last one of this form is left out.
+    """
+
+    pattern: re.Pattern[str]
+    step: int | None = 1
+    groups: Mapping[str, int] = field(default_factory=dict)
+    kind: tuple[int, Mapping[str, str]] | None = None
+    value: int = 0
+    rest: int = 0
+    searches: Mapping[str, re.Pattern[str]] = field(default_factory=dict)
+    values: Callable[[str], Values] | None = None
+    names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    once: bool = False
+
+    def read(self, found: re.Match[str]) -> tuple[Cells, Values]:
+        """The cells of a line, and its named values."""
+        texts: dict[str, str | None] = {name: found[group] for name, group in self.groups.items()}
+        if self.kind is not None:
+            group, targets = self.kind
+            texts[targets[(found[group] or "").lower()]] = found[self.value]
+        for name, pattern in self.searches.items():
+            match = pattern.search(found[self.rest])
+            texts[name] = match[1] if match else None
+        values = self.values(found[self.rest]) if self.values is not None else {}
+        for target, names in self.names.items():
+            texts[target] = next((values[name] for name in names if name in values), None)
+        cells: Cells = {}
+        put(cells, **texts)
+        return cells, values
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineFormat:
+    """A text format; has what `text_readers.TextReader` asks for.
+
+    Attributes:
+        NAME: in messages and in the index.
+        mark: a file whose beginning holds it is in this format.
+        forms: of its lines, in the order in which they are tried.
+        needs_loss: rows without a training or validation loss are left out.
+        ranks: every rank prints the line, with a date: only one rank's rows are kept.
+        complete: makes the function that adds further cells, anew for each file.
+        OTHER_NAMES: cells that count only where ``--map`` asks for them.
+        note: a sentence for the run, and the text in its beginning that calls for it.
+    """
+
+    NAME: str
+    mark: re.Pattern[str]
+    forms: Sequence[LineForm]
+    needs_loss: bool = False
+    ranks: bool = False
+    complete: Callable[[], Complete] | None = None
+    OTHER_NAMES: tuple[str, ...] = ()
+    note: tuple[str, str] | None = None
+
+    def matches(self, head: str) -> bool:
+        return self.mark.search(head) is not None
+
+    def notes(self, head: str) -> list[str]:
+        return [self.note[1]] if self.note is not None and self.note[0] in head else []
+
+    def rows(self, lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
+        clock, rank, step = Clock(), FirstRank(), "0"
+        complete = self.complete() if self.complete is not None else None
+        last_of_form: dict[int, str] = {}
+        for line, text in pieces(lines):
+            for place, form in enumerate(self.forms):
+                found = form.pattern.search(text)
+                if found is not None and not (
+                    form.once and last_of_form.get(place) == found[form.step or 0]
+                ):
+                    break
+            else:
+                continue
+            if form.step is not None:
+                step = last_of_form[place] = found[form.step]
+            cells, values = form.read(found)
+            if not cells or (self.needs_loss and not cells.keys() & {"loss", "eval_loss"}):
+                continue
+            if self.ranks:
+                if not rank.accepts(rank_of(text), {"step": float(step), **cells}):
+                    continue
+                seconds = clock.read(text)
+                if seconds is not None:
+                    cells["time"] = seconds
+            if complete is not None:
+                complete(values, step, cells)
+            yield row(line, step, cells)
+
+
+def _any_of(forms: Iterable[LineForm]) -> re.Pattern[str]:
+    pattern = "|".join(f"(?:{form.pattern.pattern})" for form in forms)
+    return re.compile(pattern, re.IGNORECASE | re.MULTILINE)
+
+
+_ADDED = {
+    "learning_rate": re.compile(r"\b(?:lr|learning[ _]rate)[: =]+(\S+)", re.IGNORECASE),
+    "grad_norm": re.compile(r"\b(?:grad(?:ient)?[ _]?norm|gnorm)[: =]+(\S+)", re.IGNORECASE),
+}
+_NANOGPT_FORMS = (
+    LineForm(
+        pattern=re.compile(rf"\biter (\d+): loss {_VALUE}(?=,|\s|$)(.*)", re.IGNORECASE),
+        groups={"loss": 2}, rest=3, searches=_ADDED,
+    ),
+    # The loss is a mean over many batches of the training split.
+    LineForm(
+        pattern=re.compile(
+            rf"\b(?:step|iter) (\d+): train loss {_VALUE}, val(?:id(?:ation)?)? loss {_VALUE}(.*)",
+            re.IGNORECASE,
+        ),
+        groups={"loss": 2, "eval_loss": 3}, rest=4, searches=_ADDED,
+    ),
+    LineForm(  # llama2.c
+        pattern=re.compile(
+            rf"^(\d+) \| loss {_VALUE} \| lr (\S+) \| (\S+?)ms(.*)", re.IGNORECASE
+        ),
+        groups={"loss": 2, "learning_rate": 3},
+    ),
+)  # fmt: skip
+NANOGPT = LineFormat(NAME="nanoGPT text", mark=_any_of(_NANOGPT_FORMS), forms=_NANOGPT_FORMS)
+
+_UNITS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0}
+_TIME = re.compile(r"([\d.]+)(ms|s|min|m)$")
+_MODDED_PAIR = re.compile(r"([A-Za-z][\w/]*):\s?(\S+)")
+
+
+def _training_time() -> Complete:
+    """``train_time:900ms`` as seconds."""
+
+    def complete(values: Values, step: str, cells: Cells) -> None:
+        found = _TIME.match(str(values.get("train_time", values.get("t"))))
+        value = number_in(found[1]) if found else None
+        if found is not None and value is not None:
+            cells["time"] = value * _UNITS[found[2]]
+
+    return complete
+
+
+MODDED_NANOGPT = LineFormat(
+    NAME="modded-nanogpt text",
+    # The log begins with the program's source, so the line's form in the source counts as well.
+    mark=re.compile(
+        r"\bstep:\s?\d+/\d+ .{0,300}?\b(?:train_|val_)?loss:\s?[-+\dni]|step:\{.{0,300}_loss:\{",
+        re.IGNORECASE,
+    ),
+    forms=(
+        LineForm(
+            pattern=re.compile(r"\bstep:\s?(\d+)(?:/\d+)?\s+(.*)"),
+            rest=2, values=lambda text: dict(_MODDED_PAIR.findall(text)),
+            names={
+                "loss": ("train_loss", "loss"),
+                "eval_loss": ("val_loss",),
+                "grad_norm": ("grad_norm", "gnorm"),
+                "learning_rate": ("lr",),
+            },
+        ),
+    ),
+    needs_loss=True,
+    complete=_training_time,
+)  # fmt: skip
+
+_LLM_C_FORMS = (
+    LineForm(  # the screen, which counts from 1
+        pattern=re.compile(
+            rf"^ *step +(\d+)(?: */ *\d+)? *\|\s*(?:train )?loss:? {_VALUE}(?=[\s|,])(.*)", re.I
+        ),
+        groups={"loss": 2}, rest=3,
+        searches={
+            "grad_norm": re.compile(r"\bnorm:? (\S+)"),
+            "learning_rate": re.compile(r"\blr:? (\S+)"),
+        },
+    ),
+    LineForm(  # main.log
+        pattern=re.compile(
+            rf"^s:(\d+) (trl|tel):{_VALUE}(?: lr:(\S+) norm:(\S+))?\s*$", re.IGNORECASE
+        ),
+        kind=(2, {"trl": "loss", "tel": "eval_loss"}), value=3,
+        groups={"learning_rate": 4, "grad_norm": 5},
+    ),
+    LineForm(  # build-nanogpt's log.txt
+        pattern=re.compile(rf"^(\d+) (train|val) {_VALUE}\s*$"),
+        kind=(2, {"train": "loss", "val": "eval_loss"}), value=3,
+    ),
+    LineForm(
+        pattern=re.compile(rf"^\s*val(?:idation)? loss:? {_VALUE}\s*$", re.IGNORECASE),
+        step=None, groups={"eval_loss": 1},
+    ),
+)  # fmt: skip
+LLM_C = LineFormat(
+    NAME="llm.c or build-nanogpt text", mark=_any_of(_LLM_C_FORMS[:-1]), forms=_LLM_C_FORMS
+)
+
+TORCHTITAN = LineFormat(
+    NAME="torchtitan text",
+    mark=re.compile(
+        r"\bstep:\s+\d+\s+(?:global_avg_)?loss:\s+\S+\s+.{0,300}(?:grad_norm|memory|tps):\s"
+    ),
+    forms=(
+        LineForm(
+            pattern=re.compile(r"\b(validate )?step:\s+(\d+)\s+(?:\w*_)?loss:\s+(\S+)(.*)"),
+            step=2, kind=(1, {"": "loss", "validate ": "eval_loss"}), value=3, rest=4,
+            searches={
+                "grad_norm": re.compile(r"\bgrad_norm:\s+(\S+)"),
+                "learning_rate": re.compile(r"\blr:\s+(\S+)"),
+            },
+        ),
+    ),
+    ranks=True,
+)  # fmt: skip
+
+_TORCHTUNE_PAIR = re.compile(r"(\w+):(\S+)")
+TORCHTUNE = LineFormat(
+    NAME="torchtune text",
+    mark=re.compile(
+        r"\bStep \d+ \| (?:\w+:\S+ )*(?:val_|valid_)?loss:[-+\dni]|\b\d+\|\d+\|Loss: [-\dni]"
+    ),
+    forms=(
+        LineForm(
+            pattern=re.compile(r"\bStep (\d+) \| (.*)"),
+            rest=2, values=lambda text: dict(_TORCHTUNE_PAIR.findall(text)),
+            names={
+                "loss": ("loss",),
+                "eval_loss": ("val_loss", "valid_loss"),
+                "grad_norm": ("grad_norm",),
+                "learning_rate": ("lr",),
+            },
+        ),
+        # The progress bar is drawn again and again with the loss of the last step.
+        LineForm(
+            pattern=re.compile(r"(?:^|:)\s*\d+\|(\d+)\|Loss: ([-+\w.]+):"),
+            groups={"loss": 2}, once=True,
+        ),
+    ),
+)  # fmt: skip
+
+#: nanochat's evaluation in bits per byte, which is no loss per token.
+BITS = "validation_bpb"
+
+
+def _summed_time() -> Complete:
+    """The sum of the steps' durations ``dt``, up to the first step that prints none."""
+    total, last = 0.0, None
+
+    def complete(values: Values, step: str, cells: Cells) -> None:
+        nonlocal total, last
+        if "loss" not in cells:
+            return
+        took = number_in(values.get("dt"))
+        known = took is not None and last in (None, float(step) - 1)
+        total, last = (total + took / 1000, float(step)) if known and took else (total, -1)
+        if known:
+            cells["time"] = total
+
+    return complete
+
+
+NANOCHAT = LineFormat(
+    NAME="nanochat text",
+    mark=re.compile(
+        r"\bstep \d+(?:\s*/\s*\d+)? \([\d.]+ ?%\) \| (?:train(?:ing)? )?loss: "
+        r"|\bstep \d+(?:/\d+)? \| (?:training loss: .{0,100}\| *lrm: |validation (?:bpb|loss): )",
+        re.IGNORECASE,
+    ),
+    forms=(
+        LineForm(
+            pattern=re.compile(
+                r"\bstep (\d+)(?:\s*/\s*\d+)?(?: \([\d.]+ ?%\))? \| (.*)", re.IGNORECASE
+            ),
+            rest=2, values=fields,
+            names={
+                "loss": ("loss", "training loss", "train loss"),
+                "eval_loss": ("validation loss", "val loss"),
+                "grad_norm": ("grad norm", "grad_norm", "gnorm", "gn"),
+                "learning_rate": ("lr", "learning rate"),
+                BITS: ("validation bpb", "val bpb"),
+            },
+        ),
+    ),
+    complete=_summed_time,
+    OTHER_NAMES=(BITS,),
+    note=(
+        "bpb:",
+        "the evaluation is in bits per byte, which is no loss per token, and was left out: "
+        f"--map eval_loss={BITS} reads it",
+    ),
+)  # fmt: skip

@@ -1,0 +1,94 @@
+"""Verdicts on recorded readings, replayed in real time or at another speed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from pathlib import Path
+from time import monotonic
+
+from rmetric._util.errors import LogError
+from rmetric.telemetry.lines import TelemetryEvent, read_recording
+from rmetric.telemetry.reading import Reading
+from rmetric.telemetry.risk import RiskConfig
+from rmetric.telemetry.sources import GpuJudges
+from rmetric.telemetry.verdict import GpuVerdict
+
+
+class ReplayedReadings:
+    """A `VerdictSource` that replays readings and signs from a JSONL file (see `lines`).
+
+    The first poll starts the clock; each poll processes what is due. Verdicts in the file
+    are ignored and computed again, with the recorded times.
+
+    Args:
+        path: recording, read completely. A truncated line is skipped.
+        speed: recorded seconds per second, above 0; infinity replays all at the first poll.
+        config: as of `GpuWatch`.
+        record: as of `GpuWatch`.
+        clock: current time, seconds; for tests.
+
+    Raises:
+        OSError: the file cannot be read.
+        LogError: a line is not telemetry, or times decrease; with file and line number.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        speed: float = 1.0,
+        config: RiskConfig | None = None,
+        *,
+        record: Callable[[str, TelemetryEvent], None] | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        if not speed > 0:
+            raise ValueError(f"speed is {speed!r}: it must be above 0")
+        self._judges = GpuJudges(config, record)
+        self._waiting = _read(Path(path))
+        self._speed, self._clock = speed, clock
+        self._started: float | None = None
+        self._next = 0
+        self.problem: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        """All events were replayed."""
+        return self._next >= len(self._waiting)
+
+    def poll(self) -> tuple[GpuVerdict, ...]:
+        due = self._due()
+        while not self.finished and self._waiting[self._next][1].time <= due:
+            self._judges.process(*self._waiting[self._next])
+            self._next += 1
+        return self._judges.verdicts.changed()
+
+    def verdicts(self) -> dict[str, GpuVerdict]:
+        return dict(self._judges.verdicts.latest)
+
+    def readings(self) -> dict[str, Reading]:
+        """As of `GpuWatch`."""
+        return dict(self._judges.readings)
+
+    def close(self) -> None:
+        self._next = len(self._waiting)
+
+    def _due(self) -> float:
+        """Recorded time that corresponds to now."""
+        now = self._clock()
+        self._started = now if self._started is None else self._started
+        if self._speed == inf or not self._waiting:
+            return inf
+        return self._waiting[0][1].time + (now - self._started) * self._speed
+
+
+def _read(path: Path) -> list[tuple[str, TelemetryEvent]]:
+    found: list[tuple[str, TelemetryEvent]] = []
+    for number, node, heard in read_recording(path):
+        if found and not heard.time >= found[-1][1].time:
+            after = found[-1][1].time
+            raise LogError(path, number, f"time {heard.time} after {after}: it must not fall")
+        found.append((node, heard))
+    if not found:
+        raise LogError(path, None, "found no readings; lines of READING and SIGN are accepted")
+    return found

@@ -1,0 +1,125 @@
+"""Findings of the cost study as sentences with the numbers of the tables."""
+
+from __future__ import annotations
+
+from rmetric.evaluation import Estimate
+from studies.fleet.closed_form import most_an_emergency_saves
+from studies.fleet.cost import RATES, SAVES, TODAY, a_job
+from studies.fleet.cost_tables import (
+    BIG,
+    BREAK_EVEN_SIZES,
+    LEADS,
+    Get,
+    break_even,
+    shrink_jobs,
+    variant,
+    ways,
+)
+from studies.fleet.job_settings import FailurePredictor
+
+
+def sentences(get: Get) -> dict[str, str]:
+    """Name of the place -> a list in Markdown."""
+    parts = {
+        "most": _most(get),
+        "pays": _pays(get),
+        "warning": _warning(get),
+        "shrinking": _shrinking(get),
+        "matters": _matters(get),
+    }
+    return {name: "\n".join(f"- {line}" for line in lines) for name, lines in parts.items()}
+
+
+def points(gain: Estimate) -> str:
+    return f"{gain.point:+.2f} [{gain.low:+.2f}, {gain.high:+.2f}] points"
+
+
+def _most(get: Get) -> list[str]:
+    lines = []
+    for saves in SAVES:
+        job = a_job(BIG, saves)
+        mtbf, interval = job.fleet.seconds_between_failures, job.saves.interval_seconds or 0.0
+        bound = 100 * most_an_emergency_saves(
+            mtbf=mtbf, interval=interval, durable=job.saves.durable_seconds, recall=TODAY.recall
+        )
+        won = get(a_job(BIG, saves, FailurePredictor(recall=1.0))).gain(get(job))
+        lines.append(
+            f"{BIG:,} GPUs, {saves} saves: a failure every {mtbf / 3600:.1f} h, a save every "
+            f"{interval / 60:.0f} minutes. A predictor with a recall of {TODAY.recall:g} can win "
+            f"at most {bound:.1f} points of ETTR; one that warned of every failure, and never "
+            f"for nothing, wins {points(won)} in the simulation."
+        )
+    return lines
+
+
+def _pays(get: Get) -> list[str]:
+    hits = TODAY.recall * RATES["RSC-1"] / 8
+    wrong = TODAY.false_alarms_per_gpu_day / hits
+    lines = [
+        f"Today's predictor (arXiv 2605.09370) gives {wrong:.0f} false alarms to one hit at the "
+        "failure rate of RSC-1."
+    ]
+    for size in BREAK_EVEN_SIZES:
+        for saves in SAVES:
+            found = break_even(get, size, saves)
+            gain = get(a_job(size, saves, TODAY)).gain(get(a_job(size, saves)))
+            lines.append(
+                f"{size:,} GPUs, {saves}: a hit saves {found.hit.point:.0f} s and pays for "
+                f"{found.paid_for.point:.1f} false alarms of {found.rare:.1f} s; today's predictor "
+                f"{verdict(gain)} ({points(gain)})."
+            )
+    return lines
+
+
+def verdict(gain: Estimate) -> str:
+    """Decide by the interval, not by the point estimate."""
+    return "pays" if gain.low > 0 else "costs" if gain.high < 0 else "makes no clear difference"
+
+
+def _warning(get: Get) -> list[str]:
+    short, *_, long = LEADS
+    usual, again, dropped = (
+        "as the guard does it", "asks again while it stands", "and the node is dropped",
+    )  # fmt: skip
+    alarms = TODAY.false_alarms_per_gpu_day
+
+    def gain(lead: float, words: str, rate: float = 0.0) -> str:
+        return points(variant(get, "asynchronous", lead, words, rate))
+
+    return [
+        f"Earlier is not better. With a recall of 0.5, no false alarms and asynchronous saves on "
+        f"{BIG:,} GPUs, one save at the first sign wins {gain(short, usual)} with a mean lead of "
+        f"{short / 60:.0f} minutes and {gain(long, usual)} with {long / 60:.0f}: the save is old "
+        "when the failure comes, and the regular ones would have been made anyway.",
+        f"Saving again while the sign stands wins {gain(short, again)} and {gain(long, again)}; "
+        f"with today's false alarms {gain(short, again, alarms)} and {gain(long, again, alarms)}.",
+        f"Taking the node out wins {gain(short, dropped)} and {gain(long, dropped)}, however early "
+        f"the sign; with today's false alarms, each of which costs a restart, "
+        f"{gain(short, dropped, alarms)} and {gain(long, dropped, alarms)}.",
+    ]
+
+
+def _shrinking(get: Get) -> list[str]:
+    lines = []
+    for size, share, words in ((64, 0.0, "no spare"), (BIG, 0.0, "no spare"), (BIG, 0.01, "1 %")):
+        waits, shrinks, _ = (100 * get(job).ettr.point for job in shrink_jobs(size, share).values())
+        lines.append(
+            f"{size:,} GPUs, {words}{' of spares' if share else ''}: ETTR {waits:.1f} % waiting, "
+            f"{shrinks:.1f} % shrinking."
+        )
+    return lines
+
+
+def _matters(get: Get) -> list[str]:
+    jobs = ways(BIG)
+    first, second, *others = jobs
+    lines = [
+        f"{second.capitalize()} instead of synchronous ones: "
+        f"{points(get(jobs[second]).gain(get(jobs[first])))}."
+    ]
+    for words in others:
+        lines.append(
+            f"{words.removeprefix('asynchronous, ').capitalize()}: "
+            f"{points(get(jobs[words]).gain(get(jobs[second])))}."
+        )
+    return lines

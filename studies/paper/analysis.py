@@ -1,0 +1,118 @@
+"""Every detector on every run of a study: what tables and figures are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from rmetric.detectors import DETECTORS, IN_PAPER
+from rmetric.evaluation.intervals import Estimate
+from rmetric.evaluation.protocols import Fates, Outcomes, Windows, alerts_of, fates, judge
+from rmetric.evaluation.scores import Scores, f1_difference, score
+from rmetric.evaluation.stated import computed, disagreements, metric_trace
+from rmetric.evaluation.study import Study
+from rmetric.evaluation.traces import Trace, is_measured, trace_all
+from rmetric.readers.settings import settings_of
+from rmetric.records import Run
+from studies.paper.ceiling import ceiling
+from studies.paper.transfer import WeightGrid, weight_grids
+
+REFERENCE_DETECTOR = "r_metric"
+#: Kinds of detectors that are the metric of the study itself, with the settings of its logs.
+OWN_SETTINGS = ("metric", "ablation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """A study and what the detectors said of it.
+
+    Attributes:
+        study: the runs.
+        traces: for each detector whose runs are there, in the order of `runs`.
+    """
+
+    study: Study
+    traces: dict[str, list[Trace]]
+
+    @classmethod
+    def of(cls, study: Study, *, num_processes: int = 1) -> Analysis:
+        """Show every run to the paper's detectors; an ablation sees the runs of its own mode."""
+        return cls._of(study, list(IN_PAPER), num_processes)
+
+    @classmethod
+    def of_metric(cls, study: Study) -> Analysis:
+        """The metric and its ablations alone."""
+        return cls._of(study, [n for n, e in IN_PAPER.items() if e.kind in OWN_SETTINGS], 1)
+
+    @classmethod
+    def _of(cls, study: Study, names: Sequence[str], num_processes: int) -> Analysis:
+        traces = {
+            name: _traces(name, study, num_processes)
+            for name in names
+            if DETECTORS[name].mode in study.runs
+        }
+        return cls(study=study, traces=traces)
+
+    def is_measured(self, detector: str) -> bool:
+        """Whether the logs hold anything that the detector could judge by."""
+        return is_measured(self.traces[detector])
+
+    def runs(self, detector: str) -> Sequence[Run]:
+        return self.study.runs[DETECTORS[detector].mode]
+
+    def outcomes(self, detector: str, protocol: str) -> Outcomes:
+        return judge(self.runs(detector), self.traces[detector], protocol)
+
+    def scores(self, detector: str, protocol: str) -> Scores:
+        return score(self.outcomes(detector, protocol), measured=self.is_measured(detector))
+
+    def f1_difference(self, detector: str, protocol: str) -> Estimate:
+        """F1 minus R-Metric's on the runs that both saw, paired."""
+        of_reference, of_detector = self.study.paired(DETECTORS[detector].mode)
+        if not (self.is_measured(detector) and self.is_measured(REFERENCE_DETECTOR)):
+            return Estimate(np.nan, np.nan, np.nan)
+        return f1_difference(
+            self.outcomes(detector, protocol).select(of_detector),
+            self.outcomes(REFERENCE_DETECTOR, protocol).select(of_reference),
+        )
+
+    def fates(self, detector: str) -> Fates:
+        """What became of the failing runs by the detector's first alert."""
+        windows = Windows.of(self.runs(detector))
+        return fates(windows, alerts_of(windows, self.traces[detector]))
+
+    def ceiling(self, protocol: str, *, after_onset: bool = False) -> Outcomes:
+        """What a detector that knows the truth gets on the reference runs."""
+        return ceiling(self.study.reference, protocol, after_onset=after_onset)
+
+    @cached_property
+    def weight_grids(self) -> dict[str, WeightGrid]:
+        """Every weight vector on the reference runs, by protocol; {} without any signal."""
+        runs = self.study.reference
+        if all(all(computed(run, settings_of(run).config)[1]) for run in runs):
+            return {}
+        return weight_grids(runs, ("published", "causal"))
+
+    @cached_property
+    def disagreements(self) -> list[str]:
+        """Logs whose own R-Metric is not the recomputed one."""
+        found = []
+        for name in self.traces:
+            entry = DETECTORS[name]
+            if entry.kind in OWN_SETTINGS:
+                stated = self.study.stated[entry.mode]
+                found += disagreements(self.runs(name), stated, self.traces[name])
+        return found
+
+
+def _traces(name: str, study: Study, num_processes: int) -> list[Trace]:
+    """By the settings that the log states where the detector is the metric or an ablation."""
+    entry = DETECTORS[name]
+    runs = study.runs[entry.mode]
+    if entry.kind not in OWN_SETTINGS:
+        return trace_all(name, runs, num_processes=num_processes)
+    stated = study.stated[entry.mode]
+    return [metric_trace(name, run, own) for run, own in zip(runs, stated, strict=True)]

@@ -1,0 +1,445 @@
+"""The published study over many seeds, and taken apart: one thing changed at a time.
+
+Shape suffixes: R runs, E evaluations, S seeds.
+
+Source: Fatima 2025; the simulator and the scoring of docs/published_study.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+from joblib import Parallel, delayed
+from numpy.typing import NDArray
+
+from rmetric.detectors import DETECTORS
+from rmetric.detectors.anchors import Random
+from rmetric.detectors.contract import Detector
+from rmetric.detectors.loss_z_score import LossZScore
+from rmetric.detectors.trivial import AtStep, LossJump, MeanNorm
+from rmetric.evaluation.intervals import Estimate
+from rmetric.evaluation.protocols import Alerts, Outcomes, Windows, judge_alerts
+from rmetric.evaluation.scores import f1
+from rmetric.evaluation.traces import SEED, Trace, generator_for, trace_all, trace_by
+from rmetric.metric import PAPER_WEIGHTS, Components, RMetric, RMetricConfig
+from rmetric.records import Run
+from rmetric.simulation.published import (
+    ACTING,
+    ARCHITECTURES,
+    FAULTS,
+    REPETITIONS,
+    PublishedDynamics,
+)
+from studies.paper.analysis import Analysis
+from studies.paper.published_batch import (
+    Draws,
+    Faults,
+    PublishedBatch,
+    run_batch,
+    scores,
+    with_noise,
+)
+
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+#: Alarms at every evaluation, shape (R, E); the Generator is for rules that draw.
+Rule = Callable[[PublishedBatch, np.random.Generator], Bools]
+
+SPREAD_SEEDS = 300
+ANATOMY_SEEDS = 200
+#: Steps from which a random onset is drawn; the run has settled and the fault can end.
+RANDOM_ONSETS = (1000, 4000)
+SECONDS_PER_STEP = 5.0
+
+#: The fault of each run of one mode, in the order of the matrix, shape (R,).
+FAULT_OF_RUN = np.array(
+    [name for _ in ARCHITECTURES for name in FAULTS for _ in range(REPETITIONS)]
+)
+
+AUTHORS = RMetricConfig.authors_simulator()
+DYNAMICS = PublishedDynamics()
+README_WEIGHTS = RMetricConfig.authors_readme().weights
+#: ΔL against the moving average, as the paper words it.
+TRUE_MEAN = replace(AUTHORS, variant="paper")
+
+
+def r_metric(config: RMetricConfig) -> Rule:
+    return lambda batch, generator: scores(batch, config) > config.threshold
+
+
+def _always(batch: PublishedBatch, generator: np.random.Generator) -> Bools:
+    return np.ones(batch.validation_RE.shape, dtype=bool)
+
+
+def _never(batch: PublishedBatch, generator: np.random.Generator) -> Bools:
+    return ~_always(batch, generator)
+
+
+def _random(batch: PublishedBatch, generator: np.random.Generator) -> Bools:
+    return generator.random(batch.validation_RE.shape) > 1 - Random(generator).probability
+
+
+def _at(step: int) -> Rule:
+    return lambda batch, generator: _always(batch, generator) & (batch.steps_E == step)
+
+
+def _loss_jump(nats: float) -> Rule:
+    return lambda batch, generator: _since_last(batch.validation_RE, np.subtract) > nats
+
+
+def _rises(batch: PublishedBatch, generator: np.random.Generator) -> Bools:
+    rose = _since_last(batch.validation_RE, np.subtract) > 0
+    return rose & np.pad(rose, ((0, 0), (1, 0)))[:, :-1]
+
+
+def _norm_above(bound: float) -> Rule:
+    return lambda batch, generator: batch.norms_REW.mean(axis=-1) > bound
+
+
+def _norm_jump(factor: float) -> Rule:
+    return lambda batch, generator: _since_last(batch.norms_REW.mean(-1), np.divide) > factor
+
+
+def _since_last(x_RE: Floats, operation: np.ufunc) -> Floats:
+    """Each value over, or minus, the one before it; nan at the first."""
+    out = np.full(x_RE.shape, np.nan)
+    operation(x_RE[:, 1:], x_RE[:, :-1], out=out[:, 1:])
+    return out
+
+
+def _z_score(detector: LossZScore, window: int) -> Rule:
+    def rule(batch: PublishedBatch, generator: np.random.Generator) -> Bools:
+        losses = batch.validation_RE
+        out = np.zeros(losses.shape, dtype=bool)
+        for at in range(detector.least, losses.shape[1]):
+            past = losses[:, max(0, at - window) : at]
+            away, spread = np.abs(losses[:, at] - past.mean(axis=1)), past.std(axis=1)
+            out[:, at] = away > detector.threshold * spread
+        return out
+
+    return rule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A detector on the published study.
+
+    Attributes:
+        group: of rows that belong together.
+        title: as tables print it.
+        make: a fresh one for one run of the full metric, or the name in `DETECTORS` of a metric
+            that the study's logs state.
+        rule: the same on many runs at once; None where that would take hours.
+    """
+
+    group: str
+    title: str
+    make: Callable[[np.random.Generator], Detector] | str
+    rule: Rule | None
+
+
+IN_TABLE, SETTINGS, OTHERS, ANCHORS = (
+    "rows of the published table",
+    "R by other settings",
+    "other detectors",
+    "trivial rules",
+)
+
+
+def _metric(title: str, config: RMetricConfig) -> Row:
+    return Row(
+        group=SETTINGS, title=title, make=lambda generator: RMetric(config), rule=r_metric(config)
+    )
+
+
+def _redrawn(title: str, name: str) -> Row:
+    rule = r_metric(AUTHORS.with_mode(DETECTORS[name].mode))
+    return Row(group=IN_TABLE, title=title, make=name, rule=rule)
+
+
+def _registered(group: str, name: str, rule: Rule | None) -> Row:
+    return Row(group=group, title=DETECTORS[name].title, make=DETECTORS[name].make, rule=rule)
+
+
+def _with_weights(weights: Components) -> RMetricConfig:
+    return replace(AUTHORS, weights=weights)
+
+
+ONSET = DYNAMICS.onset_step
+JUMP_NATS, JUMP_FACTOR, NORM_BOUND = 0.15, 2.0, 100.0
+
+ROWS: dict[str, Row] = {
+    "full": _redrawn("R-Metric (Full)", "r_metric"),
+    "loss_rise": replace(
+        _registered(IN_TABLE, "loss_rise", _rises), title="Val. Loss Slope (two rises in a row)"
+    ),
+    "sigma": _redrawn("σ² only, re-drawn", "r_metric_sigma"),
+    "delta_l": _redrawn("ΔL only, re-drawn", "r_metric_delta_l"),
+    "lambda": _redrawn("λ only, re-drawn (no λ exists)", "r_metric_lambda"),
+    "isolation_forest": _registered(IN_TABLE, "isolation_forest", None),
+    "sigma_paired": _metric("σ² only, on the same runs", AUTHORS.with_mode("SIGMA_ONLY")),
+    "delta_l_paired": _metric("ΔL only, on the same runs", AUTHORS.with_mode("DELTA_L_ONLY")),
+    "paper_weights": _metric("weights .10 / .45 / .70", _with_weights(PAPER_WEIGHTS)),
+    "readme_weights": _metric("weights .40 / .35 / .25", _with_weights(README_WEIGHTS)),
+    "true_mean": _metric("ΔL from the moving average", TRUE_MEAN),
+    "paper": _metric("the paper's weights and moving average", RMetricConfig.simulation()),
+    "loss_z_score": _registered(OTHERS, "loss_z_score", _z_score(LossZScore(), window=20)),
+    "gradient_norm": Row(
+        group=OTHERS,
+        title="Gradient norm above 100",
+        make=lambda generator: MeanNorm(NORM_BOUND),
+        rule=_norm_above(NORM_BOUND),
+    ),
+    "calibrated": _registered(OTHERS, "calibrated", None),
+    "loss_jump": Row(
+        group=ANCHORS,
+        title="Loss above the last one plus 0.15",
+        make=lambda generator: LossJump(JUMP_NATS),
+        rule=_loss_jump(JUMP_NATS),
+    ),
+    "norm_jump": Row(
+        group=ANCHORS,
+        title="Mean gradient norm doubled",
+        make=lambda generator: MeanNorm(JUMP_FACTOR, relative=True),
+        rule=_norm_jump(JUMP_FACTOR),
+    ),
+    "at_onset": Row(
+        group=ANCHORS,
+        title=f"Step is {ONSET}",
+        make=lambda generator: AtStep(ONSET),
+        rule=_at(ONSET),
+    ),
+    "always": _registered(ANCHORS, "always", _always),
+    "never": _registered(ANCHORS, "never", _never),
+    "random": _registered(ANCHORS, "random", _random),
+}
+
+
+def traces_of_rows(analysis: Analysis, num_processes: int = 1) -> dict[str, list[Trace]]:
+    """Every row on the study of `analysis`; without the modes whose logs are missing."""
+    runs = analysis.study.reference
+    found = {}
+    for name, row in ROWS.items():
+        if name == "isolation_forest":  # the only one that is slow
+            found[name] = trace_all(name, runs, num_processes=num_processes)
+        elif not isinstance(row.make, str):
+            found[name] = [
+                trace_by(row.make(generator_for(SEED, name, run.id)), run, name) for run in runs
+            ]
+        elif row.make in analysis.traces:
+            found[name] = analysis.traces[row.make]
+    return found
+
+
+def runs_of_row(analysis: Analysis, name: str) -> Sequence[Run]:
+    make = ROWS[name].make
+    return analysis.runs(make) if isinstance(make, str) else analysis.study.reference
+
+
+class SeedScores(NamedTuple):
+    """How one rule did in each of many studies, shape (S,).
+
+    Attributes:
+        published_f1, causal_f1: by the two rules.
+        hits, false_alarms: TP and FP by the published rule.
+        early: failing runs alarmed before their fault.
+        lead_minutes: mean by the published rule; nan without a hit.
+        lead_steps_in_time: mean over the failing runs that were not alarmed early.
+    """
+
+    published_f1: Floats
+    causal_f1: Floats
+    hits: Floats
+    false_alarms: Floats
+    early: Floats
+    lead_minutes: Floats
+    lead_steps_in_time: Floats
+
+
+def spread(values_S: Floats) -> Estimate:
+    """Mean over the seeds, and where 95 % of single studies fall."""
+    if np.isnan(values_S).all():
+        return Estimate(np.nan, np.nan, np.nan)
+    low, high = np.nanpercentile(values_S, [2.5, 97.5])
+    return Estimate(float(np.nanmean(values_S)), float(low), float(high))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """A published study with something changed.
+
+    Attributes:
+        title: what is changed.
+        dynamics: of the simulator.
+        config: of the metric.
+        random_onset: the fault begins at a step drawn for each run.
+        absorbed: share of the acting faults that pass without a crash.
+    """
+
+    title: str
+    dynamics: PublishedDynamics = DYNAMICS
+    config: RMetricConfig = AUTHORS
+    random_onset: bool = False
+    absorbed: float = 0.0
+
+    def study(self, seed: int) -> PublishedBatch:
+        """The 180 runs of one mode; the same seed draws the same noise under every condition."""
+        num_runs = len(FAULT_OF_RUN)
+        acts = np.isin(FAULT_OF_RUN, ACTING)
+        generator = np.random.default_rng([seed, 1])
+        onset = np.full(num_runs, self.dynamics.onset_step)
+        if self.random_onset:
+            onset = generator.integers(*RANDOM_ONSETS, size=num_runs, endpoint=True)
+        crashes = acts.copy()
+        struck = generator.permutation(np.flatnonzero(acts))
+        crashes[struck[: round(self.absorbed * len(struck))]] = False
+        draws = Draws.random(num_runs, self.dynamics, np.random.default_rng([seed, 0]))
+        faults = Faults(acts=acts, crashes=crashes, onset=onset)
+        return run_batch(self.dynamics, faults, draws)
+
+
+PUBLISHED = Condition(title="As published")
+
+
+def _conditions() -> tuple[Condition, ...]:
+    authors = DYNAMICS
+    often = replace(authors, evaluate_every=10)
+    return (
+        PUBLISHED,
+        Condition(title="(a) ΔL from the true moving average", config=TRUE_MEAN),
+        Condition(title="(b) Onset at a random step", random_onset=True),
+        Condition(title="Onset one step later (2501)", dynamics=replace(authors, onset_step=2501)),
+        Condition(title="Half of the faults absorbed", absorbed=0.5),
+        Condition(title="Evaluation noise × 2", dynamics=with_noise(authors, 1, 2)),
+        Condition(title="Evaluation noise × 4", dynamics=with_noise(authors, 1, 4)),
+        Condition(title="All noise of the loss × 2", dynamics=with_noise(authors, 2, 2)),
+        Condition(title="All noise of the loss × 4", dynamics=with_noise(authors, 4, 4)),
+        Condition(title="Evaluation every 10 steps", dynamics=often),
+        Condition(title="Weights .40 / .35 / .25", config=_with_weights(README_WEIGHTS)),
+        Condition(title="The paper's .10 / .45 / .70", config=_with_weights(PAPER_WEIGHTS)),
+        Condition(title="(a) and (b)", config=TRUE_MEAN, random_onset=True),
+        Condition(
+            title="(a), (b), half absorbed, noise × 2, every 10 steps",
+            config=TRUE_MEAN,
+            random_onset=True,
+            absorbed=0.5,
+            dynamics=with_noise(often, 2, 2),
+        ),
+    )
+
+
+ANATOMY = _conditions()
+
+
+def alerts_of_batch(batch: PublishedBatch, alarms_RE: Bools) -> Alerts:
+    """The first alarms of one rule, shape (R,); a run that has crashed is silent."""
+    inside = batch.onset_R[:, None] <= batch.steps_E
+    inside &= batch.steps_E < batch.failure_R[:, None]
+    alarms_RE = alarms_RE & batch.seen_RE
+    return Alerts(first=_first(batch, alarms_RE), inside=_first(batch, alarms_RE & inside))
+
+
+def _first(batch: PublishedBatch, alarms_RE: Bools) -> Floats:
+    return np.where(alarms_RE.any(axis=1), batch.steps_E[alarms_RE.argmax(axis=1)], inf)
+
+
+def windows_of_batch(batch: PublishedBatch) -> Windows:
+    return Windows(
+        failed=np.isfinite(batch.failure_R),
+        onset=batch.onset_R,
+        failure=batch.failure_R,
+        seconds_per_step=np.full(len(batch.failure_R), SECONDS_PER_STEP),
+    )
+
+
+def judge_batch(batch: PublishedBatch, rule: Rule, generator: np.random.Generator) -> list[float]:
+    """One study by one rule, as the fields of `SeedScores`."""
+    windows = windows_of_batch(batch)
+    alerts = alerts_of_batch(batch, rule(batch, generator))
+    published, causal = (judge_alerts(windows, alerts, name) for name in ("published", "causal"))
+    early = windows.failed & (alerts.first < windows.onset)
+    return [
+        *(float(f1(outcomes, np.ones(len(early)))) for outcomes in (published, causal)),
+        float(published.hit.sum()),
+        float(published.false_alarm.sum()),
+        float(early.sum()),
+        _mean(published.lead_minutes),
+        _mean(published.lead_steps[~early]),
+    ]
+
+
+def _mean(leads: Floats) -> float:
+    known = leads[np.isfinite(leads)]
+    return float(known.mean()) if len(known) else np.nan
+
+
+def over_seeds(condition: Condition, rules: Sequence[Rule], num_seeds: int) -> list[SeedScores]:
+    """Each rule on the same studies, from seed 0 on."""
+    rows = []
+    for seed in range(num_seeds):
+        batch = condition.study(seed)
+        generator = np.random.default_rng([seed, 2])
+        rows.append([judge_batch(batch, rule, generator) for rule in rules])
+    return [SeedScores(*columns) for columns in np.array(rows).transpose(1, 2, 0)]
+
+
+def spread_of_rows(num_seeds: int = SPREAD_SEEDS) -> dict[str, SeedScores]:
+    """Every row that has a rule, as published, over seeds."""
+    rules = {name: row.rule for name, row in ROWS.items() if row.rule is not None}
+    return dict(zip(rules, over_seeds(PUBLISHED, list(rules.values()), num_seeds), strict=True))
+
+
+def spread_by_fault(num_seeds: int = SPREAD_SEEDS) -> dict[str, dict[str, Floats]]:
+    """F1 over seeds, shape (S,), by rule and by fault; ``Overall`` leaves NONE out."""
+    chosen = {"Overall": FAULT_OF_RUN != "NONE"}
+    chosen |= {name: name == FAULT_OF_RUN for name in FAULTS if name != "NONE"}
+    found: dict[str, dict[str, list[float]]] = {
+        protocol: {name: [] for name in chosen} for protocol in ("published", "causal")
+    }
+    rule = r_metric(AUTHORS)
+    for seed in range(num_seeds):
+        batch = PUBLISHED.study(seed)
+        alerts = alerts_of_batch(batch, rule(batch, np.random.default_rng(0)))
+        for protocol, of_fault in found.items():
+            outcomes = judge_alerts(windows_of_batch(batch), alerts, protocol)
+            for name, runs in chosen.items():
+                of_fault[name].append(_f1_of(outcomes.select(runs)))
+    return {
+        protocol: {name: np.array(values) for name, values in of_fault.items()}
+        for protocol, of_fault in found.items()
+    }
+
+
+def second_drift_share(num_seeds: int = ANATOMY_SEEDS) -> float:
+    """Share of the false and early first alarms, as published, that come with the second ΔL."""
+    firsts: list[float] = []
+    rule = r_metric(AUTHORS)
+    for seed in range(num_seeds):
+        batch = PUBLISHED.study(seed)
+        first = alerts_of_batch(batch, rule(batch, np.random.default_rng(0))).first
+        healthy = np.isinf(batch.failure_R)
+        firsts += first[(first < batch.onset_R) | (healthy & (first < inf))].tolist()
+    return float(np.mean(np.array(firsts) == 3 * DYNAMICS.evaluate_every))
+
+
+def _f1_of(outcomes: Outcomes) -> float:
+    return float(f1(outcomes, np.ones(len(outcomes.failed))))
+
+
+def anatomy(
+    num_seeds: int = ANATOMY_SEEDS, num_processes: int = 1
+) -> list[tuple[Condition, SeedScores]]:
+    """The metric under every condition."""
+    results = Parallel(n_jobs=num_processes)(
+        delayed(_under)(index, num_seeds) for index in range(len(ANATOMY))
+    )
+    return list(zip(ANATOMY, results, strict=True))
+
+
+def _under(index: int, num_seeds: int) -> SeedScores:
+    condition = ANATOMY[index]  # by its number, as a rule cannot be sent to another process
+    return over_seeds(condition, [r_metric(condition.config)], num_seeds)[0]

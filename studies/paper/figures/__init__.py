@@ -1,0 +1,108 @@
+"""Figures 1 to 6 of a study, each from its logs: one module for each, named for it.
+
+A figure's data come from a function of their own, beside the one that draws them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from matplotlib.figure import Figure
+
+from rmetric.detectors import DETECTORS
+from rmetric.evaluation import Study, Trace, trace_all
+from rmetric.evaluation.stated import metric_trace
+from rmetric.evaluation.study import REFERENCE
+from rmetric.readers.settings import settings_of
+from studies.paper.analysis import OWN_SETTINGS
+from studies.paper.anatomy import ANATOMY_SEEDS, anatomy
+from studies.paper.claims import PAPER_F1
+from studies.paper.figures.anatomy_figure import anatomy_figure
+from studies.paper.figures.columns import by_columns
+from studies.paper.figures.diagram import Diagram
+from studies.paper.figures.dot import by_dot, dot_version
+from studies.paper.figures.drawing import draw
+from studies.paper.figures.example_runs import RULE, example_runs, pick_examples
+from studies.paper.figures.failure_process import failure_process
+from studies.paper.figures.lead_times import lead_times
+from studies.paper.figures.system import system_diagram
+from studies.paper.figures.threshold_curves import DETECTORS_NEEDED, threshold_curves
+from studies.paper.published_tables import is_published
+
+__all__ = ["Captioned", "build_figures", "dot_version"]
+
+
+class Captioned(NamedTuple):
+    """A figure, the name of its files, and what to print below it."""
+
+    name: str
+    caption: str
+    figure: Figure
+
+
+def build_figures(study: Study, *, with_dot: bool, num_processes: int = 1) -> Iterator[Captioned]:
+    """All of them, in the order of their numbers; draw and save them inside `style()`.
+
+    Figure 6 is of the published study alone.
+
+    Args:
+        with_dot: let Graphviz place the two diagrams.
+        num_processes: for simulating the studies of figure 6.
+    """
+    runs = study.reference
+    traces = {name: traces_of(name, study) for name in DETECTORS_NEEDED}
+
+    def drawn(diagram: Diagram) -> Figure:
+        return draw(diagram, by_dot(diagram) if with_dot else by_columns(diagram))
+
+    yield Captioned(
+        "figure1_system",
+        "The system: records of any training run, the three signals of R-Metric and its alert, "
+        "and the evaluation beside.",
+        drawn(system_diagram(study)),
+    )
+    yield Captioned(
+        "figure2_failure_process",
+        "What a fault turns and what becomes of it; on each arrow the number of these runs.",
+        drawn(failure_process(runs)),
+    )
+    chosen = ", ".join(example.run.id for example in pick_examples(runs))
+    yield Captioned(
+        "figure3_example_runs",
+        f"Example runs: {RULE}. Here: {chosen}.",
+        example_runs(runs, traces["r_metric"]),
+    )
+    yield Captioned(
+        "figure4_thresholds",
+        "Precision, recall and F1 under every threshold. The ablations are computed from the "
+        "records of the full metric's runs; the filled circles are at the published threshold.",
+        threshold_curves(runs, traces),
+    )
+    yield Captioned(
+        "figure5_lead_times",
+        "Lead times against the time there is: an alert cannot lead by more than the steps from "
+        "fault to failure unless it came before the fault.",
+        lead_times(runs, traces["r_metric"]),
+    )
+    if is_published(study):
+        yield Captioned(
+            "figure6_anatomy",
+            f"The anatomy of {PAPER_F1}: the published F1 with one thing changed at a time. Means "
+            f"of {ANATOMY_SEEDS} studies; the bars hold 95 % of single studies.",
+            anatomy_figure(anatomy(num_processes=num_processes)),
+        )
+
+
+def traces_of(name: str, study: Study) -> list[Trace]:
+    """One detector on the runs of the full metric, the metric by the settings of the logs."""
+    entry, runs = DETECTORS[name], study.reference
+    if entry.kind not in OWN_SETTINGS:
+        return trace_all(name, runs)
+    if entry.mode == REFERENCE:
+        stated = study.stated[REFERENCE]
+        return [metric_trace(name, run, own) for run, own in zip(runs, stated, strict=True)]
+    return [
+        metric_trace(name, run, config=settings_of(run).config.with_mode(entry.mode))
+        for run in runs
+    ]

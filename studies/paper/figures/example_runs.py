@@ -1,0 +1,220 @@
+"""Figure 3: what the metric sees in one run of each kind, chosen by a rule and not by eye."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, inf, nan
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from numpy.typing import NDArray
+
+from rmetric.evaluation.stated import computed
+from rmetric.evaluation.traces import Trace
+from rmetric.readers.settings import settings_of
+from rmetric.records import Run, Truth
+from rmetric.reporting.style import MEANING, TEXT_WIDTH
+from studies.paper.figures.outcomes import in_order, look_of, name_of
+from studies.paper.transfer import normalised_signals
+
+RULE = (
+    "of each outcome the middle run (the lower of two) in the order of the steps from fault to "
+    "failure, then of names"
+)
+BENIGN = "benign change"
+MOST_COLUMNS = 5
+SIGNALS = {"failure_rate": "n(λ)", "gradient_variance": "n(σ²)", "loss_drift": "n(ΔL)"}
+
+
+class Example(NamedTuple):
+    """A run, and what it is an example of."""
+
+    kind: str
+    run: Run
+
+
+def pick_examples(runs: Sequence[Run]) -> list[Example]:
+    """One run of each kind that there is, by `RULE`.
+
+    A fault with nothing to act on gives no example, unless there is no other run.
+    """
+    known = [(run.truth, run) for run in runs if run.truth is not None]
+    by_kind: dict[str, list[Run]] = {}
+    for truth, run in [(truth, run) for truth, run in known if truth.applicable] or known:
+        by_kind.setdefault(_kind(truth), []).append(run)
+    kinds = in_order(set(by_kind) - {BENIGN}) + [BENIGN] * (BENIGN in by_kind)
+    return [Example(kind, _middle(by_kind[kind])) for kind in kinds]
+
+
+def _kind(truth: Truth) -> str:
+    return BENIGN if truth.benign and not truth.failed else name_of(truth)
+
+
+def _middle(runs: list[Run]) -> Run:
+    in_turn = sorted(runs, key=lambda run: (_steps_to_failure(run.truth), run.id))
+    return in_turn[(len(runs) - 1) // 2]
+
+
+def _steps_to_failure(truth: Truth | None) -> float:
+    if truth is None or truth.failure_step is None:
+        return inf
+    return truth.failure_step - (truth.onset_step or 0)
+
+
+def example_runs(runs: Sequence[Run], traces: Sequence[Trace]) -> Figure:
+    """For each example its losses, the normalised signals, and R with its alerts.
+
+    Args:
+        traces: of R, in the order of `runs`.
+    """
+    examples = pick_examples(runs)
+    scored = {run.id: trace for run, trace in zip(runs, traces, strict=True)}
+    num_blocks = ceil(len(examples) / MOST_COLUMNS)
+    num_columns = ceil(len(examples) / num_blocks)
+    heights = [_LEGEND, *[_BLOCK] * num_blocks]
+    figure = Figure(figsize=(TEXT_WIDTH, sum(heights)))
+    legend, *blocks = figure.subfigures(len(heights), height_ratios=heights, squeeze=False)[:, 0]
+    legend.legend(handles=_meanings(), loc="center", ncols=6)
+    losses = _loss_range(examples)
+    top = max(_top(example.run) for example in examples)
+    for number, block in enumerate(blocks):
+        shown = examples[number * num_columns : (number + 1) * num_columns]
+        panels = block.subplots(
+            3, num_columns, sharex="col", sharey="row", squeeze=False,
+            height_ratios=(3, 2, 2.4), gridspec_kw=_MARGINS,
+        )  # fmt: skip
+        for column, example in zip(panels.T, shown, strict=False):
+            _plot(column, example, scored[example.run.id])
+        for axes in panels[:, len(shown) :].flat:
+            axes.remove()
+        _scale(panels[:, 0], losses, top)
+        block.align_ylabels()
+    return figure
+
+
+#: Inches: the legend, and one row of examples with its titles and its axis.
+_LEGEND, _BLOCK = 0.32, 3.1
+_MARGINS = {
+    "left": 0.07, "right": 0.975, "top": 0.87, "bottom": 0.12, "wspace": 0.22, "hspace": 0.1
+}  # fmt: skip
+
+
+def _top(run: Run) -> float:
+    """Just above the highest R that there can be."""
+    return 1.06 * sum(settings_of(run).config.weights)
+
+
+def _scale(panels: Sequence[Axes], losses: tuple[float, float], top: float) -> None:
+    """The heights that all examples share, so that they can be compared."""
+    of_loss, of_signals, of_score = panels
+    of_loss.set(yscale="log", ylim=losses, ylabel="loss (nats)")
+    of_loss.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 4, 6, 8), numticks=20))
+    of_loss.yaxis.set_major_formatter("{x:g}")
+    of_loss.yaxis.set_minor_locator(NullLocator())
+    of_signals.set(ylim=(-0.06, 1.06), yticks=(0, 0.5, 1), ylabel="component")
+    of_score.set(ylim=(-0.06, top), yticks=(0, 0.5, 1), ylabel="R")
+
+
+def _loss_range(examples: Sequence[Example]) -> tuple[float, float]:
+    losses = [
+        loss
+        for example in examples
+        for record in example.run.records
+        for loss in (record.training_loss, record.validation_loss)
+        if loss is not None and 0 < loss < inf
+    ]
+    return (min(losses) / 1.05, max(losses) * 1.05) if losses else (1.0, 10.0)
+
+
+def _plot(panels: Sequence[Axes], example: Example, trace: Trace) -> None:
+    run, config = example.run, settings_of(example.run).config
+    steps = trace.steps
+    normalised = normalised_signals(run, config)
+    of_loss, of_signals, of_score = panels
+    for name in ("training_loss", "validation_loss"):
+        losses = [getattr(record, name) for record in run.records]
+        values = [nan if loss is None else loss for loss in losses]
+        of_loss.plot(steps, values, color=MEANING[name], linewidth=0.8)
+    if all(r.training_loss is None and r.validation_loss is None for r in run.records):
+        of_loss.text(0.5, 0.5, "no loss in the log", transform=of_loss.transAxes, ha="center")
+    _, missing = computed(run, config)
+    if all(missing):
+        normalised = np.full_like(normalised, nan)
+        of_signals.text(
+            0.5, 0.5, "no signal in the log", transform=of_signals.transAxes, ha="center"
+        )
+    for values, name in zip(normalised.T, SIGNALS, strict=True):
+        of_signals.step(steps, values, where="post", color=MEANING[name], linewidth=0.7)
+    of_score.step(steps, trace.scores, where="post", color=MEANING["score"], linewidth=0.7)
+    # A step ends where the next begins: without a mark the last value would not be seen.
+    for axes, values, name in (
+        *((of_signals, values, name) for values, name in zip(normalised.T, SIGNALS, strict=True)),
+        (of_score, trace.scores, "score"),
+    ):
+        axes.plot(steps[-1:], values[-1:], "o", color=MEANING[name], markersize=2, zorder=4)
+    of_score.axhline(config.threshold, color=MEANING["alert"], linestyle="--", linewidth=0.8)
+    _mark_alerts(of_score, steps, trace.alarms, _top(run))
+    for axes in panels:
+        _mark_truth(axes, run.truth)
+    of_loss.set_title(_title(example), fontsize=6.2, linespacing=1.25, pad=4)
+    of_score.xaxis.set_major_locator(MaxNLocator(3, integer=True, steps=[1, 2.5, 5, 10]))
+    of_score.set(xlabel="step", xlim=(0, _length(run)))
+
+
+def _mark_alerts(
+    axes: Axes, steps: NDArray[np.int64], alarms: NDArray[np.bool_], top: float
+) -> None:
+    """Shade from each alert to the record that ends it; a mark where the first is."""
+    turns = np.flatnonzero(np.diff(alarms, prepend=False, append=False))
+    begins = steps[turns[::2]]
+    ends = np.append(steps, steps[-1])[turns[1::2]]
+    spans = list(zip(begins, ends - begins, strict=True))
+    axes.broken_barh(spans, (-0.06, top + 0.06), color=MEANING["alert"], alpha=0.22, linewidth=0)
+    axes.plot(begins[:1], [top] * len(begins[:1]), "v", color=MEANING["alert"], clip_on=False)
+
+
+def _mark_truth(axes: Axes, truth: Truth | None) -> None:
+    if truth is None:
+        return
+    if truth.failure_step is not None:
+        axes.axvline(truth.failure_step, color=MEANING["failure"], linewidth=0.9)
+    if truth.onset_step is not None:
+        axes.axvline(truth.onset_step, color=MEANING["onset"], linestyle=(0, (1.5, 1.5)))
+
+
+def _title(example: Example) -> str:
+    truth, model = example.run.truth, example.run.config.get("model_type", "")
+    assert truth is not None
+    severity = "" if not truth.severity else f", severity {truth.severity:g}"
+    after = f" after {_steps_to_failure(truth)} steps" if truth.failure_step is not None else ""
+    fault = "no fault" if truth.fault == "NONE" else truth.fault
+    return f"{look_of(example.kind).title.upper()}{after}\n{fault}\n{model}{severity}"
+
+
+def _length(run: Run) -> int:
+    """Steps planned, so that a run that ended early is seen to."""
+    last = max(record.step for record in run.records)
+    planned = run.config.get("total_training_steps")
+    return max(planned, last) if isinstance(planned, int) else last
+
+
+def _meanings() -> list[Artist]:
+    colour = MEANING
+    lines = [
+        Line2D([], [], color=colour["training_loss"], label="training loss"),
+        Line2D([], [], color=colour["validation_loss"], label="validation loss"),
+        *(Line2D([], [], color=colour[name], label=label) for name, label in SIGNALS.items()),
+        Line2D([], [], color=colour["score"], label="R"),
+        Line2D([], [], color=colour["alert"], linestyle="--", label="threshold"),
+        Line2D([], [], color=colour["alert"], linestyle="", marker="v", label="first alert"),
+        Patch(color=colour["alert"], alpha=0.22, linewidth=0, label="alerted"),
+        Line2D([], [], color=colour["onset"], linestyle=(0, (1.5, 1.5)), label="onset"),
+        Line2D([], [], color=colour["failure"], linewidth=0.9, label="failure"),
+    ]
+    return lines

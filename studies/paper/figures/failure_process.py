@@ -1,0 +1,92 @@
+"""Figure 2: what a fault does, what becomes of it, and how many runs went each way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+from rmetric.records import Run, Truth
+from rmetric.reporting.style import BLACK, GREY, ORANGE, PURPLE, SKY
+from studies.paper.figures.diagram import Diagram, Edge, Node
+from studies.paper.figures.outcomes import in_order, look_of, name_of
+
+_MODEL = "experts, router,\nattention, norm"
+_DATA = "data and\nevaluation"
+_RATE = "learning rate"
+HARDWARE = "hardware,\nnetwork"
+#: What each fault or benign change turns.
+MECHANISM = {
+    "EXPERT_FAILURE": _MODEL,
+    "ROUTER_IMBALANCE": _MODEL,
+    "GQA_MISMATCH": _MODEL,
+    "RMS_NORM_ERROR": _MODEL,
+    "GRADIENT_EXPLOSION": "gradient of\none worker",
+    "LR_SPIKE": _RATE,
+    "RATE_REWARMUP": _RATE,
+    "DATA_CORRUPTION": _DATA,
+    "DOMAIN_SHIFT": _DATA,
+    "BAD_BATCH": _DATA,
+    "NOISY_EVALUATION": _DATA,
+    "BATCH_SIZE_CHANGE": _DATA,
+    "NODE_FAILURE": HARDWARE,
+    "NETWORK_DEGRADATION": HARDWARE,
+}
+OTHER = "another\nmechanism"
+NOT_STATED = "not stated"
+SCRIPTED, SCRIPT = "scripted_crash", "script: loss rises,\nnorms × 1 to 20,\ncrash drawn"
+ALL, NO_FAULT, FAULT, BENIGN, DYNAMICS = "all", "no fault", "fault", "benign change", "dynamics"
+
+
+def way_of(truth: Truth) -> tuple[str, ...]:
+    """The boxes that a run went through, from the first to how it ended."""
+    end = name_of(truth)
+    if truth.fault == "NONE":
+        return ALL, NO_FAULT, DYNAMICS, end
+    kind = BENIGN if truth.benign else FAULT
+    if not truth.applicable:
+        return ALL, kind, end
+    if truth.failure_kind == SCRIPTED:
+        return ALL, kind, SCRIPT, end
+    if truth.failure_kind == NOT_STATED:
+        return ALL, kind, end
+    mechanism = MECHANISM.get(truth.fault, OTHER)
+    if mechanism == HARDWARE:
+        return ALL, kind, mechanism, end
+    return ALL, kind, mechanism, DYNAMICS, end
+
+
+def failure_process(runs: Sequence[Run]) -> Diagram:
+    """The ways that runs went, each arrow with their number and wider for more."""
+    ways = [way_of(run.truth) for run in runs if run.truth is not None]
+    flows = Counter(arrow for way in ways for arrow in pairwise(way))
+    totals = Counter(box for way in ways for box in way)
+    nodes = {ALL: Node(text=f"{totals[ALL]} runs", colour=BLACK)}
+    for name, colour in ((NO_FAULT, GREY), (BENIGN, SKY), (FAULT, PURPLE)):
+        nodes[name] = Node(text=name, colour=colour)
+    for name in (*dict.fromkeys(MECHANISM.values()), OTHER, SCRIPT):
+        nodes[name] = Node(text=name, colour=ORANGE)
+    nodes[DYNAMICS] = Node(text="training\ndynamics:\nloss, gradients,\nweights", colour=BLACK)
+    for name in in_order({way[-1] for way in ways}):
+        nodes[name] = _end(name, totals[name])
+    if all(run.config.get("recipe") == "published" for run in runs):
+        nodes[DYNAMICS] = Node(text="fixed curve\nwith noise", colour=BLACK)
+        nodes["not_applicable"] = Node(
+            text=f"no effect: {totals['not_applicable']}\nthe simulator knows\nthe name alone",
+            colour=GREY,
+        )
+    return Diagram(
+        nodes={name: node for name, node in nodes.items() if totals[name]},
+        edges=[
+            Edge(tail=tail, head=head, label=str(number), width=0.6 + 1.8 * number / len(ways))
+            for tail in nodes
+            for head in nodes
+            if (number := flows[tail, head])
+        ],
+    )
+
+
+def _end(name: str, total: int) -> Node:
+    look = look_of(name)
+    meaning = f"\n{look.meaning}" if look.meaning else ""
+    return Node(text=f"{look.title}: {total}{meaning}", colour=look.colour)

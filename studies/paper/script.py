@@ -1,0 +1,78 @@
+"""What the two analysis scripts share: their options, where results go, and how they speak."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from rmetric._util.errors import WRONG
+from rmetric.evaluation import Study
+from studies.paper.tables import FEW_RUNS
+
+#: Recipes whose results lie in a folder of that name below results/.
+OWN_FOLDER = ("emergent", "stress")
+
+
+def parser(description: str | None, what: str) -> argparse.ArgumentParser:
+    """The options of a script that makes the `what` of a study."""
+    out = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    out.add_argument(
+        "--logs",
+        type=Path,
+        default=Path(),
+        metavar="DIR",
+        help="the folder that holds the logs_<MODE>/ folders (default: here)",
+    )
+    out.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help=f"where the {what} go (default: results/{what} for the published study, "
+        f"results/emergent/{what} and results/stress/{what} for the others, results/sample/{what} "
+        "where there are too few runs to stand for a study)",
+    )
+    return out
+
+
+def folder_for(study: Study, what: str) -> Path:
+    """The default folder for the `what` of a study, by the recipe that its runs state.
+
+    A look at the sample must not replace the results of the study, nor one study those of
+    another. Runs of an unknown recipe, or of several, count as the published study.
+    """
+    if len(study.reference) < FEW_RUNS:
+        return Path("results", "sample", what)
+    recipes = {run.config.get("recipe") for run in study.reference}
+    own = [name for name in OWN_FOLDER if recipes == {name}]
+    return Path("results", *own, what)
+
+
+def say_what_was_read(study: Study) -> None:
+    """Warn of what a reader of the results must know of the logs."""
+    for skipped in study.skipped:
+        say(f"skipped {skipped}")
+    recipes = sorted({str(run.config.get("recipe")) for run in study.reference})
+    if len(recipes) > 1:
+        say(f"runs of several studies are pooled: recipes {', '.join(recipes)}")
+    stated = {str(run.config["seed"]) for run in study.reference if "seed" in run.config}
+    if len(stated) > 1:
+        say(f"runs of several seeds are pooled: {', '.join(sorted(stated))}")
+    numbers = {mode: len(runs) for mode, runs in study.runs.items()}
+    if len(set(numbers.values())) > 1:
+        counts = ", ".join(f"{mode} {number}" for mode, number in numbers.items())
+        say(f"the modes have different numbers of runs, so their rows do not compare: {counts}")
+    odd = {note for run in study.reference for note in run.notes if "not understood" in note}
+    for note in sorted(odd):
+        say(note)
+
+
+def fail(problem: str, code: int = WRONG) -> int:
+    print(f"error: {problem}", file=sys.stderr)
+    return code
+
+
+def say(warning: str) -> None:
+    print(f"warning: {warning}", file=sys.stderr)
