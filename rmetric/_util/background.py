@@ -14,7 +14,9 @@ class Background:
     """Runs functions one after the other on a daemon thread, which begins with the first.
 
     A function that raises is reported and the next one runs. A queue that is
-    full takes nothing more: what is dropped is counted, and nobody waits.
+    full takes nothing more: what is dropped is counted, and nobody waits. An
+    executor of `concurrent.futures` would not do: its queue has no bound, and the
+    interpreter waits at its end for what hangs.
 
     Args:
         size: functions that may wait, at least 1.
