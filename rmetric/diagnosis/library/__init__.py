@@ -1,6 +1,6 @@
 """The fault library: YAML signatures of known faults, and their search in a log."""
 
-from rmetric.diagnosis.library.files import SignatureError
-from rmetric.diagnosis.library.load import SignatureLibrary, form_of
+from rmetric.diagnosis.library.files import SignatureError, form_of
+from rmetric.diagnosis.library.load import SignatureLibrary
 
 __all__ = ["SignatureError", "SignatureLibrary", "form_of"]
