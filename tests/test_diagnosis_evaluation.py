@@ -25,6 +25,7 @@ from rmetric.diagnosis.result import SURE, Diagnosis, Evidence, Suspect
 from rmetric.reporting.renderers import to_markdown
 from studies.diagnosis_benchmark import baselines
 from studies.diagnosis_benchmark.__main__ import main
+from studies.diagnosis_benchmark.aggregation import macro, mean, micro
 from studies.diagnosis_benchmark.answers import Answer, nodes_of, of_diagnosis, ranks_of
 from studies.diagnosis_benchmark.baselines import RankedLine
 from studies.diagnosis_benchmark.cases import Case, Label
@@ -38,14 +39,13 @@ from studies.diagnosis_benchmark.classes import (
 from studies.diagnosis_benchmark.goals import goals
 from studies.diagnosis_benchmark.injected.settings import draw_settings
 from studies.diagnosis_benchmark.injected_jobs import injected_jobs
-from studies.diagnosis_benchmark.judged import ALONE, VARIANTS, WHOLE, Judged
-from studies.diagnosis_benchmark.judging import judge
+from studies.diagnosis_benchmark.job_scores import ALONE, VARIANTS, WHOLE, JobScores
 from studies.diagnosis_benchmark.paper import paper
 from studies.diagnosis_benchmark.reading import Read, read
 from studies.diagnosis_benchmark.real_jobs import real_jobs
 from studies.diagnosis_benchmark.results import TITLES, Results, read_results
+from studies.diagnosis_benchmark.run_methods import score_job
 from studies.diagnosis_benchmark.scoring import TOPS, Counts, by_score, chance, event_counts, hits
-from studies.diagnosis_benchmark.summing import macro, mean, micro
 from studies.diagnosis_benchmark.tables import tables
 from studies.diagnosis_benchmark.writing import refresh, report
 
@@ -289,7 +289,7 @@ def test_jobs_of_one_group_are_drawn_together() -> None:
 # --- results, tables, goals -------------------------------------------------------------------
 
 
-def judged(number: int, *, right: bool = True, outcome: str = "failed") -> Judged:
+def judged(number: int, *, right: bool = True, outcome: str = "failed") -> JobScores:
     top = [1.0] * 4 if right else [0.0, 0.0, 0.0, 1.0]
     hurt = outcome != "healthy"
     said = Answer(
@@ -313,7 +313,7 @@ def judged(number: int, *, right: bool = True, outcome: str = "failed") -> Judge
             shown=4, events=Counts(1, 3, 1), events_with_echoes=Counts(1, 3, 1)
         ),
     }
-    return Judged(
+    return JobScores(
         name=f"job-{number}", group=f"g{number % 2}", kind="kill" if hurt else "",
         outcome=outcome, published_outcome=outcome, stage="",
         cause_class="nan_loss" if hurt else "",
@@ -611,7 +611,7 @@ def test_a_job_is_judged_by_what_diagnose_says(torn: Path, tmp_path: Path) -> No
         folder=torn, healthy=(well,), rank=1, node=None, world_size=2, node_of_rank={},
         labels=(Label(file="job.log", line=8, role="cause"),),
     )  # fmt: skip
-    out = judge(known)
+    out = score_job(known)
     seen = read(torn, SignatureLibrary.shipped())
     assert out.answers[WHOLE] == of_diagnosis(known, seen, diagnose([torn], [well]))
     assert out.answers[ALONE] == of_diagnosis(known, seen, diagnose([torn]))

@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def judged(source: str, options: argparse.Namespace) -> Results:
-    from studies.diagnosis_benchmark.judging import judge_all
+    from studies.diagnosis_benchmark.run_methods import score_all
 
     with tempfile.TemporaryDirectory() as work:
         if source == "real":
@@ -98,7 +98,7 @@ def judged(source: str, options: argparse.Namespace) -> Results:
                 )
             }
         print(f"{source}, {options.split}: {len(cases)} jobs", file=sys.stderr)
-        jobs = judge_all(cases, options.jobs)
+        jobs = score_all(cases, options.jobs)
     about = inputs | {"jobs": len(jobs), "lines": sum(job.lines for job in jobs)}
     return Results(source=source, split=options.split, jobs=jobs, made=made(about))
 

@@ -7,11 +7,10 @@ from math import isnan
 
 from rmetric.evaluation.intervals import Estimate, wilson
 from rmetric.reporting.table import Cell, Table
+from studies.diagnosis_benchmark.aggregation import columns, macro, mean, micro
 from studies.diagnosis_benchmark.rank_tables import difference, hits_of
 from studies.diagnosis_benchmark.results import Results
 from studies.diagnosis_benchmark.scoring import TOPS
-from studies.diagnosis_benchmark.shown import columns
-from studies.diagnosis_benchmark.summing import macro, mean, micro
 
 F1_GOAL = 0.90
 CLASS_GOAL = 0.90

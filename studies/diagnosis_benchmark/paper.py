@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rmetric.reporting.table import Cell, Table
+from studies.diagnosis_benchmark.aggregation import columns
 from studies.diagnosis_benchmark.scoring import TOPS
-from studies.diagnosis_benchmark.shown import columns
 
 NOTE = (
     "As printed in the paper, on its own 100 failed jobs (632 accelerators each on average; 42 "

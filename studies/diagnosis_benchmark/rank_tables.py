@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from rmetric.evaluation.intervals import Estimate
 from rmetric.reporting.table import Cell, Table
+from studies.diagnosis_benchmark.aggregation import INTERVALS, columns, mean
 from studies.diagnosis_benchmark.answers import Answer
 from studies.diagnosis_benchmark.baselines import OF_RANKS
-from studies.diagnosis_benchmark.judged import VARIANTS, Judged
+from studies.diagnosis_benchmark.job_scores import VARIANTS, JobScores
 from studies.diagnosis_benchmark.results import Results
 from studies.diagnosis_benchmark.scoring import TOPS
-from studies.diagnosis_benchmark.shown import INTERVALS, columns
-from studies.diagnosis_benchmark.summing import mean
 
 
 def ranks(results: Results) -> Table:
@@ -43,7 +42,7 @@ def _tops(results: Results, key: str, what: str) -> Table:
     )
 
 
-def hits_of(results: Results, title: str, key: str) -> list[tuple[Judged, list[float]]]:
+def hits_of(results: Results, title: str, key: str) -> list[tuple[JobScores, list[float]]]:
     """The jobs of which a method was judged on its ranking, with the hits."""
     found = [(job, job.answers.get(title, Answer())) for job in results.jobs]
     return [(job, getattr(one, key)) for job, one in found if getattr(one, key) is not None]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rmetric.logs import write_atomically
-from studies.diagnosis_benchmark.judged import ALONE, WHOLE, Judged
+from studies.diagnosis_benchmark.job_scores import ALONE, WHOLE, JobScores
 from studies.diagnosis_benchmark.scoring import Counts
 
 #: Source -> the variant that is judged by the goals. A real log comes alone; an injected job
@@ -35,7 +35,7 @@ class Results:
 
     source: str
     split: str
-    jobs: list[Judged]
+    jobs: list[JobScores]
     made: dict[str, Any]
 
     @property
@@ -50,7 +50,7 @@ class Results:
     def headline(self) -> str:
         return HEADLINES[self.source]
 
-    def drawn_with(self, job: Judged) -> str:
+    def drawn_with(self, job: JobScores) -> str:
         """Jobs of one such name are resampled together."""
         return job.group if self.source == "real" else job.name
 
@@ -74,7 +74,7 @@ def read_results(path: Path) -> Results:
     """Raises ValueError for a file that is no result of this command."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        jobs = [Judged.from_json(entry) for entry in content["jobs"]]
+        jobs = [JobScores.from_json(entry) for entry in content["jobs"]]
         return Results(
             source=content["source"], split=content["split"], jobs=jobs, made=content["made"]
         )

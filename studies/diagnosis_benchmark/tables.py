@@ -7,13 +7,12 @@ from dataclasses import replace
 
 from rmetric.evaluation.intervals import Estimate, wilson
 from rmetric.reporting.table import Cell, Table
+from studies.diagnosis_benchmark.aggregation import INTERVALS, columns, macro, mean, micro
 from studies.diagnosis_benchmark.baselines import OF_EVENTS
-from studies.diagnosis_benchmark.judged import VARIANTS
+from studies.diagnosis_benchmark.job_scores import VARIANTS
 from studies.diagnosis_benchmark.rank_tables import differences, nodes, ranks
 from studies.diagnosis_benchmark.results import Results
 from studies.diagnosis_benchmark.scoring import TOPS
-from studies.diagnosis_benchmark.shown import INTERVALS, columns
-from studies.diagnosis_benchmark.summing import macro, mean, micro
 from studies.diagnosis_benchmark.verdict_tables import causes, healthy, misses, outcomes
 
 

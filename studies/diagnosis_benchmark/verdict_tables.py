@@ -6,12 +6,12 @@ from rmetric.diagnosis.result import OUTCOMES as SAID
 from rmetric.diagnosis.result import SURE
 from rmetric.evaluation.intervals import wilson
 from rmetric.reporting.table import Cell, Table
+from studies.diagnosis_benchmark.aggregation import columns
 from studies.diagnosis_benchmark.answers import Answer
 from studies.diagnosis_benchmark.classes import FAMILIES
-from studies.diagnosis_benchmark.judged import VARIANTS, Judged
+from studies.diagnosis_benchmark.job_scores import VARIANTS, JobScores
 from studies.diagnosis_benchmark.results import Results
 from studies.diagnosis_benchmark.scoring import TOPS
-from studies.diagnosis_benchmark.shown import columns
 
 
 def outcomes(results: Results) -> Table:
@@ -19,7 +19,7 @@ def outcomes(results: Results) -> Table:
     rows: list[tuple[Cell, ...]] = []
     views = {"manifest": lambda job: job.outcome, "publisher": lambda job: job.published_outcome}
     for view, truth in views.items():
-        of_truth: dict[str, list[Judged]] = {}
+        of_truth: dict[str, list[JobScores]] = {}
         for job in results.jobs:
             if truth(job):
                 slowed = ", with a fault" if truth(job) == "healthy" and job.kind else ""
@@ -120,7 +120,7 @@ def misses(results: Results) -> Table:
     )
 
 
-def _wrong(job: Judged, said: Answer) -> list[str]:
+def _wrong(job: JobScores, said: Answer) -> list[str]:
     out = []
     if said.outcome != job.outcome:
         out.append(f"outcome {said.outcome}, is {job.outcome}")

@@ -17,7 +17,7 @@ from rmetric.reporting.provenance import commit, uncommitted_changes
 from rmetric.reporting.renderers import to_csv, to_markdown
 from rmetric.reporting.table import Table
 from studies.diagnosis_benchmark.goals import goals
-from studies.diagnosis_benchmark.judged import VARIANTS
+from studies.diagnosis_benchmark.job_scores import VARIANTS
 from studies.diagnosis_benchmark.paper import paper
 from studies.diagnosis_benchmark.results import TITLES, read_results
 from studies.diagnosis_benchmark.tables import tables

@@ -125,8 +125,8 @@ def make(plan: Plan, out: Path, siblings: list[str], attempt: int = 1) -> None:
         scratch = _scratch(out)
         scratch.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=scratch) as own:
-            course = world.run(plan, partial / "logs", Path(own))
-        text = json.dumps(manifest(plan, course, siblings, attempt), indent=1)
+            record = world.run(plan, partial / "logs", Path(own))
+        text = json.dumps(manifest(plan, record, siblings, attempt), indent=1)
         (partial / MANIFEST).write_text(text + "\n")
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
@@ -134,36 +134,38 @@ def make(plan: Plan, out: Path, siblings: list[str], attempt: int = 1) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def manifest(plan: Plan, course: world.Course, siblings: list[str], attempt: int) -> dict[str, Any]:
+def manifest(
+    plan: Plan, record: world.RunRecord, siblings: list[str], attempt: int
+) -> dict[str, Any]:
     """Manifest of the job; `plan` depends on the seed only, the rest was measured."""
     settings = plan.settings
     return {
         "fingerprint": plan.fingerprint(),
-        "outcome": outcome(course),
+        "outcome": outcome(record),
         "kind": plan.kind,
         "variant": plan.variant,
         "rank": plan.rank,
         "node": None if plan.rank is None else settings.node(plan.rank),
         "stage": plan.stage,
         "step": plan.step,
-        "time": course.onset["time"] if course.onset else None,
+        "time": record.onset["time"] if record.onset else None,
         "world_size": settings.world_size,
         "layout": settings.layout,
         "group": plan.group,
         "siblings": siblings,
-        "verified": verify(plan, course),
-        "ended_by": course.by,
-        "exits": {str(rank): list(course.exits[rank]) for rank in sorted(course.exits)},
-        "labels": [asdict(one) for one in label(plan, course)],
-        "lines": len(course.lines),
-        "seconds": round(course.end - course.start, 2),
+        "verified": verify(plan, record),
+        "ended_by": record.by,
+        "exits": {str(rank): list(record.exits[rank]) for rank in sorted(record.exits)},
+        "labels": [asdict(one) for one in label(plan, record)],
+        "lines": len(record.lines),
+        "seconds": round(record.end - record.start, 2),
         "attempt": attempt,
         "plan": plan.as_json(),
     }
 
 
-def outcome(course: world.Course) -> str:
+def outcome(record: world.RunRecord) -> str:
     """How the job ended: a slow rank's may have finished and is healthy by its outcome."""
-    if course.by == "limit":
+    if record.by == "limit":
         return "terminated"
-    return "failed" if any(code for code, _ in course.exits.values()) else "healthy"
+    return "failed" if any(code for code, _ in record.exits.values()) else "healthy"

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from studies.diagnosis_benchmark.injected.plan import Plan
 from studies.diagnosis_benchmark.injected.variants import variant_of
-from studies.diagnosis_benchmark.injected.world import Course
+from studies.diagnosis_benchmark.injected.world import RunRecord
 from studies.diagnosis_benchmark.injected.writing import WrittenLine
 
 #: Kinds whose faulty rank says itself what is wrong with it.
@@ -70,31 +70,31 @@ EXPLODED = {"loss": 100.0, "norm": 1000.0}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Label:
+class LineLabel:
     file: str
     line: int
     role: str
     reason: str
 
 
-def label(plan: Plan, course: Course) -> list[Label]:
+def label(plan: Plan, record: RunRecord) -> list[LineLabel]:
     """In the order of file and line; none for a healthy job."""
-    if not plan.faulty or course.onset is None:
+    if not plan.faulty or record.onset is None:
         return []
-    since = course.onset["time"] - SLACK_SECONDS
+    since = record.onset["time"] - SLACK_SECONDS
     spoken: dict[int | None, list[WrittenLine]] = defaultdict(list)
-    for line in course.lines:
+    for line in record.lines:
         if line.time >= since:
             spoken[line.rank].append(line)
     found: dict[tuple[str, int], tuple[WrittenLine, str, str]] = {}
     for rank, lines in spoken.items():
-        told = _of_launcher(plan, course, lines) if rank is None else _of_rank(plan, rank, lines)
+        told = _of_launcher(plan, record, lines) if rank is None else _of_rank(plan, rank, lines)
         if plan.kind == "slow" and rank is not None:
-            told += _long_steps(course, rank, since)
+            told += _long_steps(record, rank, since)
         found.update({(line.file, line.number): (line, role, why) for line, role, why in told})
     _first_echo(found)
     return [
-        Label(file=file, line=number, role=role, reason=why)
+        LineLabel(file=file, line=number, role=role, reason=why)
         for (file, number), (_, role, why) in sorted(found.items())
     ]
 
@@ -211,11 +211,11 @@ def _exploded(line: WrittenLine, faulty: bool) -> list[Told]:
     return []
 
 
-def _long_steps(course: Course, rank: int, since: float) -> list[Told]:
+def _long_steps(record: RunRecord, rank: int, since: float) -> list[Told]:
     """Steps that take `LONGER` times what they took before the onset, as the step lines say."""
     before: list[tuple[float, WrittenLine]] = []
     after: list[tuple[float, WrittenLine]] = []
-    for line in course.lines:
+    for line in record.lines:
         told = STEP_TIME.search(line.text) if line.rank == rank else None
         if told:
             seconds = float(told[1]) if told[1] else float(told[2]) / 1000
@@ -227,11 +227,11 @@ def _long_steps(course: Course, rank: int, since: float) -> list[Told]:
     return [(line, "symptom", why) for seconds, line in after if seconds >= LONGER * usual]
 
 
-def _of_launcher(plan: Plan, course: Course, lines: list[WrittenLine]) -> list[Told]:
-    return [(line, *_launcher_role(plan, course, line.text)) for line in lines]
+def _of_launcher(plan: Plan, record: RunRecord, lines: list[WrittenLine]) -> list[Told]:
+    return [(line, *_launcher_role(plan, record, line.text)) for line in lines]
 
 
-def _launcher_role(plan: Plan, course: Course, text: str) -> tuple[str, str]:
+def _launcher_role(plan: Plan, record: RunRecord, text: str) -> tuple[str, str]:
     if "CANCELLED" in text or "death signal" in text:
         return "symptom", "the launcher ends the job"
     if "closing signal" in text or "Terminating StepId" in text:
@@ -243,7 +243,7 @@ def _launcher_role(plan: Plan, course: Course, text: str) -> tuple[str, str]:
         return "echo", "the launcher names another rank's exit"
     pid = re.search(r"exitcode.*\(pid: (\d+)\)", text)
     if pid:
-        mine = plan.rank is not None and int(pid[1]) == course.pids[plan.rank]
+        mine = plan.rank is not None and int(pid[1]) == record.pids[plan.rank]
         return ("symptom" if mine else "echo"), "the launcher names a failed process"
     if "ChildFailedError" in text or text.endswith(" FAILED"):
         return "symptom", "the launcher says that the job failed"

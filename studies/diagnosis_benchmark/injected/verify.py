@@ -10,7 +10,7 @@ from typing import Any
 from studies.diagnosis_benchmark.injected.labels import EXCEPTION, FINISHED, TAG
 from studies.diagnosis_benchmark.injected.plan import Plan
 from studies.diagnosis_benchmark.injected.variants import VARIANTS, variant_of
-from studies.diagnosis_benchmark.injected.world import Course
+from studies.diagnosis_benchmark.injected.world import RunRecord
 
 #: A slow rank's own part of a step takes at least so many times its usual.
 SLOWER = 5.0
@@ -23,24 +23,24 @@ class NotHappened(Exception):
     """The fault did not come to pass as planned; the job is no evidence."""
 
 
-def verify(plan: Plan, course: Course) -> dict[str, Any]:
+def verify(plan: Plan, record: RunRecord) -> dict[str, Any]:
     """How it was seen that the plan came true.
 
     Raises:
         NotHappened: with what was found instead.
     """
     if not plan.faulty:
-        bad = {rank: code for rank, (code, _) in course.exits.items() if code}
+        bad = {rank: code for rank, (code, _) in record.exits.items() if code}
         return _require(not bad, "all ranks ended with code 0", f"exit codes {bad}", exit_code=0)
-    if course.onset is None:
+    if record.onset is None:
         raise NotHappened(f"rank {plan.rank} did not reach {plan.stage}, step {plan.step}")
     assert plan.rank is not None
-    code, when = course.exits[plan.rank]
-    found = {"exit_code": code, "exit_time": when, "onset": course.onset}
+    code, when = record.exits[plan.rank]
+    found = {"exit_code": code, "exit_time": when, "onset": record.onset}
     judge = {"slow": _slow, "hang": _hang, "deadlock": _hang, "kill": _kill}.get(plan.kind, _raised)
     if plan.variant in ENDS_FIRST:
         judge = _ended
-    return judge(plan, course, code, found)
+    return judge(plan, record, code, found)
 
 
 def _require(true: bool, how: str, instead: str, **found: Any) -> dict[str, Any]:
@@ -49,8 +49,8 @@ def _require(true: bool, how: str, instead: str, **found: Any) -> dict[str, Any]
     return {"how": how, **found}
 
 
-def _kill(plan: Plan, course: Course, code: int, found: dict[str, Any]) -> dict[str, Any]:
-    first = min(when for _, when in course.exits.values())
+def _kill(plan: Plan, record: RunRecord, code: int, found: dict[str, Any]) -> dict[str, Any]:
+    first = min(when for _, when in record.exits.values())
     alone = found["exit_time"] <= first
     return _require(
         code == -signal.SIGKILL and alone, "SIGKILL from outside, before any other rank ended",
@@ -58,47 +58,47 @@ def _kill(plan: Plan, course: Course, code: int, found: dict[str, Any]) -> dict[
     )  # fmt: skip
 
 
-def _ended(plan: Plan, course: Course, code: int, found: dict[str, Any]) -> dict[str, Any]:
+def _ended(plan: Plan, record: RunRecord, code: int, found: dict[str, Any]) -> dict[str, Any]:
     wanted = variant_of(plan.kind, plan.variant).code
-    first = min(when for _, when in course.exits.values())
+    first = min(when for _, when in record.exits.values())
     alone = found["exit_time"] <= first
-    others = any(one for rank, (one, _) in course.exits.items() if rank != plan.rank)
+    others = any(one for rank, (one, _) in record.exits.items() if rank != plan.rank)
     return _require(
         code == wanted and alone and others, f"exit code {wanted} before any other, who then fail",
         f"code {code}, first to end: {alone}, others failed: {others}", **found,
     )  # fmt: skip
 
 
-def _hang(plan: Plan, course: Course, code: int, found: dict[str, Any]) -> dict[str, Any]:
-    variant, said = variant_of(plan.kind, plan.variant), exceptions(course, None)
-    stuck = plan.rank in course.ended
-    own = any(re.search(variant.says, one) for one in exceptions(course, plan.rank))
+def _hang(plan: Plan, record: RunRecord, code: int, found: dict[str, Any]) -> dict[str, Any]:
+    variant, said = variant_of(plan.kind, plan.variant), exceptions(record, None)
+    stuck = plan.rank in record.ended
+    own = any(re.search(variant.says, one) for one in exceptions(record, plan.rank))
     fine = bool(said) and (stuck or variant.meets) and (own or not variant.says)
     return _require(fine, "others failed in a collective while the rank was stuck or in another",
                     f"code {code}, exceptions {said[:2]}", said=said[:1], **found)  # fmt: skip
 
 
-def _slow(plan: Plan, course: Course, code: int, found: dict[str, Any]) -> dict[str, Any]:
+def _slow(plan: Plan, record: RunRecord, code: int, found: dict[str, Any]) -> dict[str, Any]:
     assert plan.step is not None
-    before = [own for step, own in course.own_seconds if step < plan.step]
-    after = [own for step, own in course.own_seconds if step >= plan.step]
+    before = [own for step, own in record.own_seconds if step < plan.step]
+    after = [own for step, own in record.own_seconds if step >= plan.step]
     ratio = statistics.median(after) / statistics.median(before) if before and after else 0.0
     # It may finish, run out of its time, or be so slow that the others' collectives time out.
     return _require(
         ratio >= SLOWER, f"its own part of a step took {SLOWER} times as long or more",
-        f"ratio {ratio:.1f}, code {code}, ended by {course.by}", ratio=round(ratio, 1), **found,
+        f"ratio {ratio:.1f}, code {code}, ended by {record.by}", ratio=round(ratio, 1), **found,
     )  # fmt: skip
 
 
-def _raised(plan: Plan, course: Course, code: int, found: dict[str, Any]) -> dict[str, Any]:
+def _raised(plan: Plan, record: RunRecord, code: int, found: dict[str, Any]) -> dict[str, Any]:
     variant = variant_of(plan.kind, plan.variant)
     # Numbers that are wrong everywhere: the launcher may end the faulty rank before it speaks.
     all_say = plan.kind == "numerics"
-    pattern, said = variant.says, exceptions(course, None if all_say else plan.rank)
+    pattern, said = variant.says, exceptions(record, None if all_say else plan.rank)
     if not pattern:
-        bad = any(one for one, _ in course.exits.values())
+        bad = any(one for one, _ in record.exits.values())
         # The launcher may end it before it is gone.
-        done = plan.variant != "fewer steps" or _finished(plan, course)
+        done = plan.variant != "fewer steps" or _finished(plan, record)
         return _require(
             bad and done, "the job failed", f"code {code}, as wanted: {done}",
             said=said[:1], **found,
@@ -109,16 +109,16 @@ def _raised(plan: Plan, course: Course, code: int, found: dict[str, Any]) -> dic
                     f"code {code}, exceptions {said}", said=said[-1:], **found)  # fmt: skip
 
 
-def _finished(plan: Plan, course: Course) -> bool:
-    return any(line.rank == plan.rank and FINISHED.search(line.text) for line in course.lines)
+def _finished(plan: Plan, record: RunRecord) -> bool:
+    return any(line.rank == plan.rank and FINISHED.search(line.text) for line in record.lines)
 
 
-def exceptions(course: Course, rank: int | None) -> list[str]:
+def exceptions(record: RunRecord, rank: int | None) -> list[str]:
     """The exception lines after the onset, of one rank or of all."""
-    since = course.onset["time"] - 0.02 if course.onset else 0.0
+    since = record.onset["time"] - 0.02 if record.onset else 0.0
     texts = [
         TAG.sub("", line.text)
-        for line in course.lines
+        for line in record.lines
         if line.time >= since and line.rank is not None and rank in (None, line.rank)
     ]
     return [text for text in texts if EXCEPTION.match(text) and "ConnectionRefused" not in text]

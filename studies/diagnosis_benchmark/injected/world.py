@@ -39,7 +39,7 @@ PR_SET_PDEATHSIG = 1
 
 
 @dataclass(kw_only=True)
-class Course:
+class RunRecord:
     """Record of one run.
 
     Attributes:
@@ -65,7 +65,7 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def run(plan: Plan, folder: Path, scratch: Path) -> Course:
+def run(plan: Plan, folder: Path, scratch: Path) -> RunRecord:
     """Runs the job in this process's group; logs to `folder`, data and checkpoints in `scratch`.
 
     Raises:
@@ -82,7 +82,7 @@ class _World:
     def __init__(self, plan: Plan, folder: Path, data: Path, output: Path) -> None:
         self.plan, self.settings = plan, plan.settings
         self.writer = Writer(folder, plan.settings)
-        self.course = Course(start=time.time())
+        self.record = RunRecord(start=time.time())
         self.paths = {"DATA_DIR": str(data), "OUTPUT_DIR": str(output)}
         self.selector = selectors.DefaultSelector()
         self.pids: dict[int, int] = {}
@@ -92,7 +92,7 @@ class _World:
         self.first_bad: float | None = None
         self.alone_since: float | None = None
 
-    def run(self) -> Course:
+    def run(self) -> RunRecord:
         told, tell = os.pipe()
         answer, _ = os.pipe()
         port, unused = _free_ports(2)
@@ -102,14 +102,14 @@ class _World:
         os.close(answer)
         self.selector.register(told, selectors.EVENT_READ, self._reader(self._heard))
         if self.plan.faulty and variant_of(self.plan.kind, self.plan.variant).environment:
-            self._onset({"time": self.course.start, "stage": self.plan.stage, "step": None})
-        while len(self.course.exits) < len(self.pids) or self.selector.get_map():
+            self._onset({"time": self.record.start, "stage": self.plan.stage, "step": None})
+        while len(self.record.exits) < len(self.pids) or self.selector.get_map():
             self._look()
         self.launcher.over()
         self.writer.close()
-        self.course.end, self.course.lines = time.time(), self.writer.lines
-        self.course.pids = dict(self.pids)
-        return self.course
+        self.record.end, self.record.lines = time.time(), self.writer.lines
+        self.record.pids = dict(self.pids)
+        return self.record
 
     def _start(self, rank: int, port: int, unused: int, tell: int, answer: int) -> None:
         pipes = {channel: os.pipe() for channel in ("stdout", "stderr")}
@@ -202,7 +202,7 @@ class _World:
     def _heard(self, text: str) -> None:
         message = json.loads(text)
         if message["event"] == "step":
-            self.course.own_seconds.append((message["step"], message["seconds"]))
+            self.record.own_seconds.append((message["step"], message["seconds"]))
             return
         self._onset(message)
         rank = self.plan.rank
@@ -216,7 +216,7 @@ class _World:
             os.kill(self.pids[rank], signal.SIGTERM)
 
     def _onset(self, message: dict[str, Any]) -> None:
-        self.course.onset = message
+        self.record.onset = message
         if self.plan.limit is not None:
             self.deadline = time.time() + self.plan.limit
 
@@ -232,20 +232,20 @@ class _World:
     def _reap(self) -> None:
         seen: dict[int, int] = {}
         ranks = {pid: rank for rank, pid in self.pids.items()}
-        while len(self.course.exits) < len(self.pids):
+        while len(self.record.exits) < len(self.pids):
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 break
             seen[ranks[pid]] = os.waitstatus_to_exitcode(status)
-            self.course.exits[ranks[pid]] = (seen[ranks[pid]], time.time())
+            self.record.exits[ranks[pid]] = (seen[ranks[pid]], time.time())
         if seen:
             self.launcher.exited(seen)
         if any(seen.values()) and self.first_bad is None:
             self.first_bad = time.time()
 
     def _end_those_left(self, now: float) -> None:
-        left = [rank for rank in self.pids if rank not in self.course.exits]
-        if now - self.course.start > MOST_SECONDS:
+        left = [rank for rank in self.pids if rank not in self.record.exits]
+        if now - self.record.start > MOST_SECONDS:
             raise TimeoutError(f"{len(left)} ranks are left after {MOST_SECONDS:.0f} s")
         if not left:
             return
@@ -260,9 +260,9 @@ class _World:
         grace = self.settings.grace
         late = self.first_bad is not None and grace is not None and now > self.first_bad + grace
         if by_limit or late or alone:
-            self.course.by = "limit" if by_limit else "launcher"
+            self.record.by = "limit" if by_limit else "launcher"
             self.launcher.ending(left, by_limit=by_limit)
-            self.course.ended, self.terminated = set(left), now
+            self.record.ended, self.terminated = set(left), now
             self._signal(left, signal.SIGTERM)
 
     def _signal(self, ranks: list[int], number: signal.Signals) -> None:

@@ -23,7 +23,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
+class JobScores:
     """One job and what each method scored on it; the facts are those of `Case`."""
 
     name: str
@@ -49,6 +49,6 @@ class Judged:
         }
 
     @classmethod
-    def from_json(cls, entry: dict[str, Any]) -> Judged:
+    def from_json(cls, entry: dict[str, Any]) -> JobScores:
         answers = {title: from_json(answer) for title, answer in entry["answers"].items()}
         return cls(**{**entry, "answers": answers})

@@ -13,11 +13,11 @@ from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.library import SignatureLibrary
 from studies.diagnosis_benchmark.answers import of_baselines, of_diagnosis
 from studies.diagnosis_benchmark.cases import Case
-from studies.diagnosis_benchmark.judged import VARIANTS, Judged
+from studies.diagnosis_benchmark.job_scores import VARIANTS, JobScores
 from studies.diagnosis_benchmark.reading import read
 
 
-def judge(case: Case) -> Judged:
+def score_job(case: Case) -> JobScores:
     """All methods on one job."""
     library, seen = _library(), read(case.folder, _library())
     healthy = [_healthy(folder) for folder in case.healthy]
@@ -26,7 +26,7 @@ def judge(case: Case) -> Judged:
         switches = Switches(**dict.fromkeys(off, False))
         said = decide(seen.job, library, healthy, switches=switches)
         answers[title] = of_diagnosis(case, seen, said)
-    return Judged(
+    return JobScores(
         name=case.name,
         group=case.group,
         kind=case.kind,
@@ -42,20 +42,20 @@ def judge(case: Case) -> Judged:
     )
 
 
-def judge_all(cases: Sequence[Case], processes: int) -> list[Judged]:
+def score_all(cases: Sequence[Case], processes: int) -> list[JobScores]:
     """In the order of the cases. Those of a group come one after another: they share siblings."""
     from joblib import Parallel, delayed
 
     groups: dict[str, list[Case]] = {}
     for case in cases:
         groups.setdefault(case.group, []).append(case)
-    done = Parallel(n_jobs=processes)(delayed(_judge_group)(one) for one in groups.values())
+    done = Parallel(n_jobs=processes)(delayed(_score_group)(one) for one in groups.values())
     by_name = {judged.name: judged for of_group in done for judged in of_group}
     return [by_name[case.name] for case in cases]
 
 
-def _judge_group(cases: Sequence[Case]) -> list[Judged]:
-    return [judge(case) for case in cases]
+def _score_group(cases: Sequence[Case]) -> list[JobScores]:
+    return [score_job(case) for case in cases]
 
 
 @lru_cache(maxsize=1)

@@ -9,11 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rmetric.evaluation import scores
-from rmetric.evaluation.intervals import Estimate, estimate
+from rmetric.evaluation.intervals import NUM_RESAMPLES, Estimate, estimate
+from rmetric.reporting.table import Column
 from studies.diagnosis_benchmark.scoring import Counts
 
+#: Note below tables with intervals.
+INTERVALS = (
+    f"Brackets: 95 % intervals by {NUM_RESAMPLES} bootstrap resamples of whole groups (a real "
+    "log's case; an injected job by itself). Where all jobs are alike an interval has no width, "
+    "which is no certainty."
+)
 
-class Quality(NamedTuple):
+
+class PrecisionRecall(NamedTuple):
     """Precision, recall and their harmonic mean."""
 
     precision: Estimate
@@ -31,7 +39,7 @@ def mean(values: Sequence[float], groups: Sequence[str]) -> Estimate:
     return estimate(lambda drawn: scores.mean(values_R, drawn), len(values), numbered(groups))
 
 
-def micro(counts: Sequence[Counts], groups: Sequence[str]) -> Quality:
+def micro(counts: Sequence[Counts], groups: Sequence[str]) -> PrecisionRecall:
     """Precision, recall and F1 over the events of all jobs, weighted by events."""
     found_R, wrong_R, missed_R = np.array(counts, dtype=float).reshape(-1, 3).T
 
@@ -42,17 +50,17 @@ def micro(counts: Sequence[Counts], groups: Sequence[str]) -> Quality:
             numbered(groups),
         )
 
-    return Quality(
+    return PrecisionRecall(
         share(found_R, found_R + wrong_R),
         share(found_R, found_R + missed_R),
         share(2 * found_R, 2 * found_R + wrong_R + missed_R),
     )
 
 
-def macro(counts: Sequence[Counts], groups: Sequence[str]) -> Quality:
+def macro(counts: Sequence[Counts], groups: Sequence[str]) -> PrecisionRecall:
     """The mean of each job's own; a job of which nothing is shown has no precision."""
     found_R, wrong_R, missed_R = np.array(counts, dtype=float).reshape(-1, 3).T
-    return Quality(
+    return PrecisionRecall(
         mean(list(scores.ratio(found_R, found_R + wrong_R)), groups),
         mean(list(scores.ratio(found_R, found_R + missed_R)), groups),
         mean(list(scores.ratio(2 * found_R, 2 * found_R + wrong_R + missed_R)), groups),
@@ -63,3 +71,8 @@ def numbered(groups: Sequence[str]) -> NDArray[np.int64] | None:
     """Each job's group as a number from 0, in order of appearance; None of no job."""
     order = {name: number for number, name in enumerate(dict.fromkeys(groups))}
     return np.array([order[name] for name in groups], dtype=np.int64) if groups else None
+
+
+def columns(*labels: str, digits: int = 2) -> tuple[Column, ...]:
+    """Table columns with these labels."""
+    return tuple(Column(label=label, digits=digits) for label in labels)
