@@ -25,7 +25,7 @@ class Stated(NamedTuple):
 
 
 def stated_metric(content: bytes) -> list[Stated]:
-    """What the METRICS lines of a log state of R. Raises ValueError for nonsense."""
+    """R and alarm as the METRICS lines of a log state them. Raises ValueError for nonsense."""
     entries = (parse_line(line) for line in io.BytesIO(content) if line.strip())
     return [
         Stated(field(entry, "r_metric", number), stated_alarm(entry))
