@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmetric.evaluation import PROTOCOLS, Trace, judge
-from rmetric.evaluation.protocols import Windows, alerts_of, fates
+from rmetric.evaluation.protocols import Windows, alerts_of, outcome_counts
 from rmetric.records import Run, Truth
 
 STEPS = list(range(0, 1000, 10))
@@ -126,7 +126,7 @@ def test_a_second_alert_after_the_first_changes_nothing_where_the_first_decides(
 def test_the_fates_of_the_failing_runs_add_up(cases):
     runs, traces = [run for run, _ in cases], [seen(*alerts) for _, alerts in cases]
     windows = Windows.of(runs)
-    found = fates(windows, alerts_of(windows, traces))
+    found = outcome_counts(windows, alerts_of(windows, traces))
     assert sum(found) == windows.failed.sum()
     assert found.in_time == judge(runs, traces, "causal").hit.sum()
 

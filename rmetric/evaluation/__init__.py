@@ -1,4 +1,4 @@
-"""From what detectors said to how good they were: protocols, scores, intervals."""
+"""Evaluation of detectors on runs: traces, protocols, scores, intervals."""
 
 from rmetric.evaluation.intervals import Estimate
 from rmetric.evaluation.protocols import PROTOCOLS, Outcomes, judge

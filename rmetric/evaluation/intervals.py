@@ -36,7 +36,7 @@ class Estimate(NamedTuple):
 
 @lru_cache(maxsize=64)
 def resample_counts(num_runs: int) -> Floats:
-    """How often each run is in each sample, shape (B, R).
+    """Number of times each run is in each sample, shape (B, R).
 
     The same number of runs gives the same resamples, so that two detectors on
     the same runs are compared on the same draws.
@@ -51,7 +51,7 @@ def resample_counts(num_runs: int) -> Floats:
 
 
 def group_counts(groups_R: NDArray[np.int64]) -> Floats:
-    """How often each run is in each sample where whole groups are drawn, shape (B, R).
+    """Number of times each run is in each sample where whole groups are drawn, shape (B, R).
 
     Args:
         groups_R: each run's group, numbered from 0 without a gap.
@@ -94,6 +94,8 @@ def wilson(hits: int, number: int) -> Estimate:
     >>> tuple(round(x, 3) for x in wilson(0, 100))
     (0.0, 0.0, 0.037)
     """
+    # Equal to scipy's binomtest(...).proportion_ci("wilson") but for the digits of Z, which moves
+    # the sixth digit of two committed numbers; that one also takes a millisecond a call.
     if number == 0:
         return Estimate(np.nan, np.nan, np.nan)
     share, spread = hits / number, Z * Z / number

@@ -156,7 +156,7 @@ PROTOCOLS: dict[str, Protocol] = {
 
 
 def judge(runs: Sequence[Run], traces: Sequence[Trace], protocol: str) -> Outcomes:
-    """The verdict on each run, from what one detector said of it."""
+    """The verdict on each run, from the trace of one detector."""
     windows = Windows.of(runs)
     return judge_alerts(windows, alerts_of(windows, traces), protocol)
 
@@ -178,8 +178,8 @@ def judge_alerts(windows: Windows, alerts: Alerts, protocol: str) -> Outcomes:
     )
 
 
-class Fates(NamedTuple):
-    """What became of the failing runs: the four add up to all of them."""
+class OutcomeCounts(NamedTuple):
+    """Counts of the failing runs by their first alert; the four add up to all of them."""
 
     in_time: int
     premature: int
@@ -187,16 +187,14 @@ class Fates(NamedTuple):
     never: int
 
 
-def fates(windows: Windows, alerts: Alerts) -> Fates:
+def outcome_counts(windows: Windows, alerts: Alerts) -> OutcomeCounts:
     """By the first alert of one detector: in the window, before it, after it, or none."""
     first, failed = alerts.first, windows.failed
     premature = first < windows.onset
     late = (windows.failure <= first) & (first < inf)
     never = first == inf
-    counts = (
-        np.sum(failed & fate) for fate in (~premature & ~late & ~never, premature, late, never)
-    )
-    return Fates(*(int(count) for count in counts))
+    counts = (np.sum(failed & end) for end in (~premature & ~late & ~never, premature, late, never))
+    return OutcomeCounts(*(int(count) for count in counts))
 
 
 def alerts_of(windows: Windows, traces: Sequence[Trace]) -> Alerts:
@@ -224,7 +222,7 @@ def _first(steps_T: NDArray[np.int64], alarms_TX: Bools) -> Floats:
 
 
 def seconds_per_step(run: Run) -> float:
-    """What a step of the run costs, from its configuration, or the published 5 s."""
+    """Seconds a step of the run, from its configuration, or the published 5 s."""
     stated = field(run.config, "seconds_per_step", number)
     return SECONDS_PER_STEP if stated is None else stated
 

@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """How one detector did on some runs under one protocol.
+    """Scores of one detector on some runs under one protocol.
 
     Attributes:
         num_runs, num_failed: n, and how many of them failed.

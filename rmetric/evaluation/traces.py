@@ -1,4 +1,4 @@
-"""What a detector said of a run, kept once; every number is derived from it."""
+"""Scores and alarms of a detector on a run, kept once; every number is derived from them."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ PACKAGES = ("numpy", "scipy", "scikit-learn", "joblib")
 
 
 def provenance(command: str, study: Study) -> dict[str, Any]:
-    """What a reader needs besides the tables; no times, so that a rerun writes the same."""
+    """Command, logs, seeds, versions and commit; no times, so that a rerun writes the same."""
     runs = [run for of_mode in study.runs.values() for run in of_mode]
     stated = [run.config["seed"] for run in runs if "seed" in run.config]
     seeds = {seed if isinstance(seed, int) else str(seed) for seed in stated}
@@ -48,8 +48,8 @@ def commit() -> str | None:
 
 
 def uncommitted_changes() -> bool | None:
-    """Whether the package's files, or a study's code, differ from that commit; None where
-    there is none."""
+    """True where the package's files, or a study's code, differ from that commit; None
+    where there is none."""
     code = [str(Path(__file__).parents[1]), ":(top,glob)studies/**/*.py"]
     answer = _git("status", "--porcelain", "--untracked-files=no", "--", *code)
     return None if answer is None else bool(answer)

@@ -1,4 +1,4 @@
-"""What the case studies say to the paper's claims about real runs."""
+"""The paper's claims about real runs beside the results of the case studies."""
 
 from __future__ import annotations
 

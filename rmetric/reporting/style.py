@@ -1,4 +1,4 @@
-"""How every figure of the project looks: one palette, one width, one way to save.
+"""Style of all figures: one palette, one width, one way to save.
 
 Colours are those of Okabe and Ito, told apart by readers with any common colour
 blindness (Okabe and Ito, "Color universal design", 2008). Sizes are for a

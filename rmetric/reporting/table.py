@@ -97,7 +97,7 @@ class Table:
         return pd.concat(series, axis="columns")
 
     def is_text(self, index: int) -> bool:
-        """Whether a column holds words rather than numbers."""
+        """True where a column holds text rather than numbers."""
         return any(isinstance(row[index], str) for row in self.rows)
 
     def starts_group(self, index: int) -> bool:

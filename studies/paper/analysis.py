@@ -1,4 +1,4 @@
-"""Every detector on every run of a study: what tables and figures are made of."""
+"""Every detector on every run of a study: the input of tables and figures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ import numpy as np
 
 from rmetric.detectors import DETECTORS, IN_PAPER
 from rmetric.evaluation.intervals import Estimate
-from rmetric.evaluation.protocols import Fates, Outcomes, Windows, alerts_of, fates, judge
+from rmetric.evaluation.protocols import (
+    OutcomeCounts,
+    Outcomes,
+    Windows,
+    alerts_of,
+    judge,
+    outcome_counts,
+)
 from rmetric.evaluation.scores import Scores, f1_difference, score
 from rmetric.evaluation.stated import computed, disagreements, metric_trace
 from rmetric.evaluation.study import Study
@@ -27,7 +34,7 @@ OWN_SETTINGS = ("metric", "ablation")
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """A study and what the detectors said of it.
+    """A study and the traces of the detectors on it.
 
     Attributes:
         study: the runs.
@@ -79,13 +86,13 @@ class Analysis:
             self.outcomes(REFERENCE_DETECTOR, protocol).select(of_reference),
         )
 
-    def fates(self, detector: str) -> Fates:
-        """What became of the failing runs by the detector's first alert."""
+    def outcome_counts(self, detector: str) -> OutcomeCounts:
+        """Counts of the failing runs by the detector's first alert."""
         windows = Windows.of(self.runs(detector))
-        return fates(windows, alerts_of(windows, self.traces[detector]))
+        return outcome_counts(windows, alerts_of(windows, self.traces[detector]))
 
     def ceiling(self, protocol: str, *, after_onset: bool = False) -> Outcomes:
-        """What a detector that knows the truth gets on the reference runs."""
+        """Outcomes of a detector that is given the truth, on the reference runs."""
         return ceiling(self.study.reference, protocol, after_onset=after_onset)
 
     @cached_property

@@ -241,7 +241,7 @@ def runs_of_row(analysis: Analysis, name: str) -> Sequence[Run]:
 
 
 class SeedScores(NamedTuple):
-    """How one rule did in each of many studies, shape (S,).
+    """Scores of one rule in each of many studies, shape (S,).
 
     Attributes:
         published_f1, causal_f1: by the two rules.
@@ -378,7 +378,16 @@ def _mean(leads: Floats) -> float:
 
 
 def over_seeds(condition: Condition, rules: Sequence[Rule], num_seeds: int) -> list[SeedScores]:
-    """Each rule on the same studies, from seed 0 on."""
+    """Judge rules on the same studies.
+
+    Args:
+        condition: the study that is drawn.
+        rules: each gives its alarms for a batch, shape (R, E).
+        num_seeds: number of studies; the seeds are 0 to `num_seeds` - 1.
+
+    Returns:
+        The scores of each rule, in the order of `rules`.
+    """
     rows = []
     for seed in range(num_seeds):
         batch = condition.study(seed)

@@ -1,4 +1,4 @@
-"""What no detector on these logs can exceed, because nothing was logged in time."""
+"""The best outcomes that any detector can reach on these logs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,19 @@ from rmetric.records import Run
 
 
 def ceiling(runs: Sequence[Run], protocol: str, *, after_onset: bool = False) -> Outcomes:
-    """The verdicts on a detector that knows the truth, under a causal protocol.
+    """The verdicts on a detector that is given the truth, under a causal protocol.
 
-    It alarms at the first record from the onset up to the failure, and in
-    failing runs only; a run that failed before its next record is missed. With
-    `after_onset` the record of the onset step itself does not count: it comes
-    before that step's update and shows nothing of a fault in the update.
+    It alarms at the first record from the onset up to the failure, and in failing runs only; a
+    run that failed before its next record is missed.
+
+    Args:
+        runs: with their truth.
+        protocol: a causal one of `PROTOCOLS`.
+        after_onset: leave out the record of the onset step itself. It comes before the update of
+            that step and shows nothing of a fault in the update.
+
+    Returns:
+        One verdict for each run, shape (R,).
     """
     windows = Windows.of(runs)
     open_ = replace(windows, onset=windows.onset + after_onset)

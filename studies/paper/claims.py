@@ -56,10 +56,10 @@ def claims(analysis: Analysis, case_studies: Sequence[Summary] = ()) -> Table:
 
 
 def in_plain_words(analysis: Analysis) -> str:
-    """How R-Metric does when only warnings between fault and failure count."""
+    """R-Metric when only warnings between fault and failure count."""
     scores = analysis.scores(REFERENCE_DETECTOR, "causal")
     then, always = (analysis.scores(name, "published") for name in (REFERENCE_DETECTOR, "always"))
-    fate = analysis.fates(REFERENCE_DETECTOR)
+    ends = analysis.outcome_counts(REFERENCE_DETECTOR)
     others = {
         name: analysis.scores(name, "causal").f1.point
         for name in analysis.traces
@@ -71,9 +71,9 @@ def in_plain_words(analysis: Analysis) -> str:
     )
     return (
         f"In plain words: when the first alert must fall between fault and failure, R-Metric's F1 "
-        f"is {show(scores.f1)}; of {scores.num_failed} failing runs it announces {fate.in_time} in "
-        f"time, alarms before the fault in {fate.premature}, only at or after the failure in "
-        f"{fate.late} and never in {fate.never}. Of these runs {seen} have a record between "
+        f"is {show(scores.f1)}; of {scores.num_failed} failing runs it announces {ends.in_time} in "
+        f"time, alarms before the fault in {ends.premature}, only at or after the failure in "
+        f"{ends.late} and never in {ends.never}. Of these runs {seen} have a record between "
         f"fault and failure, the most that any detector on these logs can announce; {later} have "
         "one after the onset step itself. The best of the others that see no future is "
         f"{DETECTORS[best].title} with {show(others[best])}; random has {show(others['random'])}. "
@@ -97,7 +97,7 @@ def onset_to_failure(runs: Sequence[Run], percents: Sequence[float]) -> list[flo
 
 def _detection(analysis: Analysis) -> list[tuple[Cell, ...]]:
     then, now = (analysis.scores(REFERENCE_DETECTOR, name) for name in ("published", "causal"))
-    fate = analysis.fates(REFERENCE_DETECTOR)
+    ends = analysis.outcome_counts(REFERENCE_DETECTOR)
     emerges = {run.config.get("recipe") for run in analysis.study.reference} <= EMERGENT
     return [
         (
@@ -108,8 +108,8 @@ def _detection(analysis: Analysis) -> list[tuple[Cell, ...]]:
             verdict(PAPER_F1, then.f1),
             "the paper's is 72 TP, 4 FP, 0 FN on its 180 runs of the full metric, with scripted "
             f"crashes; {'here failures emerge, and' if emerges else 'of these logs'} "
-            f"{fate.premature} of {then.hits} hits are runs alarmed before their fault existed, "
-            f"{fate.late} only at or after the failure{_first_loss(analysis)}",
+            f"{ends.premature} of {then.hits} hits are runs alarmed before their fault existed, "
+            f"{ends.late} only at or after the failure{_first_loss(analysis)}",
         ),
         (
             "The same, causal rule",
@@ -117,9 +117,9 @@ def _detection(analysis: Analysis) -> list[tuple[Cell, ...]]:
             show(now.f1),
             now.num_runs,
             "no claim",
-            f"of {now.num_failed} failing runs: {fate.in_time} announced in time, {fate.premature} "
-            f"alarmed before the fault, {fate.late} too late, {fate.never} never; "
-            f"{now.false_alarms - fate.premature} of {now.num_runs - now.num_failed} runs that do "
+            f"of {now.num_failed} failing runs: {ends.in_time} announced in time, {ends.premature} "
+            f"alarmed before the fault, {ends.late} too late, {ends.never} never; "
+            f"{now.false_alarms - ends.premature} of {now.num_runs - now.num_failed} runs that do "
             "not fail alarm",
         ),
         (
@@ -202,7 +202,7 @@ def _weights(analysis: Analysis) -> list[tuple[Cell, ...]]:
 
 
 def transfer_rows(analysis: Analysis) -> list[tuple[Cell, ...]]:
-    """What weights lose on another architecture, by each rule."""
+    """The loss of fitted weights on another architecture, by each rule."""
     return [_transfer_row(protocol, grid) for protocol, grid in analysis.weight_grids.items()]
 
 
@@ -229,7 +229,7 @@ def _of_weights(best: float, paper: float, num_runs: int) -> str:
 
 
 def verdict(paper: float, measured: Estimate) -> str:
-    """Whether a number of the paper is what was measured, as far as the interval can tell."""
+    """The verdict on a number of the paper, as far as the interval decides it."""
     if isnan(measured.point):
         return "undefined"
     if not measured.low <= paper <= measured.high:

@@ -45,13 +45,13 @@ UNDEFINED = "–: undefined, nothing to divide by, or not logged."
 
 
 def is_published(study: Study) -> bool:
-    """Whether all runs are of the published recipe."""
+    """True where all runs are of the published recipe."""
     return all(run.config.get("recipe") == "published" for run in study.reference)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedAnalysis:
-    """The published study, one of it in logs and many drawn anew.
+    """The published study: one from the logs and many drawn with other seeds.
 
     Attributes:
         metric: R as the logs state it, and the runs.

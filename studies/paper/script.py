@@ -1,4 +1,4 @@
-"""What the two analysis scripts share: their options, where results go, and how they speak."""
+"""Options, output folders and messages that the two analysis scripts share."""
 
 from __future__ import annotations
 

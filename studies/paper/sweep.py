@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What a detector would have scored, shape (X,) with a row for each threshold."""
+    """Scores of a detector, shape (X,) with an entry for each threshold."""
 
     thresholds: Floats
     hits: Floats
@@ -34,8 +34,16 @@ def threshold_sweep(
 ) -> Sweep:
     """Judge the scores of one detector with an alarm wherever they exceed each threshold.
 
-    `traces` in the order of `runs`. Thresholds chosen from this on the runs it
-    was made of flatter the detector: show the curve, do not pick from it.
+    A threshold picked from the sweep flatters the detector on the runs of the sweep.
+
+    Args:
+        runs: with their truth.
+        traces: of the detector, in the order of `runs`.
+        thresholds: in the unit of the scores, shape (X,).
+        protocol: a name in `PROTOCOLS`.
+
+    Returns:
+        Counts and ratios over all runs, and the mean lead in steps, each of shape (X,).
     """
     bounds = np.asarray(thresholds, dtype=float)
     windows = Windows.of(runs)

@@ -1,4 +1,4 @@
-"""The tables of the study, each from what the detectors said of its runs."""
+"""The tables of a study, each from the traces of the detectors on its runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,17 @@ LEADS = (
 def build_tables(
     study: Study, case_studies: Sequence[Summary] = (), *, num_processes: int = 1
 ) -> tuple[list[Table], list[str]]:
-    """All of a study's tables in the order of their numbers, and the logs that contradict them."""
+    """All tables of a study.
+
+    Args:
+        study: the published study or another; the recipe in its logs selects the tables.
+        case_studies: summaries of the real runs that table 5 reports.
+        num_processes: for fitting the isolation forests and drawing the studies over seeds.
+
+    Returns:
+        The tables in the order of their numbers, and one sentence for each log whose stated
+        R-Metric is not the recomputed one.
+    """
     if published_tables.is_published(study):
         taken_apart = published_tables.PublishedAnalysis.of(study, num_processes=num_processes)
         metric = taken_apart.metric
@@ -69,7 +79,7 @@ def tables_of(analysis: Analysis, case_studies: Sequence[Summary] = ()) -> list[
 
 
 def approaches(analysis: Analysis) -> Table:
-    """Table 1: what there is, and how early it speaks."""
+    """Table 1: existing approaches and their lead times."""
     measured = {
         "loss_rise": ("heuristic", "validation loss"),
         "loss_slope": ("heuristic", "validation loss"),

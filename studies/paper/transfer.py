@@ -1,4 +1,4 @@
-"""Weights fitted on one architecture, tried on another.
+"""Weights fitted on one architecture, tested on another.
 
 Shape suffixes: G weight vectors of the grid, R runs, T records.
 """
@@ -100,7 +100,7 @@ class WeightGrid:
         }
 
     def verdicts(self, index: int | NDArray[np.int64], chosen_R: NDArray) -> Outcomes:
-        """What one weight vector, or one for each, makes of some runs, shape (R,)."""
+        """Outcomes of some runs, shape (R,), under one weight vector, or under one for each run."""
         whole = self.outcomes
         return Outcomes(
             failed=whole.failed[chosen_R],

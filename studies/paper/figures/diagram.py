@@ -77,7 +77,7 @@ class Diagram:
         return [name for name in self.nodes if name not in tails]
 
     def ranks(self) -> dict[str, int]:
-        """How many arrows each box is from the start, by the longest way; the ends all last.
+        """Number of arrows from the start to each box, by the longest way; the ends are all last.
 
         Raises graphlib.CycleError, a ValueError, for arrows that run in a circle.
         """

@@ -1,8 +1,7 @@
-"""Graphviz decides where things lie, and nothing else.
+"""Places a diagram with Graphviz, which computes positions and nothing else.
 
-It gets boxes and labels of the sizes that matplotlib's own font has, and gives
-positions back: so neither the fonts of the machine nor the dates that Graphviz
-writes into its files matter.
+Its input are boxes and labels of the sizes that they have in matplotlib's own font. So neither
+the fonts of the machine nor the dates that Graphviz writes into its files matter.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Figure 5: how early the metric speaks, against how long there is between fault and failure."""
+"""Figure 5: lead time of the metric's alerts against the time from fault to failure."""
 
 from __future__ import annotations
 

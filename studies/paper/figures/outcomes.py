@@ -1,4 +1,4 @@
-"""How a run can end: one name, one colour and one mark in every figure."""
+"""The ends of a run: one name, one colour and one mark in every figure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Outcome:
 
     Attributes:
         title: a word or two.
-        meaning: when a run ends so, in a few short lines; empty where nobody has said.
+        meaning: when a run ends so, in a few short lines; empty where unknown.
         colour, marker: as matplotlib names them.
     """
 
@@ -67,7 +67,7 @@ def name_of(truth: Truth) -> str:
 
 
 def look_of(name: str) -> Outcome:
-    """How the figures show an end, also one that only somebody else's log knows."""
+    """The look of an end in the figures; an end that is not listed gets the default look."""
     return OUTCOMES.get(name) or Outcome(title=name.replace("_", " "))
 
 
