@@ -9,9 +9,9 @@ from rmetric.diagnosis.job import Occurrence
 from rmetric.diagnosis.patterns.alignment import distance, similarity
 from rmetric.diagnosis.patterns.baseline import (
     LEAST_PAST,
-    LEAST_SECONDS,
-    LEAST_WHOLE_SECONDS,
-    SLOW,
+    MIN_EXCESS_SECONDS,
+    MIN_EXCESS_WHOLE_SECONDS,
+    SLOW_RATIO,
     Durations,
 )
 from rmetric.diagnosis.patterns.iterations import MAX_EVENTS, MAX_ODD, WINDOW, IterationWatch
@@ -60,8 +60,8 @@ def plain_usual_if_slow(before, seconds, steps):
         return None
     usual, mean = np.median(before), np.mean(before)
     whole = all((one * steps).is_integer() for one in (seconds, *before))
-    least = (LEAST_WHOLE_SECONDS if whole else LEAST_SECONDS) / steps
-    slow_from = max(mean + 3.0 * np.std(before), SLOW * usual, usual + least)
+    least = (MIN_EXCESS_WHOLE_SECONDS if whole else MIN_EXCESS_SECONDS) / steps
+    slow_from = max(mean + 3.0 * np.std(before), SLOW_RATIO * usual, usual + least)
     return usual if seconds > slow_from else None
 
 
