@@ -133,7 +133,7 @@ class Diagnosis:
     @property
     def summary(self) -> str:
         """At most 15 lines for a person, as `rmetric diagnose` prints them."""
-        from rmetric.diagnosis.words import verdict
+        from rmetric.diagnosis.render import verdict
 
         return verdict(self)
 

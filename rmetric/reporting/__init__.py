@@ -1,4 +1,4 @@
-"""Tables, figures and pages, computed from logs and nothing else.
+"""Tables, plots and pages of runs.
 
 Every module is imported when it is asked for, because matplotlib and Jinja are slow to import.
 """
@@ -8,30 +8,24 @@ from typing import TYPE_CHECKING
 from rmetric._util.lazy import lazy
 
 if TYPE_CHECKING:
-    from rmetric.reporting.figures import build_figures
     from rmetric.reporting.renderers import RENDERERS
     from rmetric.reporting.replay_report import replay_logs
     from rmetric.reporting.run_plot import plot_run
     from rmetric.reporting.table import Table
-    from rmetric.reporting.tables import build_tables
 else:
     __getattr__, __dir__ = lazy(
         __name__,
         {
-            "rmetric.reporting.figures": "build_figures",
             "rmetric.reporting.renderers": "RENDERERS",
             "rmetric.reporting.replay_report": "replay_logs",
             "rmetric.reporting.run_plot": "plot_run",
             "rmetric.reporting.table": "Table",
-            "rmetric.reporting.tables": "build_tables",
         },
     )
 
 __all__ = [
     "RENDERERS",
     "Table",
-    "build_figures",
-    "build_tables",
     "plot_run",
     "replay_logs",
 ]
