@@ -98,7 +98,7 @@ def test_the_supervisor_hears_of_a_failed_save_by_the_heartbeat(tmp_path, more, 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    assert main(["supervise", str(tmp_path / "file" / "run"), "--", "true"]) == 2
+    assert main(["supervise", str(tmp_path / "file" / "run"), "--", "true"]) == 1
     assert capsys.readouterr().err.startswith("error: ")
 
 
