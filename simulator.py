@@ -21,6 +21,7 @@ from random import Random
 from typing import Any
 
 from rmetric._util.options import renamed
+from rmetric._util.printed import counted
 from rmetric.logs import log_path, run_lines, start_line, write_atomically
 from rmetric.metric import MODES, RMetric, RMetricConfig
 from rmetric.records import Run, Truth
@@ -223,7 +224,7 @@ def describe(run: Run, asked: Asked, config: RMetricConfig) -> str:
     metric = RMetric(config)
     alarms = [record.step for record in run.records if metric.update(record).alarm]
     if alarms:
-        lines.append(f"R-Metric: {len(alarms)} alarms, the first at step {alarms[0]}")
+        lines.append(f"R-Metric: {counted(len(alarms), 'alarm')}, the first at step {alarms[0]}")
     else:
         lines.append("R-Metric: no alarm")
     return "\n".join(lines)

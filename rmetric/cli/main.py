@@ -6,6 +6,7 @@ import argparse
 import sys
 from importlib import import_module
 
+from rmetric._util.lazy import EXTRAS
 from rmetric._util.standard_output import OutputError, told_apart
 from rmetric._util.version import __version__
 from rmetric.cli import COMMANDS
@@ -48,7 +49,13 @@ def _run(given: list[str]) -> int:
             module = import_module(f"rmetric.cli.{name}")
             command.description = module.__doc__
             command.epilog = getattr(module, "EXAMPLES", None)
-            module.add_arguments(command)
+            try:
+                module.add_arguments(command)
+            except ModuleNotFoundError as error:
+                extra = EXTRAS.get(error.name or "")
+                if extra is None:
+                    raise
+                command.error(f"needs {error.name}: pip install 'rmetric[{extra}]'")
             command.set_defaults(run=module.run)
     options = parser.parse_args(given)
     code: int = options.run(options)
