@@ -79,10 +79,13 @@ def computed(run: Run, config: RMetricConfig) -> tuple[np.ndarray, Components]:
     logged = [False] * 3
     for record in run.records:
         scores.append(metric.update(record).score)
-        logged = [was or source is not None for was, source in zip(logged, metric.sources)]  # noqa: B905
-    missing = [weight > 0 and not was for weight, was in zip(config.weights, logged, strict=True)]
-    if not any(was and weight > 0 for was, weight in zip(logged, config.weights, strict=True)):
-        missing = [True] * 3
+        sources = zip(logged, metric.sources, strict=True)
+        logged = [was or source is not None for was, source in sources]
+    weighted = [weight > 0 for weight in config.weights]
+    nothing = not any(was and counts for was, counts in zip(logged, weighted, strict=True))
+    missing = (
+        nothing or (counts and not was) for was, counts in zip(logged, weighted, strict=True)
+    )
     return np.array(scores, dtype=float), Components(*missing)
 
 

@@ -7,7 +7,7 @@ Source: Fatima 2025; the simulator and the scoring of docs/published_study.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
@@ -22,7 +22,13 @@ from rmetric.detectors.contract import Detector
 from rmetric.detectors.loss_z_score import LossZScore
 from rmetric.detectors.trivial import AtStep, LossJump, MeanNorm
 from rmetric.evaluation.intervals import Estimate
-from rmetric.evaluation.protocols import Alerts, Outcomes, Windows, judge_alerts
+from rmetric.evaluation.protocols import (
+    SECONDS_PER_STEP,
+    Alerts,
+    Outcomes,
+    Windows,
+    judge_alerts,
+)
 from rmetric.evaluation.scores import f1
 from rmetric.evaluation.traces import SEED, Trace, generator_for, trace_all, trace_by
 from rmetric.metric import PAPER_WEIGHTS, Components, RMetric, RMetricConfig
@@ -53,8 +59,6 @@ SPREAD_SEEDS = 300
 ANATOMY_SEEDS = 200
 #: Steps from which a random onset is drawn; the run has settled and the fault can end.
 RANDOM_ONSETS = (1000, 4000)
-SECONDS_PER_STEP = 5.0
-
 #: The fault of each run of one mode, in the order of the matrix, shape (R,).
 FAULT_OF_RUN = np.array(
     [name for _ in ARCHITECTURES for name in FAULTS for _ in range(REPETITIONS)]
@@ -409,10 +413,7 @@ def spread_by_fault(num_seeds: int = SPREAD_SEEDS) -> dict[str, dict[str, Floats
     found: dict[str, dict[str, list[float]]] = {
         protocol: {name: [] for name in chosen} for protocol in ("published", "causal")
     }
-    rule = r_metric(AUTHORS)
-    for seed in range(num_seeds):
-        batch = PUBLISHED.study(seed)
-        alerts = alerts_of_batch(batch, rule(batch, np.random.default_rng(0)))
+    for batch, alerts in _published_alerts(num_seeds):
         for protocol, of_fault in found.items():
             outcomes = judge_alerts(windows_of_batch(batch), alerts, protocol)
             for name, runs in chosen.items():
@@ -426,13 +427,18 @@ def spread_by_fault(num_seeds: int = SPREAD_SEEDS) -> dict[str, dict[str, Floats
 def second_drift_share(num_seeds: int = ANATOMY_SEEDS) -> float:
     """Share of the false and early first alarms, as published, that come with the second ΔL."""
     firsts: list[float] = []
-    rule = r_metric(AUTHORS)
-    for seed in range(num_seeds):
-        batch = PUBLISHED.study(seed)
-        first = alerts_of_batch(batch, rule(batch, np.random.default_rng(0))).first
+    for batch, alerts in _published_alerts(num_seeds):
+        first = alerts.first
         healthy = np.isinf(batch.failure_R)
         firsts += first[(first < batch.onset_R) | (healthy & (first < inf))].tolist()
     return float(np.mean(np.array(firsts) == 3 * DYNAMICS.evaluate_every))
+
+
+def _published_alerts(num_seeds: int) -> Iterator[tuple[PublishedBatch, Alerts]]:
+    """The published studies of the first seeds, with the alarms of R."""
+    for seed in range(num_seeds):
+        batch = PUBLISHED.study(seed)
+        yield batch, alerts_of_batch(batch, scores(batch, AUTHORS) > AUTHORS.threshold)
 
 
 def _f1_of(outcomes: Outcomes) -> float:
