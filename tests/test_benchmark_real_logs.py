@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-import os
 import re
 import threading
 from functools import partial
@@ -30,9 +29,9 @@ from studies.detector_benchmark.real_logs import (
     read_manifest,
     real,
 )
+from tests.authors_data import DATA
 
 ROOT = Path(__file__).parents[1]
-DATA = Path(os.environ.get("RMETRIC_DATA", ROOT.parent / "shared" / "data"))
 LOGS = DATA / "training_logs"
 with_logs = pytest.mark.skipif(
     not (LOGS / "labels.csv").is_file(),

@@ -3,16 +3,17 @@
 import csv
 import gzip
 import hashlib
-import os
 import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from tests.authors_data import DATA
+
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
-DATA = Path(os.environ.get("RMETRIC_DATA", ROOT.parent / "shared" / "data")) / "failure_logs"
+LOGS = DATA / "failure_logs"
 SPLITS = ("development", "held_out")
 ROLES = ("cause", "symptom", "echo", "context")
 COLUMNS = ["file", "line", "sha256", "role", "reason"]
@@ -30,7 +31,7 @@ def labels(split: str) -> list[Row]:
 
 
 def lines(name: str) -> list[bytes]:
-    raw = (DATA / name).read_bytes()
+    raw = (LOGS / name).read_bytes()
     return (gzip.decompress(raw) if name.endswith(".gz") else raw).split(b"\n")
 
 
@@ -69,7 +70,7 @@ def test_the_page_counts_what_the_tables_hold() -> None:
 
 
 @pytest.mark.skipif(
-    not (DATA / "labels.csv").is_file(),
+    not (LOGS / "labels.csv").is_file(),
     reason="failure logs are absent: put them in ../shared/data or name them with RMETRIC_DATA",
 )
 @pytest.mark.parametrize("split", SPLITS)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import re
 from collections import defaultdict
 from collections.abc import Callable
@@ -21,8 +20,8 @@ import pytest
 from rmetric import Record, Run
 from rmetric.readers import ReadLog, read_log
 from rmetric.readers.scored_run import score_run
+from tests.authors_data import DATA
 
-DATA = Path(os.environ.get("RMETRIC_DATA", Path(__file__).parents[2] / "shared" / "data"))
 LOGS = DATA / "training_logs"
 
 pytestmark = pytest.mark.skipif(
