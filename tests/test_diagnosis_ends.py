@@ -17,6 +17,10 @@ LIMIT = "slurmstepd: error: *** JOB 9 ON n1 CANCELLED AT {} DUE TO TIME LIMIT **
 PREEMPTED = "slurmstepd: error: *** JOB 9 ON n1 CANCELLED AT {} DUE TO PREEMPTION ***"
 
 
+#: Seconds of the last line of `stamped(300)`.
+LAST_OF_300 = 598
+
+
 def at(seconds, form="%Y-%m-%d %H:%M:%S"):
     return (BEGIN + timedelta(seconds=seconds)).strftime(form)
 
@@ -67,8 +71,33 @@ def test_seconds_since_1970_and_a_local_clock_make_no_hang(tmp_path):
 
 
 def test_an_end_before_the_last_step_is_of_another_clock_and_not_sure(tmp_path):
-    found = judged(tmp_path, [*stamped(300), LIMIT.format(at(-5 * 3600, "%Y-%m-%dT%H:%M:%S"))])
+    lines, end = stamped(300), at(LAST_OF_300 + 30 - 5 * 3600, "%Y-%m-%dT%H:%M:%S")
+    found = judged(tmp_path, [*lines, LIMIT.format(end)])
     assert found.outcome == "terminated"
+    assert found.confidence < 0.8
+
+
+@pytest.mark.parametrize("hours", [-11, -5.5, -5, 2, 3, 5.75])
+def test_a_silence_that_no_zone_explains_is_a_hang_whatever_the_zones(tmp_path, hours):
+    end = at(LAST_OF_300 + 600 + hours * 3600, "%Y-%m-%dT%H:%M:%S")
+    found = judged(tmp_path, [*stamped(300), LIMIT.format(end)])
+    assert (found.outcome, found.cause) == ("failed", "training_hung")
+    if hours < 0:  # by the clocks alone a later end may be of one zone
+        assert "at least 10 min later" in found.title
+
+
+def test_a_hang_over_new_year_in_a_log_without_years(tmp_path):
+    lines = [f"Dec 31 23:{n:02d}:00 n1 train[7]: step {n} loss 2.5" for n in range(50)]
+    end = "Jan  1 04:58:00 n1 train[7]: " + LIMIT.format("2026-01-01T04:58:00")
+    found = judged(tmp_path, [*lines, end])
+    assert (found.outcome, found.cause) == ("failed", "training_hung")
+    assert "5.2 h later" in found.title
+
+
+def test_a_script_that_saw_no_progress_ended_a_failed_job(tmp_path):
+    end = f"{at(LAST_OF_300 + 60)} guard: no new step since 299 for 1 minute, ending the job"
+    found = judged(tmp_path, [*stamped(300), end])
+    assert (found.outcome, found.cause) == ("failed", "training_hung")
     assert found.confidence < 0.8
 
 

@@ -54,7 +54,7 @@ from rmetric.diagnosis.ordering import Ordering, stage_at
 from rmetric.diagnosis.patterns.stages import stated_stage
 from rmetric.diagnosis.patterns.steps import planned_steps
 from rmetric.diagnosis.pool import Pool, learn, ordinary
-from rmetric.diagnosis.progress import Hang, find_hang
+from rmetric.diagnosis.progress import WATCHED, Hang, find_hang
 from rmetric.diagnosis.result import (
     LIKELY,
     Attempt,
@@ -101,8 +101,6 @@ LOSSES_HINT = "Losses are not evaluated here; use rmetric replay."
 JOB_ENDED_HINT = (
     "If the job has ended, check the scheduler's record and the node's kernel log (OOM kill)."
 )
-#: The signature of an ending that states that the training stood still.
-NO_PROGRESS = "ended_without_progress"
 #: Entries of a stream that are its end.
 NUM_FINAL_ENTRIES = 3
 
@@ -302,7 +300,7 @@ class _Case:
             return self._by_kind(NOT_ENTERED, "recorder", lead)
         if lead is not None and lead.score >= LIKELY and self.hang is not None:
             return self._hung(self.hang, lead)
-        if lead is not None and lead.signature.id == NO_PROGRESS and self._odd_stacks():
+        if lead is not None and lead.signature.id == WATCHED and self._odd_stacks():
             return self._by_kind(STANDS_ELSEWHERE, "stack", lead)
         if lead is not None and lead.score >= LIKELY:
             silent = self._silent() if lead.signature.role == "ending" else None

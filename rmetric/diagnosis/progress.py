@@ -22,6 +22,8 @@ from rmetric.diagnosis.reading.timestamps import names_zone
 from rmetric.diagnosis.suspects import RankEvidence, divided
 
 _NUMBERS = re.compile(r"\d+")
+#: The signature of a script that ended a training without progress.
+WATCHED = "ended_without_progress"
 #: A hang is at least so many seconds, and so many times the longest pause between two steps.
 MIN_SECONDS = 120.0
 MIN_RATIO = 5.0
@@ -31,13 +33,21 @@ MIN_SECONDS_WITHOUT_STEPS = 1800.0
 ZONE_SECONDS = 1800.0
 ZONE_TOLERANCE = 90.0
 MAX_ZONE_SECONDS = 14 * 3600.0
+#: All zones are whole quarters of an hour apart, so what is left of a silence is real.
+QUARTER_SECONDS = 900.0
+#: Without years December is later than the January behind it, by so many seconds at least.
+HALF_YEAR_SECONDS, YEAR_SECONDS = 183 * 86400.0, 366 * 86400.0
 #: But no time limit is so much shorter than a difference of zones.
 MIN_SHARE_BEFORE_LIMIT = 0.125
 #: So many different entries may recur during a hang: heartbeats, monitors.
 MAX_HEARTBEATS = 2
+#: Stages in which nothing may be logged for long.
+QUIET_STAGES = {"load data", "compile", "evaluate", "checkpoint", "tear-down"}
 #: Confidence where nothing is logged any more, and where heartbeats are.
 CONFIDENCE_SILENT = 0.9
 CONFIDENCE_HEARTBEATS = 0.65
+#: And where only the script that ended the training says so.
+CONFIDENCE_WATCHED = 0.65
 #: And where only the silence before the first step is known.
 CONFIDENCE_WITHOUT_STEPS = 0.6
 #: Least share of the ranks that made the last step, for the others to be behind.
@@ -54,12 +64,14 @@ class Hang:
 
     Attributes:
         seconds: from the last sign of progress to the end.
+        least: no more is known than that it was so long: clocks of two zones may be compared.
         step: the last one; None if there was none.
         confidence: 0 to 1.
         signs: evidence against ranks that are behind the others.
     """
 
     seconds: float
+    least: bool
     step: int | None
     confidence: float
     signs: tuple[RankEvidence, ...]
@@ -68,7 +80,8 @@ class Hang:
     def words(self) -> str:
         """When it stopped, and for how long."""
         after = "before the first step" if self.step is None else f"after step {self.step}"
-        return f"{after} and was ended {_span(self.seconds)} later"
+        later = f"at least {_span(self.seconds)}" if self.least else _span(self.seconds)
+        return f"{after} and was ended {later} later"
 
 
 def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | None:
@@ -106,28 +119,36 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
     longest = max((one.longest_pause for one in stepping), default=0.0)
     least = max(MIN_SECONDS, MIN_RATIO * longest) if longest else MIN_SECONDS_WITHOUT_STEPS
     confidence = CONFIDENCE_SILENT if longest else CONFIDENCE_WITHOUT_STEPS
-    seconds = end - last_entry
+    gap = end - last_entry
+    if gap < -HALF_YEAR_SECONDS:
+        gap += YEAR_SECONDS
+    begun = ordering.span[0] if ordering.span else last_entry
+    limit = lead.signature.family == "time limit"
+    # Only the last gap may be one between two clocks: an entry before the end keeps its own.
+    other_clock = gap < 0 or (
+        _may_be_time_zone(gap)
+        and not (limit and last_entry - begun < MIN_SHARE_BEFORE_LIMIT * gap and one_clock)
+    )
+    before = 0.0
     later = sorted(
         ((time, entry) for time, entry in entries if last_step is not None and time > last_step),
         key=itemgetter(0),
     )
     if last_step is not None and later:
         stages = {entry.stage for _, entry in later}
-        if len({entry.event for _, entry in later}) <= MAX_HEARTBEATS and stages <= {"", "train"}:
-            silent = last_entry - last_step < seconds
-            seconds = end - last_step
-            confidence = confidence if silent else CONFIDENCE_HEARTBEATS
+        if len({entry.event for _, entry in later}) <= MAX_HEARTBEATS and not stages & QUIET_STAGES:
+            before = last_entry - last_step
+            confidence = confidence if before < gap else CONFIDENCE_HEARTBEATS
         else:
             pauses = [after[0] - before[0] for before, after in pairwise(later)]
             least = max(least, MIN_RATIO * max(pauses, default=0.0))
-    begun = ordering.span[0] if ordering.span else last_entry
-    limit = lead.signature.family == "time limit"
-    # Only the last gap may be one between two clocks: an entry before the end keeps its own.
-    gap = end - last_entry
-    if seconds < least or (
-        _may_be_time_zone(gap)
-        and not (limit and last_entry - begun < MIN_SHARE_BEFORE_LIMIT * gap and one_clock)
-    ):
+    known = before + (_apart_from_zones(gap) if other_clock or not one_clock else gap)
+    if known < least and not other_clock:
+        known = before + gap
+    at_least = other_clock or known < before + gap
+    if lead.signature.id == WATCHED and last_step is not None:
+        confidence = CONFIDENCE_WATCHED if known < least else confidence
+    elif known < least:
         return None
     furthest = job.furthest
     step = furthest.last_step if furthest and not furthest.counts_samples else None
@@ -136,7 +157,7 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
         or _behind(job, stepping)
         or _elsewhere(job, lead.first, events, ordering)
     )
-    return Hang(seconds=seconds, step=step, confidence=confidence, signs=tuple(signs))
+    return Hang(seconds=known, least=at_least, step=step, confidence=confidence, signs=tuple(signs))
 
 
 def _time(stream: JobStream, ordering: Ordering) -> float | None:
@@ -148,6 +169,12 @@ def _may_be_time_zone(seconds: float) -> bool:
     zones = round(seconds / ZONE_SECONDS)
     off = abs(seconds - zones * ZONE_SECONDS)
     return zones > 0 and seconds <= MAX_ZONE_SECONDS and off <= ZONE_TOLERANCE
+
+
+def _apart_from_zones(seconds: float) -> float:
+    """Seconds of a silence that no difference of time zones explains."""
+    left = seconds % QUARTER_SECONDS
+    return left if left < QUARTER_SECONDS - ZONE_TOLERANCE else 0.0
 
 
 def _fell_silent(job: Job, entries: Sequence[tuple[float, Occurrence]]) -> list[RankEvidence]:
