@@ -12,12 +12,16 @@ from rmetric.logs import write_atomically
 from studies.common.markers import fill
 from studies.common.renderers import to_markdown
 from studies.common.table import Table
+from studies.fault_lab.campaign import by_seed
+from studies.fault_lab.design import campaign as design
 from studies.fault_lab.rescue import tables
 from studies.fault_lab.rescue.policies import NEWER, NOTHING, PARTS, POLICIES, RESCUE
 from studies.fault_lab.tables import write_tables
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "rescue.md"
 SEALED, OPEN = "rescue_sealed", "rescue_open"
+#: The seeds of the laboratory itself, which were known before the policies were written.
+OLD = "rescue_old"
 #: The same seeds, known by then, with a detector that came after their opening.
 NEWER_DETECTOR = "rescue_sealed_newer_detector"
 
@@ -58,7 +62,34 @@ def made(results: Path) -> list[Table]:
                 number=13,
             )
         )
+    if (old := results / f"{OLD}.jsonl.xz").exists():
+        found += _of_old_seeds(unpack(old))
     return found
+
+
+def _of_old_seeds(rows: Sequence[dict[str, Any]]) -> list[Table]:
+    ran = {row["policy"] for row in rows}
+    names = [name for name in POLICIES if name in ran]
+    seeds = len({row["seed"] for row in rows})
+    of_all = len(by_seed(design()))
+    which = f"{seeds} of the {of_all} open seeds"
+    return [
+        tables.policies(
+            rows,
+            names,
+            name="rescue_old",
+            title=f"Policies on the failing runs of {which}",
+            number=14,
+        ),
+        tables.harm(
+            rows,
+            names,
+            name="rescue_old_harm",
+            title=f"Runs of {which} that do not fail: what a policy does to them",
+            number=15,
+            note="",
+        ),
+    ]
 
 
 def _renamed(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -103,7 +103,15 @@ def policies(
     )
 
 
-def harm(rows: Sequence[Row], names: Sequence[str]) -> Table:
+def harm(
+    rows: Sequence[Row],
+    names: Sequence[str],
+    *,
+    name: str = "rescue_harm",
+    title: str = "Runs that do not fail: what a policy does to them",
+    number: int = 10,
+    note: str = "; leaving out outliers ran on the seeds with a failing run and 28 others",
+) -> Table:
     """Effect on runs that do not fail: controls, benign changes, absorbed faults."""
     runs = [row for row in branches(rows) if not row["failed"]]
     without = _by_run(runs, NOTHING)
@@ -130,9 +138,9 @@ def harm(rows: Sequence[Row], names: Sequence[str]) -> Table:
             )
         )
     return Table(
-        name="rescue_harm",
-        number=10,
-        title="Runs that do not fail: what a policy does to them",
+        name=name,
+        number=number,
+        title=title,
         columns=(
             Column(label="Policy"),
             Column(label="Controls acted on"),
@@ -147,8 +155,8 @@ def harm(rows: Sequence[Row], names: Sequence[str]) -> Table:
         notes=[
             "Worse: final validation loss above that of the same run without a policy. A control "
             "that is not acted on is bit-equal.",
-            "Policies that change every step ran on one in four of these runs, and on no control; "
-            "leaving out outliers ran on the seeds with a failing run and 28 others.",
+            "Policies that change every step ran on one in four of these runs, and on no control"
+            f"{note}.",
         ],
     )
 
