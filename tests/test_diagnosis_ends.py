@@ -203,3 +203,30 @@ def test_the_rank_that_did_not_join_is_named(tmp_path):
     lines = [f"{rank}: {at(2 * n)} step {n} loss 2.1" for n in range(40) for rank in range(8)]
     found = judged(tmp_path, [*lines, report])
     assert [one.name for one in found.nodes] == ["rank 6"]
+
+
+def unreachable(tmp_path):
+    """Two nodes of four ranks; lines of NCCL have no time, and the steps are on the other node."""
+    here = [f"{at(2 * n)} n1:0 train INFO [step={n}/900]" for n in range(300)]
+    there = [f"[default{rank}]:{at(rank)} n2:{rank} train INFO ready" for rank in range(4)]
+    there += [
+        f"[default{rank}]:n2:77{rank}:88{rank} [{rank}] NCCL WARN socketProgressOpt: "
+        f"Call to recv from n1<4871{rank}> failed : No route to host"
+        for rank in range(4)
+    ]
+    there += ["W0501 10:59:14.896000 842565 api.py:1028] Sending process 77 closing signal SIGTERM"]
+    here = [f"[default{rank}]:{at(0)} n1:{rank} train INFO ready" for rank in range(4)] + [
+        f"[default0]:{line}" for line in here
+    ]
+    for name, lines in (("n1.log", here), ("n2.log", there)):
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    return diagnose(tmp_path)
+
+
+def test_lines_without_times_are_not_outlived_by_steps_before_the_next_time(tmp_path):
+    found = unreachable(tmp_path)
+    assert (found.outcome, found.cause) == ("failed", "no_route_between_nodes")
+
+
+def test_a_node_that_cannot_be_reached_is_named_as_a_whole(tmp_path):
+    assert [one.name for one in unreachable(tmp_path).nodes] == ["node n1"]

@@ -135,11 +135,16 @@ def _survived(
     stepping = [own] if own.steps else [one for one in job.streams.values() if one.steps]
     if not stepping:
         return _losses_after(job, match, ordering) > IN_FLIGHT
+    at_latest = ordering.at_latest(match.last)
+
+    def is_later(one: Occurrence) -> bool:
+        return ordering.after(one, match.last if one.file == match.last.file else at_latest)
+
     steps_at = [one.last_step_at for one in stepping if one.last_step_at is not None]
-    continued = any(ordering.after(one, match.last) for one in steps_at)
+    continued = any(map(is_later, steps_at))
     if signature.survivable or not continued:
         return continued
-    later = (entry for one in stepping for entry in one.tail if ordering.after(entry, match.last))
+    later = (entry for one in stepping for entry in one.tail if is_later(entry))
     return len({entry.step for entry in later}) > IN_FLIGHT
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from calendar import isleap
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import cached_property
 from math import inf
+from operator import attrgetter
 
 from rmetric.diagnosis.job import Job, Occurrence
 from rmetric.diagnosis.reading.text import TRACEBACK
@@ -60,6 +63,32 @@ class Ordering:
             if entry.file == one.file and entry.order <= one.order and entry.time is not None:
                 return entry.time
         return None
+
+    def at_latest(self, one: Occurrence) -> Occurrence:
+        """The entry, or the next one of its file that states a time, if it states none itself.
+
+        The entry before it tells only when it came at the earliest. Itself also where what followed
+        it in its stream was not kept, and where nothing in the file states a time any more.
+        """
+        stream = self.job.streams.get(one.stream)
+        kept = stream is not None and stream.tail and stream.tail[0].order <= one.order
+        if one.time is not None or not kept:
+            return one
+        orders, entries = self._timed.get(one.file, ((), ()))
+        at = bisect_right(orders, one.order)
+        return entries[at] if at < len(entries) else one
+
+    @cached_property
+    def _timed(self) -> dict[str, tuple[Sequence[int], Sequence[Occurrence]]]:
+        """File -> its last entries with a time, of all streams: their orders, and they."""
+        found: dict[str, list[Occurrence]] = defaultdict(list)
+        for stream in self.job.streams.values():
+            for entry in stream.tail:
+                if entry.time is not None:
+                    found[entry.file].append(entry)
+        for entries in found.values():
+            entries.sort(key=attrgetter("order"))
+        return {file: ([one.order for one in all_of], all_of) for file, all_of in found.items()}
 
     def dated(self, one: Occurrence) -> float | None:
         """The time that the entry states, with the job's year where it can be derived."""

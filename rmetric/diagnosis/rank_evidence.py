@@ -88,6 +88,15 @@ class RankIndex:
         size = self._job.world_size
         return [f"rank {rank}" for rank in ranks if size is None or rank < size != 1]
 
+    def node_of_all(self, names: Collection[str]) -> str | None:
+        """The node, of several, whose ranks these are, all of them; None otherwise."""
+        if len(names) < 2 or len(self._on_node) < 2:
+            return None
+        for node, ranks in self._on_node.items():
+            if set(names) == {name for _, name in ranks}:
+                return node
+        return None
+
     def _of_local_rank(self, local_rank: int, stream: str) -> list[str]:
         """The rank on the stream's node; where there is one node only, of the same number."""
         own = self._job.streams.get(stream)
@@ -202,6 +211,9 @@ def _from_named(cause: Cause, index: RankIndex) -> list[RankEvidence]:
             if _signal(fields) in _KILL_SIGNALS:
                 killed[name] = f"terminated by {signal.Signals(_signal(fields)).name}"
     implicated, killed = index.prefer_known(implicated), index.prefer_known(killed)
+    whole = None if is_symptom else index.node_of_all(implicated)
+    if whole is not None:  # of which no rank is more to blame than another
+        implicated = {f"node {whole}": words}
     evidence = []
     if index.is_minority(len(killed)):
         evidence += [RankEvidence(name, "killed", by) for name, by in killed.items()]
