@@ -135,7 +135,9 @@ def _survived(
     stepping = [own] if own.steps else [one for one in job.streams.values() if one.steps]
     if not stepping:
         return _losses_after(job, match, ordering) > IN_FLIGHT
-    at_latest = ordering.at_latest(match.last)
+    # What followed it in its stream must be kept, or the next time may be of much later.
+    kept = own.tail and own.tail[0].order <= match.last.order
+    at_latest = (ordering.at_latest(match.last) if kept else None) or match.last
 
     def is_later(one: Occurrence) -> bool:
         return ordering.after(one, match.last if one.file == match.last.file else at_latest)

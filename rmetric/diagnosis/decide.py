@@ -8,6 +8,7 @@ the library has none. `decide` combines these steps; read it next.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -103,6 +104,19 @@ JOB_ENDED_HINT = (
 )
 #: Entries of a stream that are its end.
 NUM_FINAL_ENTRIES = 3
+
+#: What a rank says before it reads data or a checkpoint and does not come back.
+_WAITS_IN = (
+    ("checkpoint", re.compile(r"(?i)check-?point|ckpt|\bsav(?:e|ing)\b|state[_ ]dict")),
+    (
+        "load data",
+        re.compile(
+            r"(?i)\bshards?\b|data_?loader|data_?set|fetch|download|mini-?batch|next[ _]batch"
+            r"|\b(?:s3|gs|gcs|az|hdfs)://|\bcorpus\b|\bmemmap\b|\bread(?:ing)? samples?\b"
+            r"|\.(?:tar|mds|arrow|parquet|jsonl|tfrecord|np[yz]|bin|zst)\b"
+        ),
+    ),
+)
 
 Paths = str | Path | Sequence[str | Path]
 
@@ -300,6 +314,8 @@ class _Case:
             return self._by_kind(NOT_ENTERED, "recorder", lead)
         if lead is not None and lead.score >= LIKELY and self.hang is not None:
             return self._hung(self.hang, lead)
+        if lead is None and self.hang is not None:
+            return self._hung(self.hang, None)
         if lead is not None and lead.signature.id == WATCHED and self._odd_stacks():
             return self._by_kind(STANDS_ELSEWHERE, "stack", lead)
         if lead is not None and lead.score >= LIKELY:
@@ -442,22 +458,25 @@ class _Case:
             SILENCE, first, stream.last if stream else None, followed_by=followed_by
         )
 
-    def _hung(self, hang: Hang, lead: Cause) -> Diagnosis:
+    def _hung(self, hang: Hang, lead: Cause | None) -> Diagnosis:
         last = self.job.furthest
         place = last.last_step_at if last else None
         who = next(iter(named(self.ranked)), None)
         own = self.job.streams.get(who.name) if who else None
         apart = {*(one.stream for one in hang.signs), *self._odd_stacks()}
         at = self._last_own(own) if own and own.name in apart else None
+        text = hang.last_words or (at.text if at else "")
         return self._result(
-            stage=(stated_stage(at.text) if at else "") or self._stage(place),
+            stage=(_stage_of_wait(text) if text else "") or self._stage(place),
             outcome="failed",
             cause=HUNG.id,
             family=HUNG.family,
             title=HUNG.title.format(what=hang.words),
             actor=HUNG.actor,
             confidence=hang.confidence,
-            why=f"{HUNG.why}; ended by: {lead.signature.title}",
+            why=f"{HUNG.why}; ended by: {lead.signature.title}"
+            if lead is not None
+            else "no step for far longer than the longest pause between steps",
             place=place,
             to_do=HUNG.to_do,
             events=self._events(self.found.odd),
@@ -653,6 +672,11 @@ class _Case:
             job=_described(job, self.ordering),
             **fields,
         )
+
+
+def _stage_of_wait(text: str) -> str:
+    """The stage at which a rank waits whose last entry this is; "" where it does not tell."""
+    return next((stage for stage, one in _WAITS_IN if one.search(text)), stated_stage(text))
 
 
 def _first_stage(texts: Sequence[str]) -> str:

@@ -64,19 +64,17 @@ class Ordering:
                 return entry.time
         return None
 
-    def at_latest(self, one: Occurrence) -> Occurrence:
-        """The entry, or the next one of its file that states a time, if it states none itself.
+    def at_latest(self, one: Occurrence) -> Occurrence | None:
+        """The entry, or the next kept one of its file that states a time, if it states none itself.
 
-        The entry before it tells only when it came at the earliest. Itself also where what followed
-        it in its stream was not kept, and where nothing in the file states a time any more.
+        The entry before it only tells when it came at the earliest. None where nothing behind it
+        states a time.
         """
-        stream = self.job.streams.get(one.stream)
-        kept = stream is not None and stream.tail and stream.tail[0].order <= one.order
-        if one.time is not None or not kept:
+        if one.time is not None:
             return one
         orders, entries = self._timed.get(one.file, ((), ()))
         at = bisect_right(orders, one.order)
-        return entries[at] if at < len(entries) else one
+        return entries[at] if at < len(entries) else None
 
     @cached_property
     def _timed(self) -> dict[str, tuple[Sequence[int], Sequence[Occurrence]]]:

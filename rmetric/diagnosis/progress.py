@@ -22,6 +22,7 @@ from rmetric.diagnosis.reading.timestamps import names_zone
 from rmetric.diagnosis.suspects import RankEvidence, divided
 
 _NUMBERS = re.compile(r"\d+")
+_RANK = re.compile(r"(?i)\b(?:global_|world_)?rank[ =:#]{0,2}(\d{1,6})\b")
 #: The signature of a script that ended a training without progress.
 WATCHED = "ended_without_progress"
 #: A hang is at least so many seconds, and so many times the longest pause between two steps.
@@ -41,6 +42,8 @@ HALF_YEAR_SECONDS, YEAR_SECONDS = 183 * 86400.0, 366 * 86400.0
 MIN_SHARE_BEFORE_LIMIT = 0.125
 #: So many different entries may recur during a hang: heartbeats, monitors.
 MAX_HEARTBEATS = 2
+#: Least number of entries after the last step of logs that state no end.
+MIN_HEARTBEATS = 3
 #: Stages in which nothing may be logged for long.
 QUIET_STAGES = {"load data", "compile", "evaluate", "checkpoint", "tear-down"}
 #: Confidence where nothing is logged any more, and where heartbeats are.
@@ -65,27 +68,31 @@ class Hang:
     Attributes:
         seconds: from the last sign of progress to the end.
         least: no more is known than that it was so long: clocks of two zones may be compared.
+        ended: something ended it; else the logs stop.
         step: the last one; None if there was none.
         confidence: 0 to 1.
         signs: evidence against ranks that are behind the others.
+        last_words: the only entry of that evidence, where it is one.
     """
 
     seconds: float
     least: bool
+    ended: bool
     step: int | None
     confidence: float
     signs: tuple[RankEvidence, ...]
+    last_words: str = ""
 
     @property
     def words(self) -> str:
         """When it stopped, and for how long."""
         after = "before the first step" if self.step is None else f"after step {self.step}"
         later = f"at least {_span(self.seconds)}" if self.least else _span(self.seconds)
-        return f"{after} and was ended {later} later"
+        return f"{after} and was ended {later} later" if self.ended else f"{after}, for {later}"
 
 
 def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | None:
-    """The hang that an end from outside ended; None where there is none.
+    """The hang that an end from outside ended, or none, while monitors logged on; None without one.
 
     Args:
         job: the job.
@@ -93,24 +100,16 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
         ordering: of its entries.
     """
     lead = next((one for one in causes if one.signature.role in ("cause", "ending")), None)
-    if lead is None or lead.signature.role != "ending":
-        return None
+    if lead is None:
+        return _unended(job, ordering) if not causes and job.succeeded is None else None
     end = ordering.dated(lead.first)
-    if end is None:
+    if lead.signature.role != "ending" or end is None:
         return None
     stepping = [one for one in job.streams.values() if one.last_step_at is not None]
-    last_step = max(
-        (time for one in stepping if (time := _time(one, ordering)) is not None), default=None
-    )
+    last_step = _last_step(stepping, ordering, end)
     events = {event for one in causes for match in one.matches for event in match.events}
-    entries = [
-        (time, entry)
-        for one in job.streams.values()
-        for entry in one.tail
-        if entry.event not in events
-        and not ordering.after(entry, lead.first)
-        and (time := ordering.dated(entry)) is not None
-    ]
+    entries = _entries(job, ordering, events, lead.first)
+    apart = _behind(job, stepping) or _elsewhere(job, lead.first, events, ordering)
     last_entry = max((time for time, _ in entries), default=None)
     if last_entry is None:
         return None
@@ -119,7 +118,10 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
     longest = max((one.longest_pause for one in stepping), default=0.0)
     least = max(MIN_SECONDS, MIN_RATIO * longest) if longest else MIN_SECONDS_WITHOUT_STEPS
     confidence = CONFIDENCE_SILENT if longest else CONFIDENCE_WITHOUT_STEPS
-    gap = end - last_entry
+    if last_step is not None and last_step > last_entry:
+        # The steps state no times. That one rank alone is elsewhere tells of a hang all the same.
+        last_step, confidence = (last_step, confidence) if not apart else (None, CONFIDENCE_WATCHED)
+    gap = end - (last_entry if last_step is None else max(last_entry, last_step))
     if gap < -HALF_YEAR_SECONDS:
         gap += YEAR_SECONDS
     begun = ordering.span[0] if ordering.span else last_entry
@@ -130,13 +132,9 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
         and not (limit and last_entry - begun < MIN_SHARE_BEFORE_LIMIT * gap and one_clock)
     )
     before = 0.0
-    later = sorted(
-        ((time, entry) for time, entry in entries if last_step is not None and time > last_step),
-        key=itemgetter(0),
-    )
+    later = [one for one in entries if last_step is not None and one[0] > last_step]
     if last_step is not None and later:
-        stages = {entry.stage for _, entry in later}
-        if len({entry.event for _, entry in later}) <= MAX_HEARTBEATS and not stages & QUIET_STAGES:
+        if _are_heartbeats(later, stepping):
             before = last_entry - last_step
             confidence = confidence if before < gap else CONFIDENCE_HEARTBEATS
         else:
@@ -150,18 +148,94 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
         confidence = CONFIDENCE_WATCHED if known < least else confidence
     elif known < least:
         return None
-    furthest = job.furthest
-    step = furthest.last_step if furthest and not furthest.counts_samples else None
-    signs = (
-        _fell_silent(job, entries)
-        or _behind(job, stepping)
-        or _elsewhere(job, lead.first, events, ordering)
+    signs = _fell_silent(job, entries) or apart
+    last = [] if signs else _last_words(later)
+    return Hang(
+        seconds=known,
+        least=at_least,
+        ended=True,
+        step=_step(job),
+        confidence=confidence,
+        signs=tuple(signs or [sign for sign, _ in last]),
+        last_words=last[0][1] if last else "",
     )
-    return Hang(seconds=known, least=at_least, step=step, confidence=confidence, signs=tuple(signs))
 
 
-def _time(stream: JobStream, ordering: Ordering) -> float | None:
-    return ordering.dated(stream.last_step_at) if stream.last_step_at is not None else None
+def _unended(job: Job, ordering: Ordering) -> Hang | None:
+    """A training without steps to the end of logs in which nothing but heartbeats goes on."""
+    stepping = [one for one in job.streams.values() if one.last_step_at is not None]
+    entries = _entries(job, ordering)
+    end = max((time for time, _ in entries), default=None)
+    longest = max((one.longest_pause for one in stepping), default=0.0)
+    if end is None or not longest:
+        return None
+    last_step = _last_step(stepping, ordering, end)
+    if last_step is None or end - last_step < max(MIN_SECONDS, MIN_RATIO * longest):
+        return None
+    later = [one for one in entries if one[0] > last_step]
+    apart = max(after[0] - before[0] for before, after in pairwise([(last_step, None), *later]))
+    enough = len(later) >= MIN_HEARTBEATS and apart > MIN_RATIO * longest
+    if not enough or not _are_heartbeats(later, stepping):
+        return None
+    signs = _fell_silent(job, entries) or _behind(job, stepping)
+    last = [] if signs else _last_words(later)
+    return Hang(
+        seconds=end - last_step,
+        least=True,
+        ended=False,
+        step=_step(job),
+        confidence=CONFIDENCE_HEARTBEATS,
+        signs=tuple(signs or [sign for sign, _ in last]),
+        last_words=last[0][1] if last else "",
+    )
+
+
+def _step(job: Job) -> int | None:
+    furthest = job.furthest
+    return furthest.last_step if furthest and not furthest.counts_samples else None
+
+
+def _last_step(stepping: Sequence[JobStream], ordering: Ordering, end: float) -> float | None:
+    """When the last step was logged at the latest; None without steps.
+
+    A line that states no time may be as late as the next one that does, or as the end.
+    """
+    found = None
+    for one in stepping:
+        if one.last_step_at is not None:
+            at = ordering.at_latest(one.last_step_at)
+            time = end if at is None else ordering.dated(at)
+            if time is not None and (found is None or time > found):
+                found = time
+    return found
+
+
+def _entries(
+    job: Job,
+    ordering: Ordering,
+    events: Collection[int] = (),
+    until: Occurrence | None = None,
+) -> list[tuple[float, Occurrence]]:
+    """The last entries of all streams with their times, in time; without some events."""
+    found = [
+        (time, entry)
+        for one in job.streams.values()
+        for entry in one.tail
+        if entry.event not in events
+        and (until is None or not ordering.after(entry, until))
+        and (time := ordering.dated(entry)) is not None
+    ]
+    return sorted(found, key=itemgetter(0))
+
+
+def _are_heartbeats(
+    later: Sequence[tuple[float, Occurrence]], stepping: Sequence[JobStream]
+) -> bool:
+    """True if what follows the last step is little that recurs, and no evaluation or checkpoint."""
+    names = {one.name for one in stepping}
+    stages = {entry.stage for _, entry in later if entry.stream in names}
+    recurring = len({entry.event for _, entry in later}) <= MAX_HEARTBEATS
+    return recurring and not stages & QUIET_STAGES
 
 
 def _may_be_time_zone(seconds: float) -> bool:
@@ -218,6 +292,19 @@ def _behind(job: Job, stepping: Sequence[JobStream]) -> list[RankEvidence]:
     steps = sorted({one.last_step or 0 for one in behind})
     words = f"its last step is {steps[0]}, that of {at_top} others {top}"
     return divided([one.name for one in behind], "behind", words)
+
+
+def _last_words(later: Sequence[tuple[float, Occurrence]]) -> list[tuple[RankEvidence, str]]:
+    """Evidence against the rank that the only entry which is no heartbeat states; and its text."""
+    times = Counter(entry.event for _, entry in later)
+    alone = [entry for _, entry in later if times[entry.event] == 1]
+    ranks = {number for one in alone for number in _RANK.findall(one.text)}
+    if len(alone) != 1 or len(ranks) != 1:
+        return []
+    text = alone[0].text
+    words = f"the last entry before the silence is its own: {text[-60:]!r}"
+    sign = RankEvidence(f"rank {int(ranks.pop())}", "behind", words, STRENGTH_ELSEWHERE)
+    return [(sign, text)]
 
 
 def _span(seconds: float) -> str:

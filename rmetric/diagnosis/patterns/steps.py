@@ -24,6 +24,7 @@ _REFUSED = re.compile(
     r"\b(max\w*|min|total|num|number|every|each|until|till|per|warm-?up|sav\w+|load\w*|resum\w+|"
     r"restor\w+|exit\w*|last|previous|next|from|since|interval|eval\w*|valid\w*|val|test\w*|"
     r"docker|checkpoint\w*|ckpt|decay|skipp\w+)\b"
+    r"|\bjob(?:[ _]?id)?[ =:]*\d+[, ]+$"  # a scheduler's step of a job
 )
 #: A whole number that is no part of a longer one, a fraction, a date or a quantity.
 _NUMBER = r"(?P<step>\d{1,3}(?:,\d{3})+(?!\d)|\d{1,12})(?![\w%]|\.\d|-\d)"
@@ -53,6 +54,7 @@ _BATCHES = re.compile(
 )
 _ROW = re.compile(r"^ *(?P<step>\d+)/\d+ +[\d.]+g +[\d.]")
 _SHORT = re.compile(r"^(?:\d+\||s:)(?P<step>\d+)(?:\|loss\b| trl:)")
+_COMPOSER = re.compile(r"\[ba=(?P<step>\d+)\]\[event=")
 _SAMPLES = re.compile(r"\"(?P<word>step_num|iter_num|step|samples_count)\": *(?P<step>\d+)\b")
 _OF_EVALUATION = re.compile(r"\"(key\": *\")?(eval|valid)\w*\"")
 _KEY = re.compile(r"\"key\": *\"(\w+)\"(?:, *\"value\": *\{\"(\w+)\")?")
@@ -173,6 +175,13 @@ _FORMS = (
         re.compile(r"^\d*\|\d*\|loss|^s:\d* trl:"),
         partial(_alone, "short", _SHORT),
         _SHORT,
+    ),
+    _Form(
+        "Composer",
+        ("[ba=",),
+        re.compile(r"\[ba=\d*\]"),
+        partial(_alone, "batch of engine", _COMPOSER),
+        _COMPOSER,
     ),
 )
 _GATE = re.compile("|".join(f"(?:{one.gate.pattern})" for one in _FORMS).encode())
