@@ -201,8 +201,11 @@ def _last_step(stepping: Sequence[JobStream], ordering: Ordering, end: float) ->
     A line that states no time may be as late as the next one that does, or as the end.
     """
     found = None
+    timed = [one for one in stepping if one.last_step_at and one.last_step_at.time is not None]
+    top = max((one.last_step or 0 for one in timed), default=-1)
     for one in stepping:
-        if one.last_step_at is not None:
+        # Another entry of the same step is no progress.
+        if one.last_step_at is not None and (one in timed or (one.last_step or 0) > top):
             at = ordering.at_latest(one.last_step_at)
             time = end if at is None else ordering.dated(at)
             if time is not None and (found is None or time > found):
