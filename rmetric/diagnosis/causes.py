@@ -41,6 +41,8 @@ _ABORTS = {"-6", "6", "SIGABRT", "Aborted"}
 _KILLS = {"9", "-9", "KILL", "KILLED"}
 #: Below this confidence an entry is generic (any error line) and makes nothing a consequence.
 GENERIC = 0.5
+#: Up to this confidence an entry of a kind that trainings survive explains no certain failure.
+WEAK = 0.6
 
 
 @dataclass(kw_only=True)
@@ -229,6 +231,8 @@ def _explained_by(one: Cause, live: Iterable[Cause], ordering: Ordering) -> Caus
             continue
         if (ordering.later_by(one.first, other.last) or 0.0) > FOLLOWS_WITHIN:
             continue
+        if other.signature.survivable and other.signature.confidence <= WEAK < one.score:
+            continue  # a note of something harmless explains no failure that is certain
         shared = not set(one.streams).isdisjoint(other.streams)
         if other.signature.rank < min(one.signature.rank, 10) and shared:
             continue  # the same fault, logged again in more precise words

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
@@ -16,7 +16,7 @@ from statistics import median
 from rmetric.diagnosis.causes import Cause
 from rmetric.diagnosis.job import Job, JobStream, Occurrence
 from rmetric.diagnosis.ordering import Ordering
-from rmetric.diagnosis.patterns.peers import may_be_same, peers
+from rmetric.diagnosis.patterns.peers import Peer, may_be_same, peers
 from rmetric.diagnosis.rank_evidence import MAX_COMMON_SHARE
 from rmetric.diagnosis.reading.timestamps import names_zone
 from rmetric.diagnosis.suspects import RankEvidence, divided
@@ -108,8 +108,15 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
     stepping = [one for one in job.streams.values() if one.last_step_at is not None]
     last_step = _last_step(stepping, ordering, end)
     events = {event for one in causes for match in one.matches for event in match.events}
-    entries = _entries(job, ordering, events, lead.first)
-    apart = _behind(job, stepping) or _elsewhere(job, lead.first, events, ordering)
+    # No training goes on for long after its end: the clock of that file is another.
+    same_file = last_step is not None and last_step > end + MIN_SECONDS
+
+    def is_before(entry: Occurrence) -> bool:
+        comparable = entry.file == lead.first.file or not same_file
+        return entry.event not in events and not (comparable and ordering.after(entry, lead.first))
+
+    entries = _entries(job, ordering, is_before)
+    apart = _behind(job, stepping) or _elsewhere(job, is_before)
     last_entry = max((time for time, _ in entries), default=None)
     if last_entry is None:
         return None
@@ -214,19 +221,14 @@ def _last_step(stepping: Sequence[JobStream], ordering: Ordering, end: float) ->
 
 
 def _entries(
-    job: Job,
-    ordering: Ordering,
-    events: Collection[int] = (),
-    until: Occurrence | None = None,
+    job: Job, ordering: Ordering, counts: Callable[[Occurrence], bool] = lambda _: True
 ) -> list[tuple[float, Occurrence]]:
-    """The last entries of all streams with their times, in time; without some events."""
+    """The last entries of all streams with their times, in time; those that count."""
     found = [
         (time, entry)
         for one in job.streams.values()
         for entry in one.tail
-        if entry.event not in events
-        and (until is None or not ordering.after(entry, until))
-        and (time := ordering.dated(entry)) is not None
+        if counts(entry) and (time := ordering.dated(entry)) is not None
     ]
     return sorted(found, key=itemgetter(0))
 
@@ -314,9 +316,7 @@ def _span(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{seconds / 60:.0f} min"
 
 
-def _elsewhere(
-    job: Job, end: Occurrence, events: Collection[int], ordering: Ordering
-) -> list[RankEvidence]:
+def _elsewhere(job: Job, is_before: Callable[[Occurrence], bool]) -> list[RankEvidence]:
     """Evidence against the one rank whose last entry before the end is not that of most.
 
     Ranks that lead have lines of their own, which say nothing.
@@ -326,9 +326,7 @@ def _elsewhere(
     ranked = [one for one in peers(job) if one.rank is not None and one.stream is not None]
     for one in ranked:
         tail = one.stream.tail if one.stream is not None else ()
-        before = [
-            entry for entry in tail if entry.event not in events and not ordering.after(entry, end)
-        ]
+        before = list(filter(is_before, tail))
         own = one.leads and before and known[before[-1].event] < MIN_SHARE_AT_TOP * len(ranked)
         if before and not own:
             lasts[one.name] = before[-1]
@@ -342,10 +340,23 @@ def _elsewhere(
     others = [name for name, where in at.items() if where != usual]
     if times != len(lasts) - 1 or times < MIN_RANKS_ALIKE:
         return []
-    if may_be_same(at[others[0]], usual) or _much_alike(at[others[0]], usual):
+    alike = may_be_same(at[others[0]], usual) or _much_alike(at[others[0]], usual)
+    if alike and not _passed(ranked, others[0], lasts[others[0]]):
         return []
     words = f"it stands at {lasts[others[0]].text[-60:]!r}, {times} others at {usual[-60:]!r}"
     return [RankEvidence(others[0], "behind", words, STRENGTH_ELSEWHERE)]
+
+
+def _passed(ranked: Sequence[Peer], name: str, last: Occurrence) -> bool:
+    """True if most others logged the last line of one, but for numbers, and went on."""
+    at = _NUMBERS.sub("<N>", last.text)
+    others = [one for one in ranked if one.name != name and one.stream is not None]
+    went_on = [
+        any(_NUMBERS.sub("<N>", entry.text) == at for entry in list(one.stream.tail)[:-1])
+        for one in others
+        if one.stream is not None
+    ]
+    return sum(went_on) >= MIN_SHARE_AT_TOP * len(others)
 
 
 def _much_alike(one: str, other: str) -> bool:

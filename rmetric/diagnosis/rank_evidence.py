@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from operator import itemgetter
 
-from rmetric.diagnosis.causes import Cause
+from rmetric.diagnosis.causes import CONNECTIONS, Cause
 from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.ordering import Ordering
 from rmetric.diagnosis.reading.world import expanded
@@ -51,7 +51,7 @@ class RankIndex:
 
     def is_minority(self, count: int) -> bool:
         """Return True if `count` streams are few enough to be suspicious."""
-        return count <= MAX_COMMON_SHARE * max(2, len(self.active))
+        return count <= MAX_COMMON_SHARE * max(2, len(self.active), self._job.world_size or 0)
 
     def is_known(self, name: str) -> bool:
         return name in self.active or name in self.silent
@@ -132,6 +132,7 @@ def evidence_from_causes(
         for one in causes
         if one.signature.role == "echo"
         or one.signature.of_two
+        or (one.signature.role == "cause" and one.follows and one.signature.family in CONNECTIONS)
         or (one.signature.role == "cause" and not index.is_minority(len(one.streams)))
     )
     index = RankIndex(job, innocent={name for one in stated for name in one.streams})

@@ -107,8 +107,9 @@ _EXCEPTION = re.compile(
     rb"|terminate called |Fatal Python error: |\*\*\* Process received signal"
 )
 _PART = re.compile(
-    # Progress bars and step lines are indented too, and are lines of their own.
+    # Progress bars, step lines and Kubernetes' events are indented too, and lines of their own.
     rb"(?:  |\t)(?!\s*(?:\d+%\||\d+/\d+\s|(?i:step|iter|epoch)\w*[ :=\[#/]*\d))"
+    rb"(?!\s*(?:Normal|Warning)\s{2,}[A-Z])"
     rb"|(?:frame )?#\d+[: ]+\S|\[ ?\d+\] (?:/|0x|\w[\w.]*\()|at (?:[\w$]+\.)+[\w$<>]+\("
     rb"|[~^]{3,}$|@ +0x|nccl\w+(?:Error|Usage|Argument)\w*:"
     rb"|\*\*\* (?:Signal|Associated|Failing|End of error)|\*\*\* \[ ?\d+\]"
