@@ -107,7 +107,7 @@ NUM_FINAL_ENTRIES = 3
 
 #: What a rank says before it reads data or a checkpoint and does not come back.
 _WAITS_IN = (
-    ("checkpoint", re.compile(r"(?i)check-?point|ckpt|\bsav(?:e|ing)\b|state[_ ]dict")),
+    ("checkpoint", re.compile(r"(?i)check-?point|ckpt|\bsav(?:e|ing)\b|state[_ ]dict|write_(?:data|files)")),
     (
         "load data",
         re.compile(
@@ -350,7 +350,7 @@ class _Case:
         suspect = next(one for one in self.ranked if one.name in reasons)
         stream = self.job.streams.get(suspect.name)
         own = self._last_own(stream) if stream is not None and lead is not None else None
-        stage = stated_stage(own.text) if own is not None else ""
+        stage = _stage_of_wait(self._stood_in(suspect) or (own.text if own is not None else ""))
         if not stage and lead is not None and kind == "stack":
             stage = self._stage(lead.first)  # the stacks were taken while all stood there
         return self._inferred(
@@ -465,7 +465,7 @@ class _Case:
         own = self.job.streams.get(who.name) if who else None
         apart = {*(one.stream for one in hang.signs), *self._odd_stacks()}
         at = self._last_own(own) if own and own.name in apart else None
-        text = hang.last_words or (at.text if at else "")
+        text = self._stood_in(who) or hang.last_words or (at.text if at else "")
         return self._result(
             stage=(_stage_of_wait(text) if text else "") or self._stage(place),
             outcome="failed",
@@ -483,6 +483,11 @@ class _Case:
             nodes=named(self.ranked),
             candidates=self._candidates(None, HUNG),
         )
+
+    def _stood_in(self, who: Suspect | None) -> str:
+        """Where a rank's stack differs from that of most; "" where none was taken."""
+        words = (one.words for one in self.beside.signs if who and one.stream == who.name)
+        return next(words, "").partition(" others in ")[0]
 
     def _odd_stacks(self) -> set[str]:
         """Names of the ranks whose stack is not that of most."""

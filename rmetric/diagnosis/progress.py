@@ -124,6 +124,8 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
     one_clock = names_zone(timed[1].text) == names_zone(lead.first.text)
     longest = max((one.longest_pause for one in stepping), default=0.0)
     least = max(MIN_SECONDS, MIN_RATIO * longest) if longest else MIN_SECONDS_WITHOUT_STEPS
+    if apart and not longest:
+        least = MIN_SECONDS
     confidence = CONFIDENCE_SILENT if longest else CONFIDENCE_WITHOUT_STEPS
     if last_step is not None and last_step > last_entry:
         # The steps state no times. That one rank alone is elsewhere tells of a hang all the same.

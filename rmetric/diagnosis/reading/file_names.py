@@ -10,9 +10,9 @@ from dataclasses import dataclass
 #: Words before a number in a folder's or a file's name, by the kind of number.
 _LABELLED = re.compile(
     r"(?i)(?<![a-z])(?:(?:tp|pp|dp|mp|cp|ep|sp)_?rank"
-    r"|(?P<local>local_?rank|device|(?:gpu|npu|card)(?![-_.=]?0\d))"
+    r"|(?P<local>local(?:_?rank)?|device|(?:gpu|npu|card)(?![-_.=]?0\d))"
     r"|(?P<node>node_?rank|node|host|worker|server|machine|pod|w)"
-    r"|(?P<rank>(?:global_?)?rank|r|proc|process|task))[-_.=]?(?P<number>\d+)(?![a-z\d])"
+    r"|(?P<rank>(?:global_?)?rank|r(?!\d+-\d)|proc|process|task))[-_.=]?(?P<number>\d+)(?![a-z\d])"
 )
 _HOST = re.compile(
     r"(?i)(?<![a-z\d])((?:[a-z]+-)*(?:node|host|compute|gpu|dgx|hgx|cn|gn|nid|srv|ip)[a-z-]*\d[\d-]*"
@@ -114,7 +114,8 @@ def _take_hosts(names: Sequence[str], files: list[FileIdentity]) -> None:
     for at, (name, file) in enumerate(zip(names, files, strict=True)):
         if file.node is not None:
             continue
-        folders = name[: name.rfind("/") + 1] if file.ranked else name
+        # A local rank is of a node, which the file's name may state too.
+        folders = name[: name.rfind("/") + 1] if file.rank is not None else name
         for match in _HOST.finditer(folders):
             after = name[match.end() :]
             if not file.ranked:
@@ -154,3 +155,22 @@ def _count_over_nodes(files: list[FileIdentity]) -> None:
             one.rank = None
             if numbered and one.local_rank is not None and one.node_number is not None:
                 one.rank = one.node_number * each + one.local_rank
+
+
+def count_over_hosts(files: Sequence[FileIdentity]) -> None:
+    """Ranks within named hosts into global ones, the hosts in the order of their names.
+
+    So Slurm numbers them, and most launchers; only where each host has as many, from 0.
+    """
+    hosts: dict[str, set[int]] = defaultdict(set)
+    for one in files:
+        if one.node is None or one.local_rank is None or one.rank is not None:
+            return
+        hosts[one.node].add(one.local_rank)
+    each = max(map(len, hosts.values()), default=0)
+    if len(files) != each * len(hosts) or any(of != set(range(each)) for of in hosts.values()):
+        return
+    order = {host: at for at, host in enumerate(sorted(hosts, key=natural))}
+    for one in files:
+        if one.node is not None and one.local_rank is not None:
+            one.rank = order[one.node] * each + one.local_rank

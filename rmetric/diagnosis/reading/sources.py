@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from rmetric._util.errors import LogError
 from rmetric.diagnosis.beside import DUMP_SUFFIXES, is_beside
-from rmetric.diagnosis.reading.file_names import identify_files, natural
+from rmetric.diagnosis.reading.file_names import count_over_hosts, identify_files, natural
 from rmetric.diagnosis.reading.lines import utf16
 from rmetric.diagnosis.reading.source import LogSource
 
@@ -75,7 +75,7 @@ def find(paths: Sequence[str | Path]) -> LogFiles:
             sources += [source] if source is not None else []
     beside.sort(key=lambda source: (natural(source.name), source.name))
     if beside:
-        _identify(beside, paths)
+        _identify(beside, paths, whole=True)
     sources.sort(key=lambda source: (natural(source.name), source.name))
     if sources:
         _identify(sources, paths)
@@ -172,12 +172,21 @@ def _head(source: LogSource) -> bytes:
     return head
 
 
-def _identify(sources: list[LogSource], paths: Sequence[str | Path]) -> None:
-    """Set ranks and nodes by the files' names, below the folder that all of them are in."""
+def _identify(
+    sources: list[LogSource], paths: Sequence[str | Path], *, whole: bool = False
+) -> None:
+    """Set ranks and nodes by the files' names, below the folder that all of them are in.
+
+    Args:
+        whole: the files are of all ranks, so that those of named hosts can be counted.
+    """
     given = [Path(path).absolute() for path in paths]
     base = os.path.commonpath([path if path.is_dir() else path.parent for path in given])
     names = [source.path.absolute().relative_to(base).as_posix() for source in sources]
-    for source, file in zip(sources, identify_files(names), strict=True):
+    identities = identify_files(names)
+    if whole:
+        count_over_hosts(identities)
+    for source, file in zip(sources, identities, strict=True):
         source.rank, source.node, source.local_rank = file.rank, file.node, file.local_rank
 
 
