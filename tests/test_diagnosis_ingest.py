@@ -77,9 +77,9 @@ class _Slow(FilePass):
 
     def _take(self, lines: list[bytes]) -> None:
         for line in lines:
-            self.number += 1
             form = self._form(line)
-            self._slow(self.number, line, form, *self._stream(line, form))
+            self._slow(self.number + 1, line, form, *self._stream(line, form))
+            self.number, self.line_before = self.number + 1, line
 
 
 def slowly(path: Path) -> Job:
@@ -102,6 +102,22 @@ class TestStreams:
         assert last.text == "\n".join(traceback(1))
         assert last.line == 41
         assert job.events[last.event].template.startswith("torch.OutOfMemoryError:")
+
+    def test_lines_without_a_prefix_continue_the_line_before_them(self, tmp_path: Path) -> None:
+        """A report of torch in several lines has the prefix of its rank in the first only."""
+        lines = ["/opt/a.py:3: FutureWarning: old", "  warnings.warn(", "  and more"]
+        lines += [f"[rank{at % 4}]: waiting for data of part {at}" for at in range(40)]
+        lines += ["[rank5]:[E819 04:27:07.93 ProcessGroupNCCL.cpp:1515] [PG ID 2 Rank 5] "]
+        lines += ["\t - [5] Timeout at collective: ALLREDUCE, #18361"]
+        lines += ["\t - To our best knowledge, the lagging/dead/mismatched ranks that caused the "]
+        lines[-1] += "desync are:"
+        lines += ["\t   - [21] finished collective #18360, but didn't join collective #18361"]
+        lines += ["[rank2]: waiting for data of part 41"]
+        job = read(write(tmp_path / "all.log", lines))
+        assert job.matches["nccl_lagging_rank", "rank 5"].named == [{"rank": "21"}]
+        last = job.streams["rank 5"].last
+        assert last is not None
+        assert last.text.count("\n") == 3
 
     def test_glued_tracebacks_without_prefixes_still_tell_their_exceptions(
         self, tmp_path: Path

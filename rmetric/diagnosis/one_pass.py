@@ -93,7 +93,8 @@ class FilePass:
         self.forms: BoundedCache[LogLineForm] = BoundedCache()
         self.short: BoundedCache[LogLineForm] = BoundedCache()
         self.watch, self.world = IterationWatch[RawEntry](analyser.similarities), World()
-        #: number of lines before the block, its lines, and the lines without digits
+        #: number of lines before the block, the last of them, its lines, and these without digits
+        self.line_before = b""
         self.number, self.lines, self.keys = number, list[bytes](), list[bytes]()
         self.of_shape: dict[LineShape, LogLineForm] = {}
         self.streams: dict[Prefix, LogStream] = {}
@@ -106,6 +107,8 @@ class FilePass:
         #: template of an entry's first line -> that of the whole entry
         self.final_template: dict[int, int] = {}
         self.unmatched = 0
+        #: the last line that continued one of another stream, and that stream
+        self.continued: tuple[int, LogStream] = (0, self.own)
         self.succeeded: RawEntry | None = None
         self.job_ids: dict[str, int] = {}
 
@@ -190,6 +193,7 @@ class FilePass:
         for stream in sorted(pending, key=self._end, reverse=True):
             self._settle(stream)
         self.number += len(lines)
+        self.line_before = lines[-1]
 
     def _end(self, stream: LogStream) -> int:
         """Line of its last pending entry."""
@@ -290,12 +294,28 @@ class FilePass:
         """
         start = start or self.prefixes.start(line)
         text, facts = line[start:], form.facts
+        if stream is self.own and facts.kind == Kind.PART and len(self.streams) > 1:
+            stream = self._stream_before(number)
         joined, stream.state = NEXT[stream.state][facts.kind]
         if form.told:
             self._tell(number, text, stream, facts)
         if facts.kind != Kind.BLANK and not (joined and self._joined(stream, text, facts)):
             self._begin(stream, number, line, text, form)
         stream.slow = bool(stream.open or stream.state)
+
+    def _stream_before(self, number: int) -> LogStream:
+        """The stream of what a set-in line without a prefix continues: the line before it.
+
+        A program that writes several lines at once puts its prefix before the first only.
+        """
+        if self.continued[0] == number - 1:
+            stream = self.continued[1]
+        else:
+            at = number - self.number - 2
+            before = self.lines[at] if at >= 0 else self.line_before
+            stream = self._stream_of(self.prefixes.split(before)[0])
+        self.continued = number, stream
+        return stream
 
     def _tell(self, number: int, text: bytes, stream: LogStream, facts: Facts) -> None:
         """Take what a line states of the whole job."""
