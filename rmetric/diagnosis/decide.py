@@ -9,7 +9,7 @@ the library has none. `decide` combines these steps; read it next.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from rmetric.diagnosis.confidence import basis_of, calibrated
 from rmetric.diagnosis.evidence import MAX_EVENTS, how_often, of_causes, of_odd
 from rmetric.diagnosis.frames import raised, stage_of
 from rmetric.diagnosis.inferred_causes import (
+    COLLECTIVES_DIFFER,
     FINISHED_ALONE,
     HUNG,
     NOT_ENTERED,
@@ -107,7 +108,10 @@ NUM_FINAL_ENTRIES = 3
 
 #: What a rank says before it reads data or a checkpoint and does not come back.
 _WAITS_IN = (
-    ("checkpoint", re.compile(r"(?i)check-?point|ckpt|\bsav(?:e|ing)\b|state[_ ]dict|write_(?:data|files)")),
+    (
+        "checkpoint",
+        re.compile(r"(?i)check-?point|ckpt|\bsav(?:e|ing)\b|state[_ ]dict|write_(?:data|files)"),
+    ),
     (
         "load data",
         re.compile(
@@ -270,6 +274,7 @@ def decide(
         alone=alone,
         hang=hang,
         beside=beside,
+        operations=rank_evidence.other_operations(causes),
     ).diagnosis()
 
 
@@ -292,6 +297,7 @@ class _Case:
         alone: names of streams that report a planned end while the others failed.
         hang: before the job was ended from outside; None for none.
         beside: of flight recorder dumps and stacks.
+        operations: rank -> the operation in which it alone waits, and that of the others.
     """
 
     job: Job
@@ -302,6 +308,7 @@ class _Case:
     alone: frozenset[str]
     hang: Hang | None
     beside: BesideFindings
+    operations: Mapping[str, str]
 
     @property
     def ordering(self) -> Ordering:
@@ -328,6 +335,8 @@ class _Case:
             return self._explained(symptom)
         if self.job.succeeded is not None and not self.alone:
             return self._healthy(CONFIDENCE_PLANNED_END, self.job.succeeded.text)
+        if symptom is not None and symptom.signature.role == "echo" and self._apart is not None:
+            return self._in_another_operation(self._apart)
         if symptom is not None and symptom.signature.confidence >= MIN_CONFIDENCE_OVER_SILENCE:
             return self._explained(symptom)
         if self.ranked and self.ranked[0].name in self.alone:
@@ -343,6 +352,18 @@ class _Case:
         if symptom is not None:
             return self._unclear(symptom)
         return self._no_known_fault()
+
+    @property
+    def _apart(self) -> Suspect | None:
+        """The first suspect, if it waits in another operation than most."""
+        first = next(iter(named(self.ranked)), None)
+        return first if first is not None and first.name in self.operations else None
+
+    def _in_another_operation(self, suspect: Suspect) -> Diagnosis:
+        stream = self.job.streams.get(suspect.name)
+        last = stream.last if stream is not None else None
+        what = self.operations[suspect.name]
+        return self._inferred(COLLECTIVES_DIFFER, suspect, last, what=what)
 
     def _by_kind(self, inferred: InferredCause, kind: str, lead: Cause | None) -> Diagnosis:
         """A cause inferred from evidence of one kind, of the first rank that has it."""

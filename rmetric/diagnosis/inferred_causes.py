@@ -70,6 +70,18 @@ NOT_ENTERED = InferredCause(
         "Check that every rank calls the same collectives in the same order and sizes.",
     ),
 )
+COLLECTIVES_DIFFER = InferredCause(
+    id="collectives_differ",
+    family="collective mismatch",
+    title="{who} {what}",
+    actor="user",
+    confidence=0.8,
+    why="the operations in which the ranks wait, as their watchdogs name them",
+    to_do=(
+        "Find the branch that only this rank takes: fewer batches, an evaluation, a skipped step.",
+        "Give all ranks as many batches, and let all of them enter each collective.",
+    ),
+)
 STANDS_ELSEWHERE = InferredCause(
     id="rank_stands_elsewhere",
     family="hang",
@@ -95,4 +107,12 @@ HUNG = InferredCause(
     ),
 )
 #: All of them.
-INFERRED = (SILENCE, FINISHED_ALONE, STARTED_OTHERWISE, NOT_ENTERED, STANDS_ELSEWHERE, HUNG)
+INFERRED = (
+    SILENCE,
+    FINISHED_ALONE,
+    STARTED_OTHERWISE,
+    NOT_ENTERED,
+    COLLECTIVES_DIFFER,
+    STANDS_ELSEWHERE,
+    HUNG,
+)

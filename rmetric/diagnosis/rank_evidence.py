@@ -341,8 +341,18 @@ def evidence_from_collectives(causes: Sequence[Cause]) -> list[RankEvidence]:
         evidence += _deviating_from_majority(
             cause, "sequence", "waits in collective {}, the others in {}"
         )
-        evidence += _deviating_from_majority(cause, "operation", "waits in {}, the others in {}")
+        evidence += _in_other_operations(cause)
     return evidence + _not_enqueued(causes)
+
+
+def other_operations(causes: Sequence[Cause]) -> dict[str, str]:
+    """Rank -> the operation in which it waits and that in which most others do."""
+    waiting = (one for one in causes if one.signature.role in ("echo", "symptom"))
+    return {one.stream: one.words for cause in waiting for one in _in_other_operations(cause)}
+
+
+def _in_other_operations(cause: Cause) -> list[RankEvidence]:
+    return _deviating_from_majority(cause, "operation", "waits in {}, the others in {}")
 
 
 def _not_enqueued(causes: Sequence[Cause]) -> list[RankEvidence]:

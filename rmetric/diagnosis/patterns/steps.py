@@ -49,7 +49,7 @@ _BAR_OF_TRAINING = re.compile(
 )
 _EPOCH = re.compile(r"\bepochs? *\[?(\d+)")
 _BATCHES = re.compile(
-    r"\bbatch(?:es)? *\[? *(?P<step>\d+) */ *\d+|(?P<other>\d+)/ *\d+ batches\b"
+    r"\bbatch(?:es)? *=? *\[? *(?P<step>\d+) */ *\d+|(?P<other>\d+)/ *\d+ batches\b"
     r"|\] batch \[(?P<in_brackets>\d+)\]"
 )
 _ROW = re.compile(r"^ *(?P<step>\d+)/\d+ +[\d.]+g +[\d.]")

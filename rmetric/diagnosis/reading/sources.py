@@ -177,8 +177,7 @@ def _identify(
 ) -> None:
     """Set ranks and nodes by the files' names, below the folder that all of them are in.
 
-    Args:
-        whole: the files are of all ranks, so that those of named hosts can be counted.
+    Those of named hosts are counted where the files are of all ranks (`whole`).
     """
     given = [Path(path).absolute() for path in paths]
     base = os.path.commonpath([path if path.is_dir() else path.parent for path in given])
