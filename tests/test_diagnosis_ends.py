@@ -230,3 +230,119 @@ def test_lines_without_times_are_not_outlived_by_steps_before_the_next_time(tmp_
 
 def test_a_node_that_cannot_be_reached_is_named_as_a_whole(tmp_path):
     assert [one.name for one in unreachable(tmp_path).nodes] == ["node n1"]
+
+
+def test_steps_without_times_before_a_time_limit_are_no_hang(tmp_path):
+    """Only the start states times, and how long ago the last step was is not known."""
+    lines = [f"{rank}: {at(rank)} loading" for rank in range(4)]
+    lines += [f"0: iteration {n}/9999 | loss: 2.0{n % 10} | timing in s: 3.0" for n in range(2000)]
+    found = judged(tmp_path, [*lines, LIMIT.format(at(6_030, "%Y-%m-%dT%H:%M:%S"))])
+    assert (found.outcome, found.cause) == ("terminated", "slurm_time_limit")
+    assert found.confidence < 0.8
+
+
+def test_a_rank_elsewhere_tells_of_a_hang_without_times_of_steps(tmp_path):
+    lines = [f"{rank}: {at(rank)} loading" for rank in range(8)]
+    for n in range(60):
+        lines += [f"7: {at(10 + 2 * n)} queue {n}"]
+        lines += [
+            f"{rank}: rank {rank} step {n}: reading shard {n * 8 + rank}" for rank in range(8)
+        ]
+        ready = [rank for rank in range(8) if rank != 3 or n < 59]
+        lines += [f"{rank}: rank {rank} step {n}: done, waiting in all_reduce" for rank in ready]
+    found = judged(tmp_path, [*lines, LIMIT.format(at(9_430, "%Y-%m-%dT%H:%M:%S"))])
+    assert (found.outcome, found.cause, found.stage) == ("failed", "training_hung", "load data")
+    assert [one.name for one in found.nodes] == ["rank 3"]
+
+
+def monitored(count, after):
+    """Steps of rank 0, and a monitor's lines that go on."""
+    lines = [f"{at(2 * n)} step {n} loss {4 - n / 1000:.3f}" for n in range(count)]
+    return lines, [f"{at(2 * count + 600 * n)} sysmon: gpu util 100 100 0" for n in range(1, after)]
+
+
+def test_a_log_that_goes_on_without_steps_is_of_a_hang(tmp_path):
+    lines, later = monitored(400, 12)
+    found = judged(tmp_path, [*lines, *later])
+    assert (found.outcome, found.cause) == ("failed", "training_hung")
+    assert "after step 399, for at least 1.8 h" in found.title
+    assert found.confidence < 0.8
+
+
+def test_two_lines_after_the_last_step_make_no_hang(tmp_path):
+    lines, later = monitored(400, 3)
+    assert judged(tmp_path, [*lines, *later]).outcome == "healthy"
+
+
+def test_the_last_words_before_the_silence_name_the_rank(tmp_path):
+    lines, later = monitored(400, 12)
+    words = f"{at(800)} INFO reader rank=11 worker=0 open /data/shard-00692.tar"
+    end = LIMIT.format(at(2 * 400 + 9000, "%Y-%m-%dT%H:%M:%S"))
+    ranks = [f"{at(0)} INFO reader rank={rank} worker=0 begins" for rank in range(16)]
+    found = judged(tmp_path, [*ranks, *lines, words, *later, end])
+    assert (found.cause, found.stage) == ("training_hung", "load data")
+    assert [one.name for one in found.nodes] == ["rank 11"]
+
+
+def test_a_rank_at_a_line_that_the_others_passed_is_named(tmp_path):
+    """The lines differ in one word alone."""
+    for rank in range(6):
+        lines = [
+            f"{at(2 * n + more)} rank{rank} engine: [ep=0][ba={n}][event={word}]: Running event"
+            for n in range(80)
+            for more, word in enumerate(("BEFORE_DATALOADER", "BEFORE_FORWARD"))
+        ]
+        (tmp_path / f"rank{rank}.log").write_text("\n".join(lines[:-1] if rank == 4 else lines))
+    end = LIMIT.format(at(9000, "%Y-%m-%dT%H:%M:%S"))
+    (tmp_path / "slurm.out").write_text(end + "\n")
+    found = diagnose(tmp_path)
+    assert (found.cause, found.nodes[0].name) == ("training_hung", "rank 4")
+
+
+def test_a_launcher_of_another_zone_ends_no_job_before_its_steps(tmp_path):
+    for rank in range(6):
+        lines = [
+            f"{at(5 * n + more)} rank{rank} trainer: {word} {n}"
+            for n in range(80)
+            for more, word in enumerate(("fetched batch", "end of step"))
+        ]
+        (tmp_path / f"rank{rank}.log").write_text("\n".join(lines[:-1] if rank == 4 else lines))
+    end = LIMIT.format(at(400 + 400 - 7 * 3600, "%Y-%m-%dT%H:%M:%S"))
+    (tmp_path / "slurm.out").write_text(end + "\n")
+    found = diagnose(tmp_path)
+    assert (found.outcome, found.cause) == ("failed", "training_hung")
+
+
+def test_the_step_of_a_scheduler_is_no_step():
+    assert match_step("[srun] node 0 of 2: gpu-b06 job 84213 step 0 time limit 10:00:00") is None
+    assert match_step("job 3 finished, step 7").step == 7
+    assert match_step("[ep=0][ba=11431][event=BEFORE_DATALOADER]: Running event").step == 11431
+
+
+def test_events_of_kubernetes_are_entries_of_their_own(tmp_path):
+    lines = [f"{at(2 * n, '%Y-%m-%dT%H:%M:%SZ')} step {n} loss 2.5" for n in range(200)]
+    (tmp_path / "rank0.log").write_text("\n".join(lines))
+    form = "%Y-%m-%dT%H:%M:%SZ"
+    events = [
+        "LAST SEEN              TYPE      REASON            OBJECT       MESSAGE",
+        f"{at(0, form)}   Normal    Scheduled         pod/a-0      assigned a-0 to n1",
+        f"{at(1, form)}   Normal    Started           pod/a-0      Started container pytorch",
+        f"{at(9000, form)}   Normal    DeadlineExceeded  pytorchjob/a PyTorchJob a has failed "
+        "because it was active longer than specified deadline",
+    ]
+    (tmp_path / "events.txt").write_text("\n".join(events))
+    found = diagnose(tmp_path)
+    assert (found.outcome, found.cause) == ("failed", "training_hung")
+
+
+def test_a_rank_that_waits_in_another_operation_is_the_cause(tmp_path):
+    lines = [f"{at(2 * n)} step {n} loss 2.5" for n in range(200)]
+    lines += [
+        f"[rank{rank}]:[E501 10:58:00.0 ProcessGroupNCCL.cpp:616] [Rank {rank}] Watchdog caught "
+        f"collective operation timeout: WorkNCCL(SeqNum=41, OpType="
+        f"{'_ALLGATHER_BASE' if rank == 6 else 'ALLREDUCE'}, NumelIn=8, NumelOut=8, "
+        "Timeout(ms)=600000) ran for 600092 milliseconds before timing out."
+        for rank in range(8)
+    ]
+    found = judged(tmp_path, lines)
+    assert (found.cause, found.nodes[0].name) == ("collectives_differ", "rank 6")
