@@ -17,13 +17,14 @@ from studies.diagnosis_benchmark.blind.cases import WrittenCase, written_jobs
 from studies.diagnosis_benchmark.cause_meanings import Named, family_of, verdict
 from studies.diagnosis_benchmark.scoring import hits
 
-SPLITS = ("development", "sealed")
+SPLITS = ("development", "sealed", "second")
 JOBS = Path("runs", "written_failures")
 #: The named causes that are scored: the answer and further candidates.
 TOP_CAUSES = 5
 TITLES = {
     "development": "written jobs, development",
     "sealed": "written jobs, sealed until their first look",
+    "second": "written jobs by others, known since their first look",
 }
 
 
@@ -74,7 +75,7 @@ def load(split: str, folder: Path) -> list[WrittenCase]:
         ValueError: the split is not known, there is no job, or a manifest cannot be used.
     """
     if split not in SPLITS:
-        raise ValueError(f"split is {split!r}; {' and '.join(SPLITS)} are accepted")
+        raise ValueError(f"split is {split!r}; {', '.join(SPLITS)} are accepted")
     return written_jobs(folder / split)
 
 
