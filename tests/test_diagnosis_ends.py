@@ -169,7 +169,8 @@ def test_short_words_for_steps(line, step):
 
 def test_writing_a_checkpoint_is_one():
     assert stated_stage("rank 2 is writing part 4 of its checkpoint") == "checkpoint"
-    assert stated_stage("wrote 3 ckpts") == "checkpoint"
+    assert stated_stage("Saving checkpoint 3") == "checkpoint"
+    assert stated_stage("wrote 3 ckpts") == "train", "it is done"
 
 
 def test_ranks_of_loggers_that_write_json_or_keys_and_values():

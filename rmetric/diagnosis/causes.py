@@ -31,6 +31,9 @@ OUTLASTS_SUCCESS = ("nan loss",)
 LOSS = re.compile(r"(?i)\bloss\b\W{1,4}<")
 #: Families of connections: each rank closes its own at the end, and others may still use them.
 CONNECTIONS = ("network", "collective communication", "rendezvous")
+#: Seconds between a broken device's record by the kernel and the communication that it broke,
+#: whichever is logged first.
+SAME_MOMENT = 60.0
 #: But no rank waits for another one behind the last step.
 _WAITS = re.compile(r"time|wait|stall|lagging|barrier|heartbeat|task")
 #: Roles that explain a failure, and their weights.
@@ -227,7 +230,9 @@ def _explained_by(one: Cause, live: Iterable[Cause], ordering: Ordering) -> Caus
             continue
         if other.signature.confidence < (MIN_CONFIDENCE_OF_FAILURE if ended_by else GENERIC):
             continue
-        if not ordering.after(one.first, other.first):
+        if _is_broken(one) and other.signature.family in CONNECTIONS:
+            continue
+        if not ordering.after(one.first, other.first) and not _broke(other, one, ordering):
             continue
         if (ordering.later_by(one.first, other.last) or 0.0) > FOLLOWS_WITHIN:
             continue
@@ -238,3 +243,21 @@ def _explained_by(one: Cause, live: Iterable[Cause], ordering: Ordering) -> Caus
             continue  # the same fault, logged again in more precise words
         return other
     return None
+
+
+def _is_broken(one: Cause) -> bool:
+    """True for the record of a broken device; one of the network may be a lost peer's, too."""
+    signature = one.signature
+    return (
+        signature.role == "cause"
+        and signature.actor == "hardware"
+        and signature.family not in CONNECTIONS
+        and not (signature.survivable and signature.confidence <= WEAK)
+    )
+
+
+def _broke(other: Cause, one: Cause, ordering: Ordering) -> bool:
+    """True for a broken device about when the communication of a rank ended with an error."""
+    if not _is_broken(other) or one.signature.family not in CONNECTIONS:
+        return False
+    return abs(ordering.later_by(one.first, other.first) or 0.0) <= SAME_MOMENT

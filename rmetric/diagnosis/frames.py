@@ -28,7 +28,8 @@ _STAGES = [(stage, re.compile(words, re.IGNORECASE)) for stage, words in (
     ("load data", r"__getitem__|collate|data_?loader|dataset|load_data|_next_data"
                   r"|^_?fetch|get_batch"),
     ("initialise", r"init_process_group|initiali[sz]e|setup_(?:model|distributed)|build_model"
-                   r"|from_pretrained|^_new_process_group"),
+                   r"|from_pretrained|^_new_process_group|^_?load_(?:state|weights|model|params)"
+                   r"|^_?restore"),
     ("tear-down", r"destroy_process_group|^_?(?:clean_?up|tear_?down|finali[sz]e|__del__)$"),
     ("compile", r"^compile|_compile|inductor|dynamo"),
 )]  # fmt: skip

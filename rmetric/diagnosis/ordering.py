@@ -8,11 +8,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from functools import cached_property
+from functools import cached_property, reduce
 from math import inf
 from operator import attrgetter
 
 from rmetric.diagnosis.job import Job, Occurrence
+from rmetric.diagnosis.patterns.stages import next_stage
 from rmetric.diagnosis.reading.text import TRACEBACK
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
 
@@ -165,7 +166,8 @@ def stage_at(job: Job, place: Occurrence, ordering: Ordering) -> str:
         ]
         # Of another file, an entry without a time may as well have come later.
         placed = [one for one in working if one.time is not None or one.file == place.file]
-        stage = max(placed or working, key=ordering.key).stage if working else stage
+        in_order = sorted(placed or working, key=ordering.key)
+        stage = reduce(next_stage, (one.stage for one in in_order), stage)
     left_early = stage == "tear-down" and job.succeeded is None and TRACEBACK in place.text
     if left_early or stage in _LAUNCHING:
         passed = ("tear-down", *_LAUNCHING) if left_early else _LAUNCHING

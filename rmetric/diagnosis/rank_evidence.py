@@ -65,10 +65,13 @@ class RankIndex:
 
         Args:
             fields: of the entry.
-            stream: that logged it; a local rank without a node is of its node.
+            stream: that logged it, which is meant where the field `own` is set; a local rank
+                without a node is of its node.
         """
         if _signal(fields) == signal.SIGTERM:  # a launcher's own doing
             return []
+        if "own" in fields and stream in self.ranks:  # the entry's prefix names the rank
+            return [stream]
         ranks = numbers_in(fields.get("rank") or fields.get("tasks", ""))
         known = [name for rank in ranks if self.is_known(name := f"rank {rank}")]
         local = fields.get("local_rank", "")
@@ -96,6 +99,10 @@ class RankIndex:
             if set(names) == {name for _, name in ranks}:
                 return node
         return None
+
+    def on_node(self, name: str) -> set[str]:
+        """Names of the ranks on the node of a stream `node NAME`."""
+        return {one for _, one in self._on_node.get(name.removeprefix("node "), [])}
 
     def _of_local_rank(self, local_rank: int, stream: str) -> list[str]:
         """The rank on the stream's node; where there is one node only, of the same number."""
@@ -136,6 +143,12 @@ def evidence_from_causes(
         or (one.signature.role == "cause" and not index.is_minority(len(one.streams)))
     )
     index = RankIndex(job, innocent={name for one in stated for name in one.streams})
+    none_logged = not any(
+        name in index.ranks or name.startswith("node ")
+        for one in causes
+        if one.signature.role == "cause"
+        for name in one.streams
+    )
     evidence = []
     for cause in causes:
         # A traceback without its exception may be of any rank.
@@ -145,9 +158,26 @@ def evidence_from_causes(
         if cause.signature.role == "symptom" and _lost_peers(causes, cause, index, ordering):
             continue
         if cause.signature.role != "ending":
-            evidence += _from_named(cause, index)
+            evidence += _from_named(cause, index, none_logged)
     told = [one for one in causes if not _lost_peers(causes, one, index, ordering)]
-    return evidence + _from_launcher(told, index)
+    return evidence + _confirmed(causes, index) + _from_launcher(told, index)
+
+
+def _confirmed(causes: Sequence[Cause], index: RankIndex) -> list[RankEvidence]:
+    """Evidence against the only rank that logged a fault of the kind that its node logged."""
+    broken = [one for one in causes if one.signature.actor == "hardware"]
+    evidence = []
+    for of_node in broken:
+        family = {
+            name for one in broken if one.signature.family == of_node.signature.family
+            for name in one.streams
+        }  # fmt: skip
+        for node in of_node.streams:
+            ranks = family & index.on_node(node) if node.startswith("node ") else set()
+            if len(ranks) == 1:
+                words = f"its node logged: {of_node.signature.title}"
+                evidence.append(RankEvidence(ranks.pop(), "confirmed", words))
+    return evidence
 
 
 def _lost_peers(
@@ -165,7 +195,8 @@ def _lost_peers(
 def _from_own_log(cause: Cause, index: RankIndex, ordering: Ordering) -> list[RankEvidence]:
     active, alone = index.active, len(index.active) == 1
     own = [match for match in cause.matches if match.stream in active]
-    if cause.signature.actor == "hardware":  # of a machine, even where only ranks have logs
+    # Of a machine, even where only ranks have logs.
+    if cause.signature.actor == "hardware" or cause.signature.family == "oom killer":
         nodes = [match for match in cause.matches if match.stream.startswith("node ")]
         alone = alone and not nodes
         own = own or nodes
@@ -198,8 +229,14 @@ def _from_both_neighbours(
     return evidence
 
 
-def _from_named(cause: Cause, index: RankIndex) -> list[RankEvidence]:
-    """Evidence against the ranks named in the entries; stronger where they are fewer."""
+def _from_named(cause: Cause, index: RankIndex, none_logged: bool) -> list[RankEvidence]:
+    """Evidence against the ranks named in the entries; stronger where they are fewer.
+
+    Args:
+        cause: whose entries they are.
+        index: of the job.
+        none_logged: no rank or node is known to have logged a cause.
+    """
     is_symptom, words = cause.signature.role == "symptom", f"named in: {cause.signature.title}"
     implicated: dict[str, str] = {}
     killed: dict[str, str] = {}
@@ -219,8 +256,9 @@ def _from_named(cause: Cause, index: RankIndex) -> list[RankEvidence]:
     if index.is_minority(len(killed)):
         evidence += [RankEvidence(name, "killed", by) for name, by in killed.items()]
     if index.is_minority(len(implicated)):
-        # The only exit that no loss explains is strong evidence, whatever the entry's confidence.
-        alone = is_symptom and len(implicated) == 1 and index.innocent
+        # The only exit that no loss and no log of a rank explains is strong evidence, whatever the
+        # entry's confidence.
+        alone = is_symptom and len(implicated) == 1 and (index.innocent or none_logged)
         score = 1.0 if alone else min(1.0, cause.score + 0.2)
         # A launcher reports consequences too, and watchdogs end processes by an abort.
         states = not cause.follows and not aborted

@@ -19,6 +19,7 @@ from rmetric.diagnosis.result import MAX_NODES, Suspect
 WEIGHTS = {
     "own cause": 4.0,
     "first": 1.0,
+    "confirmed": 1.0,
     "recorder": 7.0,
     "accused": 4.0,
     "stack": 3.5,

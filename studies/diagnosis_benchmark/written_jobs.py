@@ -17,14 +17,15 @@ from studies.diagnosis_benchmark.blind.cases import WrittenCase, written_jobs
 from studies.diagnosis_benchmark.cause_meanings import Named, family_of, verdict
 from studies.diagnosis_benchmark.scoring import hits
 
-SPLITS = ("development", "sealed", "second")
+SPLITS = ("development", "sealed", "second", "third")
 JOBS = Path("runs", "written_failures")
 #: The named causes that are scored: the answer and further candidates.
 TOP_CAUSES = 5
 TITLES = {
     "development": "written jobs, development",
     "sealed": "written jobs, sealed until their first look",
-    "second": "written jobs by others, known since their first look",
+    "second": "written jobs by two others, sealed until their first look",
+    "third": "written jobs by three others, sealed until their first look",
 }
 
 

@@ -53,8 +53,8 @@ def clock_offsets(job: Job) -> dict[str, float]:
             offset = start - begin
             if not MIN_START_OFFSET_SECONDS <= abs(offset) < OTHER_EPOCH_SECONDS:
                 continue
-            if _of_machine(job, name) and _within(job, name):
-                continue  # a kernel's log, say, which only begins later
+            if _of_machine(job, name) and _overlaps(job, name):
+                continue  # a kernel's log, say, which begins at any time
         if abs(offset) >= MIN_OFFSET_SECONDS:
             found[name] = round(offset, 3)
     return found
@@ -65,12 +65,11 @@ def _of_machine(job: Job, name: str) -> bool:
     return all(one.rank is None for one in job.streams.values() if name in one.files)
 
 
-def _within(job: Job, name: str) -> bool:
-    """Return True if a file's times lie between the first and the last of the others."""
+def _overlaps(job: Job, name: str) -> bool:
+    """Return True if some of a file's times lie between the first and the last of the others."""
     begin, end = job.spans[name]
     others = [span for other, span in job.spans.items() if other != name]
-    first, last = min(one for one, _ in others), max(one for _, one in others)
-    return first <= begin and end <= last + MIN_OFFSET_SECONDS
+    return begin <= max(last for _, last in others) and end >= min(first for first, _ in others)
 
 
 def clock_notes(offsets: Mapping[str, float]) -> list[str]:

@@ -62,9 +62,14 @@ RULES: tuple[_Rule, ...] = (
     _Rule("tear-down", "NCCL", "nccl info", r"nccl info .*\b(destroy|finalize)\b.*"),
     _Rule("tear-down", "wandb", "wandb:", r"wandb: (waiting for .* to finish|synced|run history:)"),
 
-    # checkpoints
-    _Rule("checkpoint", "Megatron, DeepSpeed, NeMo", "sav|storing|stored|wrote|writing",
-          r"\b(saving|saved|storing|stored|wrote|writing)\b[^=\n]{0,40}\b(checkpoints?|ckpts?)\b"),
+    # checkpoints, and what follows a finished one
+    _Rule("train", "MLPerf", _LOG, _MLLOG + r'(checkpoint_stop|save_checkpoint_stop)"'),
+    _Rule("train", "Megatron, NeMo, any", "saved|wrote|written|is ready now",
+          r"\b(saved(?! in)|wrote|stored)\b[^=\n/]{0,40}\b(checkpoints?|ckpts?)\b"
+          r"|(?<!zero )\bcheckpoint (of step \d+ )?(saved|written)\b"
+          r"|\bcheckpoint \S+ is ready now"),
+    _Rule("checkpoint", "Megatron, DeepSpeed, NeMo", "saving|storing|writing",
+          r"\b(saving|storing|writing)\b[^=\n]{0,40}\b(checkpoints?|ckpts?)\b"),
     _Rule("checkpoint", "any", "checkpoint|ckpt",
           r"\bcheckpoint (of step \d+ )?(saved|written|save (started|done|finished))"
           r"|\bsave[- ]checkpoint\b.*\b(start|begin|done|took|time)"

@@ -18,6 +18,15 @@ _HOST = re.compile(
     r"(?i)(?<![a-z\d])((?:[a-z]+-)*(?:node|host|compute|gpu|dgx|hgx|cn|gn|nid|srv|ip)[a-z-]*\d[\d-]*"
     r"|r\d+i\d+n\d+)(?![a-z\d])"
 )
+_MACHINE = (
+    r"(?!(?:job|run|try|part|attempt|restart|boot)[-_]?\d)[a-z][a-z\d-]*\d[a-z\d-]*"
+    r"|\d{1,3}(?:\.\d{1,3}){3}"
+)
+#: Files of a machine's own log, whose lines may not name the host.
+_KERNEL_LOG = re.compile(
+    rf"(?i)(?:^|/)(?:(?P<before>{_MACHINE})[-_.])?(?:dmesg|kern(?:el)?|syslog|messages|journal(?:ctl)?)"
+    rf"(?:[-_.](?P<after>{_MACHINE}))?(?:[-_.](?:log|txt|out|gz|bz2|xz|zst|\d+))*$"
+)
 #: Names that torchrun gives to the files of a rank, in a folder with the rank's number.
 _STREAMS = re.compile(r"/(stdout|stderr)\.log$")
 #: Numbers behind these words count runs or time, not ranks.
@@ -80,6 +89,8 @@ def _labelled(name: str) -> FileIdentity:
             file.local_rank = number
         elif match["node"]:
             file.node, file.node_number = match.group(), number
+    if file.node is None and (match := _KERNEL_LOG.search(name)):
+        file.node = match["before"] or match["after"]
     return file
 
 

@@ -1,0 +1,126 @@
+"""Kernel logs beside the logs of ranks: clocks, names, and the rank that its node's log confirms."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import pytest
+
+from rmetric.diagnosis import diagnose
+from rmetric.diagnosis.reading.file_names import identify_files
+
+BEGIN = datetime(2025, 3, 4, 10, 0, 0)
+
+
+def at(seconds):
+    return f"{BEGIN + timedelta(seconds=seconds):%Y-%m-%d %H:%M:%S}"
+
+
+def kernel(seconds, node, text):
+    return (
+        f"{BEGIN + timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%S.000000+00:00} {node} kernel: {text}"
+    )
+
+
+def nccl(rank):
+    return (
+        f"[rank{rank}]: torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3356,"
+        " unhandled cuda error (run with NCCL_DEBUG=INFO for details), NCCL version 2.22.3"
+    )
+
+
+def written(folder, files):
+    for name, lines in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("\n".join(lines) + "\n")
+    return diagnose(folder)
+
+
+def broken_link(device_line, pace=3):
+    """16 ranks on two nodes; the ranks beside rank 13 log their communication's error first."""
+    train = [f"{at(pace * step)} INFO gpu-a step {step} loss 2.1" for step in range(1, 200)]
+    errors = [nccl(rank) for rank in (8, 12)]
+    errors += [device_line, *(nccl(rank) for rank in (9, 10, 11, 14))]
+    starts = [
+        f"gpu-{'ab'[rank // 8]}:{4100 + rank}:{4200 + rank} [{rank % 8}] NCCL INFO comm 0x55{rank:02}"
+        f" rank {rank} nranks 16 cudaDev {rank % 8} - Init COMPLETE"
+        for rank in range(16)
+    ]
+    report = [
+        "Root Cause (first observed failure):",
+        "[0]:",
+        f"  time      : {at(200 * pace).replace(' ', '_')}",
+        "  host      : gpu-b",
+        "  rank      : 12 (local_rank: 4)",
+        "  exitcode  : 1 (pid: 4100)",
+    ]
+    of_node = [
+        kernel(
+            60 * pace, "gpu-b", "mlx5_core 0000:9c:00.0: mlx5_pcie_event: sufficient power (75W)."
+        ),
+        kernel(
+            200 * pace,
+            "gpu-b",
+            "NVRM: Xid (PCI:0000:c3:00): 74, pid=88, name=python, NVLink: fatal",
+        ),
+    ]
+    return {"train.log": [*starts, *train, *errors, *report], "kern.log": of_node}
+
+
+def test_the_kernel_explains_errors_of_communication_that_are_logged_before_it(tmp_path):
+    link = "[rank13]: RuntimeError: CUDA error: uncorrectable NVLink error detected"
+    found = written(tmp_path, broken_link(link))
+    assert found.family == "NVLink"
+    assert found.nodes[0].rank == 13, "not rank 12, which only lost its communication"
+
+
+def test_a_kernel_log_that_begins_later_and_ends_later_has_no_other_clock(tmp_path):
+    files = broken_link("[rank13]: RuntimeError: CUDA error: uncorrectable NVLink error", pace=60)
+    files["kern.log"].append(kernel(200 * 60 + 60, "gpu-b", "ib3: link down"))
+    found = written(tmp_path, files)
+    assert not [note for note in found.notes if "clock" in note]
+
+
+@pytest.mark.parametrize(
+    ("name", "node"),
+    [
+        ("dmesg-10.60.14.22.txt", "10.60.14.22"),
+        ("logs/gpu-07.kern.log", "gpu-07"),
+        ("dmesg_gpu-07.log.gz", "gpu-07"),
+        ("journal-ip-26-0-161-60.log", "ip-26-0-161-60"),
+        ("kern.log", None),
+        ("syslog.1", None),
+        ("messages-20250821.gz", None),
+        ("dmesg-job1234.log", None),
+    ],
+)
+def test_a_kernel_log_is_of_the_machine_that_its_name_states(name, node):
+    assert identify_files([name])[0].node == node
+
+
+def test_the_kernels_kill_names_its_node(tmp_path):
+    train = [f"{at(3 * step)} INFO step {step} loss 2.1" for step in range(1, 100)]
+    killed = [
+        "[Tue Mar  4 10:04:57 2025] python invoked oom-killer: gfp_mask=0x140cca, order=0",
+        "[Tue Mar  4 10:04:57 2025] Out of memory: Killed process 77566 (python) total-vm:398120kB",
+    ]
+    found = written(tmp_path, {"train.log": train, "dmesg-10.60.14.22.txt": killed})
+    assert found.cause == "kernel_out_of_memory"
+    assert [one.node for one in found.nodes] == ["10.60.14.22"]
+    assert found.stage == "train"
+
+
+def test_lightning_names_the_rank_whose_process_ended(tmp_path):
+    train = [f"Epoch 0: {step}%|##   | {step}/100 [00:10<00:10, 1.0it/s]" for step in range(1, 80)]
+    end = [
+        "ERROR: Unexpected segmentation fault encountered in worker.",
+        "[rank: 2] Child process with PID 39806 terminated with code 1. Forcefully terminating all"
+        " other processes to avoid zombies",
+        "line 19: 39744 Killed                  python train.py",
+    ]
+    begin = [
+        f"Initializing distributed: GLOBAL_RANK: {rank}, MEMBER: {rank + 1}/4" for rank in range(4)
+    ]
+    found = written(tmp_path, {"train.log": [*begin, *train, *end]})
+    assert found.cause == "segmentation_fault"
+    assert [one.rank for one in found.nodes] == [2]
