@@ -1,4 +1,4 @@
-"""Kernel logs beside the logs of ranks: clocks, names, and the rank that its node's log confirms."""
+"""Kernel logs beside the logs of ranks: clocks, names, the rank that its node's log confirms."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def kernel(seconds, node, text):
 
 def nccl(rank):
     return (
-        f"[rank{rank}]: torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3356,"
+        f"[rank{rank}]: torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:33,"
         " unhandled cuda error (run with NCCL_DEBUG=INFO for details), NCCL version 2.22.3"
     )
 
@@ -42,8 +42,8 @@ def broken_link(device_line, pace=3):
     errors = [nccl(rank) for rank in (8, 12)]
     errors += [device_line, *(nccl(rank) for rank in (9, 10, 11, 14))]
     starts = [
-        f"gpu-{'ab'[rank // 8]}:{4100 + rank}:{4200 + rank} [{rank % 8}] NCCL INFO comm 0x55{rank:02}"
-        f" rank {rank} nranks 16 cudaDev {rank % 8} - Init COMPLETE"
+        f"gpu-{'ab'[rank // 8]}:{4100 + rank}:{4200 + rank} [{rank % 8}] NCCL INFO"
+        f" comm 0x55{rank:02} rank {rank} nranks 16 cudaDev {rank % 8} - Init COMPLETE"
         for rank in range(16)
     ]
     report = [
@@ -55,13 +55,11 @@ def broken_link(device_line, pace=3):
         "  exitcode  : 1 (pid: 4100)",
     ]
     of_node = [
-        kernel(
-            60 * pace, "gpu-b", "mlx5_core 0000:9c:00.0: mlx5_pcie_event: sufficient power (75W)."
-        ),
+        kernel(60 * pace, "gpu-b", "mlx5_core 0000:9c:00.0: mlx5_pcie_event: power (75W)."),
         kernel(
             200 * pace,
             "gpu-b",
-            "NVRM: Xid (PCI:0000:c3:00): 74, pid=88, name=python, NVLink: fatal",
+            "NVRM: Xid (PCI:0000:c3:00): 74, pid=88, NVLink: fatal error",
         ),
     ]
     return {"train.log": [*starts, *train, *errors, *report], "kern.log": of_node}

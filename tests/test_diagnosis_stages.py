@@ -62,7 +62,7 @@ EXAMPLES = [
     (
         "checkpoint",
         "any",
-        "zero checkpoint saved out/global_step100/zero_pp_rank_0_optim_states.pt",
+        "zero checkpoint saved out/global_step100/zero_pp_rank_0.pt",
     ),
     ("checkpoint", "Hugging Face", "Model weights saved in out/checkpoint-500/pytorch_model.bin"),
     ("checkpoint", "DeepSpeed", "[Torch] Saving global_step100/mp_rank_00_model_states.pt..."),
