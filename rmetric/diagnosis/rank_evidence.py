@@ -143,12 +143,10 @@ def evidence_from_causes(
         or (one.signature.role == "cause" and not index.is_minority(len(one.streams)))
     )
     index = RankIndex(job, innocent={name for one in stated for name in one.streams})
+    own = [one for one in causes if one.signature.role == "cause"]
     none_logged = not any(
-        name in index.ranks or name.startswith("node ")
-        for one in causes
-        if one.signature.role == "cause"
-        for name in one.streams
-    )
+        name in index.ranks or name.startswith("node ") for one in own for name in one.streams
+    ) and all(one.count == 1 or one.follows for one in own)  # several may be of all ranks
     evidence = []
     for cause in causes:
         # A traceback without its exception may be of any rank.
