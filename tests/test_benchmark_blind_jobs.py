@@ -6,7 +6,9 @@ Nothing here holds text of the sealed jobs.
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
+import os
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -17,7 +19,7 @@ import pytest
 from studies.diagnosis_benchmark.blind.__main__ import main
 from studies.diagnosis_benchmark.blind.cases import written_jobs
 from studies.diagnosis_benchmark.blind.causes import CAUSES
-from studies.diagnosis_benchmark.blind.make import jobs, sealed_as
+from studies.diagnosis_benchmark.blind.make import ARCHIVES, jobs, packed, sealed_as
 
 SEAL = Path(__file__).parents[1] / "studies/diagnosis_benchmark/results/blind_seal.json"
 Made = list[tuple[str, dict[str, bytes], dict[str, Any]]]
@@ -130,3 +132,35 @@ def test_a_cut_archive_cannot_be_read_to_its_end(sealed: Made) -> None:
     for data in cut:
         with pytest.raises(EOFError):
             gzip.decompress(data)
+
+
+@pytest.mark.parametrize("split", [name for name, path in ARCHIVES.items() if path.exists()])
+def test_archived_jobs_are_those_of_their_first_look(
+    split: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--split", split, "--out", str(tmp_path)]) == 0
+    cases = written_jobs(tmp_path / split)
+    assert f"{split}: {len(cases)} jobs" in capsys.readouterr().out
+    manifests = hashlib.sha256()
+    for one in cases:
+        manifests.update((tmp_path / split / one.case.name / "manifest.json").read_bytes())
+        for label in one.case.labels:
+            lines = lines_of((one.case.folder / label.file).read_bytes())
+            assert 1 <= label.line <= len(lines), (one.case.name, label)
+    look = SEAL.parent / f"first_look_{split}" / "provenance.json"
+    known = json.loads(look.read_text())["data"][f"written_{split}"]["inputs"]
+    assert manifests.hexdigest() == known["manifests_sha256"]
+
+
+def test_packing_keeps_the_jobs_and_not_their_times(tmp_path: Path) -> None:
+    main(["--out", str(tmp_path)])
+    first = packed(tmp_path / "development", tmp_path / "first.tar.xz")
+    for path in (tmp_path / "development").rglob("*"):
+        os.utime(path, (0, 7))
+    assert packed(tmp_path / "development", tmp_path / "second.tar.xz") == first
+
+
+def test_an_archive_has_no_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--split", "second", "--seed", "3", "--out", str(tmp_path)])
+    assert "--split second is an archive" in capsys.readouterr().err
