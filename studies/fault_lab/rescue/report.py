@@ -72,7 +72,7 @@ def _of_old_seeds(rows: Sequence[dict[str, Any]]) -> list[Table]:
     names = [name for name in POLICIES if name in ran]
     seeds = len({row["seed"] for row in rows})
     of_all = len(by_seed(design()))
-    which = f"{seeds} of the {of_all} open seeds"
+    which = f"all {of_all} open seeds" if seeds == of_all else f"{seeds} of the {of_all} open seeds"
     return [
         tables.policies(
             rows,
