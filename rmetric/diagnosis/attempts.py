@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from functools import partial
 from typing import NamedTuple
 
@@ -56,6 +56,7 @@ class Mark(NamedTuple):
         steps: number of step lines before it.
         ends: number of failures and planned ends before it.
         ended: one of them stands after the last step line.
+        rank: of the stream, where the line's prefix states it; -1 otherwise.
     """
 
     line: int
@@ -63,6 +64,7 @@ class Mark(NamedTuple):
     steps: int
     ends: int
     ended: bool = False
+    rank: int = -1
 
 
 #: `Mark._make`, at a third of its cost.
@@ -122,7 +124,7 @@ class StartMarks:
         """Never follow an entry."""
         self._dropped.add(template)
 
-    def add(self, line: int, template: int) -> bool:
+    def add(self, line: int, template: int, rank: int = -1) -> bool:
         """Record an occurrence of an entry; False if it is not followed (any more)."""
         seen = self._seen.get(template)
         if seen is None:
@@ -137,7 +139,7 @@ class StartMarks:
             self.marks = [mark for mark in self.marks if mark.template != template]
             return False
         ended = self.ends > self._ends_at_step
-        self.marks.append(_mark((line, template, self.steps, self.ends, ended)))
+        self.marks.append(_mark((line, template, self.steps, self.ends, ended, rank)))
         return True
 
     def add_stage(self, line: int, stage: str) -> None:
@@ -192,17 +194,22 @@ def _by_beginnings(marks: Sequence[Mark], backs: Sequence[StepBack]) -> list[int
     window.move(0)
     first = current = _Beginning(window)
     origin, at = marks[0], 0
+    written: set[tuple[int, int]] = set()
     while at < len(marks):
         mark = marks[at]
         under_way = mark.steps > origin.steps or mark.ends > origin.ends
         if under_way and (mark.template in current.counts or mark.template in first.counts):
             window.move(at)
             before = (first,) if current is first else (current, first)
-            if any(_recurs(window, one, mark, origin, backs) for one in before):
+            if window.repeats(written) and any(
+                _recurs(window, one, mark, origin, backs) for one in before
+            ):
                 starts.append(mark.line)
                 current, origin = _Beginning(window), mark
+                written = {(one.template, one.rank) for one in window.marks}
                 at += current.total
                 continue
+        written.add((mark.template, mark.rank))
         at += 1
     return starts
 
@@ -245,6 +252,17 @@ class _Window:
             if self._marks[at].template != first:
                 return self._marks[at].template == second
         return False
+
+    def repeats(self, written: Set[tuple[int, int]]) -> bool:
+        """False if most entries are of ranks, none of which had written its own: they begin later.
+
+        Args:
+            written: templates and ranks of the attempt so far.
+        """
+        ranked = [one for one in self.marks if one.rank >= 0]
+        if 2 * len(ranked) < len(self.marks):
+            return True
+        return any((one.template, one.rank) in written for one in ranked)
 
     def move(self, at: int) -> None:
         """Move its begin to the mark `at`, which is not before that of the last call."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rmetric.diagnosis.job import Job, Match, Occurrence
+from rmetric.diagnosis.job import Job, JobStream, Match, Occurrence
 from rmetric.diagnosis.ordering import Ordering
 from rmetric.diagnosis.patterns.steps import planned_steps
 from rmetric.diagnosis.signature import Signature
@@ -127,6 +127,7 @@ def _survived(
         and own.last_step is not None
         and match.last.step is not None
         and match.last.step >= own.last_step  # still logged at the last step
+        and not (own.last_step_at and _much_later(own, match.last, ordering))
     ):
         return False
     if any(ordering.after(end.last, match.last) for end in ends):
@@ -153,6 +154,15 @@ def _survived(
         return continued
     later = (entry for one in stepping for entry in one.tail if is_later(entry))
     return len({entry.step for entry in later}) > IN_FLIGHT
+
+
+def _much_later(own: JobStream, entry: Occurrence, ordering: Ordering) -> bool:
+    """Return True if an evaluation's bar, which counts anew, made the last step a lower one."""
+    last = own.last_step_at
+    if last is None or not ordering.after(last, entry):
+        return False
+    later = {one.step for one in own.tail if one.step and ordering.after(one, entry)}
+    return len(later) > IN_FLIGHT
 
 
 def _completed(

@@ -13,8 +13,14 @@ _FRAME = re.compile(
 _CALLS = re.compile(r"\b([A-Za-z_]\w*)\(")
 #: Frames of libraries, of the interpreter and of what it makes up.
 _NOT_OWN = re.compile(r"(?:site|dist)-packages|/lib(?:64)?/python[\d.]*/|[\\/]Lib[\\/]|^<")
-#: Frames without a stage: a launcher starts workers again, a list of layers has items too.
-_BESIDES = re.compile(r"[\\/]torch[\\/](?:distributed[\\/](?:run|launch|elastic)|nn[\\/])")
+#: Frames without a stage: a launcher starts workers again, a list of layers has items too, and
+#: activations are computed again from what is called a checkpoint.
+_BESIDES = re.compile(
+    r"[\\/]torch[\\/](?:distributed[\\/](?:run|launch|elastic)|nn[\\/]|utils[\\/]checkpoint)"
+    r"|tensor_parallel[\\/]random|activation_checkpoint"
+)
+#: Files of code that writes and reads checkpoints, whatever its functions are called.
+_CHECKPOINTS = re.compile(r"(?i)checkpoint\w*(?:\.py$|[\\/])")
 _RAISED = re.compile(
     r"^(?:[ \t]*|[^\n]{0,80}[ :\]])(?P<name>(?:[A-Za-z_]\w*\.)*(?:_?[A-Z]\w*|error|timeout))"
     r"(?:: ?(?P<message>[^\n]*))?$",
@@ -50,6 +56,7 @@ def stage_of(text: str) -> str:
         name
         for frame in frames
         for name in (
+            *(("checkpoint",) if _CHECKPOINTS.search(frame["path"]) else ()),
             frame["name"],
             *(() if _NOT_OWN.search(frame["path"]) else _CALLS.findall(frame["code"] or "")),
         )

@@ -8,8 +8,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from math import inf
 from pathlib import Path
 
+from rmetric.diagnosis.attempt_files import attempts_by_name
 from rmetric.diagnosis.attempts import starts_of
 from rmetric.diagnosis.beside import read_beside
 from rmetric.diagnosis.job import Job
@@ -27,6 +29,10 @@ from rmetric.diagnosis.templates.facts import LineAnalyser
 WORTH_PROCESSES = 32 << 20
 #: Seconds by which the files of one attempt may begin before the file that has most attempts.
 SAME_START_SECONDS = 60.0
+#: Seconds within which the ranks of one attempt begin, and no second attempt does.
+SAME_MOMENT = 1.0
+#: Lines of a start in which its time is sought.
+START_LINES = 20
 #: New objects after which Python seeks garbage while logs are read.
 NEW_OBJECTS = 1_000_000
 _ATTEMPT = re.compile(r"(?:^|/)attempt_(\d+)(?:/|$)")
@@ -112,6 +118,8 @@ def aligned(files: Sequence[Sequence[Part]]) -> list[list[Part]]:
     names = [_ATTEMPT.search(parts[0].source.name) for parts in files]
     numbers = sorted({int(name[1]) for name in names if name})
     most = len(numbers) or max(map(len, files))
+    if most == 1:
+        return attempts_by_name(files)
     reference = next((parts for parts in files if len(parts) == most), files[0])
     begins = [_begin(part) for part in reference]
     attempts: list[list[Part]] = [[] for _ in range(most)]
@@ -174,7 +182,7 @@ def _attempts_of(
     """Parts of a file's attempts; one without a later start needs one pass only."""
     first = FilePass(source, analyser)
     first.read_lines(on_progress)
-    starts, found, number = deque(starts_of(first.marks)), list[Part](), 0
+    starts, found, number = deque(_at_other_times(source, first)), list[Part](), 0
     if not starts:
         return [first.finish()]
     attempt = FilePass(source, analyser, first.prefixes)
@@ -188,6 +196,40 @@ def _attempts_of(
         attempt.take(lines)
         number += len(lines)
     return [*found, attempt.finish()]
+
+
+def _at_other_times(source: LogSource, first: FilePass) -> list[int]:
+    """Starts of later attempts, without those of processes that begin at the same moment.
+
+    Where no step lies between two starts, and they state times, the ranks of one attempt wrote
+    them: a program takes longer to begin, fail and begin again.
+    """
+    starts = starts_of(first.marks)
+    if not starts:
+        return []
+    wanted = [1, *starts]
+    times: dict[int, float] = {}
+    number = at = 0
+    for lines in source.chunks():
+        while at < len(wanted) and wanted[at] <= number + len(lines):
+            begin = max(0, wanted[at] - 1 - number)
+            end = min([wanted[at] + START_LINES, *wanted[at + 1 : at + 2]]) - 1 - number
+            stated = (first.prefixes.time(line) for line in lines[begin:end])
+            time = next((one for one in stated if one is not None), None)
+            if time is not None:
+                times[wanted[at]] = time
+            at += 1
+        number += len(lines)
+    steps = {mark.line: mark.steps for mark in first.marks.marks}
+    kept, origin = [], 1
+    for start in starts:
+        stepless = steps.get(start, -1) == steps.get(origin, 0)
+        apart = times.get(start, inf) - times.get(origin, 0.0)
+        if stepless and abs(apart) <= SAME_MOMENT:
+            continue
+        kept.append(start)
+        origin = start
+    return kept
 
 
 def _shares(sources: Sequence[LogSource], number: int) -> list[list[LogSource]]:

@@ -90,10 +90,13 @@ class LogStream:
         places: the same entries, each as a line of the block or as it is kept.
         shown: how many of them the watch over iterations knows.
         changes: (pending entry, step of the stream from there on).
+        number: the rank or task that the prefix states, -1 for none.
     """
 
     def __init__(self, key: str, prefix: Prefix) -> None:
         self.key, self.prefix = key, prefix
+        stated = (prefix.rank, prefix.local_rank, prefix.task)
+        self.number = next((one for one in stated if one is not None), -1)
         self.counts: Counter[int] = Counter()
         self.templates: list[int] = []
         self.places: list[Any] = []

@@ -65,6 +65,8 @@ RANKS_APART = 2
 #: Roles and least confidence of entries that end an attempt.
 _ENDS = ("success", "ending", "cause", "echo", "symptom")
 MIN_END_CONFIDENCE = 0.5
+#: A program that ends does not write its last words at these levels.
+_NOTED = ("info", "warning")
 
 
 class FilePass:
@@ -183,7 +185,7 @@ class FilePass:
                     stream, start = self._stream(line, form)
             if form.plain and not stream.slow:
                 if form.marked:
-                    form.marked = mark(self.number + at + 1, form.template)
+                    form.marked = mark(self.number + at + 1, form.template, stream.number)
                 stream.templates.append(form.template)
                 stream.places.append(at)
             elif not form.blank:  # which changes nothing
@@ -213,7 +215,7 @@ class FilePass:
             start = start or self.prefixes.start(line)
             self._tell(number, line[start:], stream, form.facts)
         if form.marked:
-            form.marked = self.marks.add(number, form.template)
+            form.marked = self.marks.add(number, form.template, stream.number)
             if form.stays is not None:
                 self.marks.add_stage(number, form.facts.stage)
         step = form.step.find(line) if form.step is not None else None
@@ -403,7 +405,7 @@ class FilePass:
                 form.step = self.shapes.step_place(form.shape, line, len(line) - len(text))
             form.begin(not facts.step and self.marks.follows(form.template))
         if form.marked:
-            form.marked = self.marks.add(number, form.template)
+            form.marked = self.marks.add(number, form.template, stream.number)
         step = form.step.find(line) if form.step is not None else None
         if step is not None:
             self._record_step(stream, number, line, form, step)
@@ -487,7 +489,12 @@ class FilePass:
             stream.found.setdefault(signature.id, MatchTally(raw)).add(raw, fields)
             if signature.role == "success":
                 self.succeeded = raw
-            if signature.role in _ENDS and signature.confidence >= MIN_END_CONFIDENCE:
+            noted = entry.facts.level in _NOTED and signature.role in ("cause", "echo")
+            if (
+                signature.role in _ENDS
+                and signature.confidence >= MIN_END_CONFIDENCE
+                and not noted
+            ):
                 self.marks.ends += 1
 
     def _count(self, stream: LogStream, raw: RawEntry, watched: bool) -> None:

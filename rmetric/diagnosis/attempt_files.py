@@ -1,0 +1,83 @@
+"""Find attempts of one job that have files of their own, by a number in the files' names.
+
+Schedulers and scripts name a file by the job's or the attempt's number: "train_41700_0.out",
+"run3/rank_0.log". Files are of different attempts if such a number orders them in time, without an
+overlap, and if each attempt begins with lines of the same kind. A log that is rotated goes on
+where the last file ended, and does not begin again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+
+from rmetric.diagnosis.part import Part
+
+#: Entries of a file's beginning that are compared.
+FIRST_ENTRIES = 8
+#: Least share of a beginning's kinds of entries that the next beginning has too.
+MIN_SHARED = 0.4
+#: Least seconds between the beginnings of two attempts; the ranks of one begin together.
+MIN_SECONDS = 10.0
+#: Most attempts; more numbers are not of attempts.
+MAX_ATTEMPTS = 1000
+
+_NUMBER = re.compile(r"\d+")
+
+Files = Sequence[Sequence[Part]]
+
+
+def attempts_by_name(files: Files) -> list[list[Part]]:
+    """Parts of each attempt, the first one first; one list where the names tell of one attempt.
+
+    Files without the number, such as a kernel's log, are with the last attempt.
+
+    Args:
+        files: the one part of each file.
+    """
+    parts = [one for each in files for one in each]
+    numbers = [_NUMBER.findall(part.source.name) for part in parts]
+    for place in range(min(max(map(len, numbers), default=0), 8)):
+        groups: dict[int, list[Part]] = defaultdict(list)
+        others = []
+        for part, found in zip(parts, numbers, strict=True):
+            (groups[int(found[place])] if place < len(found) else others).append(part)
+        if 1 < len(groups) <= MAX_ATTEMPTS:
+            ordered = [groups[number] for number in sorted(groups)]
+            if _are_attempts(ordered):
+                return [*ordered[:-1], [*ordered[-1], *others]]
+    return [parts]
+
+
+def _are_attempts(groups: Sequence[Sequence[Part]]) -> bool:
+    forms = [Counter(_NUMBER.sub("0", part.source.name) for part in group) for group in groups]
+    if any(one.keys() != forms[0].keys() for one in forms):
+        return False
+    spans = [_span(group) for group in groups]
+    for before, after in pairwise(spans):
+        if before is None or after is None or after[0] <= max(before[1], before[0] + MIN_SECONDS):
+            return False
+    kinds = [_beginning(group) for group in groups]
+    return all(
+        len(before & after) >= max(1.0, MIN_SHARED * min(len(before), len(after)))
+        for before, after in pairwise(kinds)
+    )
+
+
+def _span(group: Sequence[Part]) -> tuple[float, float] | None:
+    streams = [one.stream for part in group for one in part.streams]
+    begins = [one.first_time for one in streams if one.first_time is not None]
+    ends = [one.last_time for one in streams if one.last_time is not None]
+    return (min(begins), max(ends)) if begins and ends else None
+
+
+def _beginning(group: Sequence[Part]) -> set[str]:
+    """Kinds of the first entries of each file; none of a file that begins with a step."""
+    kinds: set[str] = set()
+    for part in group:
+        first = sorted(part.entries, key=lambda one: one.line)[:FIRST_ENTRIES]
+        if first and first[0].step is None:
+            kinds |= {part.templates[one.event].text for one in first if one.step is None}
+    return kinds
