@@ -652,12 +652,16 @@ class _Case:
         return stage or _first_stage([match.first.text for match in matches]) or self.found.stage
 
     def _time(self, place: Occurrence | None) -> float | None:
-        """Time of an entry; an entry without one takes the last time of its stream."""
+        """Time of an entry; of one without, that of the next in its file, or its stream's last."""
         if place is None:
             return None
         stream = self.job.streams.get(place.stream)
-        if place.time is None and stream is not None:
-            place = replace(place, time=stream.last_time)
+        if place.time is None:
+            after = self.ordering.at_latest(place)
+            if after is not None and after.time is not None:
+                place = after
+            elif stream is not None:
+                place = replace(place, time=stream.last_time)
         return self.ordering.dated(place)
 
     def _events(self, odd: Sequence[tuple[int, str]] = ()) -> tuple[Evidence, ...]:

@@ -57,6 +57,8 @@ CONFIDENCE_WITHOUT_STEPS = 0.6
 MIN_SHARE_AT_TOP = 0.5
 #: So many ranks must end at the same line, for the only other one to stand elsewhere.
 MIN_RANKS_ALIKE = 3
+#: Characters that are quoted of an entry.
+MAX_QUOTED = 60
 #: Strength of that evidence: a rank may also have more to log than its peers.
 STRENGTH_ELSEWHERE = 0.6
 
@@ -72,7 +74,7 @@ class Hang:
         step: the last one; None if there was none.
         confidence: 0 to 1.
         signs: evidence against ranks that are behind the others.
-        last_words: the only entry of that evidence, where it is one.
+        last_words: the entry of that evidence, where it is one.
     """
 
     seconds: float
@@ -116,7 +118,10 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
         return entry.event not in events and not (comparable and ordering.after(entry, lead.first))
 
     entries = _entries(job, ordering, is_before)
-    apart = _behind(job, stepping) or _elsewhere(job, is_before)
+    beats = _heartbeats([one for one in entries if last_step is None or one[0] > last_step])
+    behind = _behind(job, stepping)
+    elsewhere = _elsewhere(job, lambda entry: is_before(entry) and entry.event not in beats)
+    apart = behind or elsewhere
     last_entry = max((time for time, _ in entries), default=None)
     if last_entry is None:
         return None
@@ -146,6 +151,10 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
         if _are_heartbeats(later, stepping):
             before = last_entry - last_step
             confidence = confidence if before < gap else CONFIDENCE_HEARTBEATS
+        elif beats:  # after a checkpoint or an evaluation, say, which may take its time
+            before = last_entry - max(one[0] for one in later if one[1].event not in beats)
+            confidence = CONFIDENCE_HEARTBEATS
+            least = max(least, MIN_SECONDS_WITHOUT_STEPS)
         else:
             pauses = [after[0] - before[0] for before, after in pairwise(later)]
             least = max(least, MIN_RATIO * max(pauses, default=0.0))
@@ -157,8 +166,8 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
         confidence = CONFIDENCE_WATCHED if known < least else confidence
     elif known < least:
         return None
-    signs = _fell_silent(job, entries) or apart
-    last = [] if signs else _last_words(later)
+    signs = _fell_silent(job, entries) or behind
+    last = [] if signs else elsewhere or _last_words(later)
     return Hang(
         seconds=known,
         least=at_least,
@@ -245,6 +254,31 @@ def _are_heartbeats(
     return recurring and not stages & QUIET_STAGES
 
 
+def _heartbeats(later: Sequence[tuple[float, Occurrence]]) -> set[int]:
+    """Events that recur after the last step without counting anything; none if there are many.
+
+    An evaluation counts its batches, which is progress.
+    """
+    texts: dict[tuple[str, int], list[str]] = {}
+    for _, entry in later:
+        texts.setdefault((entry.stream, entry.event), []).append(entry.text)
+    beats = {event for (_, event), each in texts.items() if len(each) >= MIN_HEARTBEATS}
+    counting = {
+        event
+        for (_, event), each in texts.items()
+        if event in beats and any(map(_counts_up, zip(*map(_NUMBERS.findall, each), strict=False)))
+    }
+    last = {stream: entry.event for stream, entry in ((one.stream, one) for _, one in later)}
+    at_the_end = set(last.values()) <= beats
+    return beats if at_the_end and not counting and len(beats) <= MAX_HEARTBEATS else set()
+
+
+def _counts_up(numbers: tuple[str, ...]) -> bool:
+    """True if a number rises from entry to entry."""
+    values = list(map(int, numbers))
+    return len(values) >= MIN_HEARTBEATS and all(one < other for one, other in pairwise(values))
+
+
 def _may_be_time_zone(seconds: float) -> bool:
     """True if the clock of what ended the job may only be of another time zone."""
     zones = round(seconds / ZONE_SECONDS)
@@ -309,7 +343,7 @@ def _last_words(later: Sequence[tuple[float, Occurrence]]) -> list[tuple[RankEvi
     if len(alone) != 1 or len(ranks) != 1:
         return []
     text = alone[0].text
-    words = f"the last entry before the silence is its own: {text[-60:]!r}"
+    words = f"the last entry before the silence is its own: {_end_of(text)!r}"
     sign = RankEvidence(f"rank {int(ranks.pop())}", "behind", words, STRENGTH_ELSEWHERE)
     return [(sign, text)]
 
@@ -318,8 +352,10 @@ def _span(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{seconds / 60:.0f} min"
 
 
-def _elsewhere(job: Job, is_before: Callable[[Occurrence], bool]) -> list[RankEvidence]:
-    """Evidence against the one rank whose last entry before the end is not that of most.
+def _elsewhere(
+    job: Job, is_before: Callable[[Occurrence], bool]
+) -> list[tuple[RankEvidence, str]]:
+    """Evidence against the one rank whose last entry before the end is not that of most; its text.
 
     Ranks that lead have lines of their own, which say nothing.
     """
@@ -345,8 +381,17 @@ def _elsewhere(job: Job, is_before: Callable[[Occurrence], bool]) -> list[RankEv
     alike = may_be_same(at[others[0]], usual) or _much_alike(at[others[0]], usual)
     if alike and not _passed(ranked, others[0], lasts[others[0]]):
         return []
-    words = f"it stands at {lasts[others[0]].text[-60:]!r}, {times} others at {usual[-60:]!r}"
-    return [RankEvidence(others[0], "behind", words, STRENGTH_ELSEWHERE)]
+    text = lasts[others[0]].text
+    words = f"it stands at {_end_of(text)!r}, {times} others at {_end_of(usual)!r}"
+    return [(RankEvidence(others[0], "behind", words, STRENGTH_ELSEWHERE), text)]
+
+
+def _end_of(text: str) -> str:
+    """The last words of a text."""
+    if len(text) <= MAX_QUOTED:
+        return text
+    end = text[-MAX_QUOTED:]
+    return "…" + (end.partition(" ")[2] or end)
 
 
 def _passed(ranked: Sequence[Peer], name: str, last: Occurrence) -> bool:

@@ -53,23 +53,17 @@ def clock_offsets(job: Job) -> dict[str, float]:
             offset = start - begin
             if not MIN_START_OFFSET_SECONDS <= abs(offset) < OTHER_EPOCH_SECONDS:
                 continue
-            if _of_machine(job, name) and _overlaps(job, name):
-                continue  # a kernel's log, say, which begins at any time
+            if _of_no_rank(job, name):
+                continue  # a kernel's or a launcher's log, which begins at any time
         if abs(offset) >= MIN_OFFSET_SECONDS:
             found[name] = round(offset, 3)
     return found
 
 
-def _of_machine(job: Job, name: str) -> bool:
-    """Return True if no rank writes a file."""
-    return all(one.rank is None for one in job.streams.values() if name in one.files)
-
-
-def _overlaps(job: Job, name: str) -> bool:
-    """Return True if some of a file's times lie between the first and the last of the others."""
-    begin, end = job.spans[name]
-    others = [span for other, span in job.spans.items() if other != name]
-    return begin <= max(last for _, last in others) and end >= min(first for first, _ in others)
+def _of_no_rank(job: Job, name: str) -> bool:
+    """Return True if no rank writes a file, but ranks write others."""
+    ranked = {file for one in job.streams.values() if one.rank is not None for file in one.files}
+    return name not in ranked and bool(ranked)
 
 
 def clock_notes(offsets: Mapping[str, float]) -> list[str]:
