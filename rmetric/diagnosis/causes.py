@@ -20,6 +20,8 @@ from rmetric.diagnosis.signature import Signature
 FOLLOWS = 0.55
 #: Largest distance in seconds of a consequence: the usual timeout of collectives.
 FOLLOWS_WITHIN = 1800.0
+#: A fault so many seconds before another one, which is as certain, did not end the job.
+LONG_BEFORE = 6 * 3600.0
 #: Different steps that may be logged after a fatal fault: by ranks that have not yet met it, by a
 #: progress bar that is drawn once more.
 IN_FLIGHT = 2
@@ -201,7 +203,21 @@ def weigh(causes: Sequence[Cause], ordering: Ordering) -> list[Cause]:
         if before is not None:
             one.follows = before.signature.id
             one.score *= FOLLOWS
+    for one in live:
+        if any(_is_of_long_before(one, other, ordering) for other in live):
+            one.score *= FOLLOWS
     return sorted(live, key=lambda one: (-round(one.score, 3), ordering.key(one.first)))
+
+
+def _is_of_long_before(one: Cause, other: Cause, ordering: Ordering) -> bool:
+    """True if the job met another fault so much later that it cannot have ended by this one."""
+    return (
+        other is not one
+        and not other.follows
+        and other.signature.role == one.signature.role == "cause"
+        and other.signature.confidence >= one.signature.confidence - 0.1
+        and (ordering.later_by(other.first, one.last) or 0.0) > LONG_BEFORE
+    )
 
 
 def _killer_of(one: Cause, killers: Sequence[Cause]) -> Cause | None:

@@ -91,6 +91,8 @@ MIN_ABSENCE_STRENGTH = 0.6
 LEAD_ROLES = ("cause", "ending")
 #: Above this confidence a symptom (a worker's reported death) precedes a silent rank.
 MIN_CONFIDENCE_OVER_SILENCE = 0.6
+#: An entry below this names a rank and is no sign of a failure by itself.
+MIN_CONFIDENCE_OF_SYMPTOM = 0.2
 #: Above this confidence a symptom (a timeout) explains a failure without a silent rank.
 MIN_CONFIDENCE_WITHOUT_SILENCE = 0.4
 #: Reason for a healthy verdict without a stated end.
@@ -385,7 +387,11 @@ class _Case:
 
     def _best_symptom(self) -> Cause | None:
         """Return the most confident match that does not follow from another."""
-        own = [one for one in self.causes if not one.follows]
+        own = [
+            one
+            for one in self.causes
+            if not one.follows and one.signature.confidence >= MIN_CONFIDENCE_OF_SYMPTOM
+        ]
         return max(own, key=lambda one: one.signature.confidence, default=None)
 
     def _silent(self) -> Suspect | None:

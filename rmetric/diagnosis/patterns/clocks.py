@@ -5,11 +5,12 @@ Files whose times are far apart belong to one job with skewed clocks, or to two 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import median, median_low
 
 from rmetric.diagnosis.job import Job, JobStream
+from rmetric.diagnosis.reading.file_names import is_kernel_log
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
 
 #: Anchors of a valid offset agree within this many seconds,
@@ -38,32 +39,42 @@ def clock_offsets(job: Job) -> dict[str, float]:
     All ranks write the line of one step at about the same moment, since they wait for each other.
     The clocks of two files are compared by the step lines and last entries that both kept: by the
     median of the differences, if those agree. A file without common lines is compared by its
-    first entry, where only a difference of `MIN_START_OFFSET_SECONDS` counts. Files of two jobs
-    are not compared.
+    first entry with files that begin alike, where only a difference of `MIN_START_OFFSET_SECONDS`
+    counts. Files of two jobs are not compared.
     """
     anchors, starts = _anchors(job), {name: begin for name, (begin, _) in job.spans.items()}
     if len(starts) < 2 or two_jobs(job, MIN_START_OFFSET_SECONDS) is not None:
         return {}
-    moments = _moments(anchors)
-    begin = median_low(starts.values())
+    moments, kin = _moments(anchors), _of_one_program(job)
     found = {}
-    for name, start in starts.items():
+    for name in starts:
         offset = _by_anchors(anchors.get(name, {}), moments)
         if offset is None:
-            offset = start - begin
+            # A kernel's or a launcher's log begins at any time.
+            alike = [starts[other] for other in starts if kin.get(other, name) == kin.get(name)]
+            offset = starts[name] - median_low(alike or [starts[name]])
             if not MIN_START_OFFSET_SECONDS <= abs(offset) < OTHER_EPOCH_SECONDS:
                 continue
-            if _of_no_rank(job, name):
-                continue  # a kernel's or a launcher's log, which begins at any time
         if abs(offset) >= MIN_OFFSET_SECONDS:
             found[name] = round(offset, 3)
     return found
 
 
-def _of_no_rank(job: Job, name: str) -> bool:
-    """Return True if no rank writes a file, but ranks write others."""
-    ranked = {file for one in job.streams.values() if one.rank is not None for file in one.files}
-    return name not in ranked and bool(ranked)
+def _of_one_program(job: Job) -> dict[str, int]:
+    """File -> the first kind of entry in it that another file begins with too; none of others.
+
+    Only such files, as ranks write them, begin together. Machines' own logs do not.
+    """
+    begins: dict[str, list[int]] = defaultdict(list)
+    for stream in job.streams.values():
+        for one in stream.head:
+            begins[one.file].append(one.event)
+    often = Counter(event for events in begins.values() for event in set(events))
+    return {
+        name: next(event for event in events if often[event] > 1)
+        for name, events in begins.items()
+        if any(often[event] > 1 for event in events) and not is_kernel_log(name)
+    }
 
 
 def clock_notes(offsets: Mapping[str, float]) -> list[str]:

@@ -73,6 +73,15 @@ def identify_files(names: Sequence[str]) -> list[FileIdentity]:
     return files
 
 
+def is_kernel_log(name: str) -> bool:
+    """Return True for the name of a machine's own log: dmesg, syslog, journal.
+
+    >>> is_kernel_log("logs/gpu-07.kern.log"), is_kernel_log("kernel_bench.log")
+    (True, False)
+    """
+    return _KERNEL_LOG.search(name) is not None
+
+
 def natural(name: str) -> list[tuple[int, str]]:
     """Sort key by which rank_2 precedes rank_10."""
     parts = re.split(r"(\d+)", name)
