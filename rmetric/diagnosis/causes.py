@@ -29,6 +29,8 @@ IN_FLIGHT = 2
 MIN_CONFIDENCE_OF_FAILURE = 0.4
 #: Families that a job's planned end does not excuse.
 OUTLASTS_SUCCESS = ("nan loss",)
+#: Actors whose faults are of one machine.
+MACHINES = ("hardware", "platform")
 #: Lines of a training without a step.
 LOSS = re.compile(r"(?i)\bloss\b\W{1,4}<")
 #: Families of connections: each rank closes its own at the end, and others may still use them.
@@ -97,13 +99,16 @@ def collect(
     causes = []
     for name, matches in found.items():
         matches.sort(key=lambda one: ordering.key(one.first))
-        survived = True
+        fatal = []
         for one in matches:
             own = [end for end in ends if end.stream not in alone or end.stream == one.stream]
-            survived = survived and _survived(job, one, signatures[name], own, ordering)
-        last = max((one.last for one in matches), key=ordering.key)
+            if not _survived(job, one, signatures[name], own, ordering):
+                fatal.append(one)
+        # What one node outlived is not what another one met later.
+        kept = fatal if fatal and signatures[name].actor in MACHINES else matches
+        last = max((one.last for one in kept), key=ordering.key)
         causes.append(
-            Cause(signature=signatures[name], matches=matches, last=last, survived=survived)
+            Cause(signature=signatures[name], matches=kept, last=last, survived=not fatal)
         )
     return sorted(causes, key=lambda one: ordering.key(one.first))
 

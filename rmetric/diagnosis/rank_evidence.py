@@ -22,6 +22,8 @@ MIN_AGREEING_SHARE = 0.75
 MAX_PER_NODE = 8
 #: Largest number of ranks in one range.
 MAX_RANGE_LENGTH = 10_000
+#: Families of causes that a machine's kernel records.
+OF_KERNELS = ("oom killer", "storage")
 #: Exit by these signals is the process's own doing or a kill from outside; SIGTERM and SIGABRT
 #: are also how a launcher and a watchdog end the innocent.
 _KILL_SIGNALS = (
@@ -194,7 +196,7 @@ def _from_own_log(cause: Cause, index: RankIndex, ordering: Ordering) -> list[Ra
     active, alone = index.active, len(index.active) == 1
     own = [match for match in cause.matches if match.stream in active]
     # Of a machine, even where only ranks have logs.
-    if cause.signature.actor == "hardware" or cause.signature.family == "oom killer":
+    if cause.signature.actor == "hardware" or cause.signature.family in OF_KERNELS:
         nodes = [match for match in cause.matches if match.stream.startswith("node ")]
         alone = alone and not nodes
         own = own or nodes
