@@ -490,11 +490,7 @@ class FilePass:
             if signature.role == "success":
                 self.succeeded = raw
             noted = entry.facts.level in _NOTED and signature.role in ("cause", "echo")
-            if (
-                signature.role in _ENDS
-                and signature.confidence >= MIN_END_CONFIDENCE
-                and not noted
-            ):
+            if signature.role in _ENDS and signature.confidence >= MIN_END_CONFIDENCE and not noted:
                 self.marks.ends += 1
 
     def _count(self, stream: LogStream, raw: RawEntry, watched: bool) -> None:

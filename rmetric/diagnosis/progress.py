@@ -352,9 +352,7 @@ def _span(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{seconds / 60:.0f} min"
 
 
-def _elsewhere(
-    job: Job, is_before: Callable[[Occurrence], bool]
-) -> list[tuple[RankEvidence, str]]:
+def _elsewhere(job: Job, is_before: Callable[[Occurrence], bool]) -> list[tuple[RankEvidence, str]]:
     """Evidence against the one rank whose last entry before the end is not that of most; its text.
 
     Ranks that lead have lines of their own, which say nothing.

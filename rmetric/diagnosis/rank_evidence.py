@@ -22,6 +22,8 @@ MIN_AGREEING_SHARE = 0.75
 MAX_PER_NODE = 8
 #: Largest number of ranks in one range.
 MAX_RANGE_LENGTH = 10_000
+#: Bus and device of a GPU, as the kernel writes them.
+_PCI = re.compile(r"(?:\b[0-9a-fA-F]{4,8}:)([0-9a-fA-F]{2}:[0-9a-fA-F]{2})\b")
 #: Families of causes that a machine's kernel records.
 OF_KERNELS = ("oom killer", "storage")
 #: Exit by these signals is the process's own doing or a kill from outside; SIGTERM and SIGABRT
@@ -155,6 +157,7 @@ def evidence_from_causes(
         if cause.signature.role == "cause" and cause.signature.rank:
             evidence += _from_own_log(cause, index, ordering)
             evidence += _from_writers(cause, index)
+            evidence += _from_gpus(job, cause)
         if cause.signature.role == "symptom" and _lost_peers(causes, cause, index, ordering):
             continue
         if cause.signature.role != "ending":
@@ -282,6 +285,21 @@ def _from_writers(cause: Cause, index: RankIndex) -> list[RankEvidence]:
     if not index.is_minority(len(names)):
         return []
     return divided(names, "accused", f"logged: {cause.signature.title}", cause.score)
+
+
+def _from_gpus(job: Job, cause: Cause) -> list[RankEvidence]:
+    """Evidence against the ranks whose GPUs a node's kernel names, where few do."""
+    ranks = set()
+    for match in cause.matches:
+        node = match.stream.removeprefix("node ")
+        for fields in match.named:
+            if address := _PCI.search(fields.get("gpu", "")):
+                ranks.add(job.rank_of_gpu.get((node, address[1].lower())))
+    if None in ranks or not ranks or cause.follows:
+        return []
+    names = [f"rank {rank}" for rank in ranks if rank is not None]
+    words = f"its GPU is named in: {cause.signature.title}"
+    return divided(names, "gpu", words, cause.score)
 
 
 def numbers_in(text: str) -> list[int]:

@@ -11,6 +11,8 @@ from rmetric.diagnosis.reading.prefixes import NO_HOST, Prefix
 from rmetric.diagnosis.reading.sought import Sought, those_that_may
 from rmetric.diagnosis.reading.stated_ranks import StatedRanks
 
+#: More than the ranks of any communicator: for a rank that is stated as the job's own.
+MANY_RANKS = 1 << 30
 #: Hosts of one list; a longer one is no list of hosts.
 MAX_HOSTS = 100_000
 _PART = re.compile(r"([^,\s\[\]]*)(?:\[([\d,-]+)\])?([^,\s\[\]]*)")
@@ -60,6 +62,10 @@ _ON_RANK = Sought(
 _MY_NODE = Sought(rf"^(?:export )?SLURMD_NODENAME=[\"']?{_HOST}", ("slurmd_nodename=",))
 #: May be the launching host's, which containers and srun pass to all.
 _MY_HOST = Sought(rf"^(?:export )?HOSTNAME=[\"']?{_HOST}", ("hostname=",))
+#: The GPU of a communicator's rank as NCCL writes it ("busId bb000"), and as the kernel does.
+_BUS = re.compile(
+    r"\bbusId ([0-9a-f]{4,12})\b|\b(?:[0-9a-fA-F]{4,8}:)([0-9a-fA-F]{2}:[0-9a-fA-F]{2})\b"
+)
 #: A worker of Ray: its address, its process and its rank.
 _RAY = Sought(r"\bip=([\d.a-f:]+), pid=(\d+)\) world_rank=(\d+)", ("world_rank",))
 _TASKS = Sought(rf"^srun: error: {_HOST}: tasks? (?P<tasks>[\d,-]+):", ("srun: error: ",))
@@ -123,12 +129,15 @@ class World:
 
     Attributes:
         node_of_rank: rank -> node.
+        rank_of_gpu: (node, bus and device of a GPU: "bb:00") -> rank.
         nodes: names of the nodes in the order of their numbers, where a list was given.
         own: the ranks that each stream states about itself. Of one file: `merge` omits it.
     """
 
     def __init__(self) -> None:
         self.node_of_rank: dict[int, str] = {}
+        #: with the number of ranks of the communicator
+        self._gpus: dict[tuple[str, str], tuple[int, int]] = {}
         self.nodes: list[str] = []
         self.own: dict[Prefix, StatedRanks] = {}
         self._sizes: Counter[int] = Counter()
@@ -184,6 +193,20 @@ class World:
         return next((ranks[key] for ranks in groups if key in ranks), None)
 
     @property
+    def rank_of_gpu(self) -> dict[tuple[str, str], int]:
+        """(Node, GPU) -> rank, by the largest communicators."""
+        size = self.size
+        return {gpu: rank for gpu, (of, rank) in self._gpus.items() if size is None or of >= size}
+
+    def _add_gpu(self, node: str | None, text: str, size: int, rank: int) -> None:
+        found = _BUS.search(text)
+        if found is None or node is None:
+            return
+        # The last three hexadecimal digits are the device's and the function's.
+        bus = f"{found[1][:-3][-2:]:0>2}:{found[1][-3:-1]}" if found[1] else found[2].lower()
+        self._gpus[node, bus] = max(self._gpus.get((node, bus), (0, 0)), (size, rank))
+
+    @property
     def several_nodes(self) -> bool:
         """True if lines mention more than one node."""
         return self._num_nodes > 1 or len(self.nodes) > 1
@@ -221,6 +244,8 @@ class World:
         """Add the world of other files of the same job."""
         self.node_of_rank = {**other.node_of_rank, **self.node_of_rank}
         self.nodes = self.nodes or other.nodes
+        for gpu, known in other._gpus.items():
+            self._gpus[gpu] = max(self._gpus.get(gpu, known), known)
         self._sizes.update(other._sizes)
         for size, ranks in other._groups.items():
             self._groups[size].update(ranks)
@@ -261,6 +286,7 @@ class World:
             return
         rank = int(hccl[1] if hccl else match["rank"])
         ranks[prefix.node, prefix.pid] = rank
+        self._add_gpu(prefix.node, text, int(match["size"]), rank)
         if hccl:
             self._add_own(stream, rank)
             if node := _HCCL_NODE.search(text):
@@ -271,6 +297,7 @@ class World:
             match = one.pattern.search(text) if one in may else None
             if match and not NO_HOST.match(match["node"].encode()):
                 self.node_of_rank[int(match["rank"])] = match["node"]
+                self._add_gpu(match["node"], text, MANY_RANKS, int(match["rank"]))
         ranked = prefix.rank
         if ranked is not None and _MY_NODE in may and (match := _MY_NODE.pattern.match(text)):
             self.node_of_rank[ranked] = match["node"]
@@ -285,7 +312,7 @@ class World:
         ):
             self.node_of_rank[int(match[1])] = self._report_host[stream]
         if _RAY in may and (match := _RAY.pattern.search(text)):
-            self._groups[1 << 30][match[1], int(match[2])] = int(match[3])
+            self._groups[MANY_RANKS][match[1], int(match[2])] = int(match[3])
             self.node_of_rank[int(match[3])] = match[1]
         if _TASKS in may and (match := _TASKS.pattern.match(text)):
             for task in expanded(f"[{match['tasks']}]"):
