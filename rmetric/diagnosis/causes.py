@@ -31,6 +31,8 @@ MIN_CONFIDENCE_OF_FAILURE = 0.4
 OUTLASTS_SUCCESS = ("nan loss",)
 #: Actors whose faults are of one machine.
 MACHINES = ("hardware", "platform")
+#: What takes a fault back, where the same stream logs it later.
+TAKEN_BACK = {"network_file_system_trouble": "network_file_system_is_back"}
 #: Lines of a training without a step.
 LOSS = re.compile(r"(?i)\bloss\b\W{1,4}<")
 #: Families of connections: each rank closes its own at the end, and others may still use them.
@@ -138,6 +140,9 @@ def _survived(
     ):
         return False
     if any(ordering.after(end.last, match.last) for end in ends):
+        return True
+    back = job.matches.get((TAKEN_BACK.get(signature.id, ""), match.stream))
+    if back is not None and ordering.after(back.last, match.last):
         return True
     if signature.family in CONNECTIONS and _completed(job, match, signature, ends, ordering):
         return True

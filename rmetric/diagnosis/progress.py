@@ -125,8 +125,8 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
     last_entry = max((time for time, _ in entries), default=None)
     if last_entry is None:
         return None
-    timed = max((one for one in entries if one[1].time is not None), key=itemgetter(0))
-    one_clock = names_zone(timed[1].text) == names_zone(lead.first.text)
+    timed = [entry for _, entry in entries if entry.time is not None]
+    one_clock = not timed or names_zone(timed[-1].text) == names_zone(lead.first.text)
     longest = max((one.longest_pause for one in stepping), default=0.0)
     least = max(MIN_SECONDS, MIN_RATIO * longest) if longest else MIN_SECONDS_WITHOUT_STEPS
     if apart and not longest:
@@ -152,7 +152,8 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
             before = last_entry - last_step
             confidence = confidence if before < gap else CONFIDENCE_HEARTBEATS
         elif beats:  # after a checkpoint or an evaluation, say, which may take its time
-            before = last_entry - max(one[0] for one in later if one[1].event not in beats)
+            quiet = [one[0] for one in later if one[1].event not in beats]
+            before = last_entry - max(quiet, default=last_step)
             confidence = CONFIDENCE_HEARTBEATS
             least = max(least, MIN_SECONDS_WITHOUT_STEPS)
         else:

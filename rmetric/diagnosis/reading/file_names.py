@@ -18,6 +18,8 @@ _HOST = re.compile(
     r"(?i)(?<![a-z\d])((?:[a-z]+-)*(?:node|host|compute|gpu|dgx|hgx|cn|gn|nid|srv|ip)[a-z-]*\d[\d-]*"
     r"|r\d+i\d+n\d+)(?![a-z\d])"
 )
+#: A folder's name that may be a host's: letters, and a number at its end.
+_FOLDER = re.compile(r"(?i)(?P<form>[a-z][a-z\d]*(?:[-_.][a-z\d]+)*?[-_.]?)\d+")
 _MACHINE = (
     r"(?!(?:job|run|try|part|attempt|restart|boot)[-_]?\d)[a-z][a-z\d-]*\d[a-z\d-]*"
     r"|\d{1,3}(?:\.\d{1,3}){3}"
@@ -69,6 +71,7 @@ def identify_files(names: Sequence[str]) -> list[FileIdentity]:
     files = [_labelled(name) for name in names]
     _take_counted(names, files)
     _take_hosts(names, files)
+    _take_folders(names, files)
     _count_over_nodes(files)
     return files
 
@@ -148,6 +151,24 @@ def _take_hosts(names: Sequence[str], files: list[FileIdentity]) -> None:
         if len(set(hosts.values())) > 1:
             for at, host in hosts.items():
                 files[at].node = host
+
+
+def _take_folders(names: Sequence[str], files: list[FileIdentity]) -> None:
+    """Names of hosts of any form, where folders that differ in their number hold the same files."""
+    found: dict[tuple[str, str], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    places: dict[int, tuple[tuple[str, str], str]] = {}
+    for at, (name, file) in enumerate(zip(names, files, strict=True)):
+        parts = name.split("/")
+        for place, folder in enumerate(parts[:-1]):
+            known = _LABELLED.search(folder) or _COUNTS.search(folder.rstrip("0123456789"))
+            if file.node is None and not known and (match := _FOLDER.fullmatch(folder)):
+                key = "/".join(parts[:place]), match["form"]
+                found[key][folder].add("/".join(parts[place + 1 :]))
+                places.setdefault(at, (key, folder))
+    for at, (key, folder) in places.items():
+        others = [inside for other, inside in found[key].items() if other != folder]
+        if any(found[key][folder] & inside for inside in others):
+            files[at].node = folder
 
 
 def _count_over_nodes(files: list[FileIdentity]) -> None:
