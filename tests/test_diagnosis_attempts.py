@@ -224,3 +224,66 @@ def test_a_beginning_that_is_repeated_whole_is_found_each_time(ranks, times, mad
             for _ in range(ranks):
                 found.append(Mark(len(found) + 1, template, made * attempt * 3, attempt, True))
     assert attempt_starts(found) == tuple(expected[1:])
+
+
+def test_ranks_that_begin_one_after_another_are_one_attempt(tmp_path):
+    """Each logs an error of its start that it outlives."""
+    error = "ERROR cannot import fused kernels: libcudnn.so.9: cannot open shared object file"
+    start = [f"[rank{rank}]: {line}" for rank in range(4) for line in (*START, error)]
+    assert attempts(tmp_path, start, steps(1, 60)) == [1]
+
+
+def test_processes_that_begin_at_the_same_second_are_one_attempt(tmp_path):
+    lines = [
+        f"[2024-04-08 02:00:00,{ms}] {line}"
+        for ms in (554, 129, 803)
+        for line in (*START, "collect2: error: ld returned 1 exit status")
+    ]
+    assert attempts(tmp_path, lines, steps(1, 60, minute=1)) == [1]
+
+
+def test_a_start_that_fails_at_once_and_again_minutes_later_is_two_attempts(tmp_path):
+    def start(minute):
+        return [f"[2024-04-08 02:{minute:02}:00,554] {line}" for line in (*START, *KEY)]
+
+    assert len(attempts(tmp_path, start(1), start(4))) == 2
+
+
+def of_files(tmp_path, files):
+    for name, lines in files.items():
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    return diagnose(tmp_path)
+
+
+def test_attempts_in_files_of_their_own(tmp_path):
+    """Slurm names the files of each start by the number of its job."""
+    files = {
+        f"{kind}_{number}_{at}.log": [
+            f"[2024-04-08 0{at}:00:00] {kind} of the job begins",
+            *START[1:4],
+            *(steps_at(at) if kind == "out" else []),
+            *([f"[2024-04-08 0{at}:30:00] ends", *end] if kind == "err" else []),
+        ]
+        for at, (number, end) in enumerate([(41700, OOM), (41710, OOM), (41733, KEY)], start=1)
+        for kind in ("out", "err")
+    }
+    found = of_files(tmp_path, files)
+    assert len(found.attempts) == 3
+    assert "KeyError" in found.title
+
+
+def steps_at(hour):
+    return [f"[2024-04-08 0{hour}:10:{s:02}] iteration {s}/ 500 | loss 3.1" for s in range(1, 40)]
+
+
+def test_a_log_that_is_rotated_is_one_attempt(tmp_path):
+    files = {"train.1.log": [*START, *steps_at(1)], "train.2.log": steps_at(2)}
+    assert len(of_files(tmp_path, files).attempts) <= 1
+
+
+def test_ranks_with_files_of_their_own_are_one_attempt(tmp_path):
+    files = {
+        f"host-0-{rank}.log": [*START, f"[2024-04-08 02:00:0{rank}] ValueError: shape", *KEY]
+        for rank in range(4)
+    }
+    assert len(of_files(tmp_path, files).attempts) <= 1

@@ -134,3 +134,48 @@ def test_nobody_is_named_where_none_two_or_most_stand_elsewhere(tmp_path, readin
     found = judged(tmp_path, [*trained(40), *waiting(40, 400, reading)], LIMIT, 35_999)
     assert found.cause == "training_hung"
     assert not any("it stands at" in one.why for one in found.nodes)
+
+
+def saving(count=12, rank_of_hang=5, minutes=10):
+    """Steps, then a checkpoint that one rank does not finish, and everybody's heartbeats."""
+    lines = trained(40)
+    for rank in range(8):
+        lines.append(f"{rank}: {at(400)} Saving sharded checkpoint of step 40 to /ckpt/40")
+        if rank != rank_of_hang:
+            lines.append(f"{rank}: {at(420)} Finished saving shards in 17.8 s; waiting for others")
+    return lines + [
+        f"{rank}: {at(420 + 60 * minutes * beat)} heartbeat: alive, rss 31.{(7 * beat) % 9} GiB"
+        for beat in range(1, count + 1)
+        for rank in range(8)
+    ]
+
+
+def test_heartbeats_after_a_checkpoint_that_one_rank_never_ends(tmp_path):
+    found = judged(tmp_path, saving(), LIMIT, 420 + 12 * 600 + 300)
+    assert (found.outcome, found.cause, found.stage) == ("failed", "training_hung", "checkpoint")
+    assert [one.name for one in found.nodes[:1]] == ["rank 5"]
+    assert "2.1 h later" in found.title
+
+
+def test_a_checkpoint_of_some_minutes_is_no_hang(tmp_path):
+    found = judged(tmp_path, saving(count=4, rank_of_hang=None, minutes=3), LIMIT, 420 + 800)
+    assert found.outcome == "terminated"
+
+
+def test_an_evaluation_that_counts_its_batches_is_no_hang(tmp_path):
+    lines = [
+        *trained(40),
+        *(f"0: {at(400 + 300 * n)} evaluating, batch {n} done" for n in range(1, 20)),
+    ]
+    assert judged(tmp_path, lines, LIMIT, 400 + 300 * 20).outcome == "terminated"
+
+
+def test_a_launcher_that_only_logs_the_end_has_no_other_clock(tmp_path):
+    for rank in range(8):
+        lines = [f"{at(10 * step)} rank {rank} step {step} loss 2.1" for step in range(40)]
+        (tmp_path / f"rank_{rank}.log").write_text("\n".join(lines) + "\n")
+    end = LIMIT.format((BEGIN + timedelta(seconds=17_043)).strftime("%Y-%m-%dT%H:%M:%S"))
+    (tmp_path / "slurm.err").write_text(end + "\n")
+    found = diagnose(tmp_path)
+    assert found.cause == "training_hung"
+    assert not [note for note in found.notes if "clock" in note]

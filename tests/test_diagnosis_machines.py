@@ -123,3 +123,69 @@ def test_lightning_names_the_rank_whose_process_ended(tmp_path, times, named):
     found = written(tmp_path, {"train.log": [*begin, *train, *end]})
     assert found.cause == "segmentation_fault"
     assert [one.rank for one in found.nodes] == named, "what all ranks log accuses none"
+
+
+def ready(rank, per_node=8):
+    node = "gpu-" + "ab"[rank // per_node]
+    return (
+        f"{node}:{4100 + rank}:{4200 + rank} [{rank % per_node}] NCCL INFO comm 0x55{rank:02} rank"
+        f" {rank} nranks 16 cudaDev {rank % per_node} busId {rank % per_node + 1:x}b000 - Init"
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NVRM: Xid (PCI:0000:6b:00): 79, pid=1, GPU has fallen off the bus.",
+        "Out of memory: Killed process 4113 (python) total-vm:1kB",
+    ],
+)
+def test_the_rank_of_a_gpu_or_a_process_that_the_kernel_names(tmp_path, line):
+    train = [f"{at(3 * step)} INFO gpu-a step {step} loss 2.1" for step in range(1, 200)]
+    found = written(
+        tmp_path,
+        {
+            "train.log": [*map(ready, range(16)), *train],
+            "kern.log": [kernel(600, "gpu-b", line)],
+        },
+    )
+    assert (found.nodes[0].rank, found.nodes[0].node) == (13, "gpu-b")
+
+
+def test_the_gpu_of_another_node_is_not_the_ranks(tmp_path):
+    line = "NVRM: Xid (PCI:0000:6b:00): 79, pid=1, GPU has fallen off the bus."
+    train = [f"{at(3 * step)} INFO gpu-a step {step} loss 2.1" for step in range(1, 200)]
+    files = {
+        "train.log": [*map(ready, range(16)), *train],
+        "kern.log": [kernel(600, "gpu-c", line)],
+    }
+    assert [one.node for one in written(tmp_path, files).nodes] == ["gpu-c"]
+
+
+@pytest.mark.parametrize(("back", "blamed"), [(True, False), (False, True)])
+def test_a_file_server_that_came_back_explains_nothing(tmp_path, back, blamed):
+    server = [kernel(300, "gpu-a", "nfs: server nas-03 not responding, still trying")]
+    server += [kernel(302, "gpu-a", "nfs: server nas-03 OK")] if back else []
+    train = [f"{at(3 * step)} INFO step {step} loss 2.1" for step in range(1, 100)]
+    error = ["Traceback (most recent call last):", '  File "t.py", line 3', "KeyError: 'text'"]
+    found = written(tmp_path, {"train.log": [*train, *error], "kern.log": server})
+    named = [found.cause, *(one.cause for one in found.candidates)]
+    assert ("network_file_system_trouble" in named) == blamed
+
+
+def test_a_kill_of_days_before_did_not_end_the_job(tmp_path):
+    train = [f"step {step} loss 2.1" for step in range(1, 100)]
+    lost = [f"{at(86400)} [rank1]: ncclRemoteError: remote process exited or network error"]
+    kills = [
+        "[Tue Mar  4 10:00:00 2025] Memory cgroup out of memory: Killed process 7 (jupyter-lab)",
+        "[Wed Mar  5 09:59:58 2025] Out of memory: Killed process 9 (python) total-vm:1kB",
+    ]
+    found = written(tmp_path, {"train.log": [*train, *lost], "dmesg-gpu-1.txt": kills})
+    assert found.cause == "kernel_out_of_memory"
+
+
+def test_folders_of_hosts_with_the_same_files_name_the_nodes():
+    names = [f"bjyz-a800-0{node}/log/workerlog.{rank}" for node in (7, 8) for rank in range(4)]
+    assert {one.node for one in identify_files(names)} == {"bjyz-a800-07", "bjyz-a800-08"}
+    assert {one.node for one in identify_files(["run1/a.log", "run2/a.log"])} == {None}
+    assert {one.node for one in identify_files(["x1/a.log", "x2/b.log"])} == {None}

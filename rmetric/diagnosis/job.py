@@ -182,6 +182,7 @@ class Job:
         ranks_per_node: None where no line states it, or where nodes differ.
         node_of_rank: rank -> node.
         rank_of_gpu: (node, bus and device of its GPU: "bb:00") -> rank.
+        rank_of_pid: (node, process) -> rank.
         matches: (signature, stream) -> match.
         odd_iterations: stream -> its first iteration that differs.
         stages: (stage, its first occurrence), whenever the job as a whole enters one.
@@ -201,6 +202,7 @@ class Job:
     ranks_per_node: int | None = None
     node_of_rank: dict[int, str] = field(default_factory=dict)
     rank_of_gpu: dict[tuple[str, str], int] = field(default_factory=dict)
+    rank_of_pid: dict[tuple[str | None, int], int] = field(default_factory=dict)
     odd_iterations: dict[str, Iteration[Occurrence]] = field(default_factory=dict)
     stages: list[tuple[str, Occurrence]] = field(default_factory=list)
     cut_off: list[str] = field(default_factory=list)

@@ -109,7 +109,7 @@ class _Merging:
         self.job.world_size = world.size
         self.job.ranks_per_node = world.per_node
         self.job.node_of_rank = dict(world.node_of_rank)
-        self.job.rank_of_gpu = world.rank_of_gpu
+        self.job.rank_of_gpu, self.job.rank_of_pid = world.rank_of_gpu, world.rank_of_pid
         self.job.notes = list(world.notes())
         if self.events.full:
             self.job.notes.append(

@@ -23,6 +23,8 @@ from rmetric.diagnosis.suspects import RankEvidence, divided
 
 _NUMBERS = re.compile(r"\d+")
 _RANK = re.compile(r"(?i)\b(?:global_|world_)?rank[ =:#]{0,2}(\d{1,6})\b")
+#: What is counted during an evaluation or another work without steps.
+_WORK = re.compile(r"(?i)eval|valid|\btest|batch|sample|shard|export|upload|download|generat")
 #: The signature of a script that ended a training without progress.
 WATCHED = "ended_without_progress"
 #: A hang is at least so many seconds, and so many times the longest pause between two steps.
@@ -251,7 +253,10 @@ def _are_heartbeats(
     """True if what follows the last step is little that recurs, and no evaluation or checkpoint."""
     names = {one.name for one in stepping}
     stages = {entry.stage for _, entry in later if entry.stream in names}
-    recurring = len({entry.event for _, entry in later}) <= MAX_HEARTBEATS
+    texts: dict[int, list[str]] = {}
+    for _, entry in later:
+        texts.setdefault(entry.event, []).append(entry.text)
+    recurring = len(texts) <= MAX_HEARTBEATS and not any(map(_counts_work, texts.values()))
     return recurring and not stages & QUIET_STAGES
 
 
@@ -264,20 +269,18 @@ def _heartbeats(later: Sequence[tuple[float, Occurrence]]) -> set[int]:
     for _, entry in later:
         texts.setdefault((entry.stream, entry.event), []).append(entry.text)
     beats = {event for (_, event), each in texts.items() if len(each) >= MIN_HEARTBEATS}
-    counting = {
-        event
-        for (_, event), each in texts.items()
-        if event in beats and any(map(_counts_up, zip(*map(_NUMBERS.findall, each), strict=False)))
-    }
+    counting = any(_counts_work(each) for (_, event), each in texts.items() if event in beats)
     last = {stream: entry.event for stream, entry in ((one.stream, one) for _, one in later)}
     at_the_end = set(last.values()) <= beats
     return beats if at_the_end and not counting and len(beats) <= MAX_HEARTBEATS else set()
 
 
-def _counts_up(numbers: tuple[str, ...]) -> bool:
-    """True if a number rises from entry to entry."""
-    values = list(map(int, numbers))
-    return len(values) >= MIN_HEARTBEATS and all(one < other for one, other in pairwise(values))
+def _counts_work(texts: Sequence[str]) -> bool:
+    """True if a number rises from entry to entry, and they are not of the time that passes."""
+    if len(texts) < MIN_HEARTBEATS or not _WORK.search(texts[-1]):
+        return False
+    numbers = (list(map(int, each)) for each in zip(*map(_NUMBERS.findall, texts), strict=False))
+    return any(all(one < other for one, other in pairwise(each)) for each in numbers)
 
 
 def _may_be_time_zone(seconds: float) -> bool:

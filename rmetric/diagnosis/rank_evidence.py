@@ -157,7 +157,7 @@ def evidence_from_causes(
         if cause.signature.role == "cause" and cause.signature.rank:
             evidence += _from_own_log(cause, index, ordering)
             evidence += _from_writers(cause, index)
-            evidence += _from_gpus(job, cause)
+            evidence += _from_kernel(job, cause)
         if cause.signature.role == "symptom" and _lost_peers(causes, cause, index, ordering):
             continue
         if cause.signature.role != "ending":
@@ -287,19 +287,33 @@ def _from_writers(cause: Cause, index: RankIndex) -> list[RankEvidence]:
     return divided(names, "accused", f"logged: {cause.signature.title}", cause.score)
 
 
-def _from_gpus(job: Job, cause: Cause) -> list[RankEvidence]:
-    """Evidence against the ranks whose GPUs a node's kernel names, where few do."""
-    ranks = set()
+def _from_kernel(job: Job, cause: Cause) -> list[RankEvidence]:
+    """Evidence against the ranks whose GPUs or processes a node's kernel names."""
+    if cause.follows:
+        return []
+    ranks: dict[int, str] = {}
     for match in cause.matches:
         node = match.stream.removeprefix("node ")
+        if node == match.stream:
+            continue
         for fields in match.named:
-            if address := _PCI.search(fields.get("gpu", "")):
-                ranks.add(job.rank_of_gpu.get((node, address[1].lower())))
-    if None in ranks or not ranks or cause.follows:
-        return []
-    names = [f"rank {rank}" for rank in ranks if rank is not None]
-    words = f"its GPU is named in: {cause.signature.title}"
-    return divided(names, "gpu", words, cause.score)
+            address, pid = _PCI.search(fields.get("gpu", "")), fields.get("pid", "")
+            if address and (rank := job.rank_of_gpu.get((node, address[1].lower()))) is not None:
+                ranks[rank] = "GPU"
+            elif pid.isdigit() and (rank := job.rank_of_pid.get((node, int(pid)))) is not None:
+                ranks[rank] = "process"
+    if len({match.stream for match in cause.matches}) > len(ranks):
+        return []  # another node's is not known
+    title = cause.signature.title
+    return [
+        RankEvidence(
+            f"rank {rank}",
+            "kernel",
+            f"its {what} is named in: {title}",
+            cause.score / len(ranks) ** 0.5,
+        )
+        for rank, what in sorted(ranks.items())
+    ]
 
 
 def numbers_in(text: str) -> list[int]:

@@ -20,7 +20,7 @@ WEIGHTS = {
     "own cause": 4.0,
     "first": 1.0,
     "confirmed": 1.0,
-    "gpu": 6.0,
+    "kernel": 6.0,
     "recorder": 7.0,
     "accused": 4.0,
     "stack": 3.5,

@@ -130,6 +130,7 @@ class World:
     Attributes:
         node_of_rank: rank -> node.
         rank_of_gpu: (node, bus and device of a GPU: "bb:00") -> rank.
+        rank_of_pid: (node, process) -> rank.
         nodes: names of the nodes in the order of their numbers, where a list was given.
         own: the ranks that each stream states about itself. Of one file: `merge` omits it.
     """
@@ -197,6 +198,15 @@ class World:
         """(Node, GPU) -> rank, by the largest communicators."""
         size = self.size
         return {gpu: rank for gpu, (of, rank) in self._gpus.items() if size is None or of >= size}
+
+    @property
+    def rank_of_pid(self) -> dict[tuple[str | None, int], int]:
+        """(Node, process) -> rank, by the largest communicators."""
+        size, found = self.size, dict[tuple[str | None, int], int]()
+        for of, ranks in sorted(self._groups.items()):
+            if size is None or of >= size:
+                found |= {(node, pid): rank for (node, pid), rank in ranks.items() if pid}
+        return found
 
     def _add_gpu(self, node: str | None, text: str, size: int, rank: int) -> None:
         found = _BUS.search(text)
