@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument(
         "--split", default="development",
         choices=tuple(dict.fromkeys(split for splits in SOURCES.values() for split in splits)),
-        help="blind is of injected jobs; sealed, second, third of written ones (development)",
+        help="blind is of injected jobs; sealed, second and later ones are of written jobs",
     )  # fmt: skip
     out.add_argument(
         "--logs", type=Path, default=LOGS, metavar="DIR",

@@ -17,15 +17,16 @@ from studies.diagnosis_benchmark.blind.cases import WrittenCase, written_jobs
 from studies.diagnosis_benchmark.cause_meanings import Named, family_of, verdict
 from studies.diagnosis_benchmark.scoring import hits
 
-SPLITS = ("development", "sealed", "second", "third")
+SPLITS = ("development", "sealed", "second", "third", "fourth")
 JOBS = Path("runs", "written_failures")
 #: The named causes that are scored: the answer and further candidates.
 TOP_CAUSES = 5
 TITLES = {
     "development": "written jobs, development",
     "sealed": "written jobs, sealed until their first look",
-    "second": "written jobs by two others, sealed until their first look",
-    "third": "written jobs by three others, sealed until their first look",
+    "second": "written jobs by two other authors, unseen until their first look",
+    "third": "written jobs by a fourth author, unseen until their first look",
+    "fourth": "written jobs by a fifth author, unseen until their first look",
 }
 
 
