@@ -325,3 +325,19 @@ class TestFacts:
     )
     def test_an_exception_is_seen_wherever_it_stands(self, line: bytes) -> None:
         assert FACTS(line).exception
+
+
+@pytest.mark.parametrize(
+    ("line", "level"),
+    [
+        ("I0909 11:58:44.151896    1256 xla_bridge.py:689] Unable to initialize backend", "info"),
+        ("E0612 05:33:34.893694    1054 rendezvous.cc:100] waiting", "error"),
+        ("[rank0]:[W520 07:02:58.112233445 ProcessGroupNCCL.cpp:4561] using GPU 0", "warning"),
+        ("I20240501-12:00:00.123456 41 api.cc:7] ready", "info"),
+        ("W0000 of the model", ""),
+    ],
+)
+def test_the_level_of_a_form_is_that_of_its_lines(line, level):
+    """Forms have 0 for every number, whose digits the level's letter stands before."""
+    facts = LineAnalyser(SignatureLibrary.shipped()).facts(line.encode())
+    assert facts.level == level

@@ -31,8 +31,8 @@ _MARKED = re.compile(
 )
 #: The letter of glog, PyTorch and XLA: E0503 12:00:01, [E ProcessGroupNCCL.cpp:828], : E external/
 _LETTER = re.compile(
-    r"(?P<letter>[IWEFC])(?<![^\[\s][IWEFC])(?=\d{4} \d\d:|\d{4,8}-"
-    r"| [\w/.-]+\.(?:cc|cpp|h|cu|py):\d| external/| \d{4}-| \d+ \d+\])"
+    r"(?P<letter>[IWEFC])(?<![^\[\s][IWEFC])(?=\d{1,4} \d{1,2}:\d|(?:0|\d{4,8})-\d"
+    r"| [\w/.-]+\.(?:cc|cpp|h|cu|py):\d| external/| (?:0|\d{4})-\d| \d+ \d+\])"
 )
 #: A line end within a JSON string, however often it was quoted, and what ends such a string.
 _IN_JSON = re.compile(r"\\+n")
