@@ -170,7 +170,7 @@ def test_short_words_for_steps(line, step):
 def test_writing_a_checkpoint_is_one():
     assert stated_stage("rank 2 is writing part 4 of its checkpoint") == "checkpoint"
     assert stated_stage("Saving checkpoint 3") == "checkpoint"
-    assert stated_stage("wrote 3 ckpts") == "train", "it is done"
+    assert stated_stage("wrote 3 ckpts") == "checkpoint"
 
 
 def test_ranks_of_loggers_that_write_json_or_keys_and_values():
@@ -347,3 +347,21 @@ def test_a_rank_that_waits_in_another_operation_is_the_cause(tmp_path):
     ]
     found = judged(tmp_path, lines)
     assert (found.cause, found.nodes[0].name) == ("collectives_differ", "rank 6")
+
+
+@pytest.mark.parametrize(
+    ("last", "stage"),
+    [
+        ("saving checkpoint at iteration 40 to /ckpt", "checkpoint"),
+        ("  successfully saved checkpoint from iteration 40 to /ckpt [ t 1/2, p 1/1 ]", "train"),
+        ("wrote checkpoint 40", "train"),
+        ("zero checkpoint saved /ckpt/global_step40/zero_pp_rank_0.pt", "checkpoint"),
+        ("[Torch] Checkpoint global_step40 is ready now!", "train"),
+        ("Model weights saved in out/checkpoint-40/pytorch_model.bin", "checkpoint"),
+    ],
+)
+def test_behind_a_complete_checkpoint_the_training_goes_on(tmp_path, last, stage):
+    end = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT {} DUE TO TIME LIMIT ***"
+    begun = "saving checkpoint at iteration 40 to /ckpt"
+    found = judged(tmp_path, [*steps(40), begun, last, end.format(at(85, "%Y-%m-%dT%H:%M:%S"))])
+    assert found.stage == stage

@@ -48,12 +48,6 @@ EXAMPLES = [
         "gpu-1:22:22 [0] NCCL INFO comm 0x55 rank 3 nranks 8 cudaDev 3 - Destroy COMPLETE",
     ),
     ("tear-down", "wandb", "wandb: Waiting for W&B process to finish... (success)."),
-    ("train", "MLPerf", ':::MLLOG {"time_ms": 1, "key": "checkpoint_stop", "value": null}'),
-    (
-        "train",
-        "Megatron, NeMo, any",
-        "  successfully saved checkpoint from iteration     900 to /ckpt [ t 1/2, p 1/1 ]",
-    ),
     (
         "checkpoint",
         "Megatron, DeepSpeed, NeMo",
@@ -172,7 +166,7 @@ def test_gates_are_lower_case_and_without_digits():
         ("train", " iteration       30/    1000 | consumed samples: 120 | lm loss: 3.2"),
         ("evaluate", "evaluation at step 20 starts"),
         ("evaluate", "{'eval_loss': 2.5, 'eval_runtime': 3.1, 'epoch': 1.0}"),
-        ("train", "checkpoint of step 20 saved to /out in 0.31 s"),
+        ("checkpoint", "checkpoint of step 20 saved to /out in 0.31 s"),
         ("checkpoint", "Saving model checkpoint to out/checkpoint-500"),
         ("tear-down", "training finished after 40 steps"),
         ("tear-down", ':::MLLOG {"key": "run_stop", "value": null}'),

@@ -41,7 +41,7 @@ def attempts_by_name(files: Files) -> list[list[Part]]:
     numbers = [_NUMBER.findall(part.source.name) for part in parts]
     for place in range(min(max(map(len, numbers), default=0), 8)):
         groups: dict[int, list[Part]] = defaultdict(list)
-        others = []
+        others: list[Part] = []
         for part, found in zip(parts, numbers, strict=True):
             (groups[int(found[place])] if place < len(found) else others).append(part)
         if 1 < len(groups) <= MAX_ATTEMPTS:

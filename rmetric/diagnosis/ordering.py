@@ -13,7 +13,7 @@ from math import inf
 from operator import attrgetter
 
 from rmetric.diagnosis.job import Job, Occurrence
-from rmetric.diagnosis.patterns.stages import next_stage
+from rmetric.diagnosis.patterns.stages import ends_checkpoint, next_stage, stated_stage
 from rmetric.diagnosis.reading.text import TRACEBACK
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
 
@@ -154,7 +154,7 @@ def stage_at(job: Job, place: Occurrence, ordering: Ordering) -> str:
     most = max((one.steps for one in job.streams.values()), default=0)
     stepping = [one for one in job.streams.values() if most and one.steps >= _MIN_STEP_SHARE * most]
     own = [one for one in stepping if one.name == place.stream]
-    stage = place.stage
+    stage = stage_now(job, place)
     if stage in (_LAUNCHING if own else _STARTING):
         kept = [entry for one in own or stepping for entry in (*one.tail, one.last_step_at)]
         working = [
@@ -167,10 +167,24 @@ def stage_at(job: Job, place: Occurrence, ordering: Ordering) -> str:
         # Of another file, an entry without a time may as well have come later.
         placed = [one for one in working if one.time is not None or one.file == place.file]
         in_order = sorted(placed or working, key=ordering.key)
-        stage = reduce(next_stage, (one.stage for one in in_order), stage)
+        stage = reduce(next_stage, (stage_now(job, one) for one in in_order), stage)
     left_early = stage == "tear-down" and job.succeeded is None and TRACEBACK in place.text
     if left_early or stage in _LAUNCHING:
         passed = ("tear-down", *_LAUNCHING) if left_early else _LAUNCHING
         before = [name for name, at in job.stages if not ordering.after(at, place)]
         return next((one for one in reversed(before) if one not in passed), stage)
     return stage
+
+
+def stage_now(job: Job, entry: Occurrence) -> str:
+    """Stage of an entry; behind a complete checkpoint the training goes on."""
+    stream = job.streams.get(entry.stream)
+    if entry.stage != "checkpoint" or stream is None:
+        return entry.stage
+    before = (
+        one for one in reversed(stream.tail) if one.file == entry.file and one.order <= entry.order
+    )
+    last = next(
+        (one for one in before if stated_stage(one.text) or ends_checkpoint(one.text)), None
+    )
+    return "train" if last is not None and ends_checkpoint(last.text) else entry.stage

@@ -62,14 +62,9 @@ RULES: tuple[_Rule, ...] = (
     _Rule("tear-down", "NCCL", "nccl info", r"nccl info .*\b(destroy|finalize)\b.*"),
     _Rule("tear-down", "wandb", "wandb:", r"wandb: (waiting for .* to finish|synced|run history:)"),
 
-    # checkpoints, and what follows a finished one
-    _Rule("train", "MLPerf", _LOG, _MLLOG + r'(checkpoint_stop|save_checkpoint_stop)"'),
-    _Rule("train", "Megatron, NeMo, any", "saved|wrote|written|is ready now",
-          r"\b(saved(?! in)|wrote|stored)\b[^=\n/]{0,40}\b(checkpoints?|ckpts?)\b"
-          r"|(?<!zero )\bcheckpoint (of step \d+ )?(saved|written)\b"
-          r"|\bcheckpoint \S+ is ready now"),
-    _Rule("checkpoint", "Megatron, DeepSpeed, NeMo", "saving|storing|writing",
-          r"\b(saving|storing|writing)\b[^=\n]{0,40}\b(checkpoints?|ckpts?)\b"),
+    # checkpoints
+    _Rule("checkpoint", "Megatron, DeepSpeed, NeMo", "sav|storing|stored|wrote|writing",
+          r"\b(saving|saved|storing|stored|wrote|writing)\b[^=\n]{0,40}\b(checkpoints?|ckpts?)\b"),
     _Rule("checkpoint", "any", "checkpoint|ckpt",
           r"\bcheckpoint (of step \d+ )?(saved|written|save (started|done|finished))"
           r"|\bsave[- ]checkpoint\b.*\b(start|begin|done|took|time)"
@@ -195,6 +190,14 @@ _NONE = re.compile(
     r"traceback \(most recent|^\s*file \"|\b(error|exception)\b[:\]]|\bfailed\b|\bno module named\b"
 )
 
+#: The end of a checkpoint, behind which the training goes on.
+_SAVED = re.compile(
+    _MLLOG + r'(checkpoint_stop|save_checkpoint_stop)"'
+    r"|\b(saved(?! in)|wrote|stored)\b[^=\n/]{0,40}\b(checkpoints?|ckpts?)\b"
+    r"|(?<!zero )\bcheckpoint (of step \d+ )?(saved|written)\b"
+    r"|\bcheckpoint \S+ is ready now"
+)
+
 _WORKING = ("train", "evaluate", "checkpoint", "tear-down")
 _START = ("initialise", "load data", "compile")
 
@@ -236,6 +239,15 @@ def may_state_stage(form: bytes) -> bool:
         form: an entry in lower case without its digits.
     """
     return bool(_GATES.items(form)) or step_gate(form)
+
+
+def ends_checkpoint(text: str) -> bool:
+    """Return True for an entry that states that a checkpoint is complete.
+
+    >>> ends_checkpoint("successfully saved checkpoint from iteration 900 to /ckpt")
+    True
+    """
+    return _SAVED.search(text[:500].lower()) is not None
 
 
 def next_stage(now: str, stated: str) -> str:

@@ -101,8 +101,8 @@ def _labelled(name: str) -> FileIdentity:
             file.local_rank = number
         elif match["node"]:
             file.node, file.node_number = match.group(), number
-    if file.node is None and (match := _KERNEL_LOG.search(name)):
-        file.node = match["before"] or match["after"]
+    if file.node is None and (kernel := _KERNEL_LOG.search(name)):
+        file.node = kernel["before"] or kernel["after"]
     return file
 
 
