@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rmetric.diagnosis.job import Iteration, Job, Occurrence
-from rmetric.diagnosis.ordering import Ordering
+from rmetric.diagnosis.ordering import Ordering, stage_now
 from rmetric.diagnosis.patterns.clocks import clock_notes, clock_offsets
 from rmetric.diagnosis.patterns.numbers import NumberOutlier, number_outliers
 from rmetric.diagnosis.patterns.settings import SettingOutlier, setting_outliers
@@ -223,7 +223,9 @@ def _stopped(job: Job, known: HealthyReference) -> str:
 
 
 def _stage(job: Job, ordering: Ordering) -> str:
-    if job.stages:
-        return job.stages[-1][0]
     last = [one.last for one in job.streams.values() if one.last is not None]
-    return max(last, key=ordering.key).stage if last else ""
+    if not job.stages:
+        return max(last, key=ordering.key).stage if last else ""
+    stage = job.stages[-1][0]
+    saving = [one for one in last if one.stage == stage == "checkpoint"]
+    return "train" if saving and all(stage_now(job, one) == "train" for one in saving) else stage
