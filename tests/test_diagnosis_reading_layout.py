@@ -316,3 +316,23 @@ def test_the_number_of_a_node_is_no_rank():
     said = identify_files([f"node-0{number}.log" for number in range(4)])
     assert [one.node_number for one in said] == [0, 1, 2, 3]
     assert all(one.rank is None and one.local_rank is None for one in said)
+
+
+@pytest.mark.parametrize(
+    ("said", "size", "known"),
+    [
+        ("MASTER_ADDR=t-master-0 WORLD_SIZE=3 RANK={}", 3, True),
+        ("RANK={} WORLD_SIZE=3", 3, True),
+        ("MASTER_ADDR=t-master-0 WORLD_SIZE=3 RANK={}", 24, False),
+        ("PET_NPROC_PER_NODE=8 --nproc-per-node=8 WORLD_SIZE=3 RANK={}", 3, False),
+    ],
+)
+def test_the_environment_of_a_pod_of_one_process(read, said, size, known):
+    """Of a pod of several processes it is the node's number."""
+    sizes = [f"world size {size}"] * 8
+    pods = {
+        f"t-worker-{rank}_l": ["loading", "pod up " + said.format(rank + 1), *sizes, "ready"]
+        for rank in range(2)
+    }
+    job = read(**pods, **{"t-master-0_l": ["loading", said.format(0), *sizes, "ready"]})
+    assert set(ranks(job)) == ({0, 1, 2} if known else set())

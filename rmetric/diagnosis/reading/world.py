@@ -48,6 +48,13 @@ _OWN = Sought(
     r"|^.{0,80}?\binit\w*\b.{0,60}\brank[ :=]{1,3}(\d+)\b",
     ("rank",),
 )
+#: Of one process each, or of the agents of nodes: as many as the ranks, or as the nodes.
+_OF_POD = Sought(
+    r"\bWORLD_SIZE=[\"']?(\d+)[\"']?,? RANK=[\"']?(\d+)|"
+    r"(?<![A-Za-z_])RANK=[\"']?(\d+)[\"']?,? WORLD_SIZE=[\"']?(\d+)",
+    ("world_size=",),
+    ("rank=",),
+)
 _HOST = r"(?P<node>[A-Za-z][\w.-]*\d[\w.-]*|\d+\.\d+\.\d+\.\d+)"
 _RANK_ON = Sought(
     rf"(?i)\brank[ :=\[]{{0,3}}(?P<rank>\d+)\b.{{0,40}}?\b(?:on|host(?:name)?|node)[ :=]+{_HOST}",
@@ -83,7 +90,7 @@ _OF_NODES = frozenset(
 )
 _OF_RANKS = frozenset(stated_ranks.SOUGHT)
 #: All that `World.take` seeks.
-_SOUGHT = _OF_SIZES | _OF_NODES | _OF_RANKS | {_GROUPS, _OWN}
+_SOUGHT = _OF_SIZES | _OF_NODES | _OF_RANKS | {_GROUPS, _OWN, _OF_POD}
 
 _STATES = re.compile(
     rb"world[ _-]?size|world_rank|member: /|total (?:number of )?(?:ranks|processes|workers)|nranks"
@@ -147,6 +154,8 @@ class World:
         self._num_nodes = self._per_node = 0
         self._own: dict[str, set[int]] = defaultdict(set)
         self._all_own: set[int] = set()
+        #: stream -> rank -> the size of the world that was stated with it
+        self._pods: dict[str, dict[int, int]] = defaultdict(dict)
         self._hosts: dict[int, str] = {}
         self._report_host: dict[str, str] = {}
 
@@ -174,6 +183,10 @@ class World:
                 self.own.setdefault(prefix, StatedRanks()).add(own)
         for match in _OWN.pattern.finditer(text) if _OWN in may else ():
             self._add_own(stream, int(match[1] or match[2]))
+        for match in _OF_POD.pattern.finditer(text) if _OF_POD in may else ():
+            size, rank = int(match[1] or match[4]), int(match[2] or match[3])
+            self._pods[stream][rank] = size
+            self._all_own.add(rank)
 
     def _add_own(self, stream: str, rank: int) -> None:
         self._own[stream].add(rank)
@@ -235,7 +248,11 @@ class World:
         None where it names several, and where all streams name the same one: lines of rank 0
         may stand in a file that all ranks share.
         """
-        ranks = self._own.get(stream, set())
+        ranks = self._own.get(stream) or {
+            rank
+            for rank, size in self._pods.get(stream, {}).items()
+            if size == self.size and self._per_node <= 1
+        }
         if len(ranks) != 1:
             return None
         (rank,) = ranks
@@ -265,6 +282,8 @@ class World:
         for stream, ranks_of in other._own.items():
             self._own[stream] |= ranks_of
         self._all_own |= other._all_own
+        for stream, sizes in other._pods.items():
+            self._pods[stream] |= sizes
 
     def notes(self) -> list[str]:
         """Notes on contradicting sizes: two jobs in one folder, perhaps."""
