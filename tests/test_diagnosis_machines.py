@@ -189,3 +189,48 @@ def test_folders_of_hosts_with_the_same_files_name_the_nodes():
     assert {one.node for one in identify_files(names)} == {"bjyz-a800-07", "bjyz-a800-08"}
     assert {one.node for one in identify_files(["run1/a.log", "run2/a.log"])} == {None}
     assert {one.node for one in identify_files(["x1/a.log", "x2/b.log"])} == {None}
+
+
+def test_the_files_beside_a_schedulers_are_of_ranks():
+    names = ["out/scheduler.log", "out/worker_0.log", "out/worker_11.log"]
+    assert [one.rank for one in identify_files(names)] == [None, 0, 11]
+    assert [one.rank for one in identify_files(["out/worker_0.log", "out/worker_1.log"])] == [
+        None,
+        None,
+    ], "a worker may be a node"
+
+
+def worker(rank, *end):
+    """A rank of MindSpore's whose first attempt to join failed."""
+    retry = (
+        f"[WARNING] DISTRIBUTED({900 + rank},ffff,python):{BEGIN:%Y-%m-%d-%H:%M:%S}.813.853"
+        " [cluster_context.cc:151] BuildCluster] Topology build timed out., retry(1/1200)."
+    )
+    steps = [
+        f"{at(10 * step)},108 - mindformers[callback.py:529] - INFO - {{ step:[{step:5}/ 1000],"
+        " loss: 2.057, per_step_time: 2475ms }"
+        for step in range(1, 40)
+    ]
+    frames = [f'  File "/src/model_{line}.py", line {line}, in call' for line in range(30)]
+    return [retry, *steps, *end, *(f"note {line}" for line in frames)]
+
+
+def failed_link(own, other, second):
+    when = f"{BEGIN + timedelta(seconds=second):%Y-%m-%d-%H:%M:%S}.833.707"
+    return (
+        f"EI0013: [PID: {900 + own}] {when} Execution_Error_ROCE_CQE(EI0013): An error CQE occurred"
+        f" during operator execution. Local information: server 10.0.0.{own}, device ID 5, device"
+        f" IP 192.168.0.{own}. Peer information: server 10.0.0.{other}, device ID 5, device IP"
+        f" 192.168.0.{other}."
+    )
+
+
+def test_the_device_at_which_failed_links_end_is_named(tmp_path):
+    """The others of its ring log their ends of the links before it does."""
+    ends = {1: failed_link(1, 2, 400), 3: failed_link(3, 2, 401), 2: failed_link(2, 3, 402)}
+    files = {
+        f"worker_{rank}.log": worker(rank, *filter(None, [ends.get(rank)])) for rank in range(6)
+    }
+    found = written(tmp_path, {"scheduler.log": ["scheduler starts"], **files})
+    assert (found.cause, found.nodes[0].name) == ("hccl_link_error", "rank 2")
+    assert "2 of 2 failed links end at it" in found.nodes[0].why

@@ -165,7 +165,9 @@ def _survived(
     if signature.survivable or not continued:
         return continued
     later = (entry for one in stepping for entry in one.tail if is_later(entry))
-    return len({entry.step for entry in later}) > IN_FLIGHT
+    # The last entries may all be of the end.
+    before_all = own.steps > IN_FLIGHT and match.last.step is None
+    return before_all or len({entry.step for entry in later}) > IN_FLIGHT
 
 
 def _much_later(own: JobStream, entry: Occurrence, ordering: Ordering) -> bool:

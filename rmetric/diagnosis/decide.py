@@ -257,6 +257,7 @@ def decide(
     signs += rank_evidence.evidence_from_endings(job, alone)
     signs += rank_evidence.evidence_from_collectives(causes)
     signs += rank_evidence.evidence_from_waits(job, causes)
+    signs += rank_evidence.evidence_from_links(job, causes)
     if switches.unfiltered:
         # A rank without the error of all others explains the losses better than their order.
         signs += rank_evidence.evidence_from_echoes(job, causes) or evidence_from_lost_connections(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from operator import itemgetter
 
 from rmetric.diagnosis.causes import CONNECTIONS, Cause
@@ -398,6 +398,26 @@ def evidence_from_waits(job: Job, causes: Sequence[Cause]) -> list[RankEvidence]
     return evidence
 
 
+def evidence_from_links(job: Job, causes: Sequence[Cause]) -> list[RankEvidence]:
+    """Evidence against the one device at which most of several failed links end."""
+    index = RankIndex(job)
+    names: dict[tuple[str, str], str] = {}
+    links = set()
+    for stream, fields in _entries(causes):
+        if fields.keys() >= {"local_host", "local_device", "remote_host", "remote_device"}:
+            own = fields["local_host"], fields["local_device"]
+            names.setdefault(own, stream)
+            links.add(frozenset((own, (fields["remote_host"], fields["remote_device"]))))
+    ends = Counter(end for link in links for end in link).most_common(2)
+    if len(links) < 2 or ends[0][1] == ends[1][1]:
+        return []
+    (host, device), count = ends[0]
+    known = names.get((host, device))
+    where = [known] if known else index.implicated_ranks({"node": host, "local_rank": device})
+    words = f"{count} of {len(links)} failed links end at it"
+    return divided(where, "accused", words) if len(where) == 1 else []
+
+
 def evidence_from_collectives(causes: Sequence[Cause]) -> list[RankEvidence]:
     """Evidence against ranks that wait in another collective than most.
 
@@ -428,10 +448,7 @@ def _in_other_operations(cause: Cause) -> list[RankEvidence]:
 def _not_enqueued(causes: Sequence[Cause]) -> list[RankEvidence]:
     """Evidence against ranks that never enqueued the collective for which the others wait."""
     groups: dict[str, dict[str, tuple[int, int]]] = {}
-    entries = (
-        (one.stream, each) for cause in causes for one in cause.matches for each in one.named
-    )
-    for stream, fields in entries:
+    for stream, fields in _entries(causes):
         if {"enqueued", "completed"} <= fields.keys():
             own = stream if stream.startswith("rank ") else f"rank {fields.get('last_rank', '')}"
             group = groups.setdefault(fields.get("group", ""), {})
@@ -451,6 +468,14 @@ def _not_enqueued(causes: Sequence[Cause]) -> list[RankEvidence]:
             words = f"did not enqueue collective {done + 1}, for which {times} others wait"
             evidence += divided(behind, "accused", words)
     return evidence
+
+
+def _entries(causes: Sequence[Cause]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the stream and the fields of each entry."""
+    for cause in causes:
+        for match in cause.matches:
+            for fields in match.named:
+                yield match.stream, fields
 
 
 def _deviating_from_majority(cause: Cause, field: str, words: str) -> list[RankEvidence]:

@@ -22,6 +22,7 @@ field of the match. Groups with a fixed meaning:
     rank, node, host   the one that the entry implicates; "2, 3" for several ranks
     last_rank          the one that wrote it, or that was first to report another's failure
     remote_rank, remote_host, port   the other end of a connection that failed
+    local_host, local_device, remote_device   the two ends of a link of devices
     gpu, xid, device, nic            a part of the machine, as the text names it
     path, code, signal, step         a file, an error's number or name, a signal, a step
 

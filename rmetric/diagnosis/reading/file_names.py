@@ -31,6 +31,8 @@ _KERNEL_LOG = re.compile(
 )
 #: Names that torchrun gives to the files of a rank, in a folder with the rank's number.
 _STREAMS = re.compile(r"/(stdout|stderr)\.log$")
+#: The files of MindSpore's launcher: one of its scheduler, and one of each rank.
+_MSRUN = re.compile(r"(?P<folder>(?:.*/)?)(?:scheduler|worker_(?P<rank>\d+))\.log")
 #: Numbers behind these words count runs or time, not ranks.
 _COUNTS = re.compile(
     r"(?i)(?:result|run|trial|seed|attempt|exp|part|fold|version|job|epoch|step|ckpt|checkpoint"
@@ -69,6 +71,7 @@ def identify_files(names: Sequence[str]) -> list[FileIdentity]:
     have equally many.
     """
     files = [_labelled(name) for name in names]
+    _take_msrun(names, files)
     _take_counted(names, files)
     _take_hosts(names, files)
     _take_folders(names, files)
@@ -104,6 +107,15 @@ def _labelled(name: str) -> FileIdentity:
     if file.node is None and (kernel := _KERNEL_LOG.search(name)):
         file.node = kernel["before"] or kernel["after"]
     return file
+
+
+def _take_msrun(names: Sequence[str], files: list[FileIdentity]) -> None:
+    """Ranks of the files beside a scheduler's."""
+    found = [_MSRUN.fullmatch(name) for name in names]
+    scheduled = {one["folder"] for one in found if one and one["rank"] is None}
+    for at, one in enumerate(found):
+        if one and one["rank"] is not None and one["folder"] in scheduled:
+            files[at] = FileIdentity(rank=int(one["rank"]))
 
 
 def _take_counted(names: Sequence[str], files: list[FileIdentity]) -> None:
