@@ -265,3 +265,18 @@ def test_what_a_form_cannot_state_no_line_of_it_states(pieces, gap, rank):
     if may := describes(bare, form):
         some.take(text, who, "a.log", may)
     assert vars(every) == vars(some)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "world_size=99999999999",
+        "torchrun --nnodes=99999999 --nproc_per_node=99999 train.py",
+        "NCCL INFO comm 0x1 rank 5 nranks 999999999 cudaDev 0 - Init COMPLETE",
+        "(TorchTrainer pid=1) - (node_id=e, ip=10.2.0.9, pid=7) world_rank=3, local_rank=2",
+    ],
+)
+def test_what_is_no_number_of_ranks_is_no_size(line):
+    world = World()
+    world.take(line, NO_PREFIX, "a.log")
+    assert world.size is None

@@ -13,6 +13,8 @@ from rmetric.diagnosis.reading.stated_ranks import StatedRanks
 
 #: More than the ranks of any communicator: for a rank that is stated as the job's own.
 MANY_RANKS = 1 << 30
+#: A larger number is no number of ranks.
+MAX_RANKS = 1 << 20
 #: Hosts of one list; a longer one is no list of hosts.
 MAX_HOSTS = 100_000
 _PART = re.compile(r"([^,\s\[\]]*)(?:\[([\d,-]+)\])?([^,\s\[\]]*)")
@@ -263,9 +265,9 @@ class World:
         """Number of ranks: as most lines state it, else of the largest group of any library."""
         if self._sizes:
             return max(self._sizes, key=lambda size: (self._sizes[size], size))
-        if self._num_nodes and self._per_node:
+        if 0 < self._num_nodes * self._per_node <= MAX_RANKS:
             return self._num_nodes * self._per_node
-        return max(self._groups, default=None)
+        return max((size for size in self._groups if size <= MAX_RANKS), default=None)
 
     def merge(self, other: World) -> None:
         """Add the world of other files of the same job."""
@@ -298,7 +300,7 @@ class World:
     def _take_sizes(self, text: str, may: Collection[Sought]) -> None:
         for one in _SIZES:
             for size in one.pattern.findall(text) if one in may else ():
-                if int(size):
+                if 0 < int(size) <= MAX_RANKS:
                     self._sizes[int(size)] += 1
         if _NODES in may and (match := _NODES.pattern.search(text)):
             self._num_nodes = max(self._num_nodes, int(match[1] or match[2] or match[3]))
