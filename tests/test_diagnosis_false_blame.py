@@ -121,3 +121,22 @@ def test_the_number_of_a_host_in_a_files_name_is_no_rank(host: str, tmp_path: Pa
     (tmp_path / f"{host}.log").write_text("\n".join(["launcher starts", *lines]) + "\n")
     found = diagnose([tmp_path])
     assert (found.cause, found.nodes) == ("nccl_timeout", ())
+
+
+def test_what_a_rank_logged_before_all_steps_ended_nothing(tmp_path: Path) -> None:
+    """Where the last entries are of the end, and the rank named a step once, and none later."""
+    probe = (
+        "[rank0]: batch probe: micro_batch_size=8 failed with torch.OutOfMemoryError: CUDA out of"
+        " memory. Tried to allocate 7.42 GiB. -> trying micro_batch_size=4"
+    )
+    steps = [
+        f" {step // 3:3}%|##  | {step}/300 [00:{step % 60:02}<01:00, 1.03it/s]"
+        for step in range(300)
+    ]
+    once = "[rank0]: step: 150 non-finite gradient, left out"
+    end = [f"upload of part {part} of 40" for part in range(40)]
+    log = tmp_path / "job.log"
+    log.write_text("\n".join(["starting", probe, *steps[:150], once, *steps[150:], *end]) + "\n")
+    assert diagnose([log]).outcome == "healthy"
+    log.write_text("\n".join(["starting", *steps[:150], once, *steps[150:200], probe, *end]) + "\n")
+    assert diagnose([log]).cause == "cuda_out_of_memory"

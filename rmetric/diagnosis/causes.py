@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rmetric.diagnosis.job import Job, JobStream, Match, Occurrence
-from rmetric.diagnosis.ordering import Ordering
+from rmetric.diagnosis.ordering import Ordering, stepping_streams
 from rmetric.diagnosis.patterns.steps import planned_steps
 from rmetric.diagnosis.signature import Signature
 
@@ -25,6 +25,8 @@ LONG_BEFORE = 6 * 3600.0
 #: Different steps that may be logged after a fatal fault: by ranks that have not yet met it, by a
 #: progress bar that is drawn once more.
 IN_FLIGHT = 2
+#: Least share of the most step lines of a stream; below it a stream only names a step.
+MIN_STEP_SHARE = 0.05
 #: From this confidence on a symptom or an echo makes an ending that follows its consequence.
 MIN_CONFIDENCE_OF_FAILURE = 0.4
 #: Families that a job's planned end does not excuse.
@@ -150,7 +152,8 @@ def _survived(
         # What is interrupted from the keyboard after the planned end is a server or a wait.
         after_end = any(ordering.after(match.first, end.first) for end in ends)
         return after_end and signature.id == "keyboard_interrupt"
-    stepping = [own] if own.steps else [one for one in job.streams.values() if one.steps]
+    stepping = stepping_streams(job, MIN_STEP_SHARE)
+    stepping = [own] if own in stepping else stepping
     if not stepping:
         return _losses_after(job, match, ordering) > IN_FLIGHT
     # What followed it in its stream must be kept, or the next time may be of much later.
@@ -165,8 +168,10 @@ def _survived(
     if signature.survivable or not continued:
         return continued
     later = (entry for one in stepping for entry in one.tail if is_later(entry))
-    # The last entries may all be of the end.
+    # The last entries may all be of the end; but what came before all steps did not end the job.
+    begun = next((at for stage, at in job.stages if stage == "train"), None)
     before_all = own.steps > IN_FLIGHT and match.last.step is None
+    before_all |= begun is not None and is_later(begun) and stepping[0].steps > IN_FLIGHT
     return before_all or len({entry.step for entry in later}) > IN_FLIGHT
 
 

@@ -12,7 +12,7 @@ from functools import cached_property, reduce
 from math import inf
 from operator import attrgetter
 
-from rmetric.diagnosis.job import Job, Occurrence
+from rmetric.diagnosis.job import Job, JobStream, Occurrence
 from rmetric.diagnosis.patterns.stages import ends_checkpoint, next_stage, stated_stage
 from rmetric.diagnosis.reading.text import TRACEBACK
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
@@ -144,6 +144,13 @@ _STARTING = (*_LAUNCHING, "initialise", "load data", "compile")
 _MIN_STEP_SHARE = 0.5
 
 
+def stepping_streams(job: Job, share: float) -> list[JobStream]:
+    """Streams that log steps, at least a share of the most step lines of a stream."""
+    most = max((one.steps for one in job.streams.values()), default=0)
+    least = max(1.0, share * most)
+    return [one for one in job.streams.values() if one.steps >= least]
+
+
 def stage_at(job: Job, place: Occurrence, ordering: Ordering) -> str:
     """Stage of the entry's stream, or of the streams that log steps; "" where none is known.
 
@@ -151,8 +158,7 @@ def stage_at(job: Job, place: Occurrence, ordering: Ordering) -> str:
     stay in a stage of their first lines. A traceback after the lines of a tear-down that was not
     planned was raised before them: it passed through a `finally`.
     """
-    most = max((one.steps for one in job.streams.values()), default=0)
-    stepping = [one for one in job.streams.values() if most and one.steps >= _MIN_STEP_SHARE * most]
+    stepping = stepping_streams(job, _MIN_STEP_SHARE)
     own = [one for one in stepping if one.name == place.stream]
     stage = stage_now(job, place)
     if stage in (_LAUNCHING if own else _STARTING):
