@@ -153,7 +153,10 @@ def _survived(
         after_end = any(ordering.after(match.first, end.first) for end in ends)
         return after_end and signature.id == "keyboard_interrupt"
     stepping = stepping_streams(job, MIN_STEP_SHARE)
-    stepping = [own] if own in stepping else stepping
+    last = own.last_step_at
+    # Steps without times cannot be compared with another file's lines.
+    comparable = last is not None and (last.file == match.last.file or ordering.seconds(last))
+    stepping = [own] if own in stepping and comparable else stepping
     if not stepping:
         return _losses_after(job, match, ordering) > IN_FLIGHT
     # What followed it in its stream must be kept, or the next time may be of much later.

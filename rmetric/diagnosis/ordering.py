@@ -48,7 +48,7 @@ class Ordering:
     def seconds(self, one: Occurrence) -> float | None:
         """Corrected time, with the job's year; None where nothing states one.
 
-        An entry without one, a traceback, takes the time of the entry before it.
+        An entry without one, a traceback, takes the time of the entry before it in its file.
         """
         time = one.time if one.time is not None else self._before(one)
         if time is not None and self.span and time < NO_YEAR[1] <= self.span[0]:
@@ -56,14 +56,17 @@ class Ordering:
         return None if time is None else time - self.offsets.get(one.file, 0.0)
 
     def _before(self, one: Occurrence) -> float | None:
-        """Time of the last kept entry of the stream, up to this one, that states a time."""
+        """Time of the last kept entry of the file, up to this one, that states a time.
+
+        None where the entries before it were not kept.
+        """
         stream = self.job.streams.get(one.stream)
-        if stream is not None and len(stream.files) > 1:
-            return None  # the entry before may stand in another file
-        for entry in reversed(stream.tail if stream is not None else ()):
-            if entry.file == one.file and entry.order <= one.order and entry.time is not None:
-                return entry.time
-        return None
+        tail = stream.tail if stream is not None else ()
+        if not any(entry.file == one.file and entry.order <= one.order for entry in tail):
+            return None
+        orders, entries = self._timed.get(one.file, ((), ()))
+        at = bisect_right(orders, one.order)
+        return entries[at - 1].time if at else None
 
     def at_latest(self, one: Occurrence) -> Occurrence | None:
         """The entry, or the next kept one of its file that states a time, if it states none itself.

@@ -39,8 +39,9 @@ _TIMES = {
     # 05/03/2024 12:00:01 PM; [05/03/24 12:00:01] of rich, 24/05/03 12:00:01 of log4j
     "slashes": rf"(?P<first>[0-3]?\d)/(?P<middle>[0-3]?\d)/(?P<last>\d{{4}}|\d\d),? "
     rf"{_CLOCK}{_FRACTION}{_HALF}",
-    # E0503 12:00:01.123456
-    "glog": rf"(?<![A-Za-z])[IWEFDC](?P<month>[01]\d)(?P<day>[0-3]\d) {_CLOCK}{_FRACTION}",
+    # E0503 12:00:01.123456; E503 12:00:01.123456789 of PyTorch
+    "glog": rf"(?<![A-Za-z])[IWEFDC](?P<month>1[0-2]|0?[1-9])(?P<day>[0-3]\d) "
+    rf"{_CLOCK}{_FRACTION}",
     # 05-03 12:00:01
     "no_year": rf"(?<![\d-])(?P<month>[01]\d)-(?P<day>[0-3]\d) {_CLOCK}{_FRACTION}",
     # 6,3973,227996636,-;text of a kernel's message buffer: microseconds
