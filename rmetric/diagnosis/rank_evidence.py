@@ -113,21 +113,30 @@ class RankIndex:
         own = self._job.streams.get(stream)
         node = self._job.node_of(own) if own is not None else None
         if node is not None and len(self._on_node) > 1:
-            ranks = [name for _, name in sorted(self._on_node.get(node, []))]
-            return ranks[local_rank : local_rank + 1]
+            return self._at(sorted(self._on_node.get(node, [])), local_rank)
         size = self._job.world_size or max(self.ranks.values(), default=0) + 1
         one_node = len(self._on_node) <= 1 and size <= (self._job.ranks_per_node or MAX_PER_NODE)
         name = f"rank {local_rank}"
         return [name] if one_node and self.is_known(name) else []
+
+    def _at(self, ranks: Sequence[tuple[int, str]], local_rank: int) -> list[str]:
+        """The rank of a number among those of one node, some of which may be silent."""
+        each = self._job.ranks_per_node
+        if not ranks or not each or len(ranks) == each:
+            return [name for _, name in ranks[local_rank : local_rank + 1]]
+        wanted = ranks[0][0] // each * each + local_rank
+        return [name for rank, name in ranks if rank == wanted]
 
     def _streams_on(self, node: str, local_rank: str) -> list[str]:
         """Streams of a node: its ranks where they are known, else the node itself."""
         for name in (node, node.partition(".")[0]):
             if f"node {name}" in self.active:
                 return [f"node {name}"]
-            if on_node := [one for _, one in sorted(self._on_node.get(name, []))]:
-                known = local_rank.isdigit() and int(local_rank) < len(on_node)
-                return [on_node[int(local_rank)]] if known else on_node
+            ranks = sorted(self._on_node.get(name, []))
+            if ranks and local_rank.isdigit():
+                return self._at(ranks, int(local_rank)) or [f"node {node}"]
+            if ranks:
+                return [one for _, one in ranks]
         return [f"node {node}"]
 
 
@@ -355,6 +364,8 @@ def _signal(fields: dict[str, str]) -> int:
         return 9 if code.lower() == "killed" else 0
     if "signal" in fields:
         return abs(number)
+    if number > 224:  # of a byte without a sign
+        number -= 256
     return -number if number < 0 else number - 128 if 128 < number < 160 else 0
 
 

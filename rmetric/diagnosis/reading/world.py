@@ -77,6 +77,13 @@ _BUS = re.compile(
 )
 #: A worker of Ray: its address, its process and its rank.
 _RAY = Sought(r"\bip=([\d.a-f:]+), pid=(\d+)\) world_rank=(\d+)", ("world_rank",))
+#: DeepSpeed's launcher: the nodes in their order, with the GPUs of each; a process it started.
+_WORLD_INFO = Sought(r"\bWORLD INFO DICT: (\{.*\})", ("world info dict: ",))
+_INFO_NODE = re.compile(r"[\"']([\w.-]+)[\"']: ?\[([\d, ]*)\]")
+_SPAWNED = Sought(
+    r"\bprocess (\d{1,9}) spawned with command: .*--local[_-]rank=(\d{1,4})\b",
+    (" spawned with command: ",),
+)
 _TASKS = Sought(rf"^srun: error: {_HOST}: tasks? (?P<tasks>[\d,-]+):", ("srun: error: ",))
 _LIST = Sought(
     r"(?i)(?:^hosts=(?=(?P<spaced>.*))|:::DLPAL \S+ \d+ \d+ |(?:^|_|\b)nodelist=)[\"']?"
@@ -88,7 +95,19 @@ _REPORT_HOST = Sought(rf"^\s*host +: {_HOST}\s*$", ("host ",))
 _REPORT_RANK = Sought(r"^\s*rank +: (\d+) \(local_rank", ("rank ",))
 _OF_SIZES = frozenset((*_SIZES, _NODES, _PER_NODE))
 _OF_NODES = frozenset(
-    (_RANK_ON, _ON_RANK, _MY_NODE, _MY_HOST, _RAY, _TASKS, _LIST, _REPORT_HOST, _REPORT_RANK)
+    (
+        _RANK_ON,
+        _ON_RANK,
+        _MY_NODE,
+        _MY_HOST,
+        _RAY,
+        _TASKS,
+        _LIST,
+        _REPORT_HOST,
+        _REPORT_RANK,
+        _WORLD_INFO,
+        _SPAWNED,
+    )
 )
 _OF_RANKS = frozenset(stated_ranks.SOUGHT)
 #: All that `World.take` seeks.
@@ -104,7 +123,7 @@ _STATES = re.compile(
     rb"|(?:node|group)[_-]rank[\"' :=]|global_ranks="
     rb"|\brank=[\"']?,? local_rank=|\blocal_rank=[\"']?,? rank=|^\W{0,4}local_rank\b"
     rb"|\b(?:i am|i'm|this is|my) (?:global )?rank\b|^hosts=|:::dlpal|nodelist=|srun: error: "
-    rb"|^\s*host +: |^\s*rank +: "
+    rb"|^\s*host +: |^\s*rank +: |world info dict: | spawned with command: "
 )
 
 
@@ -160,6 +179,8 @@ class World:
         self._pods: dict[str, dict[int, int]] = defaultdict(dict)
         self._hosts: dict[int, str] = {}
         self._report_host: dict[str, str] = {}
+        #: (node, process) -> its rank within the node
+        self._spawned: dict[tuple[str | None, int], int] = {}
 
     def take(
         self, text: str, prefix: Prefix, stream: str, may: Collection[Sought] = _SOUGHT
@@ -221,6 +242,11 @@ class World:
         for of, ranks in sorted(self._groups.items()):
             if size is None or of >= size:
                 found |= {(node, pid): rank for (node, pid), rank in ranks.items() if pid}
+        each = self.per_node
+        for (node, pid), local in self._spawned.items():
+            number = self.nodes.index(node) if node in self.nodes else None
+            if number is not None and each and local < each:
+                found.setdefault((node, pid), number * each + local)
         return found
 
     def _add_gpu(self, node: str | None, text: str, size: int, rank: int) -> None:
@@ -279,6 +305,7 @@ class World:
         for size, ranks in other._groups.items():
             self._groups[size].update(ranks)
         self._hosts.update(other._hosts)
+        self._spawned.update(other._spawned)
         self._num_nodes = max(self._num_nodes, other._num_nodes)
         self._per_node = max(self._per_node, other._per_node)
         for stream, ranks_of in other._own.items():
@@ -345,6 +372,14 @@ class World:
         if _RAY in may and (match := _RAY.pattern.search(text)):
             self._groups[MANY_RANKS][match[1], int(match[2])] = int(match[3])
             self.node_of_rank[int(match[3])] = match[1]
+        if _WORLD_INFO in may and (match := _WORLD_INFO.pattern.search(text)):
+            gpus = {node: len(some.split(",")) for node, some in _INFO_NODE.findall(match[1])}
+            if len(gpus) > len(self.nodes):
+                self.nodes = list(gpus)
+            if len(set(gpus.values())) == 1:
+                self._per_node = max(self._per_node, *gpus.values())
+        if _SPAWNED in may and (match := _SPAWNED.pattern.search(text)):
+            self._spawned[prefix.node, int(match[1])] = int(match[2])
         if _TASKS in may and (match := _TASKS.pattern.match(text)):
             for task in expanded(f"[{match['tasks']}]"):
                 self.node_of_rank.setdefault(int(task), match["node"])
