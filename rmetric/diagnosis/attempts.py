@@ -40,6 +40,9 @@ INTERLEAVED_STEPS = 2
 MIN_PAUSE_SECONDS = 60.0
 MIN_PAUSE_RATIO = 5.0
 
+#: The signature of a launcher's line behind which the next attempt begins.
+RESTART = "launcher_restarts_ranks"
+
 #: A line of a kernel's log, which repeats itself and begins nothing.
 KERNEL_LINE = re.compile(
     rb"(?:<\d+>)?\[ *\d+\.\d{6}\] "
@@ -96,6 +99,7 @@ class StartMarks:
         marks: in the order of their lines.
         backs: step lines that fall back, at most `MAX_OCCURRENCES`.
         launches: (line, ends before it) of entries of a launcher before the first step.
+        restarts: (line, steps before it) of a launcher's lines that it starts its ranks again.
         worked: line of the first step or announcement of training.
         steps, ends: numbers of step lines, and of failures and planned ends, so far.
     """
@@ -104,6 +108,7 @@ class StartMarks:
         self.marks: list[Mark] = []
         self.backs: list[StepBack] = []
         self.launches: list[tuple[int, int]] = []
+        self.restarts: list[tuple[int, int]] = []
         self.worked: int | None = None
         self.steps = self.ends = self._ends_at_step = 0
         #: entry -> its occurrences, the steps before the last, the different numbers of steps
@@ -156,6 +161,11 @@ class StartMarks:
         self.steps += 1
         self._ends_at_step = self.ends
 
+    def add_restart(self, line: int) -> None:
+        """Record that a launcher starts its ranks again."""
+        if len(self.restarts) < MAX_OCCURRENCES:
+            self.restarts.append((line, self.steps))
+
     def add_back(self, line: int, before: int, step: int, paused: bool) -> None:
         """Record a step line that falls back."""
         if len(self.backs) < MAX_OCCURRENCES:
@@ -170,7 +180,19 @@ def starts_of(marks: StartMarks) -> tuple[int, ...]:
     if marks.worked is not None and failed and (not starts or starts[0] > marks.worked):
         last = failed[-1][1]
         starts = (next(line for line, ends in failed if ends == last), *starts)
-    return starts
+    return _with_restarts(starts, marks)
+
+
+def _with_restarts(starts: Sequence[int], marks: StartMarks) -> tuple[int, ...]:
+    """Starts by the lines of launchers too; what begins behind such a line is the same one."""
+    steps = {mark.line: mark.steps for mark in marks.marks}
+    stated = {line + 1: before for line, before in marks.restarts}
+    found = {
+        start
+        for start in starts
+        if not any(line <= start and steps.get(start, -1) == at for line, at in stated.items())
+    }
+    return tuple(sorted(found | set(stated)))
 
 
 def attempt_starts(marks: Sequence[Mark], backs: Sequence[StepBack] = ()) -> tuple[int, ...]:

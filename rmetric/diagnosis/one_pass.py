@@ -14,7 +14,13 @@ from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 
-from rmetric.diagnosis.attempts import KERNEL_LINE, MIN_PAUSE_RATIO, MIN_PAUSE_SECONDS, StartMarks
+from rmetric.diagnosis.attempts import (
+    KERNEL_LINE,
+    MIN_PAUSE_RATIO,
+    MIN_PAUSE_SECONDS,
+    RESTART,
+    StartMarks,
+)
 from rmetric.diagnosis.job import HEAD, MAX_TEXT, TAIL
 from rmetric.diagnosis.log_stream import (
     LogLineForm,
@@ -492,6 +498,8 @@ class FilePass:
             noted = entry.facts.level in _NOTED and signature.role in ("cause", "echo")
             if signature.role in _ENDS and signature.confidence >= MIN_END_CONFIDENCE and not noted:
                 self.marks.ends += 1
+            if signature.id == RESTART:
+                self.marks.add_restart(raw[0])
 
     def _count(self, stream: LogStream, raw: RawEntry, watched: bool) -> None:
         template = raw[2]
