@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
@@ -25,6 +25,8 @@ _NUMBERS = re.compile(r"\d+")
 _RANK = re.compile(r"(?i)\b(?:global_|world_)?rank[ =:#]{0,2}(\d{1,6})\b")
 #: What is counted during an evaluation or another work without steps.
 _WORK = re.compile(r"(?i)eval|valid|\btest|batch|sample|shard|export|upload|download|generat")
+#: Words of a rank that waits for something else than another rank.
+_OWN_WAIT = re.compile(r"(?i)\bwait(?:s|ed|ing)?\b|\bretr(?:y|ies|ying)\b|\bstarv|\bstall")
 #: The signature of a script that ended a training without progress.
 WATCHED = "ended_without_progress"
 #: A hang is at least so many seconds, and so many times the longest pause between two steps.
@@ -196,10 +198,17 @@ def _unended(job: Job, ordering: Ordering) -> Hang | None:
     later = [one for one in entries if one[0] > last_step]
     apart = max(after[0] - before[0] for before, after in pairwise([(last_step, None), *later]))
     enough = len(later) >= MIN_HEARTBEATS and apart > MIN_RATIO * longest
-    if not enough or not _are_heartbeats(later, stepping):
-        return None
+    beats = _heartbeats(later, of_all=False)
+    if not (enough and _are_heartbeats(later, stepping)):
+        quiet = [one for one in later if one[1].event not in beats]
+        least = max(MIN_SECONDS, MIN_RATIO * longest)
+        names = {one.name for one in stepping}
+        if any(one.stage in QUIET_STAGES for _, one in quiet if one.stream in names):
+            least = max(least, MIN_SECONDS_WITHOUT_STEPS)
+        if not beats or end - max((one[0] for one in quiet), default=last_step) < least:
+            return None
     signs = _fell_silent(job, entries) or _behind(job, stepping)
-    last = [] if signs else _last_words(later)
+    last = [] if signs else _alone_waiting(job, later, beats) or _last_words(later)
     return Hang(
         seconds=end - last_step,
         least=True,
@@ -253,34 +262,48 @@ def _are_heartbeats(
     """True if what follows the last step is little that recurs, and no evaluation or checkpoint."""
     names = {one.name for one in stepping}
     stages = {entry.stage for _, entry in later if entry.stream in names}
-    texts: dict[int, list[str]] = {}
-    for _, entry in later:
-        texts.setdefault(entry.event, []).append(entry.text)
+    texts: dict[int, list[tuple[float, str]]] = {}
+    for time, entry in later:
+        texts.setdefault(entry.event, []).append((time, entry.text))
     recurring = len(texts) <= MAX_HEARTBEATS and not any(map(_counts_work, texts.values()))
     return recurring and not stages & QUIET_STAGES
 
 
-def _heartbeats(later: Sequence[tuple[float, Occurrence]]) -> set[int]:
+def _heartbeats(later: Sequence[tuple[float, Occurrence]], *, of_all: bool = True) -> set[int]:
     """Events that recur after the last step without counting anything; none if there are many.
 
     An evaluation counts its batches, which is progress.
+
+    Args:
+        later: entries behind the last step, with their times.
+        of_all: the last entry of every stream must be one.
     """
-    texts: dict[tuple[str, int], list[str]] = {}
-    for _, entry in later:
-        texts.setdefault((entry.stream, entry.event), []).append(entry.text)
+    texts: dict[tuple[str, int], list[tuple[float, str]]] = {}
+    for time, entry in later:
+        texts.setdefault((entry.stream, entry.event), []).append((time, entry.text))
     beats = {event for (_, event), each in texts.items() if len(each) >= MIN_HEARTBEATS}
     counting = any(_counts_work(each) for (_, event), each in texts.items() if event in beats)
     last = {stream: entry.event for stream, entry in ((one.stream, one) for _, one in later)}
-    at_the_end = set(last.values()) <= beats
+    at_the_end = set(last.values()) <= beats or not of_all
     return beats if at_the_end and not counting and len(beats) <= MAX_HEARTBEATS else set()
 
 
-def _counts_work(texts: Sequence[str]) -> bool:
-    """True if a number rises from entry to entry, and they are not of the time that passes."""
+def _counts_work(entries: Sequence[tuple[float, str]]) -> bool:
+    """True if a number rises from entry to entry, and it is not the time that passes."""
+    times, texts = [time for time, _ in entries], [text for _, text in entries]
     if len(texts) < MIN_HEARTBEATS or not _WORK.search(texts[-1]):
         return False
     numbers = (list(map(int, each)) for each in zip(*map(_NUMBERS.findall, texts), strict=False))
-    return any(all(one < other for one, other in pairwise(each)) for each in numbers)
+    return any(
+        all(one < other for one, other in pairwise(each)) and not _is_time(each, times)
+        for each in numbers
+    )
+
+
+def _is_time(numbers: Sequence[int], times: Sequence[float]) -> bool:
+    """True for a number that rises as the time does, in milliseconds, seconds or minutes."""
+    passed, risen = times[-1] - times[0], numbers[-1] - numbers[0]
+    return any(abs(risen * unit - passed) <= max(2.0 * unit, 2.0) for unit in (1e-3, 1.0, 60.0))
 
 
 def _may_be_time_zone(seconds: float) -> bool:
@@ -352,6 +375,25 @@ def _last_words(later: Sequence[tuple[float, Occurrence]]) -> list[tuple[RankEvi
     return [(sign, text)]
 
 
+def _alone_waiting(
+    job: Job, later: Sequence[tuple[float, Occurrence]], beats: Collection[int]
+) -> list[tuple[RankEvidence, str]]:
+    """Evidence against the only rank or node that goes on logging, and that it waits; its text."""
+    waiting = {entry.stream: entry.text for _, entry in later if entry.event in beats}
+    placed = {
+        name
+        for name, one in job.streams.items()
+        if one.rank is not None or name.startswith("node ")
+    }
+    if len(waiting) != 1 or len(placed) < MIN_RANKS_ALIKE + 1:
+        return []
+    ((name, text),) = waiting.items()
+    if name not in placed or not _OWN_WAIT.search(text) or _RANK.search(text):
+        return []
+    words = f"waits while {len(placed) - 1} others are silent: {_end_of(text)!r}"
+    return [(RankEvidence(name, "behind", words, STRENGTH_ELSEWHERE), text)]
+
+
 def _span(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{seconds / 60:.0f} min"
 
@@ -363,7 +405,8 @@ def _elsewhere(job: Job, is_before: Callable[[Occurrence], bool]) -> list[tuple[
     """
     lasts = {}
     known = {one.number: len(one.counts) for one in job.events}
-    ranked = [one for one in peers(job) if one.rank is not None and one.stream is not None]
+    present = [one for one in peers(job) if one.stream is not None]
+    ranked = [one for one in present if one.rank is not None] or present
     for one in ranked:
         tail = one.stream.tail if one.stream is not None else ()
         before = list(filter(is_before, tail))
