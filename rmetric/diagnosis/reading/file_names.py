@@ -28,6 +28,8 @@ _MACHINE = (
 _KERNEL_LOG = re.compile(
     rf"(?i)(?:^|/)(?:(?P<before>{_MACHINE})[-_.])?(?:dmesg|kern(?:el)?|syslog|messages|journal(?:ctl)?)"
     rf"(?:[-_.](?P<after>{_MACHINE}))?(?:[-_.](?:log|txt|out|gz|bz2|xz|zst|\d+))*$"
+    r"|(?:^|/)(?:dmesg|kern(?:el)?|syslog|messages|journal(?:ctl)?)(?:[-_.]?logs?)?/"
+    rf"(?P<inside>{_MACHINE})(?:[-_.](?:log|txt|out|kern|gz|bz2|xz|zst))*$"
 )
 #: Names that torchrun gives to the files of a rank, in a folder with the rank's number.
 _STREAMS = re.compile(r"/(stdout|stderr)\.log$")
@@ -105,7 +107,7 @@ def _labelled(name: str) -> FileIdentity:
         elif match["node"]:
             file.node, file.node_number = match.group(), number
     if file.node is None and (kernel := _KERNEL_LOG.search(name)):
-        file.node = kernel["before"] or kernel["after"]
+        file.node = kernel["before"] or kernel["after"] or kernel["inside"]
     return file
 
 

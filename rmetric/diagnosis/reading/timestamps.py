@@ -42,6 +42,8 @@ _TIMES = {
     # E0503 12:00:01.123456; E503 12:00:01.123456789 of PyTorch
     "glog": rf"(?<![A-Za-z])[IWEFDC](?P<month>1[0-2]|0?[1-9])(?P<day>[0-3]\d) "
     rf"{_CLOCK}{_FRACTION}",
+    # E0000 00:00:1751970052.186251 of XLA and gRPC, before their logs are set up
+    "absl": r"(?<![A-Za-z])[IWEF]0000 00:00:(?P<epoch>1\d{9})\.(?P<fraction>\d{1,9})",
     # 05-03 12:00:01
     "no_year": rf"(?<![\d-])(?P<month>[01]\d)-(?P<day>[0-3]\d) {_CLOCK}{_FRACTION}",
     # 6,3973,227996636,-;text of a kernel's message buffer: microseconds
@@ -113,7 +115,7 @@ def names_zone(text: str) -> bool:
     found = _ANY.search(text, 0, HEAD) if _HINT.search(text, 0, HEAD) else None
     if found is None or not _begins(text[: found.start()]):
         return False
-    if found.lastgroup == "epoch":
+    if found.lastgroup in ("epoch", "absl"):
         return True
     match = _TIME[found.lastgroup or ""].match(text, found.start(), HEAD)
     return match is not None and bool(match.groupdict().get("zone"))
