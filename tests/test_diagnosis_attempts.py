@@ -287,3 +287,23 @@ def test_ranks_with_files_of_their_own_are_one_attempt(tmp_path):
         for rank in range(4)
     }
     assert len(of_files(tmp_path, files).attempts) <= 1
+
+
+def test_the_launchers_line_that_it_restarts_its_ranks_begins_an_attempt_in_every_file(tmp_path):
+    """Also in a file whose lines do not recur: another node's, where only errors were logged."""
+    restart = (
+        "I0408 02:10:00.446975 90110 torch/distributed/elastic/agent/server/api.py:883] [default]"
+        " Worker group FAILED. 1/1 attempts left; will restart worker group"
+    )
+    files = {
+        "node-0.log": [*START, *steps(1, 40), *OOM, restart, *START, *steps(21, 40, 20), "the end"],
+        "node-1.log": ["up", "[rank8]: ValueError: one", restart, *OOM],
+    }
+    for name, lines in files.items():
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    jobs = ingest_attempts([tmp_path], SignatureLibrary.shipped())
+    assert [job.files for job in jobs] == [
+        {"node-0.log": 50, "node-1.log": 3},
+        {"node-0.log": 27, "node-1.log": 3},
+    ]
+    assert diagnose(tmp_path).cause == "cuda_out_of_memory"

@@ -179,3 +179,36 @@ def test_a_launcher_that_only_logs_the_end_has_no_other_clock(tmp_path):
     found = diagnose(tmp_path)
     assert found.cause == "training_hung"
     assert not [note for note in found.notes if "clock" in note]
+
+
+def read(rank, step, seconds, text):
+    return f"node-{rank}: {at(seconds)} step {step} {text}"
+
+
+def waits(text, every=60, times=10):
+    """Eight nodes whose steps end; one of them logs on."""
+    lines = [read(rank, step, 10 * step, "loss 2.1") for step in range(40) for rank in range(8)]
+    lines += [f"node-{rank}: {at(395)} batch on the device" for rank in range(8) if rank != 6]
+    return lines + [
+        f"node-6: {at(395 + every * n)} {text.format(every * n)}" for n in range(1, times + 1)
+    ]
+
+
+def test_a_node_that_waits_for_its_data_while_the_others_are_silent(tmp_path):
+    path = tmp_path / "job.log"
+    path.write_text(
+        "\n".join(waits("WARNING prefetch queue empty, waited {}s for batch 40")) + "\n"
+    )
+    found = diagnose(path)
+    assert (found.cause, found.stage) == ("training_hung", "load data")
+    assert found.nodes[0].name == "node node-6"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["alive, {}s since the last report", "WARNING waited {}s for rank 3", "batch {} of eval"],
+)
+def test_words_that_accuse_nobody(tmp_path, text):
+    path = tmp_path / "job.log"
+    path.write_text("\n".join(waits(text)) + "\n")
+    assert not any("waits while" in one.why for one in diagnose(path).nodes)

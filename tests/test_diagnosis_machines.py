@@ -234,3 +234,56 @@ def test_the_device_at_which_failed_links_end_is_named(tmp_path):
     found = written(tmp_path, {"scheduler.log": ["scheduler starts"], **files})
     assert (found.cause, found.nodes[0].name) == ("hccl_link_error", "rank 2")
     assert "2 of 2 failed links end at it" in found.nodes[0].why
+
+
+def test_a_kernel_log_in_a_folder_is_of_the_machine_that_its_name_is():
+    names = ["dmesg/dgx-c06.txt", "journal/10.2.0.9.log", "dmesg/run1.txt", "kernel/bench.log"]
+    assert [one.node for one in identify_files(names)] == ["dgx-c06", "10.2.0.9", None, None]
+
+
+def test_the_process_that_deepspeeds_launcher_started_is_a_rank(tmp_path):
+    """The kernel names a process, and the launcher states its local rank and the nodes' order."""
+    info = "{'gpu-1': [0, 1, 2, 3], 'gpu-2': [0, 1, 2, 3]}"
+    spawned = [
+        f"gpu-{node}: [{at(0)},200] [INFO] [launch.py:256:main] process {first + 2 * local} spawned"
+        f" with command: ['/bin/python', 'sft.py', '--local_rank={local}', '--deepspeed']"
+        for node, first in ((1, 7210), (2, 9210))
+        for local in range(4)
+    ]
+    train = [f"gpu-1: [{at(9 * step)},100] step={step} loss=2.1" for step in range(1, 60)]
+    lost = [f"gpu-{node}: {nccl(rank)}" for node, rank in ((1, 0), (2, 4), (1, 2))]
+    ends = ["pdsh@gpu-1: gpu-1: ssh exited with exit code 250"]
+    killed = "Out of memory: Killed process 9216 (python) total-vm:9kB, anon-rss:9kB, file-rss:0kB"
+    files = {
+        "launch.log": [
+            f"gpu-1: [{at(0)},000] [INFO] [launch.py:146:main] WORLD INFO DICT: {info}",
+            *spawned,
+            *train,
+            *lost,
+            *ends,
+        ],
+        "journal/gpu-2.kern": [
+            kernel(60, "gpu-2", "perf: interrupt took too long (2512 > 2500)"),
+            kernel(540, "gpu-2", killed),
+        ],
+    }
+    found = written(tmp_path, files)
+    assert (found.cause, found.nodes[0].name) == ("kernel_out_of_memory", "rank 7")
+
+
+def test_an_error_without_a_time_came_when_the_line_before_it_in_its_file_did(tmp_path):
+    """Not when its own stream last stated one, minutes before the scheduler ended the job."""
+    rank = [
+        *(
+            f"[titan] {at(20 * step)},252 - root - INFO - step: {step} loss: 2.4"
+            for step in range(30)
+        ),
+        f"[rank6]:[E304 {at(702)[11:]}.999612882 ProcessGroupNCCL.cpp:555] [Rank 6] raised",
+        "ncclRemoteError: A call failed possibly due to a network error",
+        "Last error:",
+        "NET/IB : Got completion from peer 10.128.12.3<41812> with status=12 opcode=0 len=0 vendor",
+    ]
+    when = at(700).replace(" ", "T")
+    end = f"slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT {when} DUE TO PREEMPTION ***"
+    found = written(tmp_path, {"n1/rank6.log": rank, "slurm.out": ["starting", end]})
+    assert (found.outcome, found.cause) == ("terminated", "slurm_preempted")

@@ -187,3 +187,21 @@ def test_clean_text(text):
 
 def test_foreign_bytes_are_replaced():
     assert clean("größer".encode("latin-1")) == "gr\ufffd\ufffder"
+
+
+@given(MOMENTS)
+def test_the_month_of_glog_has_one_digit_or_two(moment):
+    """PyTorch writes it without a leading zero: [E622 05:06:19.123456789 file.cpp:3]."""
+    clock = f"{moment:%H:%M:%S.%f}"
+    expected = moment.replace(year=1972).timestamp() if moment.day < 29 else None
+    for date in (f"{moment:%m%d}", f"{100 * moment.month + moment.day}"):
+        found = parse(f"[E{date} {clock}000 ProcessGroupNCCL.cpp:3] said")
+        assert found is not None
+        if expected is not None:
+            assert found[0] == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_first_lines_of_xla_state_seconds_since_1970():
+    found = parse("E0000 00:00:1751970052.186251    292 coordination_service_agent.cc:614] Failed")
+    assert found is not None
+    assert found[0] == 1751970052.186251

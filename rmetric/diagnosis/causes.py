@@ -292,18 +292,21 @@ def _explained_by(one: Cause, live: Iterable[Cause], ordering: Ordering) -> Caus
 
 
 def _is_broken(one: Cause) -> bool:
-    """True for the record of a broken device; one of the network may be a lost peer's, too."""
+    """True for the record of a broken device or of a kernel's kill.
+
+    One of the network may be of a lost peer, too.
+    """
     signature = one.signature
     return (
         signature.role == "cause"
-        and signature.actor == "hardware"
+        and (signature.actor == "hardware" or signature.family == "oom killer")
         and signature.family not in CONNECTIONS
         and not (signature.survivable and signature.confidence <= WEAK)
     )
 
 
 def _broke(other: Cause, one: Cause, ordering: Ordering) -> bool:
-    """True for a broken device about when the communication of a rank ended with an error."""
+    """True for a broken device or a kill about when a rank's communication failed."""
     if not _is_broken(other) or one.signature.family not in CONNECTIONS:
         return False
     return abs(ordering.later_by(one.first, other.first) or 0.0) <= SAME_MOMENT

@@ -18,10 +18,12 @@ from rmetric.diagnosis.job import Job, JobStream, Occurrence
 from rmetric.diagnosis.ordering import Ordering
 from rmetric.diagnosis.patterns.peers import Peer, may_be_same, peers
 from rmetric.diagnosis.rank_evidence import MAX_COMMON_SHARE
-from rmetric.diagnosis.reading.timestamps import names_zone
+from rmetric.diagnosis.reading.timestamps import names_zone, parse
 from rmetric.diagnosis.suspects import RankEvidence, divided
 
 _NUMBERS = re.compile(r"\d+")
+#: But those of the time that passes: "waited 60s".
+_COUNTS = re.compile(r"(?<!\d)\d+(?!\d| ?(?:ms|s|secs?|seconds?|m|mins?|minutes?|h|hours?)\b)")
 _RANK = re.compile(r"(?i)\b(?:global_|world_)?rank[ =:#]{0,2}(\d{1,6})\b")
 #: What is counted during an evaluation or another work without steps.
 _WORK = re.compile(r"(?i)eval|valid|\btest|batch|sample|shard|export|upload|download|generat")
@@ -262,9 +264,9 @@ def _are_heartbeats(
     """True if what follows the last step is little that recurs, and no evaluation or checkpoint."""
     names = {one.name for one in stepping}
     stages = {entry.stage for _, entry in later if entry.stream in names}
-    texts: dict[int, list[tuple[float, str]]] = {}
-    for time, entry in later:
-        texts.setdefault(entry.event, []).append((time, entry.text))
+    texts: dict[int, list[str]] = {}
+    for _, entry in later:
+        texts.setdefault(entry.event, []).append(entry.text)
     recurring = len(texts) <= MAX_HEARTBEATS and not any(map(_counts_work, texts.values()))
     return recurring and not stages & QUIET_STAGES
 
@@ -278,9 +280,9 @@ def _heartbeats(later: Sequence[tuple[float, Occurrence]], *, of_all: bool = Tru
         later: entries behind the last step, with their times.
         of_all: the last entry of every stream must be one.
     """
-    texts: dict[tuple[str, int], list[tuple[float, str]]] = {}
-    for time, entry in later:
-        texts.setdefault((entry.stream, entry.event), []).append((time, entry.text))
+    texts: dict[tuple[str, int], list[str]] = {}
+    for _, entry in later:
+        texts.setdefault((entry.stream, entry.event), []).append(entry.text)
     beats = {event for (_, event), each in texts.items() if len(each) >= MIN_HEARTBEATS}
     counting = any(_counts_work(each) for (_, event), each in texts.items() if event in beats)
     last = {stream: entry.event for stream, entry in ((one.stream, one) for _, one in later)}
@@ -288,22 +290,13 @@ def _heartbeats(later: Sequence[tuple[float, Occurrence]], *, of_all: bool = Tru
     return beats if at_the_end and not counting and len(beats) <= MAX_HEARTBEATS else set()
 
 
-def _counts_work(entries: Sequence[tuple[float, str]]) -> bool:
-    """True if a number rises from entry to entry, and it is not the time that passes."""
-    times, texts = [time for time, _ in entries], [text for _, text in entries]
+def _counts_work(texts: Sequence[str]) -> bool:
+    """True if a number rises from entry to entry, and they are not of the time that passes."""
     if len(texts) < MIN_HEARTBEATS or not _WORK.search(texts[-1]):
         return False
-    numbers = (list(map(int, each)) for each in zip(*map(_NUMBERS.findall, texts), strict=False))
-    return any(
-        all(one < other for one, other in pairwise(each)) and not _is_time(each, times)
-        for each in numbers
-    )
-
-
-def _is_time(numbers: Sequence[int], times: Sequence[float]) -> bool:
-    """True for a number that rises as the time does, in milliseconds, seconds or minutes."""
-    passed, risen = times[-1] - times[0], numbers[-1] - numbers[0]
-    return any(abs(risen * unit - passed) <= max(2.0 * unit, 2.0) for unit in (1e-3, 1.0, 60.0))
+    found = [_COUNTS.findall(text, (parse(text) or (0.0, 0))[1]) for text in texts]
+    numbers = (list(map(int, each)) for each in zip(*found, strict=False))
+    return any(all(one < other for one, other in pairwise(each)) for each in numbers)
 
 
 def _may_be_time_zone(seconds: float) -> bool:

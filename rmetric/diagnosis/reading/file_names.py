@@ -106,8 +106,10 @@ def _labelled(name: str) -> FileIdentity:
             file.local_rank = number
         elif match["node"]:
             file.node, file.node_number = match.group(), number
-    if file.node is None and (kernel := _KERNEL_LOG.search(name)):
-        file.node = kernel["before"] or kernel["after"] or kernel["inside"]
+    kernel = _KERNEL_LOG.search(name)
+    machine = kernel and (kernel["before"] or kernel["after"] or kernel["inside"])
+    if machine and (file.node is None or file.ranked):
+        file = FileIdentity(node=machine)  # "gpu-2.kern.log" is no rank's
     return file
 
 
