@@ -155,7 +155,8 @@ def _survived(
     stepping = stepping_streams(job, MIN_STEP_SHARE)
     last = own.last_step_at
     # Steps without times cannot be compared with another file's lines.
-    comparable = last is not None and (last.file == match.last.file or ordering.seconds(last))
+    of_own_file = last is not None and last.file == match.last.file
+    comparable = of_own_file or (last is not None and ordering.seconds(last) is not None)
     stepping = [own] if own in stepping and comparable else stepping
     if not stepping:
         return _losses_after(job, match, ordering) > IN_FLIGHT
@@ -173,7 +174,7 @@ def _survived(
     later = (entry for one in stepping for entry in one.tail if is_later(entry))
     # The last entries may all be of the end; but what came before all steps did not end the job.
     begun = next((at for stage, at in job.stages if stage == "train"), None)
-    before_all = own.steps > IN_FLIGHT and match.last.step is None
+    before_all = of_own_file and own.steps > IN_FLIGHT and match.last.step is None
     before_all |= begun is not None and is_later(begun) and stepping[0].steps > IN_FLIGHT
     return before_all or len({entry.step for entry in later}) > IN_FLIGHT
 

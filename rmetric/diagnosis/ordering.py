@@ -58,10 +58,10 @@ class Ordering:
     def _before(self, one: Occurrence) -> float | None:
         """Time of the last kept entry of the file, up to this one, that states a time.
 
-        None where the entries before it were not kept.
+        None where the entries before it were not kept, or may stand in another file.
         """
         stream = self.job.streams.get(one.stream)
-        tail = stream.tail if stream is not None else ()
+        tail = stream.tail if stream is not None and len(stream.files) == 1 else ()
         if not any(entry.file == one.file and entry.order <= one.order for entry in tail):
             return None
         orders, entries = self._timed.get(one.file, ((), ()))
