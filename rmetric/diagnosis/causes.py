@@ -157,7 +157,8 @@ def _survived(
     # Steps without times cannot be compared with another file's lines.
     of_own_file = last is not None and last.file == match.last.file
     comparable = of_own_file or (last is not None and ordering.seconds(last) is not None)
-    stepping = [own] if own in stepping and comparable else stepping
+    alone = own in stepping and comparable
+    stepping = [own] if alone else [*stepping, *([own] if own.steps else [])]
     if not stepping:
         return _losses_after(job, match, ordering) > IN_FLIGHT
     # What followed it in its stream must be kept, or the next time may be of much later.
