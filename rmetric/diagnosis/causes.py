@@ -152,13 +152,13 @@ def _survived(
         # What is interrupted from the keyboard after the planned end is a server or a wait.
         after_end = any(ordering.after(match.first, end.first) for end in ends)
         return after_end and signature.id == "keyboard_interrupt"
-    stepping = stepping_streams(job, MIN_STEP_SHARE)
     last = own.last_step_at
     # Steps without times cannot be compared with another file's lines.
     of_own_file = last is not None and last.file == match.last.file
     comparable = of_own_file or (last is not None and ordering.seconds(last) is not None)
-    alone = own in stepping and comparable
-    stepping = [own] if alone else [*stepping, *([own] if own.steps else [])]
+    stepping = [one for one in job.streams.values() if one.steps]
+    if comparable and own in stepping_streams(job, MIN_STEP_SHARE):
+        stepping = [own]
     if not stepping:
         return _losses_after(job, match, ordering) > IN_FLIGHT
     # What followed it in its stream must be kept, or the next time may be of much later.
@@ -176,7 +176,9 @@ def _survived(
     # The last entries may all be of the end; but what came before all steps did not end the job.
     begun = next((at for stage, at in job.stages if stage == "train"), None)
     before_all = of_own_file and own.steps > IN_FLIGHT and match.last.step is None
-    before_all |= begun is not None and is_later(begun) and stepping[0].steps > IN_FLIGHT
+    before_all |= (
+        begun is not None and is_later(begun) and max(one.steps for one in stepping) > IN_FLIGHT
+    )
     return before_all or len({entry.step for entry in later}) > IN_FLIGHT
 
 
