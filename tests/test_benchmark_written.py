@@ -213,7 +213,9 @@ def test_the_command_scores_written_jobs(
 def test_a_folder_without_jobs_and_an_unknown_split_are_errors(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no job"):
         load("development", tmp_path)
-    with pytest.raises(ValueError, match="'other'; development, sealed, second, third, fourth"):
+    with pytest.raises(
+        ValueError, match="'other'; development, sealed, second, third, fourth, fifth"
+    ):
         load("other", tmp_path)
     bad = tmp_path / "written_development.json"
     bad.write_text("{}")

@@ -365,3 +365,16 @@ def test_behind_a_complete_checkpoint_the_training_goes_on(tmp_path, last, stage
     begun = "saving checkpoint at iteration 40 to /ckpt"
     found = judged(tmp_path, [*steps(40), begun, last, end.format(at(85, "%Y-%m-%dT%H:%M:%S"))])
     assert found.stage == stage
+
+
+@pytest.mark.parametrize("reason", ["PREEMPTION", "TIME LIMIT"])
+def test_the_schedulers_reason_explains_the_signal_that_came_before_it(tmp_path, reason):
+    when = at(60)
+    told = f"W0501 {when[11:]}.412 91 api.py:719] Received 15 death signal, shutting down workers"
+    cancelled = f"CANCELLED AT {when.replace(' ', 'T')} DUE TO {reason}"
+    end = f"slurmstepd: error: *** STEP 7.0 ON n1 {cancelled} ***"
+    found = judged(tmp_path, [*steps(6), told, end])
+    assert found.outcome == "terminated"
+    assert (
+        found.cause == {"PREEMPTION": "slurm_preempted", "TIME LIMIT": "slurm_time_limit"}[reason]
+    )

@@ -39,6 +39,8 @@ TAKEN_BACK = {"network_file_system_trouble": "network_file_system_is_back"}
 LOSS = re.compile(r"(?i)\bloss\b\W{1,4}<")
 #: Families of connections: each rank closes its own at the end, and others may still use them.
 CONNECTIONS = ("network", "collective communication", "rendezvous")
+#: Endings that state a signal and no reason; the scheduler's line may come after it.
+SIGNALLED = ("launcher_received_sigterm", "paddle_told_to_end")
 #: Seconds between a broken device's record by the kernel and the communication that it broke,
 #: whichever is logged first.
 SAME_MOMENT = 60.0
@@ -282,7 +284,10 @@ def _explained_by(one: Cause, live: Iterable[Cause], ordering: Ordering) -> Caus
             continue
         if _is_broken(one) and other.signature.family in CONNECTIONS:
             continue
-        if not ordering.after(one.first, other.first) and not _broke(other, one, ordering):
+        if _is_reason(one, other, ordering):
+            continue
+        before = ordering.after(one.first, other.first)
+        if not (before or _broke(other, one, ordering) or _is_reason(other, one, ordering)):
             continue
         if (ordering.later_by(one.first, other.last) or 0.0) > FOLLOWS_WITHIN:
             continue
@@ -293,6 +298,16 @@ def _explained_by(one: Cause, live: Iterable[Cause], ordering: Ordering) -> Caus
             continue  # the same fault, logged again in more precise words
         return other
     return None
+
+
+def _is_reason(one: Cause, other: Cause, ordering: Ordering) -> bool:
+    """True for an ending with its reason, about when another one states a signal only."""
+    return (
+        other.signature.id in SIGNALLED
+        and one.signature.id not in SIGNALLED
+        and one.signature.role == "ending"
+        and abs(ordering.later_by(one.first, other.first) or 0.0) <= SAME_MOMENT
+    )
 
 
 def _is_broken(one: Cause) -> bool:
