@@ -287,3 +287,68 @@ def test_an_error_without_a_time_came_when_the_line_before_it_in_its_file_did(tm
     end = f"slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT {when} DUE TO PREEMPTION ***"
     found = written(tmp_path, {"n1/rank6.log": rank, "slurm.out": ["starting", end]})
     assert (found.outcome, found.cause) == ("terminated", "slurm_preempted")
+
+
+def test_a_task_of_srun_that_starts_the_ranks_of_its_node_is_no_rank(tmp_path):
+    lines = [f"{task}: [rank{8 * task + local}]: up" for task in range(8) for local in range(8)]
+    lines += [
+        "5: slurmstepd: error: pyxis: container start failed with error code: 1",
+        "srun: error: pool0-0057: task 5: Exited with exit code 1",
+    ]
+    lines += [
+        f"{rank // 8}: [rank{rank}]: torch.distributed.DistStoreError: Timed out after 601 seconds"
+        " waiting for clients. 56/64 clients joined."
+        for rank in range(64)
+        if rank // 8 != 5
+    ]
+    found = written(tmp_path, {"job.err": lines})
+    assert found.cause == "container_start_failed"
+    assert found.nodes[0].node in ("pool0-0057", "task 5")
+    assert found.nodes[0].name != "rank 5"
+
+
+def test_the_worker_of_ray_whose_traceback_is_in_the_drivers_log(tmp_path):
+    workers = [
+        f"(TorchTrainer pid=9, ip=10.0.0.1) - (node_id=ab, ip=10.0.0.{1 + rank // 2},"
+        f" pid={300 + rank}) world_rank={rank}, local_rank={rank % 2}, node_rank={rank // 2}"
+        for rank in range(4)
+    ]
+    lines = [
+        *workers,
+        *(
+            f"(RayTrainWorker pid=300, ip=10.0.0.1) {at(5 * step)} step {step} loss 2.1"
+            for step in range(60)
+        ),
+        "ray.exceptions.RayTaskError(KeyError): ray::_RayTrainWorker__execute.get_next() (pid=303,"
+        " ip=10.0.0.2, actor_id=a90b, repr=<ray.train._internal.worker_group.RayTrainWorker>)",
+        '  File "/app/collate.py", line 67, in __call__',
+        "    grid = self.grid_for[key]",
+        "KeyError: (5, 1)",
+    ]
+    found = written(tmp_path, {"driver.log": lines})
+    assert (found.cause, found.nodes[0].name) == ("key_error", "rank 3")
+
+
+def test_an_error_at_the_end_of_a_file_without_times_was_not_outlived(tmp_path):
+    """The last time in its file is of the start, and other ranks logged steps after it."""
+    files = {
+        f"log/workerlog.{rank}": [
+            f"[{at(0)},000] [    INFO] - Total optimization steps = 12,000",
+            *(
+                [
+                    f"[{at(5 * step)},000] [    INFO] - step: {step} loss: 2.1"
+                    for step in range(1, 90)
+                ]
+                if rank == 0
+                else []
+            ),
+        ]
+        for rank in range(4)
+    }
+    files["log/workerlog.2"] += [
+        "Traceback (most recent call last):",
+        '  File "/work/run_pretrain.py", line 578, in <module>',
+        "ExternalError: CUDA error(220), uncorrectable NVLink error detected during the execution.",
+    ]
+    found = written(tmp_path, files)
+    assert (found.outcome, found.cause, found.nodes[0].name) == ("failed", "nvlink_error", "rank 2")

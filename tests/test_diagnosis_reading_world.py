@@ -98,7 +98,6 @@ ON = {
     "host: gpu-07, rank: 3": (3, "gpu-07"),
     "[rank3]: SLURMD_NODENAME=gpu-07": (3, "gpu-07"),
     "- (node_id=a1, ip=10.0.0.2, pid=77) world_rank=3, local_rank=3": (3, "10.0.0.2"),
-    "srun: error: gpu-07: task 3: Killed": (3, "gpu-07"),
     "SetupAgent rankNum[4], rank[3], identifier[1], server[10.0.0.2%eth0]": (3, "10.0.0.2"),
 }
 
@@ -108,6 +107,13 @@ def test_the_node_of_a_rank(line):
     rank, node = ON[line]
     assert world(line).node_of_rank == {rank: node}
     assert world(line).node(Prefix(rank=rank), rank) == node
+
+
+def test_the_node_of_a_task():
+    assert world("srun: error: gpu-07: tasks 2-3: Killed").node_of_task == {
+        2: "gpu-07",
+        3: "gpu-07",
+    }
 
 
 @pytest.mark.parametrize("line", ["rank 3 waits on step12", "hangs on cuda0, rank 3 world_size 8"])

@@ -165,10 +165,14 @@ def _survived(
         return _losses_after(job, match, ordering) > IN_FLIGHT
     # What followed it in its stream must be kept, or the next time may be of much later.
     kept = own.tail and own.tail[0].order <= match.last.order
-    at_latest = (ordering.at_latest(match.last) if kept else None) or match.last
+    at_latest = ordering.at_latest(match.last) if kept else match.last
+    if at_latest is None and ordering.seconds(match.last) is None:
+        at_latest = match.last  # of a log without times: by its step
 
     def is_later(one: Occurrence) -> bool:
-        return ordering.after(one, match.last if one.file == match.last.file else at_latest)
+        if one.file == match.last.file:
+            return ordering.after(one, match.last)
+        return at_latest is not None and ordering.after(one, at_latest)
 
     steps_at = [one.last_step_at for one in stepping if one.last_step_at is not None]
     continued = any(map(is_later, steps_at))

@@ -179,6 +179,7 @@ class Job:
         files: name -> number of lines.
         spans: name -> first and last time, of the files that state any.
         world_size: number of ranks; None where no line states it.
+        tasks_launch: a task of srun is no rank, but starts those of its node.
         ranks_per_node: None where no line states it, or where nodes differ.
         node_of_rank: rank -> node.
         rank_of_gpu: (node, bus and device of its GPU: "bb:00") -> rank.
@@ -200,6 +201,7 @@ class Job:
     matches: dict[tuple[str, str], Match] = field(default_factory=dict)
     world_size: int | None = None
     ranks_per_node: int | None = None
+    tasks_launch: bool = False
     node_of_rank: dict[int, str] = field(default_factory=dict)
     rank_of_gpu: dict[tuple[str, str], int] = field(default_factory=dict)
     rank_of_pid: dict[tuple[str | None, int], int] = field(default_factory=dict)

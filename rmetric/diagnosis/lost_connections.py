@@ -60,7 +60,7 @@ def _orders(job: Job, causes: Sequence[Cause]) -> list[list[int]]:
         if (rank := job.streams[name].rank) is not None:
             by_file[first.file].append(rank)
     lost = {rank for order in by_file.values() for rank in order}
-    exits = [rank for rank in _exits(causes) if rank in lost]
+    exits = [rank for rank in ([] if job.tasks_launch else _exits(causes)) if rank in lost]
     return [*by_file.values(), *([exits] if exits else [])]
 
 

@@ -108,6 +108,7 @@ class _Merging:
         world = self.layout.world
         self.job.world_size = world.size
         self.job.ranks_per_node = world.per_node
+        self.job.tasks_launch = self.layout.tasks_launch
         self.job.node_of_rank = dict(world.node_of_rank)
         self.job.rank_of_gpu, self.job.rank_of_pid = world.rank_of_gpu, world.rank_of_pid
         self.job.notes = list(world.notes())

@@ -24,6 +24,8 @@ MAX_PER_NODE = 8
 MAX_RANGE_LENGTH = 10_000
 #: Bus and device of a GPU, as the kernel writes them.
 _PCI = re.compile(r"(?:\b[0-9a-fA-F]{4,8}:)([0-9a-fA-F]{2}:[0-9a-fA-F]{2})\b")
+#: The process of a task of Ray, at the head of its traceback.
+_RAY_TASK = re.compile(r"\bray::\S+ \(pid=(?P<pid>\d{1,9}), ip=(?P<ip>[\d.a-f:]+)")
 #: Families of causes that a machine's kernel records.
 OF_KERNELS = ("oom killer", "storage")
 #: Exit by these signals is the process's own doing or a kill from outside; SIGTERM and SIGABRT
@@ -76,7 +78,8 @@ class RankIndex:
             return []
         if "own" in fields and stream in self.ranks:  # the entry's prefix names the rank
             return [stream]
-        ranks = numbers_in(fields.get("rank") or fields.get("tasks", ""))
+        tasks = "" if self._job.tasks_launch else fields.get("tasks", "")
+        ranks = numbers_in(fields.get("rank") or tasks)
         known = [name for rank in ranks if self.is_known(name := f"rank {rank}")]
         local = fields.get("local_rank", "")
         return (
@@ -166,7 +169,7 @@ def evidence_from_causes(
         if cause.signature.role == "cause" and cause.signature.rank:
             evidence += _from_own_log(cause, index, ordering)
             evidence += _from_writers(cause, index)
-            evidence += _from_kernel(job, cause)
+            evidence += [*_from_kernel(job, cause), *_from_ray(job, cause)]
         if cause.signature.role == "symptom" and _lost_peers(causes, cause, index, ordering):
             continue
         if cause.signature.role != "ending":
@@ -278,6 +281,19 @@ def _from_named(cause: Cause, index: RankIndex, none_logged: bool) -> list[RankE
             implicated, "accused" if states else "implicated", words, 1.0 if states else score
         )
     return evidence
+
+
+def _from_ray(job: Job, cause: Cause) -> list[RankEvidence]:
+    """Evidence against the worker of Ray whose traceback in the driver's log ends with a cause."""
+    found = set()
+    for match in cause.matches:
+        tail = job.streams[match.stream].tail
+        before = [entry for entry in tail if entry.order <= match.first.order]
+        tasks = [task for entry in before[-2:] for task in _RAY_TASK.findall(entry.text)]
+        if tasks and (rank := job.rank_of_pid.get((tasks[-1][1], int(tasks[-1][0])))) is not None:
+            found.add(f"rank {rank}")
+    words = f"its process raised: {cause.signature.title}"
+    return divided(sorted(found), "accused", words, cause.score)
 
 
 def _from_writers(cause: Cause, index: RankIndex) -> list[RankEvidence]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 #: Words before a number in a folder's or a file's name, by the kind of number.
 _LABELLED = re.compile(
     r"(?i)(?<![a-z])(?:(?:tp|pp|dp|mp|cp|ep|sp)_?rank"
-    r"|(?P<local>local(?:_?rank)?|device|(?:gpu|npu|card)(?![-_.=]?0\d))"
+    r"|(?P<local>local(?:_?rank)?|device|workerlog|(?:gpu|npu|card)(?![-_.=]?0\d))"
     r"|(?P<node>node_?rank|node|host|worker|server|machine|pod|w)"
     r"|(?P<rank>(?:global_?)?rank|r(?!\d+-\d)|proc|process|task))[-_.=]?(?P<number>\d+)(?![a-z\d])"
 )

@@ -118,6 +118,14 @@ class RankLayout:
         self.world = World()
         for _, _, world in files:
             self.world.merge(world)
+        #: each task of srun starts the ranks of its node
+        self.tasks_launch = any(
+            prefix.task is not None and prefix.rank not in (None, prefix.task)
+            for _, prefixes, _ in files
+            for prefix in prefixes
+        )
+        if not self.tasks_launch:
+            self.world.node_of_rank = {**self.world.node_of_task, **self.world.node_of_rank}
         self._nodes: dict[Key, _Node] = {}
         self._alias = {source.name: _only_node(prefixes) for source, prefixes, _ in files}
         self._alone = {source.name for source, prefixes, _ in files if len(prefixes) == 1}

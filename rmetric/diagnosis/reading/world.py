@@ -157,6 +157,7 @@ class World:
 
     Attributes:
         node_of_rank: rank -> node.
+        node_of_task: task of srun -> node.
         rank_of_gpu: (node, bus and device of a GPU: "bb:00") -> rank.
         rank_of_pid: (node, process) -> rank.
         nodes: names of the nodes in the order of their numbers, where a list was given.
@@ -165,6 +166,7 @@ class World:
 
     def __init__(self) -> None:
         self.node_of_rank: dict[int, str] = {}
+        self.node_of_task: dict[int, str] = {}
         #: with the number of ranks of the communicator
         self._gpus: dict[tuple[str, str], tuple[int, int]] = {}
         self.nodes: list[str] = []
@@ -298,6 +300,7 @@ class World:
     def merge(self, other: World) -> None:
         """Add the world of other files of the same job."""
         self.node_of_rank = {**other.node_of_rank, **self.node_of_rank}
+        self.node_of_task = {**other.node_of_task, **self.node_of_task}
         self.nodes = self.nodes or other.nodes
         for gpu, known in other._gpus.items():
             self._gpus[gpu] = max(self._gpus.get(gpu, known), known)
@@ -382,7 +385,7 @@ class World:
             self._spawned[prefix.node, int(match[1])] = int(match[2])
         if _TASKS in may and (match := _TASKS.pattern.match(text)):
             for task in expanded(f"[{match['tasks']}]"):
-                self.node_of_rank.setdefault(int(task), match["node"])
+                self.node_of_task.setdefault(int(task), match["node"])
         if _LIST in may and (match := _LIST.pattern.search(text)):
             nodes = expanded(match["spaced"] or match["list"])
             self.nodes = nodes if len(nodes) > len(self.nodes) else self.nodes
