@@ -17,7 +17,7 @@ from studies.diagnosis_benchmark.blind.cases import WrittenCase, written_jobs
 from studies.diagnosis_benchmark.cause_meanings import Named, family_of, verdict
 from studies.diagnosis_benchmark.scoring import hits
 
-SPLITS = ("development", "sealed", "second", "third", "fourth", "fifth")
+SPLITS = ("development", "sealed", "second", "third", "fourth", "fifth", "sixth")
 JOBS = Path("runs", "written_failures")
 #: The named causes that are scored: the answer and further candidates.
 TOP_CAUSES = 5
@@ -28,6 +28,7 @@ TITLES = {
     "third": "written jobs by a fourth author, unseen until their first look",
     "fourth": "written jobs by a fifth author, unseen until their first look",
     "fifth": "written jobs by two further authors, unseen until their first look",
+    "sixth": "written jobs by one of these two, unseen until their first look",
 }
 
 
