@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from rmetric.cli.main import main
 from rmetric.diagnosis import diagnose
-from rmetric.diagnosis.attempts import Mark, attempt_starts
+from rmetric.diagnosis.attempts import INTERLEAVED_STEPS, Mark, _Window, attempt_starts
 from rmetric.diagnosis.ingest import ingest_attempts
 from rmetric.diagnosis.library import SignatureLibrary
 
@@ -224,6 +225,37 @@ def test_a_beginning_that_is_repeated_whole_is_found_each_time(ranks, times, mad
             for _ in range(ranks):
                 found.append(Mark(len(found) + 1, template, made * attempt * 3, attempt, True))
     assert attempt_starts(found) == tuple(expected[1:])
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 5), st.integers(0, 1), st.sampled_from([0, 0, 0, 1]), st.integers(-1, 2)
+        ),
+        min_size=1,
+        max_size=40,
+    ),
+    st.data(),
+)
+def test_the_window_counts_what_its_marks_are(entries, data):
+    """Its counts, kept while it moves, are those of its marks themselves."""
+    marks, steps, ends = list[Mark](), 0, 0
+    for line, (template, step, end, rank) in enumerate(entries, 1):
+        steps, ends = steps + step * INTERLEAVED_STEPS, ends + end
+        marks.append(Mark(line, template, steps, ends, False, rank))
+    window, written = _Window(marks), set()
+    for at, mark in enumerate(marks):
+        if data.draw(st.booleans()):
+            window.move(at)
+            assert window.counts == Counter(one.template for one in window.marks)
+            ranked = [(one.template, one.rank) for one in window.marks if one.rank >= 0]
+            few = 2 * len(ranked) < len(window.marks)
+            assert window.repeats() == (few or any(one in written for one in ranked))
+            if data.draw(st.booleans()):
+                window.begin_attempt()
+                written = {(one.template, one.rank) for one in window.marks}
+        window.write(mark)
+        written.add((mark.template, mark.rank))
 
 
 def test_ranks_that_begin_one_after_another_are_one_attempt(tmp_path):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -216,22 +216,21 @@ def _by_beginnings(marks: Sequence[Mark], backs: Sequence[StepBack]) -> list[int
     window.move(0)
     first = current = _Beginning(window)
     origin, at = marks[0], 0
-    written: set[tuple[int, int]] = set()
     while at < len(marks):
         mark = marks[at]
         under_way = mark.steps > origin.steps or mark.ends > origin.ends
         if under_way and (mark.template in current.counts or mark.template in first.counts):
             window.move(at)
             before = (first,) if current is first else (current, first)
-            if window.repeats(written) and any(
+            if window.repeats() and any(
                 _recurs(window, one, mark, origin, backs) for one in before
             ):
                 starts.append(mark.line)
                 current, origin = _Beginning(window), mark
-                written = {(one.template, one.rank) for one in window.marks}
+                window.begin_attempt()
                 at += current.total
                 continue
-        written.add((mark.template, mark.rank))
+        window.write(mark)
         at += 1
     return starts
 
@@ -261,6 +260,11 @@ class _Window:
     def __init__(self, marks: Sequence[Mark]) -> None:
         self._marks, self._begin, self._end = marks, 0, 0
         self.counts: dict[int, int] = {}
+        #: (template, rank) of entries of ranks -> how often
+        self._ranked: Counter[tuple[int, int]] = Counter()
+        #: how many these are; how many of them the attempt wrote before; all that it wrote
+        self._of_ranks = self._again = 0
+        self._written: set[tuple[int, int]] = set()
 
     @property
     def marks(self) -> Sequence[Mark]:
@@ -275,24 +279,39 @@ class _Window:
                 return self._marks[at].template == second
         return False
 
-    def repeats(self, written: Set[tuple[int, int]]) -> bool:
-        """False if most entries are of ranks, none of which had written its own: they begin later.
+    def begin_attempt(self) -> None:
+        """Take the window's entries for all that the attempt wrote."""
+        self._written = {(one.template, one.rank) for one in self.marks}
+        self._again = self._of_ranks
 
-        Args:
-            written: templates and ranks of the attempt so far.
-        """
-        ranked = [one for one in self.marks if one.rank >= 0]
-        if 2 * len(ranked) < len(self.marks):
-            return True
-        return any((one.template, one.rank) in written for one in ranked)
+    def write(self, mark: Mark) -> None:
+        """Add an entry to those that the attempt wrote."""
+        key = mark.template, mark.rank
+        if key not in self._written:
+            self._written.add(key)
+            self._again += self._ranked.get(key, 0)
+
+    def repeats(self) -> bool:
+        """False if most entries are of ranks that had written none of them: they begin later."""
+        return 2 * self._of_ranks < self._end - self._begin or self._again > 0
+
+    def _count_rank(self, mark: Mark, times: int) -> None:
+        if mark.rank >= 0:
+            key = mark.template, mark.rank
+            self._ranked[key] += times
+            self._of_ranks += times
+            self._again += times * (key in self._written)
 
     def move(self, at: int) -> None:
         """Move its begin to the mark `at`, which is not before that of the last call."""
         marks, counts = self._marks, self.counts
         if self._end < at:
             self._begin = self._end = at
+            self._of_ranks = self._again = 0
+            self._ranked.clear()
             counts.clear()
         for mark in marks[self._begin : at]:
+            self._count_rank(mark, -1)
             counts[mark.template] -= 1
             if not counts[mark.template]:
                 del counts[mark.template]
@@ -303,6 +322,7 @@ class _Window:
             if mark.steps > steps or mark.ends > ends:
                 break
             counts[mark.template] = counts.get(mark.template, 0) + 1
+            self._count_rank(mark, 1)
             self._end += 1
 
 
