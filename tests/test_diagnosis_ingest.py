@@ -365,6 +365,16 @@ class TestBounds:
         assert any(name == "cuda_out_of_memory" for name, _ in job.matches)
         assert all(len(one.text) <= 4000 for one in next(iter(job.streams.values())).tail)
 
+    @pytest.mark.parametrize(
+        "line", ["[rank{}]: Error", "world size: {}", "step {} loss 2", "{}%|# | {}/{} [{}:{}<{}]"]
+    )
+    @pytest.mark.parametrize("digits", [400, 5000])
+    def test_numbers_of_any_length_are_read(self, tmp_path: Path, line: str, digits: int) -> None:
+        """Python refuses to read an integer of more than 4,300 digits."""
+        said_twice = [line.replace("{}", "9" * digits)] * 2
+        job = read(write(tmp_path / "a.log", ["begin", *said_twice, "end"]))
+        assert job.files["a.log"] == 4
+
 
 class TestNotes:
     def test_two_jobs_by_the_schedulers_numbers(self, tmp_path: Path) -> None:

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 
 #: Bytes of a line that are kept.
 LONGEST_LINE = 1 << 16
+#: Digits of a number that are kept; Python refuses far longer ones, and no float is larger.
+LONGEST_NUMBER = 300
 
+_LONG_NUMBER = re.compile(rb"(\d{%d})\d+" % LONGEST_NUMBER)
 _COLOURS = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 #: A line up to its last carriage return. A launcher puts its prefix before the first only, so it
 #: is kept: group 1.
@@ -82,8 +85,13 @@ class Lines:
         lines = body.split(b"\n")
         if b"\r" in body:
             lines = [_left(line) if b"\r" in line else line for line in lines]
-        if max(map(len, lines)) > self.longest:
+        longest = max(map(len, lines))
+        if longest > self.longest:
             self._cut(lines)
+        if longest > LONGEST_NUMBER:
+            lines = [
+                _LONG_NUMBER.sub(rb"\1", one) if len(one) > LONGEST_NUMBER else one for one in lines
+            ]
         if not body.isascii():
             self._look_for_foreign(body, lines)
         self.count += len(lines)
