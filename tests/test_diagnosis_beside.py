@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import pickle
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from rmetric._util.errors import LogError
 from rmetric.diagnosis.decide import diagnose
 from rmetric.diagnosis.flight_recorder import culprits, read_dump, stuck_collectives
+from rmetric.diagnosis.stack_dumps import frames_of_faulthandler, states_stack
 
 FRAMES = [
     {"name": "all_reduce", "filename": "/opt/lib/torch/distributed/distributed_c10d.py", "line": 9},
@@ -224,3 +227,68 @@ def test_stacks_at_one_place_accuse_nobody(tmp_path: Path) -> None:
         text = STACK.format(pid=4700 + rank, frames=WAITS.format(line=41))
         (tmp_path / f"pyspy_rank_{rank}.txt").write_text(text)
     assert diagnose([tmp_path]).nodes == ()
+
+
+DUMP = """\
+Thread 0x00007f25a1fff6c0 (most recent call first):
+  File "/opt/py/concurrent/futures/thread.py", line 59 in run
+
+Current thread 0x00007f25c8f2b740 (most recent call first):
+{frames}  File "/app/train.py", line 868 in train_loop
+"""
+SYNCS = (
+    '  File "/opt/jax/_src/array.py", line 637 in _value\n  File "/app/log.py", line 1 in write\n'
+)
+LOADS = (
+    '  File "/opt/py/threading.py", line 355 in wait\n  File "/app/data.py", line 4 in next_batch\n'
+)
+SIGTERM = "entrypoint: 2025-08-21T20:31:02Z caught SIGTERM, forwarding to pid 104\n"
+
+
+def with_stacks(folder: Path, dumps: int, *, after: str = "", odd: str = LOADS) -> None:
+    """Logs of 6 ranks with untimed steps and stacks of faulthandler, rank 4 in another function."""
+    steps = "".join(f"completed step: {at}, seconds: 2.0, loss: 3.1\n" for at in range(40))
+    for rank in range(6):
+        dump = DUMP.format(frames=odd if rank == 4 else SYNCS)
+        said = steps + f"Collecting stack trace\n{dump}" * dumps + after + SIGTERM
+        (folder / f"rank_{rank}.log").write_text(said)
+
+
+def test_a_rank_whose_stack_in_its_log_stays_elsewhere_is_named(tmp_path: Path) -> None:
+    with_stacks(tmp_path, dumps=2)
+    found = diagnose([tmp_path])
+    assert (found.outcome, found.cause) == ("failed", "rank_stands_elsewhere")
+    assert [one.rank for one in found.nodes] == [4]
+    assert "next_batch (data.py:4)" in found.nodes[0].why
+    assert found.stage == "load data"
+
+
+@pytest.mark.parametrize(
+    ("dumps", "after", "odd"),
+    [
+        (1, "", LOADS),  # of the signal that ends the job: somebody always stands elsewhere
+        (2, "completed step: 40, seconds: 2.0, loss: 3.1\n", LOADS),
+        (2, "", SYNCS),
+    ],
+)
+def test_stacks_of_a_training_that_goes_on_tell_nothing(
+    tmp_path: Path, dumps: int, after: str, odd: str
+) -> None:
+    with_stacks(tmp_path, dumps, after=after, odd=odd)
+    found = diagnose([tmp_path])
+    assert (found.outcome, found.cause) == ("terminated", "launcher_received_sigterm")
+    assert "rank_stands_elsewhere" not in [one.cause for one in found.candidates]
+
+
+def test_a_stack_of_pythons_faulthandler_is_read(tmp_path: Path) -> None:
+    over = threading.Event()
+    other = threading.Thread(target=over.wait)
+    other.start()
+    with (tmp_path / "dump").open("w+") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        text = file.read()
+    over.set()
+    other.join()
+    assert states_stack(text)
+    assert frames_of_faulthandler(text)[0][0] == "test_a_stack_of_pythons_faulthandler_is_read"

@@ -1,8 +1,8 @@
-"""Files beside the logs that state where ranks are: flight recorder dumps and stacks of py-spy."""
+"""What states where ranks are: flight recorder dumps and stacks, beside the logs or in them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +16,14 @@ from rmetric.diagnosis.flight_recorder import (
     read_dump,
     stuck_collectives,
 )
-from rmetric.diagnosis.stack_dumps import Stack, is_stack_dump, odd_ranks, read_stacks
+from rmetric.diagnosis.job import Job, Occurrence
+from rmetric.diagnosis.stack_dumps import (
+    Stack,
+    is_stack_dump,
+    odd_stacks,
+    read_stacks,
+    stacks_in_logs,
+)
 from rmetric.diagnosis.suspects import RankEvidence, divided
 
 #: Suffixes of files that may be a dump though they are no logs.
@@ -44,7 +51,7 @@ class BesideFindings(NamedTuple):
     Attributes:
         signs: evidence against ranks.
         stuck: the collective in which ranks wait; None where the dumps show none.
-        odd: a rank stands in another function than most.
+        odd: a rank stands in another function than most, and does not move.
     """
 
     signs: tuple[RankEvidence, ...] = ()
@@ -83,20 +90,25 @@ def read_beside(files: Sequence[tuple[Path, str, int | None]]) -> BesideLogs:
     return found
 
 
-def find_beside(beside: BesideLogs) -> BesideFindings:
-    """Evidence of the dumps and stacks of a job."""
+def find_beside(job: Job, after: Callable[[Occurrence, Occurrence], bool]) -> BesideFindings:
+    """Evidence of the dumps and stacks of a job.
+
+    Args:
+        job: the job.
+        after: True for an entry that is certainly later than another.
+    """
+    beside = job.beside or BesideLogs()
     stuck = stuck_collectives(beside.dumps)
     blamed = culprits(stuck)
-    signs = [
-        one._replace(words=blamed[rank])
-        for rank, one in zip(blamed, _divided(blamed, "recorder"), strict=True)
-    ]
-    odd = odd_ranks(beside.stacks)
-    signs += [
-        one._replace(words=odd[rank]) for rank, one in zip(odd, _divided(odd, "stack"), strict=True)
-    ]
-    return BesideFindings(tuple(signs), stuck[0] if stuck else None, bool(odd))
+    recorded = {f"rank {rank}": words for rank, words in blamed.items()}
+    stacks = beside.stacks or stacks_in_logs(job, after)
+    odd = odd_stacks(stacks)
+    return BesideFindings(
+        (*_signs(recorded, "recorder"), *_signs(odd, "stack")),
+        stuck[0] if stuck else None,
+        any(one.stays for one in stacks if one.stream in odd),
+    )
 
 
-def _divided(ranks: dict[int, str], kind: str) -> list[RankEvidence]:
-    return divided([f"rank {rank}" for rank in ranks], kind, "")
+def _signs(words: dict[str, str], kind: str) -> list[RankEvidence]:
+    return [one._replace(words=words[one.stream]) for one in divided([*words], kind, "")]

@@ -248,7 +248,7 @@ def decide(
     if switches.library:
         causes = weigh(collect(job, signatures, ordering, alone), ordering)
     signs = [*found.signs, *rank_evidence.evidence_from_causes(job, causes, ordering)]
-    beside = find_beside(job.beside) if job.beside is not None else BesideFindings()
+    beside = find_beside(job, ordering.after)
     signs += beside.signs
     hang = find_hang(job, causes, ordering) if switches.temporal else None
     signs += hang.signs if hang else ()
@@ -326,7 +326,8 @@ class _Case:
             return self._hung(self.hang, lead)
         if lead is None and self.hang is not None:
             return self._hung(self.hang, None)
-        if lead is not None and lead.signature.id == WATCHED and self._odd_stacks():
+        ended = lead is not None and lead.signature.role == "ending" and self.beside.odd
+        if lead is not None and (ended or (lead.signature.id == WATCHED and self._odd_stacks())):
             return self._by_kind(STANDS_ELSEWHERE, "stack", lead)
         if lead is not None and lead.score >= LIKELY:
             silent = self._silent() if lead.signature.role == "ending" else None

@@ -80,6 +80,7 @@ class JobStream:
         last_step_at: the entry that first states the last step; heartbeats may repeat it.
         longest_pause: seconds, the longest between two of them; 0.0 where none is known.
         stage: the stage in which it was last.
+        stacks: the last entries that hold stacks of the process, two at most.
     """
 
     name: str
@@ -97,6 +98,7 @@ class JobStream:
     last_step_at: Occurrence | None = None
     longest_pause: float = 0.0
     stage: str = ""
+    stacks: list[Occurrence] = field(default_factory=list)
 
     @property
     def first(self) -> Occurrence | None:

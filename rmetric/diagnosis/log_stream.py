@@ -90,6 +90,7 @@ class LogStream:
         places: the same entries, each as a line of the block or as it is kept.
         shown: how many of them the watch over iterations knows.
         changes: (pending entry, step of the stream from there on).
+        stacks: the last two entries that hold stacks of the process.
         number: the rank or task that the prefix states, -1 for none.
     """
 
@@ -117,6 +118,7 @@ class LogStream:
         self.first_time: float | None = None
         self.fresh = FIRST_ENTRIES
         self.found: dict[str, MatchTally] = {}
+        self.stacks: deque[RawEntry] = deque(maxlen=2)
 
 
 class StepCounter:

@@ -125,6 +125,7 @@ class _Merging:
         stream.files |= part.files
         stream.entries += part.entries
         stream.head = _in_order([*stream.head, *part.head])[:HEAD]
+        stream.stacks = _in_order([*stream.stacks, *part.stacks])[-2:]
         stream.first_time = _either(min, stream.first_time, part.first_time)
         stream.last_time = _either(max, stream.last_time, part.last_time)
         tail = self.tails.setdefault(name, [])

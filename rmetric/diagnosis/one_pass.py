@@ -39,6 +39,7 @@ from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix, PrefixParser
 from rmetric.diagnosis.reading.source import LogSource
 from rmetric.diagnosis.reading.text import clean, unescaped
 from rmetric.diagnosis.reading.world import World
+from rmetric.diagnosis.stack_dumps import states_stack
 from rmetric.diagnosis.templates.events import OTHERS
 from rmetric.diagnosis.templates.facts import (
     JOB_ID,
@@ -490,6 +491,8 @@ class FilePass:
             self.final_template[entry.raw[2]] = template
         raw = (*entry.raw[:2], template, *entry.raw[3:6], text, entry.raw[7])
         self._count(stream, raw, entry.watched)
+        if not entry.entry.whole_line and states_stack(said):
+            stream.stacks.append(raw)
         if found:
             signature, fields = found[0]
             stream.found.setdefault(signature.id, MatchTally(raw)).add(raw, fields)

@@ -159,6 +159,7 @@ class _PartBuilder:
             if one.counters
             else 0.0,
             stage=one.stage,
+            stacks=[self._entry(raw) for raw in one.stacks],
         )
         stream.tail.extend(map(self._entry, one.tail))
         late = [*stream.tail, *(match.last for match in matches), stream.last_step_at]

@@ -1,11 +1,18 @@
-"""Read py-spy's stacks of a job's processes, and find the rank that stands elsewhere."""
+"""Read the stacks of a job's processes, and find the rank that stands elsewhere.
+
+They are of py-spy dump, in files of their own, or of Python's faulthandler, in the logs: torch and
+JAX register it for signals, and some trainings for every few minutes.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from rmetric.diagnosis.job import Job, JobStream, Occurrence
+from rmetric.diagnosis.reading.file_names import natural
 
 #: Least number of ranks with stacks, and least share of them in one place, for one to be odd.
 MIN_RANKS = 3
@@ -16,20 +23,29 @@ _HEAD = re.compile(rb"\s*Process \d+: .*\n(?:Python v\d|\s*\n)")
 _PROCESS = re.compile(r"^Process (\d+): (.*)$", re.MULTILINE)
 _THREAD = re.compile(r"^Thread (\S+)(?: \((\w[\w+]*)\))?(?:: \"(.*)\")?\s*$")
 _FRAME = re.compile(r"^\s+(?P<name>\S.*?) \((?P<file>[^()\n]+?)(?::(?P<line>\d+))?\)\s*$")
+#: Heads of the threads of faulthandler, the main thread's last, and their frames.
+_FAULT_THREAD = re.compile(
+    r"^(?:Current t|T)hread 0x[0-9a-f]+ .*\(most recent call first\):", re.MULTILINE
+)
+_FAULT_FRAME = re.compile(
+    r"^\s*File \"(?P<file>[^\"\n]+)\", line (?P<line>\d+) in (?P<name>\S+)", re.MULTILINE
+)
 _RANK_OF_COMMAND = re.compile(r"(?:--?(?:global_?)?rank[= ]|\bRANK=)(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """The main thread of one rank.
+    """The main thread of one stream of the job, usually a rank.
 
     Attributes:
         frames: (function, file, line), the innermost first.
+        stays: it did not move: taken after the process hung, or twice in one place.
     """
 
     file: str
-    rank: int
+    stream: str
     frames: tuple[tuple[str, str, str], ...]
+    stays: bool = True
 
     @property
     def place(self) -> tuple[tuple[str, str], ...]:
@@ -73,7 +89,7 @@ def read_stacks(text: str, name: str, rank: int | None) -> list[Stack]:
         of = int(stated[1]) if stated else rank if len(starts) == 1 else None
         frames = _main_thread(text[start.end() : end])
         if of is not None and frames:
-            found.append(Stack(file=name, rank=of, frames=frames))
+            found.append(Stack(file=name, stream=f"rank {of}", frames=frames))
     return found
 
 
@@ -88,21 +104,68 @@ def _main_thread(text: str) -> tuple[tuple[str, str, str], ...]:
     return tuple(main if main is not None else threads[0][1] if threads else ())
 
 
-def odd_ranks(stacks: Sequence[Stack]) -> dict[int, str]:
-    """The few ranks that stand in another function than most, with where they stand.
+def states_stack(text: str) -> bool:
+    r"""True for a log's entry that holds a stack of faulthandler.
+
+    >>> states_stack("Timeout!\nThread 0x00007f25 (most recent call first):\n  File ...")
+    True
+    """
+    return "(most recent call first)" in text and _FAULT_THREAD.search(text) is not None
+
+
+def stacks_in_logs(job: Job, after: Callable[[Occurrence, Occurrence], bool]) -> list[Stack]:
+    """The last stack of every stream that logged one, and no step behind it.
 
     Args:
-        stacks: of several of one rank the last counts.
+        job: the job.
+        after: True for an entry that is certainly later than another.
     """
-    by_rank = {one.rank: one for one in stacks}
-    if len(by_rank) < MIN_RANKS:
+    found = []
+    furthest = job.furthest.last_step_at if job.furthest else None
+    for one in job.streams.values():
+        dumps = [dump for dump in one.stacks if _is_last(one, dump, furthest, after)]
+        places = [frames_of_faulthandler(dump.text) for dump in dumps]
+        if places and places[-1]:
+            stays = len(places) > 1 and places[0] == places[-1]
+            found.append(
+                Stack(file=dumps[-1].file, stream=one.name, frames=places[-1], stays=stays)
+            )
+    return found
+
+
+def _is_last(
+    stream: JobStream,
+    dump: Occurrence,
+    furthest: Occurrence | None,
+    after: Callable[[Occurrence, Occurrence], bool],
+) -> bool:
+    if stream.last_step is not None:
+        return dump.step == stream.last_step
+    return furthest is None or after(dump, furthest)
+
+
+def frames_of_faulthandler(text: str) -> tuple[tuple[str, str, str], ...]:
+    """(function, file, line) of the main thread, the innermost first; of several dumps the last."""
+    heads = [*_FAULT_THREAD.finditer(text)]
+    main = text[heads[-1].end() :] if heads else ""
+    return tuple((one["name"], one["file"], one["line"]) for one in _FAULT_FRAME.finditer(main))
+
+
+def odd_stacks(stacks: Sequence[Stack]) -> dict[str, str]:
+    """The few streams that stand in another function than most, with where they stand.
+
+    Args:
+        stacks: of several of one stream the last counts.
+    """
+    by_stream = {one.stream: one for one in stacks}
+    if len(by_stream) < MIN_RANKS:
         return {}
-    ((usual, times),) = Counter(one.place for one in by_rank.values()).most_common(1)
-    if times < MIN_AGREEING_SHARE * len(by_rank):
+    ((usual, times),) = Counter(one.place for one in by_stream.values()).most_common(1)
+    if times < MIN_AGREEING_SHARE * len(by_stream):
         return {}
-    example = next(one for one in by_rank.values() if one.place == usual)
+    example = next(one for one in by_stream.values() if one.place == usual)
     return {
-        rank: f"stands in {one.words(example)}, {times} others in {example.words(one)}"
-        for rank, one in sorted(by_rank.items())
+        name: f"stands in {one.words(example)}, {times} others in {example.words(one)}"
+        for name, one in sorted(by_stream.items(), key=lambda named: natural(named[0]))
         if one.place != usual
     }
