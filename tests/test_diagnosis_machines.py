@@ -191,6 +191,13 @@ def test_folders_of_hosts_with_the_same_files_name_the_nodes():
     assert {one.node for one in identify_files(["x1/a.log", "x2/b.log"])} == {None}
 
 
+def test_the_number_of_a_pod_stands_before_what_kubernetes_adds():
+    pods = [f"pods/llama-slice-0-{at}-{end}.log" for at, end in enumerate(["b6rqk", "9vxw2"] * 2)]
+    assert [one.rank for one in identify_files(pods)] == [0, 1, 2, 3]
+    words = [f"llama-{at}-{end}.log" for at, end in enumerate(["train", "other"] * 2)]
+    assert {one.rank for one in identify_files(words)} == {None}
+
+
 def test_the_files_beside_a_schedulers_are_of_ranks():
     names = ["out/scheduler.log", "out/worker_0.log", "out/worker_11.log"]
     assert [one.rank for one in identify_files(names)] == [None, 0, 11]

@@ -336,3 +336,22 @@ def test_the_environment_of_a_pod_of_one_process(read, said, size, known):
     }
     job = read(**pods, **{"t-master-0_l": ["loading", said.format(0), *sizes, "ready"]})
     assert set(ranks(job)) == ({0, 1, 2} if known else set())
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "JAX initialized coordinator: llama-0-0.llama:6002 process {} of 4",
+        "I0708 06:23:54.9 130 manager.py:1964] [process={}][thread=MainThread][step=9] Saved",
+    ],
+)
+def test_the_process_of_jax_is_its_rank(read, said):
+    """The names of the files tell nothing."""
+    files = {f"x{name}": ["begin", said.format(at), "end"] for at, name in enumerate("dcba")}
+    assert set(ranks(read(**files))) == {0, 1, 2, 3}
+
+
+def test_another_process_is_no_rank(read):
+    said = "tokenizing: process {} of 4"
+    files = {f"x{name}": ["begin", said.format(at), "end"] for at, name in enumerate("dcba")}
+    assert ranks(read(**files)) == {}

@@ -33,6 +33,8 @@ _KERNEL_LOG = re.compile(
 )
 #: Names that torchrun gives to the files of a rank, in a folder with the rank's number.
 _STREAMS = re.compile(r"/(stdout|stderr)\.log$")
+#: What Kubernetes puts behind the number of a pod.
+_OF_POD = re.compile(r"^-[bcdfghjklmnpqrstvwxz2456789]{5}(?=[._/]|$)")
 #: The files of MindSpore's launcher: one of its scheduler, and one of each rank.
 _MSRUN = re.compile(r"(?P<folder>(?:.*/)?)(?:scheduler|worker_(?P<rank>\d+))\.log")
 #: Numbers behind these words count runs or time, not ranks.
@@ -132,6 +134,7 @@ def _take_counted(names: Sequence[str], files: list[FileIdentity]) -> None:
             labelled = {match.end("number") for match in _LABELLED.finditer(name)}
             for match in re.finditer(r"\d+", name):
                 before, after = name[: match.start()], _STREAMS.sub("/*", name[match.end() :])
+                after = _OF_POD.sub("-*", after)
                 # "node-01.log" is a node and nothing else.
                 if match.end() not in labelled and not _COUNTS.search(before):
                     series[before, after][int(match.group())].append(file)

@@ -19,6 +19,11 @@ MAX_RANKS = 1 << 20
 MAX_HOSTS = 100_000
 _PART = re.compile(r"([^,\s\[\]]*)(?:\[([\d,-]+)\])?([^,\s\[\]]*)")
 _NUMBER = r"[\"']?[ :=.]{1,60}[\"']?(\d+)"
+#: JAX on its distributed system: "process 5 of 8".
+_JAX = (
+    r"\b(?i:jax|coordinator|distributed)\b.{0,160}?\bprocess(?:[ _](?:id|index))?[ :=#]{1,3}"
+)
+_JAX_RANK, _JAX_SIZE = rf"{_JAX}(\d+) ?(?:of|/) ?\d+\b", rf"{_JAX}\d+ ?(?:of|/) ?(\d+)\b"
 #: The number of ranks, by whole words: a size of a tensor's or a pipeline's group is another one.
 _SIZES = tuple(
     Sought(pattern, (part,))
@@ -28,6 +33,7 @@ _SIZES = tuple(
         ("total ", r"(?i)\btotal (?:number of )?(?:ranks|processes|workers)[ :=]+(\d+)"),
         ("rank ", r"(?i)\brank \d+ ?(?:of|/) ?(\d+)\b"),
         ("num", r"(?i)\bnum(?:ber of)?[ _](?:training[ _]ranks|processes)[ :=]+(\d+)"),
+        ("process", _JAX_SIZE),
         ("global_world_sizes=", r"\bglobal_world_sizes=\[(\d+)"),
     )
 )
@@ -47,8 +53,10 @@ _PER_NODE = Sought(r"(?i)--?nproc[_-]per[_-]node[= ]['\"]?(\d+)|\bnum_local_proc
 _OWN = Sought(
     r"(?i)(?<![a-z]_)(?:global[ _]rank|world[ _]rank|rank_train|(?<=[\s\"'(])rank(?==\d+ world)"
     rf"|^(?:export )?RANK(?==)){_NUMBER}"
-    r"|^.{0,80}?\binit\w*\b.{0,60}\brank[ :=]{1,3}(\d+)\b",
-    ("rank",),
+    r"|^.{0,80}?\binit\w*\b.{0,60}\brank[ :=]{1,3}(\d+)\b"
+    # and Orbax, which JAX saves with
+    rf"|{_JAX_RANK}|\[process=(\d+)\]\[thread=",
+    ("rank", "process"),
 )
 #: Of one process each, or of the agents of nodes: as many as the ranks, or as the nodes.
 _OF_POD = Sought(
@@ -123,6 +131,7 @@ _STATES = re.compile(
     rb"|(?:node|group)[_-]rank[\"' :=]|global_ranks="
     rb"|\brank=[\"']?,? local_rank=|\blocal_rank=[\"']?,? rank=|^\W{0,4}local_rank\b"
     rb"|\b(?:i am|i'm|this is|my) (?:global )?rank\b|^hosts=|:::dlpal|nodelist=|srun: error: "
+    rb"|(?:jax|coordinator|distributed)\b.{0,160}\bprocess\b|\[process=\]\[thread="
     rb"|^\s*host +: |^\s*rank +: |world info dict: | spawned with command: "
 )
 
@@ -207,7 +216,7 @@ class World:
             if own:
                 self.own.setdefault(prefix, StatedRanks()).add(own)
         for match in _OWN.pattern.finditer(text) if _OWN in may else ():
-            self._add_own(stream, int(match[1] or match[2]))
+            self._add_own(stream, int(match[match.lastindex or 0]))
         for match in _OF_POD.pattern.finditer(text) if _OF_POD in may else ():
             size, rank = int(match[1] or match[4]), int(match[2] or match[3])
             self._pods[stream][rank] = size
