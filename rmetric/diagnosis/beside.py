@@ -1,10 +1,9 @@
-"""What states where ranks are: flight recorder dumps and stacks, beside the logs or in them."""
+"""What states where ranks are: flight recorder dumps, stacks, and tables of the GPUs' load."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 from rmetric._util.errors import LogError
@@ -16,7 +15,9 @@ from rmetric.diagnosis.flight_recorder import (
     read_dump,
     stuck_collectives,
 )
+from rmetric.diagnosis.gpu_monitor import GpuMonitor, is_monitor, read_monitor
 from rmetric.diagnosis.job import Job, Occurrence
+from rmetric.diagnosis.reading.source import LogSource
 from rmetric.diagnosis.stack_dumps import (
     Stack,
     is_stack_dump,
@@ -26,10 +27,10 @@ from rmetric.diagnosis.stack_dumps import (
 )
 from rmetric.diagnosis.suspects import RankEvidence, divided
 
-#: Suffixes of files that may be a dump though they are no logs.
-DUMP_SUFFIXES = (".json", ".pkl", ".pickle")
-#: Larger files are no stacks of a job's processes.
-MAX_STACK_BYTES = 1 << 26
+#: Suffixes of files that may be read here though they are no logs.
+BESIDE_SUFFIXES = (".json", ".pkl", ".pickle", ".csv")
+#: Bytes that are read of stacks or of a monitor.
+MAX_BYTES = 1 << 26
 
 
 @dataclass(kw_only=True)
@@ -42,6 +43,7 @@ class BesideLogs:
 
     dumps: list[Dump] = field(default_factory=list)
     stacks: list[Stack] = field(default_factory=list)
+    monitors: list[GpuMonitor] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -61,32 +63,32 @@ class BesideFindings(NamedTuple):
 
 def is_beside(head: bytes) -> bool:
     """True for the first bytes of a file that is read here."""
-    return is_dump(head) or is_stack_dump(head)
+    return is_dump(head) or is_stack_dump(head) or is_monitor(head)
 
 
-def read_beside(files: Sequence[tuple[Path, str, int | None]]) -> BesideLogs:
-    """Read the files; one that cannot be read becomes a note.
-
-    Args:
-        files: path, name as it is shown, and rank as the name states it.
-    """
+def read_beside(files: Sequence[LogSource]) -> BesideLogs:
+    """Read the files; one that cannot be read becomes a note."""
     found = BesideLogs()
-    for path, name, rank in files:
+    for one in files:
         try:
-            with path.open("rb") as file:
-                stacks = is_stack_dump(file.read(4096))
-            if not stacks:
-                found.dumps.append(read_dump(path, name))
+            head = one.path.open("rb").read(4096)
+            if is_dump(head):
+                found.dumps.append(read_dump(one.path, one.name))
                 continue
-            with path.open(encoding="utf-8", errors="replace") as text:
-                read = read_stacks(text.read(MAX_STACK_BYTES), name, rank)
+            with one.path.open(encoding="utf-8", errors="replace") as file:
+                text = file.read(MAX_BYTES)
+            if is_monitor(head):
+                found.monitors.append(read_monitor(text, one.name, one.node))
+                continue
+            read = read_stacks(text, one.name, one.rank)
             if not read:
-                found.notes.append(f"{name}: stacks of no rank; a name such as rank_3 tells it")
+                found.notes.append(f"{one.name}: stacks of no rank; a name such as rank_3 tells it")
             found.stacks += read
         except LogError as error:
             found.notes.append(str(error))
-        except OSError as error:
-            found.notes.append(f"{name}: cannot be read: {error.strerror}")
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            found.notes.append(f"{one.name}: cannot be read: {why}")
     return found
 
 

@@ -503,9 +503,9 @@ class _Case:
             title=HUNG.title.format(what=hang.words),
             actor=HUNG.actor,
             confidence=hang.confidence,
-            why=f"{HUNG.why}; ended by: {lead.signature.title}"
+            why=f"{HUNG.why}{hang.why}; ended by: {lead.signature.title}"
             if lead is not None
-            else "no step for far longer than the longest pause between steps",
+            else f"no step for far longer than the longest pause between steps{hang.why}",
             place=place,
             to_do=HUNG.to_do,
             events=self._events(self.found.odd),

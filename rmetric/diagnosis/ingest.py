@@ -77,7 +77,7 @@ def ingest_attempts(
     if found.beside:
         # A dump is written over by the next attempt's.
         last = jobs[-1]
-        last.beside = read_beside([(one.path, one.name, one.rank) for one in found.beside])
+        last.beside = read_beside(found.beside)
         last.notes += last.beside.notes
         last.files |= dict.fromkeys((one.name for one in found.beside), 0)
     return jobs

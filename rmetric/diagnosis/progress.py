@@ -14,6 +14,7 @@ from operator import itemgetter
 from statistics import median
 
 from rmetric.diagnosis.causes import Cause
+from rmetric.diagnosis.gpu_monitor import Spinning, spinning
 from rmetric.diagnosis.job import Job, JobStream, Occurrence
 from rmetric.diagnosis.ordering import Ordering
 from rmetric.diagnosis.patterns.peers import Peer, may_be_same, peers
@@ -81,6 +82,7 @@ class Hang:
         confidence: 0 to 1.
         signs: evidence against ranks that are behind the others.
         last_words: the entry of that evidence, where it is one.
+        spinning: GPUs that waited in a kernel meanwhile, by tables beside the logs.
     """
 
     seconds: float
@@ -90,6 +92,13 @@ class Hang:
     confidence: float
     signs: tuple[RankEvidence, ...]
     last_words: str = ""
+    spinning: int = 0
+
+    @property
+    def why(self) -> str:
+        """What else tells that it hung; "" without anything."""
+        many = f"{self.spinning} GPUs were" if self.spinning > 1 else "1 GPU was"
+        return f"; {many} busy at little power meanwhile" if self.spinning else ""
 
     @property
     def words(self) -> str:
@@ -173,16 +182,19 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
         confidence = CONFIDENCE_WATCHED if known < least else confidence
     elif known < least:
         return None
-    signs = _fell_silent(job, entries) or behind
-    last = [] if signs else elsewhere or _last_words(later)
+    spin = None if last_step is None else _spinning(job, last_step)
+    idle, signs = _idle_gpus(job, spin), _fell_silent(job, entries) or behind
+    last = [] if signs else elsewhere
+    last = last if signs or last or idle else _last_words(later)
     return Hang(
         seconds=known,
         least=at_least,
         ended=True,
         step=_step(job),
         confidence=confidence,
-        signs=tuple(signs or [sign for sign, _ in last]),
+        signs=(*idle, *signs, *(sign for sign, _ in last)),
         last_words=last[0][1] if last else "",
+        spinning=0 if spin is None else spin.number,
     )
 
 
@@ -195,31 +207,62 @@ def _unended(job: Job, ordering: Ordering) -> Hang | None:
     if end is None or not longest:
         return None
     last_step = _last_step(stepping, ordering, end)
-    if last_step is None or end - last_step < max(MIN_SECONDS, MIN_RATIO * longest):
+    if last_step is None:
+        return None
+    least = max(MIN_SECONDS, MIN_RATIO * longest)
+    spin = _spinning(job, last_step)
+    end = max(end, spin.until) if spin is not None else end
+    if end - last_step < least:
         return None
     later = [one for one in entries if one[0] > last_step]
-    apart = max(after[0] - before[0] for before, after in pairwise([(last_step, None), *later]))
+    apart = max(
+        after[0] - before[0] for before, after in pairwise([(last_step, None), *later, (end, None)])
+    )
     enough = len(later) >= MIN_HEARTBEATS and apart > MIN_RATIO * longest
     beats = _heartbeats(later, of_all=False)
     if not (enough and _are_heartbeats(later, stepping)):
         quiet = [one for one in later if one[1].event not in beats]
-        least = max(MIN_SECONDS, MIN_RATIO * longest)
         names = {one.name for one in stepping}
         if any(one.stage in QUIET_STAGES for _, one in quiet if one.stream in names):
             least = max(least, MIN_SECONDS_WITHOUT_STEPS)
-        if not beats or end - max((one[0] for one in quiet), default=last_step) < least:
+        since = max((one[0] for one in quiet), default=last_step)
+        if not (beats or spin) or end - since < least:
             return None
-    signs = _fell_silent(job, entries) or _behind(job, stepping)
-    last = [] if signs else _alone_waiting(job, later, beats) or _last_words(later)
+    idle, signs = _idle_gpus(job, spin), _fell_silent(job, entries) or _behind(job, stepping)
+    last = [] if signs else _alone_waiting(job, later, beats)
+    last = last if signs or last or idle else _last_words(later)
     return Hang(
         seconds=end - last_step,
         least=True,
         ended=False,
         step=_step(job),
         confidence=CONFIDENCE_HEARTBEATS,
-        signs=tuple(signs or [sign for sign, _ in last]),
+        signs=(*idle, *signs, *(sign for sign, _ in last)),
         last_words=last[0][1] if last else "",
+        spinning=0 if spin is None else spin.number,
     )
+
+
+def _spinning(job: Job, last_step: float) -> Spinning | None:
+    """GPUs that spin after the last step, by the tables beside the logs."""
+    return spinning(job.beside.monitors, last_step) if job.beside is not None else None
+
+
+def _idle_gpus(job: Job, spin: Spinning | None) -> list[RankEvidence]:
+    """Evidence against the ranks whose GPUs are idle while those of the others spin."""
+    if spin is None or len(spin.idle) > MAX_COMMON_SHARE * spin.number:
+        return []
+    names = list[str]()
+    nodes = {one.rank: one.node for one in job.streams.values() if one.rank is not None}
+    nodes |= job.node_of_rank
+    for node, gpu in spin.idle:
+        ranks = sorted(rank for rank, of in nodes.items() if of == node)
+        rank = ranks[gpu] if gpu < len(ranks) else gpu if node is None else None
+        names.append(f"node {node}" if rank is None else f"rank {rank}")
+    gpus = ", ".join(f"GPU {gpu}{f' of {node}' if node else ''}" for node, gpu in spin.idle)
+    verb = "is" if len(spin.idle) == 1 else "are"
+    words = f"{gpus} {verb} idle while {spin.number} others spin in a kernel"
+    return divided(names, "idle gpu", words)
 
 
 def _step(job: Job) -> int | None:

@@ -30,6 +30,7 @@ WEIGHTS = {
     "waited for": 2.5,
     "done alone": 3.5,
     "behind": 3.5,
+    "idle gpu": 3.5,
     "silent": 3.0,
     "ended early": 3.0,
     "no echo": 2.5,

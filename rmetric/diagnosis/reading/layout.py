@@ -15,6 +15,8 @@ from rmetric.diagnosis.reading.world import World
 
 #: The difference between the names of two files of one process.
 _OUTPUT = re.compile(r"(?i)(?<![a-z])(?:std)?(?:out|err)(?![a-z])")
+#: A node of one process, as "worker-6".
+_NUMBERED = re.compile(r"[A-Za-z]+[-_.=]?(\d{1,6})")
 
 #: Identity of a node: kind of name ("task", "node" or "file") and name.
 Key = tuple[str, str]
@@ -105,7 +107,8 @@ class RankLayout:
 
     Of one node alone it is the global rank. Else it is not known.
 
-    Where the world has as many ranks as there are nodes, all lines of a node are its one rank's.
+    Where the world has as many ranks as there are nodes, all lines of a node are its one rank's;
+    where no line states any, nodes that are numbered from 0 have the ranks of their numbers.
 
     Args:
         files: each with the prefixes in it and the world that its lines state.
@@ -157,6 +160,10 @@ class RankLayout:
         one_each = max(map(len, ranks.values()), default=0) == 1
         if not one_each or len(ranks) != self.world.size:
             return {}
+        numbers = {node: int(number[1]) for node in ranks if (number := _NUMBERED.fullmatch(node))}
+        alone = self.world.per_node in (None, 1) and not known
+        if alone and sorted(numbers.values()) == list(range(len(ranks))):
+            return numbers
         left = set(range(len(ranks))) - set(known.values())
         if len(left) + len(known) != len(ranks):  # two nodes of one rank, or one outside the world
             return {}

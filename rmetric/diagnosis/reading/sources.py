@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rmetric._util.errors import LogError
-from rmetric.diagnosis.beside import DUMP_SUFFIXES, is_beside
+from rmetric.diagnosis.beside import BESIDE_SUFFIXES, is_beside
 from rmetric.diagnosis.reading.file_names import count_over_hosts, identify_files, natural
 from rmetric.diagnosis.reading.lines import utf16
 from rmetric.diagnosis.reading.source import LogSource
@@ -116,7 +116,7 @@ def _of_folder(
 ) -> Iterator[LogSource]:
     for path in _files_below(folder, notes):
         kind = other_by_name(path)
-        if kind and path.suffix not in DUMP_SUFFIXES:
+        if kind and path.suffix not in BESIDE_SUFFIXES:
             left_out[kind] += 1
             continue
         try:

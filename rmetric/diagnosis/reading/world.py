@@ -20,9 +20,7 @@ MAX_HOSTS = 100_000
 _PART = re.compile(r"([^,\s\[\]]*)(?:\[([\d,-]+)\])?([^,\s\[\]]*)")
 _NUMBER = r"[\"']?[ :=.]{1,60}[\"']?(\d+)"
 #: JAX on its distributed system: "process 5 of 8".
-_JAX = (
-    r"\b(?i:jax|coordinator|distributed)\b.{0,160}?\bprocess(?:[ _](?:id|index))?[ :=#]{1,3}"
-)
+_JAX = r"\b(?i:jax|coordinator|distributed)\b.{0,160}?\bprocess(?:[ _](?:id|index))?[ :=#]{1,3}"
 _JAX_RANK, _JAX_SIZE = rf"{_JAX}(\d+) ?(?:of|/) ?\d+\b", rf"{_JAX}\d+ ?(?:of|/) ?(\d+)\b"
 #: The number of ranks, by whole words: a size of a tensor's or a pipeline's group is another one.
 _SIZES = tuple(
