@@ -118,6 +118,21 @@ def test_the_rank_that_stands_elsewhere_in_the_same_step_is_named_with_its_stage
     assert "reading shard" in found.nodes[0].why
 
 
+@pytest.mark.parametrize(
+    ("said", "stage"), [("fetched batch {}, forward", "load data"), ("forward of {}", "train")]
+)
+def test_what_a_rank_has_not_done_tells_its_stage(tmp_path, said, stage):
+    def batch(number, who=range(8)):
+        ends = [f"{rank}: {at(10 * number)} batch_end: {number}" for rank in range(8)]
+        return ends + [f"{rank}: {at(10 * number + 1)} " + said.format(number + 1) for rank in who]
+
+    lines = [line for number in range(40) for line in ranks(number, 10 * number) + batch(number)]
+    lines += [*ranks(40, 400), *batch(40, [0, 1, 2, 3, 4, 6, 7])]
+    found = judged(tmp_path, lines, LIMIT, 35_999)
+    assert (found.cause, found.stage) == ("training_hung", stage)
+    assert [one.name for one in found.nodes] == ["rank 5"]
+
+
 def test_a_rank_that_leads_is_named_by_a_line_that_all_log(tmp_path):
     found = judged(tmp_path, [*trained(40), *waiting(40, 400, reading=[0])], LIMIT, 35_999)
     assert [one.name for one in found.nodes] == ["rank 0"]

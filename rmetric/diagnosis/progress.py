@@ -464,6 +464,8 @@ def _elsewhere(job: Job, is_before: Callable[[Occurrence], bool]) -> list[tuple[
         return []
     text = lasts[others[0]].text
     words = f"it stands at {_end_of(text)!r}, {times} others at {_end_of(usual)!r}"
+    if not alike and _passed(ranked, others[0], lasts[others[0]]):
+        text = f"{text}\n{usual}"  # what it has not done tells where it is, too
     return [(RankEvidence(others[0], "behind", words, STRENGTH_ELSEWHERE), text)]
 
 
