@@ -227,3 +227,29 @@ def test_words_that_accuse_nobody(tmp_path, text):
     path = tmp_path / "job.log"
     path.write_text("\n".join(waits(text)) + "\n")
     assert not any("waits while" in one.why for one in diagnose(path).nodes)
+
+
+def untimed(last, every=10, logs=100):
+    """Steps of `every` seconds without times, and a checkpoint with one after each hundred."""
+    lines = [f"{at(0)} begin"]
+    for step in range(1, last + 1):
+        lines += [f"{{'loss': {3 - step / 1000:.3f}, 'step': {step}}}"] if step % logs == 0 else []
+        if step % 100 == 0:
+            lines.append(f"{at(every * step)} Saving model checkpoint to out/checkpoint-{step}")
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("last", "logs", "seconds", "hung"),
+    [
+        (743, 1, 36_000, True),
+        (743, 1, 8000, False),  # ended 570 s after the last step
+        (743, 1, 9500, False),  # it may have been slower at last: less than half an hour is sure
+        (2500, 100, 32_000, True),
+        (2500, 100, 28_000, False),  # less than five pauses between two lines of steps
+    ],
+)
+def test_steps_without_times_have_those_of_the_entries_between(tmp_path, last, logs, seconds, hung):
+    found = judged(tmp_path, untimed(last, logs=logs), LIMIT, seconds)
+    assert found.cause == ("training_hung" if hung else "slurm_time_limit")
+    assert found.outcome == ("failed" if hung else "terminated")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
 from statistics import median
+from typing import NamedTuple
 
 from rmetric.diagnosis.causes import Cause
 from rmetric.diagnosis.gpu_monitor import Spinning, spinning
@@ -51,6 +52,9 @@ MIN_SHARE_BEFORE_LIMIT = 0.125
 MAX_HEARTBEATS = 2
 #: Least number of entries after the last step of logs that state no end.
 MIN_HEARTBEATS = 3
+#: Least number of step lines without times from which their rate is derived, and by how much
+#: slower the last ones may be.
+MIN_STEPS, RATE_MARGIN = 20, 2.0
 #: Stages in which nothing may be logged for long.
 QUIET_STAGES = {"load data", "compile", "evaluate", "checkpoint", "tear-down"}
 #: Confidence where nothing is logged any more, and where heartbeats are.
@@ -123,7 +127,7 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
     if lead.signature.role != "ending" or end is None:
         return None
     stepping = [one for one in job.streams.values() if one.last_step_at is not None]
-    last_step = _last_step(stepping, ordering, end)
+    last_step = _last_step(job, stepping, ordering, end)
     events = {event for one in causes for match in one.matches for event in match.events}
     # No training goes on for long after its end: the clock of that file is another.
     same_file = last_step is not None and last_step > end + MIN_SECONDS
@@ -137,14 +141,17 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
     behind = _behind(job, stepping)
     elsewhere = _elsewhere(job, lambda entry: is_before(entry) and entry.event not in beats)
     apart = behind or elsewhere
-    last_entry = max((time for time, _ in entries), default=None)
+    rates = [rate for one in stepping if (rate := _rate(job, one, ordering)) is not None]
+    last_entry = max((time for time, _ in entries), default=last_step if rates else None)
     if last_entry is None:
         return None
     timed = [entry for _, entry in entries if entry.time is not None]
     one_clock = not timed or names_zone(timed[-1].text) == names_zone(lead.first.text)
     longest = max((one.longest_pause for one in stepping), default=0.0)
     least = max(MIN_SECONDS, MIN_RATIO * longest) if longest else MIN_SECONDS_WITHOUT_STEPS
-    if apart and not longest:
+    if not longest and rates:
+        least = max(least, MIN_RATIO * max(rate.pause for rate in rates))
+    elif apart and not longest:
         least = MIN_SECONDS
     confidence = CONFIDENCE_SILENT if longest else CONFIDENCE_WITHOUT_STEPS
     if last_step is not None and last_step > last_entry:
@@ -206,7 +213,7 @@ def _unended(job: Job, ordering: Ordering) -> Hang | None:
     longest = max((one.longest_pause for one in stepping), default=0.0)
     if end is None or not longest:
         return None
-    last_step = _last_step(stepping, ordering, end)
+    last_step = _last_step(job, stepping, ordering, end)
     if last_step is None:
         return None
     least = max(MIN_SECONDS, MIN_RATIO * longest)
@@ -270,7 +277,9 @@ def _step(job: Job) -> int | None:
     return furthest.last_step if furthest and not furthest.counts_samples else None
 
 
-def _last_step(stepping: Sequence[JobStream], ordering: Ordering, end: float) -> float | None:
+def _last_step(
+    job: Job, stepping: Sequence[JobStream], ordering: Ordering, end: float
+) -> float | None:
     """When the last step was logged at the latest; None without steps.
 
     A line that states no time may be as late as the next one that does, or as the end.
@@ -283,9 +292,47 @@ def _last_step(stepping: Sequence[JobStream], ordering: Ordering, end: float) ->
         if one.last_step_at is not None and (one in timed or (one.last_step or 0) > top):
             at = ordering.at_latest(one.last_step_at)
             time = end if at is None else ordering.dated(at)
+            rate = _rate(job, one, ordering)
+            time = time if rate is None or time is None else min(time, rate.last)
             if time is not None and (found is None or time > found):
                 found = time
     return found
+
+
+class _Rate(NamedTuple):
+    """Steps without times, by the entries between them that state one.
+
+    Attributes:
+        last: when the last one was logged at the latest.
+        pause: seconds between two lines of steps, on average.
+    """
+
+    last: float
+    pause: float
+
+
+def _rate(job: Job, stream: JobStream, ordering: Ordering) -> _Rate | None:
+    """Derived from checkpoints, evaluations and warnings; None where the steps state times."""
+    last, end = stream.last_step_at, stream.last_step
+    if last is None or end is None or last.time is not None or stream.steps < MIN_STEPS:
+        return None
+    events = (entry for event in job.events for entry in (event.first, event.last))
+    entries = [
+        (one.step, one)
+        for one in (*stream.head, *stream.tail, *events)
+        if one.stream == stream.name and one.step is not None
+    ]
+    timed = {
+        (step, time)
+        for step, one in entries
+        if step < end and one.time is not None and (time := ordering.dated(one)) is not None
+    }
+    (step, begin), (to_step, time) = min(timed, default=(0, 0.0)), max(timed, default=(0, 0.0))
+    if to_step == step or time <= begin:
+        return None
+    each = (time - begin) / (to_step - step)
+    steps_a_line = (end - min(step for step, _ in entries)) / (stream.steps - 1)
+    return _Rate(time + RATE_MARGIN * (end - to_step) * each, steps_a_line * each)
 
 
 def _entries(
