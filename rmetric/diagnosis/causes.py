@@ -40,6 +40,7 @@ LOSS = re.compile(r"(?i)\bloss\b\W{1,4}<")
 #: Families of connections: each rank closes its own at the end, and others may still use them.
 CONNECTIONS = ("network", "collective communication", "rendezvous")
 #: Endings that state a signal and no reason; the scheduler's line may come after it.
+WITHOUT_REASON, REASONS = "slurm_cancelled", ("preempted", "time limit")
 SIGNALLED = ("launcher_received_sigterm", "paddle_told_to_end")
 #: Seconds between a broken device's record by the kernel and the communication that it broke,
 #: whichever is logged first.
@@ -305,12 +306,18 @@ def _explained_by(one: Cause, live: Iterable[Cause], ordering: Ordering) -> Caus
 
 
 def _is_reason(one: Cause, other: Cause, ordering: Ordering) -> bool:
-    """True for an ending with its reason, about when another one states a signal only."""
+    """True for an ending with its reason, about when another one states a signal only.
+
+    Slurm may cancel the step first, and the job with its reason only after the time of grace.
+    """
+    apart = abs(ordering.later_by(one.first, other.first) or 0.0)
+    if other.signature.id == WITHOUT_REASON:
+        return one.signature.family in REASONS and apart <= FOLLOWS_WITHIN
     return (
         other.signature.id in SIGNALLED
         and one.signature.id not in SIGNALLED
         and one.signature.role == "ending"
-        and abs(ordering.later_by(one.first, other.first) or 0.0) <= SAME_MOMENT
+        and apart <= SAME_MOMENT
     )
 
 
