@@ -45,6 +45,7 @@ from rmetric.diagnosis.inferred_causes import (
     SILENCE,
     STANDS_ELSEWHERE,
     STARTED_OTHERWISE,
+    WAITED_FOR,
     InferredCause,
 )
 from rmetric.diagnosis.ingest import ingest_attempts
@@ -104,6 +105,18 @@ LOSSES_HINT = "Losses are not evaluated here; use rmetric replay."
 #: Where a log stops short, as that of a process that is killed does.
 JOB_ENDED_HINT = (
     "If the job has ended, check the scheduler's record and the node's kernel log (OOM kill)."
+)
+#: Ranks that log these waited in vain for another one.
+TIMEOUTS = (
+    "nccl_timeout",
+    "nccl_failed_or_timed_out",
+    "gloo_timeout",
+    "monitored_barrier_failed",
+    "store_timeout",
+    "hccl_notify_timeout",
+    "npu_task_timeout",
+    "xla_rendezvous_stuck",
+    "xla_barrier_timeout",
 )
 #: Entries of a stream that are its end.
 NUM_FINAL_ENTRIES = 3
@@ -330,7 +343,7 @@ class _Case:
         if lead is not None and (ended or (lead.signature.id == WATCHED and self._odd_stacks())):
             return self._by_kind(STANDS_ELSEWHERE, "stack", lead)
         if lead is not None and lead.score >= LIKELY:
-            silent = self._silent() if lead.signature.role == "ending" else None
+            silent = self._silent_before(lead) if lead.signature.role == "ending" else None
             return self._silence(silent, lead.signature.title) if silent else self._explained(lead)
         symptom = self._best_symptom()
         if self.beside.odd and (symptom is None or symptom.signature.role == "echo"):
@@ -341,6 +354,10 @@ class _Case:
             return self._healthy(CONFIDENCE_PLANNED_END, self.job.succeeded.text)
         if symptom is not None and symptom.signature.role == "echo" and self._apart is not None:
             return self._in_another_operation(self._apart)
+        if symptom is not None and symptom.signature.id in TIMEOUTS:
+            kept = self._kept_waiting(symptom)
+            if kept is not None:
+                return kept
         if symptom is not None and symptom.signature.confidence >= MIN_CONFIDENCE_OVER_SILENCE:
             return self._explained(symptom)
         if self.ranked and self.ranked[0].name in self.alone:
@@ -356,6 +373,25 @@ class _Case:
         if symptom is not None:
             return self._unclear(symptom)
         return self._no_known_fault()
+
+    def _kept_waiting(self, symptom: Cause) -> Diagnosis | None:
+        """The only suspect that its own last entry shows at data or a checkpoint; None without."""
+        suspects = named(self.ranked)
+        stream = self.job.streams.get(suspects[0].name) if len(suspects) == 1 else None
+        last = self._last_own(stream) if stream is not None else None
+        if last is None or not self.ordering.after(symptom.first, last):
+            return None
+        stage = next((stage for stage, words in _WAITS_IN if words.search(last.text)), "")
+        if not stage:
+            return None
+        return self._inferred(
+            WAITED_FOR,
+            suspects[0],
+            last,
+            what=last.text.split("\n")[0],
+            followed_by=symptom.signature.title,
+            stage=stage,
+        )
 
     @property
     def _apart(self) -> Suspect | None:
@@ -402,6 +438,21 @@ class _Case:
         if first is None or first.name not in self.absent or first.score < MIN_SILENT_SCORE:
             return None
         return None if self._went_on_without(first.name) else first
+
+    def _silent_before(self, ending: Cause) -> Suspect | None:
+        """As `_silent`, if half of the others logged more until the job was ended from outside."""
+        suspect = self._silent()
+        stream = self.job.streams.get(suspect.name) if suspect is not None else None
+        last = stream.last if stream is not None else None
+        if last is None:
+            return suspect
+        others = [one for one in self.job.active_streams if one is not stream]
+        went_on = sum(
+            any(self.ordering.after(entry, last) and self.ordering.after(ending.first, entry)
+                for entry in one.tail)
+            for one in others
+        )  # fmt: skip
+        return suspect if 2 * went_on >= len(others) else None
 
     def _went_on_without(self, name: str) -> bool:
         """True if the training made more steps after a rank's last entry than may be in flight.

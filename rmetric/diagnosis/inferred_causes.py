@@ -94,6 +94,18 @@ STANDS_ELSEWHERE = InferredCause(
         "Take a second stack some seconds later to see that it does not move.",
     ),
 )
+WAITED_FOR = InferredCause(
+    id="rank_kept_others_waiting",
+    family="hang",
+    title="{who} did not come out of: {what}",
+    actor="framework",
+    confidence=0.8,
+    why="its last entry, and the timeouts of the ranks that waited for it",
+    to_do=(
+        "Look at what this rank reads or writes there: storage, a mount, a worker process.",
+        "Take its stack while it hangs (py-spy dump). A longer timeout does not help.",
+    ),
+)
 HUNG = InferredCause(
     id="training_hung",
     family="hang",
@@ -114,5 +126,6 @@ INFERRED = (
     NOT_ENTERED,
     COLLECTIVES_DIFFER,
     STANDS_ELSEWHERE,
+    WAITED_FOR,
     HUNG,
 )
