@@ -253,3 +253,55 @@ def test_steps_without_times_have_those_of_the_entries_between(tmp_path, last, l
     found = judged(tmp_path, untimed(last, logs=logs), LIMIT, seconds)
     assert found.cause == ("training_hung" if hung else "slurm_time_limit")
     assert found.outcome == ("failed" if hung else "terminated")
+
+
+WATCHDOG = (
+    "[rank{0}]:[E501 11:47:40.1 ProcessGroupNCCL.cpp:616] [Rank {0}] Watchdog caught collective "
+    "operation timeout: WorkNCCL(SeqNum=77, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, "
+    "Timeout(ms)=1800000) ran for 1800032 milliseconds before timing out."
+)
+ENQUEUED = (
+    "[rank{0}]:[E501 11:47:41.2 ProcessGroupNCCL.cpp:1382] [PG ID 0 PG GUID 0(default_pg) Rank {0}]"
+    " Received a dump signal due to a collective timeout from rank 4 and we will try our best to "
+    "dump the debug info. Last enqueued NCCL work: {1}, last completed NCCL work: 76."
+)
+
+
+@pytest.mark.parametrize(
+    ("last", "stage"),
+    [
+        ("Saving model to out/rank_5_optim_states.pt", "checkpoint"),
+        ("opening shard s3://corpus/00711.tar", "load data"),
+        ("entering the forward pass", None),
+    ],
+)
+def test_the_rank_that_kept_the_others_waiting_at_its_files(tmp_path, last, stage):
+    for rank in range(8):
+        lines = [f"{at(10 * step)} step {step} loss 2.{step}" for step in range(40)]
+        lines += [f"{at(401)} {last}"] if rank == 5 else [f"{at(401)} {last}", f"{at(402)} done"]
+        lines += [WATCHDOG.format(rank)] if rank != 5 else []
+        lines += [ENQUEUED.format(rank, 76 if rank == 5 else 77)]
+        (tmp_path / f"rank_{rank}.log").write_text("\n".join(lines) + "\n")
+    found = diagnose(tmp_path)
+    assert [one.rank for one in found.nodes] == [5]
+    if stage is None:
+        assert found.cause == "nccl_timeout"
+    else:
+        assert (found.cause, found.stage) == ("rank_kept_others_waiting", stage)
+        assert last[-20:] in found.title
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_nobody_fell_silent_when_the_job_was_ended(tmp_path, goes_on):
+    """The others only log that they lost one another, at the moment of the end."""
+    lost = "ncclRemoteError: A call failed possibly due to a network error or a remote process"
+    for rank in range(4):
+        lines = [f"{at(10 * step)} step {step} loss 2.{step}" for step in range(40)]
+        if rank != 2:
+            lines += [f"{at(392 + 4 * beat)} waiting for batch" for beat in range(7 * goes_on)]
+            lines += [f"{at(425)} {lost} exiting prematurely"]
+        (tmp_path / f"rank_{rank}.log").write_text("\n".join(lines) + "\n")
+    time = (BEGIN + timedelta(seconds=424)).strftime("%Y-%m-%dT%H:%M:%S")
+    (tmp_path / "slurm-77.out").write_text(LIMIT.format(time) + "\n")
+    found = diagnose(tmp_path)
+    assert found.cause == ("rank_fell_silent" if goes_on else "slurm_time_limit")

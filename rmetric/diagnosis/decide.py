@@ -57,7 +57,7 @@ from rmetric.diagnosis.ordering import Ordering, stage_at
 from rmetric.diagnosis.patterns.stages import stated_stage
 from rmetric.diagnosis.patterns.steps import planned_steps
 from rmetric.diagnosis.pool import Pool, learn, ordinary
-from rmetric.diagnosis.progress import WATCHED, Hang, find_hang
+from rmetric.diagnosis.progress import WATCHED, Hang, end_of, find_hang
 from rmetric.diagnosis.result import (
     LIKELY,
     Attempt,
@@ -388,7 +388,7 @@ class _Case:
             WAITED_FOR,
             suspects[0],
             last,
-            what=last.text.split("\n")[0],
+            what=repr(end_of(last.text.split("\n")[0])),
             followed_by=symptom.signature.title,
             stage=stage,
         )

@@ -453,7 +453,7 @@ def _last_words(later: Sequence[tuple[float, Occurrence]]) -> list[tuple[RankEvi
     if len(alone) != 1 or len(ranks) != 1:
         return []
     text = alone[0].text
-    words = f"the last entry before the silence is its own: {_end_of(text)!r}"
+    words = f"the last entry before the silence is its own: {end_of(text)!r}"
     sign = RankEvidence(f"rank {int(ranks.pop())}", "behind", words, STRENGTH_ELSEWHERE)
     return [(sign, text)]
 
@@ -473,7 +473,7 @@ def _alone_waiting(
     ((name, text),) = waiting.items()
     if name not in placed or not _OWN_WAIT.search(text) or _RANK.search(text):
         return []
-    words = f"waits while {len(placed) - 1} others are silent: {_end_of(text)!r}"
+    words = f"waits while {len(placed) - 1} others are silent: {end_of(text)!r}"
     return [(RankEvidence(name, "behind", words, STRENGTH_ELSEWHERE), text)]
 
 
@@ -510,13 +510,13 @@ def _elsewhere(job: Job, is_before: Callable[[Occurrence], bool]) -> list[tuple[
     if alike and not _passed(ranked, others[0], lasts[others[0]]):
         return []
     text = lasts[others[0]].text
-    words = f"it stands at {_end_of(text)!r}, {times} others at {_end_of(usual)!r}"
+    words = f"it stands at {end_of(text)!r}, {times} others at {end_of(usual)!r}"
     if not alike and _passed(ranked, others[0], lasts[others[0]]):
         text = f"{text}\n{usual}"  # what it has not done tells where it is, too
     return [(RankEvidence(others[0], "behind", words, STRENGTH_ELSEWHERE), text)]
 
 
-def _end_of(text: str) -> str:
+def end_of(text: str) -> str:
     """The last words of a text."""
     if len(text) <= MAX_QUOTED:
         return text
