@@ -379,8 +379,14 @@ class _Case:
         suspects = named(self.ranked)
         stream = self.job.streams.get(suspects[0].name) if len(suspects) == 1 else None
         last = self._last_own(stream) if stream is not None else None
-        if last is None or not self.ordering.after(symptom.first, last):
+        if last is None or "\n" in last.text or not self.ordering.after(symptom.first, last):
             return None
+        furthest = self.job.furthest
+        if furthest is not None and furthest.last_step_at is not None:
+            at = furthest.last_step_at
+            near = last.step is not None and last.step >= (furthest.last_step or 0) - IN_FLIGHT
+            if not near and not self.ordering.after(last, at):
+                return None  # it has logged nothing since
         stage = next((stage for stage, words in _WAITS_IN if words.search(last.text)), "")
         if not stage:
             return None
@@ -388,7 +394,7 @@ class _Case:
             WAITED_FOR,
             suspects[0],
             last,
-            what=repr(end_of(last.text.split("\n")[0])),
+            what=repr(end_of(last.text)),
             followed_by=symptom.signature.title,
             stage=stage,
         )
