@@ -191,6 +191,21 @@ def test_folders_of_hosts_with_the_same_files_name_the_nodes():
     assert {one.node for one in identify_files(["x1/a.log", "x2/b.log"])} == {None}
 
 
+@pytest.mark.parametrize(
+    ("name", "node"),
+    [
+        ("train_a3-node-12.log", "a3-node-12"),
+        ("plog/a3-node-12/plog-1.log", "a3-node-12"),
+        ("train-node-12.log", "node-12"),
+        ("node-12.log", "node-12"),
+        ("run.gpu-node-3.out", "gpu-node-3"),
+    ],
+)
+def test_the_whole_name_of_a_node(name, node):
+    (one,) = identify_files([name])
+    assert (one.node, one.node_number) == (node, int(node.rpartition("-")[2]))
+
+
 def test_the_number_of_a_pod_stands_before_what_kubernetes_adds():
     pods = [f"pods/llama-slice-0-{at}-{end}.log" for at, end in enumerate(["b6rqk", "9vxw2"] * 2)]
     assert [one.rank for one in identify_files(pods)] == [0, 1, 2, 3]

@@ -14,6 +14,11 @@ _LABELLED = re.compile(
     r"|(?P<node>node_?rank|node|host|worker|server|machine|pod|w)"
     r"|(?P<rank>(?:global_?)?rank|r(?!\d+-\d)|proc|process|task))[-_.=]?(?P<number>\d+)(?![a-z\d])"
 )
+#: Words of a host's name before such a word ("train_a3-node-12.log"); without a number in them, or
+#: another separator before them, they may be of the file's own name ("train-node-12.log").
+_BEFORE_NODE = re.compile(
+    r"(?i)(?:(?<=[_.])(?:[a-z][a-z\d]*-)+|(?:^|(?<=/))(?:[a-z]+\d[a-z\d]*-)+)$"
+)
 _HOST = re.compile(
     r"(?i)(?<![a-z\d])((?:[a-z]+-)*(?:node|host|compute|gpu|dgx|hgx|cn|gn|nid|srv|ip)[a-z-]*\d[\d-]*"
     r"|r\d+i\d+n\d+)(?![a-z\d])"
@@ -107,7 +112,9 @@ def _labelled(name: str) -> FileIdentity:
         elif match["local"]:
             file.local_rank = number
         elif match["node"]:
-            file.node, file.node_number = match.group(), number
+            words = _BEFORE_NODE.search(name[: match.start()])
+            file.node = (words[0] if words else "") + match.group()
+            file.node_number = number
     kernel = _KERNEL_LOG.search(name)
     machine = kernel and (kernel["before"] or kernel["after"] or kernel["inside"])
     if machine and (file.node is None or file.ranked):
