@@ -162,6 +162,9 @@ LEFT_IN = {
     b"[2024-07-03 19:15:16,379] [INFO] [logging.py:60:log_dist] [Rank 0] step": {"rank": 0},
     b"2024-05-03 12:00:01,123 INFO [rank: 7] Seed set": {"rank": 7},
     b"[rank2]:[E1012 12:00:01.1 Process.cpp:616] [PG ID 0 PG GUID 0 Rank 2] Timeout": {"rank": 2},
+    b"[rank29]:[E118 22:31:01.6 Process.cpp:15] [PG ID 9 PG GUID 177(TENSOR) Rank 1] x": {
+        "rank": 29
+    },
     b"[INFO] HCCL(69395,python3):2024-04-07-18:35:53.134.675 [op_base.cc:314]": {"pid": 69395},
     b"the message [Rank 3] stands too late": {},
     b"[Rank -1] nobody": {},

@@ -233,7 +233,10 @@ class PrefixParser:
         prefix = self._of_chain(match, 3, prefix)
         for name in STATED:
             if match[4] and (stated := _COMPILED[name].match(match[4])):
-                prefix = _with(prefix, name, stated.groupdict())
+                fields = stated.groupdict()
+                if prefix.rank is not None:
+                    fields.pop("rank", None)  # of a group: "[rank29]: ... [PG ID 9 Rank 1]"
+                prefix = _with(prefix, name, fields)
         if prefix.task is not None and prefix.rank is None and not self.tasks_launch:
             prefix = replace(prefix, rank=prefix.task)
         return prefix if prefix.kinds else NO_PREFIX
