@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 
+from rmetric.diagnosis.job import span_of
 from rmetric.diagnosis.part import Part
 
 #: Entries of a file's beginning that are compared.
@@ -67,10 +68,7 @@ def _are_attempts(groups: Sequence[Sequence[Part]]) -> bool:
 
 
 def _span(group: Sequence[Part]) -> tuple[float, float] | None:
-    streams = [one.stream for part in group for one in part.streams]
-    begins = [one.first_time for one in streams if one.first_time is not None]
-    ends = [one.last_time for one in streams if one.last_time is not None]
-    return (min(begins), max(ends)) if begins and ends else None
+    return span_of(one.stream for part in group for one in part.streams)
 
 
 def _beginning(group: Sequence[Part]) -> set[str]:

@@ -39,8 +39,14 @@ TAKEN_BACK = {"network_file_system_trouble": "network_file_system_is_back"}
 LOSS = re.compile(r"(?i)\bloss\b\W{1,4}<")
 #: Families of connections: each rank closes its own at the end, and others may still use them.
 CONNECTIONS = ("network", "collective communication", "rendezvous")
+#: What states no reason -> the families of what may state it later.
+WITHOUT_REASON = {
+    "slurm_cancelled": ("preempted", "time limit"),
+    "checkpoint_write_failed": ("disk full", "quota"),
+}
+#: Signatures of a pod that does not begin.
+NOT_BEGUN = ("pod_not_scheduled",)
 #: Endings that state a signal and no reason; the scheduler's line may come after it.
-WITHOUT_REASON, REASONS = "slurm_cancelled", ("preempted", "time limit")
 SIGNALLED = ("launcher_received_sigterm", "paddle_told_to_end")
 #: Seconds between a broken device's record by the kernel and the communication that it broke,
 #: whichever is logged first.
@@ -136,6 +142,8 @@ def _survived(
 ) -> bool:
     """Return True if training continued, or ended as planned, after the last match."""
     own = job.streams[match.stream]
+    if signature.id in NOT_BEGUN and job.trained and ordering.seconds(match.last) is None:
+        return True  # kubectl's list of events has ages only
     if (
         signature.family in OUTLASTS_SUCCESS
         and own.last_step is not None
@@ -308,11 +316,14 @@ def _explained_by(one: Cause, live: Iterable[Cause], ordering: Ordering) -> Caus
 def _is_reason(one: Cause, other: Cause, ordering: Ordering) -> bool:
     """True for an ending with its reason, about when another one states a signal only.
 
-    Slurm may cancel the step first, and the job with its reason only after the time of grace.
+    Slurm may cancel the step first, and the job with its reason only after the time of grace. A
+    checkpoint fails to be written because of what a later line tells of its disk.
     """
     apart = abs(ordering.later_by(one.first, other.first) or 0.0)
-    if other.signature.id == WITHOUT_REASON:
-        return one.signature.family in REASONS and apart <= FOLLOWS_WITHIN
+    if other.signature.id in WITHOUT_REASON:
+        return (
+            one.signature.family in WITHOUT_REASON[other.signature.id] and apart <= FOLLOWS_WITHIN
+        )
     return (
         other.signature.id in SIGNALLED
         and one.signature.id not in SIGNALLED

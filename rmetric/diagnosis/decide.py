@@ -42,6 +42,7 @@ from rmetric.diagnosis.inferred_causes import (
     FINISHED_ALONE,
     HUNG,
     NOT_ENTERED,
+    NOT_FINITE,
     SILENCE,
     STANDS_ELSEWHERE,
     STARTED_OTHERWISE,
@@ -54,6 +55,7 @@ from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.library.load import SPECIFIC
 from rmetric.diagnosis.lost_connections import evidence_from_lost_connections
 from rmetric.diagnosis.ordering import Ordering, stage_at
+from rmetric.diagnosis.patterns.not_finite import loss_not_finite
 from rmetric.diagnosis.patterns.stages import stated_stage
 from rmetric.diagnosis.patterns.steps import planned_steps
 from rmetric.diagnosis.pool import Pool, learn, ordinary
@@ -342,6 +344,9 @@ class _Case:
         ended = lead is not None and lead.signature.role == "ending" and self.beside.odd
         if lead is not None and (ended or (lead.signature.id == WATCHED and self._odd_stacks())):
             return self._by_kind(STANDS_ELSEWHERE, "stack", lead)
+        bad = loss_not_finite(self.job) if not explained else None
+        if bad is not None:
+            return self._not_finite(bad, lead)
         if lead is not None and lead.score >= LIKELY:
             silent = self._silent_before(lead) if lead.signature.role == "ending" else None
             return self._silence(silent, lead.signature.title) if silent else self._explained(lead)
@@ -373,6 +378,26 @@ class _Case:
         if symptom is not None:
             return self._unclear(symptom)
         return self._no_known_fault()
+
+    def _not_finite(self, first: Occurrence, lead: Cause | None) -> Diagnosis:
+        """A loss that never was finite again, whatever ended the job."""
+        last = self.job.furthest.last_step if self.job.furthest else None
+        since = "to the end" if first.step is None else f"from step {first.step} to {last}"
+        ended = f"; ended by: {lead.signature.title}" if lead is not None else ""
+        return self._result(
+            outcome="failed",
+            cause=NOT_FINITE.id,
+            family=NOT_FINITE.family,
+            title=NOT_FINITE.title.format(what=since),
+            actor=NOT_FINITE.actor,
+            confidence=NOT_FINITE.confidence,
+            why=NOT_FINITE.why + ended,
+            place=first,
+            to_do=NOT_FINITE.to_do,
+            events=self._events(),
+            nodes=(),
+            candidates=self._candidates(None, NOT_FINITE),
+        )
 
     def _kept_waiting(self, symptom: Cause) -> Diagnosis | None:
         """The only suspect that its own last entry shows at data or a checkpoint; None without."""

@@ -106,6 +106,18 @@ WAITED_FOR = InferredCause(
         "Take its stack while it hangs (py-spy dump). A longer timeout does not help.",
     ),
 )
+NOT_FINITE = InferredCause(
+    id="loss_not_finite",
+    family="nan loss",
+    title="The loss is not finite {what}",
+    actor="user",
+    confidence=0.85,
+    why="the lines of the steps; it was finite before",
+    to_do=(
+        "Go back to a checkpoint before this step; skip its batches, or lower the learning rate.",
+        "Look at the losses before it (rmetric replay): is it a slow rise, or a jump?",
+    ),
+)
 HUNG = InferredCause(
     id="training_hung",
     family="hang",
@@ -127,5 +139,6 @@ INFERRED = (
     COLLECTIVES_DIFFER,
     STANDS_ELSEWHERE,
     WAITED_FOR,
+    NOT_FINITE,
     HUNG,
 )

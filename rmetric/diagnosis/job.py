@@ -6,8 +6,11 @@ Lines are not kept; the size grows with the number of streams and templates.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
+
+from rmetric.diagnosis.reading.timestamps import NO_YEAR
 
 if TYPE_CHECKING:
     from rmetric.diagnosis.beside import BesideLogs
@@ -155,6 +158,13 @@ class Match:
         return self.named[0] if self.named else {}
 
 
+def span_of(streams: Iterable[JobStream]) -> tuple[float, float] | None:
+    """First and last time with a year; without any, of all; None where nothing states one."""
+    ends = [end for one in streams for end in (one.first_time, one.last_time) if end is not None]
+    dated = [end for end in ends if end >= NO_YEAR[1]] or ends
+    return (min(dated), max(dated)) if dated else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Iteration(Generic[Place]):
     """An iteration that differs from those before it (L4, section 4.4).
@@ -192,6 +202,7 @@ class Job:
         beside: flight recorder dumps and stacks beside the logs; None without any.
         cut_off: names of files of which the end is missing.
         succeeded: the entry that states the planned end; None without one.
+        not_finite: the first line of a training loss that is not finite; None without one.
         notes: on the input: duplicates, two jobs in a folder, lines cut, bytes that were no text,
             clocks that differ.
     """
@@ -212,6 +223,7 @@ class Job:
     cut_off: list[str] = field(default_factory=list)
     beside: BesideLogs | None = None
     succeeded: Occurrence | None = None
+    not_finite: Occurrence | None = None
     notes: list[str] = field(default_factory=list)
 
     @property

@@ -6,8 +6,19 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from rmetric.diagnosis.job import HEAD, MAX_NAMED, TAIL, Event, Job, JobStream, Match, Occurrence
+from rmetric.diagnosis.job import (
+    HEAD,
+    MAX_NAMED,
+    TAIL,
+    Event,
+    Job,
+    JobStream,
+    Match,
+    Occurrence,
+    span_of,
+)
 from rmetric.diagnosis.part import Part, StreamPart
+from rmetric.diagnosis.patterns.not_finite import is_not_finite
 from rmetric.diagnosis.reading.layout import RankLayout, RankPlacement
 from rmetric.diagnosis.reading.prefixes import Prefix
 from rmetric.diagnosis.reading.source import LogSource
@@ -81,6 +92,11 @@ class _Merging:
         part.entries.clear()
         for at, template in part.templates.items():
             self._event(numbers[at], template.first, template.last)
+            if is_not_finite(template.text):
+                first = template.first
+                job.not_finite = (
+                    first if job.not_finite is None else _earlier(job.not_finite, first)
+                )
         for one, seat in zip(part.streams, seats, strict=True):
             name = names[one.stream.name]
             self._stream(name, seat, one.stream)
@@ -95,7 +111,7 @@ class _Merging:
         if part.succeeded is not None:
             job.succeeded = _later(job.succeeded or part.succeeded, part.succeeded)
         job.files[file] = part.lines
-        if (span := _span(part)) is not None:
+        if (span := span_of(one.stream for one in part.streams)) is not None:
             job.spans[file] = span
         if part.source.cut_off:
             job.cut_off.append(file)
@@ -180,13 +196,6 @@ def _name(seat: RankPlacement, file: str) -> str:
         return f"rank {seat.rank}"
     name = file if seat.node is None else f"node {seat.node}"
     return name if seat.local_rank is None else f"{name} local {seat.local_rank}"
-
-
-def _span(part: Part) -> tuple[float, float] | None:
-    streams = [one.stream for one in part.streams]
-    begins = [one.first_time for one in streams if one.first_time is not None]
-    ends = [one.last_time for one in streams if one.last_time is not None]
-    return (min(begins), max(ends)) if begins and ends else None
 
 
 def _later(one: Occurrence, other: Occurrence) -> Occurrence:

@@ -12,7 +12,7 @@ from functools import cached_property, reduce
 from math import inf
 from operator import attrgetter
 
-from rmetric.diagnosis.job import Job, JobStream, Occurrence
+from rmetric.diagnosis.job import Job, JobStream, Occurrence, span_of
 from rmetric.diagnosis.patterns.stages import ends_checkpoint, next_stage, stated_stage
 from rmetric.diagnosis.reading.text import TRACEBACK
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
@@ -36,14 +36,7 @@ class Ordering:
     @cached_property
     def span(self) -> tuple[float, float] | None:
         """First and last time with a year; without any, of all; None where nothing states one."""
-        ends = [
-            end
-            for one in self.job.streams.values()
-            for end in (one.first_time, one.last_time)
-            if end is not None
-        ]
-        dated = [end for end in ends if end >= NO_YEAR[1]] or ends
-        return (min(dated), max(dated)) if dated else None
+        return span_of(self.job.streams.values())
 
     def seconds(self, one: Occurrence) -> float | None:
         """Corrected time, with the job's year; None where nothing states one.
