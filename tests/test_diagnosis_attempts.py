@@ -304,6 +304,19 @@ def test_attempts_in_files_of_their_own(tmp_path):
     assert "KeyError" in found.title
 
 
+def test_the_times_of_a_launcher_may_lack_the_year(tmp_path):
+    files = {
+        f"slurm-{number}.out": [
+            f"+ srun torchrun --rdzv_id {number} -m train",
+            f"W04{10 + at:02d} 08:00:04.6 1182 torch/run.py:803] Setting OMP_NUM_THREADS",
+            *[line.replace("04-08 08", f"04-{10 + at:02d} 08") for line in steps_at(8)],
+            *OOM,
+        ]
+        for at, number in enumerate([90288, 90311])
+    }
+    assert len(of_files(tmp_path, files).attempts) == 2
+
+
 def steps_at(hour):
     return [f"[2024-04-08 0{hour}:10:{s:02}] iteration {s}/ 500 | loss 3.1" for s in range(1, 40)]
 

@@ -378,3 +378,37 @@ def test_the_schedulers_reason_explains_the_signal_that_came_before_it(tmp_path,
     assert (
         found.cause == {"PREEMPTION": "slurm_preempted", "TIME LIMIT": "slurm_time_limit"}[reason]
     )
+
+
+def test_the_reason_of_a_cancellation_comes_after_the_time_of_grace(tmp_path):
+    lines = [
+        "slurmstepd: error: *** STEP 9.0 ON n1 CANCELLED AT 2024-05-01T10:50:00 ***",
+        PREEMPTED.format("2024-05-01T11:00:00"),
+    ]
+    (tmp_path / "slurm-77.out").write_text("\n".join(lines) + "\n")
+    assert diagnose(tmp_path).cause == "slurm_preempted"
+
+
+def test_a_later_line_names_the_disk_to_which_a_checkpoint_was_not_written(tmp_path):
+    lines = [
+        "{'loss': 0.99, 'epoch': 0.1}",
+        "RuntimeError: [enforce fail at inline_container.cc:783] . PytorchStreamWriter failed "
+        "writing file data/214: file write failed",
+        "run.sh: line 12: echo: write error: No space left on device",
+    ]
+    (tmp_path / "train.log").write_text("\n".join(lines) + "\n")
+    assert diagnose(tmp_path).cause == "disk_full"
+
+
+EVENTS = """\
+LAST SEEN   TYPE      REASON        OBJECT     MESSAGE
+108m        Warning   FailedMount   pod/a-0    MountVolume.SetUp failed for volume "kube-api"
+"""
+
+
+def test_a_mount_that_failed_before_the_training_did_not_end_it(tmp_path):
+    (tmp_path / "events.txt").write_text(EVENTS)
+    assert diagnose(tmp_path).cause == "pod_not_scheduled"
+    steps = [f"2024-05-01 10:50:{at:02d} step {at} loss 2.{at}" for at in range(40)]
+    (tmp_path / "train.log").write_text("\n".join(steps) + "\n")
+    assert diagnose(tmp_path).cause is None
