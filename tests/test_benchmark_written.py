@@ -214,7 +214,8 @@ def test_a_folder_without_jobs_and_an_unknown_split_are_errors(tmp_path: Path) -
     with pytest.raises(ValueError, match="holds no job"):
         load("development", tmp_path)
     with pytest.raises(
-        ValueError, match="'other'; development, sealed, second, third, fourth, fifth, sixth"
+        ValueError,
+        match="'other'; development, sealed, second, third, fourth, fifth, sixth, seventh",
     ):
         load("other", tmp_path)
     bad = tmp_path / "written_development.json"

@@ -17,7 +17,7 @@ from studies.diagnosis_benchmark.blind.cases import WrittenCase, written_jobs
 from studies.diagnosis_benchmark.cause_meanings import Named, family_of, verdict
 from studies.diagnosis_benchmark.scoring import hits
 
-SPLITS = ("development", "sealed", "second", "third", "fourth", "fifth", "sixth")
+SPLITS = ("development", "sealed", "second", "third", "fourth", "fifth", "sixth", "seventh")
 JOBS = Path("runs", "written_failures")
 #: The named causes that are scored: the answer and further candidates.
 TOP_CAUSES = 5
@@ -29,6 +29,7 @@ TITLES = {
     "fourth": "written jobs by a fifth author, unseen until their first look",
     "fifth": "written jobs by two further authors, unseen until their first look",
     "sixth": "written jobs by one of these two, unseen until their first look",
+    "seventh": "written jobs by two more authors, unseen until their first look",
 }
 
 
