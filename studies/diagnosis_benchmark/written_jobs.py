@@ -17,7 +17,17 @@ from studies.diagnosis_benchmark.blind.cases import WrittenCase, written_jobs
 from studies.diagnosis_benchmark.cause_meanings import Named, family_of, verdict
 from studies.diagnosis_benchmark.scoring import hits
 
-SPLITS = ("development", "sealed", "second", "third", "fourth", "fifth", "sixth", "seventh")
+SPLITS = (
+    "development",
+    "sealed",
+    "second",
+    "third",
+    "fourth",
+    "fifth",
+    "sixth",
+    "seventh",
+    "eighth",
+)
 JOBS = Path("runs", "written_failures")
 #: The named causes that are scored: the answer and further candidates.
 TOP_CAUSES = 5
@@ -30,6 +40,7 @@ TITLES = {
     "fifth": "written jobs by two further authors, unseen until their first look",
     "sixth": "written jobs by one of these two, unseen until their first look",
     "seventh": "written jobs by two more authors, unseen until their first look",
+    "eighth": "written jobs by a last author, unseen until their first look",
 }
 
 
