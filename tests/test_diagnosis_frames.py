@@ -46,3 +46,9 @@ def test_of_several_exceptions_the_last_traceback_speaks():
 def test_the_stage_is_that_of_the_innermost_frame_that_has_one():
     text = '  File "a.py", line 1, in train\n  File "a.py", line 9, in save_checkpoint\nX: y'
     assert stage_of(text) == "checkpoint"
+
+
+def test_a_file_of_a_data_set_tells_the_stage_and_a_folder_does_not():
+    frame = '  File "/datasets/{}", line 1, in check\nX: y'
+    assert stage_of(frame.format("run/streaming/dataset.py")) == "load data"
+    assert stage_of(frame.format("run/model.py")) == ""

@@ -39,6 +39,19 @@ ONE = {
             [Previous line repeated 4 more times]
         ValueError: no
         """,
+    "traceback whose beginning was cut": """
+          File "train.py", line 3, in main
+            main()
+        ValueError: no
+        """,
+    "traceback without its indentation": """
+        Traceback (most recent call last):
+        File "train.py", line 3, in <module>
+        main()
+        File "train.py", line 1, in main
+        [Previous line repeated 4 more times]
+        ValueError: no
+        """,
     "raised while handling": """
         Traceback (most recent call last):
           File "train.py", line 3, in <module>
@@ -166,7 +179,7 @@ def test_the_table_is_whole():
     for state in State:
         assert NEXT[state][Kind.BLANK] == (True, state)
         joined, after = NEXT[state][Kind.PLAIN]
-        assert joined == (state is State.LED)
+        assert joined == (state in (State.LED, State.FRAMED))
         assert joined or after is State.PLAIN
 
 
@@ -214,7 +227,7 @@ def test_an_exception_in_lower_case_ends_its_traceback():
         b'  File "read.py", line 3, in head',
         b"struct.error: unpack requires a buffer of 4 bytes",
     ]
-    assert [kind_of(line) for line in lines] == [Kind.START, Kind.PART, Kind.EXCEPTION]
+    assert [kind_of(line) for line in lines] == [Kind.START, Kind.FRAME, Kind.EXCEPTION]
     assert kind_of(b"train.error_rate: 3") is Kind.PLAIN
 
 

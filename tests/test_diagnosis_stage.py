@@ -54,6 +54,14 @@ STAGES = {
                                        *traceback(ILLEGAL, function="destroy_process_group")]),
     "after the planned end": ("tear-down", [*LAUNCH, *steps(), "Training completed successfully.",
                                             *CLEANED, *traceback(ILLEGAL)]),
+    # Logs that hold nothing but the failure.
+    "only a traceback": ("train", traceback(ILLEGAL, function="backward")),
+    "only an import": ("launch", ["Traceback (most recent call last):",
+                                  '  File "/w/fit.py", line 3, in <module>', "    import flash",
+                                  "OSError: libc10.so: cannot open shared object file"]),
+    "only a trainer that is made": ("initialise", traceback("ValueError: no", function="__init__")),
+    "only a fault of one stage": ("launch", ["OSError: [Errno 98] Address already in use"]),
+    "made after steps": ("train", [*steps(), *traceback(ILLEGAL, function="__init__")]),
 }  # fmt: skip
 
 

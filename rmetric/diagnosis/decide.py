@@ -36,7 +36,7 @@ from rmetric.diagnosis.channels import (
 )
 from rmetric.diagnosis.confidence import basis_of, calibrated
 from rmetric.diagnosis.evidence import MAX_EVENTS, how_often, of_causes, of_odd
-from rmetric.diagnosis.frames import raised, stage_of
+from rmetric.diagnosis.frames import probable_stage_of, raised, stage_of
 from rmetric.diagnosis.inferred_causes import (
     COLLECTIVES_DIFFER,
     FINISHED_ALONE,
@@ -123,6 +123,20 @@ TIMEOUTS = (
 #: Entries of a stream that are its end.
 NUM_FINAL_ENTRIES = 3
 
+#: Family of faults -> the stage in which most of them come, where a log tells nothing else.
+_STAGE_OF_FAMILY = {
+    "missing module": "launch",
+    "version mismatch": "launch",
+    "port in use": "launch",
+    "rendezvous": "launch",
+    "installation": "initialise",
+    "configuration": "initialise",
+    "data loading": "load data",
+    "tokenizer": "load data",
+    "compilation": "compile",
+    "nan loss": "train",
+    "numerics": "train",
+}
 #: What a rank says before it reads data or a checkpoint and does not come back.
 _WAITS_IN = (
     (
@@ -728,7 +742,7 @@ class _Case:
         )
 
     def _stage(self, place: Occurrence | None) -> str:
-        """Stage from the own traceback, else from the log, else from other tracebacks."""
+        """Stage from the own traceback, else the log, else other tracebacks, else the fault."""
         matches = [match for one in self.causes for match in one.matches]
         own = [
             one.text
@@ -739,7 +753,12 @@ class _Case:
         stage = _first_stage([place.text, *own] if place else [])
         if not stage and place is not None:
             stage = stage_at(self.job, place, self.ordering)
-        return stage or _first_stage([match.first.text for match in matches]) or self.found.stage
+        stage = stage or _first_stage([match.first.text for match in matches]) or self.found.stage
+        if stage:
+            return stage
+        probable = map(probable_stage_of, [place.text, *own] if place else [])
+        family = self.causes[0].signature.family if self.causes else ""
+        return next(filter(None, probable), "") or _STAGE_OF_FAMILY.get(family, "")
 
     def _time(self, place: Occurrence | None) -> float | None:
         """Time of an entry; of one without, that of the next in its file, or its stream's last."""

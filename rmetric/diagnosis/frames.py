@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 _FRAME = re.compile(
     r"^\s*File \"(?P<path>.{1,400})\", line (?P<line>\d+), in (?P<name>\S+)"
@@ -19,8 +20,11 @@ _BESIDES = re.compile(
     r"[\\/]torch[\\/](?:distributed[\\/](?:run|launch|elastic)|nn[\\/]|utils[\\/]checkpoint)"
     r"|tensor_parallel[\\/]random|activation_checkpoint"
 )
-#: Files of code that writes and reads checkpoints, whatever its functions are called.
-_CHECKPOINTS = re.compile(r"(?i)checkpoint\w*(?:\.py$|[\\/])")
+#: Name of a function that stands for a file's -> such files, whatever their functions are called.
+_FILES = (
+    ("checkpoint", re.compile(r"(?i)checkpoint\w*(?:\.py$|[\\/])")),
+    ("dataset", re.compile(r"(?i)data_?(?:set|loader)s?\w*\.py$|torch[\\/]utils[\\/]data[\\/]")),
+)
 _RAISED = re.compile(
     r"^(?:[ \t]*|[^\n]{0,80}[ :\]])(?P<name>(?:[A-Za-z_]\w*\.)*(?:_?[A-Z]\w*|error|timeout))"
     r"(?:: ?(?P<message>[^\n]*))?$",
@@ -29,7 +33,7 @@ _RAISED = re.compile(
 _ENDS = re.compile(r"(?:Error|Exception|Failure|Interrupt|Exit|Warning|Timeout|error|timeout)$")
 #: Words in a function's name -> the stage; the first that fits the innermost frame that any fits.
 _STAGES = [(stage, re.compile(words, re.IGNORECASE)) for stage, words in (
-    ("checkpoint", r"checkpoint|save_(?:model|state|pretrained|sharded)|(?:^|\.)save$"),
+    ("checkpoint", r"checkpoint|save_(?:model|state|pretrained|sharded)|(?:^|\.)_?save$"),
     ("evaluate", r"^_?(?:run_)?(?:eval|validat)\w*|_(?:eval|validat)"),
     ("load data", r"__getitem__|collate|data_?loader|dataset|load_data|_next_data"
                   r"|^_?fetch|get_batch"),
@@ -39,7 +43,15 @@ _STAGES = [(stage, re.compile(words, re.IGNORECASE)) for stage, words in (
     ("tear-down", r"destroy_process_group|^_?(?:clean_?up|tear_?down|finali[sz]e|__del__)$"),
     ("compile", r"^compile|_compile|inductor|dynamo"),
 )]  # fmt: skip
-_TRAINS = re.compile(r"^_?(?:inner_)?train(?:ing)?(?:_(?:step|loop|batch|epoch|one_step))?$|^fit")
+_TRAINS = re.compile(r"^_?(?:inner_)?train(?:ing)?(?:_\w*(?:step|loop|batch|epoch|iter\w*))?$|^fit")
+#: As `_STAGES`, where nothing else tells the stage.
+_PROBABLE = [(stage, re.compile(words)) for stage, words in (
+    ("train", r"^(?:run_)?backward$|^compute_loss|^optimi[sz]er_step"),
+    ("launch", r"^parse_\w*args"),
+    ("initialise", r"^__init__$|^_lazy_init$|^(?:setup|build|create|prepare|init)(?:_|$)"),
+)]  # fmt: skip
+#: A line of code that runs while a program's modules are loaded.
+_IMPORT = re.compile(r"(?:from \S+ )?import ")
 
 
 def stage_of(text: str) -> str:
@@ -51,21 +63,44 @@ def stage_of(text: str) -> str:
     ... OSError: no space''')
     'checkpoint'
     """
-    frames = [one for one in _FRAME.finditer(text) if not _BESIDES.search(one["path"])]
-    names = [
+    names = _names(_frames(text))
+    return _innermost(names, _STAGES) or ("train" if any(map(_TRAINS.search, names)) else "")
+
+
+def probable_stage_of(text: str) -> str:
+    """As `stage_of`, by frames that are less certain: for logs that tell nothing else.
+
+    >>> probable_stage_of('''Traceback (most recent call last):
+    ...   File "train.py", line 9, in <module>
+    ...     import fused
+    ... ImportError: libfused.so: cannot open shared object file''')
+    'launch'
+    """
+    frames = _frames(text)
+    loads = any(one["name"] == "<module>" and _IMPORT.match(one["code"] or "") for one in frames)
+    return _innermost(_names(frames), _PROBABLE) or ("launch" if loads else "")
+
+
+def _frames(text: str) -> list[re.Match[str]]:
+    return [one for one in _FRAME.finditer(text) if not _BESIDES.search(one["path"])]
+
+
+def _names(frames: Sequence[re.Match[str]]) -> list[str]:
+    """Names of functions, outermost first: of each frame, of its file, and what it calls."""
+    return [
         name
         for frame in frames
         for name in (
-            *(("checkpoint",) if _CHECKPOINTS.search(frame["path"]) else ()),
+            *(stage for stage, files in _FILES if files.search(frame["path"])),
             frame["name"],
             *(() if _NOT_OWN.search(frame["path"]) else _CALLS.findall(frame["code"] or "")),
         )
     ]
-    for name in reversed(names):
-        for stage, words in _STAGES:
-            if words.search(name):
-                return stage
-    return "train" if any(_TRAINS.search(name) for name in names) else ""
+
+
+def _innermost(names: Sequence[str], rules: Sequence[tuple[str, re.Pattern[str]]]) -> str:
+    fits = (stage for name in reversed(names) for stage, words in rules if words.search(name))
+    return next(fits, "")
 
 
 def raised(text: str) -> str:

@@ -65,6 +65,8 @@ MAX_STREAMS = 1 << 15
 MAX_HEADS = 1000
 _DIGITS = b"0123456789"
 _PLACE = itemgetter(0)
+#: Lines that continue what stands before them.
+_SET_IN = (Kind.PART, Kind.FRAME)
 
 
 #: Steps by which ranks that share a log may differ.
@@ -303,7 +305,7 @@ class FilePass:
         """
         start = start or self.prefixes.start(line)
         text, facts = line[start:], form.facts
-        if stream is self.own and facts.kind == Kind.PART and len(self.streams) > 1:
+        if stream is self.own and facts.kind in _SET_IN and len(self.streams) > 1:
             stream = self._stream_before(number)
         joined, stream.state = NEXT[stream.state][facts.kind]
         if form.told:

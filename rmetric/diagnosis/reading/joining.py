@@ -28,6 +28,7 @@ class Kind(IntEnum):
     TITLE = 10  # train.py FAILED
     REPORTED = 11  # Failures: and its like in the report of torchrun
     IGNORED = 12  # Exception ignored in: of a destructor, the exception stands below
+    FRAME = 13  # File "train.py", line 3, in main: a log may begin in the middle of a traceback
 
 
 class State(IntEnum):
@@ -41,11 +42,13 @@ class State(IntEnum):
     BOXED = 5
     RULED = 6
     REPORT = 7
+    FRAMED = 8  # the line of code of a frame may follow, even if it is not indented
 
 
 #: State after a line that begins an entry, `PLAIN` where the kind is not listed.
 _BEGUN = {
     Kind.START: State.TRACE,
+    Kind.FRAME: State.FRAMED,
     Kind.EXCEPTION: State.RAISED,
     Kind.CHAIN: State.CHAINED,
     Kind.IGNORED: State.CHAINED,
@@ -54,18 +57,22 @@ _BEGUN = {
     Kind.RULER: State.RULED,
     Kind.DOUBLE: State.RULED,
 }
+_IN_TRACE = {
+    Kind.PART: State.TRACE,
+    Kind.FRAME: State.FRAMED,
+    Kind.BOX: State.TRACE,
+    Kind.EXCEPTION: State.RAISED,
+    Kind.CHAIN: State.CHAINED,
+    Kind.LEAD: State.LED,
+}
 #: State of an open entry -> kinds of lines that belong to it, with the state after them.
 _JOINED: dict[State, dict[Kind, State]] = {
     State.PLAIN: {},
-    State.TRACE: {
-        Kind.PART: State.TRACE,
-        Kind.BOX: State.TRACE,
-        Kind.EXCEPTION: State.RAISED,
-        Kind.CHAIN: State.CHAINED,
-        Kind.LEAD: State.LED,
-    },
+    State.TRACE: _IN_TRACE,
+    State.FRAMED: {**_IN_TRACE, Kind.PLAIN: State.TRACE},
     State.RAISED: {
         Kind.PART: State.RAISED,
+        Kind.FRAME: State.RAISED,
         Kind.CHAIN: State.CHAINED,
         Kind.LEAD: State.LED,
         Kind.DOUBLE: State.RULED,
@@ -75,12 +82,13 @@ _JOINED: dict[State, dict[Kind, State]] = {
         Kind.EXCEPTION: State.RAISED,
         Kind.BOX: State.TRACE,
         Kind.PART: State.TRACE,
+        Kind.FRAME: State.FRAMED,
     },
-    State.LED: dict.fromkeys((Kind.PLAIN, Kind.PART, Kind.EXCEPTION), State.RAISED),
-    State.BOXED: dict.fromkeys((Kind.BOX, Kind.PART), State.BOXED),
+    State.LED: dict.fromkeys((Kind.PLAIN, Kind.PART, Kind.FRAME, Kind.EXCEPTION), State.RAISED),
+    State.BOXED: dict.fromkeys((Kind.BOX, Kind.PART, Kind.FRAME), State.BOXED),
     State.RULED: {Kind.TITLE: State.REPORT},
     State.REPORT: {
-        **dict.fromkeys((Kind.PART, Kind.REPORTED, Kind.RULER), State.REPORT),
+        **dict.fromkeys((Kind.PART, Kind.FRAME, Kind.REPORTED, Kind.RULER), State.REPORT),
         Kind.DOUBLE: State.PLAIN,
     },
 }
@@ -106,6 +114,7 @@ _EXCEPTION = re.compile(
     rb"|(?:[a-z_]\w*\.)+(?:[A-Z]\w*|error|timeout)(?:: |:?$)"
     rb"|terminate called |Fatal Python error: |\*\*\* Process received signal"
 )
+_FRAME = re.compile(rb"\s*File \"[^\"\n]+\", line [^,\n]{0,9}, in \S")
 _PART = re.compile(
     # Progress bars, step lines and Kubernetes' events are indented too, and lines of their own.
     rb"(?:  |\t)(?!\s*(?:\d+%\||\d+/\d+\s|(?i:step|iter|epoch)\w*[ :=\[#/]*\d))"
@@ -137,6 +146,8 @@ def kind_of(line: bytes) -> Kind:
         return Kind.START
     if text.startswith(_BOX):
         return Kind.BOX
+    if _FRAME.match(line):
+        return Kind.FRAME
     if _PART.match(line):
         return Kind.PART
     if len(text) >= 8 and text[:1] in b"=-*" and not text.strip(text[:1]):

@@ -33,7 +33,7 @@ CAUSES: dict[str, tuple[str, str]] = {
     "shape_mismatch": ("code", "shapes of tensors or of a checkpoint do not fit"),
     "exception": ("code", "a program error in Python on one rank"),
     "segfault": ("code", "a process ends by SIGSEGV"),
-    "gpu_program": ("code", "a kernel on the GPU faults: illegal memory access, device-side assert"),
+    "gpu_program": ("code", "a kernel on the GPU faults: an illegal address, a device-side assert"),
     "file_server": ("storage", "a mounted network file system does not answer or has gone"),
     "object_store": ("storage", "an object store refuses, throttles or does not answer"),
     "configuration": ("launch", "an argument or a setting is refused"),
