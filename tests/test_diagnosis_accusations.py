@@ -183,3 +183,13 @@ def test_a_traceback_within_json_has_its_exception_and_its_rank(tmp_path: Path) 
     assert "lr_min" in found.title
     assert "train.py:41" in found.title
     assert "timestamp" not in found.title
+
+
+@pytest.mark.parametrize(("rank", "named"), [(3, [3]), (0, [])])
+def test_a_log_of_one_rank_alone_names_it_where_it_cannot_be_the_whole_job(
+    rank: int, named: list[int], tmp_path: Path
+) -> None:
+    log = tmp_path / "tail.log"
+    memory = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    log.write_text(f"[rank{rank}]:     return t.to(\n[rank{rank}]: {memory}\n")
+    assert ranks_of(diagnose([log])) == named

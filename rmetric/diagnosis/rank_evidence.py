@@ -212,7 +212,9 @@ def _lost_peers(
 
 
 def _from_own_log(cause: Cause, index: RankIndex, ordering: Ordering) -> list[RankEvidence]:
-    active, alone = index.active, len(index.active) == 1
+    active = index.active
+    # Of one log that may be of the whole job nobody can be told; one of rank 3 has peers.
+    alone = len(active) == 1 and not any(index.ranks.values())
     own = [match for match in cause.matches if match.stream in active]
     # Of a machine, even where only ranks have logs.
     if cause.signature.actor == "hardware" or cause.signature.family in OF_KERNELS:
