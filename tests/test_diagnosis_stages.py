@@ -73,6 +73,7 @@ EXAMPLES = [
     ),
     ("evaluate", "any", "Starting evaluation on 1024 samples"),
     ("compile", "Megatron", "> compiling and loading fused kernels ..."),
+    ("initialise", "torch extensions", "Time to load cpu_adam op: 22.3 seconds"),
     ("compile", "torch extensions", "Building extension module fused_adam..."),
     ("compile", "torch.compile", "AUTOTUNE mm(1024x1024, 1024x1024)"),
     ("compile", "JAX/XLA", "Finished XLA compilation of jit(train_step) in 41.2 sec"),

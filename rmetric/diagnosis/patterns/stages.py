@@ -92,6 +92,7 @@ RULES: tuple[_Rule, ...] = (
     _Rule("compile", "Megatron", "compil|fused kernel",
           r"^\W*compiling\b|\bcompiling (and|dataset|the|module|function|model|graph|train)\b"
           r"|\b(done with|finished) compil|\bfused kernel compilation\b"),
+    _Rule("initialise", "torch extensions", "time to load", r"\btime to load \w+ op\b"),
     _Rule("compile", "torch extensions", "extension|ninja",
           r"\b(building|loading) extension module\b|emitting ninja build file|^ninja: "
           r"|\btorch_extensions\b.*\b(root|cache)|\bdetected cuda files, patching ldflags\b"),
