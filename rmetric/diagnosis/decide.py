@@ -126,10 +126,10 @@ NUM_FINAL_ENTRIES = 3
 #: Family of faults -> the stage in which most of them come, where a log tells nothing else.
 _STAGE_OF_FAMILY = {
     "missing module": "launch",
-    "version mismatch": "launch",
     "port in use": "launch",
     "rendezvous": "launch",
     "installation": "initialise",
+    "version mismatch": "initialise",
     "configuration": "initialise",
     "data loading": "load data",
     "tokenizer": "load data",

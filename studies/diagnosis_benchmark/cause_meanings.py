@@ -99,7 +99,11 @@ CLASSES: dict[str, tuple[str, ...]] = {
         "storage/nfs_stale_handle",
         "storage/input_output_error",
     ),
-    "object_store": ("network/object_store_failed", "file not found/object_not_found"),
+    "object_store": (
+        "network/object_store_failed",
+        "file not found/object_not_found",
+        "hub download/hub_rate_limit",
+    ),
     "configuration": ("configuration",),
     "node_failed": ("node failure", "host hardware"),
     "killed": ("killed", "data loading/dataloader_worker_killed"),
