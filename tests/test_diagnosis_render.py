@@ -396,3 +396,9 @@ def test_a_path_in_a_title_is_shortened_at_its_folders():
     title = f"OSError in save (train.py:41): cannot write {path}"
     shown = headline(Diagnosis(outcome="failed", cause="x", title=title, confidence=0.9))
     assert "…/checkpoint_0041.pt" in shown
+
+
+@pytest.mark.parametrize(("time", "said"), [(THEN, "600 s later"), (4821.5, "later")])
+def test_no_difference_is_told_of_times_on_two_scales(time, said):
+    found = replace(out_of_memory(), time=time)
+    assert f"\nEcho       {said} on rank 0" in verdict(found)

@@ -6,6 +6,7 @@ The first line is the summary; the rest gives actor, actions, evidence and alter
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
@@ -314,9 +315,8 @@ def _echoes(diagnosis: Diagnosis) -> list[str]:
     if not echoes:
         return []
     first = echoes[0]
-    late = "later"
-    if first.time is not None and diagnosis.time is not None and first.time >= diagnosis.time:
-        late = f"{first.time - diagnosis.time:.0f} s later"
+    seconds = _apart(diagnosis.time, first.time)
+    late = "later" if seconds is None else f"{seconds:.0f} s later"
     more = f" (and {len(echoes) - 1} more)" if len(echoes) > 1 else ""
     text = plain(first.why).rstrip(".") or excerpt(first)
     # The name of the only file is no information.
@@ -324,6 +324,14 @@ def _echoes(diagnosis: Diagnosis) -> list[str]:
     who = "" if alone else f" on {_speakers(first.who)}"
     start = f"{late}{who}: "
     return [start + brief(text, max(WIDTH - _LABEL - len(start + more), 1)) + more]
+
+
+def _apart(since: float | None, then: float | None) -> float | None:
+    """Seconds to a later time; None on another scale: without a year, since a node's start."""
+    if since is None or then is None or then < since:
+        return None
+    same = bisect_right(NO_YEAR, since) == bisect_right(NO_YEAR, then)
+    return then - since if same else None
 
 
 def _speakers(who: Sequence[str]) -> str:
