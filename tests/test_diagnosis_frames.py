@@ -52,3 +52,4 @@ def test_a_file_of_a_data_set_tells_the_stage_and_a_folder_does_not():
     frame = '  File "/datasets/{}", line 1, in check\nX: y'
     assert stage_of(frame.format("run/streaming/dataset.py")) == "load data"
     assert stage_of(frame.format("run/model.py")) == ""
+    assert stage_of(frame.format("train_dataloader.py").replace("check", "<module>")) == ""

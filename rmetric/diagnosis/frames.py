@@ -91,11 +91,17 @@ def _names(frames: Sequence[re.Match[str]]) -> list[str]:
         name
         for frame in frames
         for name in (
-            *(stage for stage, files in _FILES if files.search(frame["path"])),
+            *_of_file(frame),
             frame["name"],
             *(() if _NOT_OWN.search(frame["path"]) else _CALLS.findall(frame["code"] or "")),
         )
     ]
+
+
+def _of_file(frame: re.Match[str]) -> list[str]:
+    if frame["name"] == "<module>":  # a whole program may be called after its data
+        return []
+    return [name for name, files in _FILES if files.search(frame["path"])]
 
 
 def _innermost(names: Sequence[str], rules: Sequence[tuple[str, re.Pattern[str]]]) -> str:
