@@ -27,6 +27,7 @@ SPLITS = (
     "sixth",
     "seventh",
     "eighth",
+    "ninth",
 )
 JOBS = Path("runs", "written_failures")
 #: The named causes that are scored: the answer and further candidates.
@@ -40,7 +41,8 @@ TITLES = {
     "fifth": "written jobs by two further authors, unseen until their first look",
     "sixth": "written jobs by one of these two, unseen until their first look",
     "seventh": "written jobs by two more authors, unseen until their first look",
-    "eighth": "written jobs by a last author, unseen until their first look",
+    "eighth": "written jobs by a further author, unseen until their first look",
+    "ninth": "written jobs by three more authors, unseen until their first look",
 }
 
 

@@ -19,7 +19,16 @@ SEEDS = {"development": 1, "sealed": 2}
 #: Splits that others wrote by hand and by scripts of their own: kept as archives.
 ARCHIVES = {
     split: Path(__file__).parent / f"{split}.tar.xz"
-    for split in ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
+    for split in (
+        "second",
+        "third",
+        "fourth",
+        "fifth",
+        "sixth",
+        "seventh",
+        "eighth",
+        "ninth",
+    )
 }
 
 
