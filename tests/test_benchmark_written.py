@@ -215,7 +215,8 @@ def test_a_folder_without_jobs_and_an_unknown_split_are_errors(tmp_path: Path) -
         load("development", tmp_path)
     with pytest.raises(
         ValueError,
-        match="'other'; development, sealed, second, third, fourth, fifth, sixth, seventh, eighth, ninth",
+        match="'other'; development, sealed, second, third, fourth, fifth, sixth, seventh, "
+        "eighth, ninth",
     ):
         load("other", tmp_path)
     bad = tmp_path / "written_development.json"

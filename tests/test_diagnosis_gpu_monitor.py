@@ -28,6 +28,7 @@ def written(
     busy: str = "100 %",
     minutes: int = READINGS,
     last: str = "",
+    above: tuple[str, ...] = (),
 ) -> Diagnosis:
     """Logs of 8 ranks on two nodes that stop, and a table of their GPUs, which goes on."""
     for rank in range(8):
@@ -38,7 +39,7 @@ def written(
         ]
         lines += [f"[rank{rank}]: {at(BEGIN + STEPS * STEP)} INFO {last}"] if last else []
         (folder / f"node-{rank // 4}_rank_{rank}.log").write_text("\n".join(lines) + "\n")
-    rows = [HEADER]
+    rows = [*above, HEADER]
     stopped = BEGIN + STEPS * STEP
     for minute in range(10 + minutes):
         time = BEGIN + timedelta(minutes=minute)
@@ -52,8 +53,12 @@ def written(
     return diagnose([folder])
 
 
-def test_gpus_that_spin_at_little_power_tell_a_hang(tmp_path: Path) -> None:
-    found = written(tmp_path)
+COMMAND = "$ nvidia-smi --query-gpu=timestamp,host,index,utilization.gpu --format=csv -l 60"
+
+
+@pytest.mark.parametrize("above", [(), (COMMAND,), ("# node-0", COMMAND, "")])
+def test_gpus_that_spin_at_little_power_tell_a_hang(above: tuple[str, ...], tmp_path: Path) -> None:
+    found = written(tmp_path, above=above)
     assert (found.outcome, found.cause) == ("failed", "training_hung")
     assert "8 GPUs were busy at little power" in found.why
     assert found.nodes == ()

@@ -27,7 +27,10 @@ MIN_SPINNING_SHARE = 0.6
 MAX_POWER_SHARE = 0.6
 #: Least number of readings of a GPU before and after the last step.
 MIN_READINGS = 3
-_HEADER = re.compile(rb"^[^\n]*\btimestamp\b[^\n]*\butilization\.gpu\b[^\n]*\r?\n")
+#: The names of the columns; above them a person may have kept the command.
+_HEADER = re.compile(
+    r"\A(?:(?:[$#>][^\n]*|\s*)\n){0,5}?(?P<names>[^\n=]*\btimestamp\b[^\n=]*\butilization\.gpu\b[^\n=]*\n)"
+)
 _HOST = re.compile(r"(?i)^(?:host(?:name)?|node(?:name)?)$")
 _GPU = re.compile(r"(?i)^(?:index|gpu|gpu_index)$")
 
@@ -68,7 +71,7 @@ def is_monitor(head: bytes) -> bool:
     >>> is_monitor(b"timestamp, index, utilization.gpu [%], power.draw [W]\n")
     True
     """
-    return _HEADER.match(head) is not None
+    return _HEADER.match(head.decode("utf-8", "replace")) is not None
 
 
 def read_monitor(text: str, name: str, node: str | None) -> GpuMonitor:
@@ -81,12 +84,14 @@ def read_monitor(text: str, name: str, node: str | None) -> GpuMonitor:
     """
     import pandas as pd
 
-    read = pd.read_csv(StringIO(text), skipinitialspace=True, dtype=str, on_bad_lines="skip")
+    header = _HEADER.match(text)
+    table = text[header.start("names") :] if header else text
+    read = pd.read_csv(StringIO(table), skipinitialspace=True, dtype=str, on_bad_lines="skip")
     read.columns = [str(one).partition(" [")[0].strip() for one in read.columns]
     hosts = next((read[one] for one in read.columns if _HOST.match(one)), None)
     numbers = next((read[one] for one in read.columns if _GPU.match(one)), None)
     times = [parse(one) if isinstance(one, str) else None for one in read["timestamp"]]
-    table = pd.DataFrame(
+    readings = pd.DataFrame(
         {
             "time": [np.nan if one is None else one[0] for one in times],
             "node": node if hosts is None else hosts.where(hosts.notna(), None),
@@ -95,7 +100,7 @@ def read_monitor(text: str, name: str, node: str | None) -> GpuMonitor:
             "power": _values(read, "power.draw"),
         }
     )
-    return GpuMonitor(name=name, node=node, table=table.dropna(subset=["time", "gpu", "busy"]))
+    return GpuMonitor(name=name, node=node, table=readings.dropna(subset=["time", "gpu", "busy"]))
 
 
 def _values(read: pd.DataFrame, column: str) -> pd.Series:
