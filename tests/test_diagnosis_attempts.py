@@ -185,6 +185,18 @@ def test_the_attempts_of_torchelastic_stand_in_folders(tmp_path):
     assert found.job["files"] == 2
 
 
+def test_a_file_of_no_attempt_may_have_any_number_in_its_name(tmp_path):
+    for attempt, end in enumerate([OOM, KEY], 1):
+        path = tmp_path / f"attempt-{attempt}" / "gpt7b-worker-0.log"
+        path.parent.mkdir()
+        lines = [f"2024-05-0{attempt} 10:00:{at:02} {line}" for at, line in enumerate(steps(1, 40))]
+        path.write_text("\n".join([*START, *lines, *end]) + "\n")
+    (tmp_path / "events-gpt7b.txt").write_text("2024-05-01T09:59:00Z Normal Scheduled pod/a\n")
+    found = diagnose(tmp_path)
+    assert len(found.attempts) == 2
+    assert found.cause != found.attempts[0].cause == "cuda_out_of_memory"
+
+
 def test_the_files_of_the_ranks_are_aligned(tmp_path):
     for rank in range(4):
         lines = [*START, *steps(1, 40), *OOM, *START, *steps(1, 20 + (rank != 2)), *KEY]

@@ -222,6 +222,34 @@ def test_the_rank_that_stands_in_another_function_is_named(tmp_path: Path) -> No
     assert (found.outcome, found.cause) == ("failed", "rank_stands_elsewhere")
 
 
+@pytest.mark.parametrize(
+    "above",
+    [
+        "### 2025-05-14T03:21:08Z node-3 rank {rank}: py-spy dump --pid {pid}\n",
+        "\n$ date; py-spy dump --pid {pid}\nWed Feb 11 15:28:37 UTC 2026\n",
+    ],
+)
+def test_stacks_of_several_ranks_in_one_file_are_told_apart(above: str, tmp_path: Path) -> None:
+    """By the line above each, or by the numbers of the processes, which follow each other."""
+    dumps = [
+        above.format(rank=rank, pid=4700 + rank)
+        + STACK.format(pid=4700 + rank, frames=READS if rank == 6 else WAITS.format(line=41))
+        for rank in range(8)
+    ]
+    (tmp_path / "pyspy.txt").write_text("".join(dumps))
+    found = diagnose([tmp_path])
+    assert [one.rank for one in found.nodes] == [6]
+
+
+def test_processes_whose_numbers_are_apart_are_of_no_known_rank(tmp_path: Path) -> None:
+    dumps = [
+        STACK.format(pid=4700 + 3 * rank, frames=READS if rank == 6 else WAITS.format(line=41))
+        for rank in range(8)
+    ]
+    (tmp_path / "pyspy.txt").write_text("".join(dumps))
+    assert diagnose([tmp_path]).nodes == ()
+
+
 def test_stacks_at_one_place_accuse_nobody(tmp_path: Path) -> None:
     for rank in range(8):
         text = STACK.format(pid=4700 + rank, frames=WAITS.format(line=41))

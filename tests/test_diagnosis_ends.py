@@ -320,6 +320,71 @@ def test_the_step_of_a_scheduler_is_no_step():
     assert match_step("[ep=0][ba=11431][event=BEFORE_DATALOADER]: Running event").step == 11431
 
 
+WANDB = ["wandb:", "wandb: Run summary:", "wandb:       iter 150", "wandb: train/loss 2.5"]
+
+
+@pytest.mark.parametrize("line", WANDB)
+def test_the_table_of_wandb_at_the_end_states_no_step(line):
+    assert match_step(line) is None
+
+
+FAILED_WRITE = [
+    "torch.save failed on attempt 1/3",
+    "Traceback (most recent call last):",
+    '  File "train.py", line 289, in save_checkpoint',
+    "RuntimeError: [enforce fail at inline_container.cc:603] . unexpected pos 34264 vs 34152",
+]
+
+
+@pytest.mark.parametrize(("since", "outcome"), [(100, "healthy"), (0, "failed")])
+def test_a_fault_before_many_steps_is_outlived_whatever_the_last_lines_are(
+    since, outcome, tmp_path
+):
+    lines = [f"step {n} loss 2.5" for n in range(200)]
+    at_fault = len(lines) - since
+    table = [f"wandb: value{n} 2.5" for n in range(30)]
+    found = judged(tmp_path, [*lines[:at_fault], *FAILED_WRITE, *lines[at_fault:], *table])
+    assert found.outcome == outcome
+
+
+PULL = "{age}  {kind}  {reason}  pod/a-1  {what}"
+
+
+@pytest.mark.parametrize("pulled", [True, False])
+def test_an_image_that_was_pulled_at_last_is_no_fault(pulled, tmp_path):
+    (tmp_path / "rank0.log").write_text("\n".join(f"step {n} loss 2.5" for n in range(200)))
+    events = [
+        PULL.format(age="170m", kind="Warning", reason="Failed", what='Failed to pull image "a:1"'),
+        PULL.format(
+            age="169m", kind="Normal", reason="Pulled", what='Successfully pulled image "a:1" in 3s'
+        ),
+    ]
+    (tmp_path / "events.txt").write_text("\n".join(events if pulled else events[:1]))
+    found = diagnose(tmp_path)
+    assert (found.cause == "pod_image_pull_failed") is not pulled
+
+
+def test_sshd_of_a_worker_ends_after_the_job(tmp_path):
+    lines = [f"step {n} loss 2.5" for n in range(200)]
+    (tmp_path / "launcher.log").write_text("\n".join([*lines, "mpirun exit code 0"]))
+    (tmp_path / "worker.log").write_text("Received signal 15; terminating.\n")
+    assert diagnose(tmp_path).outcome == "healthy"
+
+
+@pytest.mark.parametrize(
+    "end", ["Fatal Python error: Aborted", "['python', 'a.py'] exits with return code = -6"]
+)
+def test_the_abort_after_a_watchdog_is_its_own(end, tmp_path):
+    lines = [f"{at(2 * n)} step {n} loss 2.5" for n in range(200)]
+    lines += [
+        f"[rank{rank}]:[E501 10:58:00.0 ProcessGroupNCCL.cpp:616] [Rank {rank}] Watchdog caught "
+        "collective operation timeout: WorkNCCL(SeqNum=41, OpType=ALLREDUCE, NumelIn=8, "
+        "NumelOut=8, Timeout(ms)=600000) ran for 600092 milliseconds before timing out."
+        for rank in range(4)
+    ]
+    assert judged(tmp_path, [*lines, end]).cause == "nccl_timeout"
+
+
 def test_events_of_kubernetes_are_entries_of_their_own(tmp_path):
     lines = [f"{at(2 * n, '%Y-%m-%dT%H:%M:%SZ')} step {n} loss 2.5" for n in range(200)]
     (tmp_path / "rank0.log").write_text("\n".join(lines))

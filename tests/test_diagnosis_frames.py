@@ -53,3 +53,11 @@ def test_a_file_of_a_data_set_tells_the_stage_and_a_folder_does_not():
     assert stage_of(frame.format("run/streaming/dataset.py")) == "load data"
     assert stage_of(frame.format("run/model.py")) == ""
     assert stage_of(frame.format("train_dataloader.py").replace("check", "<module>")) == ""
+
+
+def test_the_stage_of_a_chain_is_that_of_its_first_exception():
+    frame = '  File "a.py", line 1, in {}\n'
+    first, then = frame.format("training_step") + "X: y\n", frame.format("teardown") + "Z: w"
+    chain = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    assert stage_of(first + chain + then) == "train"
+    assert stage_of(frame.format("main") + "X: y\n" + chain + then) == "tear-down"

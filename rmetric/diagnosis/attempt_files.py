@@ -39,7 +39,13 @@ def attempts_by_name(files: Files) -> list[list[Part]]:
         files: the one part of each file.
     """
     parts = [one for each in files for one in each]
-    numbers = [_NUMBER.findall(part.source.name) for part in parts]
+    forms = [_NUMBER.sub("0", part.source.name) for part in parts]
+    # A file without its like in another attempt is of none, whatever numbers its name has.
+    common = {form for form, count in Counter(forms).items() if count > 1}
+    numbers = [
+        _NUMBER.findall(part.source.name) if form in common else []
+        for part, form in zip(parts, forms, strict=True)
+    ]
     for place in range(min(max(map(len, numbers), default=0), 8)):
         groups: dict[int, list[Part]] = defaultdict(list)
         others: list[Part] = []

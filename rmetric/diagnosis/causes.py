@@ -34,7 +34,11 @@ OUTLASTS_SUCCESS = ("nan loss",)
 #: Actors whose faults are of one machine.
 MACHINES = ("hardware", "platform")
 #: What takes a fault back, where the same stream logs it later.
-TAKEN_BACK = {"network_file_system_trouble": "network_file_system_is_back"}
+TAKEN_BACK = {
+    "network_file_system_trouble": "network_file_system_is_back",
+    "pod_image_pull_failed": "pod_image_pulled",
+    "pod_not_scheduled": "pod_scheduled",
+}
 #: Lines of a training without a step.
 LOSS = re.compile(r"(?i)\bloss\b\W{1,4}<")
 #: Families of connections: each rank closes its own at the end, and others may still use them.
@@ -194,7 +198,15 @@ def _survived(
     before_all |= (
         begun is not None and is_later(begun) and max(one.steps for one in stepping) > IN_FLIGHT
     )
-    return before_all or len({entry.step for entry in later}) > IN_FLIGHT
+    long_before = of_own_file and _logged_since(own, match.last.step) > IN_FLIGHT
+    return before_all or long_before or len({entry.step for entry in later}) > IN_FLIGHT
+
+
+def _logged_since(own: JobStream, step: int | None) -> float:
+    """About how many steps a stream logged after a step."""
+    if step is None or not own.last_step:
+        return 0.0
+    return (own.last_step - step) * own.steps / own.last_step
 
 
 def _much_later(own: JobStream, entry: Occurrence, ordering: Ordering) -> bool:
@@ -273,6 +285,8 @@ def _killer_of(one: Cause, killers: Sequence[Cause]) -> Cause | None:
 
 def _aborted(one: Cause) -> bool:
     """True for processes ended by an abort, which is how a collective's watchdog ends its own."""
+    if one.signature.id == "python_aborted":
+        return True
     codes = [
         fields.get("signal") or fields.get("code")
         for match in one.matches

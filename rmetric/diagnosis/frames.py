@@ -43,6 +43,9 @@ _STAGES = [(stage, re.compile(words, re.IGNORECASE)) for stage, words in (
     ("tear-down", r"destroy_process_group|^_?(?:clean_?up|tear_?down|finali[sz]e|__del__)$"),
     ("compile", r"^compile|_compile|inductor|dynamo"),
 )]  # fmt: skip
+_CHAINED = re.compile(
+    r"^(?:During handling of the above exception|The above exception was the direct)", re.MULTILINE
+)
 _TRAINS = re.compile(r"^_?(?:inner_)?train(?:ing)?(?:_\w*(?:step|loop|batch|epoch|iter\w*))?$|^fit")
 #: As `_STAGES`, where nothing else tells the stage.
 _PROBABLE = [(stage, re.compile(words)) for stage, words in (
@@ -63,8 +66,13 @@ def stage_of(text: str) -> str:
     ... OSError: no space''')
     'checkpoint'
     """
-    names = _names(_frames(text))
-    return _innermost(names, _STAGES) or ("train" if any(map(_TRAINS.search, names)) else "")
+    # The first of a chain of exceptions is the failure; the others are of handling it.
+    for one in _CHAINED.split(text):
+        names = _names(_frames(one))
+        stage = _innermost(names, _STAGES) or ("train" if any(map(_TRAINS.search, names)) else "")
+        if stage:
+            return stage
+    return ""
 
 
 def probable_stage_of(text: str) -> str:

@@ -19,7 +19,8 @@ MIN_RANKS = 3
 MIN_AGREEING_SHARE = 0.6
 #: Frames that are shown of a stack.
 MAX_SHOWN = 4
-_HEAD = re.compile(rb"\s*Process \d+: .*\n(?:Python v\d|\s*\n)")
+#: What py-spy begins with; a person's command and the time may stand above it.
+_HEAD = re.compile(rb"(?:[^\n]*\n){0,5}?\s*Process \d+: .*\n(?:Python v\d|\s*\n)")
 _PROCESS = re.compile(r"^Process (\d+): (.*)$", re.MULTILINE)
 _THREAD = re.compile(r"^Thread (\S+)(?: \((\w[\w+]*)\))?(?:: \"(.*)\")?\s*$")
 _FRAME = re.compile(r"^\s+(?P<name>\S.*?) \((?P<file>[^()\n]+?)(?::(?P<line>\d+))?\)\s*$")
@@ -31,6 +32,7 @@ _FAULT_FRAME = re.compile(
     r"^\s*File \"(?P<file>[^\"\n]+)\", line (?P<line>\d+) in (?P<name>\S+)", re.MULTILINE
 )
 _RANK_OF_COMMAND = re.compile(r"(?:--?(?:global_?)?rank[= ]|\bRANK=)(\d+)")
+_RANK_ABOVE = re.compile(r"(?i)(?<![a-z_])(?:global[ _])?rank[ =:#_]{0,2}(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,18 +81,38 @@ def read_stacks(text: str, name: str, rank: int | None) -> list[Stack]:
         text: content of the file.
         name: of the file, as it is shown.
         rank: as the file's name states it; of several processes in a file each one's command
-            must state its own (``--rank 3``).
+            (``--rank 3``) or the lines above it must state its own. Where none does, processes of
+            consecutive numbers are those of one launcher, in the order of their ranks.
     """
     starts = [*_PROCESS.finditer(text)]
+    ranks = _ranks(text, starts) if len(starts) > 1 else [rank]
     found = []
-    for at, start in enumerate(starts):
+    for at, (start, of) in enumerate(zip(starts, ranks, strict=False)):
         end = starts[at + 1].start() if at + 1 < len(starts) else len(text)
         stated = _RANK_OF_COMMAND.search(start[2])
-        of = int(stated[1]) if stated else rank if len(starts) == 1 else None
+        of = int(stated[1]) if stated else of
         frames = _main_thread(text[start.end() : end])
         if of is not None and frames:
             found.append(Stack(file=name, stream=f"rank {of}", frames=frames))
     return found
+
+
+def _ranks(text: str, starts: Sequence[re.Match[str]]) -> list[int | None]:
+    """The rank of each process of a file, by the lines above it or by its number."""
+    ranks: list[int | None] = []
+    end = 0
+    for start in starts:
+        # Below the stacks of the process before it, which are set in.
+        above = re.split(r"\n[ \t]+\S[^\n]*", text[end : start.start()])[-1]
+        stated = _RANK_ABOVE.findall(above)
+        ranks.append(int(stated[-1]) if stated else None)
+        end = start.end()
+    numbers = [int(start[1]) for start in starts]
+    if not any(one is not None for one in ranks) and max(numbers) - min(numbers) + 1 == len(
+        set(numbers)
+    ):
+        return [number - min(numbers) for number in numbers]
+    return ranks
 
 
 def _main_thread(text: str) -> tuple[tuple[str, str, str], ...]:

@@ -187,7 +187,8 @@ _FORMS = (
 _GATE = re.compile("|".join(f"(?:{one.gate.pattern})" for one in _FORMS).encode())
 #: Characters of an entry in which its step is sought.
 _HEAD = 2000
-_TRACE = re.compile(r"traceback \(most|^\s*file \"")
+#: A traceback, or the table of values that wandb prints at the end.
+_NO_STEP = re.compile(r"traceback \(most|^\s*(?:file \"|wandb: )")
 
 
 @lru_cache(maxsize=512)
@@ -204,7 +205,7 @@ def match_step(text: str) -> StepMatch | None:
     True
     """
     text = text[:_HEAD].lower()
-    if _TRACE.search(text):
+    if _NO_STEP.search(text):
         return None
     for one in _forms_of(text):
         if one.gate.search(text):
