@@ -28,6 +28,7 @@ SPLITS = (
     "seventh",
     "eighth",
     "ninth",
+    "tenth",
 )
 JOBS = Path("runs", "written_failures")
 #: The named causes that are scored: the answer and further candidates.
@@ -43,6 +44,7 @@ TITLES = {
     "seventh": "written jobs by two more authors, unseen until their first look",
     "eighth": "written jobs by a further author, unseen until their first look",
     "ninth": "written jobs by three more authors, unseen until their first look",
+    "tenth": "written jobs by one more author, unseen until their first look",
 }
 
 

@@ -28,6 +28,7 @@ ARCHIVES = {
         "seventh",
         "eighth",
         "ninth",
+        "tenth",
     )
 }
 
