@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rmetric.diagnosis.job import Job, JobStream, Match, Occurrence
+from rmetric.diagnosis.job import TAIL, Job, JobStream, Match, Occurrence
 from rmetric.diagnosis.ordering import Ordering, stepping_streams
 from rmetric.diagnosis.patterns.steps import planned_steps
 from rmetric.diagnosis.signature import Signature
@@ -198,7 +198,8 @@ def _survived(
     before_all |= (
         begun is not None and is_later(begun) and max(one.steps for one in stepping) > IN_FLIGHT
     )
-    long_before = of_own_file and _logged_since(own, match.last.step) > IN_FLIGHT
+    # Far more than the last entries, whatever they are of.
+    long_before = of_own_file and _logged_since(own, match.last.step) > TAIL
     return before_all or long_before or len({entry.step for entry in later}) > IN_FLIGHT
 
 
