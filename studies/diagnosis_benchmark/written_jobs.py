@@ -14,22 +14,11 @@ from rmetric.diagnosis.result import Diagnosis
 from rmetric.logs import write_atomically
 from studies.diagnosis_benchmark.answers import nodes_of, ranks_of
 from studies.diagnosis_benchmark.blind.cases import WrittenCase, written_jobs
+from studies.diagnosis_benchmark.blind.make import ARCHIVES, SEEDS
 from studies.diagnosis_benchmark.cause_meanings import Named, family_of, verdict
 from studies.diagnosis_benchmark.scoring import hits
 
-SPLITS = (
-    "development",
-    "sealed",
-    "second",
-    "third",
-    "fourth",
-    "fifth",
-    "sixth",
-    "seventh",
-    "eighth",
-    "ninth",
-    "tenth",
-)
+SPLITS = (*SEEDS, *ARCHIVES)
 JOBS = Path("runs", "written_failures")
 #: The named causes that are scored: the answer and further candidates.
 TOP_CAUSES = 5
