@@ -34,6 +34,7 @@ TITLES = {
     "eighth": "written jobs by a further author, unseen until their first look",
     "ninth": "written jobs by three more authors, unseen until their first look",
     "tenth": "written jobs by one more author, unseen until their first look",
+    "eleventh": "written jobs by three other authors, unseen until their first look",
 }
 
 

@@ -29,6 +29,7 @@ ARCHIVES = {
         "eighth",
         "ninth",
         "tenth",
+        "eleventh",
     )
 }
 
