@@ -308,6 +308,51 @@ def test_stacks_of_a_training_that_goes_on_tell_nothing(
     assert "rank_stands_elsewhere" not in [one.cause for one in found.candidates]
 
 
+LOADER = (
+    '  File "/opt/py/selectors.py", line 415 in select\n'
+    '  File "/opt/py/torch/utils/data/dataloader.py", line 1275 in _try_get_data\n'
+)
+RECOMPUTES = (
+    '  File "/app/layers.py", line 90 in forward\n'
+    '  File "/opt/py/torch/utils/checkpoint.py", line 488 in checkpoint\n'
+)
+BACKWARD = '  File "/opt/py/torch/autograd/graph.py", line 823 in _engine_run_backward\n'
+WATCHDOG = (
+    "[rank{rank}]:[E514 23:40:56.184985577 ProcessGroupNCCL.cpp:632] [Rank {rank}] Watchdog caught "
+    "collective operation timeout: WorkNCCL(SeqNum=88, OpType={operation}, NumelIn=9, NumelOut=9, "
+    "Timeout(ms)=600000) ran for 600012 milliseconds before timing out.\n"
+)
+
+
+def with_watchdogs(folder: Path, odd: str) -> None:
+    """8 ranks: all but rank 5 time out; rank 4 of its group waits in another operation.
+
+    Only rank 0 logs steps, and the stacks have no times.
+    """
+    for rank in range(8):
+        frames = odd if rank == 5 else BACKWARD if rank == 4 else SYNCS
+        operation = "ALLREDUCE" if rank == 4 else "_REDUCE_SCATTER_BASE"
+        said = "".join(f"step: {at} loss: 3.1\n" for at in range(40) if rank == 0)
+        said += "Timeout (0:10:00)!\n" + DUMP.format(frames=frames)
+        said += "" if rank == 5 else WATCHDOG.format(rank=rank, operation=operation)
+        (folder / f"rank_{rank}.log").write_text(said)
+
+
+def test_the_rank_that_waits_for_data_explains_the_operation_of_its_peer(tmp_path: Path) -> None:
+    with_watchdogs(tmp_path, LOADER)
+    found = diagnose([tmp_path])
+    assert (found.cause, found.stage) == ("rank_stands_elsewhere", "load data")
+    assert [one.rank for one in found.nodes] == [5]
+    assert "waits for its data in _try_get_data (dataloader.py:1275)" in found.nodes[0].why
+
+
+def test_a_rank_that_recomputes_activations_waits_for_nothing(tmp_path: Path) -> None:
+    with_watchdogs(tmp_path, RECOMPUTES)
+    found = diagnose([tmp_path])
+    assert found.cause == "collectives_differ"
+    assert found.nodes[0].rank == 4
+
+
 def test_a_stack_of_pythons_faulthandler_is_read(tmp_path: Path) -> None:
     over = threading.Event()
     other = threading.Thread(target=over.wait)

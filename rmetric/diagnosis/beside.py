@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -54,11 +54,13 @@ class BesideFindings(NamedTuple):
         signs: evidence against ranks.
         stuck: the collective in which ranks wait; None where the dumps show none.
         odd: a rank stands in another function than most, and does not move.
+        awaited: rank -> what it waits for outside the job, as its stack shows.
     """
 
     signs: tuple[RankEvidence, ...] = ()
     stuck: Stuck | None = None
     odd: bool = False
+    awaited: Mapping[str, str] = {}
 
 
 def is_beside(head: bytes) -> bool:
@@ -105,10 +107,12 @@ def find_beside(job: Job, after: Callable[[Occurrence, Occurrence], bool]) -> Be
     recorded = {f"rank {rank}": words for rank, words in blamed.items()}
     stacks = beside.stacks or stacks_in_logs(job, after)
     odd = odd_stacks(stacks)
+    stood = {name: one.words for name, one in odd.items()}
     return BesideFindings(
-        (*_signs(recorded, "recorder"), *_signs(odd, "stack")),
+        (*_signs(recorded, "recorder"), *_signs(stood, "stack")),
         stuck[0] if stuck else None,
         any(one.stays for one in stacks if one.stream in odd),
+        {name: one.awaits for name, one in odd.items() if one.awaits},
     )
 
 

@@ -8,7 +8,6 @@ the library has none. `decide` combines these steps; read it next.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -56,7 +55,7 @@ from rmetric.diagnosis.library.load import SPECIFIC
 from rmetric.diagnosis.lost_connections import evidence_from_lost_connections
 from rmetric.diagnosis.ordering import Ordering, stage_at
 from rmetric.diagnosis.patterns.not_finite import loss_not_finite
-from rmetric.diagnosis.patterns.stages import stated_stage
+from rmetric.diagnosis.patterns.stages import awaited, stage_of_wait
 from rmetric.diagnosis.patterns.steps import planned_steps
 from rmetric.diagnosis.pool import Pool, learn, ordinary
 from rmetric.diagnosis.progress import WATCHED, Hang, end_of, find_hang
@@ -137,21 +136,6 @@ _STAGE_OF_FAMILY = {
     "nan loss": "train",
     "numerics": "train",
 }
-#: What a rank says before it reads data or a checkpoint and does not come back.
-_WAITS_IN = (
-    (
-        "checkpoint",
-        re.compile(r"(?i)check-?point|ckpt|\bsav(?:e|ing)\b|state[_ ]dict|write_(?:data|files)"),
-    ),
-    (
-        "load data",
-        re.compile(
-            r"(?i)\bshards?\b|data_?loader|data_?set|fetch|download|mini-?batch|next[ _]batch"
-            r"|\b(?:s3|gs|gcs|az|hdfs)://|\bcorpus\b|\bmemmap\b|\bread(?:ing)? samples?\b"
-            r"|\.(?:tar|mds|arrow|parquet|jsonl|tfrecord|np[yz]|bin|zst)\b"
-        ),
-    ),
-)
 
 Paths = str | Path | Sequence[str | Path]
 
@@ -284,7 +268,12 @@ def decide(
     # Without a failure of the others it is only the one that logs its end.
     alone = alone if causes else frozenset()
     signs += rank_evidence.evidence_from_endings(job, alone)
-    signs += rank_evidence.evidence_from_collectives(causes)
+    # What holds up one rank holds up its group in another operation.
+    signs += [
+        one
+        for one in rank_evidence.evidence_from_collectives(causes)
+        if not beside.awaited or one.stream in beside.awaited
+    ]
     signs += rank_evidence.evidence_from_waits(job, causes)
     signs += rank_evidence.evidence_from_links(job, causes)
     if switches.unfiltered:
@@ -365,7 +354,9 @@ class _Case:
             silent = self._silent_before(lead) if lead.signature.role == "ending" else None
             return self._silence(silent, lead.signature.title) if silent else self._explained(lead)
         symptom = self._best_symptom()
-        if self.beside.odd and (symptom is None or symptom.signature.role == "echo"):
+        timed_out = symptom is not None and symptom.signature.id in TIMEOUTS
+        odd = self.beside.odd or (timed_out and self.beside.awaited)
+        if odd and (symptom is None or symptom.signature.role == "echo"):
             return self._by_kind(STANDS_ELSEWHERE, "stack", None)
         if symptom is not None and symptom.signature.family in OUTLASTS_SUCCESS:
             return self._explained(symptom)
@@ -373,7 +364,7 @@ class _Case:
             return self._healthy(CONFIDENCE_PLANNED_END, self.job.succeeded.text)
         if symptom is not None and symptom.signature.role == "echo" and self._apart is not None:
             return self._in_another_operation(self._apart)
-        if symptom is not None and symptom.signature.id in TIMEOUTS:
+        if symptom is not None and timed_out:
             kept = self._kept_waiting(symptom)
             if kept is not None:
                 return kept
@@ -426,7 +417,7 @@ class _Case:
             near = last.step is not None and last.step >= (furthest.last_step or 0) - IN_FLIGHT
             if not near and not self.ordering.after(last, at):
                 return None  # it has logged nothing since
-        stage = next((stage for stage, words in _WAITS_IN if words.search(last.text)), "")
+        stage = awaited(last.text)
         if not stage:
             return None
         return self._inferred(
@@ -456,7 +447,9 @@ class _Case:
         suspect = next(one for one in self.ranked if one.name in reasons)
         stream = self.job.streams.get(suspect.name)
         own = self._last_own(stream) if stream is not None and lead is not None else None
-        stage = _stage_of_wait(self._stood_in(suspect) or (own.text if own is not None else ""))
+        stood = self._stood_in(suspect)
+        stage = self.beside.awaited.get(suspect.name, "") if kind == "stack" else ""
+        stage = stage or stage_of_wait(stood or (own.text if own is not None else ""))
         if not stage and lead is not None and kind == "stack":
             stage = self._stage(lead.first)  # the stacks were taken while all stood there
         return self._inferred(
@@ -592,7 +585,7 @@ class _Case:
         at = self._last_own(own) if own and own.name in apart else None
         text = self._stood_in(who) or hang.last_words or (at.text if at else "")
         return self._result(
-            stage=(_stage_of_wait(text) if text else "") or self._stage(place),
+            stage=(stage_of_wait(text) if text else "") or self._stage(place),
             outcome="failed",
             cause=HUNG.id,
             family=HUNG.family,
@@ -811,11 +804,6 @@ class _Case:
             job=_described(job, self.ordering),
             **fields,
         )
-
-
-def _stage_of_wait(text: str) -> str:
-    """The stage at which a rank waits whose last entry this is; "" where it does not tell."""
-    return next((stage for stage, one in _WAITS_IN if one.search(text)), stated_stage(text))
 
 
 def _first_stage(texts: Sequence[str]) -> str:

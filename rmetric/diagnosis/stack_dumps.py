@@ -10,8 +10,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rmetric.diagnosis.job import Job, JobStream, Occurrence
+from rmetric.diagnosis.patterns.stages import awaited
 from rmetric.diagnosis.reading.file_names import natural
 
 #: Least number of ranks with stacks, and least share of them in one place, for one to be odd.
@@ -31,6 +33,11 @@ _FAULT_THREAD = re.compile(
 _FAULT_FRAME = re.compile(
     r"^\s*File \"(?P<file>[^\"\n]+)\", line (?P<line>\d+) in (?P<name>\S+)", re.MULTILINE
 )
+_AWAITS = {
+    "": "stands in",
+    "load data": "waits for its data in",
+    "checkpoint": "is at a checkpoint in",
+}
 _RANK_OF_COMMAND = re.compile(r"(?:--?(?:global_?)?rank[= ]|\bRANK=)(\d+)")
 _RANK_ABOVE = re.compile(r"(?i)(?<![a-z_])(?:global[ _])?rank[ =:#_]{0,2}(\d+)")
 
@@ -56,13 +63,36 @@ class Stack:
 
     def words(self, other: Stack) -> str:
         """The frames from where it leaves another stack, which is another rank's."""
-        pairs = zip(reversed(self.place), reversed(other.place), strict=False)
-        common = next((at for at, (one, two) in enumerate(pairs) if one != two), 0)
-        apart = self.frames[: len(self.frames) - common] or self.frames[:1]
+        apart = self._apart(other)
         shown = apart[::-1] if len(apart) <= MAX_SHOWN else (*apart[:-MAX_SHOWN:-1], apart[0])
         return " > ".join(
             f"{name} ({file.rsplit('/', 1)[-1]}:{line})" for name, file, line in shown
         )
+
+    def awaits(self, other: Stack) -> str:
+        """What it waits for outside the job, data or a checkpoint, where it leaves another stack.
+
+        torch.utils.checkpoint is no such wait: it computes activations once more.
+        """
+        return awaited(
+            " ".join(
+                f"{name} {file.rsplit('/', 1)[-1]}"
+                for name, file, _ in self._apart(other)
+                if not file.endswith("utils/checkpoint.py")
+            )
+        )
+
+    def _apart(self, other: Stack) -> tuple[tuple[str, str, str], ...]:
+        pairs = zip(reversed(self.place), reversed(other.place), strict=False)
+        common = next((at for at, (one, two) in enumerate(pairs) if one != two), 0)
+        return self.frames[: len(self.frames) - common] or self.frames[:1]
+
+
+class OddStack(NamedTuple):
+    """Where a stream stands other than most, in words, and what it waits for outside the job."""
+
+    words: str
+    awaits: str
 
 
 def is_stack_dump(head: bytes) -> bool:
@@ -144,8 +174,15 @@ def stacks_in_logs(job: Job, after: Callable[[Occurrence, Occurrence], bool]) ->
     """
     found = []
     furthest = job.furthest.last_step_at if job.furthest else None
+    last = {
+        one.name: [dump for dump in one.stacks if _is_last(one, dump, furthest, after)]
+        for one in job.streams.values()
+    }
+    rounds = {len(job.streams[name].stacks) for name, dumps in last.items() if dumps}
     for one in job.streams.values():
-        dumps = [dump for dump in one.stacks if _is_last(one, dump, furthest, after)]
+        dumps = last[one.name]
+        if not dumps and one.last_step is None and rounds == {len(one.stacks)}:
+            dumps = one.stacks[-1:]  # without a time, but all were asked as often
         places = [frames_of_faulthandler(dump.text) for dump in dumps]
         if places and places[-1]:
             stays = len(places) > 1 and places[0] == places[-1]
@@ -173,8 +210,10 @@ def frames_of_faulthandler(text: str) -> tuple[tuple[str, str, str], ...]:
     return tuple((one["name"], one["file"], one["line"]) for one in _FAULT_FRAME.finditer(main))
 
 
-def odd_stacks(stacks: Sequence[Stack]) -> dict[str, str]:
-    """The few streams that stand in another function than most, with where they stand.
+def odd_stacks(stacks: Sequence[Stack]) -> dict[str, OddStack]:
+    """The few streams that stand in another function than most.
+
+    Of these, those that wait for data or a checkpoint keep the others waiting, which are left out.
 
     Args:
         stacks: of several of one stream the last counts.
@@ -186,8 +225,13 @@ def odd_stacks(stacks: Sequence[Stack]) -> dict[str, str]:
     if times < MIN_AGREEING_SHARE * len(by_stream):
         return {}
     example = next(one for one in by_stream.values() if one.place == usual)
-    return {
-        name: f"stands in {one.words(example)}, {times} others in {example.words(one)}"
+    found = {
+        name: OddStack(
+            f"{_AWAITS[awaits]} {one.words(example)}, {times} others in {example.words(one)}",
+            awaits,
+        )
         for name, one in sorted(by_stream.items(), key=lambda named: natural(named[0]))
         if one.place != usual
+        for awaits in ["" if example.awaits(one) else one.awaits(example)]
     }
+    return {name: one for name, one in found.items() if one.awaits} or found

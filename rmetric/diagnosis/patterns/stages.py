@@ -207,6 +207,21 @@ _RULES = [(re.compile(rule.pattern), rule.stage) for rule in RULES]
 _GATES = WordIndex(
     (gate.encode(), number) for number, rule in enumerate(RULES) for gate in rule.literals
 )
+#: What a rank says before it reads data or a checkpoint and does not come back.
+_WAITS_IN = (
+    (
+        "checkpoint",
+        re.compile(r"(?i)check-?point|ckpt|\bsav(?:e|ing)\b|state[_ ]dict|write_(?:data|files)"),
+    ),
+    (
+        "load data",
+        re.compile(
+            r"(?i)\bshards?\b|data_?loader|data_?set|fetch|download|mini-?batch|next[ _]batch"
+            r"|\b(?:s3|gs|gcs|az|hdfs)://|\bcorpus\b|\bmemmap\b|\bread(?:ing)? samples?\b"
+            r"|\.(?:tar|mds|arrow|parquet|jsonl|tfrecord|np[yz]|bin|zst)\b"
+        ),
+    ),
+)
 
 
 def stated_stage(text: str) -> str:
@@ -223,6 +238,20 @@ def stated_stage(text: str) -> str:
     if not found and _LOG not in lower and may_state_step(text) and match_step(text):
         found = "train"
     return "" if found and _NONE.search(lower) else found
+
+
+def awaited(text: str) -> str:
+    """The stage, "load data" or "checkpoint", for which an entry or a stack waits; "" for none.
+
+    >>> awaited("fetching shard 17")
+    'load data'
+    """
+    return next((stage for stage, words in _WAITS_IN if words.search(text)), "")
+
+
+def stage_of_wait(text: str) -> str:
+    """The stage at which a rank waits whose last entry or stack this is; "" for none."""
+    return awaited(text) or stated_stage(text)
 
 
 def _ruled(lower: str) -> str:
