@@ -55,6 +55,23 @@ def test_a_file_of_a_data_set_tells_the_stage_and_a_folder_does_not():
     assert stage_of(frame.format("train_dataloader.py").replace("check", "<module>")) == ""
 
 
+@pytest.mark.parametrize(
+    ("function", "stage"),
+    [
+        ("validate", "evaluate"),
+        ("_run_validate", "evaluate"),
+        ("validation_step", "evaluate"),
+        ("validate_epoch", "evaluate"),
+        ("evaluate_and_print_results", "evaluate"),
+        ("validate_result", ""),
+        ("_validate_args", ""),
+    ],
+)
+def test_a_check_of_values_is_no_evaluation_of_a_model(function: str, stage: str) -> None:
+    text = f'Traceback (most recent call last):\n  File "a.py", line 3, in {function}\nKeyError: 1'
+    assert stage_of(text) == stage
+
+
 def test_the_stage_of_a_chain_is_that_of_its_first_exception():
     frame = '  File "a.py", line 1, in {}\n'
     first, then = frame.format("training_step") + "X: y\n", frame.format("teardown") + "Z: w"

@@ -34,7 +34,9 @@ _ENDS = re.compile(r"(?:Error|Exception|Failure|Interrupt|Exit|Warning|Timeout|e
 #: Words in a function's name -> the stage; the first that fits the innermost frame that any fits.
 _STAGES = [(stage, re.compile(words, re.IGNORECASE)) for stage, words in (
     ("checkpoint", r"checkpoint|save_(?:model|state|pretrained|sharded)|(?:^|\.)_?save$"),
-    ("evaluate", r"^_?(?:run_)?(?:eval|validat)\w*|_(?:eval|validat)"),
+    # Validation of arguments or of a result is not that of a model.
+    ("evaluate", r"^_?(?:run_)?(?:eval\w*|validation\w*)|_(?:eval|validation)"
+                 r"|(?:^|_)validate(?:_(?:epoch|step|loop|model|one|and))?(?![a-z_])"),
     ("load data", r"__getitem__|collate|data_?loader|dataset|load_data|_next_data"
                   r"|^_?fetch|get_batch"),
     ("initialise", r"init_process_group|initiali[sz]e|setup_(?:model|distributed)|build_model"
