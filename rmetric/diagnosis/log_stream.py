@@ -41,7 +41,7 @@ class LogLineForm:
         blank: they are nothing but a part of the entry before them.
         told: they may state what holds for the whole job.
         marked: they are of the log's beginning, and each occurrence is recorded.
-        plain: they need no more than to be recorded so, and counted.
+        plain: they need no more than to be recorded so, and counted, where they change no stage.
     """
 
     __slots__ = (
@@ -60,8 +60,7 @@ class LogLineForm:
     def begin(self, marked: bool) -> None:
         """Its first entry is met; whether each is to be recorded."""
         self.marked = marked
-        more = self.slow or self.told or self.step is not None or self.stays is not None
-        self.plain = not more
+        self.plain = not (self.slow or self.told or self.step is not None)
 
 
 class OpenEntry:

@@ -177,11 +177,10 @@ class FilePass:
     def _take(self, lines: list[bytes]) -> None:
         known, own, mark = self.forms.get, self.own, self.marks.add
         keys = b"\n".join(lines).translate(None, _DIGITS).split(b"\n")
-        self.lines, self.keys = lines, keys
-        for at, key in enumerate(keys):
-            form = known(key)
+        self.lines, self.keys, number = lines, keys, self.number + 1
+        for at, form in enumerate(list(map(known, keys))):
             if form is None:
-                form = self._form(lines[at], key)
+                form = known(keys[at]) or self._form(lines[at], keys[at])
             stream, heads, start = own, form.heads, 0
             if heads is not None:
                 line = lines[at]
@@ -192,9 +191,15 @@ class FilePass:
                         break
                 else:
                     stream, start = self._stream(line, form)
-            if form.plain and not stream.slow:
+            if (
+                form.plain
+                and not stream.slow
+                and ((stays := form.stays) is None or stream.stage in stays)
+            ):
                 if form.marked:
-                    form.marked = mark(self.number + at + 1, form.template, stream.number)
+                    form.marked = mark(number + at, form.template, stream.number)
+                    if stays is not None:
+                        self.marks.add_stage(number + at, form.facts.stage)
                 stream.templates.append(form.template)
                 stream.places.append(at)
             elif not form.blank:  # which changes nothing

@@ -49,8 +49,8 @@ _NODES = Sought(
 _PER_NODE = Sought(r"(?i)--?nproc[_-]per[_-]node[= ]['\"]?(\d+)|\bnum_local_procs=(\d+)", ("proc",))
 #: The stream's own rank.
 _OWN = Sought(
-    r"(?i)(?<![a-z]_)(?:global[ _]rank|world[ _]rank|rank_train|(?<=[\s\"'(])rank(?==\d+ world)"
-    rf"|^(?:export )?RANK(?==)){_NUMBER}"
+    rf"(?i)(?<![a-z]_)(?:global[ _]rank|world[ _]rank|rank_train){_NUMBER}"
+    r"|(?<=[\s\"'(])rank=(\d+) world|^(?:export )?RANK=[\"']?(\d+)"
     r"|^.{0,80}?\binit\w*\b.{0,60}\brank[ :=]{1,3}(\d+)\b"
     # and Orbax, which JAX saves with
     rf"|{_JAX_RANK}|\[process=(\d+)\]\[thread=",

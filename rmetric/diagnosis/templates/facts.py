@@ -38,6 +38,8 @@ _WRITER = re.compile(
     r"(?i)[\"'](?:global_|world_)?rank[\"']: ?[\"']?(\d{1,6})\b"
     r"|^\W{0,3}(?:on )?rank[ =:#]{1,2}(\d{1,6})\b"
 )
+#: Stages whose announcements the search for attempts needs (`StartMarks.add_stage`).
+_RECORDED = ("launch", "train")
 #: Entries of a cache.
 MAX_ENTRIES = 32_768
 #: Longer keys are not remembered.
@@ -95,8 +97,8 @@ class Facts:
     @property
     def quiet(self) -> bool:
         """Nothing is needed of its stream but to count it, and to record its step and stage."""
-        # A stage that is announced before the first step is recorded in its place among the steps.
-        return not (self.kind or self.alone or (self.told and self.stage))
+        # The begin of a launcher and of the training is recorded in its place among the steps.
+        return not (self.kind or self.alone or (self.told and self.stage in _RECORDED))
 
     @property
     def told(self) -> bool:
