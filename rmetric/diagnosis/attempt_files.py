@@ -26,6 +26,8 @@ MIN_SECONDS = 10.0
 MAX_ATTEMPTS = 1000
 
 _NUMBER = re.compile(r"\d+")
+#: What kubectl's users call the log of a container before its restart.
+_PREVIOUS = re.compile(r"(?i)[-_.](?:previous|prev)(?=[-_.]|$)")
 
 Files = Sequence[Sequence[Part]]
 
@@ -39,6 +41,12 @@ def attempts_by_name(files: Files) -> list[list[Part]]:
         files: the one part of each file.
     """
     parts = [one for each in files for one in each]
+    before = [part for part in parts if _PREVIOUS.search(part.source.name)]
+    again = {_PREVIOUS.sub("", part.source.name) for part in before}
+    after = [part for part in parts if part.source.name in again]
+    if after and _are_attempts([before, after]):
+        others = [part for part in parts if part not in before and part not in after]
+        return [before, [*after, *others]]
     forms = [_NUMBER.sub("0", part.source.name) for part in parts]
     # A file without its like in another attempt is of none, whatever numbers its name has.
     common = {form for form, count in Counter(forms).items() if count > 1}
@@ -59,7 +67,10 @@ def attempts_by_name(files: Files) -> list[list[Part]]:
 
 
 def _are_attempts(groups: Sequence[Sequence[Part]]) -> bool:
-    forms = [Counter(_NUMBER.sub("0", part.source.name) for part in group) for group in groups]
+    forms = [
+        Counter(_NUMBER.sub("0", _PREVIOUS.sub("", part.source.name)) for part in group)
+        for group in groups
+    ]
     if any(one.keys() != forms[0].keys() for one in forms):
         return False
     spans = [_span(group) for group in groups]

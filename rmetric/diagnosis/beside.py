@@ -19,7 +19,9 @@ from rmetric.diagnosis.gpu_monitor import GpuMonitor, is_monitor, read_monitor
 from rmetric.diagnosis.job import Job, Occurrence
 from rmetric.diagnosis.reading.source import LogSource
 from rmetric.diagnosis.stack_dumps import (
+    OddStack,
     Stack,
+    assign,
     is_stack_dump,
     odd_stacks,
     read_stacks,
@@ -54,13 +56,16 @@ class BesideFindings(NamedTuple):
         signs: evidence against ranks.
         stuck: the collective in which ranks wait; None where the dumps show none.
         odd: a rank stands in another function than most, and does not move.
-        awaited: rank -> what it waits for outside the job, as its stack shows.
+        awaited: rank -> what it waits for outside the job, as its stack shows; "" for a process
+            of which no more is known.
+        unnamed: the stack of that.
     """
 
     signs: tuple[RankEvidence, ...] = ()
     stuck: Stuck | None = None
     odd: bool = False
     awaited: Mapping[str, str] = {}
+    unnamed: OddStack = OddStack("", "")
 
 
 def is_beside(head: bytes) -> bool:
@@ -82,10 +87,7 @@ def read_beside(files: Sequence[LogSource]) -> BesideLogs:
             if is_monitor(head):
                 found.monitors.append(read_monitor(text, one.name, one.node))
                 continue
-            read = read_stacks(text, one.name, one.rank)
-            if not read:
-                found.notes.append(f"{one.name}: stacks of no rank; a name such as rank_3 tells it")
-            found.stacks += read
+            found.stacks += read_stacks(text, one.name, one.rank, one.node)
         except LogError as error:
             found.notes.append(str(error))
         except (OSError, ValueError) as error:
@@ -94,25 +96,31 @@ def read_beside(files: Sequence[LogSource]) -> BesideLogs:
     return found
 
 
-def find_beside(job: Job, after: Callable[[Occurrence, Occurrence], bool]) -> BesideFindings:
+def find_beside(
+    job: Job,
+    after: Callable[[Occurrence, Occurrence], bool],
+    on_node: Callable[[str, str], Sequence[str]],
+) -> BesideFindings:
     """Evidence of the dumps and stacks of a job.
 
     Args:
         job: the job.
         after: True for an entry that is certainly later than another.
+        on_node: the streams of a node's local rank.
     """
     beside = job.beside or BesideLogs()
     stuck = stuck_collectives(beside.dumps)
     blamed = culprits(stuck)
     recorded = {f"rank {rank}": words for rank, words in blamed.items()}
-    stacks = beside.stacks or stacks_in_logs(job, after)
+    stacks = assign(job, beside.stacks, on_node) or stacks_in_logs(job, after)
     odd = odd_stacks(stacks)
-    stood = {name: one.words for name, one in odd.items()}
+    stood = {name: one.words for name, one in odd.items() if name}
     return BesideFindings(
         (*_signs(recorded, "recorder"), *_signs(stood, "stack")),
         stuck[0] if stuck else None,
         any(one.stays for one in stacks if one.stream in odd),
         {name: one.awaits for name, one in odd.items() if one.awaits},
+        odd.get("", BesideFindings().unnamed),
     )
 
 

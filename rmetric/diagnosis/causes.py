@@ -48,6 +48,10 @@ WITHOUT_REASON = {
     "slurm_cancelled": ("preempted", "time limit"),
     "checkpoint_write_failed": ("disk full", "quota"),
 }
+#: What a tool shows is no consequence of what came before.
+SHOWN = ("disk_shown_full",)
+#: Names that cannot be resolved: of the node that looks them up.
+UNKNOWN_NAMES = ("rendezvous_name_unknown", "name_not_resolved")
 #: Signatures of a pod that does not begin.
 NOT_BEGUN = ("pod_not_scheduled",)
 #: Endings that state a signal and no reason; the scheduler's line may come after it.
@@ -298,7 +302,7 @@ def _aborted(one: Cause) -> bool:
 
 def _explained_by(one: Cause, live: Iterable[Cause], ordering: Ordering) -> Cause | None:
     """An earlier cause of which this is the likely consequence."""
-    for other in live:
+    for other in live if one.signature.id not in SHOWN else ():
         ended_by = (
             one.signature.role == "ending" and other.signature.role in ("symptom", "echo")
         ) or (other.signature.role == "echo" and _aborted(one))
@@ -332,9 +336,15 @@ def _is_reason(one: Cause, other: Cause, ordering: Ordering) -> bool:
     """True for an ending with its reason, about when another one states a signal only.
 
     Slurm may cancel the step first, and the job with its reason only after the time of grace. A
-    checkpoint fails to be written because of what a later line tells of its disk.
+    checkpoint fails to be written because of what a later line tells of its disk. Nodes wait in vain
+    for one that fails by itself.
     """
     apart = abs(ordering.later_by(one.first, other.first) or 0.0)
+    if other.signature.family == "rendezvous":  # nodes that wait in vain for another one
+        apart_of = one.signature.role == "cause" and one.signature.confidence >= GENERIC
+        own = one.signature.family not in CONNECTIONS or one.signature.id in UNKNOWN_NAMES
+        others = set(one.streams).isdisjoint(other.streams)
+        return apart_of and own and others and apart <= FOLLOWS_WITHIN
     if other.signature.id in WITHOUT_REASON:
         return (
             one.signature.family in WITHOUT_REASON[other.signature.id] and apart <= FOLLOWS_WITHIN

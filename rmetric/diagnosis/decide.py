@@ -107,18 +107,6 @@ LOSSES_HINT = "Losses are not evaluated here; use rmetric replay."
 JOB_ENDED_HINT = (
     "If the job has ended, check the scheduler's record and the node's kernel log (OOM kill)."
 )
-#: Ranks that log these waited in vain for another one.
-TIMEOUTS = (
-    "nccl_timeout",
-    "nccl_failed_or_timed_out",
-    "gloo_timeout",
-    "monitored_barrier_failed",
-    "store_timeout",
-    "hccl_notify_timeout",
-    "npu_task_timeout",
-    "xla_rendezvous_stuck",
-    "xla_barrier_timeout",
-)
 #: Entries of a stream that are its end.
 NUM_FINAL_ENTRIES = 3
 
@@ -136,6 +124,9 @@ _STAGE_OF_FAMILY = {
     "nan loss": "train",
     "numerics": "train",
 }
+
+#: Where a stack tells of a rank, and nothing tells which.
+_SOME_RANK = Suspect(name="one rank", rank=None, node=None, score=1.0, why="")
 
 Paths = str | Path | Sequence[str | Path]
 
@@ -261,7 +252,7 @@ def decide(
     if switches.library:
         causes = weigh(collect(job, signatures, ordering, alone), ordering)
     signs = [*found.signs, *rank_evidence.evidence_from_causes(job, causes, ordering)]
-    beside = find_beside(job, ordering.after)
+    beside = find_beside(job, ordering.after, rank_evidence.RankIndex(job).at)
     signs += beside.signs
     hang = find_hang(job, causes, ordering) if switches.temporal else None
     signs += hang.signs if hang else ()
@@ -354,7 +345,7 @@ class _Case:
             silent = self._silent_before(lead) if lead.signature.role == "ending" else None
             return self._silence(silent, lead.signature.title) if silent else self._explained(lead)
         symptom = self._best_symptom()
-        timed_out = symptom is not None and symptom.signature.id in TIMEOUTS
+        timed_out = symptom is not None and symptom.signature.id in rank_evidence.TIMEOUTS
         odd = self.beside.odd or (timed_out and self.beside.awaited)
         if odd and (symptom is None or symptom.signature.role == "echo"):
             return self._by_kind(STANDS_ELSEWHERE, "stack", None)
@@ -444,11 +435,15 @@ class _Case:
     def _by_kind(self, inferred: InferredCause, kind: str, lead: Cause | None) -> Diagnosis:
         """A cause inferred from evidence of one kind, of the first rank that has it."""
         reasons = {one.stream: one.words for one in self.beside.signs if one.kind == kind}
-        suspect = next(one for one in self.ranked if one.name in reasons)
+        suspect = next((one for one in self.ranked if one.name in reasons), _SOME_RANK)
+        if suspect is _SOME_RANK:  # nothing tells whose stack it is
+            suspect = next(iter(named(self.ranked)), suspect)
+            reasons = {suspect.name: self.beside.unnamed.words}
         stream = self.job.streams.get(suspect.name)
         own = self._last_own(stream) if stream is not None and lead is not None else None
         stood = self._stood_in(suspect)
-        stage = self.beside.awaited.get(suspect.name, "") if kind == "stack" else ""
+        awaits = self.beside.awaited
+        stage = awaits.get(suspect.name, awaits.get("", "")) if kind == "stack" else ""
         stage = stage or stage_of_wait(stood or (own.text if own is not None else ""))
         if not stage and lead is not None and kind == "stack":
             stage = self._stage(lead.first)  # the stacks were taken while all stood there

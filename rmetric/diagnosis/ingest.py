@@ -35,7 +35,7 @@ SAME_MOMENT = 1.0
 START_LINES = 20
 #: New objects after which Python seeks garbage while logs are read.
 NEW_OBJECTS = 1_000_000
-_ATTEMPT = re.compile(r"(?:^|/)attempt_(\d+)(?:/|$)")
+_ATTEMPT = re.compile(r"(?i)(?:^|/)(?:attempt|try|restart)[-_.]?(\d+)(?:/|$)")
 
 
 def ingest(
@@ -120,8 +120,9 @@ def aligned(files: Sequence[Sequence[Part]]) -> list[list[Part]]:
     """
     names = [_ATTEMPT.search(parts[0].source.name) for parts in files]
     numbers = sorted({int(name[1]) for name in names if name})
-    most = len(numbers) or max(map(len, files))
-    if most == 1:
+    working = [parts for parts in files if any(map(_shows_work, parts))] or files
+    most = len(numbers) or max(map(len, working))
+    if most == 1 and max(map(len, files)) == 1:
         return attempts_by_name(files)
     reference = next((parts for parts in files if len(parts) == most), files[0])
     begins = [_begin(part) for part in reference]
@@ -129,6 +130,9 @@ def aligned(files: Sequence[Sequence[Part]]) -> list[list[Part]]:
     for parts, name in zip(files, names, strict=True):
         if name and numbers:
             attempts[numbers.index(int(name[1]))].append(parts[-1])
+            continue
+        if len(parts) > most:  # a tool's reports on one device after the other
+            attempts[-1] += parts
             continue
         for at, part in enumerate(parts):
             place = at if len(parts) == most else at - len(parts)
@@ -141,6 +145,11 @@ def aligned(files: Sequence[Sequence[Part]]) -> list[list[Part]]:
                 place = before[-1] if before else place
             attempts[place].append(part)
     return [parts for parts in attempts if parts]
+
+
+def _shows_work(part: Part) -> bool:
+    """True if a line of the part stated a step or a stage."""
+    return any(one.stream.steps or one.stages for one in part.streams)
 
 
 def _begin(part: Part) -> float | None:

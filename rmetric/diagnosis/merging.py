@@ -99,6 +99,8 @@ class _Merging:
                 )
         for one, seat in zip(part.streams, seats, strict=True):
             name = names[one.stream.name]
+            if one.prefix.pid is not None and seat.rank is not None:
+                job.rank_of_pid[seat.node or one.prefix.node, one.prefix.pid] = seat.rank
             self._stream(name, seat, one.stream)
             for at, count in one.counts.items():
                 counts = job.events[numbers[at]].counts
@@ -110,7 +112,7 @@ class _Merging:
             self._stages(one)
         if part.succeeded is not None:
             job.succeeded = _later(job.succeeded or part.succeeded, part.succeeded)
-        job.files[file] = part.lines
+        job.files[file] = job.files.get(file, 0) + part.lines
         if (span := span_of(one.stream for one in part.streams)) is not None:
             job.spans[file] = span
         if part.source.cut_off:
@@ -126,7 +128,8 @@ class _Merging:
         self.job.ranks_per_node = world.per_node
         self.job.tasks_launch = self.layout.tasks_launch
         self.job.node_of_rank = dict(world.node_of_rank)
-        self.job.rank_of_gpu, self.job.rank_of_pid = world.rank_of_gpu, world.rank_of_pid
+        self.job.rank_of_gpu = world.rank_of_gpu
+        self.job.rank_of_pid |= world.rank_of_pid
         self.job.notes = list(world.notes())
         if self.events.full:
             self.job.notes.append(

@@ -33,7 +33,7 @@ from rmetric.diagnosis.log_stream import (
 from rmetric.diagnosis.part import Part, part_of
 from rmetric.diagnosis.patterns.iterations import IterationWatch
 from rmetric.diagnosis.patterns.stages import next_stage
-from rmetric.diagnosis.patterns.steps import StepMatch
+from rmetric.diagnosis.patterns.steps import StepMatch, planned_steps
 from rmetric.diagnosis.reading.joining import NEXT, Kind
 from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix, PrefixParser
 from rmetric.diagnosis.reading.source import LogSource
@@ -451,7 +451,7 @@ class FilePass:
             number, line, form.template, stream.key, step[1], stream.stage, None, form,
         )  # fmt: skip
         time = form.time.time(line)
-        self._compare_step(stream, number, step, time)
+        self._compare_step(stream, number, step, time, line)
         before = stream.step
         stream.step = self.watch.add_step(stream.key, step, form.template, raw, time)
         stream.changes.append((len(stream.templates), stream.step))
@@ -462,7 +462,12 @@ class FilePass:
             stream.last_step_at = raw
 
     def _compare_step(
-        self, stream: LogStream, number: int, step: StepMatch, time: float | None
+        self,
+        stream: LogStream,
+        number: int,
+        step: StepMatch,
+        time: float | None,
+        line: bytes,
     ) -> None:
         """Record a step that falls back, which may be of a new attempt."""
         self.marks.add_step(number)
@@ -474,7 +479,9 @@ class FilePass:
         pause = 0.0
         if time is not None and counter.time is not None:
             pause = time - counter.time
-        if now < counter.last - RANKS_APART:
+        if now < counter.last - RANKS_APART and not _counts_other(
+            line, now, stream.last_step_at, counter.last
+        ):
             longest = MIN_PAUSE_RATIO * counter.longest_pause
             self.marks.add_back(number, counter.last, now, pause > max(MIN_PAUSE_SECONDS, longest))
         elif pause > counter.longest_pause:
@@ -540,3 +547,11 @@ class FilePass:
         if stream.shown < len(stream.templates):
             self.watch.add_events(stream.key, stream.templates[stream.shown :])
             stream.shown = len(stream.templates)
+
+
+def _counts_other(line: bytes, step: int, before: RawEntry | None, last: int) -> bool:
+    """Return True for two bars of different lengths: training's, and that of an evaluation."""
+    if before is None:
+        return False
+    planned = planned_steps(clean(line), step)
+    return planned is not None and planned_steps(clean(before[1]), last) not in (None, planned)

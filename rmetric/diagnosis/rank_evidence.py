@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from operator import itemgetter
 
 from rmetric.diagnosis.causes import CONNECTIONS, Cause
@@ -20,6 +20,22 @@ MAX_COMMON_SHARE = 0.5
 MIN_AGREEING_SHARE = 0.75
 #: A larger number of ranks is of several nodes where no line states how many a node has.
 MAX_PER_NODE = 8
+#: Largest share of the ranks that may lack the timeout of all others.
+MAX_LACKING_SHARE = 0.25
+#: Ranks that log these waited in vain for another one.
+TIMEOUTS = (
+    "nccl_timeout",
+    "nccl_failed_or_timed_out",
+    "gloo_timeout",
+    "monitored_barrier_failed",
+    "store_timeout",
+    "hccl_notify_timeout",
+    "npu_task_timeout",
+    "xla_rendezvous_stuck",
+    "xla_barrier_timeout",
+)
+#: Of these, what a rank may log that only heard of another one's.
+HEARD_OF = ("nccl_failed_or_timed_out", "store_timeout")
 #: Largest number of ranks in one range.
 MAX_RANGE_LENGTH = 10_000
 #: Bus and device of a GPU, as the kernel writes them.
@@ -33,6 +49,15 @@ OF_KERNELS = ("oom killer", "storage")
 _KILL_SIGNALS = (
     signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE,
 )  # fmt: skip
+
+
+def short(node: str) -> str:
+    """A node's name without its domain, which some lines state and others do not.
+
+    >>> short("gpu-07.cluster.local"), short("10.0.0.7")
+    ('gpu-07', '10.0.0.7')
+    """
+    return node if node[:1].isdigit() else node.partition(".")[0]
 
 
 class RankIndex:
@@ -51,9 +76,11 @@ class RankIndex:
         self.silent = {f"rank {rank}" for rank in job.silent_ranks}
         self._job = job
         self._on_node: dict[str, list[tuple[int, str]]] = {}
+        self._whole_name: dict[str, str] = {}
         for one in job.streams.values():
             if one.rank is not None and (node := job.node_of(one)) is not None:
-                self._on_node.setdefault(node, []).append((one.rank, one.name))
+                self._on_node.setdefault(short(node), []).append((one.rank, one.name))
+                self._whole_name.setdefault(short(node), node)
 
     def is_minority(self, count: int) -> bool:
         """Return True if `count` streams are few enough to be suspicious."""
@@ -93,6 +120,10 @@ class RankIndex:
             or (self._of_local_rank(int(local), stream) if local.isdigit() else [])
         )
 
+    def at(self, node: str, local_rank: str) -> list[str]:
+        """Streams of the rank of a number within a node; the node's where that is not known."""
+        return self.implicated_ranks({"node": node, "local_rank": local_rank})
+
     def without_logs(self, ranks: Sequence[int]) -> list[str]:
         """Names of ranks without log lines that the job may have."""
         size = self._job.world_size
@@ -104,12 +135,12 @@ class RankIndex:
             return None
         for node, ranks in self._on_node.items():
             if set(names) == {name for _, name in ranks}:
-                return node
+                return self._whole_name[node]
         return None
 
     def on_node(self, name: str) -> set[str]:
         """Names of the ranks on the node of a stream `node NAME`."""
-        return {one for _, one in self._on_node.get(name.removeprefix("node "), [])}
+        return {one for _, one in self._on_node.get(short(name.removeprefix("node ")), [])}
 
     def _of_local_rank(self, local_rank: int, stream: str) -> list[str]:
         """The rank on the stream's node; where there is one node only, of the same number.
@@ -119,7 +150,7 @@ class RankIndex:
         own = self._job.streams.get(stream)
         node = self._job.node_of(own) if own is not None else None
         if node is not None and len(self._on_node) > 1:
-            return self._at(sorted(self._on_node.get(node, [])), local_rank)
+            return self._at(sorted(self._on_node.get(short(node), [])), local_rank)
         size = self._job.world_size or max(self.ranks.values(), default=0) + 1
         one_node = len(self._on_node) <= 1 and size <= (self._job.ranks_per_node or MAX_PER_NODE)
         name = f"rank {local_rank}"
@@ -136,7 +167,7 @@ class RankIndex:
 
     def _streams_on(self, node: str, local_rank: str) -> list[str]:
         """Streams of a node: its ranks where they are known, else the node itself."""
-        for name in (node, node.partition(".")[0]):
+        for name in (node, short(node)):
             if f"node {name}" in self.active:
                 return [f"node {name}"]
             ranks = sorted(self._on_node.get(name, []))
@@ -174,6 +205,8 @@ def evidence_from_causes(
             evidence += _from_own_log(cause, index, ordering)
             evidence += _from_writers(cause, index)
             evidence += [*_from_kernel(job, cause), *_from_ray(job, cause)]
+        if cause.signature.role in ("cause", "symptom"):
+            evidence += _from_processes(job, cause, index)
         if cause.signature.role == "symptom" and _lost_peers(causes, cause, index, ordering):
             continue
         if cause.signature.role != "ending":
@@ -302,6 +335,24 @@ def _from_ray(job: Job, cause: Cause) -> list[RankEvidence]:
     return divided(sorted(found), "accused", words, cause.score)
 
 
+def _from_processes(job: Job, cause: Cause, index: RankIndex) -> list[RankEvidence]:
+    """Evidence against the ranks whose processes entries name, of which each number is of one."""
+    ranks: dict[int, set[int]] = {}
+    for (_, pid), rank in job.rank_of_pid.items():
+        ranks.setdefault(pid, set()).add(rank)
+    found = set()
+    for match in cause.matches:
+        for fields in match.named:
+            pid = fields.get("pid", "")
+            of = ranks.get(int(pid), set()) if pid.isdigit() else set()
+            if len(of) == 1 and not match.stream.startswith("node "):  # as of a kernel
+                found.add(f"rank {min(of)}")
+    if not index.is_minority(len(found)):
+        return []
+    kind = "accused" if cause.signature.role == "cause" else "implicated"
+    return divided(sorted(found), kind, f"its process is named in: {cause.signature.title}")
+
+
 def _from_writers(cause: Cause, index: RankIndex) -> list[RankEvidence]:
     """Evidence against ranks that state their number in the entry, where the log does not."""
     ranks = {
@@ -398,15 +449,29 @@ def evidence_from_endings(job: Job, alone: Collection[str]) -> list[RankEvidence
 
 
 def evidence_from_echoes(job: Job, causes: Sequence[Cause]) -> list[RankEvidence]:
-    """Evidence against ranks without the lost-peer error that most of their peers report."""
+    """Evidence against ranks without the lost-peer error that most of their peers report.
+
+    Where nearly all waited in vain for a collective, those that did not are the ones; they may
+    have logged that they heard of it.
+    """
     index = RankIndex(job)
     echoes = [cause for cause in causes if cause.signature.role == "echo"]
-    reporting = index.active & {stream for one in echoes for stream in one.streams}
-    lacking = [*sorted(index.active - reporting), *sorted(index.silent)]
+    own = [
+        one for one in echoes if one.signature.id in TIMEOUTS and one.signature.id not in HEARD_OF
+    ]
+    reporting, lacking = _reporting(own, index)
+    if not 0 < len(lacking) <= max(1, MAX_LACKING_SHARE * len(reporting)):
+        reporting, lacking = _reporting(echoes, index)
     most = max(1, (1.0 - MAX_COMMON_SHARE) * len(index.active))
     if len(index.active) < 3 or not reporting or len(lacking) > most:
         return []
     return divided(lacking, "no echo", f"lacks an error that {len(reporting)} others report")
+
+
+def _reporting(causes: Sequence[Cause], index: RankIndex) -> tuple[set[str], list[str]]:
+    """The streams that report any of these, and those that do not."""
+    reporting = index.active & {stream for one in causes for stream in one.streams}
+    return reporting, [*sorted(index.active - reporting), *sorted(index.silent)]
 
 
 def evidence_from_waits(job: Job, causes: Sequence[Cause]) -> list[RankEvidence]:
@@ -486,7 +551,7 @@ def _not_enqueued(causes: Sequence[Cause]) -> list[RankEvidence]:
             own = stream if stream.startswith("rank ") else f"rank {fields.get('last_rank', '')}"
             group = groups.setdefault(fields.get("group", ""), {})
             group[own] = int(fields["enqueued"]), int(fields["completed"])
-    evidence = []
+    evidence = _with_nothing_in_flight(groups.values())
     for stated in groups.values():
         waiting = [done for enqueued, done in stated.values() if enqueued > done]
         if len(waiting) < 2:
@@ -501,6 +566,19 @@ def _not_enqueued(causes: Sequence[Cause]) -> list[RankEvidence]:
             words = f"did not enqueue collective {done + 1}, for which {times} others wait"
             evidence += divided(behind, "accused", words)
     return evidence
+
+
+def _with_nothing_in_flight(groups: Iterable[dict[str, tuple[int, int]]]) -> list[RankEvidence]:
+    """Evidence against ranks that wait in no group, while nearly all others wait in one."""
+    waits: dict[str, bool] = {}
+    for stated in groups:
+        for name, (enqueued, done) in stated.items():
+            waits[name] = waits.get(name, False) or enqueued > done
+    idle = sorted(name for name, one in waits.items() if not one)
+    others = len(waits) - len(idle)
+    if others < 2 or len(idle) > max(1, MAX_LACKING_SHARE * others):
+        return []
+    return divided(idle, "accused", f"has no collective under way, for which {others} others wait")
 
 
 def _entries(causes: Sequence[Cause]) -> Iterator[tuple[str, dict[str, str]]]:

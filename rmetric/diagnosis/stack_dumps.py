@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,13 +19,17 @@ from rmetric.diagnosis.reading.file_names import natural
 #: Least number of ranks with stacks, and least share of them in one place, for one to be odd.
 MIN_RANKS = 3
 MIN_AGREEING_SHARE = 0.6
+#: Largest share of all stacks that may wait outside the job, to be those that hold up the others.
+MAX_ODD_SHARE = 0.4
 #: Frames that are shown of a stack.
 MAX_SHOWN = 4
-#: What py-spy begins with; a person's command and the time may stand above it.
-_HEAD = re.compile(rb"(?:[^\n]*\n){0,5}?\s*Process \d+: .*\n(?:Python v\d|\s*\n)")
-_PROCESS = re.compile(r"^Process (\d+): (.*)$", re.MULTILINE)
-_THREAD = re.compile(r"^Thread (\S+)(?: \((\w[\w+]*)\))?(?:: \"(.*)\")?\s*$")
+#: Least share of a file's lines below its first stack that are of stacks.
+MIN_STACK_SHARE = 0.6
+_PROCESS = re.compile(r"^Process (?P<pid>\d+): (?P<command>.*)$")
+_THREAD = re.compile(r"^Thread (?P<id>\S+)(?: \((?:\w[\w+]*)\))?(?:: \"(?P<name>.*)\")?\s*$")
 _FRAME = re.compile(r"^\s+(?P<name>\S.*?) \((?P<file>[^()\n]+?)(?::(?P<line>\d+))?\)\s*$")
+#: What py-spy writes with --locals, and about its process.
+_BESIDES = re.compile(r"^(?:\s+(?:Arguments|Locals):|\s{8,}\S+: |Python v\d|\s*$)")
 #: Heads of the threads of faulthandler, the main thread's last, and their frames.
 _FAULT_THREAD = re.compile(
     r"^(?:Current t|T)hread 0x[0-9a-f]+ .*\(most recent call first\):", re.MULTILINE
@@ -40,20 +44,37 @@ _AWAITS = {
 }
 _RANK_OF_COMMAND = re.compile(r"(?:--?(?:global_?)?rank[= ]|\bRANK=)(\d+)")
 _RANK_ABOVE = re.compile(r"(?i)(?<![a-z_])(?:global[ _])?rank[ =:#_]{0,2}(\d+)")
+_LOCAL_ABOVE = re.compile(r"(?i)(?:(?<![a-z])local[ _]?rank|\blocal|\bgpu)[ =:#_]{0,2}(\d+)")
+#: The host in a shell's prompt.
+_PROMPT = re.compile(r"(?:^|\s)[\w.-]+@([\w.-]*\d[\w-]*)\b", re.MULTILINE)
+#: A worker process that reads data for another one.
+_WORKER = "_worker_loop"
+#: Where a process waits for the others, or for its GPU, which waits for them.
+_COLLECTIVE = re.compile(
+    r"(?i)all_?(?:gather|reduce|to_?all)|reduce_scatter|broadcast|barrier|^_?(?:scatter|gather|send|recv)"
+    r"|synchronize|wait_tensor|block_until_ready|run_backward|^(?:backward|item|tolist|cpu)$"
+    r"|^wait \(?[^ ]*(?:distributed|c10d)"
+)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Stack:
-    """The main thread of one stream of the job, usually a rank.
+    """The main thread of one process.
 
     Attributes:
         frames: (function, file, line), the innermost first.
+        stream: of the job, usually a rank; "" where it is not known.
+        rank, local_rank, node, pid: as the file states them, None where it does not.
         stays: it did not move: taken after the process hung, or twice in one place.
     """
 
     file: str
-    stream: str
     frames: tuple[tuple[str, str, str], ...]
+    stream: str = ""
+    rank: int | None = None
+    local_rank: int | None = None
+    node: str | None = None
+    pid: int | None = None
     stays: bool = True
 
     @property
@@ -64,23 +85,31 @@ class Stack:
     def words(self, other: Stack) -> str:
         """The frames from where it leaves another stack, which is another rank's."""
         apart = self._apart(other)
-        shown = apart[::-1] if len(apart) <= MAX_SHOWN else (*apart[:-MAX_SHOWN:-1], apart[0])
-        return " > ".join(
-            f"{name} ({file.rsplit('/', 1)[-1]}:{line})" for name, file, line in shown
-        )
+        if len(apart) > MAX_SHOWN:
+            apart = (apart[0], *apart[1 - MAX_SHOWN :])
+        return _shown(apart)
 
     def awaits(self, other: Stack) -> str:
         """What it waits for outside the job, data or a checkpoint, where it leaves another stack.
 
         torch.utils.checkpoint is no such wait: it computes activations once more.
         """
-        return awaited(
-            " ".join(
-                f"{name} {file.rsplit('/', 1)[-1]}"
-                for name, file, _ in self._apart(other)
-                if not file.endswith("utils/checkpoint.py")
-            )
-        )
+        return awaited(" ".join(_words(self._apart(other))))
+
+    @property
+    def stage(self) -> str:
+        """As `awaits`, by itself: "" for a process that waits for others, or for its GPU."""
+        for words in _words(self.frames):
+            if _COLLECTIVE.search(words):
+                return ""
+            if stage := awaited(words):
+                return stage
+        return ""
+
+    @property
+    def shown(self) -> str:
+        """The innermost frames, in words."""
+        return _shown(self.frames[:MAX_SHOWN])
 
     def _apart(self, other: Stack) -> tuple[tuple[str, str, str], ...]:
         pairs = zip(reversed(self.place), reversed(other.place), strict=False)
@@ -95,65 +124,170 @@ class OddStack(NamedTuple):
     awaits: str
 
 
+def _shown(frames: Sequence[tuple[str, str, str]]) -> str:
+    return " > ".join(
+        f"{name} ({file.rsplit('/', 1)[-1]}:{line})" for name, file, line in reversed(frames)
+    )
+
+
+def _words(frames: Sequence[tuple[str, str, str]]) -> Iterator[str]:
+    """A function, its file and the file's folder, of each frame that may be a wait."""
+    for name, file, _ in frames:
+        if not file.endswith("utils/checkpoint.py"):
+            yield " ".join([name, *file.split("/")[-1:-3:-1]])
+
+
 def is_stack_dump(head: bytes) -> bool:
-    r"""True for the first bytes of a file that py-spy dump wrote.
+    r"""True for the first bytes of a file with stacks of py-spy, and little else below the first.
+
+    A person's commands and what they printed may stand above it.
 
     >>> is_stack_dump(b"Process 4711: python train.py\nPython v3.10.12 (/bin/python3.10)\n")
     True
     """
-    return _HEAD.match(head) is not None
+    if b"\nThread " not in head and b"Process " not in head:
+        return False
+    lines = head.decode("utf-8", "replace").splitlines()
+    first = next((at for at, line in enumerate(lines) if _begins(lines, at)), None)
+    if first is None:
+        return False
+    below = [line for line in lines[first:-1] or lines[first:] if line.strip()]
+    known = (_PROCESS, _THREAD, _FRAME, _BESIDES)
+    return sum(any(one.match(line) for one in known) for line in below) >= MIN_STACK_SHARE * len(
+        below
+    )
 
 
-def read_stacks(text: str, name: str, rank: int | None) -> list[Stack]:
-    """The main threads of a file's processes.
+def _begins(lines: Sequence[str], at: int) -> bool:
+    """True for the first line of a process, or of a thread with its frames."""
+    after = next((line for line in lines[at + 1 : at + 3] if line.strip()), "")
+    if _PROCESS.match(lines[at]):
+        return after == "" or after.startswith("Python v") or _THREAD.match(after) is not None
+    return _THREAD.match(lines[at]) is not None and _FRAME.match(after) is not None
+
+
+def read_stacks(text: str, name: str, rank: int | None, node: str | None = None) -> list[Stack]:
+    """The main threads of a file's processes, without workers that read data for them.
 
     Args:
         text: content of the file.
         name: of the file, as it is shown.
-        rank: as the file's name states it; of several processes in a file each one's command
-            (``--rank 3``) or the lines above it must state its own. Where none does, processes of
-            consecutive numbers are those of one launcher, in the order of their ranks.
+        rank, node: as the file's name states them; of several processes in a file each one's
+            command (``--rank 3``) or the lines above it must state its own rank.
     """
-    starts = [*_PROCESS.finditer(text)]
-    ranks = _ranks(text, starts) if len(starts) > 1 else [rank]
-    found = []
-    for at, (start, of) in enumerate(zip(starts, ranks, strict=False)):
-        end = starts[at + 1].start() if at + 1 < len(starts) else len(text)
-        stated = _RANK_OF_COMMAND.search(start[2])
-        of = int(stated[1]) if stated else of
-        frames = _main_thread(text[start.end() : end])
-        if of is not None and frames:
-            found.append(Stack(file=name, stream=f"rank {of}", frames=frames))
-    return found
-
-
-def _ranks(text: str, starts: Sequence[re.Match[str]]) -> list[int | None]:
-    """The rank of each process of a file, by the lines above it or by its number."""
-    ranks: list[int | None] = []
-    end = 0
-    for start in starts:
-        # Below the stacks of the process before it, which are set in.
-        above = re.split(r"\n[ \t]+\S[^\n]*", text[end : start.start()])[-1]
-        stated = _RANK_ABOVE.findall(above)
-        ranks.append(int(stated[-1]) if stated else None)
-        end = start.end()
-    numbers = [int(start[1]) for start in starts]
-    if not any(one is not None for one in ranks) and max(numbers) - min(numbers) + 1 == len(
-        set(numbers)
-    ):
-        return [number - min(numbers) for number in numbers]
-    return ranks
-
-
-def _main_thread(text: str) -> tuple[tuple[str, str, str], ...]:
-    threads: list[tuple[str, list[tuple[str, str, str]]]] = []
+    node = node or next(iter(_PROMPT.findall(text)), None)
+    found: list[Stack] = []
+    above: list[str] = []
+    main, own = False, ""
+    now: Stack | None = None
     for line in text.splitlines():
-        if thread := _THREAD.match(line):
-            threads.append((thread[3] or "", []))
-        elif threads and (frame := _FRAME.match(line)):
-            threads[-1][1].append((frame["name"], frame["file"], frame["line"] or "?"))
-    main = next((frames for name, frames in threads if name == "MainThread"), None)
-    return tuple(main if main is not None else threads[0][1] if threads else ())
+        if process := _PROCESS.match(line):
+            now = Stack(file=name, frames=(), node=node, pid=int(process["pid"]))
+            main, own = True, process["command"]
+            found.append(_stated(now, own, above))
+        elif thread := _THREAD.match(line):
+            of_main, number = thread["name"] == "MainThread", thread["id"]
+            if now is None or (of_main and now.frames and number != str(now.pid)):
+                # of a process whose own line was left out
+                now = Stack(file=name, frames=(), node=node)
+                now.pid = int(number) if number.isdigit() else None
+                found.append(_stated(now, "", above))
+            main = of_main or not now.frames
+            if of_main:
+                now.frames = ()
+        elif now is not None and (frame := _FRAME.match(line)):
+            if main:
+                now.frames += ((frame["name"], frame["file"], frame["line"] or "?"),)
+            above = []
+        elif not _BESIDES.match(line):
+            above.append(line)
+    stacks = [
+        one for one in found if one.frames and all(name != _WORKER for name, *_ in one.frames)
+    ]
+    if len(stacks) == 1 and stacks[0].rank is None:
+        stacks[0].rank = rank
+    return stacks
+
+
+def _stated(stack: Stack, command: str, above: Sequence[str]) -> Stack:
+    """The stack with the rank that its command, or the lines above it, state."""
+    text = "\n".join(above)
+    ranks = _RANK_OF_COMMAND.findall(command) or _RANK_ABOVE.findall(text)[-1:]
+    local = _LOCAL_ABOVE.findall(text)
+    stack.rank = int(ranks[0]) if ranks else None
+    stack.local_rank = int(local[-1]) if local else None
+    return stack
+
+
+def assign(
+    job: Job, stacks: Sequence[Stack], on_node: Callable[[str, str], Sequence[str]]
+) -> list[Stack]:
+    """The stacks with the streams of the job that they are of.
+
+    A process is known by its rank, by its number, or by its rank within its node. Where none of a
+    file's is, processes of consecutive numbers are those of one launcher, in the order of their
+    ranks. Else it is the node's, if that is known.
+
+    Args:
+        job: the job.
+        stacks: of all files.
+        on_node: the streams of a node's local rank.
+    """
+    ranks: dict[int, set[int]] = {}
+    for (_, pid), rank in job.rank_of_pid.items():
+        ranks.setdefault(pid, set()).add(rank)
+    nodes = {node for stream in job.streams.values() if (node := job.node_of(stream))}
+    nodes |= set(job.node_of_rank.values())
+    for one in stacks:
+        if one.node not in nodes:
+            known = [node for node in sorted(nodes) if _names(one.node or one.file, node)]
+            one.node = known[0] if known else one.node
+        rank = one.rank
+        if rank is None and one.pid is not None:
+            rank = job.rank_of_pid.get((one.node, one.pid))
+            known = ranks.get(one.pid, set())
+            rank = next(iter(known)) if rank is None and len(known) == 1 else rank
+        if rank is not None:
+            one.stream = f"rank {rank}"
+    for name in dict.fromkeys(one.file for one in stacks):
+        _by_order(job, [one for one in stacks if one.file == name])
+    for one in stacks:
+        if one.stream:
+            continue
+        streams: Sequence[str] = ()
+        if one.local_rank is not None and one.node is not None:
+            streams = on_node(one.node, str(one.local_rank))
+        elif one.local_rank is not None and one.local_rank < (job.world_size or 0) <= (
+            job.ranks_per_node or 0
+        ):
+            streams = [f"rank {one.local_rank}"]
+        if len(streams) == 1:
+            one.stream = streams[0]
+        elif one.node is not None:
+            one.stream = f"node {one.node}"
+    return list(stacks)
+
+
+def _names(file: str, node: str) -> bool:
+    """True if a file's name has the whole name of a node in it."""
+    short = re.escape(node.partition(".")[0])
+    return re.search(rf"(?<![a-zA-Z\d]){short}(?![a-zA-Z\d])", file) is not None
+
+
+def _by_order(job: Job, stacks: Sequence[Stack]) -> None:
+    """Local ranks of the processes of one file by their numbers, where nothing else tells them."""
+    if any(one.stream or one.local_rank is not None or one.pid is None for one in stacks):
+        return
+    numbers = sorted({one.pid for one in stacks if one.pid is not None})
+    if len(numbers) < 2 or numbers[-1] - numbers[0] + 1 != len(numbers):
+        return
+    each = job.ranks_per_node
+    for one in stacks:
+        local = (one.pid or 0) - numbers[0]
+        if one.node is None:
+            one.rank, one.stream = local, f"rank {local}"
+        elif each in (None, len(numbers)):
+            one.local_rank = local
 
 
 def states_stack(text: str) -> bool:
@@ -211,21 +345,34 @@ def frames_of_faulthandler(text: str) -> tuple[tuple[str, str, str], ...]:
 
 
 def odd_stacks(stacks: Sequence[Stack]) -> dict[str, OddStack]:
-    """The few streams that stand in another function than most.
+    """The few streams that stand in another function than most, or that alone await no other.
 
     Of these, those that wait for data or a checkpoint keep the others waiting, which are left out.
 
     Args:
-        stacks: of several of one stream the last counts.
+        stacks: of several of one rank the last counts; of a stream "" no more is known.
     """
-    by_stream = {one.stream: one for one in stacks}
+    ranked = {one.stream: one for one in stacks if one.stream.startswith("rank ")}
+    others = [one for one in stacks if not one.stream.startswith("rank ")]
+    found = {} if others else _apart_from_most(ranked)
+    kept = {name: one for name, one in found.items() if one.awaits}
+    if kept:
+        return kept
+    every = [*ranked.values(), *others]
+    waiting = [one for one in every if one.stage]
+    if not waiting or (len(every) > 2 and len(waiting) > MAX_ODD_SHARE * len(every)):
+        return found
+    return {one.stream: OddStack(f"{_AWAITS[one.stage]} {one.shown}", one.stage) for one in waiting}
+
+
+def _apart_from_most(by_stream: Mapping[str, Stack]) -> dict[str, OddStack]:
     if len(by_stream) < MIN_RANKS:
         return {}
     ((usual, times),) = Counter(one.place for one in by_stream.values()).most_common(1)
     if times < MIN_AGREEING_SHARE * len(by_stream):
         return {}
     example = next(one for one in by_stream.values() if one.place == usual)
-    found = {
+    return {
         name: OddStack(
             f"{_AWAITS[awaits]} {one.words(example)}, {times} others in {example.words(one)}",
             awaits,
@@ -234,4 +381,3 @@ def odd_stacks(stacks: Sequence[Stack]) -> dict[str, OddStack]:
         if one.place != usual
         for awaits in ["" if example.awaits(one) else one.awaits(example)]
     }
-    return {name: one for name, one in found.items() if one.awaits} or found

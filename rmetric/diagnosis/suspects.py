@@ -80,14 +80,14 @@ def suspects(job: Job, evidence: Iterable[RankEvidence]) -> tuple[Suspect, ...]:
 def named(ranked: Sequence[Suspect]) -> tuple[Suspect, ...]:
     """Those above the threshold, at most `MAX_NODES`; none where too many are as suspect.
 
-    A rank on the first node, if it comes next and is the only one on it, stands before it: it
-    names both.
+    The only rank on the first node, if it is one of them, stands before it: it names both.
     """
     over = [one for one in ranked if one.score >= NAMED]
     if over and over[0].rank is None and over[0].node is not None:
         on_it = [one for one in over[1:] if one.rank is not None and one.node == over[0].node]
-        if len(on_it) == 1 and on_it[0] is over[1]:
-            over[:2] = over[1], over[0]
+        if len(on_it) == 1:
+            over.remove(on_it[0])
+            over.insert(0, on_it[0])
     if len(over) > MAX_NODES and over[0].score - over[MAX_NODES].score < 0.05:
         return ()
     return tuple(over[:MAX_NODES])

@@ -14,6 +14,8 @@ _LABELLED = re.compile(
     r"|(?P<node>node_?rank|node|host|worker|server|machine|pod|w)"
     r"|(?P<rank>(?:global_?)?rank|r(?!\d+-\d)|proc|process|task))[-_.=]?(?P<number>\d+)(?![a-z\d])"
 )
+#: An address behind such a word.
+_ADDRESS = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}(?!\.?\d)")
 #: Words of a host's name before such a word ("train_a3-node-12.log"); without a number in them, or
 #: another separator before them, they may be of the file's own name ("train-node-12.log").
 _BEFORE_NODE = re.compile(
@@ -111,6 +113,8 @@ def _labelled(name: str) -> FileIdentity:
             file.rank = number
         elif match["local"]:
             file.local_rank = number
+        elif match["node"] and (address := _ADDRESS.match(name, match.start("number"))):
+            file.node = address.group()
         elif match["node"]:
             words = _BEFORE_NODE.search(name[: match.start()])
             file.node = (words[0] if words else "") + match.group()

@@ -90,6 +90,11 @@ _SPAWNED = Sought(
     r"\bprocess (\d{1,9}) spawned with command: .*--local[_-]rank=(\d{1,4})\b",
     (" spawned with command: ",),
 )
+#: The process of a rank, in one line, and in the report of torchrun, where its rank stands above it.
+_RANK_PID = Sought(
+    r"(?i)\brank[ :=\[]{0,3}(\d{1,6})\b[^\n]{0,60}?\bpid[ :=]{1,3}(\d{1,9})\b", ("rank",), ("pid",)
+)
+_REPORT_PID = Sought(r"^\s*exitcode +: \S+ \(pid: (\d{1,9})\)", ("exitcode ",))
 _TASKS = Sought(rf"^srun: error: {_HOST}: tasks? (?P<tasks>[\d,-]+):", ("srun: error: ",))
 _LIST = Sought(
     r"(?i)(?:^hosts=(?=(?P<spaced>.*))|:::DLPAL \S+ \d+ \d+ |(?:^|_|\b)nodelist=)[\"']?"
@@ -113,6 +118,8 @@ _OF_NODES = frozenset(
         _REPORT_RANK,
         _WORLD_INFO,
         _SPAWNED,
+        _RANK_PID,
+        _REPORT_PID,
     )
 )
 _OF_RANKS = frozenset(stated_ranks.SOUGHT)
@@ -130,14 +137,15 @@ _STATES = re.compile(
     rb"|\brank=[\"']?,? local_rank=|\blocal_rank=[\"']?,? rank=|^\W{0,4}local_rank\b"
     rb"|\b(?:i am|i'm|this is|my) (?:global )?rank\b|^hosts=|:::dlpal|nodelist=|srun: error: "
     rb"|(?:jax|coordinator|distributed)\b.{0,160}\bprocess\b|\[process=\]\[thread="
-    rb"|^\s*host +: |^\s*rank +: |world info dict: | spawned with command: "
+    rb"|^\s*host +: |^\s*rank +: |^\s*exitcode +: |world info dict: | spawned with command: "
+    rb"|\brank[ :=\[]{0,3}\b.{0,60}\bpid[ :=]"
 )
 
 
 #: Parts of lines, of which every match of `_STATES` has one.
 _PARTS = (
     b"rank", b"node", b"host", b"world", b"process", b"workers", b"nproc", b"num_local_procs",
-    b"member: /", b":::dlpal", b"srun: error: ",
+    b"member: /", b":::dlpal", b"srun: error: ", b"exitcode",
 )  # fmt: skip
 
 
@@ -188,6 +196,9 @@ class World:
         self._pods: dict[str, dict[int, int]] = defaultdict(dict)
         self._hosts: dict[int, str] = {}
         self._report_host: dict[str, str] = {}
+        self._report_rank: dict[str, int] = {}
+        #: (node, process) -> rank
+        self._pids: dict[tuple[str | None, int], int] = {}
         #: (node, process) -> its rank within the node
         self._spawned: dict[tuple[str | None, int], int] = {}
 
@@ -247,7 +258,7 @@ class World:
     @property
     def rank_of_pid(self) -> dict[tuple[str | None, int], int]:
         """(Node, process) -> rank, by the largest communicators."""
-        size, found = self.size, dict[tuple[str | None, int], int]()
+        size, found = self.size, dict(self._pids)
         for of, ranks in sorted(self._groups.items()):
             if size is None or of >= size:
                 found |= {(node, pid): rank for (node, pid), rank in ranks.items() if pid}
@@ -316,6 +327,7 @@ class World:
             self._groups[size].update(ranks)
         self._hosts.update(other._hosts)
         self._spawned.update(other._spawned)
+        self._pids.update(other._pids)
         self._num_nodes = max(self._num_nodes, other._num_nodes)
         self._per_node = max(self._per_node, other._per_node)
         for stream, ranks_of in other._own.items():
@@ -379,6 +391,17 @@ class World:
             and (match := _REPORT_RANK.pattern.match(text))
         ):
             self.node_of_rank[int(match[1])] = self._report_host[stream]
+            self._report_rank[stream] = int(match[1])
+        if (
+            _REPORT_PID in may
+            and stream in self._report_rank
+            and (match := _REPORT_PID.pattern.match(text))
+        ):
+            node = self._report_host.get(stream)
+            self._pids[node, int(match[1])] = self._report_rank.pop(stream)
+        if _RANK_PID in may and (match := _RANK_PID.pattern.search(text)):
+            rank = int(match[1])
+            self._pids[self.node_of_rank.get(rank, prefix.node), int(match[2])] = rank
         if _RAY in may and (match := _RAY.pattern.search(text)):
             self._groups[MANY_RANKS][match[1], int(match[2])] = int(match[3])
             self.node_of_rank[int(match[3])] = match[1]
