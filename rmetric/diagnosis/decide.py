@@ -85,6 +85,8 @@ CONFIDENCE_STOPS_EARLY = 0.4
 MIN_PLANNED_STEP_SHARE = 0.95
 #: Least score of a silent suspect that makes the job a failed one.
 MIN_SILENT_SCORE = 0.6
+#: Kinds of evidence of how a process ended, which tell nothing where all were ended as they hung.
+OF_ENDS = ("killed", "failed first")
 #: Kinds of evidence that are absences.
 ABSENCE_KINDS = ("silent", "ended early", "no echo")
 #: Least strength of such evidence: it is of one or two ranks, not of many.
@@ -107,6 +109,9 @@ LOSSES_HINT = "Losses are not evaluated here; use rmetric replay."
 JOB_ENDED_HINT = (
     "If the job has ended, check the scheduler's record and the node's kernel log (OOM kill)."
 )
+#: Families of a broken GPU, and of what the next attempt meets where it was not replaced.
+BROKEN = ("GPU hardware", "GPU memory error", "NVLink")
+MISSING = ("GPU not available",)
 #: Entries of a stream that are its end.
 NUM_FINAL_ENTRIES = 3
 
@@ -200,12 +205,31 @@ def _beside_others(
         found if at == number else decide(job, library, switches=switches)
         for at, job in enumerate(attempts, 1)
     ]
+    found = each[number - 1] = _still_broken(found, each[: number - 1])
     rows = tuple(
         _attempt(at, one, job) for at, (one, job) in enumerate(zip(each, attempts, strict=True), 1)
     )
     same = sum(one.cause == found.cause for one in rows) if found.cause else 0
     why = found.why + (f"; {same} of {len(rows)} attempts ended with it" if same > 1 else "")
     return replace(found, attempt=number, attempts=rows, why=why)
+
+
+def _still_broken(found: Diagnosis, before: Sequence[Diagnosis]) -> Diagnosis:
+    """A GPU that broke in an attempt before explains why the next one finds none."""
+    broke = next((one for one in reversed(before) if one.family in BROKEN), None)
+    if broke is None or found.family not in MISSING:
+        return found
+    return replace(
+        found,
+        cause=broke.cause,
+        family=broke.family,
+        title=broke.title,
+        actor=broke.actor,
+        to_do=broke.to_do,
+        nodes=broke.nodes or found.nodes,
+        confidence=min(found.confidence, broke.confidence),
+        why=f"since an attempt before; now: {found.title}",
+    )
 
 
 def _attempt(number: int, found: Diagnosis, job: Job) -> Attempt:
@@ -272,6 +296,8 @@ def decide(
         signs += rank_evidence.evidence_from_echoes(job, causes) or evidence_from_lost_connections(
             job, causes
         )
+    if beside.awaited or hang:
+        signs = [one for one in signs if one.stream in beside.awaited or one.kind not in OF_ENDS]
     absent = {
         one.stream
         for one in signs
@@ -574,7 +600,9 @@ class _Case:
     def _hung(self, hang: Hang, lead: Cause | None) -> Diagnosis:
         last = self.job.furthest
         place = last.last_step_at if last else None
-        who = next(iter(named(self.ranked)), None)
+        suspects = named(self.ranked)
+        kept = (one for one in suspects if one.name in self.beside.awaited)
+        who = next(kept, next(iter(suspects), None))
         own = self.job.streams.get(who.name) if who else None
         apart = {*(one.stream for one in hang.signs), *self._odd_stacks()}
         at = self._last_own(own) if own and own.name in apart else None

@@ -75,12 +75,13 @@ class Ordering:
 
     @cached_property
     def _timed(self) -> dict[str, tuple[Sequence[int], Sequence[Occurrence]]]:
-        """File -> its last entries with a time, of all streams: their orders, and they."""
+        """File -> its last and its matched entries with a time: their orders, and they."""
         found: dict[str, list[Occurrence]] = defaultdict(list)
-        for stream in self.job.streams.values():
-            for entry in stream.tail:
-                if entry.time is not None:
-                    found[entry.file].append(entry)
+        last = [entry for stream in self.job.streams.values() for entry in stream.tail]
+        matched = [entry for one in self.job.matches.values() for entry in (one.first, one.last)]
+        for entry in {id(one): one for one in (*last, *matched)}.values():
+            if entry.time is not None:
+                found[entry.file].append(entry)
         for entries in found.values():
             entries.sort(key=attrgetter("order"))
         return {file: ([one.order for one in all_of], all_of) for file, all_of in found.items()}

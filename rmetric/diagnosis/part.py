@@ -121,7 +121,7 @@ class _PartBuilder:
             text = clean(line[self.file.start(line, form) :])
         return Occurrence(
             file=self.file.source.name,
-            line=number,
+            line=self.file.source.line(number),
             stream=stream,
             time=self.file.time(line, form),
             order=number,

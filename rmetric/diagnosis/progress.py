@@ -123,7 +123,7 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
     lead = next((one for one in causes if one.signature.role in ("cause", "ending")), None)
     if lead is None:
         return _unended(job, ordering) if not causes and job.succeeded is None else None
-    end = ordering.dated(lead.first)
+    end = ordering.dated(lead.first) or _end_of(causes, ordering)
     if lead.signature.role != "ending" or end is None:
         return None
     stepping = [one for one in job.streams.values() if one.last_step_at is not None]
@@ -203,6 +203,12 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
         last_words=last[0][1] if last else "",
         spinning=0 if spin is None else spin.number,
     )
+
+
+def _end_of(causes: Sequence[Cause], ordering: Ordering) -> float | None:
+    """The last time that a fault or an ending states; None where none does."""
+    times = (ordering.dated(one) for cause in causes for one in (cause.first, cause.last))
+    return max((time for time in times if time is not None), default=None)
 
 
 def _unended(job: Job, ordering: Ordering) -> Hang | None:

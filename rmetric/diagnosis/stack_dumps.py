@@ -45,6 +45,8 @@ _AWAITS = {
 _RANK_OF_COMMAND = re.compile(r"(?:--?(?:global_?)?rank[= ]|\bRANK=)(\d+)")
 _RANK_ABOVE = re.compile(r"(?i)(?<![a-z_])(?:global[ _])?rank[ =:#_]{0,2}(\d+)")
 _LOCAL_ABOVE = re.compile(r"(?i)(?:(?<![a-z])local[ _]?rank|\blocal|\bgpu)[ =:#_]{0,2}(\d+)")
+#: The host or the task that pdsh or srun puts before each line.
+_BEFORE = re.compile(r"^ *(?:(?P<host>[A-Za-z][\w.-]*\d[\w-]*)|(?P<task>\d{1,5})): ?(?=Process |Thread |Python v|  |$)")
 #: The host in a shell's prompt.
 _PROMPT = re.compile(r"(?:^|\s)[\w.-]+@([\w.-]*\d[\w-]*)\b", re.MULTILINE)
 #: A worker process that reads data for another one.
@@ -137,6 +139,18 @@ def _words(frames: Sequence[tuple[str, str, str]]) -> Iterator[str]:
             yield " ".join([name, *file.split("/")[-1:-3:-1]])
 
 
+def holds_stacks(head: bytes) -> bool:
+    """True for the first bytes of a text with stacks of py-spy in it, whatever else there is."""
+    lines = _lines_of(head)
+    return any(_begins(lines, at) for at in range(len(lines)))
+
+
+def _lines_of(head: bytes) -> list[str]:
+    if b"Thread " not in head and b"Process " not in head:
+        return []
+    return [_BEFORE.sub("", line) for line in head.decode("utf-8", "replace").splitlines()]
+
+
 def is_stack_dump(head: bytes) -> bool:
     r"""True for the first bytes of a file with stacks of py-spy, and little else below the first.
 
@@ -145,9 +159,7 @@ def is_stack_dump(head: bytes) -> bool:
     >>> is_stack_dump(b"Process 4711: python train.py\nPython v3.10.12 (/bin/python3.10)\n")
     True
     """
-    if b"\nThread " not in head and b"Process " not in head:
-        return False
-    lines = head.decode("utf-8", "replace").splitlines()
+    lines = _lines_of(head)
     first = next((at for at, line in enumerate(lines) if _begins(lines, at)), None)
     if first is None:
         return False
@@ -172,15 +184,20 @@ def read_stacks(text: str, name: str, rank: int | None, node: str | None = None)
     Args:
         text: content of the file.
         name: of the file, as it is shown.
-        rank, node: as the file's name states them; of several processes in a file each one's
-            command (``--rank 3``) or the lines above it must state its own rank.
+        rank: as the file's name states it; of several processes in a file each one's command
+            (``--rank 3``) or the lines above it must state its own.
+        node: as the file's name states it.
     """
     node = node or next(iter(_PROMPT.findall(text)), None)
     found: list[Stack] = []
     above: list[str] = []
     main, own = False, ""
     now: Stack | None = None
-    for line in text.splitlines():
+    for whole in text.splitlines():
+        before = _BEFORE.match(whole)
+        line = whole[before.end() :] if before else whole
+        if before and before["host"]:
+            node = before["host"]
         if process := _PROCESS.match(line):
             now = Stack(file=name, frames=(), node=node, pid=int(process["pid"]))
             main, own = True, process["command"]
@@ -240,13 +257,13 @@ def assign(
     nodes |= set(job.node_of_rank.values())
     for one in stacks:
         if one.node not in nodes:
-            known = [node for node in sorted(nodes) if _names(one.node or one.file, node)]
-            one.node = known[0] if known else one.node
+            named = [node for node in sorted(nodes) if _names(one.node or one.file, node)]
+            one.node = named[0] if named else one.node
         rank = one.rank
         if rank is None and one.pid is not None:
             rank = job.rank_of_pid.get((one.node, one.pid))
             known = ranks.get(one.pid, set())
-            rank = next(iter(known)) if rank is None and len(known) == 1 else rank
+            rank = min(known) if rank is None and len(known) == 1 else rank
         if rank is not None:
             one.stream = f"rank {rank}"
     for name in dict.fromkeys(one.file for one in stacks):

@@ -63,7 +63,7 @@ CUT = {
     "kubectl": r"\[?pod/(?P<node>[\w.-]+)(?:/[\w.-]+)?\]? ",
     # gpu041:22011:22055 [0] NCCL INFO: host, process, thread, device
     "nccl": (
-        rf"(?P<node>{_HOST}):(?P<pid>\d+):\d+ \[-?\d+\] "
+        rf"(?P<node>{_HOST}):(?P<pid>\d+):\d+ \[(?:-\d+|(?P<device>\d+))\] "
         rf"(?=NCCL\b|\S+:\d+ NCCL\b|{_TIME}|[\w/]+\.(?:cc|cu|h):)"
     ),
     # [node-07:2566745:0] of UCX: host, process, thread

@@ -15,6 +15,8 @@ from rmetric.diagnosis.reading.world import World
 
 #: The difference between the names of two files of one process.
 _OUTPUT = re.compile(r"(?i)(?<![a-z])(?:std)?(?:out|err)(?![a-z])")
+#: Ranks of a node at most, where no line states them.
+MOST_PER_NODE = 8
 #: A node of one process, as "worker-6".
 _NUMBERED = re.compile(r"[A-Za-z]+[-_.=]?(\d{1,6})")
 
@@ -126,13 +128,22 @@ class RankLayout:
             prefix.task is not None and prefix.rank not in (None, prefix.task)
             for _, prefixes, _ in files
             for prefix in prefixes
-        )
+        ) or _tasks_are_no_ranks(self.world)
         if not self.tasks_launch:
             self.world.node_of_rank = {**self.world.node_of_task, **self.world.node_of_rank}
         self._nodes: dict[Key, _Node] = {}
         self._alias = {source.name: _only_node(prefixes) for source, prefixes, _ in files}
         self._alone = {source.name for source, prefixes, _ in files if len(prefixes) == 1}
         self._local = self._stated_locals(files)
+        #: ranks that a file's prefixes state; devices of the processes of a node
+        self._ranks_in: dict[str, set[int]] = defaultdict(set)
+        self._devices: dict[str | None, set[int]] = defaultdict(set)
+        for source, prefixes, _ in files:
+            for prefix in prefixes:
+                if prefix.rank is not None:
+                    self._ranks_in[source.name].add(prefix.rank)
+                if prefix.device is not None:
+                    self._devices[prefix.node].add(prefix.device)
         for source, prefixes, world in files:
             for prefix in prefixes:
                 self._add(source, prefix, world)
@@ -179,12 +190,27 @@ class RankLayout:
             rank = source.rank if rank is None else rank
             if rank is None and source.name in self._alone:
                 rank = self.world.rank_of(source.name)
+            if rank is None and prefix.device is not None:
+                rank = self._of_device(source, prefix.node, prefix.device)
         node = self.world.node(prefix, rank) or source.node
         if node is None and rank is not None:
             node = self.world.node_of_rank.get(rank)
         if node is None and rank is None and local is not None:
             node = self._nodes[self._key(source, prefix)].name
         return RankPlacement(rank=rank, node=node, local_rank=local if rank is None else None)
+
+    def _of_device(self, source: LogSource, node: str | None, device: int) -> int | None:
+        """The rank of a process by its GPU, where the processes of a node see all of its GPUs."""
+        each, size = self.world.per_node, self.world.size or 0
+        if not each and size % len(self._devices) == 0:
+            each = size // len(self._devices)
+        if not each or device >= each or len(self._devices[node]) < 2:
+            return None
+        on_node = {rank for rank, name in self.world.node_of_rank.items() if name == node}
+        firsts = {rank // each for rank in on_node or self._ranks_in[source.name]}
+        if not firsts and node in self.world.nodes:
+            firsts = {self.world.nodes.index(node)}
+        return min(firsts) * each + device if len(firsts) == 1 else None
 
     def _stated_locals(self, files: Files) -> dict[str, int]:
         """Files of one process each by "LOCAL_RANK: 3" alone: several, all of a node different."""
@@ -290,6 +316,19 @@ class RankLayout:
             or bool(per_node and size > per_node)
             or (full and size > largest and size % largest == 0)
         )
+
+
+def _tasks_are_no_ranks(world: World) -> bool:
+    """Return True if a task's number is far from the ranks that other lines place on its node."""
+    ranks: dict[str, list[int]] = defaultdict(list)
+    for rank, node in world.node_of_rank.items():
+        ranks[node].append(rank)
+    each = world.per_node or MOST_PER_NODE
+    return any(
+        min(abs(task - rank) for rank in ranks[node]) >= each
+        for task, node in world.node_of_task.items()
+        if node in ranks
+    )
 
 
 def _only_node(prefixes: Sequence[Prefix]) -> str | None:

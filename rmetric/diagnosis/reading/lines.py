@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ _COLOURS = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b
 _OVERWRITTEN = re.compile(
     rb"^([ ]*\d+: ?|\[[^\]\r\n]{1,80}\](?:<std\w+>)?:? ?|\([^)\r\n]{1,80}\) )?[^\n]*\r(?:\1)?"
 )
+
+#: The files of docker's driver json-file.
+_DOCKER = b'{"log":"'
 
 
 @dataclass
@@ -83,6 +87,8 @@ class Lines:
             body = body.translate(None, b"\0")
             self.nulls += size - len(body)
         lines = body.split(b"\n")
+        if body.startswith(_DOCKER):
+            lines = [_of_docker(line) for line in lines]
         if b"\r" in body:
             lines = [_left(line) if b"\r" in line else line for line in lines]
         longest = max(map(len, lines))
@@ -167,6 +173,22 @@ def _bad(line: bytes) -> bool:
     except UnicodeDecodeError:
         return True
     return False
+
+
+def _of_docker(line: bytes) -> bytes:
+    r"""A line of docker's json-file as `docker logs -t` prints it.
+
+    >>> _of_docker(b'{"log":"step 3\\n","stream":"stdout","time":"2025-01-22T11:04:31.2Z"}')
+    b'2025-01-22T11:04:31.2Z step 3'
+    """
+    if not line.startswith(_DOCKER):
+        return line
+    try:
+        read = json.loads(line)
+        text = f"{read['time']} {read['log']}"
+    except (ValueError, KeyError, TypeError):  # the last one may be cut off
+        return line
+    return text.rstrip("\n").replace("\n", " ").encode("utf-8", "replace")
 
 
 def _left(line: bytes) -> bytes:

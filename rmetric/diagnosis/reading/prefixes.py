@@ -60,6 +60,7 @@ class Prefix:
             several ranks.
         node: the node's name or address.
         pid: process number on its node.
+        device: number of the GPU among those that the process sees.
     """
 
     kinds: tuple[str, ...] = ()
@@ -68,6 +69,7 @@ class Prefix:
     task: int | None = None
     node: str | None = None
     pid: int | None = None
+    device: int | None = None
 
 
 NO_PREFIX = Prefix()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 
 from rmetric._util.unpacked import is_packed, unpacked
 from rmetric.diagnosis.reading.lines import LONGEST_LINE, Lines, decoded, utf16
+from rmetric.diagnosis.reading.lsf import LsfReports
 
 __all__ = ["BLOCK", "LONGEST_LINE", "LogSource"]
 
@@ -43,13 +46,17 @@ class LogSource:
     lines: int = 0
     cut_off: str = ""
     notes: list[str] = field(default_factory=list)
+    _pieces: list[tuple[int, int]] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
     _held: list[list[bytes]] | None = field(default=None, init=False, repr=False, compare=False)
 
     def chunks(self) -> Iterator[list[bytes]]:
         """All lines in order, about `BLOCK` bytes at a time, as UTF-8 (bytes that are none stay).
 
         Without line ends, ANSI colours and zero bytes; of a line that carriage returns overwrite,
-        the last text; each cut at `LONGEST_LINE`. Empty lines are kept: the n-th is line n.
+        the last text; each cut at `LONGEST_LINE`. Empty lines are kept: the n-th is line n, but
+        for the reports of LSF, which stand above the output that they are about and come after it.
 
         Raises:
             LogError: it cannot be opened, or it needs a package that is missing.
@@ -59,10 +66,18 @@ class LogSource:
             yield from held
             return
         damage: list[str] = []
-        lines = Lines(LONGEST_LINE)
-        yield from lines.lists(decoded(unpacked(self.path, BLOCK, damage, may_be_empty=True)))
+        lines, report = Lines(LONGEST_LINE), LsfReports()
+        for some in lines.lists(decoded(unpacked(self.path, BLOCK, damage, may_be_empty=True))):
+            yield report.moved(some)
+        yield report.rest()
+        self._pieces = report.pieces
         self.lines = lines.count
         self.cut_off, self.notes = "; ".join(damage), lines.notes()
+
+    def line(self, number: int) -> int:
+        """The line of the file that `chunks` gave as that of a number, both from 1."""
+        at = bisect_right(self._pieces, number, key=itemgetter(0)) - 1
+        return number if at < 0 else number - self._pieces[at][0] + self._pieces[at][1]
 
     def sample(self) -> list[bytes]:
         """Lines from its beginning and, of a file that is not packed, from there to its end.

@@ -7,6 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from rmetric.diagnosis.beside import BESIDE_SUFFIXES, is_beside
 from rmetric.diagnosis.reading.file_names import count_over_hosts, identify_files, natural
 from rmetric.diagnosis.reading.lines import utf16
 from rmetric.diagnosis.reading.source import LogSource
+from rmetric.diagnosis.stack_dumps import holds_stacks
 
 #: First bytes of a file by which its kind is recognised.
 _SNIFFED = 1 << 16
@@ -126,6 +128,8 @@ def _of_folder(
             if is_beside(head):
                 beside.append(source)
                 continue
+            if holds_stacks(head):  # in notes, which are a log too
+                beside.append(replace(source))
             kind = kind or other_by_content(head)
         except LogError as error:
             notes.append(str(error))

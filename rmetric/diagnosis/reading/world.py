@@ -65,12 +65,12 @@ _OF_POD = Sought(
 )
 _HOST = r"(?P<node>[A-Za-z][\w.-]*\d[\w.-]*|\d+\.\d+\.\d+\.\d+)"
 _RANK_ON = Sought(
-    rf"(?i)\brank[ :=\[]{{0,3}}(?P<rank>\d+)\b.{{0,40}}?\b(?:on|host(?:name)?|node)[ :=]+{_HOST}",
+    rf"(?i)(?<!node )(?<!local )(?<!machine )(?<!group )(?<!host )\brank[ :=\[]{{0,3}}(?P<rank>\d+)\b.{{0,40}}?\b(?:on|host(?:name)?|node)[ :=]+{_HOST}",
     ("rank",),
     ("on", "host", "node"),
 )
 _ON_RANK = Sought(
-    rf"(?i)\b(?:on|host(?:name)?|node)[ :=]+{_HOST}\b.{{0,20}}?\brank[ :=\[]{{0,3}}(?P<rank>\d+)\b",
+    rf"(?i)\b(?:on|host(?:name)?|node)[ :=]+{_HOST}\b.{{0,20}}?(?<!node )(?<!local )(?<!machine )(?<!group )(?<!host )\brank[ :=\[]{{0,3}}(?P<rank>\d+)\b",
     ("on", "host", "node"),
     ("rank",),
 )
