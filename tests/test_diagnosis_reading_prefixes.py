@@ -27,7 +27,7 @@ WRITTEN = {
     "swarm": ("fit.{rank}.k2jx@{node}    | ", "node"),
     "ray": ("(RayTrainWorker pid={pid}, ip={node}) ", "pid node"),
     "kubectl": ("[pod/job-{node}/pytorch] ", "node"),
-    "nccl": ("{node}:{pid}:22055 [3] ", "node pid"),
+    "nccl": ("{node}:{pid}:22055 [{local_rank}] ", "node pid device"),
     "ucx": ("[{node}:{pid}:0]  ", "node pid"),
     "grep": ("logs/worker_{rank}.log-11454-", ""),
     "open_mpi": ("[{node}:{pid}] ", "node pid"),
@@ -41,6 +41,7 @@ COUNTED = {
     "node_rank": ("[{node}:{local_rank}] ", "node local_rank"),
     "host": ("{node}: ", "node"),
     "host_bracket": ("[{node}] ", "node"),
+    "pals": ("{node} {rank}: ", "node rank"),
 }
 
 
@@ -48,6 +49,7 @@ def written(form: str, rank: int, host: str = "") -> tuple[str, Prefix]:
     """The prefix of a form, and who says so."""
     node = "10.0.0.9" if form == "ray" else host or f"gpu{rank // 8:03d}"
     fields = dict(rank=rank, task=rank, local_rank=rank % 8, pid=rank, node=node)
+    fields["device"] = rank % 8
     if form in ("sagemaker", "cloudwatch"):
         fields["node"] = f"algo-{rank % 8}"
     if form == "stern":
@@ -67,7 +69,8 @@ TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\n\r"), max_size
 
 
 def test_every_form_is_tried_here():
-    assert set(WRITTEN) | set(COUNTED) == {*forms.CUT, *forms.COUNTED}
+    # "labelled" is that of srun, before a rank.
+    assert {"labelled", *WRITTEN, *COUNTED} == {*forms.CUT, *forms.COUNTED}
 
 
 @pytest.mark.parametrize("form", list(WRITTEN))

@@ -45,8 +45,7 @@ def attempts_by_name(files: Files) -> list[list[Part]]:
     again = {_PREVIOUS.sub("", part.source.name) for part in before}
     after = [part for part in parts if part.source.name in again]
     if after and _are_attempts([before, after]):
-        others = [part for part in parts if part not in before and part not in after]
-        return [before, [*after, *others]]
+        return [before, [part for part in parts if part not in before]]
     forms = [_NUMBER.sub("0", part.source.name) for part in parts]
     # A file without its like in another attempt is of none, whatever numbers its name has.
     common = {form for form, count in Counter(forms).items() if count > 1}

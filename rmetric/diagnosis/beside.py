@@ -59,6 +59,7 @@ class BesideFindings(NamedTuple):
         awaited: rank -> what it waits for outside the job, as its stack shows; "" for a process
             of which no more is known.
         unnamed: the stack of that.
+        collectives: rank -> where it waits, in another collective than the others.
     """
 
     signs: tuple[RankEvidence, ...] = ()
@@ -66,6 +67,7 @@ class BesideFindings(NamedTuple):
     odd: bool = False
     awaited: Mapping[str, str] = {}
     unnamed: OddStack = OddStack("", "")
+    collectives: Mapping[str, str] = {}
 
 
 def is_beside(head: bytes) -> bool:
@@ -121,6 +123,7 @@ def find_beside(
         any(one.stays for one in stacks if one.stream in odd),
         {name: one.awaits for name, one in odd.items() if one.awaits},
         odd.get("", BesideFindings().unnamed),
+        {name: one.words for name, one in odd.items() if one.collective},
     )
 
 

@@ -300,12 +300,17 @@ def _aborted(one: Cause) -> bool:
     return one.signature.role == "symptom" and bool(codes) and set(codes) <= _ABORTS
 
 
+def _is_report(one: Cause) -> bool:
+    """True for a framework's report that one of its processes has ended."""
+    return one.signature.id in ("ray_actor_died", "ray_task_failed")
+
+
 def _explained_by(one: Cause, live: Iterable[Cause], ordering: Ordering) -> Cause | None:
     """An earlier cause of which this is the likely consequence."""
     for other in live if one.signature.id not in SHOWN else ():
         ended_by = (
             one.signature.role == "ending" and other.signature.role in ("symptom", "echo")
-        ) or (other.signature.role == "echo" and _aborted(one))
+        ) or (other.signature.role == "echo" and (_aborted(one) or _is_report(one)))
         if (
             other is one
             or other.follows == one.signature.id
@@ -336,8 +341,8 @@ def _is_reason(one: Cause, other: Cause, ordering: Ordering) -> bool:
     """True for an ending with its reason, about when another one states a signal only.
 
     Slurm may cancel the step first, and the job with its reason only after the time of grace. A
-    checkpoint fails to be written because of what a later line tells of its disk. Nodes wait in vain
-    for one that fails by itself.
+    checkpoint fails to be written because of what a later line tells of its disk. Nodes wait in
+    vain for one that fails by itself.
     """
     apart = abs(ordering.later_by(one.first, other.first) or 0.0)
     if other.signature.family == "rendezvous":  # nodes that wait in vain for another one

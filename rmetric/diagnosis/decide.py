@@ -357,10 +357,12 @@ class _Case:
         explained = lead is not None and lead.score >= LIKELY and lead.signature.role == "cause"
         if self.beside.stuck is not None and not explained:
             return self._by_kind(NOT_ENTERED, "recorder", lead)
-        if lead is not None and lead.score >= LIKELY and self.hang is not None:
-            return self._hung(self.hang, lead)
-        if lead is None and self.hang is not None:
-            return self._hung(self.hang, None)
+        hang = self.hang if lead is None or lead.score >= LIKELY else None
+        apart = next((one for one in self.ranked if one.name in self.beside.collectives), None)
+        if hang is not None and apart is not None:
+            return self._in_another_operation(apart, lead)
+        if hang is not None:
+            return self._hung(hang, lead)
         ended = lead is not None and lead.signature.role == "ending" and self.beside.odd
         if lead is not None and (ended or (lead.signature.id == WATCHED and self._odd_stacks())):
             return self._by_kind(STANDS_ELSEWHERE, "stack", lead)
@@ -452,11 +454,12 @@ class _Case:
         first = next(iter(named(self.ranked)), None)
         return first if first is not None and first.name in self.operations else None
 
-    def _in_another_operation(self, suspect: Suspect) -> Diagnosis:
+    def _in_another_operation(self, suspect: Suspect, lead: Cause | None = None) -> Diagnosis:
         stream = self.job.streams.get(suspect.name)
         last = stream.last if stream is not None else None
-        what = self.operations[suspect.name]
-        return self._inferred(COLLECTIVES_DIFFER, suspect, last, what=what)
+        what = {**self.beside.collectives, **self.operations}[suspect.name]
+        ended = lead.signature.title if lead is not None else ""
+        return self._inferred(COLLECTIVES_DIFFER, suspect, last, what=what, followed_by=ended)
 
     def _by_kind(self, inferred: InferredCause, kind: str, lead: Cause | None) -> Diagnosis:
         """A cause inferred from evidence of one kind, of the first rank that has it."""
@@ -767,9 +770,14 @@ class _Case:
             for one in (match.first, match.last)
         ]
         stage = _first_stage([place.text, *own] if place else [])
+        hardware = bool(self.causes) and self.causes[0].signature.actor == "hardware"
+        if stage == "load data" and hardware and self.job.trained:
+            stage = ""  # a GPU's fault is raised by whatever uses it next
         if not stage and place is not None:
             stage = stage_at(self.job, place, self.ordering)
-        stage = stage or _first_stage([match.first.text for match in matches]) or self.found.stage
+        if not hardware or not self.job.trained:
+            stage = stage or _first_stage([match.first.text for match in matches])
+        stage = stage or self.found.stage
         if stage:
             return stage
         probable = map(probable_stage_of, [place.text, *own] if place else [])

@@ -75,6 +75,9 @@ class RankIndex:
         self.ranks = {one.name: one.rank for one in job.active_streams if one.rank is not None}
         self.silent = {f"rank {rank}" for rank in job.silent_ranks}
         self._job = job
+        on_nodes = Counter(job.node_of_rank.values())
+        #: several of them run on one node
+        self._tasks_are_ranks = not job.tasks_launch and max(on_nodes.values(), default=0) > 1
         self._on_node: dict[str, list[tuple[int, str]]] = {}
         self._whole_name: dict[str, str] = {}
         for one in job.streams.values():
@@ -108,10 +111,11 @@ class RankIndex:
         tasks = "" if self._job.tasks_launch else fields.get("tasks", "")
         ranks = numbers_in(fields.get("rank") or tasks)
         known = [name for rank in ranks if self.is_known(name := f"rank {rank}")]
+        one_task = self._tasks_are_ranks and len(ranks) == 1
         local = fields.get("local_rank", "")
         return (
             known
-            or (self.without_logs(ranks) if fields.get("rank") else [])
+            or (self.without_logs(ranks) if fields.get("rank") or one_task else [])
             or [
                 name
                 for node in expanded(fields.get("node", ""))
@@ -205,7 +209,7 @@ def evidence_from_causes(
             evidence += _from_own_log(cause, index, ordering)
             evidence += _from_writers(cause, index)
             evidence += [*_from_kernel(job, cause), *_from_ray(job, cause)]
-        if cause.signature.role in ("cause", "symptom"):
+        if cause.signature.role == "cause" or cause.signature.family == "hang":
             evidence += _from_processes(job, cause, index)
         if cause.signature.role == "symptom" and _lost_peers(causes, cause, index, ordering):
             continue
@@ -323,7 +327,10 @@ def _from_named(cause: Cause, index: RankIndex, none_logged: bool) -> list[RankE
 
 
 def _from_ray(job: Job, cause: Cause) -> list[RankEvidence]:
-    """Evidence against the worker of Ray whose traceback in the driver's log ends with a cause."""
+    """Evidence against the worker of Ray whose traceback in the driver's log ends with a cause.
+
+    verl names its workers by their node in the pool and their number on it: "WorkerDict_1:3".
+    """
     found = set()
     for match in cause.matches:
         tail = job.streams[match.stream].tail
@@ -332,6 +339,13 @@ def _from_ray(job: Job, cause: Cause) -> list[RankEvidence]:
         if tasks and (rank := job.rank_of_pid.get((tasks[-1][1], int(tasks[-1][0])))) is not None:
             found.add(f"rank {rank}")
     words = f"its process raised: {cause.signature.title}"
+    each = job.ranks_per_node
+    found |= {
+        f"rank {int(fields['pool_node']) * each + int(fields['pool_local'])}"
+        for match in cause.matches
+        for fields in match.named
+        if each and "pool_node" in fields
+    }
     return divided(sorted(found), "accused", words, cause.score)
 
 
@@ -343,10 +357,11 @@ def _from_processes(job: Job, cause: Cause, index: RankIndex) -> list[RankEviden
     found = set()
     for match in cause.matches:
         for fields in match.named:
-            pid = fields.get("pid", "")
-            of = ranks.get(int(pid), set()) if pid.isdigit() else set()
+            number = fields.get("pid", "")
+            of = ranks.get(int(number), set()) if number.isdigit() else set()
             if len(of) == 1 and not match.stream.startswith("node "):  # as of a kernel
                 found.add(f"rank {min(of)}")
+    found -= index.innocent
     if not index.is_minority(len(found)):
         return []
     kind = "accused" if cause.signature.role == "cause" else "implicated"
@@ -459,9 +474,11 @@ def evidence_from_echoes(job: Job, causes: Sequence[Cause]) -> list[RankEvidence
     own = [
         one for one in echoes if one.signature.id in TIMEOUTS and one.signature.id not in HEARD_OF
     ]
-    reporting, lacking = _reporting(own, index)
-    if not 0 < len(lacking) <= max(1, MAX_LACKING_SHARE * len(reporting)):
-        reporting, lacking = _reporting(echoes, index)
+    waiting, others = _reporting(own, index)
+    reporting, lacking = _reporting(echoes, index)
+    few = max(1, MAX_LACKING_SHARE * len(waiting))
+    if len(index.active) >= 3 and 0 < len(others) <= few and set(others) - set(lacking):
+        return divided(others, "not waiting", f"does not wait, as {len(waiting)} others do")
     most = max(1, (1.0 - MAX_COMMON_SHARE) * len(index.active))
     if len(index.active) < 3 or not reporting or len(lacking) > most:
         return []

@@ -46,9 +46,15 @@ _RANK_OF_COMMAND = re.compile(r"(?:--?(?:global_?)?rank[= ]|\bRANK=)(\d+)")
 _RANK_ABOVE = re.compile(r"(?i)(?<![a-z_])(?:global[ _])?rank[ =:#_]{0,2}(\d+)")
 _LOCAL_ABOVE = re.compile(r"(?i)(?:(?<![a-z])local[ _]?rank|\blocal|\bgpu)[ =:#_]{0,2}(\d+)")
 #: The host or the task that pdsh or srun puts before each line.
-_BEFORE = re.compile(r"^ *(?:(?P<host>[A-Za-z][\w.-]*\d[\w-]*)|(?P<task>\d{1,5})): ?(?=Process |Thread |Python v|  |$)")
+_BEFORE = re.compile(
+    r"^ *(?:(?P<host>[A-Za-z][\w.-]*\d[\w-]*)|\d{1,5}): ?(?=Process |Thread |Python v|  |$)"
+)
 #: The host in a shell's prompt.
 _PROMPT = re.compile(r"(?:^|\s)[\w.-]+@([\w.-]*\d[\w-]*)\b", re.MULTILINE)
+#: The operations among them that all ranks of a group enter together.
+_OPERATION = re.compile(
+    r"(?i)_?(?:all_?(?:gather|reduce|to_?all)|reduce|broadcast|barrier|gather|scatter)"
+)
 #: A worker process that reads data for another one.
 _WORKER = "_worker_loop"
 #: Where a process waits for the others, or for its GPU, which waits for them.
@@ -109,6 +115,12 @@ class Stack:
         return ""
 
     @property
+    def collective(self) -> str:
+        """The innermost function by which it waits for others; "" for none."""
+        named = (name for name, _, _ in self.frames if _OPERATION.match(name))
+        return next(named, "") if not self.stage else ""
+
+    @property
     def shown(self) -> str:
         """The innermost frames, in words."""
         return _shown(self.frames[:MAX_SHOWN])
@@ -120,10 +132,15 @@ class Stack:
 
 
 class OddStack(NamedTuple):
-    """Where a stream stands other than most, in words, and what it waits for outside the job."""
+    """Where a stream stands other than most, in words, and what it waits for outside the job.
+
+    Attributes:
+        collective: it waits for others in another collective than they do.
+    """
 
     words: str
     awaits: str
+    collective: bool = False
 
 
 def _shown(frames: Sequence[tuple[str, str, str]]) -> str:
@@ -251,19 +268,19 @@ def assign(
         on_node: the streams of a node's local rank.
     """
     ranks: dict[int, set[int]] = {}
-    for (_, pid), rank in job.rank_of_pid.items():
-        ranks.setdefault(pid, set()).add(rank)
+    for (_, pid), of in job.rank_of_pid.items():
+        ranks.setdefault(pid, set()).add(of)
     nodes = {node for stream in job.streams.values() if (node := job.node_of(stream))}
     nodes |= set(job.node_of_rank.values())
     for one in stacks:
         if one.node not in nodes:
             named = [node for node in sorted(nodes) if _names(one.node or one.file, node)]
             one.node = named[0] if named else one.node
-        rank = one.rank
+        rank: int | None = one.rank
         if rank is None and one.pid is not None:
             rank = job.rank_of_pid.get((one.node, one.pid))
-            known = ranks.get(one.pid, set())
-            rank = min(known) if rank is None and len(known) == 1 else rank
+            of_pid = ranks.get(one.pid, set())
+            rank = min(of_pid) if rank is None and len(of_pid) == 1 else rank
         if rank is not None:
             one.stream = f"rank {rank}"
     for name in dict.fromkeys(one.file for one in stacks):
@@ -393,6 +410,7 @@ def _apart_from_most(by_stream: Mapping[str, Stack]) -> dict[str, OddStack]:
         name: OddStack(
             f"{_AWAITS[awaits]} {one.words(example)}, {times} others in {example.words(one)}",
             awaits,
+            bool(one.collective and example.collective and one.collective != example.collective),
         )
         for name, one in sorted(by_stream.items(), key=lambda named: natural(named[0]))
         if one.place != usual

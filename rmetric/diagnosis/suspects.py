@@ -34,6 +34,7 @@ WEIGHTS = {
     "silent": 3.0,
     "ended early": 3.0,
     "no echo": 2.5,
+    "not waiting": 2.5,
     "amid losses": 4.0,
     "other collective": 3.5,
     "last words": 1.0,

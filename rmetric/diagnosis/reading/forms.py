@@ -38,6 +38,8 @@ TRACED = re.compile(rf"(?:{_JOURNAL}|{_STAMP})(?:\S{{1,60}} ?)?  File \"".encode
 #: Prefixes that are cut from the line, by the key in `Prefix.kinds`, in the order in which they are
 #: tried. A pattern is the whole prefix with the space behind it; its groups are fields of `Prefix`.
 CUT = {
+    # 3: of srun --label, which the rank behind it leaves no doubt about
+    "labelled": r" *(?P<task>\d{1,5}): (?=\[rank\d+\]: ?)",
     # [rank3]: of PyTorch's excepthook and logs
     "torch": r"\[rank(?P<rank>\d+)\]: ?",
     # [default3]: of torchrun: the role's name and the rank within the node
@@ -81,6 +83,8 @@ COUNTED = {
     "host": rf"(?P<node>{_NAME})(?:: ?| +\| ?)",
     # trainer-worker-3 pytorch of stern: pod and container
     "stern": r"(?P<node>[a-z][a-z\d]*(?:-[a-z\d]+)+) (?:[a-z][a-z\d]*(?:-[a-z\d]+)*) ",
+    # x1002c3s1b0n0 6: of Cray's PALS, mpiexec --label
+    "pals": rf"(?P<node>{_NAME}) (?P<rank>\d{{1,5}}): ?",
     "host_bracket": rf"\[(?P<node>{_NAME})\]:? ",
     # 3: of srun --label
     "srun": r" *(?P<task>\d{1,5}): ?(?!\d\d:\d\d)",
@@ -96,6 +100,7 @@ FIRST_BYTES = {
     for name, first in {
         "node_rank": rb"\[",
         "host": rb"[A-Za-z\d]",
+        "pals": rb"[A-Za-z\d]",
         "stern": rb"[a-z]",
         "host_bracket": rb"\[",
         "srun": rb"[ \d]",

@@ -127,7 +127,9 @@ _PART = re.compile(
     rb"|Compile with `TORCH_USE_CUDA_DSA`|Device-side assertion tracking"
     rb"|To enable traceback see: |(?:NCCL )?WARN(?:ING)? Last error|This may indicate a possible "
 )
-_LEAD = re.compile(rb"(?:Last error|The above call|Original error was|Details|Caused by):\s*$")
+_LEAD = re.compile(
+    rb"(?:Last error|The above call|Original error was|Details|Caused by|Missing ranks):\s*$"
+)
 _CHAIN = re.compile(
     rb"(?:During handling of the above exception|The above exception was the direct cause)"
 )

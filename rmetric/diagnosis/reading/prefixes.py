@@ -249,7 +249,8 @@ class PrefixParser:
             for name in self._forms:
                 one = _COMPILED[name].match(match.string, at)
                 if one and at < one.end() <= end:
-                    prefix, at = _with(prefix, name, one.groupdict()), one.end()
+                    kind = "srun" if name == "labelled" else name
+                    prefix, at = _with(prefix, kind, one.groupdict()), one.end()
                     break
             else:
                 break
@@ -317,6 +318,9 @@ def _agree(form: str, lines: list[bytes], count: int) -> bool:
     if len(names) < 0.9 * len(heads) or share > 0.9:
         if form == "stern":
             return _are_pods(heads, len(names), share)
+        if form == "pals":
+            ranks = sorted({int(rank) for _, rank in names})
+            return share > 0.5 and _are_hosts(heads, len(names), share) and len(ranks) == len(names)
         if form.startswith("host") or form == "node_rank":
             return _are_hosts(heads, len(names), share)
         return _are_ranks([int(number) for (number,) in names], len(heads), share)

@@ -69,7 +69,8 @@ class LogSource:
         lines, report = Lines(LONGEST_LINE), LsfReports()
         for some in lines.lists(decoded(unpacked(self.path, BLOCK, damage, may_be_empty=True))):
             yield report.moved(some)
-        yield report.rest()
+        if rest := report.rest():
+            yield rest
         self._pieces = report.pieces
         self.lines = lines.count
         self.cut_off, self.notes = "; ".join(damage), lines.notes()

@@ -46,7 +46,11 @@ _NODES = Sought(
     r"(?i)--?nnodes[= ]['\"]?(?:\d+:)?(\d+)|\bnnodes=(\d+)|\bgroup_world_size=(\d+)",
     ("nnodes", "group_world_size"),
 )
-_PER_NODE = Sought(r"(?i)--?nproc[_-]per[_-]node[= ]['\"]?(\d+)|\bnum_local_procs=(\d+)", ("proc",))
+_PER_NODE = Sought(
+    r"(?i)--?nproc[_-]per[_-]node[= ]['\"]?(\d+)|\bnum_local_procs=(\d+)"
+    r"|\bn_gpus_per_node['\"]?[=:] ?(\d+)",
+    ("proc", "n_gpus_per_node"),
+)
 #: The stream's own rank.
 _OWN = Sought(
     rf"(?i)(?<![a-z]_)(?:global[ _]rank|world[ _]rank|rank_train){_NUMBER}"
@@ -64,13 +68,17 @@ _OF_POD = Sought(
     ("rank=",),
 )
 _HOST = r"(?P<node>[A-Za-z][\w.-]*\d[\w.-]*|\d+\.\d+\.\d+\.\d+)"
+#: No number of a node or within one stands behind it.
+_OWN_RANK = r"(?<!node )(?<!local )(?<!machine )(?<!group )(?<!host )"
 _RANK_ON = Sought(
-    rf"(?i)(?<!node )(?<!local )(?<!machine )(?<!group )(?<!host )\brank[ :=\[]{{0,3}}(?P<rank>\d+)\b.{{0,40}}?\b(?:on|host(?:name)?|node)[ :=]+{_HOST}",
+    rf"(?i){_OWN_RANK}\brank[ :=\[]{{0,3}}(?P<rank>\d+)\b.{{0,40}}?"
+    rf"\b(?:on|host(?:name)?|node)[ :=]+{_HOST}",
     ("rank",),
     ("on", "host", "node"),
 )
 _ON_RANK = Sought(
-    rf"(?i)\b(?:on|host(?:name)?|node)[ :=]+{_HOST}\b.{{0,20}}?(?<!node )(?<!local )(?<!machine )(?<!group )(?<!host )\brank[ :=\[]{{0,3}}(?P<rank>\d+)\b",
+    rf"(?i)\b(?:on|host(?:name)?|node)[ :=]+{_HOST}\b.{{0,20}}?"
+    rf"{_OWN_RANK}\brank[ :=\[]{{0,3}}(?P<rank>\d+)\b",
     ("on", "host", "node"),
     ("rank",),
 )
@@ -90,7 +98,7 @@ _SPAWNED = Sought(
     r"\bprocess (\d{1,9}) spawned with command: .*--local[_-]rank=(\d{1,4})\b",
     (" spawned with command: ",),
 )
-#: The process of a rank, in one line, and in the report of torchrun, where its rank stands above it.
+#: The process of a rank, in one line, and in torchrun's report, where its rank stands above it.
 _RANK_PID = Sought(
     r"(?i)\brank[ :=\[]{0,3}(\d{1,6})\b[^\n]{0,60}?\bpid[ :=]{1,3}(\d{1,9})\b", ("rank",), ("pid",)
 )
@@ -129,8 +137,8 @@ _SOUGHT = _OF_SIZES | _OF_NODES | _OF_RANKS | {_GROUPS, _OWN, _OF_POD}
 _STATES = re.compile(
     rb"world[ _-]?size|world_rank|member: /|total (?:number of )?(?:ranks|processes|workers)|nranks"
     rb"|rank {0,2}(?:of |/)|num(?:ber of)?[ _](?:training[ _]ranks|processes)|ranks\[|ranknum\["
-    rb"|nnodes|group_world_size|nproc[_-]per|num_local_procs|global[ _]rank|world[ _]rank"
-    rb"|rank_train|rank= world|^(?:export )?(?:rank|hostname|slurmd_nodename)=|init.{0,70}rank[ :=]"
+    rb"|nnodes|group_world_size|nproc[_-]per|n_gpus_per_node|num_local_procs"
+    rb"|global[ _]rank|world[ _]rank|rank_train|rank= world|^(?:export )?(?:rank|hostname|slurmd_nodename)=|init.{0,70}rank[ :=]"
     rb"|\brank[ :=\[]{0,3}\b.{0,40}\b(?:on|host|hostname|node)[ :=]"
     rb"|\b(?:host|hostname|node)[ :=].{1,60}\brank|\bon \S+ .{0,20}\brank"
     rb"|(?:node|group)[_-]rank[\"' :=]|global_ranks="
@@ -145,7 +153,7 @@ _STATES = re.compile(
 #: Parts of lines, of which every match of `_STATES` has one.
 _PARTS = (
     b"rank", b"node", b"host", b"world", b"process", b"workers", b"nproc", b"num_local_procs",
-    b"member: /", b":::dlpal", b"srun: error: ", b"exitcode",
+    b"n_gpus", b"member: /", b":::dlpal", b"srun: error: ", b"exitcode",
 )  # fmt: skip
 
 
@@ -354,7 +362,7 @@ class World:
         if _NODES in may and (match := _NODES.pattern.search(text)):
             self._num_nodes = max(self._num_nodes, int(match[1] or match[2] or match[3]))
         if _PER_NODE in may and (match := _PER_NODE.pattern.search(text)):
-            self._per_node = max(self._per_node, int(match[1] or match[2]))
+            self._per_node = max(self._per_node, int(match[1] or match[2] or match[3]))
 
     def _take_groups(self, text: str, prefix: Prefix, stream: str) -> None:
         match = _GROUPS.pattern.search(text)
