@@ -1,0 +1,127 @@
+"""Stacks of py-spy as people take them: in notes, of few processes, of processes by number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rmetric.diagnosis.decide import diagnose
+from rmetric.diagnosis.result import Diagnosis
+from rmetric.diagnosis.stack_dumps import holds_stacks, is_stack_dump, read_stacks
+
+WAITS = "    {op} (torch/distributed/distributed_c10d.py:2050)\n    step (train.py:41)"
+READS = (
+    "    wait (threading.py:359)\n    get (queue.py:180)\n"
+    "    _try_get_data (torch/utils/data/dataloader.py:1251)\n"
+    "    __next__ (torch/utils/data/dataloader.py:708)\n    step (train.py:30)"
+)
+WRITES = (
+    "    _write_item (torch/distributed/checkpoint/filesystem.py:346)\n"
+    "    write_data (torch/distributed/checkpoint/filesystem.py:660)\n    save (train.py:60)"
+)
+
+
+def stack(pid: int, frames: str, *, command: str = "python train.py", head: bool = True) -> str:
+    process = f"Process {pid}: {command}\nPython v3.11.4 (/usr/bin/python3)\n\n" if head else ""
+    return f'{process}Thread {pid} (idle): "MainThread"\n{frames}\n    <module> (train.py:99)\n'
+
+
+def timeouts(ranks: int, *, but: int, launched: str = "") -> str:
+    """Steps, and the watchdogs of all ranks but one, which only hears of them."""
+    steps = [f"[rank0]: 2025-03-04 10:00:{at:02d} step {at} loss 2.1" for at in range(50)]
+    ends = [
+        f"[rank{rank}]:[E304 10:31:00.1 ProcessGroupNCCL.cpp:629] [Rank {rank}] Watchdog caught "
+        f"collective operation timeout: WorkNCCL(SeqNum=90, OpType=ALLREDUCE, Timeout(ms)=1800000)"
+        for rank in range(ranks)
+        if rank != but
+    ]
+    heard = (
+        f"[rank{but}]:[E304 10:31:01.1 ProcessGroupNCCL.cpp:1683] [PG ID 0 PG GUID 0 Rank {but}] "
+        "Received a dump signal due to a collective timeout from rank 1 and we will try our best "
+        "to dump the debug info. Last enqueued NCCL work: 12, last completed NCCL work: 12."
+    )
+    return "\n".join([launched, *steps, *ends, heard]) + "\n"
+
+
+def ranks_of(found: Diagnosis) -> list[int | None]:
+    return [one.rank for one in found.nodes]
+
+
+def test_the_rank_that_only_heard_of_the_timeouts_is_named(tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text(timeouts(8, but=5))
+    found = diagnose([tmp_path])
+    assert (found.cause, ranks_of(found)) == ("nccl_timeout", [5])
+
+
+def test_all_ranks_that_time_out_accuse_nobody(tmp_path: Path) -> None:
+    text = timeouts(8, but=9).split("[rank9]:", maxsplit=1)[0]
+    (tmp_path / "job.log").write_text(text)
+    assert ranks_of(diagnose([tmp_path])) == []
+
+
+@pytest.mark.parametrize(
+    ("frames", "stage"), [(READS, "load data"), (WRITES, "checkpoint"), (WAITS, None)]
+)
+def test_one_process_of_two_that_waits_outside_the_job(frames, stage, tmp_path: Path) -> None:
+    notes = "# taken by hand, the log stands\n$ py-spy dump --pid 4110\n" + stack(
+        4110, WAITS.format(op="all_reduce")
+    )
+    notes += "$ py-spy dump --pid 4113\n" + stack(4113, frames.format(op="all_gather"))
+    (tmp_path / "notes.txt").write_text(notes)
+    (tmp_path / "job.log").write_text(timeouts(8, but=3))
+    found = diagnose([tmp_path])
+    if stage is None:
+        assert found.cause == "nccl_timeout"
+    else:
+        assert (found.cause, found.stage) == ("rank_stands_elsewhere", stage)
+    assert ranks_of(found) == [3]
+
+
+def test_a_process_is_known_by_its_number(tmp_path: Path) -> None:
+    launched = "\n".join(f"rank {rank}/8 local {rank} pid {700 + 7 * rank}" for rank in range(8))
+    dumps = [
+        stack(700 + 7 * rank, READS if rank == 6 else WAITS.format(op="all_reduce"))
+        for rank in range(8)
+    ]
+    (tmp_path / "pyspy.txt").write_text("\n".join(dumps))
+    (tmp_path / "job.log").write_text(timeouts(8, but=6, launched=launched))
+    found = diagnose([tmp_path])
+    assert (found.cause, found.stage) == ("rank_stands_elsewhere", "load data")
+    assert ranks_of(found)[0] == 6
+
+
+def test_a_rank_in_another_collective_explains_a_hang(tmp_path: Path) -> None:
+    for rank in range(4):
+        frames = WAITS.format(op="all_gather" if rank == 2 else "all_reduce")
+        (tmp_path / f"pyspy_rank_{rank}.txt").write_text(stack(4700 + rank, frames))
+    steps = [f"2025-03-04 10:00:{at:02d} step {at} loss 2.1" for at in range(50)]
+    end = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2025-03-04T13:20:00 ***"
+    (tmp_path / "job.log").write_text("\n".join([*steps, end]) + "\n")
+    found = diagnose([tmp_path])
+    assert (found.cause, ranks_of(found)) == ("collectives_differ", [2])
+
+
+def test_stacks_behind_hosts_and_workers_of_data() -> None:
+    text = "\n".join(
+        f"{host}: {line}"
+        for host, rank in (("nid001", 0), ("nid002", 4))
+        for line in stack(70 + rank, READS, command=f"python train.py (RANK={rank})").splitlines()
+    )
+    read = read_stacks(text, "notes.txt", None)
+    assert [(one.node, one.rank, one.stage) for one in read] == [
+        ("nid001", 0, "load data"),
+        ("nid002", 4, "load data"),
+    ]
+    worker = stack(99, "    read (mmap.py:1)\n    _worker_loop (torch/utils/data/worker.py:9)")
+    assert read_stacks(text + "\n" + worker, "notes.txt", None) == read
+
+
+def test_what_is_a_file_of_stacks() -> None:
+    dump = stack(4, READS)
+    assert is_stack_dump(dump.encode())
+    assert is_stack_dump(stack(4, READS, head=False).encode())
+    prose = "\n".join(f"line {at} of the notes" for at in range(40))
+    assert not is_stack_dump(f"{dump}\n{prose}".encode())
+    assert holds_stacks(f"{prose}\n{dump}\n{prose}".encode())
+    assert not holds_stacks(b"Process 3: started\nThread 4 of the pool is idle\n")
