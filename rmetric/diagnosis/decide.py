@@ -424,8 +424,22 @@ class _Case:
         )
 
     def _kept_waiting(self, symptom: Cause) -> Diagnosis | None:
-        """The only suspect that its own last entry shows at data or a checkpoint; None without."""
+        """The only suspect that its own last entry shows at data or a checkpoint; None without.
+
+        Or the rank or the node whose kernel found a process that waits in a read or a write.
+        """
         suspects = named(self.ranked)
+        blocked = self._blocked_in()
+        if blocked and suspects:
+            place = self.job.streams.get(suspects[0].name)
+            return self._inferred(
+                WAITED_FOR,
+                suspects[0],
+                place.last if place is not None else symptom.first,
+                what="its process waits in the kernel",
+                followed_by=symptom.signature.title,
+                stage=blocked,
+            )
         stream = self.job.streams.get(suspects[0].name) if len(suspects) == 1 else None
         last = self._last_own(stream) if stream is not None else None
         if last is None or "\n" in last.text or not self.ordering.after(symptom.first, last):
@@ -447,6 +461,25 @@ class _Case:
             followed_by=symptom.signature.title,
             stage=stage,
         )
+
+    def _blocked_in(self) -> str:
+        """The stage of a process that its node's kernel found waiting, by its stack there."""
+        nodes = {
+            match.stream
+            for one in self.causes
+            if one.signature.id == rank_evidence.BLOCKED
+            for match in one.matches
+        }
+        found = {
+            stage
+            for signature, stage in (
+                ("blocked_in_write", "checkpoint"),
+                ("blocked_in_read", "load data"),
+            )
+            for node in nodes
+            if (signature, node) in self.job.matches
+        }
+        return min(found) if len(found) == 1 else ""
 
     @property
     def _apart(self) -> Suspect | None:
@@ -611,7 +644,7 @@ class _Case:
         at = self._last_own(own) if own and own.name in apart else None
         text = self._stood_in(who) or hang.last_words or (at.text if at else "")
         return self._result(
-            stage=(stage_of_wait(text) if text else "") or self._stage(place),
+            stage=(stage_of_wait(text) if text else "") or self._blocked_in() or self._stage(place),
             outcome="failed",
             cause=HUNG.id,
             family=HUNG.family,

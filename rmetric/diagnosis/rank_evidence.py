@@ -34,6 +34,8 @@ TIMEOUTS = (
     "xla_rendezvous_stuck",
     "xla_barrier_timeout",
 )
+#: The signature of a process that a kernel finds waiting, which may be no rank's.
+BLOCKED = "task_blocked"
 #: Of these, what a rank may log that only heard of another one's.
 HEARD_OF = ("nccl_failed_or_timed_out", "store_timeout")
 #: Largest number of ranks in one range.
@@ -357,9 +359,14 @@ def _from_processes(job: Job, cause: Cause, index: RankIndex) -> list[RankEviden
     found = set()
     for match in cause.matches:
         for fields in match.named:
-            number = fields.get("pid", "")
+            number, node = fields.get("pid", ""), match.stream.removeprefix("node ")
             of = ranks.get(int(number), set()) if number.isdigit() else set()
-            if len(of) == 1 and not match.stream.startswith("node "):  # as of a kernel
+            if node != match.stream:  # of a kernel
+                known = job.rank_of_pid.get((node, int(number))) if number.isdigit() else None
+                blocked = cause.signature.id == BLOCKED
+                of = ({known} if known is not None else of) if blocked else set()
+                found |= {match.stream} if blocked and len(of) != 1 else set()
+            if len(of) == 1:
                 found.add(f"rank {min(of)}")
     found -= index.innocent
     if not index.is_minority(len(found)):
