@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rmetric.diagnosis.job import TAIL, Job, JobStream, Match, Occurrence
-from rmetric.diagnosis.ordering import Ordering, stepping_streams
+from rmetric.diagnosis.ordering import Ordering, may_be_time_zone, stepping_streams
 from rmetric.diagnosis.patterns.steps import planned_steps
 from rmetric.diagnosis.signature import Signature
 
@@ -326,7 +326,10 @@ def _explained_by(one: Cause, live: Iterable[Cause], ordering: Ordering) -> Caus
         before = ordering.after(one.first, other.first)
         if not (before or _broke(other, one, ordering) or _is_reason(other, one, ordering)):
             continue
-        if (ordering.later_by(one.first, other.last) or 0.0) > FOLLOWS_WITHIN:
+        apart = ordering.later_by(one.first, other.last) or 0.0
+        # Of one file a scheduler's clock may be that of another zone.
+        of_zones = one.first.file == other.last.file and one.signature.role == "ending"
+        if apart > FOLLOWS_WITHIN and not (of_zones and may_be_time_zone(apart)):
             continue
         if other.signature.survivable and other.signature.confidence <= WEAK < one.score:
             continue  # a note of something harmless explains no failure that is certain

@@ -35,7 +35,7 @@ SAME_MOMENT = 1.0
 START_LINES = 20
 #: New objects after which Python seeks garbage while logs are read.
 NEW_OBJECTS = 1_000_000
-_ATTEMPT = re.compile(r"(?i)(?:^|/)(?:attempt|try|restart)[-_.]?(\d+)(?:/|$)")
+_ATTEMPT = re.compile(r"(?i)(?:^|/)(?:attempt|try|restart)[-_.]?(\d+)(?=[/._-]|$)")
 
 
 def ingest(

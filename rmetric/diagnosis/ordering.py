@@ -22,6 +22,10 @@ from rmetric.diagnosis.reading.timestamps import NO_YEAR
 SAME_MOMENT = 2.0
 #: Seconds between neighbours in one file that state none.
 NEXT = 1e-6
+#: A time within so many seconds of whole half hours may be a difference of time zones.
+ZONE_SECONDS = 1800.0
+ZONE_TOLERANCE = 90.0
+MAX_ZONE_SECONDS = 14 * 3600.0
 #: Largest distance of a completed date from the job's other times, in seconds.
 NEAR = 2 * 86400.0
 
@@ -132,6 +136,13 @@ class Ordering:
             return (0.0, one.order)
         seconds = self.seconds(one)
         return (inf if seconds is None else seconds, one.order)
+
+
+def may_be_time_zone(seconds: float) -> bool:
+    """True if two times so far apart may be of one moment, by clocks of two time zones."""
+    zones = round(seconds / ZONE_SECONDS)
+    off = abs(seconds - zones * ZONE_SECONDS)
+    return zones > 0 and seconds <= MAX_ZONE_SECONDS and off <= ZONE_TOLERANCE
 
 
 #: Stages in which launchers and streams without stages remain, and those with few stage lines.

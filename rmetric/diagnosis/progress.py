@@ -17,7 +17,7 @@ from typing import NamedTuple
 from rmetric.diagnosis.causes import Cause
 from rmetric.diagnosis.gpu_monitor import Spinning, spinning
 from rmetric.diagnosis.job import Job, JobStream, Occurrence
-from rmetric.diagnosis.ordering import Ordering
+from rmetric.diagnosis.ordering import ZONE_TOLERANCE, Ordering, may_be_time_zone
 from rmetric.diagnosis.patterns.peers import Peer, may_be_same, peers
 from rmetric.diagnosis.rank_evidence import MAX_COMMON_SHARE
 from rmetric.diagnosis.reading.timestamps import names_zone, parse
@@ -38,10 +38,6 @@ MIN_SECONDS = 120.0
 MIN_RATIO = 5.0
 #: Least seconds where no two steps were logged, so that their pauses are not known.
 MIN_SECONDS_WITHOUT_STEPS = 1800.0
-#: A silence within so many seconds of whole half hours may be a difference of time zones.
-ZONE_SECONDS = 1800.0
-ZONE_TOLERANCE = 90.0
-MAX_ZONE_SECONDS = 14 * 3600.0
 #: All zones are whole quarters of an hour apart, so what is left of a silence is real.
 QUARTER_SECONDS = 900.0
 #: Without years December is later than the January behind it, by so many seconds at least.
@@ -164,7 +160,7 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
     limit = lead.signature.family == "time limit"
     # Only the last gap may be one between two clocks: an entry before the end keeps its own.
     other_clock = gap < 0 or (
-        _may_be_time_zone(gap)
+        may_be_time_zone(gap)
         and not (limit and last_entry - begun < MIN_SHARE_BEFORE_LIMIT * gap and one_clock)
     )
     before = 0.0
@@ -393,13 +389,6 @@ def _counts_work(texts: Sequence[str]) -> bool:
     found = [_COUNTS.findall(text, (parse(text) or (0.0, 0))[1]) for text in texts]
     numbers = (list(map(int, each)) for each in zip(*found, strict=False))
     return any(all(one < other for one, other in pairwise(each)) for each in numbers)
-
-
-def _may_be_time_zone(seconds: float) -> bool:
-    """True if the clock of what ended the job may only be of another time zone."""
-    zones = round(seconds / ZONE_SECONDS)
-    off = abs(seconds - zones * ZONE_SECONDS)
-    return zones > 0 and seconds <= MAX_ZONE_SECONDS and off <= ZONE_TOLERANCE
 
 
 def _apart_from_zones(seconds: float) -> float:

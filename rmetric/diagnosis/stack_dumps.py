@@ -43,7 +43,9 @@ _AWAITS = {
     "checkpoint": "is at a checkpoint in",
 }
 _RANK_OF_COMMAND = re.compile(r"(?:--?(?:global_?)?rank[= ]|\bRANK=)(\d+)")
-_RANK_ABOVE = re.compile(r"(?i)(?<![a-z_])(?:global[ _])?rank[ =:#_]{0,2}(\d+)")
+_RANK_ABOVE = re.compile(
+    r"(?i)(?:(?<![a-z_])(?:global[ _])?rank|SLURM_PROCID|WORLD_RANK|PMI\w?_RANK)[ =:#_]{0,2}(\d+)"
+)
 _LOCAL_ABOVE = re.compile(r"(?i)(?:(?<![a-z])local[ _]?rank|\blocal|\bgpu)[ =:#_]{0,2}(\d+)")
 #: The host or the task that pdsh or srun puts before each line.
 _BEFORE = re.compile(
