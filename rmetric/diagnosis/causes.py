@@ -329,6 +329,7 @@ def _explained_by(one: Cause, live: Iterable[Cause], ordering: Ordering) -> Caus
         apart = ordering.later_by(one.first, other.last) or 0.0
         # Of one file a scheduler's clock may be that of another zone.
         of_zones = one.first.file == other.last.file and one.signature.role == "ending"
+        of_zones = of_zones and not other.signature.survivable
         if apart > FOLLOWS_WITHIN and not (of_zones and may_be_time_zone(apart)):
             continue
         if other.signature.survivable and other.signature.confidence <= WEAK < one.score:

@@ -52,7 +52,10 @@ from rmetric.diagnosis.ingest import ingest_attempts
 from rmetric.diagnosis.job import Job, JobStream, Occurrence
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.library.load import SPECIFIC
-from rmetric.diagnosis.lost_connections import evidence_from_lost_connections
+from rmetric.diagnosis.lost_connections import (
+    evidence_from_lost_connections,
+    evidence_from_remote_hosts,
+)
 from rmetric.diagnosis.ordering import Ordering, stage_at
 from rmetric.diagnosis.patterns.not_finite import loss_not_finite
 from rmetric.diagnosis.patterns.stages import awaited, stage_of_wait
@@ -293,8 +296,10 @@ def decide(
     signs += rank_evidence.evidence_from_links(job, causes)
     if switches.unfiltered:
         # A rank without the error of all others explains the losses better than their order.
-        signs += rank_evidence.evidence_from_echoes(job, causes) or evidence_from_lost_connections(
-            job, causes
+        signs += (
+            rank_evidence.evidence_from_echoes(job, causes)
+            or evidence_from_remote_hosts(job, causes)
+            or evidence_from_lost_connections(job, causes)
         )
     if beside.awaited or hang:
         signs = [one for one in signs if one.stream in beside.awaited or one.kind not in OF_ENDS]
@@ -359,12 +364,14 @@ class _Case:
             return self._by_kind(NOT_ENTERED, "recorder", lead)
         hang = self.hang if lead is None or lead.score >= LIKELY else None
         apart = next((one for one in self.ranked if one.name in self.beside.collectives), None)
-        if hang is not None and apart is not None:
+        ended = lead is not None and lead.signature.role == "ending"
+        if apart is not None and (hang is not None or ended):
             return self._in_another_operation(apart, lead)
         if hang is not None:
             return self._hung(hang, lead)
-        ended = lead is not None and lead.signature.role == "ending" and self.beside.odd
-        if lead is not None and (ended or (lead.signature.id == WATCHED and self._odd_stacks())):
+        if lead is not None and (
+            (ended and self.beside.odd) or (lead.signature.id == WATCHED and self._odd_stacks())
+        ):
             return self._by_kind(STANDS_ELSEWHERE, "stack", lead)
         bad = loss_not_finite(self.job) if not explained else None
         if bad is not None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 from rmetric.diagnosis.causes import Cause
 from rmetric.diagnosis.job import Job, Occurrence
-from rmetric.diagnosis.rank_evidence import numbers_in
+from rmetric.diagnosis.rank_evidence import numbers_in, short
 from rmetric.diagnosis.suspects import RankEvidence
 
 #: Least number of ranks that form a ring, and of losses that form an order.
@@ -17,6 +18,10 @@ MIN_RANKS = 4
 POWER_OF_TWO_WEIGHT = 0.4
 #: Least strength of evidence.
 MIN_STRENGTH = 0.3
+#: Least share of the ranks that lost a connection to a host, for it to be the one.
+MIN_NAMING_SHARE = 0.75
+#: What the name of a host's network card has behind that of the host.
+_INTERFACE = re.compile(r"[-_.]?(?:ib|eth|hsn|bond|roce|opa)\d*$")
 #: Losses are in an order, or of few, if the best place is so many times better than the usual.
 MIN_BEST_TO_MEAN_RATIO = 1.2
 #: Losses run round the ring from a rank if at least this much of their order agrees with it; and
@@ -51,6 +56,30 @@ def evidence_from_lost_connections(job: Job, causes: Sequence[Cause]) -> list[Ra
         for rank, strength in found.items()
         if strength > MIN_STRENGTH
     ]
+
+
+def evidence_from_remote_hosts(job: Job, causes: Sequence[Cause]) -> list[RankEvidence]:
+    """Evidence against the one node to which most lost connections led, by its name.
+
+    Of two nodes each names the other, so a node is named only where its own ranks name none.
+    """
+    nodes = {short(node): node for one in job.streams.values() if (node := job.node_of(one))}
+    named: dict[str, set[str]] = defaultdict(set)
+    reporting: set[str] = set()
+    for cause in causes:
+        for match in cause.matches if cause.signature.role == "echo" else ():
+            hosts = {fields.get("remote_host", "") for fields in match.named} - {""}
+            own = job.node_of(job.streams[match.stream])
+            reporting |= {short(own)} if own and hosts else set()
+            for host in hosts:
+                if not host[:1].isdigit():  # an address is of a network card
+                    named[_INTERFACE.sub("", short(host))].add(match.stream)
+    every = set().union(*named.values()) if named else set()
+    host, streams = max(named.items(), key=lambda one: len(one[1]), default=("", set()))
+    if len(streams) < 2 or len(streams) < MIN_NAMING_SHARE * len(every) or host in reporting:
+        return []
+    words = f"{len(streams)} others lost their connection to it"
+    return [RankEvidence(f"node {nodes.get(host, host)}", "accused", words)]
 
 
 def _orders(job: Job, causes: Sequence[Cause]) -> list[list[int]]:

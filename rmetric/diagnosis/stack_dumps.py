@@ -137,7 +137,7 @@ class OddStack(NamedTuple):
     """Where a stream stands other than most, in words, and what it waits for outside the job.
 
     Attributes:
-        collective: it waits for others in another collective than they do.
+        collective: it waits for others in a collective that they have not entered.
     """
 
     words: str
@@ -412,7 +412,7 @@ def _apart_from_most(by_stream: Mapping[str, Stack]) -> dict[str, OddStack]:
         name: OddStack(
             f"{_AWAITS[awaits]} {one.words(example)}, {times} others in {example.words(one)}",
             awaits,
-            bool(one.collective and example.collective and one.collective != example.collective),
+            bool(one.collective) and one.collective != example.collective,
         )
         for name, one in sorted(by_stream.items(), key=lambda named: natural(named[0]))
         if one.place != usual
