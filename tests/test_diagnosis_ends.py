@@ -473,7 +473,7 @@ LAST SEEN   TYPE      REASON        OBJECT     MESSAGE
 
 def test_a_mount_that_failed_before_the_training_did_not_end_it(tmp_path):
     (tmp_path / "events.txt").write_text(EVENTS)
-    assert diagnose(tmp_path).cause == "pod_not_scheduled"
+    assert diagnose(tmp_path).cause == "container_volume_failed"
     steps = [f"2024-05-01 10:50:{at:02d} step {at} loss 2.{at}" for at in range(40)]
     (tmp_path / "train.log").write_text("\n".join(steps) + "\n")
     assert diagnose(tmp_path).cause is None

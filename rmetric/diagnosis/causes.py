@@ -374,7 +374,7 @@ def _is_broken(one: Cause) -> bool:
     signature = one.signature
     return (
         signature.role == "cause"
-        and (signature.actor == "hardware" or signature.family == "oom killer")
+        and (signature.actor == "hardware" or signature.family in ("oom killer", "node failure"))
         and signature.family not in CONNECTIONS
         and not (signature.survivable and signature.confidence <= WEAK)
     )

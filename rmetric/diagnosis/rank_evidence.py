@@ -181,7 +181,13 @@ class RankIndex:
                 return self._at(ranks, int(local_rank)) or [f"node {node}"]
             if ranks:
                 return [one for _, one in ranks]
-        return [f"node {node}"]
+        # A file of a pod may be called after the end of its name.
+        ends = [
+            one
+            for one in self.active
+            if one.startswith("node ") and f"-{node}".endswith(f"-{one[5:]}")
+        ]
+        return ends if len(ends) == 1 else [f"node {node}"]
 
 
 def evidence_from_causes(

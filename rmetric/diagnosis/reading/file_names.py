@@ -11,7 +11,7 @@ from dataclasses import dataclass
 _LABELLED = re.compile(
     r"(?i)(?<![a-z])(?:(?:tp|pp|dp|mp|cp|ep|sp)_?rank"
     r"|(?P<local>local(?:_?rank)?|device|workerlog|(?:gpu|npu|card)(?![-_.=]?0\d))"
-    r"|(?P<node>node_?rank|node|host|worker|server|machine|pod|w)"
+    r"|(?P<node>node_?rank|node|host|worker|server|machine|pod|algo|w)"
     r"|(?P<rank>(?:global_?)?rank|r(?!\d+-\d)|proc|process|task))[-_.=]?(?P<number>\d+)(?![a-z\d])"
 )
 #: An address behind such a word.
@@ -21,8 +21,11 @@ _ADDRESS = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}(?!\.?\d)")
 _BEFORE_NODE = re.compile(
     r"(?i)(?:(?<=[_.])(?:[a-z][a-z\d]*-)+|(?:^|(?<=/))(?:[a-z]+\d[a-z\d]*-)+)$"
 )
+#: Words of a pod's name, which a file is called after, before that of its role.
+_POD = re.compile(r"(?:^|(?<=/))(?:[a-z\d]+-){2,}$")
 _HOST = re.compile(
-    r"(?i)(?<![a-z\d])((?:[a-z]+-)*(?:node|host|compute|gpu|dgx|hgx|cn|gn|nid|srv|ip)[a-z-]*\d[\d-]*"
+    r"(?i)(?<![a-z\d])((?:[a-z]+-)*(?:node|host|compute|gpu|dgx|hgx|cn|gn|nid|srv|ip|ascend|npu|atlas|mi\d{3}\w?|gaudi\d?"
+    r"|[ahb][1-3]00)[a-z-]*\d[\d-]*"
     r"|r\d+i\d+n\d+)(?![a-z\d])"
 )
 #: A folder's name that may be a host's: letters, and a number at its end.
@@ -116,7 +119,9 @@ def _labelled(name: str) -> FileIdentity:
         elif match["node"] and (address := _ADDRESS.match(name, match.start("number"))):
             file.node = address.group()
         elif match["node"]:
-            words = _BEFORE_NODE.search(name[: match.start()])
+            words = _BEFORE_NODE.search(name[: match.start()]) or (
+                _POD.search(name[: match.start()]) if match["node"].lower() == "worker" else None
+            )
             file.node = (words[0] if words else "") + match.group()
             file.node_number = number
     kernel = _KERNEL_LOG.search(name)

@@ -15,6 +15,8 @@ from rmetric.diagnosis.reading.world import World
 
 #: The difference between the names of two files of one process.
 _OUTPUT = re.compile(r"(?i)(?<![a-z])(?:std)?(?:out|err)(?![a-z])")
+#: A host of SageMaker, which counts them from 1.
+_ALGO = re.compile(r"algo-(\d{1,4})")
 #: Ranks of a node at most, where no line states them.
 MOST_PER_NODE = 8
 #: A node of one process, as "worker-6".
@@ -284,6 +286,8 @@ class RankLayout:
     def _number(self, node: _Node) -> int | None:
         if node.key[0] == "task":
             return int(node.key[1])
+        if node.name is not None and (of_sagemaker := _ALGO.fullmatch(node.name)):
+            return int(of_sagemaker[1]) - 1
         if len(node.own.node_ranks) == 1:
             return min(node.own.node_ranks)
         return self.world.nodes.index(node.name) if node.name in self.world.nodes else None
