@@ -35,6 +35,7 @@ TITLES = {
     "ninth": "written jobs by three more authors, unseen until their first look",
     "tenth": "written jobs by one more author, unseen until their first look",
     "eleventh": "written jobs by three other authors, unseen until their first look",
+    "twelfth": "written jobs by seven other authors, unseen until their first look",
 }
 
 

@@ -30,6 +30,7 @@ ARCHIVES = {
         "ninth",
         "tenth",
         "eleventh",
+        "twelfth",
     )
 }
 
