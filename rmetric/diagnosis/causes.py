@@ -171,6 +171,15 @@ def _survived(
         # What is interrupted from the keyboard after the planned end is a server or a wait.
         after_end = any(ordering.after(match.first, end.first) for end in ends)
         return after_end and signature.id == "keyboard_interrupt"
+    # A file of errors without times beside a training that made all its steps.
+    if signature.survivable and not own.steps and match.last.time is None:
+        furthest = job.furthest.last_step_at if job.furthest else None
+        if (
+            furthest is not None
+            and furthest.file != match.last.file
+            and _is_last_step(job, furthest)
+        ):
+            return True
     last = own.last_step_at
     # Steps without times cannot be compared with another file's lines.
     of_own_file = last is not None and last.file == match.last.file
@@ -232,8 +241,13 @@ def _completed(
     last = job.furthest.last_step_at if job.furthest else None
     if last is None or _WAITS.search(signature.id) or not ordering.after(match.first, last):
         return False
+    return _is_last_step(job, last)
+
+
+def _is_last_step(job: Job, entry: Occurrence) -> bool:
+    """Return True if the entry of the job's last step states that it is the last planned one."""
     step = job.furthest.last_step if job.furthest else None
-    return step is not None and planned_steps(last.text, step) == step
+    return "(100%)" in entry.text or (step is not None and planned_steps(entry.text, step) == step)
 
 
 def _losses_after(job: Job, match: Match, ordering: Ordering) -> int:

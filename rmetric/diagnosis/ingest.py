@@ -22,6 +22,7 @@ from rmetric.diagnosis.part import Part
 from rmetric.diagnosis.patterns.clocks import two_jobs
 from rmetric.diagnosis.reading.source import LogSource
 from rmetric.diagnosis.reading.sources import find
+from rmetric.diagnosis.reading.timestamps import without_year
 from rmetric.diagnosis.templates.events import OTHERS
 from rmetric.diagnosis.templates.facts import LineAnalyser
 
@@ -144,7 +145,38 @@ def aligned(files: Sequence[Sequence[Part]]) -> list[list[Part]]:
                 ]
                 place = before[-1] if before else place
             attempts[place].append(part)
-    return [parts for parts in attempts if parts]
+    attempts = [parts for parts in attempts if parts]
+    _leave_out_earlier(attempts)
+    return attempts
+
+
+def _leave_out_earlier(attempts: Sequence[Sequence[Part]]) -> None:
+    """Leave out what events and kernels logged of earlier attempts, where their clock is the job's.
+
+    It is where something of them comes at the moment in which an attempt begins.
+    """
+    begins = [
+        min(
+            (begin for part in parts if _shows_work(part) and (begin := _begin(part))), default=None
+        )
+        for parts in attempts
+    ]
+    last = begins[-1]
+    for part in attempts[-1] if last is not None and len(attempts) > 1 else ():
+        times = [without_year(one.time) for one in part.entries if one.time is not None]
+        near = any(
+            abs(time - begin) <= SAME_START_SECONDS
+            for begin in begins
+            if begin is not None
+            for time in times
+        )
+        for stream in part.streams if near and not _shows_work(part) else ():
+            stream.matches = [
+                one
+                for one in stream.matches
+                if one.last.time is None
+                or without_year(one.last.time) >= (last or 0.0) - SAME_START_SECONDS
+            ]
 
 
 def _shows_work(part: Part) -> bool:

@@ -36,6 +36,7 @@ TITLES = {
     "tenth": "written jobs by one more author, unseen until their first look",
     "eleventh": "written jobs by three other authors, unseen until their first look",
     "twelfth": "written jobs by seven other authors, unseen until their first look",
+    "opened": "written jobs by nine more authors, seen while the code was changed",
 }
 
 

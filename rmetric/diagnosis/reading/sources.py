@@ -20,12 +20,13 @@ from rmetric.diagnosis.stack_dumps import holds_stacks
 
 #: First bytes of a file by which its kind is recognised.
 _SNIFFED = 1 << 16
+_TABLES = "settings and tables"
 #: Suffixes of other files in a folder of logs: read only where they are named.
 _OTHER = {
     "weights, data and archives": "bin ckpt distcp idx index model npy npz onnx parquet pickle pkl "
     "pt pth safetensors arrow h5 hdf5 tfrecord tar tgz zip 7z whl so db sqlite",
     "pictures and documents": "gif html ico ipynb jpeg jpg pdf png svg webp",
-    "settings and tables": "cfg conf csv ini json lock toml tsv xml yaml yml",
+    _TABLES: "cfg conf csv ini json lock toml tsv xml yaml yml",
     "programs": "bash c cc cpp cu css cuh f90 go h hpp java jl js lua py pyc pyi rs sbatch sh "
     "slurm sub ts",
     "documentation": "md rst tex license",
@@ -56,8 +57,8 @@ def find(paths: Sequence[str | Path]) -> LogFiles:
     """The logs among files and folders.
 
     A file that is named is read whatever its suffix. Of a folder, and those below, all text is
-    read that is not known to be something else. One content is read once, unless the files' names
-    state different ranks or nodes.
+    read that is not known to be something else; tables only where there is no other. One content
+    is read once, unless the files' names state different ranks or nodes.
 
     Raises:
         LogError: a path does not exist or cannot be read, a named file is binary, or nothing is
@@ -67,14 +68,17 @@ def find(paths: Sequence[str | Path]) -> LogFiles:
     left_out: Counter[str] = Counter()
     notes: list[str] = []
     beside: list[LogSource] = []
+    tables: list[LogSource] = []
     for path in map(Path, paths):
         if path.is_dir():
             # Of several folders the files may have one name.
             named = path if len(paths) > 1 else Path()
-            sources += _of_folder(path, named, left_out, notes, beside)
+            sources += _of_folder(path, named, left_out, notes, beside, tables)
         else:
             source = _named(path, beside)
             sources += [source] if source is not None else []
+    if not sources and not beside and tables:  # as collectors of logs export them
+        sources, left_out = tables, left_out - Counter({_TABLES: len(tables)})
     beside.sort(key=lambda source: (natural(source.name), source.name))
     if beside:
         _identify(beside, paths, whole=True)
@@ -115,10 +119,11 @@ def _of_folder(
     left_out: Counter[str],
     notes: list[str],
     beside: list[LogSource],
+    tables: list[LogSource],
 ) -> Iterator[LogSource]:
     for path in _files_below(folder, notes):
         kind = other_by_name(path)
-        if kind and path.suffix not in BESIDE_SUFFIXES:
+        if kind and path.suffix not in (*BESIDE_SUFFIXES, ".tsv"):
             left_out[kind] += 1
             continue
         try:
@@ -130,7 +135,10 @@ def _of_folder(
                 continue
             if holds_stacks(head):  # in notes, which are a log too
                 beside.append(replace(source))
-            kind = kind or other_by_content(head)
+            by_content = other_by_content(head)
+            if kind == _TABLES and not by_content:
+                tables.append(source)
+            kind = kind or by_content
         except LogError as error:
             notes.append(str(error))
             continue

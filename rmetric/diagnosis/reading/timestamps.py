@@ -6,6 +6,7 @@ import re
 from calendar import timegm
 from collections.abc import Mapping
 from functools import lru_cache
+from time import gmtime
 
 #: Characters of a line in which its time is sought.
 HEAD = 200
@@ -195,3 +196,14 @@ def _offset(zone: str | None) -> int:
         return 0
     seconds = 3600 * int(zone[1:3]) + 60 * int(zone[-2:])
     return -seconds if zone[0] == "-" else seconds
+
+
+def without_year(time: float) -> float:
+    """The same time as one whose year is not stated, so that the two can be compared.
+
+    >>> without_year(timegm((2025, 3, 1, 0, 0, 0))) == timegm((_NO_YEAR, 3, 1, 0, 0, 0))
+    True
+    """
+    if time < NO_YEAR[1]:
+        return time
+    return float(timegm((_NO_YEAR, *gmtime(time)[1:6]))) + time % 1.0

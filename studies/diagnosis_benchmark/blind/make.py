@@ -31,6 +31,7 @@ ARCHIVES = {
         "tenth",
         "eleventh",
         "twelfth",
+        "opened",
     )
 }
 
