@@ -127,6 +127,7 @@ PROSE = [
     [b"12:30:01 begin", b"12:30:02 end"] * 20,
     [b"layer1: 3", b"layer2: 4"] * 20,
     [b"Rank 3: of the list"],
+    [b"I1125 23:%02d:01.2 begin" % (at % 60) for at in range(90)],
     [b"fine-tuning of the model %d" % at for at in range(30)],
     [b"gpt-2 step %d of 9" % at for at in range(30)],
     [b"pre-layer-1 norm %d" % at for at in range(30)]

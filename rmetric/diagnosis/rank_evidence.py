@@ -484,9 +484,9 @@ def evidence_from_echoes(job: Job, causes: Sequence[Cause]) -> list[RankEvidence
     """
     index = RankIndex(job)
     echoes = [cause for cause in causes if cause.signature.role == "echo"]
-    own = [
-        one for one in echoes if one.signature.id in TIMEOUTS and one.signature.id not in HEARD_OF
-    ]
+    own = [one for one in echoes if one.signature.id not in HEARD_OF]
+    if not any(one.signature.id in TIMEOUTS for one in own):
+        own = []
     waiting, others = _reporting(own, index)
     reporting, lacking = _reporting(echoes, index)
     few = max(1, MAX_LACKING_SHARE * len(waiting))

@@ -84,7 +84,7 @@ COUNTED = {
     # trainer-worker-3 pytorch of stern: pod and container
     "stern": r"(?P<node>[a-z][a-z\d]*(?:-[a-z\d]+)+) (?:[a-z][a-z\d]*(?:-[a-z\d]+)*) ",
     # x1002c3s1b0n0 6: of Cray's PALS, mpiexec --label
-    "pals": rf"(?P<node>{_NAME}) (?P<rank>\d{{1,5}}): ?",
+    "pals": rf"(?P<node>{_NAME}) (?P<rank>\d{{1,5}}): ?(?!\d\d:\d\d)",
     "host_bracket": rf"\[(?P<node>{_NAME})\]:? ",
     # 3: of srun --label
     "srun": r" *(?P<task>\d{1,5}): ?(?!\d\d:\d\d)",
