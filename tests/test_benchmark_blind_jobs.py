@@ -134,6 +134,10 @@ def test_a_cut_archive_cannot_be_read_to_its_end(sealed: Made) -> None:
             gzip.decompress(data)
 
 
+#: Jobs whose logs were refused at the first look, and so are in none of its tables.
+REFUSED = {"twelfth": ["job-d7"]}
+
+
 @pytest.mark.parametrize("split", ARCHIVES)
 def test_archived_jobs_are_those_of_their_first_look(
     split: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -143,11 +147,15 @@ def test_archived_jobs_are_those_of_their_first_look(
     assert f"{split}: {len(cases)} jobs" in capsys.readouterr().out
     manifests = hashlib.sha256()
     for one in cases:
-        manifests.update((tmp_path / split / one.case.name / "manifest.json").read_bytes())
+        if one.case.name not in REFUSED.get(split, ()):
+            manifests.update((tmp_path / split / one.case.name / "manifest.json").read_bytes())
         for label in one.case.labels:
             lines = lines_of((one.case.folder / label.file).read_bytes())
             assert 1 <= label.line <= len(lines), (one.case.name, label)
     look = SEAL.parent / f"first_look_{split}" / "provenance.json"
+    if split == "opened":  # there was none
+        assert not look.exists()
+        return
     known = json.loads(look.read_text())["data"][f"written_{split}"]["inputs"]
     assert manifests.hexdigest() == known["manifests_sha256"]
 
