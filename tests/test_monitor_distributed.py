@@ -454,6 +454,33 @@ def test_the_norms_of_a_sharded_model_are_those_of_the_whole(tmp_path, shape):
             assert all(-1.01 < c < 1.01 for c in record.worker_gradient_cosines)
 
 
+def clipped_shards(rank):
+    from torch.distributed.fsdp import fully_shard
+
+    model = plain_model()
+    fully_shard(model)
+    monitor = watched()(model, torch.optim.SGD(model.parameters(), lr=1e-3))
+    monitor.wait_for_ranks(10.0)
+    norms = []
+    for step in range(1, 5):
+        model.zero_grad()
+        loss = squared_error(model, batch_of(rank, step))
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        norms.append(norm.full_tensor().item())
+        monitor.check_before_step(loss, gradient_norm=norm)
+        monitor.optimizer.step()
+    monitor.close()
+    return monitor.problem, monitor.last.gradient_norm, norms[-1]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_norm_that_clipping_shards_returned_may_be_passed_on(ranks):
+    for problem, seen, norm in on_ranks(clipped_shards, ranks=ranks):
+        assert problem is None
+        assert seen == pytest.approx(norm)
+
+
 def sharded_explosion(rank):
     from torch.distributed.fsdp import fully_shard
 

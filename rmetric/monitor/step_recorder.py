@@ -270,6 +270,8 @@ class StepRecorder:
         if self._shards is not None:
             self._shards.measure(pending, norm)
             return
+        if norm is not None and hasattr(norm, "to_local"):
+            norm = norm.to_local()  # FSDP2 on one rank, which holds the whole
         layers_due = is_due(pending.record.step, self._config.layers_every)
         if norm is None or layers_due:
             present = [p for p in self.parameters if p.grad is not None]
