@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from studies.gpu.__main__ import (
     FEWEST_STEPS,
     MOST_STEPS,
+    ROOT,
     Part,
     main,
     parts_of,
@@ -19,6 +22,7 @@ from studies.gpu.__main__ import (
     step_seconds,
     steps_that_fit,
 )
+from tests.fake_nvml import build, environment_of
 
 
 def python(code: str, result: str = "x.json") -> Part:
@@ -86,3 +90,36 @@ def test_results_are_kept_beside_parts_that_failed(tmp_path, monkeypatch):
     assert kept["bad"]["problem"] == "exit status 3"
     with pytest.raises(SystemExit):
         main(["--out", str(tmp_path), "--parts", "other"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["wrapped", "checkpoints", "rescued"])
+def test_a_part_is_measured_in_small_on_a_processor(tmp_path, part):
+    done = run_part(parts_of(tmp_path, tiny=True, steps=FEWEST_STEPS)[part], tmp_path, 600.0)
+    assert "problem" not in done, done
+    measured = done["measured"]
+    if part == "wrapped":
+        assert set(measured["wrapped"]) == {"ddp", "fsdp", "compiled"}
+        for name, of in measured["wrapped"].items():
+            assert of["problem"] is None, name
+            assert of["weights_equal_bit_for_bit"], name
+    elif part == "checkpoints":
+        for of in measured["modes"].values():
+            assert of["bytes"] > 3 * 4 * 5e6, "weights and both moments"
+            assert 0 < of["blocking_seconds"] <= of["good_seconds"]
+    else:
+        assert [d["action"] for d in measured["decisions"]] == ["go_back", "go_back"]
+        loss = {key: measured[key]["held_out_loss"] for key in ("noise_alone", "rescued")}
+        assert loss["rescued"] < loss["noise_alone"]
+
+
+def test_verdicts_on_an_idle_and_a_working_gpu(tmp_path):
+    part = parts_of(tmp_path, tiny=True, steps=FEWEST_STEPS)["nvml"]
+    around = os.environ | environment_of(build(tmp_path), [], 1)
+    subprocess.run([sys.executable, *part.command], cwd=ROOT, env=around, check=True, timeout=60)
+    measured = json.loads((tmp_path / part.result).read_text())
+    assert measured["cost"]["cpu_seconds"] > 0
+    for state in ("idle", "busy"):
+        assert measured[state]["verdicts"]["0"]["level"] == "healthy"
+        assert measured[state]["readings"]["0"]["fields"]["power_limit_watts"] == 700.0
+        assert "retired_pages" in measured[state]["readings"]["0"]["not_answered"]

@@ -58,13 +58,16 @@ def parts_of(out: Path, *, tiny: bool, steps: int) -> dict[str, Part]:
             "run_case_study.py", *small, "--steps", str(steps), "--out", str(out / name),
             "--eval-every", str(max(1, steps // 40)), "--checkpoint-every", "0", "--resume",
         ]  # fmt: skip
-        return Part(command, f"{name}/summary.json", 0.3)
+        return Part(command, f"{name}/summary.json", 0.2)
 
     found = {
-        "nvml": measured("nvml", 0.02),
+        "nvml": measured("nvml", 0.03),
         "overhead": measured("overhead", 0.12),
         "trace": measured("trace", 0.06),
-        "snapshots": measured("snapshots", 0.1),
+        "wrapped": measured("wrapped", 0.07),
+        "snapshots": measured("snapshots", 0.08),
+        "checkpoints": measured("checkpoints", 0.1),
+        "rescued": measured("rescued", 0.06),
         "twins_bf16": twins("twins_bf16"),
         "twins_fp16": twins("twins_fp16", "--float16", "--lora"),
     }

@@ -9,21 +9,34 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import overhead, rescue_snapshots
+from rmetric.guard.checkpoints import Checkpoints, SavedCheckpoint
+from rmetric.guard.training_state import ModelState
 from rmetric.logs import write_atomically
-from rmetric.telemetry.nvml import NvmlEvents
+from rmetric.monitor import Monitor
+from rmetric.rescue import Rescue
+from rmetric.telemetry.gpu_watch import GpuWatch
+from rmetric.telemetry.nvml_library import NvmlLibrary
+from rmetric.telemetry.reading import Reading
+from rmetric.telemetry.risk import RiskConfig
 
 #: Turns of each model, and steps of a trace; the small form is for a CPU.
 LARGE = {"qwen2.5-3B": 24, "100M": 60}
@@ -37,18 +50,29 @@ WAITS = (
 )  # fmt: skip
 
 
+Wrapper = Callable[[torch.nn.Module], Any]
+
+
 def device_of() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def make(name: str, folder: Path, *, watched: bool) -> overhead.Trained:
+def same(model: torch.nn.Module) -> torch.nn.Module:
+    return model
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def make(name: str, folder: Path, *, watched: bool, wrap: Wrapper = same) -> overhead.Trained:
     """A model of `benchmarks.overhead` that clips its gradients, with or without the monitor."""
     build, _ = overhead.MODELS[name]
     device = device_of()
     torch.manual_seed(0)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     with device:
-        model = build().to(dtype)
+        model = wrap(build().to(dtype))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=device.type == "cuda")
     variant = overhead.ours_and_clip if watched else overhead.clip_alone
     return variant(model, optimizer, folder)
@@ -64,26 +88,28 @@ def tokens_of(name: str, vocabulary: int, turn: int) -> torch.Tensor:
     return torch.randint(0, vocabulary, shape_of(name), generator=generator).to(device_of())
 
 
-def measure_overhead(models: dict[str, int]) -> dict[str, Any]:
+def measure_overhead(*, tiny: bool) -> dict[str, Any]:
     """Ratio of the step times with and without the monitor, paired by turn."""
+    models = SMALL if tiny else LARGE
     return {"models": {name: paired(name, turns) for name, turns in models.items()}}
 
 
-def paired(name: str, turns: int) -> dict[str, Any]:
+def paired(name: str, turns: int, wrap: Wrapper = same) -> dict[str, Any]:
+    """Steps in turn with and without the monitor: their times, and whether the weights agree."""
     device = device_of()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     with tempfile.TemporaryDirectory() as folder:
-        plain = make(name, Path(folder), watched=False)
-        watched = make(name, Path(folder), watched=True)
-        vocabulary = plain.model.config.vocab_size
+        plain = make(name, Path(folder), watched=False, wrap=wrap)
+        watched = make(name, Path(folder), watched=True, wrap=wrap)
+        vocabulary = getattr(plain.model, "module", plain.model).config.vocab_size
         for turn in range(overhead.WARM_UP + turns):
             tokens = tokens_of(name, vocabulary, turn)
             order = [plain, watched] if turn % 2 == 0 else [watched, plain]
             for one in order:
                 one.step(tokens)
         weights = zip(plain.model.parameters(), watched.model.parameters(), strict=True)
-        equal = all(torch.equal(a, b) for a, b in weights)
+        equal = all(torch.equal(local(a), local(b)) for a, b in weights)
         monitor = watched.monitor
         assert monitor is not None
         problem = monitor.problem
@@ -111,8 +137,9 @@ def paired(name: str, turns: int) -> dict[str, Any]:
     }
 
 
-def measure_trace(models: dict[str, int]) -> dict[str, Any]:
+def measure_trace(*, tiny: bool) -> dict[str, Any]:
     """Host waits in a profiler trace of some steps, with and without the monitor."""
+    models = SMALL if tiny else LARGE
     return {"steps": TRACED, "models": {name: waits_of(name) for name in models}}
 
 
@@ -150,53 +177,227 @@ def traced(one: overhead.Trained, batches: list[torch.Tensor]) -> dict[str, int]
 
 
 def measure_snapshots(*, tiny: bool) -> dict[str, Any]:
-    """Cost of the rescue's snapshots to a step, and seconds of a checkpoint of the same state."""
+    """Cost of the rescue's snapshots to a step."""
     options = ["--rounds", "2", "--warm-up", "1"] if tiny else ["--rounds", "6", "--warm-up", "4"]
     size = ["--width", "64", "--layers", "2", "--rows", "2", "--tokens", "16"] if tiny else []
     args = rescue_snapshots.arguments([*options, *size])
-    return {"rescue": rescue_snapshots.measure(args), "checkpoint": checkpoint_seconds(args)}
+    return rescue_snapshots.measure(args)
 
 
-def checkpoint_seconds(args: argparse.Namespace) -> dict[str, Any]:
-    """Median seconds of a whole state, saved with torch.save and forced to the disk."""
-    training = rescue_snapshots.Training(args, device_of().type, rescued=False)
-    training.step()
-    state = {"model": training.model.state_dict(), "optimizer": training.optimizer.state_dict()}
-    seconds, size = [], 0
+def measure_checkpoints(*, tiny: bool) -> dict[str, Any]:
+    """Saves of the guard's checkpoints with AdamW's states, in the background and not."""
+    name, saves = ("5M", 1) if tiny else ("qwen2.5-3B", 2)
+    modes = {"synchronous": False, "asynchronous": True}
+    return {"model": name, "modes": {k: save_costs(name, saves, v) for k, v in modes.items()}}
+
+
+def save_costs(name: str, saves: int, asynchronous: bool) -> dict[str, Any]:
+    """Median seconds of saves, and of the steps beside them; the first save is not counted."""
+    device = device_of()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
     with tempfile.TemporaryDirectory() as folder:
-        for _ in range(3):
-            path = Path(folder) / "state.pt"
-            overhead.synchronize(device_of())
-            began = time.perf_counter()
-            with open(path, "wb") as file:
-                torch.save(state, file)
-                file.flush()
-                os.fsync(file.fileno())
-            seconds.append(time.perf_counter() - began)
-            size = path.stat().st_size
-    return {"bytes": size, "seconds": median(seconds), "times": seconds}
+        one = make(name, Path(folder), watched=False)
+        tokens = tokens_of(name, one.model.config.vocab_size, 0)
+        state = {"training": ModelState(one.model, one.optimizer)}
+        target = Path(folder) / "checkpoints"
+        saving = Checkpoints(target, keep=1, fingerprint=name, asynchronous=asynchronous)
+        for _ in range(overhead.WARM_UP):
+            one.step(tokens)
+        done, beside, alone = list[SavedCheckpoint](), list[float](), list[float]()
+        for step in range(1, saves + 2):
+            one.seconds.clear()
+            for _ in range(3):
+                one.step(tokens)
+            alone += one.seconds
+            one.seconds.clear()
+            saving.begin(step, state)
+            while (outcome := saving.poll()) is None:
+                one.step(tokens)
+            if not isinstance(outcome, SavedCheckpoint):
+                raise RuntimeError(f"save {step}: {outcome}")
+            if step > 1:  # the first makes the room in host memory
+                done.append(outcome)
+                beside += one.seconds
+        size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
+    return {
+        "bytes": size,
+        "blocking_seconds": median(save.blocking_seconds for save in done),
+        "durable_seconds": median(save.durable_seconds for save in done),
+        "good_seconds": median(save.seconds for save in done),
+        "step_seconds": median(alone),
+        "step_seconds_beside": median(beside) if beside else None,
+    }
 
 
-def measure_nvml() -> dict[str, Any]:
-    """Fields that NVML answers on this machine, and those that it does not."""
-    from dataclasses import asdict
+def measure_nvml(*, tiny: bool) -> dict[str, Any]:
+    """What NVML answers here, what an answer costs, and the verdicts on GPUs that idle and work."""
+    seconds, interval = (1.0, 0.1) if tiny else (20.0, 1.0)
+    with GpuWatch(config=RiskConfig(interval=interval)) as watch:
+        if not watch.hardware.ready():
+            return {"problem": watch.hardware.problem}
+        idle = judged(watch, seconds, lambda: time.sleep(interval / 4))
+        busy = judged(watch, seconds, multiply())
+    return {"cost": cost_of_reading(), "idle": idle, "busy": busy}
 
-    events = NvmlEvents()
-    if not events.ready():
-        return {"problem": events.problem}
-    began = time.perf_counter()
-    polled = [len(events.poll()) for _ in range(3)]
-    seconds = (time.perf_counter() - began) / 3
-    readings = []
-    for reading in events.readings():
-        values = asdict(reading)
-        readings.append({
-            "fields": {k: sorted(v) if isinstance(v, frozenset) else v
-                       for k, v in values.items() if v is not None},
-            "not_answered": sorted(k for k, v in values.items() if v is None),
-        })  # fmt: skip
-    events.close()
-    return {"readings": readings, "events": polled, "seconds_a_poll": seconds}
+
+def judged(watch: GpuWatch, seconds: float, work: Callable[[], Any]) -> dict[str, Any]:
+    """Changed verdicts while `work` runs for so long; each GPU's last verdict and reading."""
+    end = time.monotonic() + seconds
+    changed = []
+    while time.monotonic() < end:
+        work()
+        changed += [verdict.as_json() for verdict in watch.poll()]
+    return {
+        "changed": changed,
+        "verdicts": {key: verdict.as_json() for key, verdict in watch.verdicts().items()},
+        "readings": {key: answered(reading) for key, reading in watch.readings().items()},
+    }
+
+
+def answered(reading: Reading) -> dict[str, Any]:
+    """The fields that NVML answered, and the names of those that it did not."""
+    values = asdict(reading)
+    return {
+        "fields": {
+            name: sorted(value) if isinstance(value, frozenset) else value
+            for name, value in values.items()
+            if value is not None
+        },
+        "not_answered": sorted(name for name, value in values.items() if value is None),
+    }
+
+
+def multiply() -> Callable[[], None]:
+    """Products of large matrices, as many as a GPU finishes in some tenths of a second."""
+    device = device_of()
+    size, times = (8192, 100) if device.type == "cuda" else (256, 10)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    matrix = torch.ones(size, size, device=device, dtype=dtype)
+
+    def work() -> None:
+        for _ in range(times):
+            torch.mm(matrix, matrix)
+        overhead.synchronize(device)
+
+    return work
+
+
+def cost_of_reading(readings: int = 50) -> dict[str, float]:
+    """Median seconds and CPU seconds of one reading of the first GPU."""
+    import pynvml
+
+    library = NvmlLibrary(pynvml)
+    gpu = library.find(None)[0]
+    library.read(gpu, 0.0)  # opens what the later ones use
+    wall, own = [], []
+    for _ in range(readings):
+        began, began_own = time.perf_counter(), time.thread_time()
+        library.read(gpu, 0.0)
+        wall.append(time.perf_counter() - began)
+        own.append(time.thread_time() - began_own)
+    library.close()
+    return {"seconds": median(wall), "cpu_seconds": median(own)}
+
+
+def measure_wrapped(*, tiny: bool) -> dict[str, Any]:
+    """Whether weights stay equal with the monitor under DDP, FSDP2, torch.compile, CUDA graphs."""
+    wrappers: dict[str, Wrapper] = {"ddp": DistributedDataParallel, "fsdp": sharded}
+    compiler = {"backend": "aot_eager"} if tiny else {}  # inductor needs a C++ compiler on a CPU
+    wrappers["compiled"] = partial(torch.compile, **compiler)
+    if device_of().type == "cuda":
+        wrappers["cuda_graphs"] = partial(torch.compile, mode="reduce-overhead")
+    name, turns = next(reversed((SMALL if tiny else LARGE).items()))
+    with tempfile.TemporaryDirectory() as folder:
+        store = f"file://{folder}/store"
+        backend = "nccl" if device_of().type == "cuda" else "gloo"
+        torch.distributed.init_process_group(backend, init_method=store, rank=0, world_size=1)
+        try:
+            models = {key: with_and_without(name, turns, wrap) for key, wrap in wrappers.items()}
+        finally:
+            torch.distributed.destroy_process_group()
+    return {"backend": backend, "model": name, "turns": turns, "wrapped": models}
+
+
+def sharded(model: torch.nn.Module) -> torch.nn.Module:
+    """The model under FSDP2, with itself as the only unit."""
+    fully_shard(model, mesh=init_device_mesh(device_of().type, (1,)))
+    return model
+
+
+def with_and_without(name: str, turns: int, wrap: Wrapper) -> dict[str, Any]:
+    """`paired` on a wrapped model; an error of one wrapper does not end the others."""
+    torch._dynamo.reset()
+    try:
+        return paired(name, turns, wrap)
+    except Exception as error:
+        return {"problem": f"{type(error).__name__}: {error}"[:2000]}
+
+
+def measure_rescued(*, tiny: bool) -> dict[str, Any]:
+    """A training that gets noise for data, with and without `Rescue`, beside its twin."""
+    name, steps = ("5M", 160) if tiny else ("100M", 600)
+    undisturbed = rescued_training(name, steps, noise=range(0), rescue=None)
+    noise = range(steps // 2, steps // 2 + steps // 16)
+    alone = rescued_training(name, steps, noise=noise, rescue=None)
+    rescue = Rescue()
+    rescued = rescued_training(name, steps, noise=noise, rescue=rescue)
+    return {
+        "model": name,
+        "steps": steps,
+        "noise_in_steps": [noise[0] + 1, noise[-1] + 1],
+        "undisturbed": undisturbed,
+        "noise_alone": alone,
+        "rescued": rescued,
+        "decisions": rescue.decisions,
+        "problem": rescue.problem or None,
+    }
+
+
+def rescued_training(
+    name: str, steps: int, *, noise: range, rescue: Rescue | None
+) -> dict[str, Any]:
+    """Train on sequences that count upwards in strides; noise in the batches of `noise`."""
+    build, shape = overhead.MODELS[name][0], shape_of(name)
+    device = device_of()
+    torch.manual_seed(0)
+    with device:
+        model = build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    data = [counting(shape, step, model.config.vocab_size, step in noise) for step in range(steps)]
+    held_out = counting(shape, steps, model.config.vocab_size, False).to(device)
+    loop = enumerate(data, 1) if rescue is None else rescue.steps(data, steps)
+    with tempfile.TemporaryDirectory() as folder:
+        actions = [] if rescue is None else [rescue]
+        monitor = Monitor(model, optimizer, log=Path(folder) / "run.jsonl", actions=actions)
+        overhead.synchronize(device)
+        began, taken = time.perf_counter(), 0
+        for _, batch in loop:
+            tokens = batch.to(device)
+            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+                loss = model(input_ids=tokens, labels=tokens).loss
+            loss.backward()
+            monitor.check_before_step(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            taken += 1
+        overhead.synchronize(device)
+        seconds = time.perf_counter() - began
+        problem = monitor.problem
+        monitor.close()
+    with torch.no_grad():
+        final = model(input_ids=held_out, labels=held_out).loss.item()
+    return {"held_out_loss": final, "steps_taken": taken, "seconds": seconds, "problem": problem}
+
+
+def counting(shape: tuple[int, int], number: int, vocabulary: int, noise: bool) -> torch.Tensor:
+    """Sequences of t, t + s, t + 2 s ... modulo 64, with t and s at random; or noise."""
+    generator = torch.Generator().manual_seed(number)
+    if noise:
+        return torch.randint(0, vocabulary, shape, generator=generator)
+    first = torch.randint(0, 64, (shape[0], 1), generator=generator)
+    stride = torch.randint(1, 9, (shape[0], 1), generator=generator)
+    return (first + stride * torch.arange(shape[1])) % 64
 
 
 def about() -> dict[str, Any]:
@@ -210,19 +411,24 @@ def about() -> dict[str, Any]:
     return {"gpu": gpu, "processor": processor(), "torch": torch.__version__}
 
 
+PARTS: dict[str, Callable[..., dict[str, Any]]] = {
+    "nvml": measure_nvml,
+    "overhead": measure_overhead,
+    "trace": measure_trace,
+    "wrapped": measure_wrapped,
+    "snapshots": measure_snapshots,
+    "checkpoints": measure_checkpoints,
+    "rescued": measure_rescued,
+}
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m studies.gpu.measure", description=__doc__)
-    parser.add_argument("part", choices=["nvml", "overhead", "trace", "snapshots"])
+    parser.add_argument("part", choices=PARTS)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(argv)
-    models = SMALL if options.tiny else LARGE
-    measured = {
-        "nvml": measure_nvml,
-        "overhead": lambda: measure_overhead(models),
-        "trace": lambda: measure_trace(models),
-        "snapshots": lambda: measure_snapshots(tiny=options.tiny),
-    }[options.part]()
+    measured = PARTS[options.part](tiny=options.tiny)
     text = json.dumps(about() | measured, indent=2, default=str)
     write_atomically(options.out, [text.encode(), b"\n"])
     return 0
