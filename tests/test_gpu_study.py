@@ -106,7 +106,7 @@ def test_a_part_is_measured_in_small_on_a_processor(tmp_path, part):
     elif part == "checkpoints":
         for of in measured["modes"].values():
             assert of["bytes"] > 3 * 4 * 5e6, "weights and both moments"
-            assert 0 < of["blocking_seconds"] <= of["good_seconds"]
+            assert 0 < of["durable_seconds"] <= of["good_seconds"]
     else:
         assert [d["action"] for d in measured["decisions"]] == ["go_back", "go_back"]
         loss = {key: measured[key]["held_out_loss"] for key in ("noise_alone", "rescued")}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import NamedTuple
 
 from rmetric.diagnosis.job import Job, JobStream
@@ -73,15 +73,20 @@ def setting_outliers(job: Job, siblings: Sequence[Job] = ()) -> list[SettingOutl
 
 def _odd(job: Job) -> Iterator[SettingOutlier]:
     ranks = [one for one in job.streams.values() if one.rank is not None]
+    least = max(MIN_RANKS, MIN_RANK_SHARE * len(ranks))
+    lines: dict[int, list[str]] = defaultdict(list)
+    for stream in ranks:
+        for event, text in _lines(stream):
+            lines[event].append(text)
+    differ = {e for e, texts in lines.items() if len(texts) >= least and len(set(texts)) > 1}
     logged: dict[_Place, dict[str, str]] = defaultdict(dict)
     names: dict[_Place, str] = {}
     for stream in ranks:
-        for place, name, value in _values(stream):
+        for place, name, value in _values(stream, differ):
             logged[place][stream.name] = value
             names.setdefault(place, name)
     leader = next((one.name for one in ranks if one.rank == 0), "")
     for place, values in logged.items():
-        least = max(MIN_RANKS, MIN_RANK_SHARE * len(ranks))
         name = names[place]
         if len(values) < least or (_NO_SETTINGS.search(name) and not _is_shared(name)):
             continue
@@ -94,14 +99,21 @@ def _odd(job: Job) -> Iterator[SettingOutlier]:
                 yield SettingOutlier(stream_name, name, value, usual, times)
 
 
-def _values(stream: JobStream) -> Iterator[tuple[_Place, str, str]]:
-    """Words with a digit in a stream's first entries: (event, words, which word), name, value."""
+def _lines(stream: JobStream) -> Iterator[tuple[int, str]]:
+    """The first line of the first entry of each event at the start of a stream."""
     seen = set()
     for entry in stream.head:
-        if entry.event in seen or entry.step is not None:
+        if entry.event not in seen and entry.step is None:
+            seen.add(entry.event)
+            yield entry.event, entry.text.partition("\n")[0]
+
+
+def _values(stream: JobStream, events: Container[int]) -> Iterator[tuple[_Place, str, str]]:
+    """Words with a digit of these events: (event, words, which word), name, value."""
+    for event, text in _lines(stream):
+        if event not in events:
             continue
-        seen.add(entry.event)
-        words = _WORD.findall(entry.text.partition("\n")[0])
+        words = _WORD.findall(text)
         for at, word in enumerate(words):
             if not any(map(str.isdigit, word)) or _TIME.search(word) or _SECONDS.search(word):
                 continue
@@ -110,7 +122,7 @@ def _values(stream: JobStream) -> Iterator[tuple[_Place, str, str]]:
             name = name if equals else " ".join(before)
             # "version 2.1", "libnccl.so.2" and numbers are settings, a rank's own address is none.
             if _is_shared(name) or not (_OWN.search(value) and not _VERSION.search(value)):
-                yield (entry.event, len(words), at), name, value
+                yield (event, len(words), at), name, value
 
 
 def _is_shared(name: str) -> bool:
