@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from rmetric.diagnosis.decide import diagnose
+from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.result import Diagnosis
-from rmetric.diagnosis.stack_dumps import holds_stacks, is_stack_dump, read_stacks
+from rmetric.diagnosis.stack_dumps import Stack, assign, holds_stacks, is_stack_dump, read_stacks
 
 WAITS = "    {op} (torch/distributed/distributed_c10d.py:2050)\n    step (train.py:41)"
 READS = (
@@ -125,3 +126,13 @@ def test_what_is_a_file_of_stacks() -> None:
     assert not is_stack_dump(f"{dump}\n{prose}".encode())
     assert holds_stacks(f"{prose}\n{dump}\n{prose}".encode())
     assert not holds_stacks(b"Process 3: started\nThread 4 of the pool is idle\n")
+
+
+def test_a_number_in_a_files_name_is_no_part_of_an_address():
+    job = Job(node_of_rank={0: "10.0.0.7", 1: "10.0.0.8"})
+    named, numbered = (
+        Stack(file=file, frames=(("wait", "x.py", "1"),))
+        for file in ("hang_10.0.0.7.txt", "hang_10.txt")
+    )
+    assign(job, [named, numbered], lambda node, local_rank: [])
+    assert (named.stream, numbered.stream) == ("node 10.0.0.7", "")

@@ -364,10 +364,10 @@ def _is_reason(one: Cause, other: Cause, ordering: Ordering) -> bool:
     """
     apart = abs(ordering.later_by(one.first, other.first) or 0.0)
     if other.signature.family == "rendezvous":  # nodes that wait in vain for another one
-        apart_of = one.signature.role == "cause" and one.signature.confidence >= GENERIC
+        certain = one.signature.role == "cause" and one.signature.confidence >= GENERIC
         own = one.signature.family not in CONNECTIONS or one.signature.id in UNKNOWN_NAMES
         others = set(one.streams).isdisjoint(other.streams)
-        return apart_of and own and others and apart <= FOLLOWS_WITHIN
+        return certain and own and others and apart <= FOLLOWS_WITHIN
     if other.signature.id in WITHOUT_REASON:
         return (
             one.signature.family in WITHOUT_REASON[other.signature.id] and apart <= FOLLOWS_WITHIN

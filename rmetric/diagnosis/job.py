@@ -33,6 +33,15 @@ STAGES = (
 Place = TypeVar("Place")
 
 
+def short(node: str) -> str:
+    """A node's name without its domain, which some lines state and others do not.
+
+    >>> short("gpu-07.cluster.local"), short("10.0.0.7")
+    ('gpu-07', '10.0.0.7')
+    """
+    return node if node[:1].isdigit() else node.partition(".")[0]
+
+
 # Not frozen: a job has many, and a frozen one takes ten times as long to make.
 @dataclass(kw_only=True, slots=True, unsafe_hash=True)
 class Occurrence:
@@ -253,6 +262,14 @@ class Job:
         if stream.node is not None or stream.rank is None:
             return stream.node
         return self.node_of_rank.get(stream.rank)
+
+    @property
+    def ranks_of_numbers(self) -> dict[int, set[int]]:
+        """Process number -> the ranks that have it, on whichever node."""
+        ranks: dict[int, set[int]] = {}
+        for (_, pid), rank in self.rank_of_pid.items():
+            ranks.setdefault(pid, set()).add(rank)
+        return ranks
 
     @property
     def silent_ranks(self) -> list[int]:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 from rmetric.diagnosis.causes import Cause
-from rmetric.diagnosis.job import Job, Occurrence
-from rmetric.diagnosis.rank_evidence import numbers_in, short
+from rmetric.diagnosis.job import Job, Occurrence, short
+from rmetric.diagnosis.rank_evidence import numbers_in
 from rmetric.diagnosis.suspects import RankEvidence
 
 #: Least number of ranks that form a ring, and of losses that form an order.

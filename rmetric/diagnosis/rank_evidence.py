@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from operator import itemgetter
 
 from rmetric.diagnosis.causes import CONNECTIONS, Cause
-from rmetric.diagnosis.job import Job
+from rmetric.diagnosis.job import Job, short
 from rmetric.diagnosis.ordering import Ordering
 from rmetric.diagnosis.reading.world import expanded
 from rmetric.diagnosis.suspects import RankEvidence, divided
@@ -51,15 +51,6 @@ OF_KERNELS = ("oom killer", "storage")
 _KILL_SIGNALS = (
     signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE,
 )  # fmt: skip
-
-
-def short(node: str) -> str:
-    """A node's name without its domain, which some lines state and others do not.
-
-    >>> short("gpu-07.cluster.local"), short("10.0.0.7")
-    ('gpu-07', '10.0.0.7')
-    """
-    return node if node[:1].isdigit() else node.partition(".")[0]
 
 
 class RankIndex:
@@ -359,9 +350,7 @@ def _from_ray(job: Job, cause: Cause) -> list[RankEvidence]:
 
 def _from_processes(job: Job, cause: Cause, index: RankIndex) -> list[RankEvidence]:
     """Evidence against the ranks whose processes entries name, of which each number is of one."""
-    ranks: dict[int, set[int]] = {}
-    for (_, pid), rank in job.rank_of_pid.items():
-        ranks.setdefault(pid, set()).add(rank)
+    ranks = job.ranks_of_numbers
     found = set()
     for match in cause.matches:
         for fields in match.named:

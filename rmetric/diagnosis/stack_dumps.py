@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rmetric.diagnosis.job import Job, JobStream, Occurrence
+from rmetric.diagnosis.job import Job, JobStream, Occurrence, short
 from rmetric.diagnosis.patterns.stages import awaited
 from rmetric.diagnosis.reading.file_names import natural
 
@@ -269,9 +269,7 @@ def assign(
         stacks: of all files.
         on_node: the streams of a node's local rank.
     """
-    ranks: dict[int, set[int]] = {}
-    for (_, pid), of in job.rank_of_pid.items():
-        ranks.setdefault(pid, set()).add(of)
+    ranks = job.ranks_of_numbers
     nodes = {node for stream in job.streams.values() if (node := job.node_of(stream))}
     nodes |= set(job.node_of_rank.values())
     for one in stacks:
@@ -306,8 +304,7 @@ def assign(
 
 def _names(file: str, node: str) -> bool:
     """True if a file's name has the whole name of a node in it."""
-    short = re.escape(node.partition(".")[0])
-    return re.search(rf"(?<![a-zA-Z\d]){short}(?![a-zA-Z\d])", file) is not None
+    return re.search(rf"(?<![a-zA-Z\d]){re.escape(short(node))}(?![a-zA-Z\d])", file) is not None
 
 
 def _by_order(job: Job, stacks: Sequence[Stack]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +24,15 @@ def gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
 
 def plain(gradient: Tensor) -> Tensor:
     """The same numbers as a dense, real, local tensor."""
-    if hasattr(gradient, "to_local"):
-        gradient = gradient.to_local()
+    gradient = local(gradient)
     if gradient.is_sparse:
         gradient = gradient.coalesce().values()
     return torch.view_as_real(gradient) if gradient.is_complex() else gradient
+
+
+def local(tensor: Any) -> Any:
+    """This rank's part of a sharded tensor (DTensor); anything else as it is."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def is_sharded(parameters: Iterable[nn.Parameter]) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rmetric.monitor.actions.action import is_distributed
 from rmetric.monitor.config import MonitorConfig
 from rmetric.monitor.forward import ForwardProbes
-from rmetric.monitor.gradients import gradients_of, is_sharded, layer_names, tensor_norms
+from rmetric.monitor.gradients import gradients_of, is_sharded, layer_names, local, tensor_norms
 from rmetric.monitor.pending import Pending
 from rmetric.monitor.step_time import compilations
 from rmetric.monitor.weights import WeightSample
@@ -270,8 +270,7 @@ class StepRecorder:
         if self._shards is not None:
             self._shards.measure(pending, norm)
             return
-        if norm is not None and hasattr(norm, "to_local"):
-            norm = norm.to_local()  # FSDP2 on one rank, which holds the whole
+        norm = local(norm)  # of FSDP2 on one rank, which holds the whole
         layers_due = is_due(pending.record.step, self._config.layers_every)
         if norm is None or layers_due:
             present = [p for p in self.parameters if p.grad is not None]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from rmetric.monitor.gradients import local
 
 RUN = 16  # weights that lie together: one line of a processor's cache
 
@@ -35,7 +36,7 @@ class WeightSample:
     def _choose(self) -> None:
         size = self._size
         moving = [p for p in self._parameters if p.requires_grad and p.numel()]
-        self._places = [(p, _local(p).data_ptr()) for p in moving]
+        self._places = [(p, local(p.detach()).data_ptr()) for p in moving]
         whole = sum(p.numel() for p in moving)
         self.exact = whole <= size
         by_kind: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, float]]] = {}
@@ -54,7 +55,7 @@ class WeightSample:
     @torch.no_grad()
     def remember(self) -> None:
         """Keep the weights as they are before a step."""
-        if any(_local(parameter).data_ptr() != place for parameter, place in self._places):
+        if any(local(parameter.detach()).data_ptr() != place for parameter, place in self._places):
             self._choose()  # their memory is another now
         for part in self._parts:
             part.past = part.now()
@@ -95,13 +96,6 @@ class _Part:
         return norms
 
 
-def _local(parameter: nn.Parameter) -> Tensor:
-    """This rank's part of the weights."""
-    tensor: Any = parameter.detach()
-    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local
-
-
 def _runs(flat: Tensor, period: float) -> Tensor:
     """Runs of neighbouring weights, one in every `period` on the whole; shares their memory."""
     spacing = max(RUN, int(RUN * period))
@@ -113,7 +107,7 @@ def _runs(flat: Tensor, period: float) -> Tensor:
 
 def _flat(parameter: nn.Parameter) -> Tensor | None:
     """The weights as one row that shares their memory; None where they do not lie in one."""
-    tensor = _local(parameter)
+    tensor: Tensor = local(parameter.detach())
     if tensor.is_sparse:
         return None
     if tensor.is_complex():

@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
@@ -32,6 +31,7 @@ from rmetric.guard.checkpoints import Checkpoints, SavedCheckpoint
 from rmetric.guard.training_state import ModelState
 from rmetric.logs import write_atomically
 from rmetric.monitor import Monitor
+from rmetric.monitor.gradients import local
 from rmetric.rescue import Rescue
 from rmetric.telemetry.gpu_watch import GpuWatch
 from rmetric.telemetry.nvml_library import NvmlLibrary
@@ -59,10 +59,6 @@ def device_of() -> torch.device:
 
 def same(model: torch.nn.Module) -> torch.nn.Module:
     return model
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def make(name: str, folder: Path, *, watched: bool, wrap: Wrapper = same) -> overhead.Trained:
