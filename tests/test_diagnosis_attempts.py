@@ -13,7 +13,9 @@ from rmetric.cli.main import main
 from rmetric.diagnosis import diagnose
 from rmetric.diagnosis.attempts import INTERLEAVED_STEPS, Mark, _Window, attempt_starts
 from rmetric.diagnosis.ingest import ingest_attempts
+from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.library import SignatureLibrary
+from rmetric.diagnosis.reading import source
 
 START = [
     "+ srun --nodes=2 python train.py --config base.yaml",
@@ -113,6 +115,69 @@ def test_the_ranks_of_one_attempt_may_start_after_the_first_failure(tmp_path):
     lines = [f"[rank{rank}]: {line}" for rank in range(8) for line in START[1:]]
     lines[20:20] = [f"[rank2]: {line}" for line in OOM]
     assert len(attempts(tmp_path, START[:1], lines)) == 1
+
+
+def test_a_failure_counts_from_its_own_line_on(tmp_path):
+    """The ranks' tracebacks are the last of their streams until the next attempt's lines."""
+    launched = [f"==== {line}" for line in START[:4]]
+    failed = [f"[rank{rank}]: {line}" for line in KEY for rank in range(2)]
+    attempt = [*launched, *failed]
+    assert attempts(tmp_path, *[attempt] * 4) == [1 + at * len(attempt) for at in range(4)]
+
+
+def test_a_rank_that_goes_on_without_a_module_is_no_failed_launcher(tmp_path):
+    missing = ["Traceback (most recent call last):", "ModuleNotFoundError: No module named 'fa'"]
+    lines = [START[1], *(f"[rank0]: {line}" for line in missing), "falling back to torch", START[0]]
+    assert attempts(tmp_path, lines, START[2:], steps(1, 40), DONE) == [1]
+
+
+@pytest.mark.parametrize("block", [200, 1000, 1 << 20])
+def test_an_attempt_reads_as_in_a_file_of_its_own(tmp_path, monkeypatch, block):
+    """Wherever the blocks of the file end, and whether a pass expects its start or not."""
+    monkeypatch.setattr(source, "BLOCK", block)
+    parts = [
+        [*START, *steps(1, 40), *OOM],
+        [*START, *steps(21, 60), *KEY],
+        [*START[1:], *steps(41, 50, 30), *KEY],  # of which the first pass does not expect it
+        [*START, *steps(51, 70), *DONE],
+    ]
+    path, library = tmp_path / "job.log", SignatureLibrary.shipped()
+    path.write_text("".join(f"{line}\n" for part in parts for line in part))
+    jobs = ingest_attempts([tmp_path], library)
+    assert len(jobs) == len(parts)
+    for job, lines in zip(jobs, parts, strict=True):
+        path.write_text("".join(f"{line}\n" for line in lines))
+        (alone,) = ingest_attempts([tmp_path], library)
+        assert _content(job) == _content(alone)
+
+
+def _content(job: Job) -> dict[str, object]:
+    """All but where it stands."""
+    return {
+        "events": Counter({one.template: one.count for one in job.events}),
+        "matches": {key: one.count for key, one in job.matches.items()},
+        "texts": {
+            name: [
+                (entry.text, entry.time, entry.step, entry.stage)
+                for entry in [*one.head, *one.tail]
+            ]
+            for name, one in job.streams.items()
+        },
+        "steps": {name: (one.steps, one.longest_pause) for name, one in job.streams.items()},
+        "stages": [stage for stage, _ in job.stages],
+        "succeeded": job.succeeded and job.succeeded.text,
+    }
+
+
+def test_the_first_lines_of_a_log_may_recur_with_every_step(tmp_path):
+    """A pass expects a start there at first; the next reads the file as one attempt."""
+    banner = ["==== memory of the job ====", "allocated: 12 GiB", "reserved: 20 GiB"]
+    lines = [line for step in steps(1, 300) for line in (*banner, step)]
+    path = tmp_path / "job.log"
+    path.write_text("\n".join(lines) + "\n")
+    (job,) = ingest_attempts([path], SignatureLibrary.shipped())
+    (stream,) = job.streams.values()
+    assert (stream.entries, stream.steps) == (len(lines), 300)
 
 
 def test_a_launcher_without_prefix_begins_the_attempt_of_ranks_with_prefixes(tmp_path):

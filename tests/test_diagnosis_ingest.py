@@ -75,7 +75,7 @@ def said(job: Job) -> dict[str, int]:
 class _Slow(FilePass):
     """Every line the slow way."""
 
-    def _take(self, lines: list[bytes]) -> None:
+    def _take(self, lines: list[bytes], keys: list[bytes]) -> None:
         for line in lines:
             form = self._form(line)
             self._slow(self.number + 1, line, form, *self._stream(line, form))

@@ -9,17 +9,18 @@ failed. No list of start-up messages is needed.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 #: Different entries of a log's beginning that are followed.
 MAX_TEMPLATES = 64
 #: An entry that recurs at so many different steps belongs to the training, not to a start.
 MAX_STEPS_OF_TEMPLATE = 200
-#: Occurrences that are kept of one entry.
+#: Occurrences that are kept of one entry; failures and planned ends of a file.
 MAX_OCCURRENCES = 4000
+MAX_ENDS = 100_000
 #: Least share of a beginning's entries that recur at the next one.
 MIN_SHARE = 0.4
 #: Least number of them; fewer count where the step falls back too.
@@ -33,6 +34,8 @@ MIN_TIMES_WITHOUT_STEPS = 0.8
 #: So many entries, and this share, are a start whatever the steps are.
 MANY_ENTRIES = 8
 MIN_WHOLE_SHARE = 0.6
+#: Lines that are searched for so many different ones with which the log begins.
+MAX_OPENING = 20
 #: Steps that other ranks may log between the first lines of a beginning.
 INTERLEAVED_STEPS = 2
 #: Least seconds, and least multiple of the longest step, of a pause after which a step that falls
@@ -70,10 +73,6 @@ class Mark(NamedTuple):
     rank: int = -1
 
 
-#: `Mark._make`, at a third of its cost.
-_mark = partial(tuple.__new__, Mark)
-
-
 class StepBack(NamedTuple):
     """A step line whose step is not above that of the line before it.
 
@@ -96,30 +95,43 @@ class StartMarks:
     """Records the entries of a log's beginning whenever they recur.
 
     Attributes:
-        marks: in the order of their lines.
-        backs: step lines that fall back, at most `MAX_OCCURRENCES`.
-        launches: (line, ends before it) of entries of a launcher before the first step.
         restarts: (line, steps before it) of a launcher's lines that it starts its ranks again.
         worked: line of the first step or announcement of training.
-        steps, ends: numbers of step lines, and of failures and planned ends, so far.
     """
 
     def __init__(self) -> None:
-        self.marks: list[Mark] = []
-        self.backs: list[StepBack] = []
-        self.launches: list[tuple[int, int]] = []
         self.restarts: list[tuple[int, int]] = []
         self.worked: int | None = None
-        self.steps = self.ends = self._ends_at_step = 0
+        #: (line, template, step lines before it, the last of them, rank) of each mark
+        self._marks: list[tuple[int, int, int, int, int]] = []
+        #: (line, step before, step, whether paused) of step lines that fall back
+        self._backs: list[tuple[int, int, int, bool]] = []
+        #: lines of a launcher before the first step
+        self._launches: list[int] = []
+        #: lines of failures and planned ends, and those of them that no rank wrote
+        self._ends: list[int] = []
+        self._ends_of_job: list[int] = []
+        #: number of step lines, and the last
+        self._steps = self._last_step = 0
+        self._origin = (0, 0)  # numbers of steps and ends before the attempt
         #: entry -> its occurrences, the steps before the last, the different numbers of steps
         self._seen: dict[int, list[int]] = {}
         self._dropped: set[int] = set()
+
+    @property
+    def under_way(self) -> bool:
+        """True if the attempt made progress or failed."""
+        return (self._steps, len(self._ends)) != self._origin
+
+    def begin_attempt(self) -> None:
+        """Record that an attempt begins."""
+        self._origin = (self._steps, len(self._ends))
 
     def follows(self, template: int) -> bool:
         """True if the entry is one of the beginning, and every occurrence is wanted."""
         if template in self._seen:
             return True
-        begins = not self.steps and len(self._seen) < MAX_TEMPLATES
+        begins = not self._steps and len(self._seen) < MAX_TEMPLATES
         if begins and template not in self._dropped:
             self._seen[template] = [0, -1, 0]
             return True
@@ -135,22 +147,22 @@ class StartMarks:
         if seen is None:
             return False
         seen[0] += 1
-        if seen[1] != self.steps:
-            seen[1] = self.steps
+        steps = self._steps
+        if seen[1] != steps:
+            seen[1] = steps
             seen[2] += 1
         if seen[2] > MAX_STEPS_OF_TEMPLATE or seen[0] > MAX_OCCURRENCES:
             del self._seen[template]
             self._dropped.add(template)
-            self.marks = [mark for mark in self.marks if mark.template != template]
+            self._marks = [mark for mark in self._marks if mark[1] != template]
             return False
-        ended = self.ends > self._ends_at_step
-        self.marks.append(_mark((line, template, self.steps, self.ends, ended, rank)))
+        self._marks.append((line, template, steps, self._last_step, rank))
         return True
 
     def add_stage(self, line: int, stage: str) -> None:
         """Record the entry of a launcher, or the first that announces training."""
-        if stage == "launch" and self.worked is None and len(self.launches) < MAX_OCCURRENCES:
-            self.launches.append((line, self.ends))
+        if stage == "launch" and self.worked is None and len(self._launches) < MAX_OCCURRENCES:
+            self._launches.append(line)
         elif stage == "train" and self.worked is None:
             self.worked = line
 
@@ -158,35 +170,103 @@ class StartMarks:
         """Count a step line."""
         if self.worked is None:
             self.worked = line
-        self.steps += 1
-        self._ends_at_step = self.ends
+        self._steps += 1
+        self._last_step = line
+
+    def add_end(self, line: int, rank: int = -1) -> None:
+        """Record a failure or a planned end, of a rank or of all; the lines come in any order."""
+        if len(self._ends) < MAX_ENDS:
+            self._ends.append(line)
+            if rank < 0:
+                self._ends_of_job.append(line)
 
     def add_restart(self, line: int) -> None:
         """Record that a launcher starts its ranks again."""
         if len(self.restarts) < MAX_OCCURRENCES:
-            self.restarts.append((line, self.steps))
+            self.restarts.append((line, self._steps))
 
     def add_back(self, line: int, before: int, step: int, paused: bool) -> None:
-        """Record a step line that falls back."""
-        if len(self.backs) < MAX_OCCURRENCES:
-            self.backs.append(StepBack(line, before, step, self.ends, paused))
+        """Record a step line that falls back; at most `MAX_OCCURRENCES` are kept."""
+        if len(self._backs) < MAX_OCCURRENCES:
+            self._backs.append((line, before, step, paused))
+
+    def marks(self) -> list[Mark]:
+        """All of them, in the order of their lines."""
+        ends = sorted(self._ends)
+        return [
+            Mark(line, template, steps, before, before > bisect_left(ends, last), rank)
+            for line, template, steps, last, rank in self._marks
+            for before in (bisect_left(ends, line),)
+        ]
+
+    def backs(self) -> list[StepBack]:
+        """Step lines that fall back, in their order."""
+        ends = sorted(self._ends)
+        return [
+            StepBack(line, before, step, bisect_left(ends, line), paused)
+            for line, before, step, paused in self._backs
+        ]
+
+    def relaunch(self) -> int | None:
+        """First line of the launcher behind the job's last failure before the first work."""
+        ends = sorted(self._ends_of_job)
+        failed = [(bisect_left(ends, line), line) for line in self._launches]
+        last = failed[-1][0] if failed else 0
+        return next(line for before, line in failed if before == last) if last else None
 
 
-def starts_of(marks: StartMarks) -> tuple[int, ...]:
+class Opening:
+    """The first lines of a log, with which its next attempt is expected to begin."""
+
+    def __init__(self) -> None:
+        self._keys: list[bytes] = []
+
+    def places(self, keys: list[bytes]) -> Iterator[int]:
+        """Places in the next lines of the log where such lines begin.
+
+        Args:
+            keys: the lines without their digits.
+        """
+        if not self._keys:
+            self._learn(keys)
+        at = -1
+        while self._keys:
+            try:
+                at = keys.index(self._keys[0], at + 1)
+            except ValueError:
+                return
+            # They may end behind the last of these lines.
+            if keys[at : at + len(self._keys)] == self._keys[: len(keys) - at]:
+                yield at
+
+    def _learn(self, keys: Sequence[bytes]) -> None:
+        begin = next((at for at, key in enumerate(keys) if key.strip()), len(keys))
+        few = keys[begin : begin + MAX_OPENING]
+        different: set[bytes] = set()
+        for at, key in enumerate(few, 1):
+            different.add(key)
+            if len(different) == MIN_ENTRIES:
+                self._keys = list(few[:at])
+                return
+
+
+def starts_of(found: StartMarks) -> tuple[int, ...]:
     """First lines of the second and later attempts in a file; empty for one attempt."""
-    starts = attempt_starts(marks.marks, marks.backs)
+    marks = found.marks()
+    starts = attempt_starts(marks, found.backs())
     # A launcher that failed, as a check before the job may, and after which the job began.
-    failed = [launch for launch in marks.launches if launch[1]]
-    if marks.worked is not None and failed and (not starts or starts[0] > marks.worked):
-        last = failed[-1][1]
-        starts = (next(line for line, ends in failed if ends == last), *starts)
-    return _with_restarts(starts, marks)
+    again = found.relaunch()
+    if again is not None and found.worked is not None and (not starts or starts[0] > found.worked):
+        starts = (again, *starts)
+    return _with_restarts(starts, marks, found.restarts)
 
 
-def _with_restarts(starts: Sequence[int], marks: StartMarks) -> tuple[int, ...]:
+def _with_restarts(
+    starts: Sequence[int], marks: Sequence[Mark], restarts: Sequence[tuple[int, int]]
+) -> tuple[int, ...]:
     """Starts by the lines of launchers too; what begins behind such a line is the same one."""
-    steps = {mark.line: mark.steps for mark in marks.marks}
-    stated = {line + 1: before for line, before in marks.restarts}
+    steps = {mark.line: mark.steps for mark in marks} if restarts else {}
+    stated = {line + 1: before for line, before in restarts}
     found = {
         start
         for start in starts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import re
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
@@ -12,14 +11,15 @@ from math import inf
 from pathlib import Path
 
 from rmetric.diagnosis.attempt_files import attempts_by_name
-from rmetric.diagnosis.attempts import starts_of
+from rmetric.diagnosis.attempts import StartMarks, starts_of
 from rmetric.diagnosis.beside import read_beside
 from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.merging import merged
-from rmetric.diagnosis.one_pass import FilePass
+from rmetric.diagnosis.one_pass import START_LINES, FilePass
 from rmetric.diagnosis.part import Part
 from rmetric.diagnosis.patterns.clocks import two_jobs
+from rmetric.diagnosis.reading.prefixes import PrefixParser
 from rmetric.diagnosis.reading.source import LogSource
 from rmetric.diagnosis.reading.sources import find
 from rmetric.diagnosis.reading.timestamps import without_year
@@ -32,8 +32,6 @@ WORTH_PROCESSES = 32 << 20
 SAME_START_SECONDS = 60.0
 #: Seconds within which the ranks of one attempt begin, and no second attempt does.
 SAME_MOMENT = 1.0
-#: Lines of a start in which its time is sought.
-START_LINES = 20
 #: New objects after which Python seeks garbage while logs are read.
 NEW_OBJECTS = 1_000_000
 _ATTEMPT = re.compile(r"(?i)(?:^|/)(?:attempt|try|restart)[-_.]?(\d+)(?=[/._-]|$)")
@@ -223,56 +221,58 @@ def _files(
 def _attempts_of(
     source: LogSource, analyser: LineAnalyser, on_progress: Callable[[int], None] | None
 ) -> list[Part]:
-    """Parts of a file's attempts; one without a later start needs one pass only."""
+    """Parts of a file's attempts; a second pass where the first expected them elsewhere."""
     first = FilePass(source, analyser)
-    first.read_lines(on_progress)
-    starts, found, number = deque(_at_other_times(source, first)), list[Part](), 0
-    if not starts:
-        return [first.finish()]
-    attempt = FilePass(source, analyser, first.prefixes)
+    found = first.read_attempts(on_progress)
+    starts = starts_of(first.marks)
+    if not starts and len(found) == 1:
+        return found
+    expected = [part.first_line for part in found[1:]]
+    times = [part.start_time for part in found]
+    if list(starts) != expected:
+        times = _times_at([1, *starts], source, first.prefixes)
+    kept = _at_other_times(starts, times, first.marks)
+    if kept == expected:
+        return found
+    return FilePass(source, analyser, first.prefixes).read_attempts(starts=kept)
+
+
+def _times_at(
+    starts: Sequence[int], source: LogSource, prefixes: PrefixParser
+) -> list[float | None]:
+    """Times that the first lines of attempts state."""
+    times: list[float | None] = []
+    number = 0
     for lines in source.chunks():
-        while starts and number + len(lines) >= starts[0]:
-            cut = starts.popleft() - 1 - number
-            attempt.take(lines[:cut])
-            found.append(attempt.finish())
-            number, lines = number + cut, lines[cut:]
-            attempt = FilePass(source, analyser, first.prefixes, number)
-        attempt.take(lines)
+        while len(times) < len(starts) and starts[len(times)] <= number + len(lines):
+            at = len(times)
+            begin = starts[at] - 1 - number
+            end = min([starts[at] + START_LINES, *starts[at + 1 : at + 2]]) - 1 - number
+            times.append(prefixes.first_time(lines[begin:end]))
         number += len(lines)
-    return [*found, attempt.finish()]
+    return times
 
 
-def _at_other_times(source: LogSource, first: FilePass) -> list[int]:
+def _at_other_times(
+    starts: Sequence[int], times: Sequence[float | None], marks: StartMarks
+) -> list[int]:
     """Starts of later attempts, without those of processes that begin at the same moment.
 
     Where no step lies between two starts, and they state times, the ranks of one attempt wrote
     them: a program takes longer to begin, fail and begin again.
+
+    `times` are those of the file's begin and of the starts.
     """
-    starts = starts_of(first.marks)
-    if not starts:
-        return []
-    wanted = [1, *starts]
-    times: dict[int, float] = {}
-    number = at = 0
-    for lines in source.chunks():
-        while at < len(wanted) and wanted[at] <= number + len(lines):
-            begin = max(0, wanted[at] - 1 - number)
-            end = min([wanted[at] + START_LINES, *wanted[at + 1 : at + 2]]) - 1 - number
-            stated = (first.prefixes.time(line) for line in lines[begin:end])
-            time = next((one for one in stated if one is not None), None)
-            if time is not None:
-                times[wanted[at]] = time
-            at += 1
-        number += len(lines)
-    steps = {mark.line: mark.steps for mark in first.marks.marks}
-    kept, origin = [], 1
-    for start in starts:
+    steps = {mark.line: mark.steps for mark in marks.marks()}
+    kept: list[int] = []
+    origin, began = 1, times[0]
+    for start, time in zip(starts, times[1:], strict=True):
         stepless = steps.get(start, -1) == steps.get(origin, 0)
-        apart = times.get(start, inf) - times.get(origin, 0.0)
+        apart = inf if time is None else time - (began or 0.0)
         if stepless and abs(apart) <= SAME_MOMENT:
             continue
         kept.append(start)
-        origin = start
+        origin, began = start, time
     return kept
 
 

@@ -69,15 +69,19 @@ class OpenEntry:
     Attributes:
         facts, leading_facts: of its first line, and of its exception's line.
         look: a signature may match it.
+        last_line: number of its last line.
         states_step: it states a step.
         watched: the watch over iterations has counted it.
     """
 
-    __slots__ = ("entry", "facts", "leading_facts", "look", "raw", "states_step", "watched")
+    __slots__ = (
+        "entry", "facts", "last_line", "leading_facts", "look", "raw", "states_step", "watched",
+    )  # fmt: skip
 
     def __init__(self, raw: RawEntry, facts: Facts, text: bytes) -> None:
         self.raw, self.facts, self.leading_facts = raw, facts, facts
         self.look, self.states_step, self.watched = facts.look, False, False
+        self.last_line = raw[0]
         self.entry = EntryText(clean(text))
 
 
@@ -91,12 +95,23 @@ class LogStream:
         changes: (pending entry, step of the stream from there on).
         stacks: the last two entries that hold stacks of the process.
         number: the rank or task that the prefix states, -1 for none.
+        counters: of its step lines, by their form.
+        earlier: those of the attempts before.
+        last_step_at, last_step_line: where the last step was first stated; its last line.
     """
 
     def __init__(self, key: str, prefix: Prefix) -> None:
         self.key, self.prefix = key, prefix
         stated = (prefix.rank, prefix.local_rank, prefix.task)
         self.number = next((one for one in stated if one is not None), -1)
+        self.counters: dict[str, StepCounter] = {}
+        self.earlier: dict[str, StepCounter] = {}
+        self.begin_attempt()
+
+    def begin_attempt(self) -> None:
+        """Forget all entries; remember what tells that the step falls back."""
+        self.earlier |= self.counters
+        self.counters = {}
         self.counts: Counter[int] = Counter()
         self.templates: list[int] = []
         self.places: list[Any] = []
@@ -109,8 +124,6 @@ class LogStream:
         self.step: int | None = None
         self.stage = ""
         self.steps = 0
-        self.counters: dict[str, StepCounter] = {}  # by the form of the step lines
-        #: where the last step was first stated, and the line that stated it last
         self.last_step_at: RawEntry | None = None
         self.last_step_line = 0
         self.stages: list[tuple[str, RawEntry]] = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -19,6 +19,7 @@ from rmetric.diagnosis.attempts import (
     MIN_PAUSE_RATIO,
     MIN_PAUSE_SECONDS,
     RESTART,
+    Opening,
     StartMarks,
 )
 from rmetric.diagnosis.job import HEAD, MAX_TEXT, TAIL
@@ -59,6 +60,8 @@ HALF_LINE = MAX_TEXT
 #: Changes of stage that are kept of a stream, job numbers of a file.
 MAX_STAGES = 200
 MAX_JOB_IDS = 20
+#: Lines of an attempt's beginning in which its time is sought.
+START_LINES = 20
 #: Streams of a file that are kept apart.
 MAX_STREAMS = 1 << 15
 #: Forms of prefixes that a file is expected to have.
@@ -79,13 +82,16 @@ _NOTED = ("info", "warning")
 
 
 class FilePass:
-    """Reads one file, or one attempt in it, to a `Part`.
+    """Reads one file to the `Part` of each attempt in it.
 
     Args:
         source: the file.
         analyser: with caches that several files share.
         prefixes: of its lines; None to learn them from a sample.
-        number: lines of the file before the attempt.
+
+    Attributes:
+        marks: where attempts may begin.
+        first_line, first_lines: number of the attempt's first line; it and those behind it.
     """
 
     def __init__(
@@ -93,28 +99,33 @@ class FilePass:
         source: LogSource,
         analyser: LineAnalyser,
         prefixes: PrefixParser | None = None,
-        number: int = 0,
     ) -> None:
         self.source, self.analyser = source, analyser
         prefixes = prefixes or PrefixParser.learn(source.sample(), analyser.heads)
         self.shapes = shape_reader(prefixes, analyser)
         self.prefixes = self.shapes.prefixes
-        self.marks, self.first_line = StartMarks(), number + 1
+        self.marks = StartMarks()
         #: by their key, or by the line itself where the key is too short
         self.forms: BoundedCache[LogLineForm] = BoundedCache()
         self.short: BoundedCache[LogLineForm] = BoundedCache()
-        self.watch, self.world = IterationWatch[RawEntry](analyser.similarities), World()
-        #: number of lines before the block, the last of them, its lines, and these without digits
-        self.line_before = b""
-        self.number, self.lines, self.keys = number, list[bytes](), list[bytes]()
+        #: number of lines before the block, its lines, and these without digits
+        self.number, self.lines, self.keys = 0, list[bytes](), list[bytes]()
         self.of_shape: dict[LineShape, LogLineForm] = {}
         self.streams: dict[Prefix, LogStream] = {}
         #: pattern of a form of prefix -> the streams of such prefixes
         self.heads: dict[re.Pattern[bytes], Heads[LogStream]] = {}
         self.own = self._stream_of(NO_PREFIX)
         self.template_of: dict[tuple[str, str], int] = {}
-        self.first: list[RawEntry | None] = []
-        self.last: list[RawEntry | None] = []
+        self._begin_attempt()
+
+    def _begin_attempt(self) -> None:
+        self.marks.begin_attempt()
+        self.first_line, self.first_lines = self.number + 1, list[bytes]()
+        self.line_before = b""  # the last one before the block
+        self.watch, self.world = IterationWatch[RawEntry](self.analyser.similarities), World()
+        #: of each template
+        self.first: list[RawEntry | None] = [None] * len(self.template_of)
+        self.last: list[RawEntry | None] = [None] * len(self.template_of)
         #: template of an entry's first line -> that of the whole entry
         self.final_template: dict[int, int] = {}
         self.unmatched = 0
@@ -122,33 +133,45 @@ class FilePass:
         self.continued: tuple[int, LogStream] = (0, self.own)
         self.succeeded: RawEntry | None = None
         self.job_ids: dict[str, int] = {}
+        for stream in self.streams.values():
+            stream.begin_attempt()
 
     def read(self, on_progress: Callable[[int], None] | None = None) -> Part:
-        """Read the whole file; `on_progress` receives the number of bytes of each block."""
-        self.read_lines(on_progress)
-        return self.finish()
+        """Read the whole file as one attempt; `on_progress` as in `read_attempts`."""
+        (part,) = self.read_attempts(on_progress, starts=())
+        return part
 
-    def read_lines(self, on_progress: Callable[[int], None] | None) -> None:
-        """Take all lines of the file."""
+    def read_attempts(
+        self,
+        on_progress: Callable[[int], None] | None = None,
+        starts: Sequence[int] | None = None,
+    ) -> list[Part]:
+        """Read the whole file.
+
+        Args:
+            on_progress: receives the number of bytes of each block.
+            starts: first lines of the later attempts; None where its `Opening` recurs after
+                progress or a failure, which `starts_of(self.marks)` confirms or not.
+        """
+        found, opening = list[Part](), Opening()
         for lines in self.source.chunks():
             if on_progress is not None:
                 on_progress(sum(map(len, lines)) + len(lines))
-            self.take(lines)
-        self._close_all()
-
-    def take(self, lines: list[bytes]) -> None:
-        """Read the next lines."""
-        if not lines:
-            return
-        if max(map(len, lines), default=0) > 2 * HALF_LINE:
-            lines = [
-                line
-                if len(line) <= 2 * HALF_LINE
-                else line[:HALF_LINE] + b" ... " + line[-HALF_LINE:]
-                for line in lines
-            ]
-        if lines:  # none where an attempt begins with a block
-            self._take(lines)
+            lines = _shortened(lines)
+            keys = b"\n".join(lines).translate(None, _DIGITS).split(b"\n") if lines else []
+            before, begin = self.number + 1, 0
+            for at in (
+                opening.places(keys)
+                if starts is None
+                else [start - before for start in starts if 0 <= start - before < len(lines)]
+            ):
+                self._take(lines[begin:at], keys[begin:at])
+                begin = at
+                if starts is not None or self.marks.under_way:
+                    found.append(self.finish())
+                    self._begin_attempt()
+            self._take(lines[begin:], keys[begin:])
+        return [*found, self.finish()]
 
     def time(self, line: bytes, form: LogLineForm | None) -> float | None:
         """Seconds that a line states, as `PrefixParser.time`."""
@@ -174,9 +197,13 @@ class FilePass:
                 self._close(stream)
             self._settle(stream)
 
-    def _take(self, lines: list[bytes]) -> None:
+    def _take(self, lines: list[bytes], keys: list[bytes]) -> None:
+        """Read the next lines; their keys are they without their digits."""
+        if not lines:
+            return
+        if len(self.first_lines) < START_LINES:
+            self.first_lines += lines[: START_LINES - len(self.first_lines)]
         known, own, mark = self.forms.get, self.own, self.marks.add
-        keys = b"\n".join(lines).translate(None, _DIGITS).split(b"\n")
         self.lines, self.keys, number = lines, keys, self.number + 1
         for at, form in enumerate(list(map(known, keys))):
             if form is None:
@@ -315,7 +342,7 @@ class FilePass:
         joined, stream.state = NEXT[stream.state][facts.kind]
         if form.told:
             self._tell(number, text, stream, facts)
-        if facts.kind != Kind.BLANK and not (joined and self._joined(stream, text, facts)):
+        if facts.kind != Kind.BLANK and not (joined and self._joined(stream, number, text, facts)):
             self._begin(stream, number, line, text, form)
         stream.slow = bool(stream.open or stream.state)
 
@@ -374,7 +401,7 @@ class FilePass:
         form.template, form.slow = template, False
         form.begin(self.marks.follows(template))
 
-    def _joined(self, stream: LogStream, text: bytes, facts: Facts) -> bool:
+    def _joined(self, stream: LogStream, number: int, text: bytes, facts: Facts) -> bool:
         """Add a line to the stream's open entry; return False if it does not belong there."""
         entry = stream.open or self._reopened(stream)
         if entry is None or entry.entry.full:
@@ -386,6 +413,7 @@ class FilePass:
                 return False  # of another rank that writes to the same file
             entry.leading_facts = facts
         entry.entry.add(clean(text))
+        entry.last_line = number
         entry.look |= facts.look
         return True
 
@@ -475,7 +503,9 @@ class FilePass:
         counter = stream.counters.get(form)
         if counter is None:
             stream.counters[form] = StepCounter(now, time)
-            return
+            counter = stream.earlier.get(form)
+            if counter is None:
+                return
         pause = 0.0
         if time is not None and counter.time is not None:
             pause = time - counter.time
@@ -514,7 +544,7 @@ class FilePass:
                 self.succeeded = raw
             noted = entry.facts.level in _NOTED and signature.role in ("cause", "echo")
             if signature.role in _ENDS and signature.confidence >= MIN_END_CONFIDENCE and not noted:
-                self.marks.ends += 1
+                self.marks.add_end(entry.last_line, stream.number)
             if signature.id == RESTART:
                 self.marks.add_restart(raw[0])
 
@@ -547,6 +577,16 @@ class FilePass:
         if stream.shown < len(stream.templates):
             self.watch.add_events(stream.key, stream.templates[stream.shown :])
             stream.shown = len(stream.templates)
+
+
+def _shortened(lines: list[bytes]) -> list[bytes]:
+    """Leave out the middle of long lines."""
+    if max(map(len, lines), default=0) <= 2 * HALF_LINE:
+        return lines
+    return [
+        line if len(line) <= 2 * HALF_LINE else line[:HALF_LINE] + b" ... " + line[-HALF_LINE:]
+        for line in lines
+    ]
 
 
 def _counts_other(line: bytes, step: int, before: RawEntry | None, last: int) -> bool:

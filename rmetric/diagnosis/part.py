@@ -58,6 +58,7 @@ class Part:
         job_ids: numbers of scheduler's jobs that it names -> line.
         unmatched: entries that were too different from all others to be kept apart.
         first_line, lines: of the attempt that was read; the whole file where there is one.
+        start_time: seconds that one of its first lines states.
         entries: all of the above, each once.
     """
 
@@ -70,6 +71,7 @@ class Part:
     unmatched: int
     first_line: int
     lines: int
+    start_time: float | None
     entries: list[Occurrence]
 
 
@@ -105,6 +107,7 @@ class _PartBuilder:
             unmatched=file.unmatched,
             first_line=file.first_line,
             lines=file.number + 1 - file.first_line,
+            start_time=file.prefixes.first_time(file.first_lines),
             entries=list(self.entries.values()),
         )
 

@@ -125,7 +125,7 @@ class _Recording(FilePass):
                 text=line.decode(errors="replace"),
             )
 
-    def _take(self, lines: list[bytes]) -> None:
+    def _take(self, lines: list[bytes], keys: list[bytes]) -> None:
         for line in lines:
             self.number += 1
             who, _ = self.prefixes.split(line)

@@ -221,6 +221,11 @@ class PrefixParser:
         found = parse(line[start : start + HEAD].decode("utf-8", "replace"))
         return found[0] if found else None
 
+    def first_time(self, lines: Iterable[bytes]) -> float | None:
+        """Seconds of the first line that states any."""
+        times = map(self.time, lines)
+        return next((time for time in times if time is not None), None)
+
     def may_state_time(self, line: bytes) -> bool:
         """Return False only if `time` is None for lines that differ from this in digits alone."""
         match = self.pattern.match(line)
