@@ -322,12 +322,17 @@ class _Beginning:
         counts: template -> how often.
         once: the first templates that were written once.
         total: number of entries.
+        least, least_without_steps: shared templates of one that recurs, with the first of `once`
+            not among them.
     """
 
     def __init__(self, window: _Window) -> None:
         self.counts = Counter(mark.template for mark in window.marks)
         self.total = self.counts.total()
         self.once = [template for template, times in self.counts.items() if times == 1][:LEADING]
+        different = len(self.counts)
+        self.least = max(min(different, MIN_ENTRIES), MIN_SHARE * different)
+        self.least_without_steps = max(MIN_ENTRIES, MIN_SHARE_WITHOUT_STEPS * different)
 
 
 class _Window:
@@ -361,11 +366,13 @@ class _Window:
 
     def begin_attempt(self) -> None:
         """Take the window's entries for all that the attempt wrote."""
-        self._written = {(one.template, one.rank) for one in self.marks}
+        self._written = {(one.template, one.rank) for one in self.marks if one.rank >= 0}
         self._again = self._of_ranks
 
     def write(self, mark: Mark) -> None:
         """Add an entry to those that the attempt wrote."""
+        if mark.rank < 0:
+            return  # only ranks are told from one another
         key = mark.template, mark.rank
         if key not in self._written:
             self._written.add(key)
@@ -414,6 +421,10 @@ def _recurs(
     backs: Sequence[StepBack],
 ) -> bool:
     again, counts, once = window.counts, before.counts, before.once
+    made_steps = mark.steps > origin.steps
+    least = before.least if made_steps else before.least_without_steps
+    if len(again) < least and mark.template not in once[:2]:
+        return False  # as nearly all are
     shared = again.keys() & counts.keys()
     # What is written once is of a launcher; other ranks may begin after the first of them failed,
     # and an evaluation or an epoch repeats a part of the beginning.
@@ -421,13 +432,11 @@ def _recurs(
         led = len(once) > 1 and window.begins_with(once[0], once[1])
         if led or len(shared & set(once)) >= max(2, LEADING_SHARE * len(once)):
             return True
-    if mark.steps > origin.steps:
-        few = min(len(counts), MIN_ENTRIES)
-        enough = len(shared) >= max(few, MIN_SHARE * len(counts))
-        whole = len(shared) >= max(MANY_ENTRIES, MIN_WHOLE_SHARE * len(counts))
-        return whole or (enough and (mark.ended or _falls_back(mark, backs)))
-    if len(shared) < max(MIN_ENTRIES, MIN_SHARE_WITHOUT_STEPS * len(counts)):
+    if len(shared) < least:
         return False
+    if made_steps:
+        whole = len(shared) >= max(MANY_ENTRIES, MIN_WHOLE_SHARE * len(counts))
+        return whole or mark.ended or _falls_back(mark, backs)
     times = sum(min(again[template], counts[template]) for template in shared)
     return times >= MIN_TIMES_WITHOUT_STEPS * before.total
 

@@ -137,6 +137,20 @@ _IGNORED = re.compile(rb"Exception ignored (?:in|on|from)\b|Error in atexit\._ru
 _BOX = tuple(letter.encode() for letter in "│╭╰├┌└┃┏┗╮╯║╔╚")
 _TITLE = re.compile(rb"\S.{0,200} (?:FAILED|EXITED)\s*$")
 _REPORTED = re.compile(rb"(?:Failures|Root Cause[^:]{0,60}):\s*$|\[\d*\]:\s*$|<NO_OTHER_FAILURES>")
+#: The first that matches counts.
+_BY_WORDS = re.compile(
+    b"|".join(
+        b"(?P<%s>%s)" % (kind.name.encode(), pattern.pattern)
+        for kind, pattern in (
+            (Kind.IGNORED, _IGNORED),
+            (Kind.EXCEPTION, _EXCEPTION),
+            (Kind.CHAIN, _CHAIN),
+            (Kind.LEAD, _LEAD),
+            (Kind.REPORTED, _REPORTED),
+            (Kind.TITLE, _TITLE),
+        )
+    )
+)
 
 
 def kind_of(line: bytes) -> Kind:
@@ -156,17 +170,8 @@ def kind_of(line: bytes) -> Kind:
         return Kind.DOUBLE if text[:1] == b"=" else Kind.RULER
     if text.endswith(b" raised:"):
         return Kind.CHAIN  # torch's compiler: the exception of the backend stands below
-    for kind, pattern in (
-        (Kind.IGNORED, _IGNORED),
-        (Kind.EXCEPTION, _EXCEPTION),
-        (Kind.CHAIN, _CHAIN),
-        (Kind.LEAD, _LEAD),
-        (Kind.REPORTED, _REPORTED),
-        (Kind.TITLE, _TITLE),
-    ):
-        if pattern.match(line):
-            return kind
-    return Kind.PLAIN
+    found = _BY_WORDS.match(line)
+    return Kind[found.lastgroup or ""] if found else Kind.PLAIN
 
 
 class EntryText:

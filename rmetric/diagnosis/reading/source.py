@@ -77,6 +77,8 @@ class LogSource:
 
     def line(self, number: int) -> int:
         """The line of the file that `chunks` gave as that of a number, both from 1."""
+        if not self._pieces:
+            return number
         at = bisect_right(self._pieces, number, key=itemgetter(0)) - 1
         return number if at < 0 else number - self._pieces[at][0] + self._pieces[at][1]
 

@@ -58,7 +58,7 @@ def level(text: str) -> str:
     head = text[:_HEAD]
     lower = head.lower()
     # Most lines have no such word, and fail this test ten times as quickly.
-    if any(part in lower for part in _PARTS) and (match := _MARKED.search(head)):
+    if any(map(lower.__contains__, _PARTS)) and (match := _MARKED.search(head)):
         return _LEVEL[match[match.lastgroup or 0].lower()]
     letter = _LETTER.search(head)
     return _LETTERS[letter["letter"]] if letter else ""
