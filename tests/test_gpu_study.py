@@ -15,6 +15,7 @@ from studies.gpu.__main__ import (
     FEWEST_STEPS,
     MOST_STEPS,
     ROOT,
+    SET_UP,
     Part,
     main,
     parts_of,
@@ -56,7 +57,7 @@ def test_a_part_that_hangs_is_ended(tmp_path):
 def test_the_steps_of_the_twins_are_bounded_and_fit_where_they_can(seconds, a_step):
     steps = steps_that_fit(seconds, a_step)
     assert FEWEST_STEPS <= steps <= MOST_STEPS
-    assert steps == FEWEST_STEPS or 2.4 * steps * a_step <= seconds
+    assert steps == FEWEST_STEPS or 2.4 * steps * a_step <= seconds - SET_UP
 
 
 def test_the_step_of_the_largest_model_counts():
@@ -69,7 +70,6 @@ def test_the_twins_are_those_of_a_t4_and_of_newer_gpus(tmp_path):
     parts = parts_of(tmp_path, tiny=False, steps=200)
     assert {"--random-weights", "--float16", "--lora"} <= set(parts["twins_fp16"].command)
     assert "--float16" not in parts["twins_bf16"].command
-    assert sum(part.share for part in parts.values()) <= 1.0
     for name in ("twins_bf16", "twins_fp16"):
         import run_case_study
 
@@ -104,7 +104,8 @@ def test_a_part_is_measured_in_small_on_a_processor(tmp_path, part):
             assert of["problem"] is None, name
             assert of["weights_equal_bit_for_bit"], name
     elif part == "checkpoints":
-        for of in measured["modes"].values():
+        assert len(measured["asynchronous"]) == 2
+        for of in measured["asynchronous"] + measured["synchronous"]:
             assert of["bytes"] > 3 * 4 * 5e6, "weights and both moments"
             assert 0 < of["durable_seconds"] <= of["good_seconds"]
     else:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.staging import DefaultStager
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
@@ -74,6 +77,33 @@ def test_what_writes_waits_for_no_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *a: asked.append(a))
     assert isinstance(saved(checkpoints, 1), SavedCheckpoint)
     assert asked == []
+
+
+def test_a_torch_that_indexes_a_copy_of_the_metadata(tmp_path, monkeypatch):
+    finish = FileSystemWriter.finish
+
+    def of_a_copy(self, metadata, results):
+        finish(self, replace(metadata), results)
+
+    monkeypatch.setattr(FileSystemWriter, "finish", of_a_copy)
+    assert isinstance(saved(at(tmp_path), 3), SavedCheckpoint)
+    assert loaded(at(tmp_path)) == (3, {"seen": 30}, 3.0)
+
+
+def test_a_torch_whose_stager_closes_itself_after_each_use(tmp_path, monkeypatch):
+    stage = DefaultStager.stage
+
+    def and_close(self, state, **options):
+        try:
+            return stage(self, state, **options)
+        finally:
+            DefaultStager.close(self)
+
+    monkeypatch.setattr(DefaultStager, "stage", and_close)
+    checkpoints = at(tmp_path)
+    for step in (1, 2):
+        assert isinstance(saved(checkpoints, step), SavedCheckpoint)
+    assert loaded(at(tmp_path))[::2] == (2, 2.0)
 
 
 def test_an_outcome_is_handed_out_once_and_one_save_runs_at_a_time(tmp_path):

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.stateful import Stateful
@@ -34,6 +33,7 @@ from rmetric.guard.dcp_load import IndexReader, PlainLoadPlanner, unloadable
 from rmetric.guard.dcp_save import (
     FailingSavePlanner,
     HostMemoryStager,
+    IndexedWriter,
     Save,
     error_text,
     free_space,
@@ -293,7 +293,7 @@ class Checkpoints:
             plain,
             # The tensors are in host memory: copying ahead would wait, for each tensor, for
             # the stream of the first GPU.
-            storage_writer=FileSystemWriter(save.part, per_thread_copy_ahead=0),
+            storage_writer=IndexedWriter(save.part, per_thread_copy_ahead=0),
             planner=FailingSavePlanner(save, self.folder),
             process_group=self.ranks.group,
             async_stager=self._stager,

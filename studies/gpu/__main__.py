@@ -25,7 +25,9 @@ ROOT = Path(__file__).resolve().parents[2]
 LINES = 20  # of a failed part that are kept
 #: Steps of the three twins: 1.5 times these, as two branch off in the middle.
 MOST_STEPS, FEWEST_STEPS = 800, 120
-RESERVE = 0.85  # of a part's time that its steps may take
+EVALUATIONS, FEWEST_BETWEEN = 40, 10  # of the control, and steps between two
+RESERVE = 0.85  # of a part's time that its steps may take, after the set-up
+SET_UP = 50.0  # seconds: a branch's state to the host and back, and the steps without the monitor
 DRY = 1200.0  # seconds of a part on a CPU, at most
 FIRST_GUESS = 1.0  # seconds a step, where no cost was measured before
 
@@ -36,7 +38,7 @@ class Part(NamedTuple):
     Attributes:
         command: arguments after ``python``.
         result: the JSON file that it writes, in the output folder.
-        share: of the whole time that it may take.
+        share: of the time that is left, relative to the shares of the parts after it.
     """
 
     command: Sequence[str]
@@ -56,20 +58,21 @@ def parts_of(out: Path, *, tiny: bool, steps: int) -> dict[str, Part]:
         small = ["--tiny", "--device", "cpu"] if tiny else ["--random-weights", *options]
         command = [
             "run_case_study.py", *small, "--steps", str(steps), "--out", str(out / name),
-            "--eval-every", str(max(1, steps // 40)), "--checkpoint-every", "0", "--resume",
+            "--eval-every", str(max(FEWEST_BETWEEN, steps // EVALUATIONS)),
+            "--checkpoint-every", "0", "--resume",
         ]  # fmt: skip
-        return Part(command, f"{name}/summary.json", 0.2)
+        return Part(command, f"{name}/summary.json", 0.25)
 
     found = {
-        "nvml": measured("nvml", 0.03),
-        "overhead": measured("overhead", 0.12),
-        "trace": measured("trace", 0.06),
-        "wrapped": measured("wrapped", 0.07),
-        "snapshots": measured("snapshots", 0.08),
-        "checkpoints": measured("checkpoints", 0.1),
-        "rescued": measured("rescued", 0.06),
+        "nvml": measured("nvml", 0.05),
+        "overhead": measured("overhead", 0.1),
         "twins_bf16": twins("twins_bf16"),
         "twins_fp16": twins("twins_fp16", "--float16", "--lora"),
+        "checkpoints": measured("checkpoints", 0.12),
+        "rescued": measured("rescued", 0.08),
+        "snapshots": measured("snapshots", 0.06),
+        "trace": measured("trace", 0.06),
+        "wrapped": measured("wrapped", 0.1),
     }
     if tiny:  # a processor has neither precision
         del found["twins_fp16"]
@@ -83,9 +86,9 @@ def steps_that_fit(seconds: float, step_seconds: float) -> int:
     fifth of the steps.
 
     >>> steps_that_fit(600.0, 0.5), steps_that_fit(60.0, 5.0), steps_that_fit(1e6, 0.1)
-    (420, 120, 800)
+    (380, 120, 800)
     """
-    number = RESERVE * seconds / (2.0 * 1.2 * step_seconds)
+    number = RESERVE * (seconds - SET_UP) / (2.0 * 1.2 * step_seconds)
     return max(FEWEST_STEPS, min(MOST_STEPS, int(number) // 20 * 20))
 
 
@@ -135,8 +138,12 @@ def main(argv: list[str] | None = None) -> int:
     out.mkdir(parents=True, exist_ok=True)
     file = out / "results.json"
     done: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
-    for name in options.parts or known:
-        seconds = DRY if options.tiny else 60 * options.minutes * known[name].share
+    names = list(options.parts or known)
+    end = time.monotonic() + 60 * options.minutes
+    for number, name in enumerate(names):
+        shares = [known[one].share for one in names[number:]]
+        left = max(0.0, end - time.monotonic())
+        seconds = DRY if options.tiny else left * shares[0] / sum(shares)
         steps = FEWEST_STEPS if options.tiny else steps_that_fit(seconds, step_seconds(done))
         print(f"{name}: up to {seconds:.0f} s", flush=True)
         part = parts_of(out, tiny=options.tiny, steps=steps)[name]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import shutil
 import sys
 import tempfile
 import time
@@ -92,18 +93,19 @@ def measure_overhead(*, tiny: bool) -> dict[str, Any]:
 
 def paired(name: str, turns: int, wrap: Wrapper = same) -> dict[str, Any]:
     """Steps in turn with and without the monitor: their times, and whether the weights agree."""
-    device = device_of()
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
+    gc.collect()
+    if on_gpu := device_of().type == "cuda":
+        torch.cuda.empty_cache()
     with tempfile.TemporaryDirectory() as folder:
-        plain = make(name, Path(folder), watched=False, wrap=wrap)
-        watched = make(name, Path(folder), watched=True, wrap=wrap)
-        vocabulary = getattr(plain.model, "module", plain.model).config.vocab_size
-        for turn in range(overhead.WARM_UP + turns):
-            tokens = tokens_of(name, vocabulary, turn)
+        plain, kept_without = warmed(name, Path(folder), watched=False, wrap=wrap)
+        watched, kept_with = warmed(name, Path(folder), watched=True, wrap=wrap)
+        peaks = {False: 0, True: 0}
+        for turn in range(overhead.WARM_UP, overhead.WARM_UP + turns):
+            tokens = tokens_of(name, vocabulary_of(plain), turn)
             order = [plain, watched] if turn % 2 == 0 else [watched, plain]
             for one in order:
-                one.step(tokens)
+                peak = most_bytes(partial(one.step, tokens))
+                peaks[one is watched] = max(peaks[one is watched], peak)
         weights = zip(plain.model.parameters(), watched.model.parameters(), strict=True)
         equal = all(torch.equal(local(a), local(b)) for a, b in weights)
         monitor = watched.monitor
@@ -114,11 +116,6 @@ def paired(name: str, turns: int, wrap: Wrapper = same) -> dict[str, Any]:
     ratios = sorted(b / a for a, b in zip(before, after, strict=True))
     low, _, high = quantiles(ratios, n=4)
     number = sum(p.numel() for p in plain.model.parameters())
-    del plain, watched
-    gc.collect()
-    peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
     return {
         "parameters": number,
         "batch": list(shape_of(name)),
@@ -127,10 +124,42 @@ def paired(name: str, turns: int, wrap: Wrapper = same) -> dict[str, Any]:
         "step_seconds_with": median(after),
         "ratio": median(ratios),
         "ratio_quartiles": [low, high],
+        "seconds_in_monitor_calls": median(watched.own[overhead.WARM_UP :]),
         "weights_equal_bit_for_bit": equal,
-        "peak_bytes_of_both": peak,
+        "bytes_kept": [kept_without, kept_with] if on_gpu else None,
+        "bytes_more_during_a_step": [peaks[False], peaks[True]] if on_gpu else None,
         "problem": problem,
     }
+
+
+def warmed(
+    name: str, folder: Path, *, watched: bool, wrap: Wrapper
+) -> tuple[overhead.Trained, int]:
+    """A model that has made some steps, and the bytes of the GPU's memory that it keeps."""
+    before = bytes_in_use()
+    one = make(name, folder, watched=watched, wrap=wrap)
+    for turn in range(overhead.WARM_UP):
+        one.step(tokens_of(name, vocabulary_of(one), turn))
+    return one, bytes_in_use() - before
+
+
+def vocabulary_of(one: overhead.Trained) -> int:
+    return int(getattr(one.model, "module", one.model).config.vocab_size)
+
+
+def bytes_in_use() -> int:
+    return torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
+
+
+def most_bytes(step: Callable[[], Any]) -> int:
+    """Bytes of the GPU's memory that `step` takes at most, over what was in use; 0 without one."""
+    if not torch.cuda.is_available():
+        step()
+        return 0
+    torch.cuda.reset_peak_memory_stats()
+    held = bytes_in_use()
+    step()
+    return torch.cuda.max_memory_allocated() - held
 
 
 def measure_trace(*, tiny: bool) -> dict[str, Any]:
@@ -144,10 +173,9 @@ def waits_of(name: str) -> dict[str, Any]:
     for label, watched in (("without", False), ("with", True)):
         with tempfile.TemporaryDirectory() as folder:
             one = make(name, Path(folder), watched=watched)
-            vocabulary = one.model.config.vocab_size
             for turn in range(overhead.WARM_UP):
-                one.step(tokens_of(name, vocabulary, turn))
-            batches = [tokens_of(name, vocabulary, turn) for turn in range(TRACED)]
+                one.step(tokens_of(name, vocabulary_of(one), turn))
+            batches = [tokens_of(name, vocabulary_of(one), turn) for turn in range(TRACED)]
             found[label] = traced(one, batches)
             if one.monitor is not None:
                 one.monitor.close()
@@ -182,53 +210,58 @@ def measure_snapshots(*, tiny: bool) -> dict[str, Any]:
 
 def measure_checkpoints(*, tiny: bool) -> dict[str, Any]:
     """Saves of the guard's checkpoints with AdamW's states, in the background and not."""
-    name, saves = ("5M", 1) if tiny else ("qwen2.5-3B", 2)
-    modes = {"synchronous": False, "asynchronous": True}
-    return {"model": name, "modes": {k: save_costs(name, saves, v) for k, v in modes.items()}}
+    name = "5M" if tiny else "qwen2.5-3B"
+    return {
+        "model": name,
+        "free_bytes": shutil.disk_usage(tempfile.gettempdir()).free,
+        "asynchronous": save_costs(name, 2, asynchronous=True),
+        "synchronous": save_costs(name, 1, asynchronous=False),
+    }
 
 
-def save_costs(name: str, saves: int, asynchronous: bool) -> dict[str, Any]:
-    """Median seconds of saves, and of the steps beside them; the first save is not counted."""
-    device = device_of()
-    if device.type == "cuda":
+def save_costs(name: str, saves: int, *, asynchronous: bool) -> list[dict[str, Any]]:
+    """Seconds of each save and of the steps before and beside it; the first makes room for all."""
+    gc.collect()
+    if torch.cuda.is_available():
         torch.cuda.empty_cache()
+    costs = list[dict[str, Any]]()
     with tempfile.TemporaryDirectory() as folder:
         one = make(name, Path(folder), watched=False)
-        tokens = tokens_of(name, one.model.config.vocab_size, 0)
+        tokens = tokens_of(name, vocabulary_of(one), 0)
         state = {"training": ModelState(one.model, one.optimizer)}
         target = Path(folder) / "checkpoints"
         saving = Checkpoints(target, keep=1, fingerprint=name, asynchronous=asynchronous)
         for _ in range(overhead.WARM_UP):
             one.step(tokens)
-        done, beside, alone = list[SavedCheckpoint](), list[float](), list[float]()
-        for step in range(1, saves + 2):
-            one.seconds.clear()
-            for _ in range(3):
-                one.step(tokens)
-            alone += one.seconds
+        for step in range(1, saves + 1):
+            alone = one.seconds[-overhead.WARM_UP :]
             one.seconds.clear()
             saving.begin(step, state)
             while (outcome := saving.poll()) is None:
                 one.step(tokens)
             if not isinstance(outcome, SavedCheckpoint):
-                raise RuntimeError(f"save {step}: {outcome}")
-            if step > 1:  # the first makes the room in host memory
-                done.append(outcome)
-                beside += one.seconds
-        size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
-    return {
-        "bytes": size,
-        "blocking_seconds": median(save.blocking_seconds for save in done),
-        "durable_seconds": median(save.durable_seconds for save in done),
-        "good_seconds": median(save.seconds for save in done),
-        "step_seconds": median(alone),
-        "step_seconds_beside": median(beside) if beside else None,
-    }
+                costs.append({"problem": str(outcome)})
+                break
+            files = [file for file in outcome.path.rglob("*") if file.is_file()]
+            costs.append(
+                {
+                    "bytes": sum(file.stat().st_size for file in files),
+                    "blocking_seconds": outcome.blocking_seconds,
+                    "durable_seconds": outcome.durable_seconds,
+                    "good_seconds": outcome.seconds,
+                    "step_seconds_before": median(alone),
+                    "step_seconds_beside": median(one.seconds) if one.seconds else None,
+                    "steps_beside": len(one.seconds),
+                }
+            )
+            for _ in range(overhead.WARM_UP):
+                one.step(tokens)
+    return costs
 
 
 def measure_nvml(*, tiny: bool) -> dict[str, Any]:
     """What NVML answers here, what an answer costs, and the verdicts on GPUs that idle and work."""
-    seconds, interval = (1.0, 0.1) if tiny else (20.0, 1.0)
+    seconds, interval = (1.0, 0.1) if tiny else (10.0, 1.0)
     with GpuWatch(config=RiskConfig(interval=interval)) as watch:
         if not watch.hardware.ready():
             return {"problem": watch.hardware.problem}
