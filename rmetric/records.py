@@ -62,8 +62,8 @@ class Record:
             does not log any, an empty tuple where it does and there were none.
         worker_gradient_cosines: cosine of each worker's own gradient to the
             mean over all, shape (workers,).
-        non_finite_gradients: gradient entries that are nan or inf, before the
-            reduction, over all workers.
+        non_finite_gradients: gradient entries that are nan or inf, before the reduction, over
+            all workers; at least so many, where tensors that have any were counted.
         layer_gradient_norms: L2 norm of the averaged gradient by layer, before
             clipping.
         activation_headroom: powers of two between the largest activation and

@@ -21,7 +21,7 @@ from rmetric.monitor import Monitor, MonitorConfig, pending  # noqa: E402
 from rmetric.monitor.actions import SkipStep  # noqa: E402
 from rmetric.monitor.actions.action import Action  # noqa: E402
 from rmetric.monitor.monitor import _OPEN  # noqa: E402
-from rmetric.monitor.pending import to_host  # noqa: E402
+from rmetric.monitor.pending import Transfer  # noqa: E402
 from rmetric.records import HardwareEvent  # noqa: E402
 from tests.monitor_training import (  # noqa: E402
     batches,
@@ -779,15 +779,43 @@ def test_a_verdict_that_is_asked_late_changes_nothing():
 def test_a_step_is_read_from_the_device_at_once_unless_it_was_asked_for(monkeypatch, ask):
     transfers = []
 
-    def counted(values):
-        transfers.append(any(isinstance(value, torch.Tensor) for value in values.values()))
-        return to_host(values)
+    class Counted(Transfer):
+        def __init__(self, values):
+            transfers.append(any(isinstance(value, torch.Tensor) for value in values.values()))
+            super().__init__(values)
 
-    monkeypatch.setattr(pending, "to_host", counted)
-    config = MonitorConfig(forward_every=0)
-    monitor = train(make_model(), watched(config=config), steps=20, ask=ask)
+    monkeypatch.setattr(pending, "Transfer", Counted)
+    monitor = train(make_model(), watched(), steps=20, ask=ask)
     assert monitor.last.update_norm is not None
     assert sum(transfers) == 20 * (1 + ask)
+
+
+@pytest.mark.parametrize("with_optimizer", [False, True])
+def test_the_transfer_of_a_step_begins_before_the_next_backward_pass(monkeypatch, with_optimizer):
+    course = []
+
+    class Noted(Transfer):
+        def __init__(self, values):
+            self.of_device = any(isinstance(value, torch.Tensor) for value in values.values())
+            course.extend(["sent"] * self.of_device)
+            super().__init__(values)
+
+        def received(self):
+            course.extend(["read"] * self.of_device)
+            return super().received()
+
+    monkeypatch.setattr(pending, "Transfer", Noted)
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = Monitor(model, optimizer if with_optimizer else None)
+    for [batch] in batches(3):  # the forward passes of the second are measured too
+        loss = squared_error(model, batch)
+        loss.backward()
+        course.append("backward")
+        monitor.check_before_step(loss)
+        optimizer.step()
+    monitor.close()
+    assert " ".join(course) == "backward sent backward read sent backward read sent read"
 
 
 def test_a_monitor_that_was_closed_is_not_kept_for_the_end():

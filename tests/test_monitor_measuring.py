@@ -20,8 +20,8 @@ from rmetric.monitor.forward import ForwardProbes, _largest_logit  # noqa: E402
 from rmetric.monitor.gradients import (  # noqa: E402
     gradients_of,
     layer_names,
-    non_finite_entries,
     norms_by_layer,
+    tensor_norm,
     tensor_norms,
 )
 from rmetric.monitor.weights import WeightSample  # noqa: E402
@@ -184,7 +184,7 @@ def test_a_failure_in_a_hook_ends_no_backward_pass(monkeypatch):
     def fail(_):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("rmetric.monitor.workers.tensor_norms", fail)
+    monkeypatch.setattr("rmetric.monitor.workers.tensor_norm", fail)
     model = nn.Linear(2, 1)
     workers = MicroBatchWorkers(model.parameters())
     workers.start()
@@ -194,10 +194,27 @@ def test_a_failure_in_a_hook_ends_no_backward_pass(monkeypatch):
         workers.stop()
 
 
-def test_a_nan_is_counted_where_it_is():
-    gradients = torch.ones(3, 5)
-    gradients[1, 2], gradients[1, 3] = math.nan, math.inf
-    assert [int(non_finite_entries(row)) for row in gradients] == [0, 2, 0]
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_parts_that_are_not_finite_are_counted_for_the_worker_that_has_them(value):
+    layers = nn.ModuleList(nn.Linear(2, 2, bias=False) for _ in range(3))
+    workers = MicroBatchWorkers(layers.parameters())
+    workers.start()
+    for bad in (0, 2, 0):
+        for place, layer in enumerate(layers):
+            row = torch.full((1, 2), value) if place < bad else torch.ones(1, 2)
+            layer(row).sum().backward()
+        workers.next()
+    assert workers.stop().non_finite.tolist() == [0, 2, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_the_norm_of_one_tensor_is_that_of_several(dtype):
+    tensors = [
+        torch.full((3, 5), 300.0).to(dtype),
+        torch.randn(7).to(dtype),
+        torch.zeros(0, dtype=dtype),
+    ]
+    assert torch.equal(torch.stack([tensor_norm(one) for one in tensors]), tensor_norms(tensors))
 
 
 def test_workers_that_agree_have_cosine_one_and_opposed_ones_less():

@@ -43,7 +43,7 @@ class MonitorConfig:
         update_every: update norm and parameter norm, from a sample of weights.
         sampled_weights: size of that sample; exact in models that are smaller.
         workers_every: each worker's own gradient: norms, cosines and non-finite
-            entries, where there are workers or micro-batches.
+            tensors, where there are workers or micro-batches.
         layers_every: gradient norm of each layer.
         forward_every: activation headroom, attention logits, router load.
         probe_every: loss on the fixed batch, where one is given.

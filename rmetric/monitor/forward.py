@@ -7,11 +7,11 @@ at; the rest of the training runs as if this were not here.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from math import inf, log2
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -163,27 +163,51 @@ class ForwardProbes:
                 self._loads.append(counts.max() * experts / value.numel())
                 return
 
-    def take(self) -> Callable[[], dict[str, float]]:
-        """The measurements, still on the device; call the result to read them."""
-        largest, logits, loads = dict(self._largest), list(self._logits), list(self._loads)
-
-        def read() -> dict[str, float]:
-            seen: dict[str, float] = {}
-            if largest:
-                seen["activation_headroom"] = min(
-                    _headroom(float(value), dtype) for dtype, value in largest.items()
-                )
-            if logits:
-                seen["attention_logit_max"] = float(torch.stack(logits).max())
-            if loads:
-                seen["router_load"] = float(torch.stack(loads).max())
-            return seen
-
-        return read
+    @torch.no_grad()
+    def take(self) -> ForwardValues:
+        """The measurements, still on the device."""
+        return ForwardValues(
+            dict(self._largest),
+            torch.stack(self._logits).max() if self._logits else None,
+            torch.stack(self._loads).max() if self._loads else None,
+        )
 
     def read(self) -> dict[str, float]:
         """The measurements on the host; a key is absent if the model has no such part."""
-        return self.take()()
+        values = self.take()
+        return values.read({name: [float(value)] for name, value in values.named().items()})
+
+
+class ForwardValues(NamedTuple):
+    """Measurements of forward passes, on the device.
+
+    Attributes:
+        largest: of the activations, by their type.
+        logit: largest attention logit.
+        load: largest load of a router.
+    """
+
+    largest: dict[torch.dtype, Tensor]
+    logit: Tensor | None
+    load: Tensor | None
+
+    def named(self) -> dict[str, Tensor]:
+        """The scalars by their names, for a transfer."""
+        largest = {str(dtype): value for dtype, value in self.largest.items()}
+        others = {"attention_logit_max": self.logit, "router_load": self.load}
+        return largest | {name: value for name, value in others.items() if value is not None}
+
+    def read(self, host: Mapping[str, list[float]]) -> dict[str, float]:
+        """Fields of the record, from the values on the host; those not measured are absent."""
+        seen = {}
+        if self.largest:
+            headrooms = [_headroom(host[str(dtype)][0], dtype) for dtype in self.largest]
+            seen["activation_headroom"] = min(headrooms)
+        if self.logit is not None:
+            seen["attention_logit_max"] = host["attention_logit_max"][0]
+        if self.load is not None:
+            seen["router_load"] = host["router_load"][0]
+        return seen
 
 
 def _blind() -> ForwardProbes:

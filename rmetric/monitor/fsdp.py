@@ -132,7 +132,7 @@ class OwnShardedGradient(GradientListener):
                 yield _Listener(self, place, module)
 
     def _statistics(self) -> WorkerStatistics | None:
-        own = [part[2] for part in self._parts.values()]
+        own = [part[1] for part in self._parts.values()]
         return of_one_worker(self._parts.values(), own, [self._means[i] for i in self._parts])
 
     def _forget(self) -> None:

@@ -62,9 +62,13 @@ def tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack(norms)
 
 
-def non_finite_entries(tensor: Tensor) -> Tensor:
-    """Number of entries that are nan or inf, a scalar; in a third of the time of isfinite."""
-    return torch.count_nonzero(tensor - tensor)  # 0 for numbers, nan for what is none
+@torch.no_grad()
+def tensor_norm(tensor: Tensor) -> Tensor:
+    """L2 norm of one tensor, a scalar: as `tensor_norms`, with fewer kernels for one alone."""
+    norm: Tensor = torch.linalg.vector_norm(
+        tensor, dtype=torch.float32 if tensor.dtype.itemsize < 4 else None
+    )
+    return norm
 
 
 def layer_names(names: Iterable[str]) -> list[str]:

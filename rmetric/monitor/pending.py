@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from rmetric.monitor.forward import ForwardValues
 from rmetric.monitor.gradients import nine_digits, norms_by_layer
 from rmetric.monitor.stalls import StepTimes
 from rmetric.monitor.workers import WorkerStatistics
@@ -18,7 +19,10 @@ Scalar = Tensor | float | None
 
 @dataclass
 class Pending:
-    """Measurements of one step; `read` transfers them at once, but for those of the forward passes.
+    """Measurements of one step, which go to the host in one transfer.
+
+    `send` begins it, once all is measured; `read` waits for it. What a CUDA device does after
+    `send` is not waited for.
 
     Attributes:
         record: what the host knows already; completed by `read`.
@@ -28,7 +32,7 @@ class Pending:
         workers: of each worker's own gradient.
         moved: update norm and parameter norm.
         probe_loss: on the fixed batch.
-        forward: reads the measurements of the forward passes.
+        forward: of the forward passes.
         own: of this rank's own gradient, where there are several ranks.
         sharded: this rank holds a part of the weights. `moved` is of that part,
             and the record waits for the other ranks.
@@ -36,6 +40,7 @@ class Pending:
         moved_share: one over the ranks that hold the same part; None where that
             differs between parameters.
         broken_rules: (rule, reason) of each broken rule; None until it is judged.
+        sent: the transfer, once it has begun.
         is_read: everything is in the record.
         where: text on which part of the gradient is not finite.
         times: of the step and its parts on the host; None before the next check.
@@ -51,12 +56,13 @@ class Pending:
     workers: WorkerStatistics | None = None
     moved: tuple[Tensor, Tensor] | None = None
     probe_loss: Tensor | None = None
-    forward: Callable[[], dict[str, float]] | None = None
+    forward: ForwardValues | None = None
     own: WorkerStatistics | None = None
     sharded: bool = False
     shard_norm: Tensor | None = None
     moved_share: float | None = None
     broken_rules: list[tuple[str, str]] | None = None
+    sent: Transfer | None = None
     is_read: bool = False
     where: str = ""
     times: StepTimes | None = None
@@ -79,26 +85,33 @@ class Pending:
         """Norm of this rank's part of the gradient, on the host, now."""
         return to_host({"shard": self.shard_norm}).get("shard", [None])[0]
 
+    def send(self) -> None:
+        """Begin the transfer of everything to the host, and wait for nothing."""
+        if self.sent is not None or self.is_read:
+            return
+        update, parameter = self.moved or (None, None)
+        values: dict[str, Scalar] = {
+            "loss": self.loss,
+            "norm": self.norm,
+            "tensor_norms": self.tensor_norms,
+            "shard": self.shard_norm,
+            "update": update,
+            "parameter": parameter,
+            "probe": self.probe_loss,
+        }
+        values |= _named("worker", self.workers) | _named("own", self.own)
+        self.sent = Transfer(values | (self.forward.named() if self.forward else {}))
+
     def read(self) -> Record:
-        """The record, completed; one transfer from the device, and one for each forward probe."""
+        """The record, completed."""
         record = self.record
         if self.is_read:
             return record
+        self.send()
+        assert self.sent is not None
         self.is_read = True
-        update, parameter = self.moved or (None, None)
-        host = to_host(
-            {
-                "loss": self.loss,
-                "norm": self.norm,
-                "tensor_norms": self.tensor_norms,
-                "shard": self.shard_norm,
-                "update": update,
-                "parameter": parameter,
-                "probe": self.probe_loss,
-            }
-            | _named("worker", self.workers)
-            | _named("own", self.own)
-        )
+        exact = self.sent.received()
+        host = _rounded(exact)
 
         def one(name: str) -> float | None:
             return host[name][0] if name in host else None
@@ -118,7 +131,7 @@ class Pending:
             record.worker_gradient_norms = tuple(host["worker_norms"])
             record.worker_gradient_cosines = tuple(host["worker_cosines"])
             record.non_finite_gradients = round(sum(host["worker_non_finite"]))
-        for name, value in (self.forward() if self.forward else {}).items():
+        for name, value in (self.forward.read(exact) if self.forward else {}).items():
             setattr(record, name, value)
         if "tensor_norms" in host:
             record.layer_gradient_norms = self._by_layer(host["tensor_norms"])
@@ -132,22 +145,50 @@ class Pending:
         return norms_by_layer(self.layers, [norm * before for norm in norms])
 
 
-@torch.no_grad()
-def to_host(values: dict[str, Scalar]) -> dict[str, list[float]]:
-    """Each as a list of floats; all tensors come over in one transfer."""
-    host: dict[str, list[float]] = {}
-    rows: dict[str, Tensor] = {}
-    for name, value in values.items():
-        if isinstance(value, Tensor):
-            rows[name] = value.detach().reshape(-1)
-        elif value is not None:
-            host[name] = [float(value)]
-    if rows:
+class Transfer:
+    """Values on their way to the host, all tensors in one copy.
+
+    Args:
+        values: by name; None for those that were not measured.
+    """
+
+    @torch.no_grad()
+    def __init__(self, values: Mapping[str, Scalar]) -> None:
+        there = {name: value for name, value in values.items() if value is not None}
+        self._floats = {n: float(v) for n, v in there.items() if not isinstance(v, Tensor)}
+        rows = {n: v.detach().reshape(-1) for n, v in there.items() if isinstance(v, Tensor)}
+        self._lengths = {name: len(row) for name, row in rows.items()}
+        self._copied: torch.cuda.Event | None = None
+        self._whole = torch.zeros(0)
+        if not rows:
+            return
         where = next(iter(rows.values())).device
         wide = torch.float32 if where.type == "mps" else torch.float64
-        whole = torch.cat([row.to(where, wide) for row in rows.values()]).tolist()
-        for name, row in rows.items():
-            host[name], whole = whole[: len(row)], whole[len(row) :]
+        self._whole = torch.cat([row.to(where, wide) for row in rows.values()])
+        if where.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+            # Here and not in `received`: that would wait for the next step's backward pass too,
+            # which the stream has by then.
+            self._whole = self._whole.to("cpu", non_blocking=True)  # into pinned memory
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record(torch.cuda.current_stream(where))
+
+    def received(self) -> dict[str, list[float]]:
+        """Each value that there is, as a list of floats; waits for the copy."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        host = {name: [value] for name, value in self._floats.items()}
+        whole = self._whole.tolist()
+        for name, length in self._lengths.items():
+            host[name], whole = whole[:length], whole[length:]
+        return host
+
+
+def to_host(values: Mapping[str, Scalar]) -> dict[str, list[float]]:
+    """Each as a list of floats, to nine digits; all tensors come over in one transfer."""
+    return _rounded(Transfer(values).received())
+
+
+def _rounded(host: Mapping[str, list[float]]) -> dict[str, list[float]]:
     return {name: [nine_digits(value) for value in row] for name, row in host.items()}
 
 

@@ -56,7 +56,7 @@ class RankMessages:
     Attributes:
         steps, leaving, settings, alarms: as in `encode_message`, each of shape (ranks,).
         suspect_rows: rows with an alarm, or with what no other rank can see: a non-finite
-            loss or non-finite entries of the rank's own gradient.
+            loss or non-finite parts of the rank's own gradient.
     """
 
     def __init__(self, rows: np.ndarray) -> None:
@@ -248,7 +248,7 @@ class RankSync:
         if not isfinite(loss):
             evidence.append(f"its loss is {loss:g}")
         if count and not (self.scaled and "non_finite" not in self._named(messages.alarms[place])):
-            evidence.append(f"{count:g} entries of its own gradient are not finite")
+            evidence.append(f"at least {count:g} entries of its own gradient are not finite")
         return "; ".join(evidence)
 
     def _schedule_actions(self, messages: RankMessages, alerts: Sequence[Alert]) -> None:

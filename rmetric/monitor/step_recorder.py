@@ -206,6 +206,8 @@ class StepRecorder:
             # Here and not in a hook on step(): a closure's backward runs inside of that.
             self._sample.remember()
             self._sampled = True
+        if not self._sees_updates:  # nothing more comes
+            pending.send()
         return pending
 
     @property
@@ -226,8 +228,10 @@ class StepRecorder:
     def after_optimizer(self, pending: Pending | None) -> None:
         """The optimiser has moved the weights: measure the update of that step."""
         self._shared_norm = None
-        if self._sampled and pending is not None:
-            pending.moved = self._sample.moved()
+        if pending is not None:
+            if self._sampled:
+                pending.moved = self._sample.moved()
+            pending.send()
         self._sampled = False
 
     def clip(self, max_norm: float, pending: Pending | None, *, active: bool) -> Tensor:

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rmetric.monitor.gradients import non_finite_entries, plain, tensor_norms
+from rmetric.monitor.gradients import plain, tensor_norm
 
 SAMPLED = 2**16  # gradient entries that a cosine is taken over
 
-Measured = tuple[Tensor, Tensor, Tensor]  # norm, non-finite entries, sample of the entries
+Measured = tuple[Tensor, Tensor]  # norm, sample of the entries
 
 
 class WorkerStatistics(NamedTuple):
@@ -22,7 +22,8 @@ class WorkerStatistics(NamedTuple):
     Attributes:
         norms: L2 norm of the worker's own gradient.
         cosines: to the mean over all workers; nan where either is zero or not finite.
-        non_finite: entries that are nan or inf.
+        non_finite: parts of the gradient that have entries that are nan or inf, by their
+            norms: to count the entries would take another two passes over the gradient.
     """
 
     norms: Tensor
@@ -102,9 +103,9 @@ class GradientListener:
         if self._error is not None or not self.active:
             return
         try:
-            dense = plain(gradient.detach())
+            norm = tensor_norm(plain(gradient.detach()))
             sample = self._sample(gradient if sampled is None else sampled)
-            self._parts[place] = tensor_norms([dense])[0], non_finite_entries(dense), sample
+            self._parts[place] = norm, sample
         except Exception as error:
             self._error = error
 
@@ -144,13 +145,12 @@ class MicroBatchWorkers(GradientListener):
     def _statistics(self) -> WorkerStatistics | None:
         if not self.several:
             return None
-        rows = _aligned([{i: part[2] for i, part in one.items()} for one in self._micro_batches])
+        rows = _aligned([{i: part[1] for i, part in one.items()} for one in self._micro_batches])
         if rows is None:
             return None
-        parts = [list(zip(*one.values(), strict=True)) for one in self._micro_batches]
-        norms = torch.stack([torch.linalg.vector_norm(torch.stack(norms)) for norms, _, _ in parts])
-        non_finite = torch.stack([torch.stack(counts).sum() for _, counts, _ in parts])
-        return WorkerStatistics(norms * len(parts), cosines_to_mean(rows), non_finite)
+        whole = [_whole(one.values()) for one in self._micro_batches]
+        norms, non_finite = map(torch.stack, zip(*whole, strict=True))
+        return WorkerStatistics(norms * len(whole), cosines_to_mean(rows), non_finite)
 
     def _forget(self) -> None:
         super()._forget()
@@ -194,7 +194,7 @@ class OwnGradient(GradientListener):
                 means.append(mean)
                 # A parameter that only other ranks used is zero here.
                 measured = self._parts.get(place)
-                own.append(torch.zeros_like(mean) if measured is None else measured[2])
+                own.append(torch.zeros_like(mean) if measured is None else measured[1])
         return of_one_worker(self._parts.values(), own, means)
 
 
@@ -210,10 +210,15 @@ def of_one_worker(
     """
     if not parts:
         return None
-    norms, counts, _ = zip(*parts, strict=True)
     cosine = _cosines(torch.cat(own), torch.cat(mean)) if own else torch.tensor(torch.nan)
-    norm, non_finite = torch.linalg.vector_norm(torch.stack(norms)), torch.stack(counts).sum()
+    norm, non_finite = _whole(parts)
     return WorkerStatistics(norm.reshape(1), cosine.reshape(1), non_finite.reshape(1))
+
+
+def _whole(parts: Collection[Measured]) -> tuple[Tensor, Tensor]:
+    """Norm of the whole gradient, and the number of its parts that are not finite."""
+    norms = torch.stack([norm for norm, _ in parts])
+    return torch.linalg.vector_norm(norms), torch.count_nonzero(~norms.isfinite())
 
 
 def _aligned(samples: list[dict[int, Tensor]]) -> Tensor | None:

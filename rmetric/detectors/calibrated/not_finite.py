@@ -77,7 +77,7 @@ class NotFinite(EvidenceSource):
         if record.non_finite_gradients:
             # The norm shows sooner that it is over: entries are counted every few steps.
             field = "gradient_norm" if self._norms else "non_finite_gradients"
-            return field, f"{record.non_finite_gradients} gradient entries are not finite"
+            return field, f"at least {record.non_finite_gradients} gradient entries are not finite"
         if record.gradient_norm is not None and self._norms > 1:
             what = f"gradient norm is {record.gradient_norm}, {self._norms} records in a row"
             return "gradient_norm", what
