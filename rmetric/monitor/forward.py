@@ -64,7 +64,7 @@ class ForwardProbes:
     def measuring(self) -> Iterator[None]:
         """Measure the forward passes inside; those of before are forgotten."""
         self._forget()
-        self._start()
+        self._start(self._model)
         try:
             yield
         finally:
@@ -106,7 +106,7 @@ class ForwardProbes:
             return
         if self._entered is None:  # a pass inside a pass is one pass
             self._entered = module
-            self._start()
+            self._start(module)
 
     def _leave(self, module: nn.Module, *_: Any) -> None:
         if module is self._entered:
@@ -118,12 +118,15 @@ class ForwardProbes:
         self._logits: list[Tensor] = []
         self._loads: list[Tensor] = []
 
-    def _start(self) -> None:
-        hooks = [(module, self._measure_activations) for module in self._linear]
-        hooks += [(router, partial(self._measure_load, n)) for router, n in self._routers]
+    def _start(self, part: nn.Module) -> None:
+        inside = set(part.modules())
+        activations = self._quietly(self._measure_activations)
+        hooks = [(module, activations) for module in self._linear]
+        hooks += [(r, self._quietly(partial(self._measure_load, n))) for r, n in self._routers]
         for module, hook in hooks:
-            handle = module.register_forward_hook(self._quietly(hook))
-            self._measuring.callback(handle.remove)
+            if module in inside:
+                handle = module.register_forward_hook(hook)
+                self._measuring.callback(handle.remove)
         if self._attention:
             self._measuring.enter_context(_AttentionMode(self._quietly(self._measure_attention)))
 

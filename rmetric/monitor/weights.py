@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,8 @@ class WeightSample:
     def _choose(self) -> None:
         size = self._size
         moving = [p for p in self._parameters if p.requires_grad and p.numel()]
-        self._places = [(p, local(p.detach()).data_ptr()) for p in moving]
+        self._place_of = [_place_of(p) for p in moving]
+        self._places = [place() for place in self._place_of]
         whole = sum(p.numel() for p in moving)
         self.exact = whole <= size
         by_kind: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, float]]] = {}
@@ -55,7 +56,7 @@ class WeightSample:
     @torch.no_grad()
     def remember(self) -> None:
         """Keep the weights as they are before a step."""
-        if any(local(parameter.detach()).data_ptr() != place for parameter, place in self._places):
+        if [place() for place in self._place_of] != self._places:
             self._choose()  # their memory is another now
         for part in self._parts:
             part.past = part.now()
@@ -69,6 +70,13 @@ class WeightSample:
         where = norms[0].device
         whole = torch.linalg.vector_norm(torch.stack([n.to(where) for n in norms]), dim=0)
         return whole[0], whole[1]
+
+
+def _place_of(parameter: nn.Parameter) -> Callable[[], int]:
+    """Gives the address of this rank's part of the weights; fast, as every step asks for it."""
+    if not hasattr(parameter, "to_local"):
+        return parameter.data_ptr
+    return lambda: int(local(parameter.detach()).data_ptr())
 
 
 class _Part:
