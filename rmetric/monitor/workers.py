@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rmetric.monitor.gradients import plain, tensor_norm
+from rmetric.monitor.gradients import plain, tensor_norm, tensor_norms
 
 SAMPLED = 2**16  # gradient entries that a cosine is taken over
+TOGETHER = 2**26  # bytes of gradients that are kept, to be measured by few kernels
 
 Measured = tuple[Tensor, Tensor]  # norm, sample of the entries
 
@@ -111,19 +112,25 @@ class GradientListener:
 
     def _sample(self, gradient: Tensor) -> Tensor:
         """A copy: the gradient is accumulated and reduced in its place."""
-        return plain(gradient.detach()).flatten()[:: self._stride].to(torch.float32, copy=True)
+        return self._spread(plain(gradient.detach())).to(torch.float32, copy=True)
+
+    def _spread(self, dense: Tensor) -> Tensor:
+        return dense.flatten()[:: self._stride]
 
 
 class MicroBatchWorkers(GradientListener):
     """Takes each micro-batch of an accumulated step for a worker.
 
     A hook on every parameter sees the gradient of one backward pass before it is
-    added to the others. Norms are scaled to what each micro-batch would have been alone:
-    its loss is assumed to be divided by the number of micro-batches.
+    added to the others. It keeps them until `TOGETHER` bytes are there: a GPU waits for the host
+    where each gradient is measured for itself. Norms are scaled to what each micro-batch would
+    have been alone: its loss is assumed to be divided by the number of micro-batches.
 
     Its weakness: micro-batches share the weights and the machine, so they differ through
     their data alone. No sick machine shows here.
     """
+
+    _kept: dict[int, Tensor]  # gradients that are not measured yet, by the place of the parameter
 
     @property
     def several(self) -> bool:
@@ -132,6 +139,7 @@ class MicroBatchWorkers(GradientListener):
 
     def next(self) -> None:
         """A micro-batch's backward pass has ended."""
+        self._measure_kept()
         if self._parts:
             self._micro_batches.append(self._parts)
             self._parts = {}
@@ -139,8 +147,37 @@ class MicroBatchWorkers(GradientListener):
     def _install(self) -> Iterable[Any]:
         for place, parameter in enumerate(self._parameters):
             if parameter.requires_grad:
-                hook = partial(self.measure, place)
+                hook = partial(self._keep, place)
                 yield parameter.register_hook(hook)  # type: ignore[no-untyped-call]
+
+    def _keep(self, place: int, gradient: Tensor) -> None:
+        if self._error is not None or not self.active:
+            return
+        try:
+            dense = plain(gradient.detach())
+        except Exception as error:
+            self._error = error
+            return
+        self._kept[place] = dense
+        self._kept_bytes += dense.nbytes
+        if self._kept_bytes >= TOGETHER:
+            self._measure_kept()
+
+    @torch.no_grad()
+    def _measure_kept(self) -> None:
+        kept = self._kept
+        self._kept, self._kept_bytes = {}, 0
+        if not kept or self._error is not None:
+            return
+        try:
+            norms = tensor_norms([*kept.values()]).unbind()
+            spread = [self._spread(dense).float() for dense in kept.values()]
+            where = spread[0].device
+            together = torch.cat([one.to(where) for one in spread])
+            samples = torch.split(together, [*map(len, spread)])
+            self._parts.update(zip(kept, zip(norms, samples, strict=True), strict=True))
+        except Exception as error:
+            self._error = error
 
     def _statistics(self) -> WorkerStatistics | None:
         if not self.several:
@@ -155,6 +192,7 @@ class MicroBatchWorkers(GradientListener):
     def _forget(self) -> None:
         super()._forget()
         self._micro_batches: list[dict[int, Measured]] = []
+        self._kept, self._kept_bytes = {}, 0
 
 
 class OwnGradient(GradientListener):
