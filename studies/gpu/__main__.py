@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LINES = 20  # of a failed part that are kept
 #: Steps of the three twins: 1.5 times these, as two branch off in the middle.
 MOST_STEPS, FEWEST_STEPS = 800, 120
-EVALUATIONS, FEWEST_BETWEEN = 40, 10  # of the control, and steps between two
+EVALUATIONS, FEWEST_BETWEEN = 40, 5  # of the control, and steps between two
 RESERVE = 0.85  # of a part's time that its steps may take, after the set-up
 SET_UP = 50.0  # seconds: a branch's state to the host and back, and the steps without the monitor
 DRY = 1200.0  # seconds of a part on a CPU, at most
@@ -66,6 +66,7 @@ def parts_of(out: Path, *, tiny: bool, steps: int) -> dict[str, Part]:
     found = {
         "nvml": measured("nvml", 0.05),
         "overhead": measured("overhead", 0.1),
+        "equal": measured("equal", 0.05),
         "twins_bf16": twins("twins_bf16"),
         "twins_fp16": twins("twins_fp16", "--float16", "--lora"),
         "checkpoints": measured("checkpoints", 0.12),
@@ -128,6 +129,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--tiny", action="store_true", help="small, on a CPU: a dry run")
     parser.add_argument("--minutes", type=float, default=25.0, help="of all parts (default: 25)")
+    parser.add_argument(
+        "--steps", type=int, metavar="N", help="of the twins (default: as many as fit)"
+    )
     parser.add_argument("--parts", nargs="+", metavar="NAME", help="default: all")
     options = parser.parse_args(argv)
     out = options.out.resolve()
@@ -144,7 +148,8 @@ def main(argv: list[str] | None = None) -> int:
         shares = [known[one].share for one in names[number:]]
         left = max(0.0, end - time.monotonic())
         seconds = DRY if options.tiny else left * shares[0] / sum(shares)
-        steps = FEWEST_STEPS if options.tiny else steps_that_fit(seconds, step_seconds(done))
+        fitting = FEWEST_STEPS if options.tiny else steps_that_fit(seconds, step_seconds(done))
+        steps = options.steps or fitting
         print(f"{name}: up to {seconds:.0f} s", flush=True)
         part = parts_of(out, tiny=options.tiny, steps=steps)[name]
         done[name] = run_part(part, out, seconds)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -43,7 +44,8 @@ from rmetric.telemetry.risk import RiskConfig
 LARGE = {"qwen2.5-3B": 24, "100M": 60}
 SMALL = {"5M": 6}
 SHAPE_ON_CPU = (1, 32)  # sequences and tokens of a step
-TRACED = 5
+SHAPES_ON_GPU = {"100M": (64, 512)}  # with fewer tokens the GPU would wait for the host
+TRACED, COMPARED = 5, 4  # steps
 #: Names of a trace behind which the host waits for the device, or copies from it.
 WAITS = (
     "cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize",
@@ -77,7 +79,9 @@ def make(name: str, folder: Path, *, watched: bool, wrap: Wrapper = same) -> ove
 
 def shape_of(name: str) -> tuple[int, int]:
     """Sequences and tokens of a step."""
-    return overhead.MODELS[name][1] if device_of().type == "cuda" else SHAPE_ON_CPU
+    if device_of().type != "cuda":
+        return SHAPE_ON_CPU
+    return SHAPES_ON_GPU.get(name, overhead.MODELS[name][1])
 
 
 def tokens_of(name: str, vocabulary: int, turn: int) -> torch.Tensor:
@@ -160,6 +164,49 @@ def most_bytes(step: Callable[[], Any]) -> int:
     held = bytes_in_use()
     step()
     return torch.cuda.max_memory_allocated() - held
+
+
+def measure_equal(*, tiny: bool) -> dict[str, Any]:
+    """Whether the weights after some steps are those of another training with the same data.
+
+    Without deterministic algorithms two trainings without the monitor may differ too.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS refuses the second
+    name = next(iter(SMALL if tiny else LARGE))
+    equal: dict[str, Any] = {"model": name, "steps": COMPARED}
+    for label, deterministic in (("default", False), ("deterministic", True)):
+        torch.use_deterministic_algorithms(deterministic)
+        without, again, watched = (
+            digests_after_training(name, watched=watched) for watched in (False, False, True)
+        )
+        equal[label] = {
+            "without_twice": without == again,
+            "with_and_without": without == watched,
+            "tensors_that_differ_without": differing(without, again),
+            "tensors_that_differ_with": differing(without, watched),
+        }
+    torch.use_deterministic_algorithms(False)
+    return equal
+
+
+def differing(one: list[int], other: list[int]) -> int:
+    return sum(a != b for a, b in zip(one, other, strict=True))
+
+
+def digests_after_training(name: str, *, watched: bool) -> list[int]:
+    """Sums of the bits of each weight tensor."""
+    gc.collect()
+    with tempfile.TemporaryDirectory() as folder:
+        one = make(name, Path(folder), watched=watched)
+        for turn in range(COMPARED):
+            one.step(tokens_of(name, vocabulary_of(one), turn))
+        if one.monitor is not None:
+            one.monitor.close()
+        whole = {2: torch.int16, 4: torch.int32}
+        return [
+            int(p.detach().view(whole[p.element_size()]).sum(dtype=torch.int64))
+            for p in one.model.parameters()
+        ]
 
 
 def measure_trace(*, tiny: bool) -> dict[str, Any]:
@@ -365,7 +412,7 @@ def with_and_without(name: str, turns: int, wrap: Wrapper) -> dict[str, Any]:
 
 def measure_rescued(*, tiny: bool) -> dict[str, Any]:
     """A training that gets noise for data, with and without `Rescue`, beside its twin."""
-    name, steps = ("5M", 160) if tiny else ("100M", 600)
+    name, steps = ("5M", 160) if tiny else ("100M", 300)
     undisturbed = rescued_training(name, steps, noise=range(0), rescue=None)
     noise = range(steps // 2, steps // 2 + steps // 16)
     alone = rescued_training(name, steps, noise=noise, rescue=None)
@@ -387,8 +434,10 @@ def rescued_training(
     name: str, steps: int, *, noise: range, rescue: Rescue | None
 ) -> dict[str, Any]:
     """Train on sequences that count upwards in strides; noise in the batches of `noise`."""
-    build, shape = overhead.MODELS[name][0], shape_of(name)
+    build, shape = overhead.MODELS[name]
     device = device_of()
+    if device.type == "cpu":
+        shape = SHAPE_ON_CPU
     torch.manual_seed(0)
     with device:
         model = build()
@@ -443,6 +492,7 @@ def about() -> dict[str, Any]:
 PARTS: dict[str, Callable[..., dict[str, Any]]] = {
     "nvml": measure_nvml,
     "overhead": measure_overhead,
+    "equal": measure_equal,
     "trace": measure_trace,
     "wrapped": measure_wrapped,
     "snapshots": measure_snapshots,
