@@ -15,17 +15,19 @@ import torch
 
 from rmetric.evaluation import PROTOCOLS
 from rmetric.logs import read_log
+from rmetric.monitor.step_recorder import Hardware
 from rmetric.readers.scored_run import score_run
 from rmetric.records import Record
 from rmetric.reporting.page import trace_of_r_metric
 from rmetric.reporting.replay_report import replay_logs, verdicts
+from rmetric.telemetry.reading import Reading
 from studies.case_study.bundled import write_examples
 from studies.case_study.data import Data, make_blocks, read_rows
 from studies.case_study.faults import fault_of
 from studies.case_study.models import load_model, load_tokenizer, read_config
 from studies.case_study.plan import Recipe
 from studies.case_study.settings import Settings
-from studies.case_study.training import MicroBatches, Training, own_randomness
+from studies.case_study.training import MicroBatches, NoHardware, Training, own_randomness
 from tests.case_study import EVAL_EVERY, LASTS, ONSET, STEPS, mini, run, write_mini_model
 
 ROOT = Path(__file__).parents[1]
@@ -334,7 +336,7 @@ class Unwatched(Training):
 
 def trained(
     recipe: Recipe, model: Path, dataset: Path, log: Path, steps: int = 4, fault: str = "",
-    watched: bool = True,
+    watched: bool = True, hardware: Hardware | None = None,
 ) -> Training:  # fmt: skip
     more = {"fault": fault, "fault_step": 5, "fault_steps": 3} if fault else {}
     settings = Settings(
@@ -348,7 +350,7 @@ def trained(
     loaded = load_model(str(model), config, recipe, random_weights=False, seed=0)
     struck = fault_of(settings) if fault else None
     training = (Training if watched else Unwatched)(
-        loaded, recipe, settings, data, struck, hardware=None, log=log, run_id="x", about={}
+        loaded, recipe, settings, data, struck, hardware=hardware, log=log, run_id="x", about={}
     )
     if recipe.dtype == torch.float16:  # of which accelerate leaves out both on a processor
         training.trainer.accelerator.native_amp = True
@@ -356,6 +358,27 @@ def trained(
     with own_randomness():
         training.train()
     return training
+
+
+class Gpu(NoHardware):
+    """Has readings until it is closed, as NVML does."""
+
+    def __init__(self) -> None:
+        self.open = True
+
+    def readings(self) -> tuple[Reading, ...]:
+        return (Reading(gpu=0, time=1.0, power_watts=300.0),) if self.open else ()
+
+    def close(self) -> None:
+        self.open = False
+
+
+def test_the_readings_are_of_the_time_before_the_hardware_is_closed(model, dataset, tmp_path):
+    recipe = Recipe(device="cpu", dtype=torch.float32, lora=False, gradient_checkpointing=False)
+    hardware = Gpu()
+    training = trained(recipe, model, dataset, tmp_path / "x.jsonl", hardware=hardware)
+    assert not hardware.open
+    assert training.readings == [{"gpu": 0, "time": 1.0, "power_watts": 300.0}]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

@@ -53,7 +53,6 @@ from studies.case_study.training import (
     Training,
     hardware_of,
     own_randomness,
-    readings_of,
 )  # fmt: skip
 from studies.common.provenance import commit
 
@@ -316,7 +315,7 @@ class CaseStudy:
             "id": twin.id,
             "steps": training.step,
             "cost": cost | {"peak_memory_bytes": peak},
-            "hardware": {"source": source, "readings_at_the_end": readings_of(hardware)},
+            "hardware": {"source": source, "readings_at_the_end": training.readings},
         }
         self.folder.write()
         self.checkpoints.forget(twin.name)

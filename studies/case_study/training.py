@@ -188,6 +188,7 @@ class Training(TrainerCallback):
 
     Attributes:
         step: steps made so far.
+        readings: of the hardware, at the last evaluation.
     """
 
     def __init__(
@@ -215,6 +216,8 @@ class Training(TrainerCallback):
         self._worker = 0
         self._state: dict[str, Any] | None = None  # to go on from, until it is taken up
         self._validation_loss: float | None = None
+        self.readings: list[dict[str, Any]] = []
+        self._hardware = hardware
         self._watch = RMetricCallback(
             log, config=MONITOR, hardware=hardware, run_id=run_id, about=about
         )
@@ -342,6 +345,7 @@ class Training(TrainerCallback):
         self, args: Any, state: Any, control: TrainerControl, metrics: Any = None, **_: Any
     ) -> None:
         """A model whose loss is no number is not trained on."""
+        self.readings = readings_of(self._hardware)  # it is closed when the training ends
         self._validation_loss = metrics["eval_loss"]
         self.seconds["evaluations"] += metrics["eval_seconds"]
         control.should_training_stop |= not isfinite(metrics["eval_loss"])
