@@ -26,8 +26,8 @@ PEAKS = {
     "T4": 65e12, "L4": 121e12, "V100": 125e12, "A10": 125e12, "L40S": 362e12, "A100": 312e12,
     "H100": 989e12, "H200": 989e12,
 }  # fmt: skip
-#: Share of the peak that such a training reaches, and that of a measured product: from, to. On an
-#: H100 it was 0.06, with micro-batches of 512 tokens, whose kernels end before the host's next ones.
+#: Share of the peak that such a training reaches, and that of a measured product: from, to. An
+#: H100 reached 0.06: its kernels on 512 tokens end before the host has launched the next ones.
 REACHED, REACHED_OF_MEASURED = (0.05, 0.45), (0.25, 0.9)
 #: Seconds of a step of the tiny model on one free core, and on a busy one.
 TINY_STEP = (0.05, 0.1)

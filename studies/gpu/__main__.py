@@ -69,7 +69,7 @@ def parts_of(out: Path, *, tiny: bool, steps: int) -> dict[str, Part]:
         "equal": measured("equal", 0.05),
         "twins_bf16": twins("twins_bf16"),
         "twins_fp16": twins("twins_fp16", "--float16", "--lora"),
-        "checkpoints": measured("checkpoints", 0.12),
+        "checkpoints": measured("checkpoints", 0.3),
         "rescued": measured("rescued", 0.08),
         "snapshots": measured("snapshots", 0.06),
         "trace": measured("trace", 0.06),

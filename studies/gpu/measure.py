@@ -10,6 +10,7 @@ import argparse
 import gc
 import json
 import os
+import platform
 import shutil
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from statistics import median, quantiles
 from typing import Any
 
 import torch
+import transformers
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -479,14 +481,24 @@ def counting(shape: tuple[int, int], number: int, vocabulary: int, noise: bool) 
 
 
 def about() -> dict[str, Any]:
-    """The hardware and the versions."""
+    """The hardware, the driver and the versions."""
     from benchmarks.report import processor
 
     gpu = None
     if torch.cuda.is_available():
+        import pynvml
+
         found = torch.cuda.get_device_properties(0)
-        gpu = {"name": found.name, "bytes": found.total_memory}
-    return {"gpu": gpu, "processor": processor(), "torch": torch.__version__}
+        pynvml.nvmlInit()
+        driver = pynvml.nvmlSystemGetDriverVersion()
+        gpu = {"name": found.name, "bytes": found.total_memory, "driver": driver}
+    return {
+        "gpu": gpu,
+        "processor": processor(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
 
 
 PARTS: dict[str, Callable[..., dict[str, Any]]] = {
