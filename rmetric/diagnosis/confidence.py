@@ -19,27 +19,30 @@ from rmetric.diagnosis.causes import Cause
 from rmetric.diagnosis.inferred_causes import HUNG
 from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.ordering import Ordering
-from rmetric.diagnosis.result import LIKELY
+from rmetric.diagnosis.result import LIKELY, SURE
 
+#: Least confidence of an answer.
+MIN_CONFIDENCE = 0.05
+#: Evidence whose score is below `SURE` stays below it, whatever the table says: such answers are
+#: right less often than the sure ones.
+MOST_UNSURE = 0.79
 #: Kinds of evidence, with the largest confidence that each may have.
 KINDS = {
     "cause": 0.98,
-    "contradicted cause": 0.79,
+    "contradicted cause": MOST_UNSURE,
     "ending": 0.98,
-    "ending without progress": 0.79,
-    "symptom": 0.79,
-    "echo": 0.79,
-    "hang": 0.98,
-    "missing rank": 0.79,
-    "no cause": 0.79,
+    "ending without progress": MOST_UNSURE,
+    "symptom": MOST_UNSURE,
+    "echo": MOST_UNSURE,
+    "hang": MOST_UNSURE,
+    "missing rank": MOST_UNSURE,
+    "no cause": MOST_UNSURE,
     "planned end": 0.98,
-    "no failure": 0.79,
+    "no failure": MOST_UNSURE,
     # The verdict on a healthy job below 0.5 is "perhaps".
     "log stops": 0.45,
     "unknown": 0.45,
 }
-#: Least confidence of an answer.
-MIN_CONFIDENCE = 0.05
 #: An ending follows the last step within so many seconds, or times the longest pause of steps.
 MAX_SECONDS_WITHOUT_STEP = 120.0
 MAX_PAUSES_WITHOUT_STEP = 5.0
@@ -71,7 +74,8 @@ def calibrated(basis: Basis, score: float, table: Table | None = None) -> float:
     """
     knots = (shipped_table() if table is None else table).get(basis.kind, ())
     value = _interpolated(knots, score) if knots else score
-    return round(min(max(value, MIN_CONFIDENCE), KINDS[basis.kind]), 3) if score else 0.0
+    highest = KINDS[basis.kind] if score >= SURE else min(KINDS[basis.kind], MOST_UNSURE)
+    return round(min(max(value, MIN_CONFIDENCE), highest), 3) if score else 0.0
 
 
 def _interpolated(knots: Sequence[tuple[float, float]], score: float) -> float:
