@@ -46,9 +46,9 @@ def stated(results: Results) -> list[Stated]:
 
 
 def _confidence(answer: Answer) -> float:
-    """The confidence; of scores made before it was calibrated, by the table of today."""
-    confidence = answer.confidence or 0.0
-    return confidence if answer.basis else calibrated(Basis(kind_of(answer)), confidence)
+    """By the table of today: an answer that is stored may have been given by an earlier one."""
+    score = answer.confidence if answer.score is None else answer.score
+    return calibrated(Basis(kind_of(answer)), score or 0.0)
 
 
 def stated_on_written(results: WrittenResults) -> list[Stated]:
