@@ -14,30 +14,14 @@ from rmetric.diagnosis.result import Diagnosis
 from rmetric.logs import write_atomically
 from studies.diagnosis_benchmark.answers import nodes_of, ranks_of
 from studies.diagnosis_benchmark.blind.cases import WrittenCase, written_jobs
-from studies.diagnosis_benchmark.blind.make import ARCHIVES, SEEDS
+from studies.diagnosis_benchmark.blind.make import TITLES
 from studies.diagnosis_benchmark.cause_meanings import Named, family_of, verdict
 from studies.diagnosis_benchmark.scoring import hits
 
-SPLITS = (*SEEDS, *ARCHIVES)
+SPLITS = tuple(TITLES)
 JOBS = Path("runs", "written_failures")
 #: The named causes that are scored: the answer and further candidates.
 TOP_CAUSES = 5
-TITLES = {
-    "development": "written jobs, development",
-    "sealed": "written jobs, sealed until their first look",
-    "second": "written jobs by two other authors, unseen until their first look",
-    "third": "written jobs by a fourth author, unseen until their first look",
-    "fourth": "written jobs by a fifth author, unseen until their first look",
-    "fifth": "written jobs by two further authors, unseen until their first look",
-    "sixth": "written jobs by one of these two, unseen until their first look",
-    "seventh": "written jobs by two more authors, unseen until their first look",
-    "eighth": "written jobs by a further author, unseen until their first look",
-    "ninth": "written jobs by three more authors, unseen until their first look",
-    "tenth": "written jobs by one more author, unseen until their first look",
-    "eleventh": "written jobs by three other authors, unseen until their first look",
-    "twelfth": "written jobs by seven other authors, unseen until their first look",
-    "opened": "written jobs by nine more authors, seen while the code was changed",
-}
 
 
 @dataclass(frozen=True, kw_only=True)

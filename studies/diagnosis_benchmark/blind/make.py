@@ -16,23 +16,26 @@ from studies.diagnosis_benchmark.blind.job import dumped, manifest, rendered
 from studies.diagnosis_benchmark.blind.plan import Plan, begun
 
 SEEDS = {"development": 1, "sealed": 2}
-#: Splits that others wrote by hand and by scripts of their own: kept as archives.
+#: Splits, and what they are.
+TITLES = {
+    "development": "written jobs, development",
+    "sealed": "written jobs, sealed until their first look",
+    "second": "written jobs by two other authors, unseen until their first look",
+    "third": "written jobs by a fourth author, unseen until their first look",
+    "fourth": "written jobs by a fifth author, unseen until their first look",
+    "fifth": "written jobs by two further authors, unseen until their first look",
+    "sixth": "written jobs by one of these two, unseen until their first look",
+    "seventh": "written jobs by two more authors, unseen until their first look",
+    "eighth": "written jobs by a further author, unseen until their first look",
+    "ninth": "written jobs by three more authors, unseen until their first look",
+    "tenth": "written jobs by one more author, unseen until their first look",
+    "eleventh": "written jobs by three other authors, unseen until their first look",
+    "twelfth": "written jobs by seven other authors, unseen until their first look",
+    "opened": "written jobs by nine more authors, seen while the code was changed",
+}
+#: Those that others wrote by hand and by scripts of their own: kept as archives.
 ARCHIVES = {
-    split: Path(__file__).parent / f"{split}.tar.xz"
-    for split in (
-        "second",
-        "third",
-        "fourth",
-        "fifth",
-        "sixth",
-        "seventh",
-        "eighth",
-        "ninth",
-        "tenth",
-        "eleventh",
-        "twelfth",
-        "opened",
-    )
+    split: Path(__file__).parent / f"{split}.tar.xz" for split in TITLES if split not in SEEDS
 }
 
 
