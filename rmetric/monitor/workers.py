@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rmetric.monitor.gradients import plain, tensor_norm, tensor_norms
 
 SAMPLED = 2**16  # gradient entries that a cosine is taken over
-TOGETHER = 2**26  # bytes of gradients that are kept, to be measured by few kernels
+TOGETHER = 2**28  # bytes of gradients that are kept, to be measured by few kernels
 
 Measured = tuple[Tensor, Tensor]  # norm, sample of the entries
 
