@@ -175,15 +175,22 @@ class FilePass:
 
     def time(self, line: bytes, form: LogLineForm | None) -> float | None:
         """Seconds that a line states, as `PrefixParser.time`."""
-        return self.prefixes.time(line) if form is None else self.shapes.time(line, form.shape)
+        if form is None:
+            return self.prefixes.time(line)
+        place = form.shape.time
+        return self.shapes.time(line, form.shape) if place is None else place.time(line)
 
     def start(self, line: bytes, form: LogLineForm | None) -> int:
         """Offset of the text of a line."""
         if form is None:
             return self.prefixes.split(line)[1]
-        if form.heads is None:
+        heads = form.heads
+        if heads is None:
             return self.prefixes.start(line)
-        stream, start = form.heads.find(line)
+        for start in heads.lengths:
+            if line[:start] in heads.known:
+                return start
+        stream, start = heads.find(line)
         return self.prefixes.split(line)[1] if stream is None else start
 
     def finish(self) -> Part:

@@ -83,6 +83,7 @@ def part_of(file: FilePass) -> Part:
 class _PartBuilder:
     def __init__(self, file: FilePass) -> None:
         self.file = file
+        self.name, self.line, self.time = file.source.name, file.source.line, file.time
         self.entries: dict[int, Occurrence] = {}
         self.streams = [one for one in file.streams.values() if one.tail]
         self.used = sorted({at for one in self.streams for at, n in one.counts.items() if n})
@@ -114,25 +115,23 @@ class _PartBuilder:
     def _entry(self, raw: RawEntry) -> Occurrence:
         # The file keeps it, so that no other has its id.
         entry = self.entries.get(id(raw))
-        if entry is None:
-            entry = self.entries[id(raw)] = self._new_entry(raw)
-        return entry
-
-    def _new_entry(self, raw: RawEntry) -> Occurrence:
+        if entry is not None:
+            return entry
         number, line, template, stream, step, stage, text, form = raw
         if text is None:
             text = clean(line[self.file.start(line, form) :])
-        return Occurrence(
-            file=self.file.source.name,
-            line=self.file.source.line(number),
+        entry = self.entries[id(raw)] = Occurrence(
+            file=self.name,
+            line=self.line(number),
             stream=stream,
-            time=self.file.time(line, form),
+            time=self.time(line, form),
             order=number,
             event=self.number[template],
             text=text[:MAX_TEXT],
             step=step,
             stage=stage,
         )
+        return entry
 
     def _stream(self, one: LogStream, odd: Iteration[RawEntry] | None) -> StreamPart:
         counts = {at: count for at, count in one.counts.items() if count}
