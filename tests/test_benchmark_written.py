@@ -225,7 +225,7 @@ def test_a_folder_without_jobs_and_an_unknown_split_are_errors(tmp_path: Path) -
         read_written(bad)
 
 
-def test_answers_without_a_stored_basis_are_calibrated_by_their_cause() -> None:
+def test_stored_answers_are_calibrated_by_the_table_of_today() -> None:
     answer = Answer(outcome="failed", cause="slurm_task_failed", family="launcher", confidence=0.45)
     known = JobScores(
         name="a", group="g", kind="network", outcome="failed", published_outcome="", stage="",
@@ -235,9 +235,9 @@ def test_answers_without_a_stored_basis_are_calibrated_by_their_cause() -> None:
     old = Results(source="injected", split="development", jobs=[known], made={})
     [found] = stated(old)
     assert (found.confidence, found.right) == (calibrated(Basis("symptom"), 0.45), False)
-    kept = replace(answer, confidence=0.4, score=0.45, basis="symptom")
-    [found] = stated(replace(old, jobs=[replace(known, answers={WHOLE: kept})]))
-    assert found.confidence == 0.4
+    scored = replace(answer, confidence=0.4, score=0.85, basis="cause")
+    [found] = stated(replace(old, jobs=[replace(known, answers={WHOLE: scored})]))
+    assert found.confidence == calibrated(Basis("cause"), 0.85) != 0.4
 
 
 @pytest.mark.parametrize(
