@@ -271,16 +271,18 @@ class Checkpoints:
         Raises:
             ValueError: on all ranks, if the checkpoint lacks a part of `state`.
         """
+        reader = IndexReader(good.path, good.files)
         try:
             load(
                 state,
-                storage_reader=IndexReader(good.path, good.files),
+                storage_reader=reader,
                 planner=PlainLoadPlanner(),
                 process_group=self.ranks.group,
                 no_dist=self.ranks.single_process,
             )
         except CheckpointException as error:
-            raise ValueError(f"{good.path} does not fit: {error_text(error)}") from None
+            problem = reader.problem or error_text(error)
+            raise ValueError(f"{good.path} does not fit: {problem}") from None
         return dict(good.about)
 
     # -- a save, on the training's thread

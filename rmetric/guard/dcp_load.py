@@ -33,14 +33,21 @@ class IndexReader(FileSystemReader):
     Args:
         folder: the checkpoint.
         files: names of its files.
+
+    Attributes:
+        problem: with the index, "" for none: torch 2.11 says only that there is none.
     """
 
     def __init__(self, folder: Path, files: Collection[str]) -> None:
         super().__init__(folder)
-        self._files = files
+        self._files, self.problem = files, ""
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        metadata = read_index(Path(self.path) / ".metadata", self._files)
+        try:
+            metadata = read_index(Path(self.path) / ".metadata", self._files)
+        except Exception as error:
+            self.problem = f"{type(error).__name__}: {error}"
+            raise
         assert metadata.storage_meta is not None
         metadata.storage_meta.load_id = self.load_id
         return metadata

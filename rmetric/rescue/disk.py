@@ -75,7 +75,8 @@ class SnapshotFolder:
         try:
             dcp.load(memory, storage_reader=reader, planner=PlainLoadPlanner(), no_dist=True)
         except CheckpointException as error:  # no Exception: it would end the training
-            raise ValueError(f"{folder} cannot be read: {error_text(error)}") from None
+            problem = reader.problem or error_text(error)
+            raise ValueError(f"{folder} cannot be read: {problem}") from None
 
     def remove(self, step: int) -> None:
         """Remove a snapshot."""
