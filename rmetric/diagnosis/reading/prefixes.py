@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 from rmetric.diagnosis.reading.forms import (
@@ -234,32 +234,38 @@ class PrefixParser:
         return may_state(plain.decode("utf-8", "replace"))
 
     def _who(self, match: re.Match[bytes]) -> Prefix:
-        prefix = self._of_chain(match, 1, NO_PREFIX)
+        kinds = list[str]()
+        found: dict[str, Any] = {}  # the fields of an inner prefix override the outer ones
+        self._take_chain(match, 1, kinds, found)
         if host := match[2]:
-            prefix = _with(prefix, "syslog", {"node": host})
-        prefix = self._of_chain(match, 3, prefix)
+            kinds.append("syslog")
+            found |= _values({"node": host})
+        self._take_chain(match, 3, kinds, found)
         for name in STATED:
             if match[4] and (stated := _COMPILED[name].match(match[4])):
                 fields = stated.groupdict()
-                if prefix.rank is not None:
+                if "rank" in found:
                     fields.pop("rank", None)  # of a group: "[rank29]: ... [PG ID 9 Rank 1]"
-                prefix = _with(prefix, name, fields)
-        if prefix.task is not None and prefix.rank is None and not self.tasks_launch:
-            prefix = replace(prefix, rank=prefix.task)
-        return prefix if prefix.kinds else NO_PREFIX
+                kinds.append(name)
+                found |= _values(fields)
+        if "task" in found and "rank" not in found and not self.tasks_launch:
+            found["rank"] = found["task"]
+        return Prefix(kinds=tuple(kinds), **found) if kinds else NO_PREFIX
 
-    def _of_chain(self, match: re.Match[bytes], group: int, prefix: Prefix) -> Prefix:
+    def _take_chain(
+        self, match: re.Match[bytes], group: int, kinds: list[str], found: dict[str, Any]
+    ) -> None:
         at, end = match.span(group)
         while at < end:
             for name in self._forms:
                 one = _COMPILED[name].match(match.string, at)
                 if one and at < one.end() <= end:
-                    kind = "srun" if name == "labelled" else name
-                    prefix, at = _with(prefix, kind, one.groupdict()), one.end()
+                    kinds.append("srun" if name == "labelled" else name)
+                    found |= _values(one.groupdict())
+                    at = one.end()
                     break
             else:
                 break
-        return prefix
 
 
 def _launched(prefix: Prefix) -> bool:
@@ -269,14 +275,13 @@ def _launched(prefix: Prefix) -> bool:
     )
 
 
-def _with(prefix: Prefix, kind: str, fields: Mapping[str, bytes | None]) -> Prefix:
-    """Merge the fields of an inner prefix; it overrides the outer one."""
-    values: dict[str, Any] = {
+def _values(fields: Mapping[str, bytes | None]) -> dict[str, Any]:
+    """The fields of a `Prefix` that a form states."""
+    return {
         name: value.decode("utf-8", "replace") if name == "node" else int(value)
         for name, value in fields.items()
         if value is not None
     }
-    return replace(prefix, kinds=(*prefix.kinds, kind), **values)
 
 
 def _counted(rests: list[bytes]) -> set[str]:
