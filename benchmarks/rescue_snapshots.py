@@ -30,16 +30,21 @@ FEW_TOKENS = 4  # of a row, in the steps that only fill the ring
 SHARE = 0.01  # of a step's time: the aim
 
 
-def make_model(width: int, layers: int) -> nn.Module:
+def make_model(width: int, layers: int, dtype: torch.dtype = torch.float32) -> nn.Module:
     layer = nn.TransformerEncoderLayer(
-        width, max(1, width // 64), 4 * width, dropout=0.0, batch_first=True
+        width, max(1, width // 64), 4 * width, dropout=0.0, batch_first=True, dtype=dtype
     )
     return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
 
 
-def batches(device: str, rows: int, tokens: int, width: int) -> Iterator[Tensor]:
+def config_of(args: argparse.Namespace) -> RescueConfig:
+    return RescueConfig(every=args.every, far=args.far)
+
+
+def batches(device: str, args: argparse.Namespace) -> Iterator[Tensor]:
     generator = torch.Generator().manual_seed(0)
-    batch = torch.randn(rows, tokens, width, generator=generator).to(device)
+    shape = args.rows, args.tokens, args.width
+    batch = torch.randn(shape, generator=generator).to(device, getattr(torch, args.dtype))
     while True:
         yield batch
 
@@ -50,12 +55,14 @@ class Training:
     def __init__(self, args: argparse.Namespace, device: str, *, rescued: bool) -> None:
         torch.manual_seed(0)
         self.device = device
-        self.model = make_model(args.width, args.layers).to(device)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
-        self.rescue = Rescue(where=args.where) if rescued else None
+        with torch.device(device):
+            self.model = make_model(args.width, args.layers, getattr(torch, args.dtype))
+        fused = device == "cuda"
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=fused)
+        self.rescue = Rescue(config_of(args), where=args.where) if rescued else None
         actions = [] if self.rescue is None else [self.rescue]
         self.monitor = Monitor(self.model, self.optimizer, actions=actions)
-        data = batches(device, args.rows, args.tokens, args.width)
+        data = batches(device, args)
         loop = self.rescue or Rescue()
         self._steps = loop.steps(data, 10**9)
         self.between = 0.0
@@ -79,7 +86,7 @@ class Training:
 
 def paired(args: argparse.Namespace, device: str) -> dict[str, Any]:
     """Share of a step's time, with and without the rescue in turns."""
-    every = RescueConfig().every
+    every = args.every
     without = Training(args, device, rescued=False)
     with_rescue = Training(args, device, rescued=True)
     for training in (without, with_rescue):
@@ -98,13 +105,13 @@ def paired(args: argparse.Namespace, device: str) -> dict[str, Any]:
         "median_step_seconds_with": statistics.median(after for _, after in rounds),
         "median_share_of_a_step": statistics.median(shares),
         "smallest_and_largest_share": [shares[0], shares[-1]],
-        **of_model(with_rescue),
+        **of_model(with_rescue, args),
     }
 
 
 def own_time(args: argparse.Namespace, device: str) -> dict[str, Any]:
     """Share of a step's time, from the time of the snapshots themselves."""
-    every = RescueConfig().every
+    every = args.every
     training = Training(args, device, rescued=True)
     snapshots = []
     for _ in range((args.warm_up + args.rounds) * every):
@@ -123,20 +130,21 @@ def own_time(args: argparse.Namespace, device: str) -> dict[str, Any]:
         "median_step_seconds_without": step,
         "median_share_of_a_step": statistics.median(shares),
         "smallest_and_largest_share": [shares[0], shares[-1]],
-        **of_model(training),
+        **of_model(training, args),
     }
 
 
-def of_model(training: Training) -> dict[str, Any]:
+def of_model(training: Training, args: argparse.Namespace) -> dict[str, Any]:
     """Numbers of the model and its snapshots."""
     assert training.rescue is not None
     assert not training.rescue.problem, training.rescue.problem
     weights = sum(p.numel() for p in training.model.parameters())
+    of_weight = next(training.model.parameters()).element_size()
     return {
         "weights": weights,
-        "snapshot_bytes": 3 * 4 * weights,
-        "snapshots_kept": snapshots_kept(RescueConfig()),
-        "every": RescueConfig().every,
+        "snapshot_bytes": 3 * of_weight * weights,
+        "snapshots_kept": snapshots_kept(config_of(args)),
+        "every": args.every,
     }
 
 
@@ -163,6 +171,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--width", type=int, default=WIDTH)
     parser.add_argument("--layers", type=int, default=LAYERS)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--every", type=int, default=RescueConfig().every, help="steps between two")
+    parser.add_argument("--far", type=int, default=RescueConfig().far, help="age of the oldest")
     parser.add_argument("--where", default="host", help="host, device, or a folder")
     parser.add_argument("--name", default="rescue_snapshots", help="of the report")
     return parser.parse_args(argv)

@@ -70,6 +70,8 @@ def test_the_twins_are_those_of_a_t4_and_of_newer_gpus(tmp_path):
     parts = parts_of(tmp_path, tiny=False, steps=200)
     assert {"--random-weights", "--float16", "--lora"} <= set(parts["twins_fp16"].command)
     assert "--float16" not in parts["twins_bf16"].command
+    later = parts_of(tmp_path, tiny=False, steps=200, of_twins=["--fault-step", "40"])
+    assert later["twins_bf16"].command[-2:] == ["--fault-step", "40"]
     for name in ("twins_bf16", "twins_fp16"):
         import run_case_study
 
@@ -78,7 +80,7 @@ def test_the_twins_are_those_of_a_t4_and_of_newer_gpus(tmp_path):
 
 
 def test_results_are_kept_beside_parts_that_failed(tmp_path, monkeypatch):
-    def parts(out, *, tiny, steps):
+    def parts(out, *, tiny, steps, of_twins=()):
         return {"good": python("open('x.json')"), "bad": python("raise SystemExit(3)")}
 
     monkeypatch.setattr("studies.gpu.__main__.parts_of", parts)
@@ -93,7 +95,7 @@ def test_results_are_kept_beside_parts_that_failed(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["wrapped", "checkpoints", "rescued"])
+@pytest.mark.parametrize("part", ["wrapped", "checkpoints", "rescued", "snapshots"])
 def test_a_part_is_measured_in_small_on_a_processor(tmp_path, part):
     done = run_part(parts_of(tmp_path, tiny=True, steps=FEWEST_STEPS)[part], tmp_path, 600.0)
     assert "problem" not in done, done
@@ -104,10 +106,13 @@ def test_a_part_is_measured_in_small_on_a_processor(tmp_path, part):
             assert of["problem"] is None, name
             assert of["weights_equal_bit_for_bit"], name
     elif part == "checkpoints":
-        assert len(measured["asynchronous"]) == 2
-        for of in measured["asynchronous"] + measured["synchronous"]:
+        assert len(measured["saves"]) == 2
+        for of in measured["saves"]:
             assert of["bytes"] > 3 * 4 * 5e6, "weights and both moments"
             assert 0 < of["durable_seconds"] <= of["good_seconds"]
+    elif part == "snapshots":
+        assert measured["models"]["tiny"]["snapshots_kept"] == 5
+        assert measured["models"]["tiny"]["median_snapshot_seconds"] > 0
     else:
         assert [d["action"] for d in measured["decisions"]] == ["go_back", "go_back"]
         loss = {key: measured[key]["held_out_loss"] for key in ("noise_alone", "rescued")}

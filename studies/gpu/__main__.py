@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -46,8 +47,13 @@ class Part(NamedTuple):
     share: float
 
 
-def parts_of(out: Path, *, tiny: bool, steps: int) -> dict[str, Part]:
-    """All parts, in their order: the cost of a step is measured before the twins need it."""
+def parts_of(
+    out: Path, *, tiny: bool, steps: int, of_twins: Sequence[str] = ()
+) -> dict[str, Part]:
+    """All parts, in their order: the cost of a step is measured before the twins need it.
+
+    `of_twins`: further options of run_case_study.py.
+    """
     measure = ["-m", "studies.gpu.measure", *(["--tiny"] if tiny else [])]
 
     def measured(name: str, share: float) -> Part:
@@ -59,7 +65,7 @@ def parts_of(out: Path, *, tiny: bool, steps: int) -> dict[str, Part]:
         command = [
             "run_case_study.py", *small, "--steps", str(steps), "--out", str(out / name),
             "--eval-every", str(max(FEWEST_BETWEEN, steps // EVALUATIONS)),
-            "--checkpoint-every", "0", "--resume",
+            "--checkpoint-every", "0", "--resume", *of_twins,
         ]  # fmt: skip
         return Part(command, f"{name}/summary.json", 0.25)
 
@@ -70,8 +76,9 @@ def parts_of(out: Path, *, tiny: bool, steps: int) -> dict[str, Part]:
         "twins_bf16": twins("twins_bf16"),
         "twins_fp16": twins("twins_fp16", "--float16", "--lora"),
         "checkpoints": measured("checkpoints", 0.3),
+        "checkpoints_waiting": measured("checkpoints_waiting", 0.15),
         "rescued": measured("rescued", 0.08),
-        "snapshots": measured("snapshots", 0.06),
+        "snapshots": measured("snapshots", 0.15),
         "trace": measured("trace", 0.06),
         "wrapped": measured("wrapped", 0.1),
     }
@@ -132,6 +139,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--steps", type=int, metavar="N", help="of the twins (default: as many as fit)"
     )
+    parser.add_argument(
+        "--twins", default="", metavar="OPTIONS",
+        help='further options of run_case_study.py, such as --twins="--fault-step 40"',
+    )  # fmt: skip
     parser.add_argument("--parts", nargs="+", metavar="NAME", help="default: all")
     options = parser.parse_args(argv)
     out = options.out.resolve()
@@ -151,7 +162,8 @@ def main(argv: list[str] | None = None) -> int:
         fitting = FEWEST_STEPS if options.tiny else steps_that_fit(seconds, step_seconds(done))
         steps = options.steps or fitting
         print(f"{name}: up to {seconds:.0f} s", flush=True)
-        part = parts_of(out, tiny=options.tiny, steps=steps)[name]
+        of_twins = shlex.split(options.twins)
+        part = parts_of(out, tiny=options.tiny, steps=steps, of_twins=of_twins)[name]
         done[name] = run_part(part, out, seconds)
         print(f"  {done[name].get('problem', 'done')}, {done[name]['seconds']} s", flush=True)
         write_atomically(file, [json.dumps(done, indent=2).encode(), b"\n"])

@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+import psutil
 import torch
 import transformers
 from torch.distributed.device_mesh import init_device_mesh
@@ -47,6 +48,7 @@ LARGE = {"qwen2.5-3B": 24, "100M": 60}
 SMALL = {"5M": 6}
 SHAPE_ON_CPU = (1, 32)  # sequences and tokens of a step
 SHAPES_ON_GPU = {"100M": (64, 512)}  # with fewer tokens the GPU would wait for the host
+SAVES = 2  # of a checkpoint; the first one makes room in host memory
 TRACED, COMPARED = 5, 4  # steps
 #: Names of a trace behind which the host waits for the device, or copies from it.
 WAITS = (
@@ -54,6 +56,13 @@ WAITS = (
     "Memcpy DtoH", "aten::_local_scalar_dense", "aten::item", "aten::nonzero",
 )  # fmt: skip
 
+
+#: Options of `benchmarks.rescue_snapshots`. Three snapshots of 3 billion weights take 55 GB.
+SNAPSHOTS = {
+    "100M": "--rounds 6 --warm-up 8",
+    "3B": "--rounds 6 --warm-up 4 --far 20 --dtype bfloat16 --width 2560 --layers 39",
+}
+SNAPSHOTS_ON_CPU = "--rounds 2 --warm-up 1 --width 64 --layers 2 --rows 2 --tokens 16"
 
 Wrapper = Callable[[torch.nn.Module], Any]
 
@@ -250,30 +259,35 @@ def traced(one: overhead.Trained, batches: list[torch.Tensor]) -> dict[str, int]
 
 
 def measure_snapshots(*, tiny: bool) -> dict[str, Any]:
-    """Cost of the rescue's snapshots to a step."""
-    options = ["--rounds", "2", "--warm-up", "1"] if tiny else ["--rounds", "6", "--warm-up", "4"]
-    size = ["--width", "64", "--layers", "2", "--rows", "2", "--tokens", "16"] if tiny else []
-    args = rescue_snapshots.arguments([*options, *size])
-    return rescue_snapshots.measure(args)
+    """Cost of the rescue's snapshots to a step, for each of `SNAPSHOTS`."""
+    models = {"tiny": SNAPSHOTS_ON_CPU} if tiny else SNAPSHOTS
+    found = dict[str, Any]()
+    for name, options in models.items():
+        found[name] = rescue_snapshots.measure(rescue_snapshots.arguments(options.split()))
+        tell(found)
+    return {"models": found}
+
+
+def tell(found: Any) -> None:
+    """Print what was measured so far: it is kept if the part's time ends."""
+    print(json.dumps(found, default=str), flush=True)
 
 
 def measure_checkpoints(*, tiny: bool) -> dict[str, Any]:
-    """Saves of the guard's checkpoints with AdamW's states, in the background and not."""
+    """Saves of the guard's checkpoints with AdamW's states, in the background."""
+    return saved(tiny=tiny, saves=SAVES, asynchronous=True)
+
+
+def measure_checkpoints_waiting(*, tiny: bool) -> dict[str, Any]:
+    """A save for which the training waits."""
+    return saved(tiny=tiny, saves=1, asynchronous=False)
+
+
+def saved(*, tiny: bool, saves: int, asynchronous: bool) -> dict[str, Any]:
+    """Seconds of each save and of the steps before and beside it; bytes of host memory."""
     name = "5M" if tiny else "qwen2.5-3B"
-    return {
-        "model": name,
-        "free_bytes": shutil.disk_usage(tempfile.gettempdir()).free,
-        "asynchronous": save_costs(name, 2, asynchronous=True),
-        "synchronous": save_costs(name, 1, asynchronous=False),
-    }
-
-
-def save_costs(name: str, saves: int, *, asynchronous: bool) -> list[dict[str, Any]]:
-    """Seconds of each save and of the steps before and beside it; the first makes room for all."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
     costs = list[dict[str, Any]]()
+    free = shutil.disk_usage(tempfile.gettempdir()).free
     with tempfile.TemporaryDirectory() as folder:
         one = make(name, Path(folder), watched=False)
         tokens = tokens_of(name, vocabulary_of(one), 0)
@@ -282,6 +296,8 @@ def save_costs(name: str, saves: int, *, asynchronous: bool) -> list[dict[str, A
         saving = Checkpoints(target, keep=1, fingerprint=name, asynchronous=asynchronous)
         for _ in range(overhead.WARM_UP):
             one.step(tokens)
+        own = psutil.Process().memory_info
+        before_all = own().rss
         for step in range(1, saves + 1):
             alone = one.seconds[-overhead.WARM_UP :]
             one.seconds.clear()
@@ -301,11 +317,13 @@ def save_costs(name: str, saves: int, *, asynchronous: bool) -> list[dict[str, A
                     "step_seconds_before": median(alone),
                     "step_seconds_beside": median(one.seconds) if one.seconds else None,
                     "steps_beside": len(one.seconds),
+                    "bytes_more_of_host_memory": own().rss - before_all,
                 }
             )
+            tell(costs)
             for _ in range(overhead.WARM_UP):
                 one.step(tokens)
-    return costs
+    return {"model": name, "free_bytes": free, "saves": costs}
 
 
 def measure_nvml(*, tiny: bool) -> dict[str, Any]:
@@ -509,6 +527,7 @@ PARTS: dict[str, Callable[..., dict[str, Any]]] = {
     "wrapped": measure_wrapped,
     "snapshots": measure_snapshots,
     "checkpoints": measure_checkpoints,
+    "checkpoints_waiting": measure_checkpoints_waiting,
     "rescued": measure_rescued,
 }
 
