@@ -89,7 +89,8 @@ def num_non_finite(tensor: Tensor, *, infinite_too: bool) -> int:
     if tensor.itemsize == 1:  # few operations take float8
         tensor = tensor.float()
     # The extremes of a tensor with nan are nan; one pass for them is far cheaper than a mask.
-    extremes = torch.stack((torch.view_as_real(tensor) if tensor.is_complex() else tensor).aminmax())
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    extremes = torch.stack(real.aminmax())
     if bool((extremes.isfinite() if infinite_too else ~extremes.isnan()).all()):
         return 0
     return int((~tensor.isfinite() if infinite_too else tensor.isnan()).sum())

@@ -47,9 +47,7 @@ class Part(NamedTuple):
     share: float
 
 
-def parts_of(
-    out: Path, *, tiny: bool, steps: int, of_twins: Sequence[str] = ()
-) -> dict[str, Part]:
+def parts_of(out: Path, *, tiny: bool, steps: int, of_twins: Sequence[str] = ()) -> dict[str, Part]:
     """All parts, in their order: the cost of a step is measured before the twins need it.
 
     `of_twins`: further options of run_case_study.py.
