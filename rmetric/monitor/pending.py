@@ -174,7 +174,7 @@ class Transfer:
 
     def received(self) -> dict[str, list[float]]:
         """Each value that there is, as a list of floats; waits for the copy."""
-        if self._copied is not None:
+        if self._copied is not None and not self._copied.query():  # type: ignore[no-untyped-call]
             self._copied.synchronize()
         host = {name: [value] for name, value in self._floats.items()}
         whole = self._whole.tolist()

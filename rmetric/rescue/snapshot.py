@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,21 +121,25 @@ class Buffer:
     """
 
     def __init__(self, size: int, device: torch.device, *, pinned: bool = False) -> None:
-        self.size, self.pinned = size, pinned
+        self.size = size
         self.memory = torch.empty(size, dtype=torch.uint8, device=device)
+        self._unpin: Callable[[], Any] | None = None
         if pinned and size:
             # pin_memory of torch rounds up to a power of two: up to twice the memory.
             runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            error = runtime.cudaHostRegister(self.memory.data_ptr(), size, 0)
-            if int(error) != 0:
+            error = int(runtime.cudaHostRegister(self.memory.data_ptr(), size, 0))
+            if error != 0:
+                forget_cuda_error()
                 raise MemoryError(f"{size / 1e9:.2f} GB of host memory cannot be pinned: {error}")
+            # Before the memory goes: CUDA refuses to pin the same addresses a second time.
+            finalizer = weakref.finalize(self, unpin, self.memory)
+            finalizer.atexit = False
+            self._unpin = finalizer
 
     def free(self) -> None:
         """Unpin it; the memory goes with the object."""
-        if self.pinned and self.size:
-            runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            runtime.cudaHostUnregister(self.memory.data_ptr())
-            self.pinned = False
+        if self._unpin is not None:
+            self._unpin()
 
     def views(self, like: Collection[Tensor]) -> list[Tensor]:
         """A place for each tensor, of its shape and type."""
@@ -145,6 +150,18 @@ class Buffer:
             out.append(view)
             offset += aligned(size)
         return out
+
+
+def unpin(memory: Tensor) -> None:
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    if int(runtime.cudaHostUnregister(memory.data_ptr())) != 0:
+        forget_cuda_error()
+
+
+def forget_cuda_error() -> None:
+    """CUDA keeps an error of its runtime's calls, and the training's next kernel would raise it."""
+    with contextlib.suppress(RuntimeError):
+        torch.ones(1, device="cuda")
 
 
 def memory_of(snapshot: Snapshot) -> dict[str, Tensor]:

@@ -31,7 +31,8 @@ from studies.case_study.faults import Fault
 from studies.case_study.plan import Recipe
 from studies.case_study.settings import IGNORED, CaseStudyError, Settings
 
-TIMED_STEPS = 20  # whose median is what a step costs
+#: Last steps whose median is what a step costs; as many are made without the monitor.
+TIMED_STEPS, TIMED_SHARE = 20, 0.125
 #: Every worker at every step, as the paper has it; the R-Metric's settings of its case study.
 MONITOR = MonitorConfig(metric=RMetricConfig.case_study(), workers_every=1)
 
@@ -156,8 +157,9 @@ class CaseStudyTrainer(Trainer):
 class StepClock(TrainerCallback):
     """Seconds of each step: of all, and of the last ones one by one."""
 
-    def __init__(self) -> None:
-        self.total, self.last = 0.0, deque[float](maxlen=TIMED_STEPS)
+    def __init__(self, of_steps: int) -> None:
+        timed = min(TIMED_STEPS, max(1, int(TIMED_SHARE * of_steps)))
+        self.total, self.last = 0.0, deque[float](maxlen=timed)
         self._began = 0.0
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
@@ -209,7 +211,7 @@ class Training(TrainerCallback):
         self.model, self.settings, self.data, self.fault = model, settings, data, fault
         self.log, self.step, self.num_alerts, self._alarmed = log, 0, 0, False
         self.seconds = {"steps": 0.0, "evaluations": 0.0, "monitor": 0.0}
-        self.clock = StepClock()
+        self.clock = StepClock(settings.max_steps)
         self._before_step, self._after_step = before_step, after_step
         self._highest_rate = settings.learning_rate or recipe.learning_rate
         self._trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
@@ -257,7 +259,7 @@ class Training(TrainerCallback):
         The steps without it are made for this, after the last: whatever the monitor
         does to a step, the hooks in the backward pass included, is the difference.
         """
-        trainer, alone = self.trainer, StepClock()
+        trainer, alone = self.trainer, StepClock(self.settings.max_steps)
         for callback in (self, self.clock, self._watch):
             trainer.remove_callback(callback)
         trainer.add_callback(alone)

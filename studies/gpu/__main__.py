@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from rmetric.logs import write_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
-LINES = 20  # of a failed part that are kept
+LINES = 40  # of a failed part that are kept
 #: Steps of the three twins: 1.5 times these, as two branch off in the middle.
 MOST_STEPS, FEWEST_STEPS = 800, 120
 EVALUATIONS, FEWEST_BETWEEN = 40, 5  # of the control, and steps between two

@@ -48,6 +48,7 @@ LARGE = {"qwen2.5-3B": 24, "100M": 60}
 SMALL = {"5M": 6}
 SHAPE_ON_CPU = (1, 32)  # sequences and tokens of a step
 SHAPES_ON_GPU = {"100M": (64, 512)}  # with fewer tokens the GPU would wait for the host
+SHAPE_WRAPPED = 16, 512
 SAVES = 2  # of a checkpoint; the first one makes room in host memory
 TRACED, COMPARED = 5, 4  # steps
 #: Names of a trace behind which the host waits for the device, or copies from it.
@@ -59,8 +60,8 @@ WAITS = (
 
 #: Options of `benchmarks.rescue_snapshots`. Three snapshots of 3 billion weights take 55 GB.
 SNAPSHOTS = {
-    "100M": "--rounds 6 --warm-up 8",
-    "3B": "--rounds 6 --warm-up 4 --far 20 --dtype bfloat16 --width 2560 --layers 39",
+    "100M": "--rounds 4 --warm-up 5",
+    "3B": "--rounds 3 --warm-up 3 --far 20 --dtype bfloat16 --width 2560 --layers 39",
 }
 SNAPSHOTS_ON_CPU = "--rounds 2 --warm-up 1 --width 64 --layers 2 --rows 2 --tokens 16"
 
@@ -95,9 +96,9 @@ def shape_of(name: str) -> tuple[int, int]:
     return SHAPES_ON_GPU.get(name, overhead.MODELS[name][1])
 
 
-def tokens_of(name: str, vocabulary: int, turn: int) -> torch.Tensor:
+def tokens_of(shape: tuple[int, int], vocabulary: int, turn: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(turn)
-    return torch.randint(0, vocabulary, shape_of(name), generator=generator).to(device_of())
+    return torch.randint(0, vocabulary, shape, generator=generator).to(device_of())
 
 
 def measure_overhead(*, tiny: bool) -> dict[str, Any]:
@@ -106,17 +107,20 @@ def measure_overhead(*, tiny: bool) -> dict[str, Any]:
     return {"models": {name: paired(name, turns) for name, turns in models.items()}}
 
 
-def paired(name: str, turns: int, wrap: Wrapper = same) -> dict[str, Any]:
+def paired(
+    name: str, turns: int, wrap: Wrapper = same, shape: tuple[int, int] | None = None
+) -> dict[str, Any]:
     """Steps in turn with and without the monitor: their times, and whether the weights agree."""
+    shape = shape or shape_of(name)
     gc.collect()
     if on_gpu := device_of().type == "cuda":
         torch.cuda.empty_cache()
     with tempfile.TemporaryDirectory() as folder:
-        plain, kept_without = warmed(name, Path(folder), watched=False, wrap=wrap)
-        watched, kept_with = warmed(name, Path(folder), watched=True, wrap=wrap)
+        plain, kept_without = warmed(name, shape, Path(folder), watched=False, wrap=wrap)
+        watched, kept_with = warmed(name, shape, Path(folder), watched=True, wrap=wrap)
         peaks = {False: 0, True: 0}
         for turn in range(overhead.WARM_UP, overhead.WARM_UP + turns):
-            tokens = tokens_of(name, vocabulary_of(plain), turn)
+            tokens = tokens_of(shape, vocabulary_of(plain), turn)
             order = [plain, watched] if turn % 2 == 0 else [watched, plain]
             for one in order:
                 peak = most_bytes(partial(one.step, tokens))
@@ -133,7 +137,7 @@ def paired(name: str, turns: int, wrap: Wrapper = same) -> dict[str, Any]:
     number = sum(p.numel() for p in plain.model.parameters())
     return {
         "parameters": number,
-        "batch": list(shape_of(name)),
+        "batch": list(shape),
         "turns": turns,
         "step_seconds_without": median(before),
         "step_seconds_with": median(after),
@@ -148,13 +152,13 @@ def paired(name: str, turns: int, wrap: Wrapper = same) -> dict[str, Any]:
 
 
 def warmed(
-    name: str, folder: Path, *, watched: bool, wrap: Wrapper
+    name: str, shape: tuple[int, int], folder: Path, *, watched: bool, wrap: Wrapper
 ) -> tuple[overhead.Trained, int]:
     """A model that has made some steps, and the bytes of the GPU's memory that it keeps."""
     before = bytes_in_use()
     one = make(name, folder, watched=watched, wrap=wrap)
     for turn in range(overhead.WARM_UP):
-        one.step(tokens_of(name, vocabulary_of(one), turn))
+        one.step(tokens_of(shape, vocabulary_of(one), turn))
     return one, bytes_in_use() - before
 
 
@@ -210,7 +214,7 @@ def digests_after_training(name: str, *, watched: bool) -> list[int]:
     with tempfile.TemporaryDirectory() as folder:
         one = make(name, Path(folder), watched=watched)
         for turn in range(COMPARED):
-            one.step(tokens_of(name, vocabulary_of(one), turn))
+            one.step(tokens_of(shape_of(name), vocabulary_of(one), turn))
         if one.monitor is not None:
             one.monitor.close()
         whole = {2: torch.int16, 4: torch.int32}
@@ -232,8 +236,10 @@ def waits_of(name: str) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             one = make(name, Path(folder), watched=watched)
             for turn in range(overhead.WARM_UP):
-                one.step(tokens_of(name, vocabulary_of(one), turn))
-            batches = [tokens_of(name, vocabulary_of(one), turn) for turn in range(TRACED)]
+                one.step(tokens_of(shape_of(name), vocabulary_of(one), turn))
+            batches = [
+                tokens_of(shape_of(name), vocabulary_of(one), turn) for turn in range(TRACED)
+            ]
             found[label] = traced(one, batches)
             if one.monitor is not None:
                 one.monitor.close()
@@ -263,6 +269,9 @@ def measure_snapshots(*, tiny: bool) -> dict[str, Any]:
     models = {"tiny": SNAPSHOTS_ON_CPU} if tiny else SNAPSHOTS
     found = dict[str, Any]()
     for name, options in models.items():
+        gc.collect()  # the trainings before refer to themselves
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
         found[name] = rescue_snapshots.measure(rescue_snapshots.arguments(options.split()))
         tell(found)
     return {"models": found}
@@ -290,7 +299,7 @@ def saved(*, tiny: bool, saves: int, asynchronous: bool) -> dict[str, Any]:
     free = shutil.disk_usage(tempfile.gettempdir()).free
     with tempfile.TemporaryDirectory() as folder:
         one = make(name, Path(folder), watched=False)
-        tokens = tokens_of(name, vocabulary_of(one), 0)
+        tokens = tokens_of(shape_of(name), vocabulary_of(one), 0)
         state = {"training": ModelState(one.model, one.optimizer)}
         target = Path(folder) / "checkpoints"
         saving = Checkpoints(target, keep=1, fingerprint=name, asynchronous=asynchronous)
@@ -424,8 +433,9 @@ def sharded(model: torch.nn.Module) -> torch.nn.Module:
 def with_and_without(name: str, turns: int, wrap: Wrapper) -> dict[str, Any]:
     """`paired` on a wrapped model; an error of one wrapper does not end the others."""
     torch._dynamo.reset()
+    shape = SHAPE_WRAPPED if device_of().type == "cuda" else SHAPE_ON_CPU
     try:
-        return paired(name, turns, wrap)
+        return paired(name, turns, wrap, shape)
     except Exception as error:
         return {"problem": f"{type(error).__name__}: {error}"[:2000]}
 

@@ -1,0 +1,90 @@
+"""Pinned memory of snapshots: it is unpinned before it goes, and a refusal leaves no error behind."""
+
+import gc
+
+import pytest
+import torch
+
+from rmetric.rescue import snapshot
+from rmetric.rescue.snapshot import Buffer
+
+
+class Runtime:
+    """Stands in for CUDA's runtime; refuses to pin what is pinned."""
+
+    def __init__(self):
+        self.pinned, self.status = set(), 0
+
+    def cudaHostRegister(self, address, size, flags):
+        if address in self.pinned:
+            return 208
+        self.pinned.add(address)
+        return 0
+
+    def cudaHostUnregister(self, address):
+        self.pinned.remove(address)
+        return self.status
+
+
+@pytest.fixture
+def runtime(monkeypatch):
+    found = Runtime()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: found)
+    return found
+
+
+@pytest.fixture
+def forgotten(monkeypatch):
+    calls = []
+    monkeypatch.setattr(snapshot, "forget_cuda_error", lambda: calls.append(1))
+    return calls
+
+
+def made(pinned=True):
+    return Buffer(4096, torch.device("cpu"), pinned=pinned)
+
+
+def test_memory_is_unpinned_once_when_it_is_freed(runtime):
+    buffer = made()
+    assert runtime.pinned == {buffer.memory.data_ptr()}
+    buffer.free()
+    buffer.free()
+    assert not runtime.pinned
+
+
+def test_memory_that_nobody_freed_is_unpinned_when_the_buffer_goes(runtime):
+    buffer = made()
+    buffer.itself = buffer
+    del buffer
+    gc.collect()
+    assert not runtime.pinned
+
+
+def test_memory_is_unpinned_before_another_buffer_can_have_it(runtime, forgotten):
+    for _ in range(20):
+        buffer = made()
+        buffer.views([torch.zeros(8)])
+    assert runtime.pinned == {buffer.memory.data_ptr()}
+    assert not forgotten
+
+
+def test_a_refusal_is_an_error_of_the_buffer_alone(runtime, forgotten):
+    runtime.cudaHostRegister = lambda *_: 208
+    with pytest.raises(MemoryError, match="cannot be pinned: 208"):
+        made()
+    assert forgotten
+
+
+def test_an_error_of_unpinning_is_forgotten(runtime, forgotten):
+    runtime.status = 1
+    made().free()
+    assert forgotten
+
+
+def test_pageable_memory_asks_nothing_of_cuda(runtime):
+    made(pinned=False).free()
+    assert not runtime.pinned
+
+
+def test_forgetting_raises_nothing():
+    snapshot.forget_cuda_error()
