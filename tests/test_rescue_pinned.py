@@ -1,4 +1,4 @@
-"""Pinned memory of snapshots: it is unpinned before it goes, and a refusal leaves no error behind."""
+"""Pinned memory of snapshots: unpinned before it goes; a refusal leaves no error behind."""
 
 import gc
 
