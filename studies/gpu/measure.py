@@ -186,40 +186,55 @@ def measure_equal(*, tiny: bool) -> dict[str, Any]:
 
     Without deterministic algorithms two trainings without the monitor may differ too.
     """
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS refuses the second
     name = next(iter(SMALL if tiny else LARGE))
-    equal: dict[str, Any] = {"model": name, "steps": COMPARED}
-    for label, deterministic in (("default", False), ("deterministic", True)):
-        torch.use_deterministic_algorithms(deterministic)
+    return {
+        "model": name,
+        "steps": COMPARED,
+        "default": compared(name, shape_of(name), deterministic=False),
+        "deterministic": compared(name, shape_of(name), deterministic=True),
+    }
+
+
+def compared(
+    name: str, shape: tuple[int, int], *, deterministic: bool, wrap: Wrapper = same
+) -> dict[str, Any]:
+    """Two trainings without the monitor and one with it: whose weights are equal bit for bit."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS refuses
+    torch.use_deterministic_algorithms(deterministic)
+    try:
         without, again, watched = (
-            digests_after_training(name, watched=watched) for watched in (False, False, True)
+            digests_after_training(name, shape, watched=watched, wrap=wrap)
+            for watched in (False, False, True)
         )
-        equal[label] = {
-            "without_twice": without == again,
-            "with_and_without": without == watched,
-            "tensors_that_differ_without": differing(without, again),
-            "tensors_that_differ_with": differing(without, watched),
-        }
-    torch.use_deterministic_algorithms(False)
-    return equal
+    finally:
+        torch.use_deterministic_algorithms(False)
+    return {
+        "without_twice": without == again,
+        "with_and_without": without == watched,
+        "tensors_that_differ_without": differing(without, again),
+        "tensors_that_differ_with": differing(without, watched),
+    }
 
 
 def differing(one: list[int], other: list[int]) -> int:
     return sum(a != b for a, b in zip(one, other, strict=True))
 
 
-def digests_after_training(name: str, *, watched: bool) -> list[int]:
+def digests_after_training(
+    name: str, shape: tuple[int, int], *, watched: bool, wrap: Wrapper
+) -> list[int]:
     """Sums of the bits of each weight tensor."""
     gc.collect()
+    torch._dynamo.reset()
     with tempfile.TemporaryDirectory() as folder:
-        one = make(name, Path(folder), watched=watched)
+        one = make(name, Path(folder), watched=watched, wrap=wrap)
         for turn in range(COMPARED):
-            one.step(tokens_of(shape_of(name), vocabulary_of(one), turn))
+            one.step(tokens_of(shape, vocabulary_of(one), turn))
         if one.monitor is not None:
             one.monitor.close()
         whole = {2: torch.int16, 4: torch.int32}
         return [
-            int(p.detach().view(whole[p.element_size()]).sum(dtype=torch.int64))
+            int(local(p).view(whole[p.element_size()]).sum(dtype=torch.int64))
             for p in one.model.parameters()
         ]
 
@@ -435,7 +450,10 @@ def with_and_without(name: str, turns: int, wrap: Wrapper) -> dict[str, Any]:
     torch._dynamo.reset()
     shape = SHAPE_WRAPPED if device_of().type == "cuda" else SHAPE_ON_CPU
     try:
-        return paired(name, turns, wrap, shape)
+        return {
+            "equal": compared(name, shape, deterministic=True, wrap=wrap),
+            **paired(name, turns, wrap, shape),
+        }
     except Exception as error:
         return {"problem": f"{type(error).__name__}: {error}"[:2000]}
 
