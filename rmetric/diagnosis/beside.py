@@ -17,6 +17,7 @@ from rmetric.diagnosis.flight_recorder import (
 )
 from rmetric.diagnosis.gpu_monitor import GpuMonitor, is_monitor, read_monitor
 from rmetric.diagnosis.job import Job, Occurrence
+from rmetric.diagnosis.reading.lines import unwrapped
 from rmetric.diagnosis.reading.source import LogSource
 from rmetric.diagnosis.stack_dumps import (
     OddStack,
@@ -31,6 +32,8 @@ from rmetric.diagnosis.suspects import RankEvidence, divided
 
 #: Suffixes of files that may be read here though they are no logs.
 BESIDE_SUFFIXES = (".json", ".pkl", ".pickle", ".csv")
+#: Words of stacks and of tables of the GPUs' load.
+_WORDS = (b"Thread ", b"Process ", b"utilization.gpu")
 #: Bytes that are read of stacks or of a monitor.
 MAX_BYTES = 1 << 26
 
@@ -72,7 +75,12 @@ class BesideFindings(NamedTuple):
 
 def is_beside(head: bytes) -> bool:
     """True for the first bytes of a file that is read here."""
-    return is_dump(head) or is_stack_dump(head) or is_monitor(head)
+    if is_dump(head):
+        return True
+    if not any(word in head for word in _WORDS):
+        return False
+    head = unwrapped(head)
+    return is_stack_dump(head) or is_monitor(head)
 
 
 def read_beside(files: Sequence[LogSource]) -> BesideLogs:
@@ -84,14 +92,16 @@ def read_beside(files: Sequence[LogSource]) -> BesideLogs:
             if is_dump(head):
                 found.dumps.append(read_dump(one.path, one.name))
                 continue
-            with one.path.open(encoding="utf-8", errors="replace") as file:
-                text = file.read(MAX_BYTES)
-            if is_monitor(head):
+            with one.path.open("rb") as file:
+                text = unwrapped(file.read(MAX_BYTES)).decode("utf-8", "replace")
+            if is_monitor(unwrapped(head)):
                 found.monitors.append(read_monitor(text, one.name, one.node))
                 continue
             found.stacks += read_stacks(text, one.name, one.rank, one.node)
         except LogError as error:
             found.notes.append(str(error))
+        except ModuleNotFoundError as error:
+            found.notes.append(f"{one.name}: cannot be read without {error.name}")
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             found.notes.append(f"{one.name}: cannot be read: {why}")

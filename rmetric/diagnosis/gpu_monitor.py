@@ -88,6 +88,8 @@ def read_monitor(text: str, name: str, node: str | None) -> GpuMonitor:
     table = text[header.start("names") :] if header else text
     read = pd.read_csv(StringIO(table), skipinitialspace=True, dtype=str, on_bad_lines="skip")
     read.columns = [str(one).partition(" [")[0].strip() for one in read.columns]
+    if "timestamp" not in read:
+        raise ValueError("a table of nvidia-smi without a column timestamp")
     hosts = next((read[one] for one in read.columns if _HOST.match(one)), None)
     numbers = next((read[one] for one in read.columns if _GPU.match(one)), None)
     times = [parse(one) if isinstance(one, str) else None for one in read["timestamp"]]

@@ -40,6 +40,8 @@ BLOCKED = "task_blocked"
 HEARD_OF = ("nccl_failed_or_timed_out", "store_timeout")
 #: Largest number of ranks in one range.
 MAX_RANGE_LENGTH = 10_000
+#: Entries of an error in a log without ranks that are of all ranks rather than of one.
+BY_ALL = 4
 #: Bus and device of a GPU, as the kernel writes them.
 _PCI = re.compile(r"(?:\b[0-9a-fA-F]{4,8}:)([0-9a-fA-F]{2}:[0-9a-fA-F]{2})\b")
 #: The process of a task of Ray, at the head of its traceback.
@@ -210,11 +212,11 @@ def evidence_from_causes(
             evidence += [*_from_kernel(job, cause), *_from_ray(job, cause)]
         if cause.signature.role == "cause" or cause.signature.family == "hang":
             evidence += _from_processes(job, cause, index)
-        if cause.signature.role == "symptom" and _lost_peers(causes, cause, index, ordering):
+        if cause.signature.role == "symptom" and _of_many(causes, cause, index, ordering):
             continue
         if cause.signature.role != "ending":
             evidence += _from_named(cause, index, none_logged)
-    told = [one for one in causes if not _lost_peers(causes, one, index, ordering)]
+    told = [one for one in causes if not _of_many(causes, one, index, ordering)]
     return evidence + _confirmed(causes, index) + _from_launcher(told, index)
 
 
@@ -235,15 +237,23 @@ def _confirmed(causes: Sequence[Cause], index: RankIndex) -> list[RankEvidence]:
     return evidence
 
 
-def _lost_peers(
-    causes: Sequence[Cause], exits: Cause, index: RankIndex, ordering: Ordering
-) -> bool:
-    """Return True for plain exits behind a lost peer's report by ranks that cannot be told."""
+def _of_many(causes: Sequence[Cause], exits: Cause, index: RankIndex, ordering: Ordering) -> bool:
+    """Return True for plain exits of which others may have been the first.
+
+    They stand behind the report of a lost peer, or behind an error of the program that was logged
+    many times, by ranks that cannot be told.
+    """
     fields = [one for match in exits.matches for one in match.named]
-    if any(_signal(one) for one in fields) or exits.signature.role != "symptom":
+    if any(_signal(one) for one in fields) or exits.signature.role != "symptom" or index.ranks:
         return False
-    return not index.ranks and any(
-        one.signature.role == "echo" and ordering.after(exits.first, one.first) for one in causes
+    return any(
+        ordering.after(exits.first, one.first)
+        and (
+            # The launcher that ends the others is an echo too, and says which was the first.
+            (one.signature.role == "echo" and one.signature.family in CONNECTIONS)
+            or (one.signature.actor == "user" and one.count >= BY_ALL and not one.follows)
+        )
+        for one in causes
     )
 
 

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rmetric.diagnosis.reading.wrapping import Wrapping
+
 #: Bytes of a line that are kept.
 LONGEST_LINE = 1 << 16
 #: Digits of a number that are kept; Python refuses far longer ones, and no float is larger.
@@ -30,6 +32,7 @@ class Lines:
     """Splits blocks into lines; what it had to do is counted.
 
     Attributes:
+        wrapping: what stands before every line; None until the first lines are there.
         count: lines so far.
         cut, first_cut: lines longer than `LONGEST_LINE`, and the first one's number.
         foreign, first_foreign: lines with bytes that are not UTF-8, likewise.
@@ -37,6 +40,7 @@ class Lines:
     """
 
     longest: int = LONGEST_LINE
+    wrapping: Wrapping | None = None
     count: int = 0
     cut: int = 0
     first_cut: int = 0
@@ -89,6 +93,10 @@ class Lines:
         lines = body.split(b"\n")
         if body.startswith(_DOCKER):
             lines = [_of_docker(line) for line in lines]
+        if self.wrapping is None:
+            self.wrapping = Wrapping.of(lines)
+        if self.wrapping.layers:
+            lines = self.wrapping.removed(lines)
         if b"\r" in body:
             lines = [_left(line) if b"\r" in line else line for line in lines]
         longest = max(map(len, lines))
@@ -146,6 +154,11 @@ def decoded(blocks: Iterator[bytes]) -> Iterator[bytes]:
     for block in blocks:
         yield decoder.decode(block).encode("utf-8", "replace")
     yield decoder.decode(b"", final=True).encode("utf-8", "replace")
+
+
+def unwrapped(text: bytes) -> bytes:
+    """The text of a whole file, or its first bytes, as `Lines` gives it."""
+    return b"\n".join(line for lines in Lines().lists(iter([text])) for line in lines)
 
 
 def utf16(head: bytes) -> str | None:

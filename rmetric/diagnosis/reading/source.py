@@ -93,7 +93,8 @@ class LogSource:
             if self.size <= HEAD and not packed:
                 self._held = list(self.chunks())
                 return [line for lines in self._held for line in lines]
-            lines = _whole_lines(self.head())
+            beginning = Lines(LONGEST_LINE)
+            lines = _whole_lines(beginning, self.head())
             if packed or utf16(start) is not None:
                 return lines
             for at in range(1, PIECES + 1):
@@ -101,7 +102,8 @@ class LogSource:
                 if place > HEAD:
                     file.seek(place)
                     # The first began elsewhere, the last ends elsewhere but in the last piece.
-                    piece = _whole_lines(iter([file.read(PIECE)]))
+                    of_piece = Lines(LONGEST_LINE, beginning.wrapping)
+                    piece = _whole_lines(of_piece, iter([file.read(PIECE)]))
                     lines += piece[1:] if at == PIECES else piece[1:-1]
         return lines
 
@@ -111,5 +113,5 @@ class LogSource:
         return islice(unpacked(self.path, small, [], may_be_empty=True), HEAD // small)
 
 
-def _whole_lines(blocks: Iterator[bytes]) -> list[bytes]:
-    return [line for lines in Lines(LONGEST_LINE).lists(decoded(blocks)) for line in lines]
+def _whole_lines(split: Lines, blocks: Iterator[bytes]) -> list[bytes]:
+    return [line for lines in split.lists(decoded(blocks)) for line in lines]

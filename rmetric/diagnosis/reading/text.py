@@ -42,8 +42,8 @@ _LETTERS = {"I": "info", "W": "warning", "E": "error", "F": "error", "C": "error
 
 
 def clean(line: bytes) -> str:
-    """Decoded as UTF-8, what is none replaced; control characters other than tabs removed."""
-    text = line.decode("utf-8", "replace")
+    """As UTF-8, what is none replaced; no blanks at its end, no control characters but tabs."""
+    text = line.rstrip().decode("utf-8", "replace")
     if text.isprintable() or text.replace("\t", "").isprintable():  # as nearly every line is
         return text
     return text.translate(_CONTROL)

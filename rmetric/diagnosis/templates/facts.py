@@ -125,7 +125,7 @@ class LineAnalyser:
 
     def facts(self, line: bytes) -> Facts:
         """Facts of a line without its prefix."""
-        plain = plain_pointers(plain_numbers(line))
+        plain = plain_pointers(plain_numbers(line.rstrip()))
         facts = self._facts.get(plain)
         if facts is None:
             facts = self._new_facts(plain)
