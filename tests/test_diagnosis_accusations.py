@@ -193,3 +193,48 @@ def test_a_log_of_one_rank_alone_names_it_where_it_cannot_be_the_whole_job(
     memory = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
     log.write_text(f"[rank{rank}]:     return t.to(\n[rank{rank}]: {memory}\n")
     assert ranks_of(diagnose([log])) == named
+
+
+ENDS_THE_OTHERS = [f"{TORCHRUN}Sending process {pid} closing signal SIGTERM" for pid in range(3)]
+FIRST_FAILED = (
+    f"{TORCHRUN}failed (exitcode: 1) local_rank: 2 (pid: 3) of binary: /opt/conda/bin/python"
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "ranks"), [([], [2]), (["FileNotFoundError: [Errno 2] No such file: 'a'"] * 4, [])]
+)
+def test_a_launcher_names_the_first_of_a_log_without_ranks(
+    before: list[str], ranks: list[int], tmp_path: Path
+) -> None:
+    """It ends the others before it says so; an error that all raised was of none of them."""
+    log = tmp_path / "train.log"
+    steps = [f"step {step} loss 2.1" for step in range(9)]
+    log.write_text("\n".join([*steps, *before, *ENDS_THE_OTHERS, FIRST_FAILED]) + "\n")
+    assert ranks_of(diagnose([log])) == ranks
+
+
+def test_hardware_that_fails_for_all_ranks_of_a_node_is_the_nodes(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    card = (
+        "[0] transport/net_ib.cc:80 NCCL WARN NET/IB : Got async event : local catastrophic error"
+    )
+    lost = "[0] transport/net_ib.cc:800 NCCL WARN NET/IB : Got completion with error 12, opcode 1"
+    lines = [f"[1,{rank}]<stdout>:gpu-57:{800 + rank}:86 {card}" for rank in (12, 13, 14)]
+    lines += [f"[1,2]<stdout>:gpu-31:802:86 {lost}"]
+    stamped = [f"2019-06-02T16:13:{44 + at}.884Z: {line}" for at, line in enumerate(lines)]
+    log.write_text("\n".join(stamped) + "\n")
+    found = diagnose([log])
+    assert found.cause == "ib_card_failed"
+    assert found.nodes[0].node == "gpu-57"
+
+
+def test_a_port_that_reports_no_name_is_of_its_host(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    port = "[0] transport/net_ib.cc:93 NCCL WARN NET/IB : Got async event : port error"
+    lost = "[4] transport/net_ib.cc:1238 NCCL WARN NET/IB : Got completion from peer node48<3794>"
+    lines = [f"iter {at}: loss 1.5455, time: 4401.19ms" for at in range(9)]
+    lines += [f"node48:{pid}:{pid + 71} {port}" for pid in range(34050, 34053)]
+    lines += [f"node51:73076:73185 {lost} with error 12, opcode 2, len 1, vendor err 129"]
+    log.write_text("\n".join(lines) + "\n")
+    assert diagnose([log]).nodes[0].node == "node48"

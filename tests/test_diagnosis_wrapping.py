@@ -72,7 +72,7 @@ def test_it_is_removed_wherever_the_numbers_begin(first, how):
         [f"[{step}] loss {4 - step / 50}" for step in range(1, 99)],
         [f"{rank}: hello from gpu {rank}" for rank in range(1, 17)],
         [f"[{rank}] NCCL INFO comm {rank} ready" for rank in range(8)],
-        [f"{rank}: {word}" for rank, word in enumerate("some words of all the ranks".split())],
+        [f"{rank}: {word}" for rank, word in enumerate(["some", "words", "of", "ranks"])],
         [f"{1700000000 + at} INFO event {'abcdefgh'[at % 8]}" for at in range(40)],
         [f" iteration {at}/ 500 | lm loss: 2.1 |" for at in range(40)],
         [f"12:00:{at:02d} INFO {'abcdefgh'[at % 8]}" for at in range(40)],

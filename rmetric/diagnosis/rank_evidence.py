@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from operator import itemgetter
 
 from rmetric.diagnosis.causes import CONNECTIONS, Cause
-from rmetric.diagnosis.job import Job, short
+from rmetric.diagnosis.job import Job, Match, short
 from rmetric.diagnosis.ordering import Ordering
 from rmetric.diagnosis.reading.world import expanded
 from rmetric.diagnosis.suspects import RankEvidence, divided
@@ -136,6 +136,15 @@ class RankIndex:
             if set(names) == {name for _, name in ranks}:
                 return self._whole_name[node]
         return None
+
+    def only_node_of(self, matches: Sequence[Match]) -> str | None:
+        """The node of these several ranks, where other nodes have ranks too; None otherwise."""
+        if len(matches) < 2 or len(self._on_node) < 2:
+            return None
+        if any(one.stream not in self.ranks for one in matches):
+            return None
+        nodes = {self._job.node_of(self._job.streams[one.stream]) for one in matches}
+        return nodes.pop() if len(nodes) == 1 else None
 
     def on_node(self, name: str) -> set[str]:
         """Names of the ranks on the node of a stream `node NAME`."""
@@ -275,6 +284,12 @@ def _from_own_log(cause: Cause, index: RankIndex, ordering: Ordering) -> list[Ra
     if cause.signature.of_two:
         return _from_both_neighbours([match.stream for match in own], strength, words, index)
     evidence = [RankEvidence(match.stream, "own cause", words, strength) for match in own]
+    if (
+        cause.signature.actor == "hardware"
+        and not is_minority
+        and (node := index.only_node_of(own))
+    ):
+        evidence = [RankEvidence(f"node {node}", "own cause", words, cause.score)]
     if len(own) == 1 or ordering.after(own[1].first, own[0].first):
         words = "was the first to log it"
         evidence.append(RankEvidence(own[0].stream, "first", words, cause.score))

@@ -24,7 +24,7 @@ _PROGRAM = r"(?:kernel|systemd|slurmd|[\w./()-]+\[\d+\]): "
 _DAEMON = r"(?:kernel|systemd|slurm|nv|kube|containerd|docker)"
 #: A time that a collector puts before a line, in a column of its own.
 _STAMP = (
-    _TIME + r"(?:$| (?:std(?:out|err) [FP] )?"
+    _TIME + r":?(?:$| (?:std(?:out|err) [FP] )?"
     r"(?: +(?=[\[(]?(?:TRACE|DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b))?)"
 )
 #: The head of a line of syslog or the journal, whose one group is the node.
@@ -32,7 +32,7 @@ _JOURNAL = rf"{_SYSLOG}({_HOST}) (?={_PROGRAM})(?:(?!{_DAEMON}){_PROGRAM})?"
 #: The head that a collector puts before every line: its time, in the collectors' form, and before
 #: the lines of a traceback, where no program has put it.
 COLLECTED = re.compile(f"{_JOURNAL}|{_STAMP}".encode())
-ZONED = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)(?: |$)")
+ZONED = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d):?(?: |$)")
 TRACED = re.compile(rf"(?:{_JOURNAL}|{_STAMP})(?:\S{{1,60}} ?)?  File \"".encode())
 
 #: Prefixes that are cut from the line, by the key in `Prefix.kinds`, in the order in which they are
@@ -156,7 +156,7 @@ def pattern_of(
     elif stamped:
         timed = (
             rf"(?:{_SYSLOG}({_HOST}) (?={_PROGRAM})"
-            rf"|{_TIME} (?:std(?:out|err) [FP] |(?={some}))({cut}))?"
+            rf"|{_TIME}:? (?:std(?:out|err) [FP] |(?={some}))({cut}))?"
         )
     else:
         timed = "()()"
