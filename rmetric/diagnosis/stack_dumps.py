@@ -27,7 +27,11 @@ MAX_SHOWN = 4
 MIN_STACK_SHARE = 0.6
 _PROCESS = re.compile(r"^Process (?P<pid>\d+): (?P<command>.*)$")
 _THREAD = re.compile(r"^Thread (?P<id>\S+)(?: \((?:\w[\w+]*)\))?(?:: \"(?P<name>.*)\")?\s*$")
-_FRAME = re.compile(r"^\s+(?P<name>\S.*?) \((?P<file>[^()\n]+?)(?::(?P<line>\d+))?\)\s*$")
+#: A frame of py-spy; its indent is lost in some copies.
+_FRAME = re.compile(
+    r"^(?:\s+|(?=\S.* \([^()\s]+:\d+\)\s*$))(?P<name>\S.*?) \((?P<file>[^()\n]+?)"
+    r"(?::(?P<line>\d+))?\)\s*$"
+)
 #: What py-spy writes with --locals, and about its process.
 _BESIDES = re.compile(r"^(?:\s+(?:Arguments|Locals):|\s{8,}\S+: |Python v\d|\s*$)")
 #: Heads of the threads of faulthandler, the main thread's last, and their frames.

@@ -23,6 +23,11 @@ _OVERWRITTEN = re.compile(
     rb"^([ ]*\d+: ?|\[[^\]\r\n]{1,80}\](?:<std\w+>)?:? ?|\([^)\r\n]{1,80}\) )?[^\n]*\r(?:\1)?"
 )
 
+#: What pages of CI systems, saved as text, have in place of quotes and brackets.
+_ENTITIES = {
+    b"&quot;": b'"', b"&#34;": b'"', b"&#39;": b"'", b"&#x27;": b"'", b"&lt;": b"<", b"&gt;": b">",
+    b"&amp;": b"&",
+}  # fmt: skip
 #: The files of docker's driver json-file.
 _DOCKER = b'{"log":"'
 
@@ -86,6 +91,8 @@ class Lines:
             body = _COLOURS.sub(b"", body)
         if b"\r" in body:
             body = body.replace(b"\r\n", b"\n")
+        if b"&" in body and any(entity in body for entity in _ENTITIES):
+            body = _unescaped(body)
         if b"\0" in body:
             size = len(body)
             body = body.translate(None, b"\0")
@@ -202,6 +209,12 @@ def _of_docker(line: bytes) -> bytes:
     except (ValueError, KeyError, TypeError):  # the last one may be cut off
         return line
     return text.rstrip("\n").replace("\n", " ").encode("utf-8", "replace")
+
+
+def _unescaped(text: bytes) -> bytes:
+    for entity, letter in _ENTITIES.items():  # that of & comes last
+        text = text.replace(entity, letter)
+    return text
 
 
 def _left(line: bytes) -> bytes:
