@@ -69,8 +69,8 @@ class Lines:
             yield self._lines(held)
 
     def notes(self) -> list[str]:
-        """Notes on truncated, replaced and removed bytes."""
-        notes = []
+        """Notes on truncated, replaced, removed and joined bytes."""
+        notes = self.wrapping.notes() if self.wrapping else []
         if self.cut:
             notes.append(
                 f"{self.cut:,} lines, the first is line {self.first_cut:,}, are longer than "
@@ -102,7 +102,7 @@ class Lines:
             lines = [_of_docker(line) for line in lines]
         if self.wrapping is None:
             self.wrapping = Wrapping.of(lines)
-        if self.wrapping.layers:
+        if self.wrapping:
             lines = self.wrapping.removed(lines)
         if b"\r" in body:
             lines = [_left(line) if b"\r" in line else line for line in lines]

@@ -1,4 +1,4 @@
-"""What a tool puts before every line of a log: quote marks, numbers, a stream's name, an indent.
+"""What a tool did to every line of a log: marks before it, a break at the width of a terminal.
 
 Logs come out of mails, issue reports, `cat -n`, `grep -n`, viewers and collectors. Ranks, nodes and
 times before the lines tell something, and are left to prefixes.py.
@@ -7,7 +7,8 @@ times before the lines tell something, and are left to prefixes.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 
@@ -22,12 +23,22 @@ PAST_RANKS, MANY = 100, 5
 #: Different texts, digits aside, that show that the numbers are not of ranks or steps.
 MANY_KINDS = 6
 
+#: Lines that are looked at for breaks, and widths of a terminal.
+BROKEN_SAMPLE, NARROWEST, WIDEST = 5000, 60, 300
+#: Least number of different lines as long as the longest; most that are up to `NEAR` shorter.
+FULL, NEAR, MOST_NEAR = 5, 8, 0.5
+#: Bytes of a line's beginning by which it is known; most rests that begin as lines do, or as one.
+KEY, MOST_ALIKE, MOST_OF_ONE = 8, 0.3, 0.6
+#: Least share of the breaks that are within a word, and of whole lines beside rests.
+WITHIN_WORD, FEWEST_WHOLE = 0.25, 0.25
+
 _MARKS = (
     re.compile(rb">(?: |(?=[^>\s])|$)"),
     re.compile(rb"(?i)(?:\[(?:stdout|stderr)\]|<(?:stdout|stderr)>|(?:stdout|stderr) ?[:|]) ?"),
 )
 _RIGHT_ALIGNED = re.compile(rb"(?=[ \d]{6,}\t) *(\d{1,9})\t")
 _OF_GREP = re.compile(rb"(\d{1,9})[:-]")
+_DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 _BRACKETED = re.compile(rb"\[(\d{1,9})\](?: |$)")
 
 
@@ -37,12 +48,16 @@ class Wrapping:
 
     Attributes:
         layers: patterns, the outermost first.
+        width: characters at which lines are broken; None where they are not.
+        starts: how lines begin; one that is as long as that and whole is not continued by these.
     """
 
     layers: tuple[re.Pattern[bytes], ...] = ()
+    width: int | None = None
+    starts: frozenset[bytes] = frozenset()
 
     @classmethod
-    def of(cls, lines: Iterable[bytes]) -> Wrapping:
+    def of(cls, lines: list[bytes]) -> Wrapping:
         """The wrapping of a file that begins so."""
         sample = list(islice((line for line in lines if line.strip()), SAMPLE))
         layers: list[re.Pattern[bytes]] = []
@@ -52,13 +67,26 @@ class Wrapping:
                 break
             layers.append(layer)
             sample = [line for line in (_without(layer, line) for line in sample) if line.strip()]
-        return cls(tuple(layers))
+        bare = cls(tuple(layers))
+        return cls(bare.layers, *_broken(bare.removed(lines[:BROKEN_SAMPLE])))
+
+    def __bool__(self) -> bool:
+        return bool(self.layers) or self.width is not None
+
+    def notes(self) -> list[str]:
+        """What was done."""
+        notes = []
+        if self.layers:
+            notes.append("a mark, number or indent before every line was left out")
+        if self.width is not None:
+            notes.append(f"lines were broken at {self.width} columns: they were joined")
+        return notes
 
     def removed(self, lines: list[bytes]) -> list[bytes]:
-        """The lines without it."""
+        """The lines without it; of a broken one the rests are empty, so that numbers stay."""
         for layer in self.layers:
             lines = [_without(layer, line) for line in lines]
-        return lines
+        return lines if self.width is None else _joined(lines, self.width, self.starts)
 
 
 def _without(layer: re.Pattern[bytes], line: bytes) -> bytes:
@@ -105,3 +133,57 @@ def _is_any_text(form: re.Pattern[bytes], rests: Sequence[bytes]) -> bool:
         return False
     kinds = {rest.translate(None, b"0123456789") for rest in rests}
     return len(kinds) >= min(MANY_KINDS, len(rests) // 2 + 1)
+
+
+def _broken(lines: Sequence[bytes]) -> tuple[int | None, frozenset[bytes]]:
+    """The width at which a terminal broke the lines, None where it is not certain; their starts.
+
+    Programs write lines of one length too. Their next lines begin as others do, and no word is cut.
+    """
+    lengths = [*map(_columns, lines)]
+    width = max(lengths, default=0)
+    full = [at for at, length in enumerate(lengths[:-1]) if length == width]
+    near = sum(width - NEAR <= length < width for length in lengths)
+    different = len({lines[at] for at in full})
+    if not (NARROWEST <= width <= WIDEST and different >= FULL and near <= MOST_NEAR * len(full)):
+        return None, frozenset()
+    after = {at + 1 for at in full}
+    begun = Counter(_key(line) for at, line in enumerate(lines) if line and at not in after)
+    rests = [lines[at] for at in after]
+    kinds = Counter(map(_key, rests))
+    alike = sum(number for key, number in kinds.items() if begun[key] > 1)
+    whole = sum(begun.values())
+    cut = sum(lines[at][-1:].isalnum() and lines[at + 1][:1].isalnum() for at in full)
+    certain = (
+        alike <= MOST_ALIKE * len(rests)
+        and max(kinds.values()) <= MOST_OF_ONE * len(rests)
+        and whole >= max(FULL, FEWEST_WHOLE * len(rests))
+        and cut >= WITHIN_WORD * len(full)
+    )
+    starts = frozenset(key for key, number in begun.items() if number > 1)
+    return (width, starts) if certain else (None, frozenset())
+
+
+def _joined(lines: list[bytes], width: int, starts: Collection[bytes]) -> list[bytes]:
+    found: list[bytes] = []
+    first = -1  # of a line under way
+    for at, line in enumerate(lines):
+        found.append(line)
+        if first >= 0 and _key(line) in starts:
+            first = -1
+        if first >= 0:
+            found[first] += line
+            found[at] = b""
+        if _columns(line) != width:
+            first = -1
+        elif first < 0:
+            first = at
+    return found
+
+
+def _columns(line: bytes) -> int:
+    return len(line) if line.isascii() else len(line.decode("utf-8", "replace"))
+
+
+def _key(line: bytes) -> bytes:
+    return line[:KEY].translate(_DIGITS)
