@@ -564,7 +564,7 @@ class Rescue(Action):
             return
         self._refused = False
         if self._snapshots is None:
-            self._snapshots = Snapshots(parts, self.where)
+            self._snapshots = Snapshots(parts, self.where, snapshots_kept(self.config))
         self._snapshots.parts = parts
         self.policy.snapshot_taken(step)
         self._snapshots.keep_only(self.policy.state.snapshots)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from rmetric._util.host_memory import available_to_rank
 from rmetric.monitor.actions.checkpoint_file import random_state, set_random_state
 from rmetric.rescue.data_position import DataPosition
 from rmetric.rescue.disk import SnapshotFolder
@@ -23,6 +24,8 @@ from rmetric.rescue.disk import SnapshotFolder
 logger = logging.getLogger("rmetric")
 
 _ALIGNED = 64  # bytes
+#: Share of the available memory that snapshots may take.
+MOST_OF_MEMORY = 0.9
 
 
 class Stateful(Protocol):
@@ -265,11 +268,13 @@ class Snapshots:
         parts: of the training.
         where: ``host``, ``device``, or a folder. In a folder the newest snapshot has a buffer in
             host memory while it is written.
+        most: snapshots at a time, for which there must be memory.
     """
 
-    def __init__(self, parts: Parts, where: str | Path = "host") -> None:
+    def __init__(self, parts: Parts, where: str | Path = "host", most: int = 1) -> None:
         self.parts, self.where = parts, where
         self._disk = None if where in ("host", "device") else SnapshotFolder(where)
+        self._most = most if self._disk is None else 1
         self.kept: dict[int, Snapshot] = {}
         self._spare: list[Buffer] = []
         self._streams: dict[torch.device, Any] = {}
@@ -465,9 +470,31 @@ class Snapshots:
                     other.free()  # of another size: the optimiser's state came or went
                 self._spare = [b for b in self._spare if b.memory.device != device]
                 on_host = device.type == "cpu"
+                if on_host:
+                    self._check_room(size, snapshot)
                 buffer = Buffer(size, device, pinned=pinned and on_host)
                 self.allocated += 1
             snapshot.buffers[device] = buffer
+
+    def _check_room(self, size: int, snapshot: Snapshot) -> None:
+        """Raise MemoryError rather than let the kernel end the training for want of memory.
+
+        Args:
+            size: bytes of one snapshot in host memory.
+            snapshot: that is being taken.
+        """
+        room = available_to_rank()
+        others = [one for one in self.kept.values() if one is not snapshot]
+        blocks = [b for one in others for d, b in one.buffers.items() if d.type == "cpu"]
+        there = sum(block.size == size for block in blocks)
+        smaller = sum(block.size for block in blocks if block.size != size)  # they go in time
+        needed = max(1, self._most - there) * size
+        if room is not None and needed > MOST_OF_MEMORY * room + smaller:
+            raise MemoryError(
+                f"{self._most} snapshots of {size / 1e9:.3g} GB do not fit into host memory, of "
+                f"which {room / 1e9:.3g} GB is available to this rank: RescueConfig(every=..., "
+                "far=...) keeps fewer, where=FOLDER keeps them on a disk"
+            )
 
     def _views(self, snapshot: Snapshot, tensors: list[Tensor]) -> list[Tensor]:
         views: dict[int, Tensor] = {}

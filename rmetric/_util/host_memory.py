@@ -1,0 +1,77 @@
+"""Bytes of host memory that this process may still take."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+#: Files of a control group with its limit and its use, and the key in memory.stat of the file
+#: cache that it gives back; of version 2 and of version 1.
+_UNIFIED = "memory.max", "memory.current", "inactive_file"
+_LEGACY = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+
+#: Where torchrun, Open MPI and Slurm state the number of ranks of a node.
+_RANKS_HERE = "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"
+
+
+def available_memory(root: Path = Path("/")) -> int | None:
+    """What the kernel counts as available, or less where a control group allows less.
+
+    Args:
+        root: of the file system; another one in tests.
+
+    Returns:
+        Bytes; None where the system does not tell.
+    """
+    rooms = [*_of_machine(root / "proc/meminfo"), *_of_groups(root)]
+    return max(0, min(rooms)) if rooms else None
+
+
+def available_to_rank() -> int | None:
+    """`available_memory`, divided among the ranks that a launcher started on this node."""
+    available = available_memory()
+    stated = [os.environ.get(name, "") for name in _RANKS_HERE]
+    ranks = next((int(one) for one in stated if one.isdigit() and int(one) > 0), 1)
+    return None if available is None else available // ranks
+
+
+def _of_machine(meminfo: Path) -> Iterator[int]:
+    for line in _lines(meminfo):
+        if line.startswith("MemAvailable:"):
+            yield 1024 * int(line.split()[1])
+
+
+def _of_groups(root: Path) -> Iterator[int]:
+    groups = root / "sys/fs/cgroup"
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            yield from _of_path(groups, path, *_UNIFIED)
+        elif "memory" in controllers.split(","):
+            yield from _of_path(groups / "memory", path, *_LEGACY)
+
+
+def _of_path(groups: Path, path: str, limit: str, use: str, cache: str) -> Iterator[int]:
+    """The room of a group and of each one above it; in a container the path may be the host's."""
+    inner = groups / path.strip("/")
+    for group in (inner, *inner.parents):
+        if not group.is_relative_to(groups):
+            return
+        allowed, used = _number(group / limit), _number(group / use)
+        if allowed is None or used is None:
+            continue
+        stated = dict(line.split() for line in _lines(group / "memory.stat"))
+        yield allowed - used + int(stated.get(cache, 0))
+
+
+def _number(path: Path) -> int | None:
+    """None for a file that is missing, and for "max"."""
+    return next((int(line) for line in _lines(path) if line.isdigit()), None)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
