@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+#: Share of the available memory that this package may take at a time.
+MOST_OF_MEMORY = 0.9
 #: Files of a control group with its limit and its use, and the key in memory.stat of the file
 #: cache that it gives back; of version 2 and of version 1.
 _UNIFIED = "memory.max", "memory.current", "inactive_file"

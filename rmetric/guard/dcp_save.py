@@ -17,7 +17,10 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
+from rmetric._util.host_memory import MOST_OF_MEMORY, available_to_rank
 from rmetric.guard.retention import SuspectMark
 from rmetric.guard.saver import SaveOutcome
 
@@ -91,6 +94,7 @@ class HostMemoryStager(DefaultStager):
 
     def __init__(self) -> None:
         self._cuda = torch.cuda.is_available()
+        self._held = 0  # bytes of the largest state so far
         super().__init__(
             StagingOptions(
                 use_pinned_memory=self._cuda,
@@ -101,7 +105,19 @@ class HostMemoryStager(DefaultStager):
         )
 
     def copied(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Copy of the state in host memory."""
+        """Copy of the state in host memory.
+
+        Raises:
+            MemoryError: there is too little of it; the kernel would end the training.
+        """
+        size = sum(bytes_of(one) for one in tree_leaves(state))
+        room = available_to_rank()
+        if room is not None and size - self._held > MOST_OF_MEMORY * room:
+            raise MemoryError(
+                f"{size / 1e9:.3g} GB do not fit into host memory, of which {room / 1e9:.3g} GB "
+                "is available to this rank"
+            )
+        self._held = max(self._held, size)
         # Not by `DefaultStager.stage`, which in torch 2.11 gives the memory up after each use.
         copy: dict[str, Any] = self._state_dict_stager.stage(state, non_blocking=self._cuda)
         if self._cuda:
@@ -111,6 +127,13 @@ class HostMemoryStager(DefaultStager):
     def stage(self, state_dict: dict[str, Any], **_: Any) -> dict[str, Any]:
         """Return the state unchanged: `copied` has copied it already."""
         return state_dict
+
+
+def bytes_of(value: Any) -> int:
+    """Bytes of this rank's part of a tensor; 0 for anything else."""
+    if isinstance(value, DTensor):
+        value = value.to_local()
+    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
 
 
 def error_text(error: BaseException) -> str:

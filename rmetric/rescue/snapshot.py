@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from rmetric._util.host_memory import available_to_rank
+from rmetric._util.host_memory import MOST_OF_MEMORY, available_to_rank
 from rmetric.monitor.actions.checkpoint_file import random_state, set_random_state
 from rmetric.rescue.data_position import DataPosition
 from rmetric.rescue.disk import SnapshotFolder
@@ -24,8 +24,6 @@ from rmetric.rescue.disk import SnapshotFolder
 logger = logging.getLogger("rmetric")
 
 _ALIGNED = 64  # bytes
-#: Share of the available memory that snapshots may take.
-MOST_OF_MEMORY = 0.9
 
 
 class Stateful(Protocol):
