@@ -53,7 +53,7 @@ SHOWN = ("disk_shown_full",)
 #: Names that cannot be resolved: of the node that looks them up.
 UNKNOWN_NAMES = ("rendezvous_name_unknown", "name_not_resolved")
 #: Signatures of a pod that does not begin.
-NOT_BEGUN = ("pod_not_scheduled", "container_volume_failed")
+NOT_BEGUN = ("pod_not_scheduled", "pod_image_pull_failed", "container_volume_failed")
 #: Endings that state a signal and no reason; the scheduler's line may come after it.
 SIGNALLED = ("launcher_received_sigterm", "paddle_told_to_end")
 #: Seconds between a broken device's record by the kernel and the communication that it broke,
