@@ -70,8 +70,8 @@ def test_the_twins_are_those_of_a_t4_and_of_newer_gpus(tmp_path):
     parts = parts_of(tmp_path, tiny=False, steps=200)
     assert {"--random-weights", "--float16", "--lora"} <= set(parts["twins_fp16"].command)
     assert "--float16" not in parts["twins_bf16"].command
-    later = parts_of(tmp_path, tiny=False, steps=200, of_twins=["--fault-step", "40"])
-    assert later["twins_bf16"].command[-2:] == ["--fault-step", "40"]
+    later = parts_of(tmp_path, tiny=False, steps=200, of_twins=["--onset", "40"])
+    assert later["twins_bf16"].command[-2:] == ["--onset", "40"]
     for name in ("twins_bf16", "twins_fp16"):
         import run_case_study
 

@@ -139,7 +139,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--twins", default="", metavar="OPTIONS",
-        help='further options of run_case_study.py, such as --twins="--fault-step 40"',
+        help='further options of run_case_study.py, such as --twins="--onset 40"',
     )  # fmt: skip
     parser.add_argument("--parts", nargs="+", metavar="NAME", help="default: all")
     options = parser.parse_args(argv)

@@ -1,0 +1,156 @@
+"""Whether the diagnosis gives the same answer to logs that went through other tools.
+
+    python -m studies.diagnosis_benchmark.transformed --written DIR
+
+DIR has the written jobs, as DIR/SPLIT/JOB (`python -m studies.diagnosis_benchmark.blind`). Every
+log of a job is transformed alike: quoted, numbered, broken at a terminal's width, cut and so on.
+The answers are compared with those to the logs as they are; no label is used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+from joblib import Parallel, delayed
+from tqdm import tqdm
+
+from rmetric._util.errors import LogError, exit_with
+from rmetric.diagnosis.decide import diagnose
+
+RESULTS = Path(__file__).parent / "results"
+#: Files that are no text logs, and stay as they are.
+OTHERS = (".gz", ".json", ".jsonl", ".csv", ".tsv", ".pkl", ".xz", ".zst")
+
+Lines = list[str]
+_ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
+_FOLDERS = re.compile(r"(?<![\w/])/(?:[\w.@-]+/){2,}")
+_FRACTION = re.compile(r"(\d\d:\d\d:\d\d)[.,]\d+")
+
+
+def each(change: Callable[[int, str], str]) -> Callable[[Lines], Lines]:
+    """The change of every line, which gets the line's number."""
+    return lambda lines: [change(at, line) for at, line in enumerate(lines, 1)]
+
+
+def broken(width: int) -> Callable[[Lines], Lines]:
+    """Lines broken at a width."""
+    return lambda lines: [
+        line[at : at + width] for line in lines for at in range(0, max(1, len(line)), width)
+    ]
+
+
+#: Nothing is lost.
+KEPT: dict[str, Callable[[Lines], Lines]] = {
+    "quoted (`> `)": each(lambda at, line: f"> {line}"),
+    "numbered by `cat -n`": each(lambda at, line: f"{at:6d}\t{line}"),
+    "numbered by `grep -n`": each(lambda at, line: f"{at}:{line}"),
+    "numbered in brackets": each(lambda at, line: f"[{at}] {line}"),
+    "tagged `[stdout] `": each(lambda at, line: f"[stdout] {line}"),
+    "set in by four spaces": each(lambda at, line: f"    {line}"),
+    "coloured": each(lambda at, line: f"\x1b[32m{line}\x1b[0m"),
+    "blanks at the ends of lines": each(lambda at, line: f"{line}   "),
+    "Windows' line ends": each(lambda at, line: f"{line}\r"),
+    "an empty line behind each": lambda lines: [one for line in lines for one in (line, "")],
+    "HTML entities": each(lambda at, line: html.escape(line)),
+    "broken at 200 columns": broken(200),
+    "broken at 120 columns": broken(120),
+}
+#: Something is lost, which may change an answer rightly.
+LOST: dict[str, Callable[[Lines], Lines]] = {
+    "without indents": each(lambda at, line: line.lstrip()),
+    "without fractions of seconds": each(lambda at, line: _FRACTION.sub(r"\1", line)),
+    "folders hidden": each(lambda at, line: _FOLDERS.sub("/xxx/", line)),
+    "addresses hidden": each(lambda at, line: _ADDRESS.sub("x.x.x.x", line)),
+    "without the first 30 % of lines": lambda lines: lines[int(0.3 * len(lines)) :],
+    "without the last three lines": lambda lines: lines[:-3],
+}
+
+
+class Given(NamedTuple):
+    """An answer, as far as it is compared."""
+
+    outcome: str
+    cause: str | None
+    stage: str
+    step: int | None
+    place: str | None
+
+
+def answer(job: Path, change: Callable[[Lines], Lines] | None = None) -> Given:
+    """The diagnosis of the logs in JOB/logs, changed."""
+    with tempfile.TemporaryDirectory() as folder:
+        logs = Path(folder, "logs")
+        for path in sorted((job / "logs").rglob("*")):
+            if path.is_file():
+                to = logs / path.relative_to(job / "logs")
+                to.parent.mkdir(parents=True, exist_ok=True)
+                to.write_bytes(changed(path, change))
+        try:
+            found = diagnose([logs], jobs=1)
+        except LogError as error:
+            return Given("refused", type(error).__name__, "", None, None)
+    place = found.nodes[0].name if found.nodes else None
+    return Given(found.outcome, found.cause, found.stage, found.iteration, place)
+
+
+def changed(path: Path, change: Callable[[Lines], Lines] | None) -> bytes:
+    data = path.read_bytes()
+    if change is None or path.suffix in OTHERS or not data:
+        return data
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:  # a dump of the flight recorder
+        return data
+    end = "\n" if text.endswith("\n") else ""
+    return ("\n".join(change(text.removesuffix("\n").split("\n"))) + end).encode()
+
+
+def table(jobs: Sequence[Path], *, cores: int) -> pd.DataFrame:
+    """A row for each transformation: how many answers differ from those to the logs as they are."""
+    run = Parallel(n_jobs=cores)
+    plain: list[Given] = run(delayed(answer)(job) for job in jobs)
+    rows = []
+    for name, change in tqdm({**KEPT, **LOST}.items(), unit="transformation"):
+        given: list[Given] = run(map(delayed(partial(answer, change=change)), jobs))
+        pairs = list(zip(given, plain, strict=True))
+        rows.append(
+            {
+                "Logs": name,
+                "Jobs": len(jobs),
+                "Another outcome or cause": sum(a[:2] != b[:2] for a, b in pairs),
+                "Another stage, step or place": sum(a != b for a, b in pairs),
+                "Lost": "something" if name in LOST else "nothing",
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m studies.diagnosis_benchmark.transformed",
+        description="Compares the answers to transformed logs with those to the logs as they are.",
+    )
+    parser.add_argument("--written", type=Path, required=True, metavar="DIR", help="DIR/SPLIT/JOB")
+    parser.add_argument("--out", type=Path, default=RESULTS / "transformed.csv", metavar="FILE")
+    parser.add_argument("--jobs", type=int, default=-1, help="processes (default: one a core)")
+    given = parser.parse_args(arguments)
+    jobs = sorted(path.parent for path in given.written.glob("*/*/logs"))
+    if not jobs:
+        parser.error(f"--written {given.written}: no job in it, as SPLIT/JOB/logs")
+    found = table(jobs, cores=given.jobs)
+    found.to_csv(given.out, index=False, lineterminator="\n")
+    print(found.to_string(index=False))
+    print(given.out)
+    return 0
+
+
+if __name__ == "__main__":
+    exit_with(main)
