@@ -126,7 +126,7 @@ def table(jobs: Sequence[Path], *, cores: int) -> pd.DataFrame:
                 "Logs": name,
                 "Jobs": len(jobs),
                 "Another outcome or cause": sum(a[:2] != b[:2] for a, b in pairs),
-                "Another stage, step or place": sum(a != b for a, b in pairs),
+                "Another answer in anything": sum(a != b for a, b in pairs),
                 "Lost": "something" if name in LOST else "nothing",
             }
         )
