@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -97,3 +98,24 @@ def test_another_table_is_left_out_as_before(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text("step 1 loss 2\nstep 2 loss 2\n")
     (tmp_path / "table.csv").write_text("timestamp,loss\n1,2\n")
     assert any("left out" in note for note in diagnose([tmp_path]).notes)
+
+
+def test_a_table_that_was_quoted_is_read(tmp_path: Path) -> None:
+    written(tmp_path, idle=(6,))
+    path = tmp_path / "gpus.csv"
+    path.write_text("".join(f"> {line}\n" for line in path.read_text().splitlines()))
+    assert [one.rank for one in diagnose([tmp_path]).nodes] == [6]
+
+
+def test_a_table_whose_times_have_another_name_is_a_note(tmp_path: Path) -> None:
+    written(tmp_path)
+    path = tmp_path / "gpus.csv"
+    path.write_text(path.read_text().replace("timestamp,", "x timestamp,", 1))
+    found = diagnose([tmp_path])
+    assert any("without a column timestamp" in note for note in found.notes)
+
+
+def test_a_table_without_pandas_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert any("cannot be read without pandas" in note for note in diagnose([tmp_path]).notes)
