@@ -202,7 +202,13 @@ FIRST_FAILED = (
 
 
 @pytest.mark.parametrize(
-    ("before", "ranks"), [([], [2]), (["FileNotFoundError: [Errno 2] No such file: 'a'"] * 4, [])]
+    ("before", "ranks"),
+    [
+        ([], [2]),
+        (["world_size=4"], [2]),
+        (["world_size=16"], []),  # of several nodes: a local rank tells no rank
+        (["FileNotFoundError: [Errno 2] No such file: 'a'"] * 4, []),
+    ],
 )
 def test_a_launcher_names_the_first_of_a_log_without_ranks(
     before: list[str], ranks: list[int], tmp_path: Path

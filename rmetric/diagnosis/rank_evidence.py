@@ -153,7 +153,7 @@ class RankIndex:
     def _of_local_rank(self, local_rank: int, stream: str) -> list[str]:
         """The rank on the stream's node; where there is one node only, of the same number.
 
-        A log of one launcher alone that states neither ranks nor nodes is taken to be of one node.
+        A log of one launcher alone whose lines state no ranks is taken to be of one node.
         """
         own = self._job.streams.get(stream)
         node = self._job.node_of(own) if own is not None else None
@@ -162,7 +162,8 @@ class RankIndex:
         size = self._job.world_size or max(self.ranks.values(), default=0) + 1
         one_node = len(self._on_node) <= 1 and size <= (self._job.ranks_per_node or MAX_PER_NODE)
         name = f"rank {local_rank}"
-        alone = not self.ranks and self._job.world_size is None and len(self._job.files) == 1
+        within = self._job.world_size is None or local_rank < self._job.world_size != 1
+        alone = not self.ranks and within and len(self._job.files) == 1
         return [name] if one_node and (alone or self.is_known(name)) else []
 
     def _at(self, ranks: Sequence[tuple[int, str]], local_rank: int) -> list[str]:
