@@ -350,9 +350,14 @@ def test_a_fault_before_many_steps_is_outlived_whatever_the_last_lines_are(
 PULL = "{age}  {kind}  {reason}  pod/a-1  {what}"
 
 
-@pytest.mark.parametrize("pulled", [True, False])
-def test_an_image_that_was_pulled_at_last_is_no_fault(pulled, tmp_path):
-    (tmp_path / "rank0.log").write_text("\n".join(f"step {n} loss 2.5" for n in range(200)))
+@pytest.mark.parametrize(
+    ("trained", "pulled", "fault"),
+    [(True, True, False), (False, True, False), (False, False, True), (True, False, False)],
+)
+def test_an_image_that_was_pulled_at_last_is_no_fault(trained, pulled, fault, tmp_path):
+    """Nor is one of a job that trained: its end may be missing from the list of events."""
+    steps = [f"step {n} loss 2.5" for n in range(200)] if trained else ["waits for its peers"]
+    (tmp_path / "rank0.log").write_text("\n".join(steps))
     events = [
         PULL.format(age="170m", kind="Warning", reason="Failed", what='Failed to pull image "a:1"'),
         PULL.format(
@@ -361,7 +366,7 @@ def test_an_image_that_was_pulled_at_last_is_no_fault(pulled, tmp_path):
     ]
     (tmp_path / "events.txt").write_text("\n".join(events if pulled else events[:1]))
     found = diagnose(tmp_path)
-    assert (found.cause == "pod_image_pull_failed") is not pulled
+    assert (found.cause == "pod_image_pull_failed") is fault
 
 
 def test_sshd_of_a_worker_ends_after_the_job(tmp_path):
