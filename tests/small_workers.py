@@ -106,6 +106,8 @@ def happen(what: str, step: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
+    if what in ("hang", "agent"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as one that hangs in a driver
     if what == "agent":
         os.kill(os.getppid(), signal.SIGKILL)
     if what == "exit":
@@ -113,7 +115,6 @@ def happen(what: str, step: int) -> None:
     if what == "raise":
         raise RuntimeError(f"the loss of step {step} is a cat")
     if what in ("hang", "agent"):
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as one that hangs in a driver
         time.sleep(600)
 
 
