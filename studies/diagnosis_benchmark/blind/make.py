@@ -31,6 +31,7 @@ TITLES = {
     "tenth": "written jobs by one more author, unseen until their first look",
     "eleventh": "written jobs by three other authors, unseen until their first look",
     "twelfth": "written jobs by seven other authors, unseen until their first look",
+    "thirteenth": "written jobs by five more authors, unseen until their first look",
     "opened": "written jobs by nine more authors, seen while the code was changed",
 }
 #: Those that others wrote by hand and by scripts of their own: kept as archives.
