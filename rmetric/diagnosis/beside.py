@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rmetric._util.errors import LogError
+from rmetric._util.lazy import install_hint
 from rmetric.diagnosis.flight_recorder import (
     Dump,
     Stuck,
@@ -32,8 +33,6 @@ from rmetric.diagnosis.suspects import RankEvidence, divided
 
 #: Suffixes of files that may be read here though they are no logs.
 BESIDE_SUFFIXES = (".json", ".pkl", ".pickle", ".csv")
-#: Words of stacks and of tables of the GPUs' load.
-_WORDS = (b"Thread ", b"Process ", b"utilization.gpu")
 #: Bytes that are read of stacks or of a monitor.
 MAX_BYTES = 1 << 26
 
@@ -75,12 +74,7 @@ class BesideFindings(NamedTuple):
 
 def is_beside(head: bytes) -> bool:
     """True for the first bytes of a file that is read here."""
-    if is_dump(head):
-        return True
-    if not any(word in head for word in _WORDS):
-        return False
-    head = unwrapped(head)
-    return is_stack_dump(head) or is_monitor(head)
+    return is_dump(head) or is_stack_dump(head) or is_monitor(head)
 
 
 def read_beside(files: Sequence[LogSource]) -> BesideLogs:
@@ -94,14 +88,15 @@ def read_beside(files: Sequence[LogSource]) -> BesideLogs:
                 continue
             with one.path.open("rb") as file:
                 text = unwrapped(file.read(MAX_BYTES)).decode("utf-8", "replace")
-            if is_monitor(unwrapped(head)):
+            if is_monitor(head):
                 found.monitors.append(read_monitor(text, one.name, one.node))
                 continue
             found.stacks += read_stacks(text, one.name, one.rank, one.node)
         except LogError as error:
             found.notes.append(str(error))
         except ModuleNotFoundError as error:
-            found.notes.append(f"{one.name}: cannot be read without {error.name}")
+            hint = install_hint(error.name)
+            found.notes.append(f"{one.name}: cannot be read without {error.name}: {hint}")
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             found.notes.append(f"{one.name}: cannot be read: {why}")

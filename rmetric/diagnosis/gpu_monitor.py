@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from rmetric.diagnosis.reading.lines import unwrapped
 from rmetric.diagnosis.reading.timestamps import parse
 
 if TYPE_CHECKING:
@@ -71,7 +72,9 @@ def is_monitor(head: bytes) -> bool:
     >>> is_monitor(b"timestamp, index, utilization.gpu [%], power.draw [W]\n")
     True
     """
-    return _HEADER.match(head.decode("utf-8", "replace")) is not None
+    if b"utilization.gpu" not in head:
+        return False
+    return _HEADER.match(unwrapped(head).decode("utf-8", "replace")) is not None
 
 
 def read_monitor(text: str, name: str, node: str | None) -> GpuMonitor:

@@ -162,9 +162,12 @@ class RankIndex:
         size = self._job.world_size or max(self.ranks.values(), default=0) + 1
         one_node = len(self._on_node) <= 1 and size <= (self._job.ranks_per_node or MAX_PER_NODE)
         name = f"rank {local_rank}"
-        within = self._job.world_size is None or local_rank < self._job.world_size != 1
-        alone = not self.ranks and within and len(self._job.files) == 1
-        return [name] if one_node and (alone or self.is_known(name)) else []
+        if not one_node:
+            return []
+        if self.is_known(name):
+            return [name]
+        alone = not self.ranks and len(self._job.files) == 1
+        return self.without_logs([local_rank]) if alone else []
 
     def _at(self, ranks: Sequence[tuple[int, str]], local_rank: int) -> list[str]:
         """The rank of a number among those of one node, some of which may be silent."""
@@ -284,13 +287,11 @@ def _from_own_log(cause: Cause, index: RankIndex, ordering: Ordering) -> list[Ra
     words = f"logged: {cause.signature.title}"
     if cause.signature.of_two:
         return _from_both_neighbours([match.stream for match in own], strength, words, index)
-    evidence = [RankEvidence(match.stream, "own cause", words, strength) for match in own]
-    if (
-        cause.signature.actor == "hardware"
-        and not is_minority
-        and (node := index.only_node_of(own))
-    ):
+    hardware = cause.signature.actor == "hardware"
+    if hardware and not is_minority and (node := index.only_node_of(own)):
         evidence = [RankEvidence(f"node {node}", "own cause", words, cause.score)]
+    else:
+        evidence = [RankEvidence(match.stream, "own cause", words, strength) for match in own]
     if len(own) == 1 or ordering.after(own[1].first, own[0].first):
         words = "was the first to log it"
         evidence.append(RankEvidence(own[0].stream, "first", words, cause.score))

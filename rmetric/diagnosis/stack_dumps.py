@@ -15,6 +15,7 @@ from typing import NamedTuple
 from rmetric.diagnosis.job import Job, JobStream, Occurrence, short
 from rmetric.diagnosis.patterns.stages import awaited
 from rmetric.diagnosis.reading.file_names import natural
+from rmetric.diagnosis.reading.lines import unwrapped
 
 #: Least number of ranks with stacks, and least share of them in one place, for one to be odd.
 MIN_RANKS = 3
@@ -171,7 +172,8 @@ def holds_stacks(head: bytes) -> bool:
 def _lines_of(head: bytes) -> list[str]:
     if b"Thread " not in head and b"Process " not in head:
         return []
-    return [_BEFORE.sub("", line) for line in head.decode("utf-8", "replace").splitlines()]
+    text = unwrapped(head).decode("utf-8", "replace")
+    return [_BEFORE.sub("", line) for line in text.splitlines()]
 
 
 def is_stack_dump(head: bytes) -> bool:

@@ -91,7 +91,7 @@ class Lines:
             body = _COLOURS.sub(b"", body)
         if b"\r" in body:
             body = body.replace(b"\r\n", b"\n")
-        if b"&" in body and any(entity in body for entity in _ENTITIES):
+        if b"&" in body:
             body = _unescaped(body)
         if b"\0" in body:
             size = len(body)

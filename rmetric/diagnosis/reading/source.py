@@ -54,9 +54,10 @@ class LogSource:
     def chunks(self) -> Iterator[list[bytes]]:
         """All lines in order, about `BLOCK` bytes at a time, as UTF-8 (bytes that are none stay).
 
-        Without line ends, ANSI colours and zero bytes; of a line that carriage returns overwrite,
-        the last text; each cut at `LONGEST_LINE`. Empty lines are kept: the n-th is line n, but
-        for the reports of LSF, which stand above the output that they are about and come after it.
+        Without line ends, ANSI colours, zero bytes and what wrapping.py removes; of a line that
+        carriage returns overwrite, the last text; each cut at `LONGEST_LINE`. Empty lines are kept:
+        the n-th is line n, but for the reports of LSF, which stand above the output that they are
+        about and come after it.
 
         Raises:
             LogError: it cannot be opened, or it needs a package that is missing.

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from rmetric._util.errors import LogError
 from rmetric.diagnosis.beside import BESIDE_SUFFIXES, is_beside
 from rmetric.diagnosis.reading.file_names import count_over_hosts, identify_files, natural
-from rmetric.diagnosis.reading.lines import unwrapped, utf16
+from rmetric.diagnosis.reading.lines import utf16
 from rmetric.diagnosis.reading.source import LogSource
 from rmetric.diagnosis.stack_dumps import holds_stacks
 
@@ -133,7 +133,7 @@ def _of_folder(
             if is_beside(head):
                 beside.append(source)
                 continue
-            if holds_stacks(unwrapped(head)):  # in notes, which are a log too
+            if holds_stacks(head):  # in notes, which are a log too
                 beside.append(replace(source))
             by_content = other_by_content(head)
             if kind == _TABLES and not by_content:

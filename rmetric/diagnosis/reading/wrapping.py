@@ -38,13 +38,13 @@ _MARKS = (
 )
 _RIGHT_ALIGNED = re.compile(rb"(?=[ \d]{6,}\t) *(\d{1,9})\t")
 _OF_GREP = re.compile(rb"(\d{1,9})[:-]")
-_DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 _BRACKETED = re.compile(rb"\[(\d{1,9})\](?: |$)")
+_DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 
 
 @dataclass(frozen=True)
 class Wrapping:
-    """Removes what stands before the lines of a file.
+    """Removes what stands before the lines of a file, and joins those that were broken.
 
     Attributes:
         layers: patterns, the outermost first.
