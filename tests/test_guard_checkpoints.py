@@ -286,7 +286,7 @@ def test_a_state_of_another_shape_is_refused(tmp_path):
 def test_a_state_that_does_not_fit_into_host_memory_is_not_copied(tmp_path, monkeypatch):
     checkpoints = at(tmp_path)
     saved(checkpoints, 1)
-    monkeypatch.setattr("rmetric.guard.dcp_save.available_to_rank", lambda: 0)
+    monkeypatch.setattr("rmetric._util.host_memory.available_to_rank", lambda: 0)
     assert saved(checkpoints, 2).good, "the memory of the first save is used again"
     failed = saved(checkpoints, 3, state_of(3, rows=7))
     assert "do not fit into host memory, of which 0 GB is available" in failed.problem

@@ -88,7 +88,7 @@ def test_the_ranks_of_a_node_share_it(monkeypatch, name, ranks, expected):
 
 
 def test_snapshots_that_do_not_fit_are_given_up_and_the_training_goes_on(monkeypatch):
-    monkeypatch.setattr(snapshots, "available_to_rank", lambda: 1000)
+    monkeypatch.setattr(host_memory, "available_to_rank", lambda: 1000)
     rescued = train(Rescue())
     assert "5 snapshots of" in rescued["problem"]
     assert "do not fit into host memory, of which 1e-06 GB is available" in rescued["problem"]
@@ -107,10 +107,10 @@ def test_snapshots_that_fit_take_no_more_than_they_need(monkeypatch):
     monkeypatch.setattr(snapshots.Buffer, "__init__", counted)
     train(Rescue(config))
     most, sizes = snapshots_of(config), sorted(set(made))
-    total = int(most * sizes[-1] / snapshots.MOST_OF_MEMORY) + 1
+    total = int(most * sizes[-1] / host_memory.MOST_OF_MEMORY) + 1
     held = []
     monkeypatch.setattr(
-        snapshots,
+        host_memory,
         "available_to_rank",
         lambda: total - sum(n == sizes[-1] for n in held) * sizes[-1],
     )

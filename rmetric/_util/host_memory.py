@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-#: Share of the available memory that this package may take at a time.
+#: Share of the available memory that may be taken at a time.
 MOST_OF_MEMORY = 0.9
 #: Files of a control group with its limit and its use, and the key in memory.stat of the file
 #: cache that it gives back; of version 2 and of version 1.
@@ -36,6 +36,23 @@ def available_to_rank() -> int | None:
     stated = [os.environ.get(name, "") for name in _RANKS_HERE]
     ranks = next((int(one) for one in stated if one.isdigit() and int(one) > 0), 1)
     return None if available is None else available // ranks
+
+
+def check_fits(needed: int, what: str, *, freed: int = 0, advice: str = "") -> None:
+    """Raise MemoryError rather than let the kernel end the training for want of memory.
+
+    Args:
+        needed: bytes that are to be taken.
+        what: it is for, as the subject of the message.
+        freed: bytes that it takes the place of.
+        advice: end of the message.
+    """
+    room = available_to_rank()
+    if room is not None and needed > MOST_OF_MEMORY * room + freed:
+        raise MemoryError(
+            f"{what} do not fit into host memory, of which {room / 1e9:.3g} GB is available to "
+            f"this rank{advice}"
+        )
 
 
 def _of_machine(meminfo: Path) -> Iterator[int]:

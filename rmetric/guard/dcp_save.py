@@ -17,12 +17,12 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.storage import WriteResult
-from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
-from rmetric._util.host_memory import MOST_OF_MEMORY, available_to_rank
+from rmetric._util.host_memory import check_fits
 from rmetric.guard.retention import SuspectMark
 from rmetric.guard.saver import SaveOutcome
+from rmetric.monitor.gradients import local
 
 try:
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
@@ -110,14 +110,11 @@ class HostMemoryStager(DefaultStager):
         Raises:
             MemoryError: there is too little of it; the kernel would end the training.
         """
-        size = sum(bytes_of(one) for one in tree_leaves(state))
-        room = available_to_rank()
-        if room is not None and size - self._held > MOST_OF_MEMORY * room:
-            raise MemoryError(
-                f"{size / 1e9:.3g} GB do not fit into host memory, of which {room / 1e9:.3g} GB "
-                "is available to this rank"
-            )
-        self._held = max(self._held, size)
+        parts = [local(one) for one in tree_leaves(state) if isinstance(one, torch.Tensor)]
+        size = sum(part.numel() * part.element_size() for part in parts)
+        if size > self._held:
+            check_fits(size - self._held, f"{size / 1e9:.3g} GB")
+            self._held = size
         # Not by `DefaultStager.stage`, which in torch 2.11 gives the memory up after each use.
         copy: dict[str, Any] = self._state_dict_stager.stage(state, non_blocking=self._cuda)
         if self._cuda:
@@ -127,13 +124,6 @@ class HostMemoryStager(DefaultStager):
     def stage(self, state_dict: dict[str, Any], **_: Any) -> dict[str, Any]:
         """Return the state unchanged: `copied` has copied it already."""
         return state_dict
-
-
-def bytes_of(value: Any) -> int:
-    """Bytes of this rank's part of a tensor; 0 for anything else."""
-    if isinstance(value, DTensor):
-        value = value.to_local()
-    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
 
 
 def error_text(error: BaseException) -> str:

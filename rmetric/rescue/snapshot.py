@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from rmetric._util.host_memory import MOST_OF_MEMORY, available_to_rank
+from rmetric._util.host_memory import check_fits
 from rmetric.monitor.actions.checkpoint_file import random_state, set_random_state
 from rmetric.rescue.data_position import DataPosition
 from rmetric.rescue.disk import SnapshotFolder
@@ -469,30 +469,22 @@ class Snapshots:
                 self._spare = [b for b in self._spare if b.memory.device != device]
                 on_host = device.type == "cpu"
                 if on_host:
-                    self._check_room(size, snapshot)
+                    self._check_room(size)
                 buffer = Buffer(size, device, pinned=pinned and on_host)
                 self.allocated += 1
             snapshot.buffers[device] = buffer
 
-    def _check_room(self, size: int, snapshot: Snapshot) -> None:
-        """Raise MemoryError rather than let the kernel end the training for want of memory.
-
-        Args:
-            size: bytes of one snapshot in host memory.
-            snapshot: that is being taken.
-        """
-        room = available_to_rank()
-        others = [one for one in self.kept.values() if one is not snapshot]
-        blocks = [b for one in others for d, b in one.buffers.items() if d.type == "cpu"]
-        there = sum(block.size == size for block in blocks)
-        smaller = sum(block.size for block in blocks if block.size != size)  # they go in time
-        needed = max(1, self._most - there) * size
-        if room is not None and needed > MOST_OF_MEMORY * room + smaller:
-            raise MemoryError(
-                f"{self._most} snapshots of {size / 1e9:.3g} GB do not fit into host memory, of "
-                f"which {room / 1e9:.3g} GB is available to this rank: RescueConfig(every=..., "
-                "far=...) keeps fewer, where=FOLDER keeps them on a disk"
-            )
+    def _check_room(self, size: int) -> None:
+        """Raise MemoryError if the snapshots of `size` bytes to come do not fit."""
+        kept = [b for one in self.kept.values() for d, b in one.buffers.items() if d.type == "cpu"]
+        there = sum(block.size == size for block in kept)
+        check_fits(
+            max(1, self._most - there) * size,
+            f"{self._most} snapshots of {size / 1e9:.3g} GB",
+            freed=sum(block.size for block in kept if block.size != size),  # they go in time
+            advice=": RescueConfig(every=..., far=...) keeps fewer, where=FOLDER keeps them on a "
+            "disk",
+        )
 
     def _views(self, snapshot: Snapshot, tensors: list[Tensor]) -> list[Tensor]:
         views: dict[int, Tensor] = {}
