@@ -8,7 +8,9 @@ import pandas as pd
 import pytest
 
 from studies.diagnosis_benchmark.blind.make import jobs
-from studies.diagnosis_benchmark.transformed import KEPT, LOST, changed, main
+from studies.diagnosis_benchmark.transformed import KEPT, LOST, RESULTS, changed, main
+
+PAGE = Path(__file__).parents[1] / "docs" / "diagnosis_evaluation.md"
 
 
 @pytest.fixture
@@ -47,3 +49,21 @@ def test_every_transformation_changes_text_and_no_dump(tmp_path: Path) -> None:
         assert changed(text, change) != text.read_bytes(), name
         assert changed(dump, change) == dump.read_bytes()
     assert changed(text, None) == text.read_bytes()
+
+
+def test_the_documents_table_is_that_of_the_results() -> None:
+    now, before = (
+        pd.read_csv(RESULTS / f"transformed{name}.csv", index_col="Logs")
+        for name in ("", "_before")
+    )
+    assert list(now.index) == list(before.index) == [*KEPT, *LOST]
+    assert set(now["Jobs"]) == set(before["Jobs"]) == {420}
+    page = PAGE.read_text(encoding="utf-8")
+    for logs in now.index:
+        cells = [
+            table.loc[logs, column]
+            for column in ("Another outcome or cause", "Another answer in anything")
+            for table in (now, before)
+        ]
+        name = f"{logs} *" if logs in LOST else logs
+        assert f"| {name} | {' | '.join(map(str, cells))} |\n" in page
