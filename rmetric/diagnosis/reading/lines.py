@@ -165,7 +165,8 @@ def decoded(blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 def unwrapped(text: bytes) -> bytes:
     """The text of a whole file, or its first bytes, as `Lines` gives it."""
-    return b"\n".join(line for lines in Lines().lists(iter([text])) for line in lines)
+    lines = (line for lines in Lines().lists(iter([text])) for line in lines)
+    return b"\n".join(lines) + (b"\n" if text.endswith(b"\n") else b"")
 
 
 def utf16(head: bytes) -> str | None:
