@@ -1,7 +1,6 @@
 """Causes, their order, and the rank evidence from signature matches."""
 
-from dataclasses import replace
-
+import msgspec
 import pytest
 
 from rmetric.diagnosis.causes import collect, ended_alone, weigh
@@ -264,7 +263,7 @@ def test_losses_that_run_round_the_ring_name_the_rank_that_they_come_from(cut):
         writer.one_file = True
         entry = writer.say(rank, "timed out", signature="timeout", fields=LOST)
         match = writer.job.matches["timeout", f"rank {rank}"]
-        match.first = match.last = replace(entry, file=f"n{rank // 8}.log")
+        match.first = match.last = msgspec.structs.replace(entry, file=f"n{rank // 8}.log")
     assert amid(writer)[0] == f"rank {cut}"
 
 

@@ -1,7 +1,6 @@
 """Ranks whose logged numbers deviate from their peers."""
 
-from dataclasses import replace
-
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +19,7 @@ def job_of(value_of, ranks=8, steps=6):
             stream = writer.job.streams[f"rank {rank}"]
             entry = stream.tail.pop()
             text = f"step {step}: data {value_of(rank, step)} ms | loss=2.5"
-            stream.tail.append(replace(entry, text=text))
+            stream.tail.append(msgspec.structs.replace(entry, text=text))
     return writer.job
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from rmetric._util.lazy import check_installed
@@ -834,7 +835,7 @@ class _Case:
             if after is not None and after.time is not None:
                 place = after
             elif stream is not None:
-                place = replace(place, time=stream.last_time)
+                place = msgspec.structs.replace(place, time=stream.last_time)
         return self.ordering.dated(place)
 
     def _events(self, odd: Sequence[tuple[int, str]] = ()) -> tuple[Evidence, ...]:

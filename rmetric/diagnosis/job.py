@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+import msgspec
+
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
 
 if TYPE_CHECKING:
@@ -42,9 +44,8 @@ def short(node: str) -> str:
     return node if node[:1].isdigit() else node.partition(".")[0]
 
 
-# Not frozen: a job has many, and a frozen one takes ten times as long to make.
-@dataclass(kw_only=True, slots=True, unsafe_hash=True)
-class Occurrence:
+# A job has many, and a dataclass takes ten times as long to make.
+class Occurrence(msgspec.Struct, kw_only=True, gc=False):
     """One log entry, where it stands; an entry of many lines is joined by newlines.
 
     Not to be changed once its `Job` is complete.
@@ -72,6 +73,9 @@ class Occurrence:
     text: str
     step: int | None = None
     stage: str = ""
+
+    def __hash__(self) -> int:
+        return hash((self.file, self.order, self.text))
 
 
 @dataclass(kw_only=True)

@@ -108,8 +108,8 @@ class FilePass:
         #: by their key, or by the line itself where the key is too short
         self.forms: BoundedCache[LogLineForm] = BoundedCache()
         self.short: BoundedCache[LogLineForm] = BoundedCache()
-        #: number of lines before the block, its lines, and these without digits
-        self.number, self.lines, self.keys = 0, list[bytes](), list[bytes]()
+        #: number of lines before the block, its lines, and their forms where these are known
+        self.number, self.lines, self.block_forms = 0, list[bytes](), list[LogLineForm | None]()
         self.of_shape: dict[LineShape, LogLineForm] = {}
         self.streams: dict[Prefix, LogStream] = {}
         #: pattern of a form of prefix -> the streams of such prefixes
@@ -211,10 +211,11 @@ class FilePass:
         if len(self.first_lines) < START_LINES:
             self.first_lines += lines[: START_LINES - len(self.first_lines)]
         known, own, mark = self.forms.get, self.own, self.marks.add
-        self.lines, self.keys, number = lines, keys, self.number + 1
-        for at, form in enumerate(list(map(known, keys))):
+        self.lines, number = lines, self.number + 1
+        forms = self.block_forms = list(map(known, keys))
+        for at, form in enumerate(forms):
             if form is None:
-                form = known(keys[at]) or self._form(lines[at], keys[at])
+                form = forms[at] = known(keys[at]) or self._form(lines[at], keys[at])
             stream, heads, start = own, form.heads, 0
             if heads is not None:
                 line = lines[at]
@@ -281,18 +282,17 @@ class FilePass:
             return
         self._show(stream)
         stream.counts.update(templates)
-        number, before, lines, keys = len(templates), self.number + 1, self.lines, self.keys
-        key, stage, changes, known = stream.key, stream.stage, stream.changes, self.forms.get
+        number, before, lines = len(templates), self.number + 1, self.lines
+        key, stage, changes, forms = stream.key, stream.stage, stream.changes, self.block_forms
 
         def raw(order: int) -> RawEntry:
             at = places[order]
             if at.__class__ is tuple:
                 return at
-            step = changes[bisect_right(changes, order, key=_PLACE) - 1][1]
-            line = lines[at]
-            form = known(keys[at]) or self.short.get(line)
+            last = bisect_right(changes, order, key=_PLACE) if len(changes) > 1 else 1
+            step = changes[last - 1][1]
             places[order] = made = (
-                before + at, line, templates[order], key, step, stage, None, form,
+                before + at, lines[at], templates[order], key, step, stage, None, forms[at],
             )  # fmt: skip
             return made
 

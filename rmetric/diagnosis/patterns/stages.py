@@ -8,9 +8,10 @@ commands and tracebacks name stages without being in them and are skipped.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from rmetric.diagnosis.patterns.steps import match_step, may_state_step, step_gate
+from rmetric.diagnosis.patterns.steps import match_step
 from rmetric.diagnosis.reading.word_index import WordIndex
 
 
@@ -224,8 +225,13 @@ _WAITS_IN = (
 )
 
 
-def stated_stage(text: str) -> str:
+def stated_stage(text: str, rules: Sequence[int] | None = None, *, may_step: bool = True) -> str:
     """The stage that an entry states, of `job.STAGES`; "" where it states none.
+
+    Args:
+        text: of the entry.
+        rules: those that may match (`possible_rules`), where they are known.
+        may_step: it may state a step.
 
     >>> stated_stage("> building train, validation, and test datasets ...")
     'load data'
@@ -234,8 +240,8 @@ def stated_stage(text: str) -> str:
     """
     text = text[:500]
     lower = text.lower()
-    found = _ruled(lower)
-    if not found and _LOG not in lower and may_state_step(text) and match_step(text):
+    found = _ruled(lower, possible_rules(lower.encode()) if rules is None else rules)
+    if not found and may_step and _LOG not in lower and match_step(text):
         found = "train"
     return "" if found and _NONE.search(lower) else found
 
@@ -254,21 +260,21 @@ def stage_of_wait(text: str) -> str:
     return awaited(text) or stated_stage(text)
 
 
-def _ruled(lower: str) -> str:
-    for number in sorted(set(_GATES.items(lower.encode("utf-8", "replace")))):
+def _ruled(lower: str, rules: Sequence[int]) -> str:
+    for number in rules:
         pattern, stage = _RULES[number]
         if pattern.search(lower):
             return stage
     return ""
 
 
-def may_state_stage(form: bytes) -> bool:
-    """Return False only if `stated_stage` is "" whatever the digits.
+def possible_rules(form: bytes) -> Sequence[int]:
+    """Places in `RULES` of those that may match an entry, whatever its digits are.
 
     Args:
-        form: an entry in lower case without its digits.
+        form: an entry in lower case; its digits may be left out.
     """
-    return bool(_GATES.items(form)) or step_gate(form)
+    return sorted(set(_GATES.items(form)))
 
 
 def ends_checkpoint(text: str) -> bool:

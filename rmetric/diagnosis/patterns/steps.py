@@ -184,7 +184,6 @@ _FORMS = (
         _COMPOSER,
     ),
 )
-_GATE = re.compile("|".join(f"(?:{one.gate.pattern})" for one in _FORMS).encode())
 #: Characters of an entry in which its step is sought.
 _HEAD = 2000
 #: A traceback, or the table of values that wandb prints at the end.
@@ -223,15 +222,6 @@ def planned_steps(text: str, step: int) -> int | None:
     """
     found = re.search(rf"(?<![\d.]){step}[\])]?[ \t]*(?:/|\bof\b)[ \t]*(\d{{1,12}})(?![\d.])", text)
     return int(found[1]) if found and int(found[1]) >= step else None
-
-
-def step_gate(form: bytes) -> bool:
-    """Return False only if `match_step` is None whatever the digits.
-
-    Args:
-        form: an entry in lower case without its digits.
-    """
-    return bool(_GATE.search(form))
 
 
 def may_state_step(plain: str) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from rmetric.diagnosis.library import SignatureLibrary
-from rmetric.diagnosis.patterns.stages import may_state_stage, stated_stage
+from rmetric.diagnosis.patterns.stages import possible_rules, stated_stage
 from rmetric.diagnosis.patterns.steps import may_state_step
 from rmetric.diagnosis.reading.joining import kind_of
 from rmetric.diagnosis.reading.prefixes import HeadMatches
@@ -149,16 +149,17 @@ class LineAnalyser:
         text = clean(plain)
         own_level, key = level(text), _KEY.search(text)
         form = plain.lower().translate(None, b"0")
-        look = self.library.gate(form)
+        look, rules = self.library.gate(form), possible_rules(form)
+        step = may_state_step(plain.decode("utf-8", "replace"))
         return Facts(
             kind=int(kind_of(plain)),
             template=masked(text),
             cls=f"{own_level}:{key[1]}" if key else own_level,
             level=own_level,
-            stage=stated_stage(text) if may_state_stage(form) else "",
+            stage=stated_stage(text, rules, may_step=step) if rules or step else "",
             look=look,
             alone=self.library.may_match(text, own_level) if look else frozenset(),
-            step=may_state_step(plain.decode("utf-8", "replace")),
+            step=step,
             world=describes(text.replace("0", ""), form),
             job_id=(b"job" in form or b"*** step" in form) and JOB_ID.search(text) is not None,
             exception=_has_exception(text),

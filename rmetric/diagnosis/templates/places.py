@@ -24,6 +24,8 @@ MOST_HEADS = 4096
 MOST_LENGTHS = 8
 #: Digits of a fraction of a second that tell two times apart.
 MICROSECONDS = 6
+#: Digits of the milliseconds since 1970.
+MILLISECONDS = 13
 _SECONDS = re.compile(rb"[0-9]{1,10}(?:[.,][0-9]{1,9})?")
 
 
@@ -170,6 +172,7 @@ class TimePlace:
     def __init__(self, line: bytes, prefixes: PrefixParser) -> None:
         time = self._time = prefixes.time
         self._find: re.Pattern[bytes] | None = None
+        self._milliseconds: re.Pattern[bytes] | None = None
         self._minutes: dict[bytes, float] = {}
         now = time(line)
         self._never = now is None and not prefixes.may_state_time(line)
@@ -182,6 +185,10 @@ class TimePlace:
             for number in numbers
             if (later := time(_with_next(line, number, _seen(line, number)))) != now
         ]
+        if len(moved) == 1 and moved[0][1] is not None and len(moved[0][0][0]) == MILLISECONDS:
+            span = moved[0][0].span()
+            if int(line[slice(*span)]) / 1000 == now and abs(moved[0][1] - 1e-3) < 1e-6:
+                self._milliseconds = same_places(line, [span], span[1])
         seconds = [at for at, (_, by) in enumerate(moved) if by is not None and abs(by - 1) < 1e-6]
         if len(seconds) == 1 and len(moved) - seconds[0] <= 2:
             (begin, point), fraction = moved[seconds[0]][0].span(), moved[-1][0].span()
@@ -194,6 +201,10 @@ class TimePlace:
         """Seconds that a line of the form states."""
         if self._never or (self._seldom and not may_be_time(line)):
             return None
+        if self._milliseconds is not None:
+            found = self._milliseconds.match(line)
+            if found is not None and len(found[1]) == MILLISECONDS and found[1][:1] == b"1":
+                return int(found[1]) / 1000
         found = self._find.match(line) if self._find else None
         if found is None:
             return self._time(line)
