@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import lzma
 import pickle
 import subprocess
 import sys
@@ -193,14 +195,17 @@ def test_packed_files_are_unpacked(tmp_path):
     assert read(tmp_path / "b.zst", zstandard.compress(TEXT + b"\n"))[0] == [*expected, b""]
     # By the content, whatever it is called.
     assert read(tmp_path / "c.log", gzip.compress(TEXT + b"c"))[1].sample() == [*expected, b"c"]
-    assert len(find([tmp_path]).sources) == 3
+    assert read(tmp_path / "d.xz", lzma.compress(TEXT + b"d") + b"\0" * 4)[0] == [*expected, b"d"]
+    assert read(tmp_path / "e.bz2", bz2.compress(TEXT + b"e"))[0] == [*expected, b"e"]
+    assert len(find([tmp_path]).sources) == 5
 
 
-@pytest.mark.parametrize("packer", ["gzip", "zstandard"])
+@pytest.mark.parametrize("packer", ["gzip", "bz2", "lzma", "zstandard"])
 def test_a_cut_off_file_gives_what_there_is(tmp_path, packer):
     rolls = np.random.default_rng(0).integers(1 << 62, size=50_000)
     numbers = b"".join(b"line %d of a log\n" % roll for roll in rolls)
-    whole = pytest.importorskip(packer).compress(numbers)
+    settings = {"compresslevel": 1} if packer == "bz2" else {}  # small blocks
+    whole = pytest.importorskip(packer).compress(numbers, **settings)
     lines, one = read(tmp_path / "a.log", whole[: len(whole) // 2])
     assert numbers.startswith(b"\n".join(lines))
     assert len(lines) > 10_000
@@ -221,7 +226,7 @@ def test_a_zst_cut_within_its_first_block_has_no_line_and_says_so(tmp_path):
 
 def test_two_packed_files_one_behind_the_other_are_one(tmp_path):
     zstandard = pytest.importorskip("zstandard")
-    for pack in (gzip.compress, zstandard.compress):
+    for pack in (gzip.compress, bz2.compress, lzma.compress, zstandard.compress):
         lines, one = read(tmp_path / "a.log", pack(b"one\n") + pack(b"two\n"))
         assert (lines, one.cut_off) == ([b"one", b"two"], "")
 
@@ -262,7 +267,7 @@ def test_binary_rubbish_is_no_log(tmp_path, name, content):
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(
-        LogError, match=r"not a text log but binary; text, \.gz and \.zst are accepted"
+        LogError, match=r"not a text log but binary; text, \.gz, \.bz2, \.xz and \.zst are accepted"
     ):
         find([path])
     with pytest.raises(LogError, match=r"no text log to read here .*1 binary"):

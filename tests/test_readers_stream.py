@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import gzip
+import importlib
 import json
 import os
 import resource
@@ -422,6 +423,14 @@ def test_a_gz_that_is_cut_keeps_what_comes_before(tmp_path, text):
     broken = packed[:-8] + b"\0" * 8
     run = only(read(tmp_path, broken))
     assert len(run.records) == whole
+    assert said(run, "compressed file is damaged or cut off")
+
+
+@pytest.mark.parametrize("packer", ["bz2", "lzma"])
+def test_bz2_and_xz_are_unpacked(tmp_path, packer):
+    packed = importlib.import_module(packer).compress(jsonl(LINES))
+    assert len(only(read(tmp_path, packed)).records) == 900
+    run = only(read(tmp_path, packed[:-8]))
     assert said(run, "compressed file is damaged or cut off")
 
 

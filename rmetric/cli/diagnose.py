@@ -1,10 +1,10 @@
 """Diagnose a failed job from its text logs: cause, place, time and next steps.
 
 PATH is a file or folder of the job's logs, of any size: one file a rank or node, or one for
-all with the ranks' prefixes; .gz and .zst too, and - for standard input. Dumps of PyTorch's flight
-recorder and stacks of py-spy beside the logs are read too. The verdict has at most 15 lines and
-states what the logs leave open. Times are those of the log, in UTC where it names a zone. See
-docs/diagnosis.md.
+all with the ranks' prefixes; .gz, .bz2, .xz and .zst too, and - for standard input. Dumps of
+PyTorch's flight recorder and stacks of py-spy beside the logs are read too. The verdict has at most
+15 lines and states what the logs leave open. Times are those of the log, in UTC where it names a
+zone. See docs/diagnosis.md.
 """
 
 from __future__ import annotations

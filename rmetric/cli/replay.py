@@ -2,7 +2,7 @@
 
 Reads our own logs and the authors', Hugging Face trainer_state.json, TensorBoard and W&B,
 what the usual programs print, and any CSV or JSONL with a step and a loss; files, folders,
-globs, .gz and .zst too. See docs/replay.md.
+globs, .gz, .bz2, .xz and .zst too. See docs/replay.md.
 """
 
 from __future__ import annotations

@@ -153,7 +153,8 @@ def diagnose(
     """Diagnose why a job failed, or that it did not, from the text logs of its ranks.
 
     Args:
-        paths: a file or folder of one job's logs, or several of them; .gz and .zst are unpacked.
+        paths: a file or folder of one job's logs, or several of them; .gz, .bz2, .xz and .zst are
+            unpacked.
         healthy: logs of similar jobs that succeeded; each file or folder is one job. What is
             usual in them is no sign of a failure.
         pool: the same, learnt before by `rmetric logs learn`; a `Pool` or its file.

@@ -229,7 +229,7 @@ def read_log(
     """Read a whole training log of any known format, which is recognised by its content.
 
     Args:
-        path: a file (.gz and .zst are unpacked), or the folder of a TensorBoard run.
+        path: a file (.gz, .bz2, .xz and .zst are unpacked), or the folder of a TensorBoard run.
         mapping: target (see `TARGETS`) -> column or name in the log, where recognition by
             name fails, such as ``{"loss": "train/ce"}``.
         on_bytes: called with the bytes of the file that were read so far, packed as they are.

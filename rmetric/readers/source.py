@@ -16,7 +16,7 @@ import numpy as np
 
 from rmetric._util.errors import LogError
 from rmetric._util.printed import counted
-from rmetric._util.unpacked import unpacked
+from rmetric._util.unpacked import PACKED, unpacked
 
 #: Bytes read at a time: what is made of them then fits into the processor's cache.
 BLOCK = 1 << 16
@@ -81,7 +81,7 @@ class Source:
     """One log, read once from its beginning to its end.
 
     Args:
-        path: a file, .gz and .zst (with the zstandard package) unpacked.
+        path: a file, unpacked where it is .gz, .bz2, .xz or .zst (with the zstandard package).
         longest_line: bytes of a line above which the file is refused.
         on_bytes: called with the bytes of the file that were read so far, packed as they are.
 
@@ -131,7 +131,7 @@ class Source:
         if not self.head.strip():
             raise LogError(self.path, None, "the file is empty")
         if b"\0" in self.head:
-            raise LogError(self.path, None, "a binary file; a log is text, .gz allowed")
+            raise LogError(self.path, None, f"a binary file; a log is text, {PACKED} allowed")
 
     def chunks(self) -> Iterator[tuple[int, bytes]]:
         """Whole lines, many at a time, with the number of the first; LF ends each.

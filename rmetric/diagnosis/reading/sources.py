@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rmetric._util.errors import LogError
+from rmetric._util.unpacked import PACKED, PACKED_SUFFIXES
 from rmetric.diagnosis.beside import BESIDE_SUFFIXES, is_beside
 from rmetric.diagnosis.reading.file_names import count_over_hosts, identify_files, natural
 from rmetric.diagnosis.reading.lines import utf16
@@ -94,7 +95,7 @@ def find(paths: Sequence[str | Path]) -> LogFiles:
         raise LogError(
             ", ".join(map(str, paths)) or "no path",
             None,
-            f"no text log to read here ({why}); accepted are text files, .gz and .zst of them",
+            f"no text log to read here ({why}); accepted are text files, {PACKED} of them",
         )
     return LogFiles(sources, notes, beside)
 
@@ -109,7 +110,7 @@ def _named(path: Path, beside: list[LogSource]) -> LogSource | None:
         beside.append(source)
         return None
     if kind := other_by_content(head):
-        raise LogError(path, None, f"not a text log but {kind}; text, .gz and .zst are accepted")
+        raise LogError(path, None, f"not a text log but {kind}; text, {PACKED} are accepted")
     return source
 
 
@@ -237,7 +238,7 @@ def _digest(path: Path) -> bytes:
 
 def other_by_name(path: Path) -> str:
     """Kind of a non-log file by its name; "" if it may be a log."""
-    name = path.name.removesuffix(".gz").removesuffix(".zst")
+    name = path.stem if path.suffix in PACKED_SUFFIXES else path.name
     if _NAMES.fullmatch(name):
         return "documentation"
     return _SUFFIXES.get(Path(name).suffix.lower(), "")
