@@ -138,6 +138,36 @@ def test_a_local_rank_is_of_the_node_that_reports_it(tmp_path: Path) -> None:
     assert ranks_of(diagnose([tmp_path])) == [6]
 
 
+def test_a_local_rank_counts_where_the_node_has_another_name_for_one_of_its_ranks(
+    tmp_path: Path,
+) -> None:
+    report = REPORT.replace("host      : gpu-07", "host      : other-07").splitlines()
+    for node in (0, 1):
+        ranks = [rank for rank in range(8 * node, 8 * node + 8) if rank != 2]
+        lines = [f"[rank{rank}]: step {step} loss 2.0" for step in (9, 10) for rank in ranks]
+        lines += ["[rank2]: step 9 loss 2.0"] if node == 0 else []
+        lines += [TORCHRUN + "failed (exitcode: 1) local_rank: 5 (pid: 7)"] if node == 0 else []
+        (tmp_path / f"node{node}.log").write_text("\n".join([*lines, *report]) + "\n")
+    assert 6 not in ranks_of(diagnose([tmp_path]))
+
+
+def test_a_rank_of_deepspeeds_launcher_is_placed_by_its_list_of_nodes(tmp_path: Path) -> None:
+    lines = [
+        "gpu-02: [2024-05-02 09:12:04,118] [INFO] [launch.py:145:main] WORLD INFO DICT: "
+        "{'gpu-01': [0, 1, 2, 3], 'gpu-02': [0, 1, 2, 3]}",
+        *(f"gpu-01: [2024-05-02 09:14:{at:02d},382] step={at}, loss=2.1" for at in range(1, 30)),
+        "gpu-02: [2024-05-02 09:44:30,911] [ERROR] [launch.py:321:sigkill_handler] "
+        "['/bin/python', '-u', 'train.py', '--local_rank=3', '--zero'] exits with return code = -9",
+        "pdsh@gpu-01: gpu-02: ssh exited with exit code 247",
+    ]
+    (tmp_path / "job.out").write_text("\n".join(lines) + "\n")
+    kernel = "Out of memory: Killed process 8124 (python) total-vm:19404kB, anon-rss:1572014kB"
+    (tmp_path / "dmesg-gpu-02.txt").write_text(f"[718220.110090] {kernel}\n")
+    found = diagnose([tmp_path])
+    assert found.cause == "kernel_out_of_memory"
+    assert [(one.rank, one.node) for one in found.nodes[:1]] == [(7, "gpu-02")]
+
+
 def test_a_process_number_is_no_rank(tmp_path: Path) -> None:
     end = (
         "gpu-07:1003:1003 [3] NCCL WARN Cuda failure 'out of memory'",
@@ -162,6 +192,11 @@ def test_the_rank_whose_last_collective_is_behind_is_named(tmp_path: Path) -> No
     found = job(tmp_path, *all_others, dump, abort)
     assert ranks_of(found) == [6]
     assert found.family == "collective communication"
+    groups = [  # of which each has its own numbers
+        line.replace("(default_pg)", f"(pipe{rank % 4})").format(rank, 4704 + rank)
+        for rank in range(8)
+    ]
+    assert ranks_of(job(tmp_path, *groups, abort)) == []
     every = [line.format(rank, 4704) for rank in range(8)]
     assert ranks_of(job(tmp_path, *every, abort)) == []
 

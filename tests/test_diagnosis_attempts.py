@@ -381,6 +381,19 @@ def test_attempts_in_files_of_their_own(tmp_path):
     assert "KeyError" in found.title
 
 
+def test_a_start_that_fails_before_its_program_begins_is_an_attempt_too(tmp_path):
+    refused = [
+        "slurmstepd: error: pyxis: container start failed with error code: 1",
+        "slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2024-04-08T02:00:00 ***",
+    ]
+    files = {
+        f"log-gpt_7_{at}.out": [*START, *steps_at(at), *OOM] if at != 2 else refused
+        for at in (1, 2, 3)
+    }
+    found = of_files(tmp_path, files)
+    assert [one.last_step for one in found.attempts] == [39, None, 39]
+
+
 def test_the_times_of_a_launcher_may_lack_the_year(tmp_path):
     files = {
         f"slurm-{number}.out": [

@@ -34,6 +34,31 @@ def test_a_node_without_a_log_is_named(said: str, tmp_path: Path) -> None:
     assert [(one.name, one.node) for one in found.nodes] == [(f"node {NAMES[said]}", NAMES[said])]
 
 
+def test_the_node_to_which_all_connections_are_lost_is_known_by_its_address(
+    tmp_path: Path,
+) -> None:
+    hosts = {f"gpu-{node:02d}": f"10.3.40.{10 + node}" for node in range(4)}
+    (tmp_path / "hosts.txt").write_text("".join(f"{one} {ip}\n" for one, ip in hosts.items()))
+    for rank in range(6):
+        node, peer = f"gpu-{rank // 2:02d}", f"10.3.40.{11 + rank // 2}"
+        lines = [
+            f"{node}:{31 + rank}:55 [0] NCCL INFO Bootstrap : Using eth0:{hosts[node]}<0>",
+            f"{node}:{31 + rank}:55 [0] NCCL INFO comm 0x55d0 rank {rank} nranks 8 cudaDev 0 busId"
+            f" {rank + 1}0000 - Init COMPLETE",
+            f"{node}:{31 + rank}:77 [0] misc/socket.cc:58 NCCL WARN socketProgressOpt: Call to recv"
+            f" from {peer}<41256> failed : Connection reset by peer",
+            f"[rank{rank}]: Traceback (most recent call last):",
+            f'[rank{rank}]:   File "/src/train.py", line 716, in train_step',
+            f'[rank{rank}]:   File "/src/p2p.py", line 162, in _communicate',
+            f"[rank{rank}]: torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp"
+            ":2019, remote process exited or there was a network error, NCCL version 2.22.3",
+        ]
+        (tmp_path / f"job.{rank}.log").write_text("\n".join(lines) + "\n")
+    found = diagnose([tmp_path])
+    assert [one.name for one in found.nodes[:1]] == ["node gpu-03"]
+    assert found.stage == "train"
+
+
 ENDED = (
     "slurmstepd: error: *** JOB 71 ON node017 CANCELLED AT 2026-02-03T04:06:00 ***",
     "slurmstepd: error: *** JOB 71 ON node017 CANCELLED AT 2026-02-03T04:06:00"

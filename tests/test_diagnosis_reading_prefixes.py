@@ -108,6 +108,16 @@ def test_prefixes_stack(outer, inner, host):
     assert lines[5][start:] == text.encode()
 
 
+def test_a_role_called_rank_states_the_rank_within_the_node():
+    """As torchtitan starts torchrun: --role rank --tee 3."""
+    lines = [b"[rank3]:[rank11]:[W] slow", b"[rank3]:[titan] step 1", b"[rank2]:[titan] step 1"]
+    parser = PrefixParser.learn(lines)
+    found = [parser.split(line)[0] for line in lines]
+    assert [(one.local_rank, one.rank) for one in found] == [(3, 11), (3, None), (2, None)]
+    of_first_node = PrefixParser.learn([b"[rank3]:[rank3]:[W] slow", *lines[1:]])
+    assert of_first_node.split(lines[1])[0].rank == 3
+
+
 def test_the_same_speaker_is_the_same_object():
     prefixes = PrefixParser()
     first, again = (prefixes.split(b"[rank3]: " + text)[0] for text in (b"a", b"b"))

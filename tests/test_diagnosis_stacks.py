@@ -55,6 +55,41 @@ def test_the_rank_that_only_heard_of_the_timeouts_is_named(tmp_path: Path) -> No
     assert (found.cause, ranks_of(found)) == ("nccl_timeout", [5])
 
 
+def test_the_rank_that_goes_on_to_retry_its_read_kept_the_others_waiting(tmp_path: Path) -> None:
+    said = "datasets.utils.file_utils - WARNING - Got disconnected from remote data host. Retrying"
+    text = timeouts(8, but=5)
+    before, ends = text.split("[rank0]:[E304", 1)
+    retries = "".join(f"[rank5]: 2025-03-04 10:{at}:00 {said} [{at}/20]\n" for at in (10, 20, 30))
+    after = f"[rank5]: 2025-03-04 10:40:00 {said} [4/20]\n"
+    (tmp_path / "job.log").write_text(f"{before}{retries}[rank0]:[E304{ends}{after}")
+    found = diagnose([tmp_path])
+    assert (found.cause, found.stage) == ("rank_kept_others_waiting", "load data")
+    assert ranks_of(found) == [5]
+
+
+def test_a_job_that_a_person_cancels_hours_later_hung_where_its_stacks_stand(
+    tmp_path: Path,
+) -> None:
+    steps = [
+        f"[rank{rank}]: 2026-11-24 03:{at:02d}:00 step {at} loss 2.1"
+        for at in range(30)
+        for rank in range(8)
+    ]
+    end = (
+        "slurmstepd-gpu-07: error: *** JOB 48 ON gpu-07 CANCELLED AT 2026-11-24T05:36:22 DUE to"
+        " SIGNAL Terminated ***"
+    )
+    (tmp_path / "job.out").write_text("\n".join([*steps, end]) + "\n")
+    stacks = [
+        f"### SLURM_PROCID={rank}\n"
+        + stack(4000 + rank, READS if rank == 5 else WAITS.format(op="all_reduce"))
+        for rank in range(8)
+    ]
+    (tmp_path / "pyspy.txt").write_text("\n".join(stacks))
+    found = diagnose([tmp_path])
+    assert (found.cause, found.stage, ranks_of(found)) == ("training_hung", "load data", [5])
+
+
 def test_all_ranks_that_time_out_accuse_nobody(tmp_path: Path) -> None:
     text = timeouts(8, but=9).split("[rank9]:", maxsplit=1)[0]
     (tmp_path / "job.log").write_text(text)

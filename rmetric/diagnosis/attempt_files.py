@@ -76,7 +76,11 @@ def _are_attempts(groups: Sequence[Sequence[Part]]) -> bool:
     for before, after in pairwise(spans):
         if before is None or after is None or after[0] <= max(before[1], before[0] + MIN_SECONDS):
             return False
-    kinds = [_beginning(group) for group in groups]
+    # One that failed before its program began has other first lines.
+    worked = [
+        group for group in groups if any(one.stream.steps for part in group for one in part.streams)
+    ]
+    kinds = [_beginning(group) for group in (worked if len(worked) > 1 else groups)]
     return all(
         len(before & after) >= max(1.0, MIN_SHARED * min(len(before), len(after)))
         for before, after in pairwise(kinds)

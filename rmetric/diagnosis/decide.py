@@ -50,7 +50,7 @@ from rmetric.diagnosis.inferred_causes import (
     InferredCause,
 )
 from rmetric.diagnosis.ingest import ingest_attempts
-from rmetric.diagnosis.job import Job, JobStream, Occurrence
+from rmetric.diagnosis.job import Job, JobStream, Match, Occurrence
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.library.load import SPECIFIC
 from rmetric.diagnosis.lost_connections import (
@@ -119,6 +119,8 @@ MISSING = ("GPU not available",)
 #: Entries of a stream that are its end.
 NUM_FINAL_ENTRIES = 3
 
+#: Stages that a job leaves with its first step.
+_BEFORE_TRAINING = ("launch", "initialise", "load data", "compile")
 #: Family of faults -> the stage in which most of them come, where a log tells nothing else.
 _STAGE_OF_FAMILY = {
     "missing module": "launch",
@@ -298,11 +300,9 @@ def decide(
     signs += rank_evidence.evidence_from_links(job, causes)
     if switches.unfiltered:
         # A rank without the error of all others explains the losses better than their order.
-        signs += (
-            rank_evidence.evidence_from_echoes(job, causes)
-            or evidence_from_remote_hosts(job, causes)
-            or evidence_from_lost_connections(job, causes)
-        )
+        remote = evidence_from_remote_hosts(job, causes)
+        without = rank_evidence.evidence_from_echoes(job, causes)
+        signs += [*remote, *without] or evidence_from_lost_connections(job, causes)
     if beside.awaited or hang:
         signs = [one for one in signs if one.stream in beside.awaited or one.kind not in OF_ENDS]
     absent = {
@@ -450,8 +450,8 @@ class _Case:
                 stage=blocked,
             )
         stream = self.job.streams.get(suspects[0].name) if len(suspects) == 1 else None
-        last = self._last_own(stream) if stream is not None else None
-        if last is None or "\n" in last.text or not self.ordering.after(symptom.first, last):
+        last = self._last_own(stream, symptom.first) if stream is not None else None
+        if last is None or "\n" in last.text:
             return None
         furthest = self.job.furthest
         if furthest is not None and furthest.last_step_at is not None:
@@ -653,7 +653,10 @@ class _Case:
         at = self._last_own(own) if own and own.name in apart else None
         text = self._stood_in(who) or hang.last_words or (at.text if at else "")
         return self._result(
-            stage=(stage_of_wait(text) if text else "") or self._blocked_in() or self._stage(place),
+            stage=self.beside.awaited.get(who.name if who else "")
+            or (stage_of_wait(text) if text else "")
+            or self._blocked_in()
+            or self._stage(place),
             outcome="failed",
             cause=HUNG.id,
             family=HUNG.family,
@@ -679,10 +682,14 @@ class _Case:
         """Names of the ranks whose stack is not that of most."""
         return {one.stream for one in self.beside.signs if one.kind == "stack"}
 
-    def _last_own(self, stream: JobStream) -> Occurrence | None:
-        """A rank's last entry that is of no cause: a launcher's report may name it too."""
+    def _last_own(self, stream: JobStream, before: Occurrence | None = None) -> Occurrence | None:
+        """A rank's last entry that is of no cause: a launcher's report may name it too.
+
+        Before another entry, where one is given.
+        """
         events = {event for one in self.causes for each in one.matches for event in each.events}
-        return next((one for one in reversed(stream.tail) if one.event not in events), None)
+        own = (one for one in reversed(stream.tail) if one.event not in events)
+        return next((one for one in own if not before or self.ordering.after(before, one)), None)
 
     def _deviating_start(self) -> RankEvidence | None:
         """The deviating settings of the first suspect, if the job never reached a step."""
@@ -820,11 +827,19 @@ class _Case:
         if not hardware or not self.job.trained:
             stage = stage or _first_stage([match.first.text for match in matches])
         stage = stage or self.found.stage
+        if stage in _BEFORE_TRAINING and not self.job.trained and self._in_training(matches):
+            stage = "train"  # without a line of a step, which few ranks write
         if stage:
             return stage
         probable = map(probable_stage_of, [place.text, *own] if place else [])
         family = self.causes[0].signature.family if self.causes else ""
         return next(filter(None, probable), "") or _STAGE_OF_FAMILY.get(family, "")
+
+    def _in_training(self, matches: Sequence[Match]) -> bool:
+        """Return True if the traceback of a rank's failure passes through the training loop."""
+        events = {event for match in matches for event in match.events}
+        entries = (one for stream in self.job.streams.values() for one in stream.tail)
+        return any(stage_of(one.text) == "train" for one in entries if one.event in events)
 
     def _time(self, place: Occurrence | None) -> float | None:
         """Time of an entry; of one without, that of the next in its file, or its stream's last."""

@@ -207,6 +207,8 @@ class Job:
         tasks_launch: a task of srun is no rank, but starts those of its node.
         ranks_per_node: None where no line states it, or where nodes differ.
         node_of_rank: rank -> node.
+        nodes: in the order of their ranks, where a list was given.
+        node_of_address: address -> node, as the node states it, or a list of hosts.
         rank_of_gpu: (node, bus and device of its GPU: "bb:00") -> rank.
         rank_of_pid: (node, process) -> rank.
         matches: (signature, stream) -> match.
@@ -229,6 +231,8 @@ class Job:
     ranks_per_node: int | None = None
     tasks_launch: bool = False
     node_of_rank: dict[int, str] = field(default_factory=dict)
+    nodes: list[str] = field(default_factory=list)
+    node_of_address: dict[str, str] = field(default_factory=dict)
     rank_of_gpu: dict[tuple[str, str], int] = field(default_factory=dict)
     rank_of_pid: dict[tuple[str | None, int], int] = field(default_factory=dict)
     odd_iterations: dict[str, Iteration[Occurrence]] = field(default_factory=dict)
@@ -265,7 +269,11 @@ class Job:
         """The stream's own, or its rank's; None where not known."""
         if stream.node is not None or stream.rank is None:
             return stream.node
-        return self.node_of_rank.get(stream.rank)
+        if stream.rank in self.node_of_rank:
+            return self.node_of_rank[stream.rank]
+        each = self.ranks_per_node or 0
+        whole = stream.rank < len(self.nodes) * each == self.world_size
+        return self.nodes[stream.rank // each] if whole else None
 
     @property
     def ranks_of_numbers(self) -> dict[int, set[int]]:

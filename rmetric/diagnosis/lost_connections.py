@@ -61,22 +61,26 @@ def evidence_from_lost_connections(job: Job, causes: Sequence[Cause]) -> list[Ra
 def evidence_from_remote_hosts(job: Job, causes: Sequence[Cause]) -> list[RankEvidence]:
     """Evidence against the one node to which most lost connections led, by its name.
 
-    Of two nodes each names the other, so a node is named only where its own ranks name none.
+    Of two nodes each names the other, so a node is named only where its own ranks name none; what
+    is lost to the others is a consequence. An address counts where it is known whose it is: that of
+    a network card tells nothing.
     """
     nodes = {short(node): node for one in job.streams.values() if (node := job.node_of(one))}
     named: dict[str, set[str]] = defaultdict(set)
     reporting: set[str] = set()
     for cause in causes:
         for match in cause.matches if cause.signature.role == "echo" else ():
-            hosts = {fields.get("remote_host", "") for fields in match.named} - {""}
+            stated = {fields.get("remote_host", "") for fields in match.named} - {""}
+            hosts = {job.node_of_address.get(host, host) for host in stated}
             own = job.node_of(job.streams[match.stream])
             reporting |= {short(own)} if own and hosts else set()
             for host in hosts:
-                if not host[:1].isdigit():  # an address is of a network card
+                if not host[:1].isdigit():
                     named[_INTERFACE.sub("", short(host))].add(match.stream)
-    every = set().union(*named.values()) if named else set()
-    host, streams = max(named.items(), key=lambda one: len(one[1]), default=("", set()))
-    if len(streams) < 2 or len(streams) < MIN_NAMING_SHARE * len(every) or host in reporting:
+    lost = {host: streams for host, streams in named.items() if host not in reporting}
+    every = set().union(*lost.values()) if lost else set()
+    host, streams = max(lost.items(), key=lambda one: len(one[1]), default=("", set()))
+    if len(streams) < 2 or len(streams) < MIN_NAMING_SHARE * len(every):
         return []
     words = f"{len(streams)} others lost their connection to it"
     return [RankEvidence(f"node {nodes.get(host, host)}", "accused", words)]

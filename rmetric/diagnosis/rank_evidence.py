@@ -160,6 +160,8 @@ class RankIndex:
         if node is not None and len(self._on_node) > 1:
             return self._at(sorted(self._on_node.get(short(node), [])), local_rank)
         size = self._job.world_size or max(self.ranks.values(), default=0) + 1
+        if node in self._job.nodes and (each := self._job.ranks_per_node) and local_rank < each:
+            return self.without_logs([self._job.nodes.index(node) * each + local_rank])
         one_node = len(self._on_node) <= 1 and size <= (self._job.ranks_per_node or MAX_PER_NODE)
         name = f"rank {local_rank}"
         if not one_node:
@@ -172,10 +174,12 @@ class RankIndex:
     def _at(self, ranks: Sequence[tuple[int, str]], local_rank: int) -> list[str]:
         """The rank of a number among those of one node, some of which may be silent."""
         each = self._job.ranks_per_node
-        if not ranks or not each or len(ranks) == each:
+        in_row = bool(ranks) and ranks[-1][0] - ranks[0][0] == len(ranks) - 1
+        if not ranks or len(ranks) == each or (in_row and not each):
             return [name for _, name in ranks[local_rank : local_rank + 1]]
-        wanted = ranks[0][0] // each * each + local_rank
-        return [name for rank, name in ranks if rank == wanted]
+        wanted = ranks[0][0] // (each or MAX_PER_NODE) * (each or MAX_PER_NODE) + local_rank
+        # It may be known by another name of its node.
+        return [name] if self.is_known(name := f"rank {wanted}") else []
 
     def _streams_on(self, node: str, local_rank: str) -> list[str]:
         """Streams of a node: its ranks where they are known, else the node itself."""
@@ -606,6 +610,7 @@ def _not_enqueued(causes: Sequence[Cause]) -> list[RankEvidence]:
         behind = [name for name, (enqueued, _) in stated.items() if enqueued <= done]
         if (
             behind
+            and times > 1
             and times >= MIN_AGREEING_SHARE * (len(stated) - len(behind))
             and (len(behind) <= MAX_COMMON_SHARE * len(stated))
         ):

@@ -41,6 +41,7 @@ _FIRSTS = {
 }
 #: Share of a file's lines before which a collector of logs puts its own.
 COLLECTS = 0.9
+_TEED = re.compile(rb"\[rank(\d+)\]:\[rank(\d+)\]:")
 _LAUNCHES = re.compile(rb"--?nproc[_-]per[_-]node[= ]['\"]?(?:[2-9]|\d\d|gpu|auto)")
 #: Numbered words of prose and of training, which are no hosts.
 NO_HOST = re.compile(
@@ -121,6 +122,7 @@ class PrefixParser:
         behind: as `counted`, behind the time that a collector put before every line; None where
             none did.
         tasks_launch: the tasks of srun are launchers of several ranks each.
+        role_is_rank: "[rank3]:" states the rank within the node: torchrun's role is called so.
 
     Args:
         counted: names of the forms that count in this file only (forms.py).
@@ -134,10 +136,12 @@ class PrefixParser:
         stamped: bool = True,
         behind: Collection[str] | None = None,
         tasks_launch: bool = False,
+        role_is_rank: bool = False,
     ) -> None:
-        self.counted, self.behind, self.tasks_launch = set(counted), behind, tasks_launch
+        self.counted, self.behind = set(counted), behind
+        self.tasks_launch, self.role_is_rank = tasks_launch, role_is_rank
         known = None if behind is None else frozenset(behind)
-        self.forms = frozenset(self.counted), stamped, known, tasks_launch
+        self.forms = frozenset(self.counted), stamped, known, tasks_launch, role_is_rank
         self.pattern = pattern_of(frozenset(self.counted), stamped, known)
         used = self.counted.union(behind or ())
         self._forms = [*CUT, *(name for name in COUNTED if name in used)]
@@ -173,6 +177,7 @@ class PrefixParser:
             behind=behind,
             tasks_launch="srun" in {*counted, *(behind or ())}
             and (learnt._launches(lines, heads) or any(map(_LAUNCHES.search, lines))),
+            role_is_rank=any(b"]:[rank" in line and _two_ranks(line) for line in lines),
         )
 
     def _heads(self, lines: Sequence[bytes], known: HeadMatches) -> list[Spans]:
@@ -260,12 +265,21 @@ class PrefixParser:
             for name in self._forms:
                 one = _COMPILED[name].match(match.string, at)
                 if one and at < one.end() <= end:
+                    fields = _values(one.groupdict())
+                    if name == "torch" and self.role_is_rank and "torchrun" not in kinds:
+                        name, fields = "torchrun", {"local_rank": fields["rank"]}
                     kinds.append("srun" if name == "labelled" else name)
-                    found |= _values(one.groupdict())
+                    found |= fields
                     at = one.end()
                     break
             else:
                 break
+
+
+def _two_ranks(line: bytes) -> bool:
+    """Return True for a line of another rank than torchrun's prefix states: "[rank3]:[rank11]:"."""
+    found = _TEED.search(line, 0, HEAD)
+    return found is not None and found[1] != found[2]
 
 
 def _launched(prefix: Prefix) -> bool:

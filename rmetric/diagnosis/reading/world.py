@@ -112,6 +112,14 @@ _LIST = Sought(
 #: The report of torchrun: a host's line, then a rank's.
 _REPORT_HOST = Sought(rf"^\s*host +: {_HOST}\s*$", ("host ",))
 _REPORT_RANK = Sought(r"^\s*rank +: (\d+) \(local_rank", ("rank ",))
+#: The address of a node, as NCCL writes it behind the node's name, and in a file of hosts.
+_IP = r"(?P<address>\d{1,3}(?:\.\d{1,3}){3})"
+_OWN_ADDRESS = Sought(rf"\bBootstrap : Using \S+?:{_IP}<", ("bootstrap : using",))
+_HOST_LINE = Sought(
+    rf"^\s*(?:(?P<node>[A-Za-z][\w.-]*\d[\w.-]*)\s+{_IP}|{_IP.replace('address', 'first')}\s+"
+    r"(?P<named>[A-Za-z][\w-]*\d[\w.-]*)(?:\s+[A-Za-z][\w.-]*){0,3})\s*$",
+    ("...",),
+)
 _OF_SIZES = frozenset((*_SIZES, _NODES, _PER_NODE))
 _OF_NODES = frozenset(
     (
@@ -128,6 +136,8 @@ _OF_NODES = frozenset(
         _SPAWNED,
         _RANK_PID,
         _REPORT_PID,
+        _OWN_ADDRESS,
+        _HOST_LINE,
     )
 )
 _OF_RANKS = frozenset(stated_ranks.SOUGHT)
@@ -147,14 +157,15 @@ _STATES = re.compile(
     rb"|\b(?:i am|i'm|this is|my) (?:global )?rank\b|^hosts=|:::dlpal|nodelist=|srun: error: "
     rb"|(?:jax|coordinator|distributed)\b.{0,160}\bprocess\b|\[process=\]\[thread="
     rb"|^\s*host +: |^\s*rank +: |^\s*exitcode +: |world info dict: | spawned with command: "
-    rb"|\brank[ :=\[]{0,3}\b.{0,60}\bpid[ :=]"
+    rb"|\brank[ :=\[]{0,3}\b.{0,60}\bpid[ :=]|bootstrap : using "
+    rb"|^[\w\s.-]{0,80}\.\.\.[\w\s.-]{0,80}$"
 )
 
 
 #: Parts of lines, of which every match of `_STATES` has one.
 _PARTS = (
     b"rank", b"node", b"host", b"world", b"process", b"workers", b"nproc", b"num_local_procs",
-    b"n_gpus", b"member: /", b":::dlpal", b"srun: error: ", b"exitcode",
+    b"n_gpus", b"member: /", b":::dlpal", b"srun: error: ", b"exitcode", b"bootstrap : ", b"...",
 )  # fmt: skip
 
 
@@ -182,6 +193,7 @@ class World:
     Attributes:
         node_of_rank: rank -> node.
         node_of_task: task of srun -> node.
+        node_of_address: address -> node.
         rank_of_gpu: (node, bus and device of a GPU: "bb:00") -> rank.
         rank_of_pid: (node, process) -> rank.
         nodes: names of the nodes in the order of their numbers, where a list was given.
@@ -191,6 +203,7 @@ class World:
     def __init__(self) -> None:
         self.node_of_rank: dict[int, str] = {}
         self.node_of_task: dict[int, str] = {}
+        self.node_of_address: dict[str, str] = {}
         #: with the number of ranks of the communicator
         self._gpus: dict[tuple[str, str], tuple[int, int]] = {}
         self.nodes: list[str] = []
@@ -328,6 +341,7 @@ class World:
         """Add the world of other files of the same job."""
         self.node_of_rank = {**other.node_of_rank, **self.node_of_rank}
         self.node_of_task = {**other.node_of_task, **self.node_of_task}
+        self.node_of_address = {**other.node_of_address, **self.node_of_address}
         self.nodes = self.nodes or other.nodes
         for gpu, known in other._gpus.items():
             self._gpus[gpu] = max(self._gpus.get(gpu, known), known)
@@ -416,10 +430,19 @@ class World:
             self.node_of_rank[int(match[3])] = match[1]
         if _WORLD_INFO in may and (match := _WORLD_INFO.pattern.search(text)):
             gpus = {node: len(some.split(",")) for node, some in _INFO_NODE.findall(match[1])}
-            if len(gpus) > len(self.nodes):
+            if len(gpus) > len(self.nodes) and "localhost" not in gpus:
                 self.nodes = list(gpus)
             if len(set(gpus.values())) == 1:
                 self._per_node = max(self._per_node, *gpus.values())
+                self._num_nodes = max(self._num_nodes, len(gpus))
+        if _OWN_ADDRESS in may and (match := _OWN_ADDRESS.pattern.search(text)):
+            node = self._node(prefix.rank, prefix.task) if prefix.node is None else prefix.node
+            if node is not None:
+                self.node_of_address[match["address"]] = node
+        if _HOST_LINE in may and (match := _HOST_LINE.pattern.match(text)):
+            self.node_of_address[match["address"] or match["first"]] = (
+                match["node"] or match["named"]
+            )
         if _SPAWNED in may and (match := _SPAWNED.pattern.search(text)):
             self._spawned[prefix.node, int(match[1])] = int(match[2])
         if _TASKS in may and (match := _TASKS.pattern.match(text)):
