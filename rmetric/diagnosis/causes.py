@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rmetric.diagnosis.job import TAIL, Job, JobStream, Match, Occurrence
 from rmetric.diagnosis.ordering import Ordering, may_be_time_zone, stepping_streams
@@ -123,7 +123,11 @@ def collect(
         fatal = []
         for one in matches:
             own = [end for end in ends if end.stream not in alone or end.stream == one.stream]
-            if not _survived(job, one, signatures[name], own, ordering):
+            # Of a node's kernel and its rank, whose clocks may differ, either may be the last.
+            apart = one.first.file != one.last.file and signatures[name].role == "cause"
+            if not _survived(job, one, signatures[name], own, ordering) or (
+                apart and not _survived(job, _first_of(one), signatures[name], own, ordering)
+            ):
                 fatal.append(one)
         # What one node outlived is not what another one met later.
         kept = fatal if fatal and signatures[name].actor in MACHINES else matches
@@ -132,6 +136,10 @@ def collect(
             Cause(signature=signatures[name], matches=kept, last=last, survived=not fatal)
         )
     return sorted(causes, key=lambda one: ordering.key(one.first))
+
+
+def _first_of(match: Match) -> Match:
+    return replace(match, last=match.first)
 
 
 def ended_alone(job: Job, signatures: Mapping[str, Signature]) -> frozenset[str]:

@@ -305,6 +305,7 @@ def decide(
         signs += [*remote, *without] or evidence_from_lost_connections(job, causes)
     if beside.awaited or hang:
         signs = [one for one in signs if one.stream in beside.awaited or one.kind not in OF_ENDS]
+    signs = _without_absence_beside_hardware(causes, signs)
     absent = {
         one.stream
         for one in signs
@@ -321,6 +322,19 @@ def decide(
         beside=beside,
         operations=rank_evidence.other_operations(causes),
     ).diagnosis()
+
+
+def _without_absence_beside_hardware(
+    causes: Sequence[Cause], signs: Sequence[RankEvidence]
+) -> list[RankEvidence]:
+    """The evidence but for what others lack, where hardware that failed is known by its own log."""
+    lead = next((one for one in causes if one.signature.role in LEAD_ROLES), None)
+    own = {one.stream for one in signs if one.kind in ("own cause", "kernel")}
+    if lead is None or lead.score < LIKELY or lead.signature.of_two:
+        return list(signs)
+    if lead.signature.actor != "hardware" or own.isdisjoint(lead.streams):
+        return list(signs)
+    return [one for one in signs if one.stream in own or one.kind not in ABSENCE_KINDS]
 
 
 def _known(job: Job, siblings: Sequence[Job], pool: Pool | None) -> HealthyReference:

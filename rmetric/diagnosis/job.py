@@ -173,7 +173,16 @@ class Match:
 
 def span_of(streams: Iterable[JobStream]) -> tuple[float, float] | None:
     """First and last time with a year; without any, of all; None where nothing states one."""
-    ends = [end for one in streams for end in (one.first_time, one.last_time) if end is not None]
+    ends = [
+        end
+        for one in streams
+        for end in (
+            one.first_time,
+            one.last_time,
+            None if one.last_step_at is None else one.last_step_at.time,
+        )
+        if end is not None
+    ]
     dated = [end for end in ends if end >= NO_YEAR[1]] or ends
     return (min(dated), max(dated)) if dated else None
 

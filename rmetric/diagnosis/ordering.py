@@ -113,7 +113,9 @@ class Ordering:
         that the times contradict or do not state is `NEXT`.
         """
         mine, others = self.seconds(one), self.seconds(other)
-        seconds = mine - others if mine is not None and others is not None else None
+        seconds = None
+        if mine is not None and others is not None and _of_one_scale(mine, others):
+            seconds = mine - others
         if one.file == other.file:
             sign = (one.order > other.order) - (one.order < other.order)
             return sign * max((seconds or 0.0) * sign, NEXT)
@@ -136,6 +138,11 @@ class Ordering:
             return (0.0, one.order)
         seconds = self.seconds(one)
         return (inf if seconds is None else seconds, one.order)
+
+
+def _of_one_scale(one: float, other: float) -> bool:
+    """False for seconds since boot beside a date."""
+    return (one < NO_YEAR[0]) == (other < NO_YEAR[0])
 
 
 def may_be_time_zone(seconds: float) -> bool:
@@ -171,12 +178,13 @@ def stage_at(job: Job, place: Occurrence, ordering: Ordering) -> str:
     stage = stage_now(job, place)
     if stage in (_LAUNCHING if own else _STARTING):
         kept = [entry for one in own or stepping for entry in (*one.tail, one.last_step_at)]
+        latest = ordering.at_latest(place) or place
         working = [
             entry
             for entry in kept
             if entry is not None
             and entry.stage not in _LAUNCHING
-            and not ordering.after(entry, place)
+            and not ordering.after(entry, place if entry.file == place.file else latest)
         ]
         # Of another file, an entry without a time may as well have come later.
         placed = [one for one in working if one.time is not None or one.file == place.file]
