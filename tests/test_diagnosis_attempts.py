@@ -394,6 +394,25 @@ def test_a_start_that_fails_before_its_program_begins_is_an_attempt_too(tmp_path
     assert [one.last_step for one in found.attempts] == [39, None, 39]
 
 
+def test_a_date_and_a_time_in_the_names_are_one_number(tmp_path):
+    names = ["run_20240611_0914.log", "run_20240611_1102.log", "run_20240612_0807.log"]
+    files = {
+        name: [*START, *[line.replace("04-08", f"04-{8 + at:02d}") for line in steps_at(1)], *OOM]
+        for at, name in enumerate(names)
+    }
+    assert len(of_files(tmp_path, files).attempts) == 3
+
+
+def test_a_scripts_own_line_begins_an_attempt_once(tmp_path):
+    """Whether the program's first lines recur or not."""
+    log = []
+    for at in (1, 2, 3):
+        log += [f"[Tue Mar 18 1{at}:45:11 UTC 2025] ===== run.sh: try {at} of 3 =====", *START[:2]]
+        log += [f"trainer {at} of another kind {'x' * at}", *steps_at(at), *OOM]
+    found = of_files(tmp_path, {"loop.log": log})
+    assert [one.last_step for one in found.attempts] == [39, 39, 39]
+
+
 def test_the_times_of_a_launcher_may_lack_the_year(tmp_path):
     files = {
         f"slurm-{number}.out": [

@@ -59,6 +59,65 @@ def test_the_node_to_which_all_connections_are_lost_is_known_by_its_address(
     assert found.stage == "train"
 
 
+def test_the_node_whose_tasks_all_end_first_is_named_in_the_launch(tmp_path: Path) -> None:
+    for node in range(3):
+        lines = [
+            f"{rank}: > initialising torch distributed, rank {rank}"
+            for rank in range(4 * node, 4 * node + 4)
+        ]
+        (tmp_path / f"gpu-{node:02d}.out").write_text("\n".join(lines) + "\n")
+    end = [
+        "12: slurmstepd: error: pyxis: container start failed with error code: 1",
+        "12: slurmstepd: error: pyxis:     enroot-mount: failed to mount: /mnt/x: No such file",
+    ]
+    (tmp_path / "gpu-03.out").write_text("\n".join(end) + "\n")
+    (tmp_path / "job.out").write_text(
+        "srun: error: gpu-03: tasks 12-15: Exited with exit code 1\n"
+        "srun: error: gpu-00: tasks 0-3: Terminated\n"
+    )
+    found = diagnose([tmp_path])
+    assert (found.cause, found.stage) == ("container_start_failed", "launch")
+    assert [one.name for one in found.nodes[:1]] == ["node gpu-03"]
+
+
+def test_the_rank_that_all_others_name_is_named(tmp_path: Path) -> None:
+    lines = [
+        line
+        for rank in range(8)
+        for line in (
+            f"[rank{rank}]: torch.distributed.checkpoint.api.CheckpointException:"
+            " CheckpointException ranks:dict_keys([3])",
+            f"[rank{rank}]: RuntimeError: PytorchStreamReader failed reading zip archive: failed"
+            " finding central directory",
+        )
+    ]
+    (tmp_path / "job.log").write_text("\n".join(lines) + "\n")
+    found = diagnose([tmp_path])
+    assert found.cause == "checkpoint_corrupt"
+    assert [one.rank for one in found.nodes] == [3]
+
+
+def test_a_port_that_went_down_comes_before_the_messages_without_an_answer(tmp_path: Path) -> None:
+    """The kernel's clock is in UTC; the console's is not, and its messages state no time."""
+    steps = [f"2025-11-16 02:{at:02d}:00 step {at} loss 2.1" for at in range(60)]
+    lost = (
+        "node-{0}:11:12 [5] transport/net_ib.cc:2228 NCCL WARN NET/IB: Got completion from peer"
+        " 10.9.2.{1}<50340> with status=IBV_WC_RETRY_EXC_ERR(12) opcode=1 vendor_err=129"
+    )
+    port = "node-02:11:13 [5] transport/net_ib.cc:188 NCCL WARN NET/IB : mlx5_5:1 Got async event"
+    console = [*steps, f"{port} : port error", lost.format("01", 2), lost.format("02", 1)]
+    (tmp_path / "console.log").write_text("\n".join(console) + "\n")
+    journal = [
+        "2025-11-15T18:56:34.940565+00:00 node-02 sshd[90211]: Connection closed",
+        "2025-11-15T19:00:07.311886+00:00 node-02 kernel: mlx5_core 0000:a8:00.0: Port module"
+        " event[error]: module 0, Cable error, High Temperature",
+    ]
+    (tmp_path / "node-02.journal.txt").write_text("\n".join(journal) + "\n")
+    found = diagnose([tmp_path])
+    assert found.cause == "ib_port_error"
+    assert [one.node for one in found.nodes[:1]] == ["node-02"]
+
+
 ENDED = (
     "slurmstepd: error: *** JOB 71 ON node017 CANCELLED AT 2026-02-03T04:06:00 ***",
     "slurmstepd: error: *** JOB 71 ON node017 CANCELLED AT 2026-02-03T04:06:00"

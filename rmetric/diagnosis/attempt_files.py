@@ -53,11 +53,15 @@ def attempts_by_name(files: Files) -> list[list[Part]]:
         _NUMBER.findall(part.source.name) if form in common else []
         for part, form in zip(parts, forms, strict=True)
     ]
-    for place in range(min(max(map(len, numbers), default=0), 8)):
-        groups: dict[int, list[Part]] = defaultdict(list)
+    most = min(max(map(len, numbers), default=0), 8)
+    # A date and a time are two numbers; one alone is of an attempt, a rank or anything.
+    places = [slice(0, end) for end in range(most, 1, -1)]
+    for place in [*places, *(slice(at, at + 1) for at in range(most))]:
+        groups: dict[tuple[int, ...], list[Part]] = defaultdict(list)
         others: list[Part] = []
         for part, found in zip(parts, numbers, strict=True):
-            (groups[int(found[place])] if place < len(found) else others).append(part)
+            key = tuple(map(int, found[place]))
+            (groups[key] if len(found) >= place.stop else others).append(part)
         if 1 < len(groups) <= MAX_ATTEMPTS:
             ordered = [groups[number] for number in sorted(groups)]
             if _are_attempts(ordered):

@@ -102,6 +102,7 @@ class StartMarks:
     Attributes:
         restarts: (line, steps before it) of a launcher's lines that it starts its ranks again.
         worked: line of the first step or announcement of training.
+        steps: number of step lines so far.
     """
 
     def __init__(self) -> None:
@@ -116,8 +117,7 @@ class StartMarks:
         #: lines of failures and planned ends, and those of them that no rank wrote
         self._ends: list[int] = []
         self._ends_of_job: list[int] = []
-        #: number of step lines, and the last
-        self._steps = self._last_step = 0
+        self.steps = self._last_step = 0
         self._origin = (0, 0)  # numbers of steps and ends before the attempt
         #: entry -> its occurrences, the steps before the last, the different numbers of steps
         self._seen: dict[int, list[int]] = {}
@@ -126,17 +126,17 @@ class StartMarks:
     @property
     def under_way(self) -> bool:
         """True if the attempt made progress or failed."""
-        return (self._steps, len(self._ends)) != self._origin
+        return (self.steps, len(self._ends)) != self._origin
 
     def begin_attempt(self) -> None:
         """Record that an attempt begins."""
-        self._origin = (self._steps, len(self._ends))
+        self._origin = (self.steps, len(self._ends))
 
     def follows(self, template: int) -> bool:
         """True if the entry is one of the beginning, and every occurrence is wanted."""
         if template in self._seen:
             return True
-        begins = not self._steps and len(self._seen) < MAX_TEMPLATES
+        begins = not self.steps and len(self._seen) < MAX_TEMPLATES
         if begins and template not in self._dropped:
             self._seen[template] = [0, -1, 0]
             return True
@@ -152,7 +152,7 @@ class StartMarks:
         if seen is None:
             return False
         seen[0] += 1
-        steps = self._steps
+        steps = self.steps
         if seen[1] != steps:
             seen[1] = steps
             seen[2] += 1
@@ -175,7 +175,7 @@ class StartMarks:
         """Count a step line."""
         if self.worked is None:
             self.worked = line
-        self._steps += 1
+        self.steps += 1
         self._last_step = line
 
     def add_end(self, line: int, rank: int = -1) -> None:
@@ -185,19 +185,23 @@ class StartMarks:
             if rank < 0:
                 self._ends_of_job.append(line)
 
-    def add_restart(self, line: int) -> None:
-        """Record that a launcher starts its ranks again."""
+    def add_restart(self, line: int, steps: int) -> None:
+        """Record that a launcher starts its ranks again, after so many step lines."""
         if len(self.restarts) < MAX_OCCURRENCES:
-            self.restarts.append((line, self._steps))
+            self.restarts.append((line, steps))
 
     def add_back(self, line: int, before: int, step: int, paused: bool) -> None:
         """Record a step line that falls back; at most `MAX_OCCURRENCES` are kept."""
         if len(self._backs) < MAX_OCCURRENCES:
             self._backs.append((line, before, step, paused))
 
+    def ends(self) -> list[int]:
+        """Lines of failures and planned ends, in order."""
+        return sorted(self._ends)
+
     def marks(self) -> list[Mark]:
         """All of them, in the order of their lines."""
-        ends, before, marks = sorted(self._ends), 0, list[Mark]()
+        ends, before, marks = self.ends(), 0, list[Mark]()
         for line, template, steps, last, rank in self._marks:
             while before < len(ends) and ends[before] < line:
                 before += 1
@@ -207,7 +211,7 @@ class StartMarks:
 
     def backs(self) -> list[StepBack]:
         """Step lines that fall back, in their order."""
-        ends = sorted(self._ends)
+        ends = self.ends()
         return [
             StepBack(line, before, step, bisect_left(ends, line), paused)
             for line, before, step, paused in self._backs
@@ -264,15 +268,30 @@ def starts_of(found: StartMarks) -> tuple[int, ...]:
     again = found.relaunch()
     if again is not None and found.worked is not None and (not starts or starts[0] > found.worked):
         starts = (again, *starts)
-    return _with_restarts(starts, marks, found.restarts)
+    return _with_restarts(starts, marks, found.restarts, found.ends())
 
 
 def _with_restarts(
-    starts: Sequence[int], marks: Sequence[Mark], restarts: Sequence[tuple[int, int]]
+    starts: Sequence[int],
+    marks: Sequence[Mark],
+    restarts: Sequence[tuple[int, int]],
+    ends: Sequence[int],
 ) -> tuple[int, ...]:
-    """Starts by the lines of launchers too; what begins behind such a line is the same one."""
+    """Starts by the lines of launchers too; what begins behind such a line is the same one.
+
+    So is what begins shortly before it, with nothing made and nothing failed in between.
+    """
     steps = {mark.line: mark.steps for mark in marks} if restarts else {}
-    stated = {line + 1: before for line, before in restarts}
+    stated = {
+        line + 1: before
+        for line, before in restarts
+        if not any(
+            start <= line
+            and steps.get(start, -1) == before
+            and bisect_left(ends, start) == bisect_left(ends, line)
+            for start in starts
+        )
+    }
     found = {
         start
         for start in starts

@@ -349,6 +349,8 @@ def _explained_by(one: Cause, live: Iterable[Cause], ordering: Ordering) -> Caus
         if not (before or _broke(other, one, ordering) or _is_reason(other, one, ordering)):
             continue
         apart = ordering.later_by(one.first, other.last) or 0.0
+        if other.last.file != one.first.file == other.first.file:  # the clock of another file
+            apart = min(apart, ordering.later_by(one.first, other.first) or 0.0)
         # Of one file a scheduler's clock may be that of another zone.
         of_zones = one.first.file == other.last.file and one.signature.role == "ending"
         of_zones = of_zones and not other.signature.survivable

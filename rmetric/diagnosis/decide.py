@@ -136,6 +136,8 @@ _STAGE_OF_FAMILY = {
     "numerics": "train",
 }
 
+#: Of what cannot begin, whatever the other ranks have begun meanwhile.
+_BEFORE_START = ("container_start_failed", "container_volume_failed")
 #: Where a stack tells of a rank, and nothing tells which.
 _SOME_RANK = Suspect(name="one rank", rank=None, node=None, score=1.0, why="")
 
@@ -825,6 +827,8 @@ class _Case:
 
     def _stage(self, place: Occurrence | None) -> str:
         """Stage from the own traceback, else the log, else other tracebacks, else the fault."""
+        if self.causes and self.causes[0].signature.id in _BEFORE_START:
+            return "launch"
         matches = [match for one in self.causes for match in one.matches]
         own = [
             one.text

@@ -72,16 +72,18 @@ class OpenEntry:
         last_line: number of its last line.
         states_step: it states a step.
         watched: the watch over iterations has counted it.
+        steps_before: number of the file's step lines before it.
     """
 
     __slots__ = (
-        "entry", "facts", "last_line", "leading_facts", "look", "raw", "states_step", "watched",
+        "entry", "facts", "last_line", "leading_facts", "look", "raw", "states_step",
+        "steps_before", "watched",
     )  # fmt: skip
 
     def __init__(self, raw: RawEntry, facts: Facts, text: bytes) -> None:
         self.raw, self.facts, self.leading_facts = raw, facts, facts
         self.look, self.states_step, self.watched = facts.look, False, False
-        self.last_line = raw[0]
+        self.last_line, self.steps_before = raw[0], 0
         self.entry = EntryText(clean(text))
 
 

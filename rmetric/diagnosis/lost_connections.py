@@ -22,6 +22,7 @@ MIN_STRENGTH = 0.3
 MIN_NAMING_SHARE = 0.75
 #: What the name of a host's network card has behind that of the host.
 _INTERFACE = re.compile(r"[-_.]?(?:ib|eth|hsn|bond|roce|opa)\d*$")
+_POD = re.compile(r"\d+-\d+-\d+-\d+\.([a-z][\w-]*)\.")
 #: Losses are in an order, or of few, if the best place is so many times better than the usual.
 MIN_BEST_TO_MEAN_RATIO = 1.2
 #: Losses run round the ring from a rank if at least this much of their order agrees with it; and
@@ -71,7 +72,7 @@ def evidence_from_remote_hosts(job: Job, causes: Sequence[Cause]) -> list[RankEv
     for cause in causes:
         for match in cause.matches if cause.signature.role == "echo" else ():
             stated = {fields.get("remote_host", "") for fields in match.named} - {""}
-            hosts = {job.node_of_address.get(host, host) for host in stated}
+            hosts = {_node_of(job, host) for host in stated}
             own = job.node_of(job.streams[match.stream])
             reporting |= {short(own)} if own and hosts else set()
             for host in hosts:
@@ -84,6 +85,16 @@ def evidence_from_remote_hosts(job: Job, causes: Sequence[Cause]) -> list[RankEv
         return []
     words = f"{len(streams)} others lost their connection to it"
     return [RankEvidence(f"node {nodes.get(host, host)}", "accused", words)]
+
+
+def _node_of(job: Job, host: str) -> str:
+    """A node by its address, or by the name that Kubernetes gives to a pod's address.
+
+    >>> _node_of(Job(), "10-244-6-37.gpt-worker-1.train.svc.cluster.local")
+    'gpt-worker-1'
+    """
+    pod = _POD.match(host)
+    return pod[1] if pod else job.node_of_address.get(host, host)
 
 
 def _orders(job: Job, causes: Sequence[Cause]) -> list[list[int]]:

@@ -473,6 +473,7 @@ class FilePass:
         if stream.state or facts.alone:
             stream.open = OpenEntry(raw, facts, text)
             stream.open.states_step = stream.open.watched = step is not None
+            stream.open.steps_before = self.marks.steps
         else:
             self._count(stream, raw, step is not None)
 
@@ -553,7 +554,7 @@ class FilePass:
             if signature.role in _ENDS and signature.confidence >= MIN_END_CONFIDENCE and not noted:
                 self.marks.add_end(entry.last_line, stream.number)
             if signature.id == RESTART:
-                self.marks.add_restart(raw[0])
+                self.marks.add_restart(raw[0], entry.steps_before)
 
     def _count(self, stream: LogStream, raw: RawEntry, watched: bool) -> None:
         template = raw[2]

@@ -130,12 +130,14 @@ class RankIndex:
 
     def node_of_all(self, names: Collection[str]) -> str | None:
         """The node, of several, whose ranks these are, all of them; None otherwise."""
-        if len(names) < 2 or len(self._on_node) < 2:
+        if len(names) < 2:
             return None
-        for node, ranks in self._on_node.items():
-            if set(names) == {name for _, name in ranks}:
-                return self._whole_name[node]
-        return None
+        on_nodes = {node: {name for _, name in ranks} for node, ranks in self._on_node.items()}
+        for rank, node in self._job.node_of_rank.items():
+            self._whole_name.setdefault(short(node), node)
+            on_nodes.setdefault(short(node), set()).add(f"rank {rank}")
+        found = next((node for node, ranks in on_nodes.items() if ranks == set(names)), None)
+        return self._whole_name[found] if found is not None and len(on_nodes) > 1 else None
 
     def only_node_of(self, matches: Sequence[Match]) -> str | None:
         """The node of these several ranks, where other nodes have ranks too; None otherwise."""
@@ -329,15 +331,16 @@ def _from_named(cause: Cause, index: RankIndex, none_logged: bool) -> list[RankE
     implicated: dict[str, str] = {}
     killed: dict[str, str] = {}
     aborted = False
+    agreed = _agreed(cause)
     for stream, fields in ((one.stream, each) for one in cause.matches for each in one.named):
         for name in index.implicated_ranks(fields, stream):
-            if not is_symptom or name not in index.innocent:
+            if not is_symptom or name not in index.innocent or name in agreed:
                 implicated[name] = words
                 aborted |= _signal(fields) == signal.SIGABRT
             if _signal(fields) in _KILL_SIGNALS:
                 killed[name] = f"terminated by {signal.Signals(_signal(fields)).name}"
     implicated, killed = index.prefer_known(implicated), index.prefer_known(killed)
-    whole = None if is_symptom else index.node_of_all(implicated)
+    whole = index.node_of_all(implicated)
     if whole is not None:  # of which no rank is more to blame than another
         implicated = {f"node {whole}": words}
     evidence = []
@@ -354,6 +357,17 @@ def _from_named(cause: Cause, index: RankIndex, none_logged: bool) -> list[RankE
             implicated, "accused" if states else "implicated", words, 1.0 if states else score
         )
     return evidence
+
+
+def _agreed(cause: Cause) -> frozenset[str]:
+    """The rank that several ranks name alike, as those that hear of a failed checkpoint do."""
+    told = [
+        (one.stream, each["rank"]) for one in cause.matches for each in one.named if "rank" in each
+    ]
+    ranks = {rank for _, rank in told}
+    streams = {stream for stream, rank in told if stream not in (f"rank {rank}", "")}
+    by_ranks = sum(stream.startswith("rank ") for stream in streams)
+    return frozenset(f"rank {rank}" for rank in ranks if len(ranks) == 1 and by_ranks > 1)
 
 
 def _from_ray(job: Job, cause: Cause) -> list[RankEvidence]:
