@@ -49,6 +49,20 @@ def test_no_rank_is_named_where_none_is_behind(tmp_path):
     assert not found.nodes
 
 
+def test_the_rank_that_does_not_finish_its_file_is_named(tmp_path):
+    file = "/ckpt/step40/zero_pp_rank_{}_mp_rank_00_optim_states.pt"
+    log = [f"[{at(10 * step)}] step {step} loss 2.1" for step in range(41)]
+    for said, seconds, done in (("Saving", 401, None), ("Saved", 409, 5)):
+        log += [
+            f"(Actor pid={6000 + rank}) [{at(seconds)}] [Torch] {said} {file.format(rank)}..."
+            for rank in range(8)
+            if rank != done
+        ]
+    found = judged(tmp_path, log, CANCEL, 3000)
+    assert (found.cause, found.stage) == ("training_hung", "checkpoint")
+    assert [one.rank for one in found.nodes] == [5]
+
+
 EVALUATED = [
     *trained(40),
     *(f"0: {at(400 + 60 * n)} Evaluating iter {n}/600" for n in range(590)),

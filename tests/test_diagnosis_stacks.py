@@ -67,6 +67,24 @@ def test_the_rank_that_goes_on_to_retry_its_read_kept_the_others_waiting(tmp_pat
     assert ranks_of(found) == [5]
 
 
+def test_dumps_that_follow_one_another_without_a_line_between_are_several(tmp_path: Path) -> None:
+    """faulthandler.dump_traceback_later(repeat=True) states no time; nothing ended the job."""
+    for rank in range(8):
+        waits = ("__next__", "data_loader.py") if rank == 5 else ("wait", "collectives.py")
+        dump = (
+            "Current thread 0x00007d1c05000740 (most recent call first):\n"
+            f'  File "/lib/{waits[1]}", line 359 in {waits[0]}\n'
+            '  File "/src/train.py", line 512 in train_loop\n'
+        )
+        steps = "".join(
+            f"I0512 05:47:{at:02d}.582 19 logger.py:190] completed step: {at}, loss: 4.2\n"
+            for at in range(39 if rank == 5 else 40)
+        )
+        (tmp_path / f"rank_{rank}.log").write_text(steps + 12 * dump)
+    found = diagnose([tmp_path])
+    assert (found.outcome, found.stage, ranks_of(found)) == ("failed", "load data", [5])
+
+
 def test_a_job_that_a_person_cancels_hours_later_hung_where_its_stacks_stand(
     tmp_path: Path,
 ) -> None:

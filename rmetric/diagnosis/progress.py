@@ -31,6 +31,14 @@ _RANK = re.compile(r"(?i)\b(?:global_|world_)?rank[ =:#]{0,2}(\d{1,6})\b")
 _WORK = re.compile(r"(?i)eval|valid|\btest|batch|sample|shard|export|upload|download|generat")
 #: Words of a rank that waits for something else than another rank.
 _OWN_WAIT = re.compile(r"(?i)\bwait(?:s|ed|ing)?\b|\bretr(?:y|ies|ying)\b|\bstarv|\bstall")
+#: What a rank begins to do with a file, and what it says when it is done.
+_BEGUN = re.compile(
+    r"(?i)\b(?:sav|writ|load|read|upload|download)ing (?:\w+ ){0,3}(?P<file>\S*/\S+)"
+)
+_DONE = re.compile(
+    r"(?i)\b(?:saved|written|wrote|loaded|read|uploaded|downloaded) (?:\w+ ){0,3}(?P<file>\S*/\S+)"
+)
+_RANK_OF_FILE = re.compile(r"(?i)(?<![a-z])rank[_=-]?0*(\d{1,6})(?!\d)")
 #: The signature of a script that ended a training without progress.
 WATCHED = "ended_without_progress"
 #: A hang is at least so many seconds, and so many times the longest pause between two steps.
@@ -187,7 +195,7 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
         return None
     spin = None if last_step is None else _spinning(job, last_step)
     idle, signs = _idle_gpus(job, spin), _fell_silent(job, entries) or behind
-    last = [] if signs else elsewhere
+    last = _unfinished(job, later) or ([] if signs else elsewhere)
     last = last if signs or last or idle else _last_words(later)
     return Hang(
         seconds=known,
@@ -451,6 +459,36 @@ def _last_words(later: Sequence[tuple[float, Occurrence]]) -> list[tuple[RankEvi
     words = f"the last entry before the silence is its own: {end_of(text)!r}"
     sign = RankEvidence(f"rank {int(ranks.pop())}", "behind", words, STRENGTH_ELSEWHERE)
     return [(sign, text)]
+
+
+def _unfinished(
+    job: Job, later: Sequence[tuple[float, Occurrence]]
+) -> list[tuple[RankEvidence, str]]:
+    """Evidence against the only one of several that began a file and is not done; its text."""
+    begun: dict[str, Occurrence] = {}
+    for _, entry in later:
+        if found := _BEGUN.search(entry.text):
+            begun[_name_of(found["file"])] = entry
+    done = {_name_of(found["file"]) for _, one in later if (found := _DONE.search(one.text))}
+    left = [name for name in begun if name not in done]
+    if len(left) != 1 or len(begun) - 1 < MIN_RANKS_ALIKE:
+        return []
+    entry = begun[left[0]]
+    # "zero_pp_rank_11_mp_rank_00": the number by which the files differ.
+    numbers = {name: _RANK_OF_FILE.findall(name.rpartition("/")[2]) for name in begun}
+    varying = [
+        number
+        for number, *others in zip(numbers[left[0]], *numbers.values(), strict=False)
+        if len(set(others)) > 1
+    ]
+    unknown = job.streams[entry.stream].rank is None and len(varying) == 1
+    name = f"rank {int(varying[0])}" if unknown else entry.stream
+    words = f"did not finish, as {len(begun) - 1} others did: {end_of(entry.text)!r}"
+    return [(RankEvidence(name, "behind", words), entry.text)]
+
+
+def _name_of(file: str) -> str:
+    return file.strip("'\"`.,:;()")
 
 
 def _alone_waiting(

@@ -37,7 +37,7 @@ _FRAME = re.compile(
 _BESIDES = re.compile(r"^(?:\s+(?:Arguments|Locals):|\s{8,}\S+: |Python v\d|\s*$)")
 #: Heads of the threads of faulthandler, the main thread's last, and their frames.
 _FAULT_THREAD = re.compile(
-    r"^(?:Current t|T)hread 0x[0-9a-f]+ .*\(most recent call first\):", re.MULTILINE
+    r"^(?:Current t|T)hread (?P<id>0x[0-9a-f]+) .*\(most recent call first\):", re.MULTILINE
 )
 _FAULT_FRAME = re.compile(
     r"^\s*File \"(?P<file>[^\"\n]+)\", line (?P<line>\d+) in (?P<name>\S+)", re.MULTILINE
@@ -356,7 +356,7 @@ def stacks_in_logs(job: Job, after: Callable[[Occurrence, Occurrence], bool]) ->
         dumps = last[one.name]
         if not dumps and one.last_step is None and rounds == {len(one.stacks)}:
             dumps = one.stacks[-1:]  # without a time, but all were asked as often
-        places = [frames_of_faulthandler(dump.text) for dump in dumps]
+        places = [frames for dump in dumps for frames in _of_main_thread(dump.text)]
         if places and places[-1]:
             stays = len(places) > 1 and places[0] == places[-1]
             found.append(
@@ -378,9 +378,21 @@ def _is_last(
 
 def frames_of_faulthandler(text: str) -> tuple[tuple[str, str, str], ...]:
     """(function, file, line) of the main thread, the innermost first; of several dumps the last."""
+    return next(reversed(_of_main_thread(text)), ())
+
+
+def _of_main_thread(text: str) -> list[tuple[tuple[str, str, str], ...]]:
+    """The frames of the main thread in each dump of an entry: of the thread that comes last."""
     heads = [*_FAULT_THREAD.finditer(text)]
-    main = text[heads[-1].end() :] if heads else ""
-    return tuple((one["name"], one["file"], one["line"]) for one in _FAULT_FRAME.finditer(main))
+    ends = [*(one.start() for one in heads[1:]), len(text)]
+    return [
+        tuple(
+            (one["name"], one["file"], one["line"])
+            for one in _FAULT_FRAME.finditer(text, head.end(), end)
+        )
+        for head, end in zip(heads, ends, strict=True)
+        if head["id"] == heads[-1]["id"]
+    ]
 
 
 def odd_stacks(stacks: Sequence[Stack]) -> dict[str, OddStack]:
