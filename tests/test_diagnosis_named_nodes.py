@@ -80,6 +80,36 @@ def test_the_node_whose_tasks_all_end_first_is_named_in_the_launch(tmp_path: Pat
     assert [one.name for one in found.nodes[:1]] == ["node gpu-03"]
 
 
+def test_of_two_devices_at_a_failed_link_the_one_whose_link_was_down_is_named(
+    tmp_path: Path,
+) -> None:
+    """By the table of hccn_tool in a file that is called after its node."""
+    for node, other in ((1, 2), (2, 1)):
+        rank = 8 * node - 3
+        lines = [
+            f"[2025-03-10 14:{at}:00] iteration {at}/ 500 | lm loss: 2.1" for at in range(10, 39)
+        ]
+        lines += [
+            f"EI0013: [PID: {700 + node}] 2025-03-10-06:39:31.16 An error CQE occurred. Local"
+            f" information: server 10.20.3.{node}, device ID 5, device IP 29.3.31.15. Peer"
+            f" information: server 10.20.3.{other}, device ID 5, device IP 29.3.44.15.",
+            "Root Cause (first observed failure):",
+            "[0]:",
+            "  time      : 2025-03-10_14:40:40",
+            f"  host      : npu-0{node}",
+            f"  rank      : {rank} (local_rank: 5)",
+            f"  exitcode  : 1 (pid: {700 + node})",
+        ]
+        (tmp_path / f"train_npu-0{node}.log").write_text("\n".join(lines) + "\n")
+    table = "[devid 5]    Mon Mar 10 14:38:53 2025    LINK UP\n"
+    (tmp_path / "hccn_npu-02.txt").write_text(
+        table + table.replace("53", "34").replace("UP", "DOWN")
+    )
+    found = diagnose([tmp_path])
+    assert found.cause == "hccl_link_error"
+    assert [one.rank for one in found.nodes[:1]] == [13]
+
+
 def test_the_rank_that_all_others_name_is_named(tmp_path: Path) -> None:
     lines = [
         line

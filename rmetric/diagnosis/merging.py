@@ -15,13 +15,16 @@ from rmetric.diagnosis.job import (
     JobStream,
     Match,
     Occurrence,
+    short,
     span_of,
 )
 from rmetric.diagnosis.part import Part, StreamPart
 from rmetric.diagnosis.patterns.not_finite import is_not_finite
+from rmetric.diagnosis.reading.file_names import has_name
 from rmetric.diagnosis.reading.layout import RankLayout, RankPlacement
-from rmetric.diagnosis.reading.prefixes import Prefix
+from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix
 from rmetric.diagnosis.reading.source import LogSource
+from rmetric.diagnosis.reading.world import World
 from rmetric.diagnosis.templates.events import Events
 
 #: Entries of one stream that are collected before the last of them are selected.
@@ -47,6 +50,8 @@ def layout_of(parts: Sequence[Part]) -> RankLayout:
     """Resolve rank and node of all streams, from all files of a job."""
     files = [(part.source, [one.prefix for one in part.streams], part.world) for part in parts]
     layout = RankLayout(files)
+    if _name_nodes(files, layout):
+        layout = RankLayout(files)
     wrong = [one for one, prefixes, _ in files if _is_host(one, prefixes, layout.world.size)]
     if not wrong:
         return layout
@@ -56,6 +61,24 @@ def layout_of(parts: Sequence[Part]) -> RankLayout:
         source.rank = source.local_rank = None
         source.node = source.node or (host[0] if host else None)
     return RankLayout(files)
+
+
+def _name_nodes(
+    files: Sequence[tuple[LogSource, Sequence[Prefix], World]], layout: RankLayout
+) -> bool:
+    """Give a file that states no writer the one node of the job that its name has in it."""
+    nodes = {source.node for source, _, _ in files} | set(layout.world.nodes)
+    nodes |= set(layout.world.node_of_rank.values())
+    names = sorted(node for node in nodes if node and any(map(str.isdigit, short(node))))
+    found = False
+    for source, prefixes, _ in files:
+        known = (source.rank, source.local_rank, source.node) != (None, None, None)
+        if known or any(prefix is not NO_PREFIX for prefix in prefixes):
+            continue
+        inside = [node for node in names if has_name(source.name, short(node))]
+        if len(inside) == 1:
+            source.node, found = inside[0], True
+    return found
 
 
 def _is_host(source: LogSource, prefixes: Sequence[Prefix], size: int | None) -> bool:

@@ -561,15 +561,31 @@ def evidence_from_waits(job: Job, causes: Sequence[Cause]) -> list[RankEvidence]
 
 
 def evidence_from_links(job: Job, causes: Sequence[Cause]) -> list[RankEvidence]:
-    """Evidence against the one device at which most of several failed links end."""
+    """Evidence against the one device at which most of several failed links end, or that was down.
+
+    The rank is known by its process, or by the stream of the entry.
+    """
     index = RankIndex(job)
     names: dict[tuple[str, str], str] = {}
-    links = set()
+    links, places = set(), dict[tuple[str, str], str]()
+    down = {
+        (stream, each["down_device"]) for stream, each in _entries(causes) if "down_device" in each
+    }
     for stream, fields in _entries(causes):
         if fields.keys() >= {"local_host", "local_device", "remote_host", "remote_device"}:
             own = fields["local_host"], fields["local_device"]
-            names.setdefault(own, stream)
+            of = job.ranks_of_numbers.get(int(fields.get("pid") or -1), set())
+            names.setdefault(own, f"rank {min(of)}" if len(of) == 1 else stream)
+            places[stream, own[1]] = names[own]
             links.add(frozenset((own, (fields["remote_host"], fields["remote_device"]))))
+    broken = [
+        (name, device) for (stream, device), name in places.items() if (stream, device) in down
+    ]
+    if len(broken) == 1:
+        ((name, device),) = broken
+        node = name.removeprefix("node ")
+        where = [name] if node == name else index.at(node, device)
+        return divided(where, "kernel", "its device's link was down") if len(where) == 1 else []
     ends = Counter(end for link in links for end in link).most_common(2)
     if len(links) < 2 or ends[0][1] == ends[1][1]:
         return []

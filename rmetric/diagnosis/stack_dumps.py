@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from rmetric.diagnosis.job import Job, JobStream, Occurrence, short
 from rmetric.diagnosis.patterns.stages import awaited
-from rmetric.diagnosis.reading.file_names import natural
+from rmetric.diagnosis.reading.file_names import has_name, natural
 from rmetric.diagnosis.reading.lines import unwrapped
 
 #: Least number of ranks with stacks, and least share of them in one place, for one to be odd.
@@ -280,7 +280,7 @@ def assign(
     nodes |= set(job.node_of_rank.values())
     for one in stacks:
         if one.node not in nodes:
-            named = [node for node in sorted(nodes) if _names(one.node or one.file, node)]
+            named = [node for node in sorted(nodes) if has_name(one.node or one.file, short(node))]
             one.node = named[0] if named else one.node
         rank: int | None = one.rank
         if rank is None and one.pid is not None:
@@ -306,11 +306,6 @@ def assign(
         elif one.node is not None:
             one.stream = f"node {one.node}"
     return list(stacks)
-
-
-def _names(file: str, node: str) -> bool:
-    """True if a file's name has the whole name of a node in it."""
-    return re.search(rf"(?<![a-zA-Z\d]){re.escape(short(node))}(?![a-zA-Z\d])", file) is not None
 
 
 def _by_order(job: Job, stacks: Sequence[Stack]) -> None:

@@ -102,6 +102,15 @@ def is_kernel_log(name: str) -> bool:
     return _KERNEL_LOG.search(name) is not None
 
 
+def has_name(file: str, node: str) -> bool:
+    """Return True if a file's name has the whole name of a node in it.
+
+    >>> has_name("hccn_gpu-04.txt", "gpu-04"), has_name("gpu-041.log", "gpu-04")
+    (True, False)
+    """
+    return re.search(rf"(?<![a-zA-Z\d]){re.escape(node)}(?![a-zA-Z\d])", file) is not None
+
+
 def natural(name: str) -> list[tuple[int, str]]:
     """Sort key by which rank_2 precedes rank_10."""
     parts = re.split(r"(\d+)", name)
