@@ -168,6 +168,24 @@ def test_a_rank_of_deepspeeds_launcher_is_placed_by_its_list_of_nodes(tmp_path: 
     assert [(one.rank, one.node) for one in found.nodes[:1]] == [(7, "gpu-02")]
 
 
+def test_the_process_that_the_kernel_kills_is_known_by_torchruns_report(tmp_path: Path) -> None:
+    lines = [
+        "W0408 21:00:00.0 77042 torch/distributed/run.py:792] nproc_per_node=8 nnodes=1",
+        *(f"2025-04-08 21:{at}:00 INFO step {at} loss 2.1" for at in range(10, 40)),
+        "E0408 21:42:43.0 77042 torch/distributed/elastic/multiprocessing/api.py:869] failed"
+        " (exitcode: -9) local_rank: 5 (pid: 77123) of binary: /bin/python3.11",
+    ]
+    (tmp_path / "slurm-22.out").write_text("\n".join(lines) + "\n")
+    kernel = "Memory cgroup out of memory: Killed process 77123 (python3.11) total-vm:86410232kB"
+    oom = "python3.11 invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0"
+    (tmp_path / "a100n21.dmesg-T.txt").write_text(
+        f"[Tue Apr  8 21:42:39 2025] {oom}\n[Tue Apr  8 21:42:39 2025] {kernel}\n"
+    )
+    found = diagnose([tmp_path])
+    assert found.family == "oom killer"
+    assert [(one.rank, one.node) for one in found.nodes[:1]] == [(5, "a100n21")]
+
+
 def test_a_process_number_is_no_rank(tmp_path: Path) -> None:
     end = (
         "gpu-07:1003:1003 [3] NCCL WARN Cuda failure 'out of memory'",

@@ -431,9 +431,14 @@ def _from_writers(cause: Cause, index: RankIndex) -> list[RankEvidence]:
     return divided(names, "accused", f"logged: {cause.signature.title}", cause.score)
 
 
+def _of_process(job: Job, node: str, pid: int) -> int | None:
+    rank = job.rank_of_pid.get((node, pid))
+    return job.rank_of_pid.get((None, pid)) if rank is None else rank
+
+
 def _from_kernel(job: Job, cause: Cause) -> list[RankEvidence]:
     """Evidence against the ranks whose GPUs or processes a node's kernel names."""
-    if cause.follows:
+    if cause.follows and cause.signature.family != "oom killer":  # which says several things
         return []
     ranks: dict[int, str] = {}
     for match in cause.matches:
@@ -444,7 +449,7 @@ def _from_kernel(job: Job, cause: Cause) -> list[RankEvidence]:
             address, pid = _PCI.search(fields.get("gpu", "")), fields.get("pid", "")
             if address and (rank := job.rank_of_gpu.get((node, address[1].lower()))) is not None:
                 ranks[rank] = "GPU"
-            elif pid.isdigit() and (rank := job.rank_of_pid.get((node, int(pid)))) is not None:
+            elif pid.isdigit() and (rank := _of_process(job, node, int(pid))) is not None:
                 ranks[rank] = "process"
     if len({match.stream for match in cause.matches}) > len(ranks):
         return []  # another node's is not known

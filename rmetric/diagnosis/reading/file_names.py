@@ -36,7 +36,7 @@ _MACHINE = (
 )
 #: Files of a machine's own log, whose lines may not name the host.
 _KERNEL_LOG = re.compile(
-    rf"(?i)(?:^|/)(?:(?P<before>{_MACHINE})[-_.])?(?:dmesg|kern(?:el)?|syslog|messages|journal(?:ctl)?)"
+    rf"(?i)(?:^|/)(?:(?P<before>{_MACHINE})[-_.])?(?:dmesg(?:-T)?|kern(?:el)?|syslog|messages|journal(?:ctl)?)"
     rf"(?:[-_.](?P<after>{_MACHINE}))?(?:[-_.](?:log|txt|out|gz|bz2|xz|zst|\d+))*$"
     r"|(?:^|/)(?:dmesg|kern(?:el)?|syslog|messages|journal(?:ctl)?)(?:[-_.]?logs?)?/"
     rf"(?P<inside>{_MACHINE})(?:[-_.](?:log|txt|out|kern|gz|bz2|xz|zst))*$"

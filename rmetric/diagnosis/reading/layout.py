@@ -11,14 +11,12 @@ from rmetric.diagnosis.reading.file_names import natural
 from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix
 from rmetric.diagnosis.reading.source import LogSource
 from rmetric.diagnosis.reading.stated_ranks import StatedRanks
-from rmetric.diagnosis.reading.world import World
+from rmetric.diagnosis.reading.world import MOST_PER_NODE, World
 
 #: The difference between the names of two files of one process.
 _OUTPUT = re.compile(r"(?i)(?<![a-z])(?:std)?(?:out|err)(?![a-z])")
 #: A host of SageMaker, which counts them from 1.
 _ALGO = re.compile(r"algo-(\d{1,4})")
-#: Ranks of a node at most, where no line states them.
-MOST_PER_NODE = 8
 #: A node of one process, as "worker-6".
 _NUMBERED = re.compile(r"[A-Za-z]+[-_.=]?(\d{1,6})")
 
@@ -206,7 +204,8 @@ class RankLayout:
         each, size = self.world.per_node, self.world.size or 0
         if not each and size % len(self._devices) == 0:
             each = size // len(self._devices)
-        if not each or device >= each or len(self._devices[node]) < 2:
+        # A process that sees one GPU alone calls it 0.
+        if not each or device >= each or self._devices[node] <= {0}:
             return None
         on_node = {rank for rank, name in self.world.node_of_rank.items() if name == node}
         firsts = {rank // each for rank in on_node or self._ranks_in[source.name]}

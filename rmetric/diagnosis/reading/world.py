@@ -15,6 +15,8 @@ from rmetric.diagnosis.reading.stated_ranks import StatedRanks
 MANY_RANKS = 1 << 30
 #: A larger number is no number of ranks.
 MAX_RANKS = 1 << 20
+#: Ranks of a node at most, where no line states them.
+MOST_PER_NODE = 8
 #: Hosts of one list; a longer one is no list of hosts.
 MAX_HOSTS = 100_000
 _PART = re.compile(r"([^,\s\[\]]*)(?:\[([\d,-]+)\])?([^,\s\[\]]*)")
@@ -98,6 +100,8 @@ _SPAWNED = Sought(
     r"\bprocess (\d{1,9}) spawned with command: .*--local[_-]rank=(\d{1,4})\b",
     (" spawned with command: ",),
 )
+#: A process that torchrun reports, by its rank within the node.
+_CHILD_PID = Sought(r"\blocal_rank: (\d{1,4}) \(pid: (\d{1,9})\) of binary", ("local_rank: ",))
 #: The process of a rank, in one line, and in torchrun's report, where its rank stands above it.
 _RANK_PID = Sought(
     r"(?i)\brank[ :=\[]{0,3}(\d{1,6})\b[^\n]{0,60}?\bpid[ :=]{1,3}(\d{1,9})\b", ("rank",), ("pid",)
@@ -136,6 +140,7 @@ _OF_NODES = frozenset(
         _SPAWNED,
         _RANK_PID,
         _REPORT_PID,
+        _CHILD_PID,
         _OWN_ADDRESS,
         _HOST_LINE,
     )
@@ -157,7 +162,7 @@ _STATES = re.compile(
     rb"|\b(?:i am|i'm|this is|my) (?:global )?rank\b|^hosts=|:::dlpal|nodelist=|srun: error: "
     rb"|(?:jax|coordinator|distributed)\b.{0,160}\bprocess\b|\[process=\]\[thread="
     rb"|^\s*host +: |^\s*rank +: |^\s*exitcode +: |world info dict: | spawned with command: "
-    rb"|\brank[ :=\[]{0,3}\b.{0,60}\bpid[ :=]|bootstrap : using "
+    rb"|\brank[ :=\[]{0,3}\b.{0,60}\bpid[ :=]|bootstrap : using |local_rank: {1,2}\(pid: "
     rb"|^[\w\s.-]{0,80}\.\.\.[\w\s.-]{0,80}$"
 )
 
@@ -289,6 +294,8 @@ class World:
             number = self.nodes.index(node) if node in self.nodes else None
             if number is not None and each and local < each:
                 found.setdefault((node, pid), number * each + local)
+            elif not self.several_nodes and local < (size or each or 0) <= (each or MOST_PER_NODE):
+                found.setdefault((node, pid), local)
         return found
 
     def _add_gpu(self, node: str | None, text: str, size: int, rank: int) -> None:
@@ -435,6 +442,8 @@ class World:
             if len(set(gpus.values())) == 1:
                 self._per_node = max(self._per_node, *gpus.values())
                 self._num_nodes = max(self._num_nodes, len(gpus))
+        if _CHILD_PID in may and (match := _CHILD_PID.pattern.search(text)):
+            self._spawned[prefix.node, int(match[2])] = int(match[1])
         if _OWN_ADDRESS in may and (match := _OWN_ADDRESS.pattern.search(text)):
             node = self._node(prefix.rank, prefix.task) if prefix.node is None else prefix.node
             if node is not None:
