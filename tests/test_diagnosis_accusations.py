@@ -170,7 +170,7 @@ def test_a_rank_of_deepspeeds_launcher_is_placed_by_its_list_of_nodes(tmp_path: 
 
 def test_the_process_that_the_kernel_kills_is_known_by_torchruns_report(tmp_path: Path) -> None:
     lines = [
-        "W0408 21:00:00.0 77042 torch/distributed/run.py:792] nproc_per_node=8 nnodes=1",
+        "W0408 21:00:00.0 77042 torch/distributed/run.py:792] --nproc_per_node=8 train.py",
         *(f"2025-04-08 21:{at}:00 INFO step {at} loss 2.1" for at in range(10, 40)),
         "E0408 21:42:43.0 77042 torch/distributed/elastic/multiprocessing/api.py:869] failed"
         " (exitcode: -9) local_rank: 5 (pid: 77123) of binary: /bin/python3.11",
