@@ -87,3 +87,23 @@ def test_a_launcher_s_own_frames_tell_no_stage() -> None:
     launcher = torch.format("distributed/elastic/agent/api.py", "_initialize_workers")
     layers = torch.format("nn/modules/container.py", "__getitem__")
     assert stage_of("Traceback (most recent call last):\n" + launcher + layers) == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "stage"),
+    [
+        (
+            "E filesystem_async:318] no checkpoint written: [Errno 122] Disk quota exceeded",
+            "checkpoint",
+        ),
+        ("OSError: [Errno 122] Disk quota exceeded: '/tmp/cache/a.bin'", "train"),
+        (
+            "RuntimeError: PytorchStreamReader failed reading zip archive: invalid header",
+            "checkpoint",
+        ),
+    ],
+)
+def test_storage_that_fails_a_checkpoint_fails_at_the_checkpoint(said, stage, tmp_path):
+    steps = [f"2025-03-04 10:00:{at:02d} step {at} loss 2.1" for at in range(50)]
+    (tmp_path / "job.log").write_text("\n".join([*steps, said]) + "\n")
+    assert diagnose([tmp_path]).stage == stage

@@ -136,6 +136,8 @@ _STAGE_OF_FAMILY = {
     "numerics": "train",
 }
 
+#: Families of faults that a checkpoint meets when it is written.
+_STORAGE = ("disk full", "quota")
 #: Of what cannot begin, whatever the other ranks have begun meanwhile.
 _BEFORE_START = ("container_start_failed", "container_volume_failed")
 #: Where a stack tells of a rank, and nothing tells which.
@@ -826,6 +828,15 @@ class _Case:
         )
 
     def _stage(self, place: Occurrence | None) -> str:
+        """As `_logged_stage`; a checkpoint that fails is written or read, whatever was logged."""
+        stage = self._logged_stage(place)
+        families = [one.signature.family for one in self.causes]
+        lead = families[0] if families else ""
+        named = place is not None and awaited(place.text) == "checkpoint"
+        fails = lead == "checkpoint" or (lead in _STORAGE and (named or "checkpoint" in families))
+        return "checkpoint" if fails and stage == "train" else stage
+
+    def _logged_stage(self, place: Occurrence | None) -> str:
         """Stage from the own traceback, else the log, else other tracebacks, else the fault."""
         if self.causes and self.causes[0].signature.id in _BEFORE_START:
             return "launch"
