@@ -163,6 +163,16 @@ def test_files_of_ranks_below_folders_of_hosts(read):
     }  # fmt: skip
 
 
+def test_a_file_of_torchrun_is_of_the_one_rank_that_states_itself(read):
+    """Whichever files of the folder are missing, and whatever the folders of nodes are called."""
+    job = read(**{
+        "clip-a__attempt_0__3__stderr_l": ["loading", "[rank3]: out of memory", "bye"],
+        "clip-b__attempt_0__3__stderr_l": ["loading", "[rank11]: out of memory", "bye"],
+        "clip-b__attempt_0__6__stderr_l": ["loading", "[rank14]: out of memory", "bye"],
+    })  # fmt: skip
+    assert set(ranks(job)) == {3, 11, 14}
+
+
 def test_what_was_copied_from_another_log_tells_nothing(read):
     copied = "/logs/worker_1953.log-11454-[rank1953]: Traceback"
     job = read(**{f"worker-{at}__rank-0_l": ["loading", copied] for at in range(2)})

@@ -85,6 +85,30 @@ def test_dumps_that_follow_one_another_without_a_line_between_are_several(tmp_pa
     assert (found.outcome, found.stage, ranks_of(found)) == ("failed", "load data", [5])
 
 
+def test_the_stack_with_which_a_process_aborts_tells_where_its_rank_stood(tmp_path: Path) -> None:
+    """The abort after a watchdog is its consequence, also where it states no time."""
+    for rank in range(8):
+        waits = (
+            ("_try_get_data", "torch/utils/data/dataloader.py")
+            if rank == 5
+            else ("wait", "c10d.py")
+        )
+        said = timeouts(8, but=5).splitlines()
+        own = [line for line in said if line.startswith(f"[rank{rank}]:[E304")]
+        stack = [
+            "Fatal Python error: Aborted",
+            "",
+            "Thread 0x00007d1c05000740 (most recent call first):",
+            f'  File "/lib/{waits[1]}", line 359 in {waits[0]}',
+            '  File "/src/train.py", line 512 in train_loop',
+        ]
+        path = tmp_path / "attempt_0" / str(rank) / "stderr.log"
+        path.parent.mkdir(parents=True)
+        path.write_text("\n".join(["loading", *own, *stack]) + "\n")
+    found = diagnose([tmp_path])
+    assert (found.stage, ranks_of(found)) == ("load data", [5])
+
+
 def test_a_job_that_a_person_cancels_hours_later_hung_where_its_stacks_stand(
     tmp_path: Path,
 ) -> None:

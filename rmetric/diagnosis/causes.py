@@ -346,6 +346,7 @@ def _explained_by(one: Cause, live: Iterable[Cause], ordering: Ordering) -> Caus
         if _is_reason(one, other, ordering):
             continue
         before = ordering.after(one.first, other.first)
+        before = before or (ended_by and _is_after_in_its_files(one, other))
         if not (before or _broke(other, one, ordering) or _is_reason(other, one, ordering)):
             continue
         apart = ordering.later_by(one.first, other.last) or 0.0
@@ -363,6 +364,17 @@ def _explained_by(one: Cause, live: Iterable[Cause], ordering: Ordering) -> Caus
             continue  # the same fault, logged again in more precise words
         return other
     return None
+
+
+def _is_after_in_its_files(one: Cause, other: Cause) -> bool:
+    """True if in each file that holds the first of both in a stream it comes after the other."""
+    first = {(match.stream, match.first.file): match.first.order for match in other.matches}
+    pairs = [
+        (match.first.order, first[match.stream, match.first.file])
+        for match in one.matches
+        if (match.stream, match.first.file) in first
+    ]
+    return bool(pairs) and all(own > others for own, others in pairs)
 
 
 def _is_reason(one: Cause, other: Cause, ordering: Ordering) -> bool:

@@ -368,7 +368,8 @@ def _is_last(
 ) -> bool:
     if stream.last_step is not None:
         return dump.step == stream.last_step
-    return furthest is None or after(dump, furthest)
+    ends = stream.last is not None and stream.last.order <= dump.order  # "Fatal Python error"
+    return furthest is None or ends or after(dump, furthest)
 
 
 def frames_of_faulthandler(text: str) -> tuple[tuple[str, str, str], ...]:

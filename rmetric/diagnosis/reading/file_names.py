@@ -43,6 +43,7 @@ _KERNEL_LOG = re.compile(
 )
 #: Names that torchrun gives to the files of a rank, in a folder with the rank's number.
 _STREAMS = re.compile(r"/(stdout|stderr)\.log$")
+_ATTEMPT = re.compile(r"(?:^|/)attempt_\d+/$")
 #: What Kubernetes puts behind the number of a pod.
 _OF_POD = re.compile(r"^-[bcdfghjklmnpqrstvwxz2456789]{5}(?=[._/]|$)")
 #: The files of MindSpore's launcher: one of its scheduler, and one of each rank.
@@ -166,7 +167,9 @@ def _take_counted(names: Sequence[str], files: list[FileIdentity]) -> None:
     for (before, after), numbered in series.items():
         of_torchrun = after == "/*" and (not before or before.endswith("/"))
         least = 2 if of_torchrun else _MIN_FILES
-        if len(numbered) >= least and sorted(numbered) == list(range(len(numbered))):
+        # Of a folder that torchrun makes some files may be missing.
+        sure = of_torchrun and _ATTEMPT.search(before) is not None
+        if sure or (len(numbered) >= least and sorted(numbered) == list(range(len(numbered)))):
             for number, those in numbered.items():
                 for file in those:
                     if of_torchrun or file.node is not None:

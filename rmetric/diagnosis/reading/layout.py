@@ -140,13 +140,19 @@ class RankLayout:
         self._devices: dict[str | None, set[int]] = defaultdict(set)
         for source, prefixes, _ in files:
             for prefix in prefixes:
-                if prefix.rank is not None:
+                if prefix.rank is not None and "grep" not in prefix.kinds:
                     self._ranks_in[source.name].add(prefix.rank)
                 if prefix.device is not None:
                     self._devices[prefix.node].add(prefix.device)
         for source, prefixes, world in files:
             for prefix in prefixes:
                 self._add(source, prefix, world)
+        #: files of one process by their names, in which one rank states itself
+        self._only_rank = {
+            source.name: min(self._ranks_in[source.name])
+            for source, _, _ in files
+            if source.local_rank is not None and len(self._ranks_in[source.name]) == 1
+        }
         nodes = [one for one in self._nodes.values() if one.stated]
         nodes.sort(key=lambda one: (one.key[0], natural(one.key[1])))
         self._resolve(nodes)
@@ -183,9 +189,11 @@ class RankLayout:
 
     def _seat(self, source: LogSource, prefix: Prefix) -> RankPlacement:
         rank, local = prefix.rank, self._local_rank(source, prefix)
+        if rank is None and prefix.local_rank is None:
+            rank = self._only_rank.get(source.name)
         if rank is None and local is not None:
             rank = self._nodes[self._key(source, prefix)].rank(local)
-        elif rank is None:
+        if rank is None and local is None:
             rank = self.world.rank_of_process(prefix)
             rank = source.rank if rank is None else rank
             if rank is None and source.name in self._alone:
