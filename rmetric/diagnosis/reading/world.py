@@ -163,7 +163,7 @@ _STATES = re.compile(
     rb"|(?:jax|coordinator|distributed)\b.{0,160}\bprocess\b|\[process=\]\[thread="
     rb"|^\s*host +: |^\s*rank +: |^\s*exitcode +: |world info dict: | spawned with command: "
     rb"|\brank[ :=\[]{0,3}\b.{0,60}\bpid[ :=]|bootstrap : using |local_rank: {1,2}\(pid: "
-    rb"|^[\w\s.-]{0,80}\.\.\.[\w\s.-]{0,80}$"
+    rb"|(?:^|\s)\.\.\.(?:\s|$)"
 )
 
 
