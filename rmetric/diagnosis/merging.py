@@ -20,7 +20,7 @@ from rmetric.diagnosis.job import (
 )
 from rmetric.diagnosis.part import Part, StreamPart
 from rmetric.diagnosis.patterns.not_finite import is_not_finite
-from rmetric.diagnosis.reading.file_names import has_name
+from rmetric.diagnosis.reading.file_names import names_in
 from rmetric.diagnosis.reading.layout import RankLayout, RankPlacement
 from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix
 from rmetric.diagnosis.reading.source import LogSource
@@ -69,15 +69,15 @@ def _name_nodes(
     """Give a file that states no writer the one node of the job that its name has in it."""
     nodes = {source.node for source, _, _ in files} | set(layout.world.nodes)
     nodes |= set(layout.world.node_of_rank.values())
-    names = sorted(node for node in nodes if node and any(map(str.isdigit, short(node))))
+    names = {short(node): node for node in nodes if node and any(map(str.isdigit, node))}
     found = False
     for source, prefixes, _ in files:
         known = (source.rank, source.local_rank, source.node) != (None, None, None)
         if known or any(prefix is not NO_PREFIX for prefix in prefixes):
             continue
-        inside = [node for node in names if has_name(source.name, short(node))]
+        inside = names_in(source.name, names)
         if len(inside) == 1:
-            source.node, found = inside[0], True
+            source.node, found = names[inside[0]], True
     return found
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from rmetric.diagnosis.job import Job, JobStream, Occurrence, short
 from rmetric.diagnosis.patterns.stages import awaited
-from rmetric.diagnosis.reading.file_names import has_name, natural
+from rmetric.diagnosis.reading.file_names import names_in, natural
 from rmetric.diagnosis.reading.lines import unwrapped
 
 #: Least number of ranks with stacks, and least share of them in one place, for one to be odd.
@@ -278,10 +278,11 @@ def assign(
     ranks = job.ranks_of_numbers
     nodes = {node for stream in job.streams.values() if (node := job.node_of(stream))}
     nodes |= set(job.node_of_rank.values())
+    whole = {short(node): node for node in sorted(nodes)}
     for one in stacks:
         if one.node not in nodes:
-            named = [node for node in sorted(nodes) if has_name(one.node or one.file, short(node))]
-            one.node = named[0] if named else one.node
+            named = names_in(one.node or one.file, whole)
+            one.node = whole[named[0]] if named else one.node
         rank: int | None = one.rank
         if rank is None and one.pid is not None:
             rank = job.rank_of_pid.get((one.node, one.pid))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 #: Words before a number in a folder's or a file's name, by the kind of number.
@@ -53,6 +53,9 @@ _COUNTS = re.compile(
     r"(?i)(?:result|run|trial|seed|attempt|exp|part|fold|version|job|epoch|step|ckpt|checkpoint"
     r"|iter|log\.|slurm-\d+_|try|restart)[a-z]*[-_.]?$"
 )
+#: Words of a file's name, and how many of them are looked at for the names of nodes.
+_WORD = re.compile(r"[a-zA-Z\d]+")
+MAX_WORDS = 40
 #: Least number of files of which an unlabelled number is a rank.
 _MIN_FILES = 4
 
@@ -103,13 +106,18 @@ def is_kernel_log(name: str) -> bool:
     return _KERNEL_LOG.search(name) is not None
 
 
-def has_name(file: str, node: str) -> bool:
-    """Return True if a file's name has the whole name of a node in it.
+def names_in(file: str, nodes: Collection[str]) -> list[str]:
+    """Those of several nodes whose whole names a file's name has in it, each once.
 
-    >>> has_name("hccn_gpu-04.txt", "gpu-04"), has_name("gpu-041.log", "gpu-04")
-    (True, False)
+    >>> names_in("hccn_gpu-04.txt", {"gpu-04", "gpu-041"})
+    ['gpu-04']
     """
-    return re.search(rf"(?<![a-zA-Z\d]){re.escape(node)}(?![a-zA-Z\d])", file) is not None
+    words = list(_WORD.finditer(file))[:MAX_WORDS]
+    # However many nodes there are, a name has few parts.
+    parts = (
+        file[first.start() : last.end()] for at, first in enumerate(words) for last in words[at:]
+    )
+    return list(dict.fromkeys(part for part in parts if part in nodes))
 
 
 def natural(name: str) -> list[tuple[int, str]]:
