@@ -15,6 +15,7 @@ from itertools import pairwise
 
 from rmetric.diagnosis.job import span_of
 from rmetric.diagnosis.part import Part
+from rmetric.diagnosis.reading.timestamps import NO_YEAR, without_year
 
 #: Entries of a file's beginning that are compared.
 FIRST_ENTRIES = 8
@@ -78,6 +79,9 @@ def _are_attempts(groups: Sequence[Sequence[Part]]) -> bool:
         return False
     spans = [_span(group) for group in groups]
     for before, after in pairwise(spans):
+        if before is not None and after is not None and _has_year(before) != _has_year(after):
+            # Only within a year are they in order.
+            before, after = _without_year(before), _without_year(after)
         if before is None or after is None or after[0] <= max(before[1], before[0] + MIN_SECONDS):
             return False
     # One that failed before its program began has other first lines.
@@ -89,6 +93,14 @@ def _are_attempts(groups: Sequence[Sequence[Part]]) -> bool:
         len(before & after) >= max(1.0, MIN_SHARED * min(len(before), len(after)))
         for before, after in pairwise(kinds)
     )
+
+
+def _has_year(span: tuple[float, float]) -> bool:
+    return span[0] >= NO_YEAR[1]
+
+
+def _without_year(span: tuple[float, float]) -> tuple[float, float]:
+    return without_year(span[0]), without_year(span[1])
 
 
 def _span(group: Sequence[Part]) -> tuple[float, float] | None:

@@ -514,6 +514,9 @@ class FilePass:
             counter = stream.earlier.get(form)
             if counter is None:
                 return
+        counter.lines += 1
+        if now == counter.last:  # a heartbeat, or another rank: no pause between two steps
+            return
         pause = 0.0
         if time is not None and counter.time is not None:
             pause = time - counter.time
@@ -525,7 +528,6 @@ class FilePass:
         elif pause > counter.longest_pause:
             counter.longest_pause = pause
         counter.last, counter.time = now, time
-        counter.lines += 1
 
     def _close(self, stream: LogStream) -> None:
         entry = stream.open

@@ -26,6 +26,10 @@ from rmetric.diagnosis.suspects import RankEvidence, divided
 _NUMBERS = re.compile(r"\d+")
 #: But those of the time that passes: "waited 60s".
 _COUNTS = re.compile(r"(?<!\d)\d+(?!\d| ?(?:ms|s|secs?|seconds?|m|mins?|minutes?|h|hours?)\b)")
+#: The value of such a key: `"no_progress_s": 600`.
+_DURATION = re.compile(
+    r"(?i)\b\w*(?:_s|_ms|_secs?|_seconds|_mins?|_minutes|elapsed|waited|idle|stalled)\"?\s?[:=]\s?[\d.]+"
+)
 _RANK = re.compile(r"(?i)\b(?:global_|world_)?rank[ =:#]{0,2}(\d{1,6})\b")
 #: What is counted during an evaluation or another work without steps.
 _WORK = re.compile(r"(?i)eval|valid|\btest|batch|sample|shard|export|upload|download|generat")
@@ -141,7 +145,9 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
         return entry.event not in events and not (comparable and ordering.after(entry, lead.first))
 
     entries = _entries(job, ordering, is_before)
-    beats = _heartbeats([one for one in entries if last_step is None or one[0] > last_step])
+    # A note or a stack that states no time is no sign of progress beside lines that do.
+    own_times = [one for one in entries if one[1].time is not None] or entries
+    beats = _heartbeats([one for one in own_times if last_step is None or one[0] > last_step])
     behind = _behind(job, stepping)
     elsewhere = _elsewhere(job, lambda entry: is_before(entry) and entry.event not in beats)
     apart = behind or elsewhere
@@ -172,7 +178,7 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
         and not (limit and last_entry - begun < MIN_SHARE_BEFORE_LIMIT * gap and one_clock)
     )
     before = 0.0
-    later = [one for one in entries if last_step is not None and one[0] > last_step]
+    later = [one for one in own_times if last_step is not None and one[0] > last_step]
     if last_step is not None and later:
         if _are_heartbeats(later, stepping):
             before = last_entry - last_step
@@ -378,15 +384,16 @@ def _heartbeats(later: Sequence[tuple[float, Occurrence]], *, of_all: bool = Tru
 
     Args:
         later: entries behind the last step, with their times.
-        of_all: the last entry of every stream must be one.
+        of_all: nothing else may follow, but several of them.
     """
     texts: dict[tuple[str, int], list[str]] = {}
     for _, entry in later:
         texts.setdefault((entry.stream, entry.event), []).append(entry.text)
     beats = {event for (_, event), each in texts.items() if len(each) >= MIN_HEARTBEATS}
     counting = any(_counts_work(each) for (_, event), each in texts.items() if event in beats)
-    last = {stream: entry.event for stream, entry in ((one.stream, one) for _, one in later)}
-    at_the_end = set(last.values()) <= beats or not of_all
+    quiet = max((time for time, entry in later if entry.event not in beats), default=0.0)
+    since = sum(time > quiet for time, entry in later if entry.event in beats)
+    at_the_end = since >= MIN_HEARTBEATS or not of_all
     return beats if at_the_end and not counting and len(beats) <= MAX_HEARTBEATS else set()
 
 
@@ -394,7 +401,8 @@ def _counts_work(texts: Sequence[str]) -> bool:
     """True if a number rises from entry to entry, and they are not of the time that passes."""
     if len(texts) < MIN_HEARTBEATS or not _WORK.search(texts[-1]):
         return False
-    found = [_COUNTS.findall(text, (parse(text) or (0.0, 0))[1]) for text in texts]
+    rests = (text[(parse(text) or (0.0, 0))[1] :] for text in texts)
+    found = [_COUNTS.findall(_DURATION.sub("", rest)) for rest in rests]
     numbers = (list(map(int, each)) for each in zip(*found, strict=False))
     return any(all(one < other for one, other in pairwise(each)) for each in numbers)
 

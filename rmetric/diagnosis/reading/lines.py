@@ -19,6 +19,8 @@ _LONG_NUMBER = re.compile(rb"(\d{%d})\d+" % LONGEST_NUMBER)
 #: What is found in `_LONG_NUMBER` once each digit is a zero; that is far quicker.
 _ZEROS, _LONG_ZEROS = bytes.maketrans(b"123456789", b"0" * 9), b"0" * (LONGEST_NUMBER + 1)
 _COLOURS = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
+#: What a terminal shows of a key that ends a program, before the time of the program's own line.
+_INTERRUPTS = re.compile(rb"(?m)^(?:\^C)+(?=[IWEF]\d{3,4} \d\d:|\[?\d{4}-\d)")
 #: A line up to its last carriage return. A launcher puts its prefix before the first only, so it
 #: is kept: group 1.
 _OVERWRITTEN = re.compile(
@@ -92,6 +94,8 @@ class Lines:
         """Split complete lines; the last has no line end."""
         if b"\x1b" in body:
             body = _COLOURS.sub(b"", body)
+        if b"^C" in body:
+            body = _INTERRUPTS.sub(b"", body)
         if b"\r" in body:
             body = body.replace(b"\r\n", b"\n")
         if b"&" in body:

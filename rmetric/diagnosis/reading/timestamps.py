@@ -37,6 +37,9 @@ _TIMES = {
     # 03/May/2024:12:00:01 +0000, 3 May 2024 12:00:01
     "day_first": rf"{_WEEKDAY}(?P<day>[0-3]?\d)[-/ ]{_MONTH}[-/ ](?P<year>\d{{4}})[: ]"
     rf"{_CLOCK}{_FRACTION}{_ZONE}",
+    # 03.05.2024 12:00:01
+    "dots": rf"(?<![\w.])(?P<day>[0-3]?\d)\.(?P<month>[01]?\d)\.(?P<year>(?:19|20)\d\d),? +"
+    rf"{_CLOCK}{_FRACTION}{_ZONE}",
     # 05/03/2024 12:00:01 PM; [05/03/24 12:00:01] of rich, 24/05/03 12:00:01 of log4j
     "slashes": rf"(?P<first>[0-3]?\d)/(?P<middle>[0-3]?\d)/(?P<last>\d{{4}}|\d\d),? "
     rf"{_CLOCK}{_FRACTION}{_HALF}",
@@ -175,6 +178,8 @@ def _date(parts: Mapping[str, str | None]) -> tuple[int, int, int]:
     """Year, month, day; `_NO_YEAR` where no year is given."""
     if parts.get("first"):
         first, middle, last = (int(parts[name] or 0) for name in ("first", "middle", "last"))
+        if first > 12 and last > 99:
+            return last, middle, first
         # A first number that is no month is a year of two digits.
         return (2000 + first, middle, last) if first > 12 else (last % 100 + 2000, first, middle)
     month = parts["month"] or ""
