@@ -403,6 +403,23 @@ def test_a_date_and_a_time_in_the_names_are_one_number(tmp_path):
     assert len(of_files(tmp_path, files).attempts) == 3
 
 
+def test_dates_of_two_scales_are_in_order_within_a_year_only(tmp_path):
+    """Two nodes of one attempt, of which one alone states the year."""
+    files = {
+        f"b{node}.log": [
+            *START[:2],
+            *(line.replace("[2024-", "[") if node == 17 else line for line in steps_at(1)),
+        ]
+        for node in (17, 18)
+    }
+    assert len(of_files(tmp_path, files).attempts) <= 1
+
+
+def test_a_scripts_own_line_that_an_attempt_failed_begins_none(tmp_path):
+    log = [*START, *steps_at(1), *OOM, "[run.sh] try 2 failed like try 1, giving up", "rc=1"]
+    assert len(of_files(tmp_path, {"loop.log": log}).attempts) <= 1
+
+
 def test_a_scripts_own_line_begins_an_attempt_once(tmp_path):
     """Whether the program's first lines recur or not."""
     log = []

@@ -99,6 +99,25 @@ def test_heartbeats_are_no_progress(tmp_path):
     assert found.confidence < 0.8
 
 
+def test_a_monitor_that_counts_the_seconds_makes_no_progress(tmp_path):
+    beats = [
+        f'{rank}: {at(400 + 600 * n)} {{"event": "stall", "no_progress_s": {600 * n}, "phase": '
+        f'"{"next_batch" if rank == 5 else "grad_allreduce"}"}}'
+        for n in range(1, 9)
+        for rank in range(8)
+    ]
+    note = "(from the other shell: pkill -USR1 -f train)"
+    found = judged(tmp_path, [*trained(40), *beats, note], CANCEL, 5500)
+    assert found.cause == "training_hung"
+
+
+def test_the_key_that_interrupts_stands_before_a_time(tmp_path):
+    beats = [f"0: {at(400 + 60 * n)} heartbeat: uptime {n} min" for n in range(1, 10)]
+    end = "^CW0501 {} 200 torch/elastic/agent/api.py:719] Received Signals.SIGINT death signal"
+    found = judged(tmp_path, [*trained(40), *beats], end.format("12:40:00.1"), 0)
+    assert found.cause == "training_hung"
+
+
 def test_a_job_that_never_reached_a_step(tmp_path):
     lines = [f"{rank}: {at(rank)} initializing torch distributed ..." for rank in range(8)]
     found = judged(tmp_path, lines, LIMIT, 35_999)

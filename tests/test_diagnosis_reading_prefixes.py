@@ -114,6 +114,11 @@ def test_a_role_called_rank_states_the_rank_within_the_node():
     parser = PrefixParser.learn(lines)
     found = [parser.split(line)[0] for line in lines]
     assert [(one.local_rank, one.rank) for one in found] == [(3, 11), (3, None), (2, None)]
+    frame = b'[rank3]:  File "a.py", line 3, in read'  # nothing but the indent stands before it
+    assert frame[parser.split(frame)[1] :].startswith(b"  File")
+    labelled = PrefixParser.learn([b"1: " + line for line in lines])
+    who = labelled.split(b"1: [rank3]:Fatal Python error: Aborted")[0]
+    assert (who.task, who.local_rank, who.rank) == (1, 3, None)
     of_first_node = PrefixParser.learn([b"[rank3]:[rank3]:[W] slow", *lines[1:]])
     assert of_first_node.split(lines[1])[0].rank == 3
 

@@ -37,6 +37,7 @@ FORMS = {
     'time="%Y-%m-%dT%H:%M:%SZ" level=info': 0,
     "WARNING:root:%Y-%m-%d %H:%M:%S said": 0,
     "  time      : %Y-%m-%d_%H:%M:%S": 0,
+    "%d.%m.%Y %H:%M:%S rank0 INFO said": 0,
 }
 
 

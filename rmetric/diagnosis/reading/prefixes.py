@@ -171,13 +171,17 @@ class PrefixParser:
             behind = _counted(cls(counted, behind=()).rests(lines))
             learnt = cls(counted, behind=behind)
             heads = learnt._heads(lines, known)
+        role_is_rank = any(b"]:[rank" in line and _two_ranks(line) for line in lines)
         return cls(
             counted,
             stamped=any(head[0][1] > head[1][1] for head in heads),
             behind=behind,
-            tasks_launch="srun" in {*counted, *(behind or ())}
-            and (learnt._launches(lines, heads) or any(map(_LAUNCHES.search, lines))),
-            role_is_rank=any(b"]:[rank" in line and _two_ranks(line) for line in lines),
+            tasks_launch=role_is_rank
+            or (
+                "srun" in {*counted, *(behind or ())}
+                and (learnt._launches(lines, heads) or any(map(_LAUNCHES.search, lines)))
+            ),
+            role_is_rank=role_is_rank,
         )
 
     def _heads(self, lines: Sequence[bytes], known: HeadMatches) -> list[Spans]:
