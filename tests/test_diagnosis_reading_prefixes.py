@@ -119,6 +119,8 @@ def test_a_role_called_rank_states_the_rank_within_the_node():
     labelled = PrefixParser.learn([b"1: " + line for line in lines])
     who = labelled.split(b"1: [rank3]:Fatal Python error: Aborted")[0]
     assert (who.task, who.local_rank, who.rank) == (1, 3, None)
+    megatron = b"[rank3]:  [2026-11-26 23:08:22] iteration       22/      30"
+    assert megatron[parser.split(megatron)[1] :].startswith(b" [2026")
     of_first_node = PrefixParser.learn([b"[rank3]:[rank3]:[W] slow", *lines[1:]])
     assert of_first_node.split(lines[1])[0].rank == 3
 

@@ -41,7 +41,7 @@ CUT = {
     # 3: of srun --label, which the rank behind it leaves no doubt about
     "labelled": r" *(?P<task>\d{1,5}): (?=\[rank\d+\]: ?)",
     # [rank3]: of PyTorch's excepthook and logs, and of torchrun --tee where the role is "rank"
-    "torch": r"\[rank(?P<rank>\d+)\]:" + _SPACE,
+    "torch": r"\[rank(?P<rank>\d+)\]:(?: (?! File \"))?",
     # [default3]: of torchrun: the role's name and the rank within the node
     "torchrun": r"\[(?:default|trainer|worker)_?(?P<local_rank>\d+)\]:" + _SPACE,
     # [1,3]<stderr>: of Open MPI: the job and the rank
