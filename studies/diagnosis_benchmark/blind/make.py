@@ -32,7 +32,9 @@ TITLES = {
     "eleventh": "written jobs by three other authors, unseen until their first look",
     "twelfth": "written jobs by seven other authors, unseen until their first look",
     "thirteenth": "written jobs by five more authors, unseen until their first look",
-    "fourteenth": "written jobs by six authors, two of the set before, unseen until their first look",
+    "fourteenth": (
+        "written jobs by six authors, two of the set before, unseen until their first look"
+    ),
     "opened": "written jobs by nine more authors, seen while the code was changed",
 }
 #: Those that others wrote by hand and by scripts of their own: kept as archives.
