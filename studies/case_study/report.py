@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from rmetric.detectors import DETECTORS, IN_PAPER
@@ -219,6 +220,8 @@ ABOVE = 2.0
 #: Highest loss over the lowest, above which the axis is logarithmic, and has decades only.
 WIDE, VERY_WIDE = 20.0, 1000.0
 FONT = 7.0  # points: the least that is read in print
+#: White around a number that crosses a line.
+HALO = (withStroke(linewidth=1.6, foreground="white"),)
 
 
 def plot_twins(runs: Mapping[str, ScoredRun], calibrated: Mapping[str, Trace]) -> Figure:
@@ -310,7 +313,7 @@ def _plot_losses(axes: Axes, scored: ScoredRun, shown: Sequence[ScoredRun]) -> N
     most = max(_losses(scored), default=0.0)
     if most > high:
         axes.text(0.98, 0.97, f"up to {most:,.0f}", transform=axes.transAxes, ha="right", va="top",
-                  fontsize=FONT)  # fmt: skip
+                  fontsize=FONT, path_effects=HALO)  # fmt: skip
 
 
 def _plot_score(axes: Axes, scored: ScoredRun) -> None:
@@ -348,9 +351,8 @@ def _draw_score(
     axes.plot(first, [top] * len(first), "v", color=MEANING["alert"], clip_on=False, markersize=4)
     for step in first:
         side = "left" if step < 0.3 * steps[-1] else "right"
-        axes.annotate(
-            f" {step} ", (step, top), ha=side, va="top", fontsize=FONT, color=MEANING["alert"]
-        )
+        axes.annotate(f" {step} ", (step, top), ha=side, va="top", fontsize=FONT, zorder=3,
+                      color=MEANING["alert"], path_effects=HALO)  # fmt: skip
 
 
 def _mark_truth(axes: Axes, scored: ScoredRun) -> None:
