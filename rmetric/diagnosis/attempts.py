@@ -46,6 +46,10 @@ MIN_PAUSE_RATIO = 5.0
 
 #: The signature of a launcher's line behind which the next attempt begins.
 RESTART = "launcher_restarts_ranks"
+#: Signatures of little confidence that are the last words of a rank all the same.
+ENDS_A_RANK = ("paddle_told_to_end",)
+#: The signature of such a line that the first attempt has too.
+START = "launcher_starts_ranks"
 
 #: A line of a kernel's log, which repeats itself and begins nothing.
 KERNEL_LINE = re.compile(

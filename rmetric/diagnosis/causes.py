@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rmetric.diagnosis.job import TAIL, Job, JobStream, Match, Occurrence
+from rmetric.diagnosis.job import TAIL, Job, JobStream, Match, Occurrence, short
 from rmetric.diagnosis.ordering import Ordering, may_be_time_zone, stepping_streams
 from rmetric.diagnosis.patterns.steps import planned_steps
 from rmetric.diagnosis.signature import Signature
@@ -54,6 +54,10 @@ SHOWN = ("disk_shown_full",)
 UNKNOWN_NAMES = ("rendezvous_name_unknown", "name_not_resolved")
 #: Signatures of a pod that does not begin.
 NOT_BEGUN = ("pod_not_scheduled", "pod_image_pull_failed", "container_volume_failed")
+#: Reports that a process or a program has ended.
+REPORTS = ("ray_actor_died", "ray_task_failed", "hydra_job_failed")
+#: Tells on which node a pod runs.
+PLACED = "pod_scheduled"
 #: Endings that state a signal and no reason; the scheduler's line may come after it.
 SIGNALLED = ("launcher_received_sigterm", "paddle_told_to_end")
 #: Seconds between a broken device's record by the kernel and the communication that it broke,
@@ -158,6 +162,8 @@ def _survived(
 ) -> bool:
     """Return True if training continued, or ended as planned, after the last match."""
     own = job.streams[match.stream]
+    if signature.family == "node failure" and _is_elsewhere(job, match):
+        return True
     if signature.id in NOT_BEGUN and job.trained and ordering.seconds(match.last) is None:
         return True  # kubectl's list of events has ages only
     if (
@@ -179,13 +185,15 @@ def _survived(
         # What is interrupted from the keyboard after the planned end is a server or a wait.
         after_end = any(ordering.after(match.first, end.first) for end in ends)
         return after_end and signature.id == "keyboard_interrupt"
-    # A file of errors without times beside a training that made all its steps.
-    if signature.survivable and not own.steps and match.last.time is None:
+    # A file of errors without times, or by a clock since boot, beside a training that made all its
+    # steps or ended as planned.
+    if signature.survivable and not own.steps:
         furthest = job.furthest.last_step_at if job.furthest else None
         if (
             furthest is not None
             and furthest.file != match.last.file
-            and _is_last_step(job, furthest)
+            and (match.last.time is None or ordering.later_by(furthest, match.last) is None)
+            and (job.succeeded is not None or _is_last_step(job, furthest))
         ):
             return True
     last = own.last_step_at
@@ -222,6 +230,19 @@ def _survived(
     # Far more than the last entries, whatever they are of.
     long_before = of_own_file and _logged_since(own, match.last.step) > TAIL
     return before_all or long_before or len({entry.step for entry in later}) > IN_FLIGHT
+
+
+def _is_elsewhere(job: Job, match: Match) -> bool:
+    """True if the nodes that it names are others than those which the job's pods were given."""
+    placed = {
+        short(fields["placed"])
+        for (id, _), one in job.matches.items()
+        for fields in (one.named if id == PLACED else ())
+        if "placed" in fields
+    }
+    named = {short(fields["node"]) for fields in match.named if fields.get("node")}
+    own = placed | {short(one.node) for one in job.streams.values() if one.node}
+    return bool(placed and named) and named.isdisjoint(own)
 
 
 def _logged_since(own: JobStream, step: int | None) -> float:
@@ -324,7 +345,7 @@ def _aborted(one: Cause) -> bool:
 
 def _is_report(one: Cause) -> bool:
     """True for a framework's report that one of its processes has ended."""
-    return one.signature.id in ("ray_actor_died", "ray_task_failed")
+    return one.signature.id in REPORTS
 
 
 def _explained_by(one: Cause, live: Iterable[Cause], ordering: Ordering) -> Cause | None:

@@ -91,6 +91,8 @@ MIN_PLANNED_STEP_SHARE = 0.95
 MIN_SILENT_SCORE = 0.6
 #: Kinds of evidence of how a process ended, which tell nothing where all were ended as they hung.
 OF_ENDS = ("killed", "failed first")
+#: Kinds of evidence by comparison, which say less than the stack of a rank that others wait for.
+COMPARED = ("behind", "missing event", "unlike")
 #: Kinds of evidence that are absences.
 ABSENCE_KINDS = ("silent", "ended early", "no echo")
 #: Least strength of such evidence: it is of one or two ranks, not of many.
@@ -308,7 +310,8 @@ def decide(
         without = rank_evidence.evidence_from_echoes(job, causes)
         signs += [*remote, *without] or evidence_from_lost_connections(job, causes)
     if beside.awaited or hang:
-        signs = [one for one in signs if one.stream in beside.awaited or one.kind not in OF_ENDS]
+        less = {*OF_ENDS, *(COMPARED if any(beside.awaited) else ())}
+        signs = [one for one in signs if one.stream in beside.awaited or one.kind not in less]
     signs = _without_absence_beside_hardware(causes, signs)
     absent = {
         one.stream

@@ -6,6 +6,7 @@ import gc
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timezone
 from math import inf
 from pathlib import Path
@@ -19,6 +20,7 @@ from rmetric.diagnosis.merging import merged
 from rmetric.diagnosis.one_pass import START_LINES, FilePass
 from rmetric.diagnosis.part import Part
 from rmetric.diagnosis.patterns.clocks import two_jobs
+from rmetric.diagnosis.reading.other_jobs import MIN_JOBS, numbers_in
 from rmetric.diagnosis.reading.prefixes import PrefixParser
 from rmetric.diagnosis.reading.source import LogSource
 from rmetric.diagnosis.reading.sources import find
@@ -72,6 +74,7 @@ def ingest_attempts(
     found = find(paths)
     with _few_collections():
         files = list(_files(found.sources, library, cores, on_progress))
+        files = _without_other_jobs(files, library)
         jobs = [_job(parts, found.notes) for parts in (aligned(files) if files else [[]])]
     if found.beside:
         # A dump is written over by the next attempt's.
@@ -151,23 +154,16 @@ def aligned(files: Sequence[Sequence[Part]]) -> list[list[Part]]:
 def _leave_out_earlier(attempts: Sequence[Sequence[Part]]) -> None:
     """Leave out what events and kernels logged of earlier attempts, where their clock is the job's.
 
-    It is where something of them comes at the moment in which an attempt begins.
+    It is where something of them comes at the moment in which an attempt begins or ends.
     """
-    begins = [
-        min(
-            (begin for part in parts if _shows_work(part) and (begin := _begin(part))), default=None
-        )
-        for parts in attempts
-    ]
-    last = begins[-1]
-    for part in attempts[-1] if last is not None and len(attempts) > 1 else ():
+    if len(attempts) < 2:
+        return
+    spans = [_span_of_work(parts, attempts) for parts in attempts]
+    moments = [time for span in spans if span is not None for time in span]
+    last = spans[-1][0] if spans[-1] is not None else None
+    for part in attempts[-1] if last is not None else ():
         times = [without_year(one.time) for one in part.entries if one.time is not None]
-        near = any(
-            abs(time - begin) <= SAME_START_SECONDS
-            for begin in begins
-            if begin is not None
-            for time in times
-        )
+        near = any(abs(time - at) <= SAME_START_SECONDS for at in moments for time in times)
         for stream in part.streams if near and not _shows_work(part) else ():
             stream.matches = [
                 one
@@ -175,6 +171,25 @@ def _leave_out_earlier(attempts: Sequence[Sequence[Part]]) -> None:
                 if one.last.time is None
                 or without_year(one.last.time) >= (last or 0.0) - SAME_START_SECONDS
             ]
+
+
+def _span_of_work(
+    parts: Sequence[Part], attempts: Sequence[Sequence[Part]]
+) -> tuple[float, float] | None:
+    """When an attempt begins and ends: its training, else the files that log another one's."""
+    names = {part.source.name for each in attempts for part in each if _shows_work(part)}
+    own = [part for part in parts if _shows_work(part)]
+    own = own or [part for part in parts if part.source.name in names]
+    # Another file may hold earlier attempts that were not told apart.
+    own = [part for part in own if part.first_line > 1] or own
+    times = [
+        without_year(time)
+        for part in own
+        for one in part.streams
+        for time in (one.stream.first_time, one.stream.last_time)
+        if time is not None
+    ]
+    return (min(times), max(times)) if times else None
 
 
 def _shows_work(part: Part) -> bool:
@@ -216,6 +231,26 @@ def _files(
             on_progress(sum(parts[0].source.size for parts in files))
     for source in sources:
         yield by_name[source.name]
+
+
+def _without_other_jobs(files: Sequence[list[Part]], library: SignatureLibrary) -> list[list[Part]]:
+    """The files, with those of a scheduler read again without the jobs that are not this one.
+
+    This one is named beside its training, or by the name of a file.
+    """
+    numbers = [set().union(*(part.job_ids for part in parts)) for parts in files]
+    works = [any(map(_shows_work, parts)) for parts in files]
+    own = set().union(*(of for of, at_work in zip(numbers, works, strict=True) if at_work))
+    if not own:
+        named = set().union(*(numbers_in(parts[0].source.name) for parts in files))
+        own = named & set().union(*numbers)
+    kept = frozenset(number.encode() for number in own)
+    return [
+        _attempts_of(replace(parts[0].source, only_jobs=kept), LineAnalyser(library), None)
+        if own and not at_work and len(of) >= MIN_JOBS and of - own
+        else parts
+        for parts, of, at_work in zip(files, numbers, works, strict=True)
+    ]
 
 
 def _attempts_of(

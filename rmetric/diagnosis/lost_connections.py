@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
-from rmetric.diagnosis.causes import Cause
+from rmetric.diagnosis.causes import CONNECTIONS, Cause
 from rmetric.diagnosis.job import Job, Occurrence, short
 from rmetric.diagnosis.rank_evidence import numbers_in
 from rmetric.diagnosis.suspects import RankEvidence
@@ -22,7 +22,7 @@ MIN_STRENGTH = 0.3
 MIN_NAMING_SHARE = 0.75
 #: What the name of a host's network card has behind that of the host.
 _INTERFACE = re.compile(r"[-_.]?(?:ib|eth|hsn|bond|roce|opa)\d*$")
-_POD = re.compile(r"\d+-\d+-\d+-\d+\.([a-z][\w-]*)\.")
+_POD = re.compile(r"(?P<address>\d+-\d+-\d+-\d+)\.(?P<of>[a-z][\w-]*)\.")
 #: Losses are in an order, or of few, if the best place is so many times better than the usual.
 MIN_BEST_TO_MEAN_RATIO = 1.2
 #: Losses run round the ring from a rank if at least this much of their order agrees with it; and
@@ -68,33 +68,52 @@ def evidence_from_remote_hosts(job: Job, causes: Sequence[Cause]) -> list[RankEv
     """
     nodes = {short(node): node for one in job.streams.values() if (node := job.node_of(one))}
     named: dict[str, set[str]] = defaultdict(set)
+    connections: dict[str, set[tuple[str, str]]] = defaultdict(set)
     reporting: set[str] = set()
+    losing: set[str] = set()
     for cause in causes:
+        if cause.signature.family in CONNECTIONS:
+            losing |= {job.node_of(job.streams[name]) or "" for name in cause.streams}
         for match in cause.matches if cause.signature.role == "echo" else ():
-            stated = {fields.get("remote_host", "") for fields in match.named} - {""}
-            hosts = {_node_of(job, host) for host in stated}
+            stated = [fields for fields in match.named if fields.get("remote_host")]
             own = job.node_of(job.streams[match.stream])
-            reporting |= {short(own)} if own and hosts else set()
-            for host in hosts:
-                if not host[:1].isdigit():
-                    named[_INTERFACE.sub("", short(host))].add(match.stream)
+            reporting |= {short(own)} if own and stated else set()
+            for fields in stated:
+                host = _node_of(job, fields["remote_host"])
+                if not host[:1].isdigit() or _POD.match(fields["remote_host"]):
+                    host = _INTERFACE.sub("", short(host))
+                    named[host].add(match.stream)
+                    connections[host].add((match.stream, fields.get("port", "")))
     lost = {host: streams for host, streams in named.items() if host not in reporting}
     every = set().union(*lost.values()) if lost else set()
     host, streams = max(lost.items(), key=lambda one: len(one[1]), default=("", set()))
-    if len(streams) < 2 or len(streams) < MIN_NAMING_SHARE * len(every):
+    # Of one log of a node, the connections are those of its ranks.
+    of_one = len(lost) == 1 and len(connections[host]) >= 2 and host not in map(short, losing)
+    if (len(streams) < 2 and not of_one) or len(streams) < MIN_NAMING_SHARE * len(every):
         return []
-    words = f"{len(streams)} others lost their connection to it"
+    words = (
+        f"{len(streams)} others lost their connection to it"
+        if len(streams) > 1
+        else f"{len(connections[host])} connections to it were lost, and none to another node"
+    )
     return [RankEvidence(f"node {nodes.get(host, host)}", "accused", words)]
 
 
 def _node_of(job: Job, host: str) -> str:
     """A node by its address, or by the name that Kubernetes gives to a pod's address.
 
+    A service of many pods tells nothing.
+
     >>> _node_of(Job(), "10-244-6-37.gpt-worker-1.train.svc.cluster.local")
     'gpt-worker-1'
+    >>> _node_of(Job(), "10-42-3-18.gpt.train.svc.cluster.local")
+    '10.42.3.18'
     """
     pod = _POD.match(host)
-    return pod[1] if pod else job.node_of_address.get(host, host)
+    if pod and (pod["of"][-1:].isdigit() or pod["of"] in job.node_of_rank.values()):
+        return pod["of"]
+    address = pod["address"].replace("-", ".") if pod else host
+    return job.node_of_address.get(address, address)
 
 
 def _orders(job: Job, causes: Sequence[Cause]) -> list[list[int]]:

@@ -15,10 +15,12 @@ from operator import itemgetter
 from typing import Any
 
 from rmetric.diagnosis.attempts import (
+    ENDS_A_RANK,
     KERNEL_LINE,
     MIN_PAUSE_RATIO,
     MIN_PAUSE_SECONDS,
     RESTART,
+    START,
     Opening,
     StartMarks,
 )
@@ -553,9 +555,10 @@ class FilePass:
             if signature.role == "success":
                 self.succeeded = raw
             noted = entry.facts.level in _NOTED and signature.role in ("cause", "echo")
-            if signature.role in _ENDS and signature.confidence >= MIN_END_CONFIDENCE and not noted:
+            sure = signature.confidence >= MIN_END_CONFIDENCE or signature.id in ENDS_A_RANK
+            if signature.role in _ENDS and sure and not noted:
                 self.marks.add_end(entry.last_line, stream.number)
-            if signature.id == RESTART:
+            if signature.id == RESTART or (signature.id == START and self.marks.under_way):
                 self.marks.add_restart(raw[0], entry.steps_before)
 
     def _count(self, stream: LogStream, raw: RawEntry, watched: bool) -> None:

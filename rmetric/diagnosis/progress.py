@@ -21,6 +21,7 @@ from rmetric.diagnosis.ordering import ZONE_TOLERANCE, Ordering, may_be_time_zon
 from rmetric.diagnosis.patterns.peers import Peer, may_be_same, peers
 from rmetric.diagnosis.rank_evidence import MAX_COMMON_SHARE
 from rmetric.diagnosis.reading.timestamps import names_zone, parse
+from rmetric.diagnosis.stack_dumps import wait_together
 from rmetric.diagnosis.suspects import RankEvidence, divided
 
 _NUMBERS = re.compile(r"\d+")
@@ -45,6 +46,8 @@ _DONE = re.compile(
 _RANK_OF_FILE = re.compile(r"(?i)(?<![a-z])rank[_=-]?0*(\d{1,6})(?!\d)")
 #: The signature of a script that ended a training without progress.
 WATCHED = "ended_without_progress"
+#: Ends without a reason, which a person may have wanted.
+BY_A_PERSON = ("slurm_cancelled", "batch_cancelled")
 #: A hang is at least so many seconds, and so many times the longest pause between two steps.
 MIN_SECONDS = 120.0
 MIN_RATIO = 5.0
@@ -87,7 +90,7 @@ class Hang:
     """A training that had stopped before it was ended.
 
     Attributes:
-        seconds: from the last sign of progress to the end.
+        seconds: from the last sign of progress to the end; 0.0 where nothing states a time.
         least: no more is known than that it was so long: clocks of two zones may be compared.
         ended: something ended it; else the logs stop.
         step: the last one; None if there was none.
@@ -116,6 +119,8 @@ class Hang:
     def words(self) -> str:
         """When it stopped, and for how long."""
         after = "before the first step" if self.step is None else f"after step {self.step}"
+        if not self.seconds:
+            return f"{after} and was ended later"
         later = f"at least {_span(self.seconds)}" if self.least else _span(self.seconds)
         return f"{after} and was ended {later} later" if self.ended else f"{after}, for {later}"
 
@@ -154,7 +159,7 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
     rates = [rate for one in stepping if (rate := _rate(job, one, ordering)) is not None]
     last_entry = max((time for time, _ in entries), default=last_step if rates else None)
     if last_entry is None:
-        return None
+        return _by_stacks(job) if lead.signature.id in BY_A_PERSON else None
     timed = [entry for _, entry in entries if entry.time is not None]
     one_clock = not timed or names_zone(timed[-1].text) == names_zone(lead.first.text)
     longest = max((one.longest_pause for one in stepping), default=0.0)
@@ -212,6 +217,23 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
         signs=(*idle, *signs, *(sign for sign, _ in last)),
         last_words=last[0][1] if last else "",
         spinning=0 if spin is None else spin.number,
+    )
+
+
+def _by_stacks(job: Job) -> Hang | None:
+    """A training without times that a person ended, and whose processes were asked where they are.
+
+    Who takes the stacks of all and then ends the job has seen that it does not move.
+    """
+    if job.beside is None or not wait_together(job.beside.stacks) or _step(job) is None:
+        return None
+    return Hang(
+        seconds=0.0,
+        least=True,
+        ended=True,
+        step=_step(job),
+        confidence=CONFIDENCE_WATCHED,
+        signs=(),
     )
 
 

@@ -26,8 +26,8 @@ MAX_ODD_SHARE = 0.4
 MAX_SHOWN = 4
 #: Least share of a file's lines below its first stack that are of stacks.
 MIN_STACK_SHARE = 0.6
-_PROCESS = re.compile(r"^Process (?P<pid>\d+): (?P<command>.*)$")
-_THREAD = re.compile(r"^Thread (?P<id>\S+)(?: \((?:\w[\w+]*)\))?(?:: \"(?P<name>.*)\")?\s*$")
+_PROCESS = re.compile(r"^ *Process (?P<pid>\d+): (?P<command>.*)$")
+_THREAD = re.compile(r"^ *Thread (?P<id>\S+)(?: \((?:\w[\w+]*)\))?(?:: \"(?P<name>.*)\")?\s*$")
 #: A frame of py-spy; its indent is lost in some copies.
 _FRAME = re.compile(
     r"^(?:\s+|(?=\S.* \([^()\s]+:\d+\)\s*$))(?P<name>\S.*?) \((?P<file>[^()\n]+?)"
@@ -67,7 +67,7 @@ _WORKER = "_worker_loop"
 #: Where a process waits for the others, or for its GPU, which waits for them.
 _COLLECTIVE = re.compile(
     r"(?i)all_?(?:gather|reduce|to_?all)|reduce_scatter|broadcast|barrier|^_?(?:scatter|gather|send|recv)"
-    r"|synchronize|wait_tensor|block_until_ready|run_backward|^(?:backward|item|tolist|cpu)$"
+    r"|synchronize|wait_tensor|block_?until_?ready|run_backward|^(?:backward|item|tolist|cpu)$"
     r"|^wait \(?[^ ]*(?:distributed|c10d)"
 )
 
@@ -290,8 +290,11 @@ def assign(
             rank = min(of_pid) if rank is None and len(of_pid) == 1 else rank
         if rank is not None:
             one.stream = f"rank {rank}"
+    heard = [one.rank for one in job.streams.values() if one.rank is not None]
+    size = job.world_size or (max(heard) + 1 if heard else None)
     for name in dict.fromkeys(one.file for one in stacks):
-        _by_order(job, [one for one in stacks if one.file == name])
+        _by_order(job, [one for one in stacks if one.file == name], size, len(nodes))
+    of_all = len(nodes) <= 1 and len(stacks) >= MIN_RANKS and size in (None, len(stacks))
     for one in stacks:
         if one.stream:
             continue
@@ -302,6 +305,12 @@ def assign(
             job.ranks_per_node or 0
         ):
             streams = [f"rank {one.local_rank}"]
+        if (
+            of_all
+            and one.local_rank is not None
+            and not any(name.startswith("rank ") for name in streams)
+        ):
+            streams = [f"rank {one.local_rank}"]
         if len(streams) == 1:
             one.stream = streams[0]
         elif one.node is not None:
@@ -309,19 +318,21 @@ def assign(
     return list(stacks)
 
 
-def _by_order(job: Job, stacks: Sequence[Stack]) -> None:
+def _by_order(job: Job, stacks: Sequence[Stack], size: int | None, nodes: int) -> None:
     """Local ranks of the processes of one file by their numbers, where nothing else tells them."""
     if any(one.stream or one.local_rank is not None or one.pid is None for one in stacks):
         return
     numbers = sorted({one.pid for one in stacks if one.pid is not None})
     if len(numbers) < 2 or numbers[-1] - numbers[0] + 1 != len(numbers):
         return
-    each = job.ranks_per_node
+    each = job.ranks_per_node or (size // max(1, nodes) if size else None)
+    if each not in (None, len(numbers)):
+        return  # some of them are missing, and nothing tells which
     for one in stacks:
         local = (one.pid or 0) - numbers[0]
         if one.node is None:
             one.rank, one.stream = local, f"rank {local}"
-        elif each in (None, len(numbers)):
+        else:
             one.local_rank = local
 
 
@@ -411,6 +422,16 @@ def odd_stacks(stacks: Sequence[Stack]) -> dict[str, OddStack]:
     if not waiting or (len(every) > 2 and len(waiting) > MAX_ODD_SHARE * len(every)):
         return found
     return {one.stream: OddStack(f"{_AWAITS[one.stage]} {one.shown}", one.stage) for one in waiting}
+
+
+def wait_together(stacks: Sequence[Stack]) -> bool:
+    """True for stacks that all stand in one place, where a process waits for others."""
+    places = {one.place for one in stacks}
+    return (
+        len(stacks) >= MIN_RANKS
+        and len(places) == 1
+        and any(_COLLECTIVE.search(name) for name, _ in places.pop())
+    )
 
 
 def _apart_from_most(by_stream: Mapping[str, Stack]) -> dict[str, OddStack]:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from math import ceil
 from statistics import median, median_low
 
 from rmetric.diagnosis.job import Job, JobStream
 from rmetric.diagnosis.reading.file_names import is_kernel_log
-from rmetric.diagnosis.reading.timestamps import NO_YEAR
+from rmetric.diagnosis.reading.timestamps import NO_YEAR, without_year
 
 #: Anchors of a valid offset agree within this many seconds,
 MAX_ANCHOR_SPREAD_SECONDS = 2.0
@@ -29,6 +30,11 @@ MIN_REPORTED_OFFSET_SECONDS = 60.0
 MIN_JOB_GAP_SECONDS = 3600.0
 #: Least number of common anchors of files of one job: a common step, a common first entry.
 MIN_COMMON_ANCHORS = 2
+
+#: What a process logs last: PyTorch's watchdog takes it down.
+_TAKES_DOWN = "nccl_failed_or_timed_out"
+_HOUR = 3600.0
+MAX_ZONE_HOURS = 14
 
 _Key = tuple[int, int]
 
@@ -57,6 +63,25 @@ def clock_offsets(job: Job) -> dict[str, float]:
                 continue
         if abs(offset) >= MIN_OFFSET_SECONDS:
             found[name] = round(offset, 3)
+    return found | _by_ends(job)
+
+
+def _by_ends(job: Job) -> dict[str, float]:
+    """Files in which a process is taken down hours before its last step in another file.
+
+    Its errors are logged by the clock of another time zone, as PyTorch's are beside a program
+    that logs UTC.
+    """
+    found = {}
+    for (signature, name), match in job.matches.items():
+        last, end = job.streams[name].last_step_at, match.last
+        if signature != _TAKES_DOWN or last is None or last.file == end.file:
+            continue
+        if last.time is None or end.time is None or min(last.time, end.time) < NO_YEAR[0]:
+            continue
+        hours = ceil((without_year(last.time) - without_year(end.time)) / _HOUR)
+        if 0 < hours <= MAX_ZONE_HOURS:
+            found[end.file] = -hours * _HOUR
     return found
 
 

@@ -12,7 +12,7 @@ _LABELLED = re.compile(
     r"(?i)(?<![a-z])(?:(?:tp|pp|dp|mp|cp|ep|sp)_?rank"
     r"|(?P<local>local(?:_?rank)?|device|workerlog|(?:gpu|npu|card)(?![-_.=]?0\d))"
     r"|(?P<node>node_?rank|node|host|worker|server|machine|pod|algo|w)"
-    r"|(?P<rank>(?:global_?)?rank|r(?!\d+-\d)|proc|process|task))[-_.=]?(?P<number>\d+)(?![a-z\d])"
+    r"|(?P<rank>(?:global_?)?rank|r(?!\d+-[a-z]{0,4}\d)|proc|process|task))[-_.=]?(?P<number>\d+)(?![a-z\d])"
 )
 #: An address behind such a word.
 _ADDRESS = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}(?!\.?\d)")
@@ -46,6 +46,8 @@ _STREAMS = re.compile(r"/(stdout|stderr)\.log$")
 _ATTEMPT = re.compile(r"(?:^|/)attempt_\d+/$")
 #: What Kubernetes puts behind the number of a pod.
 _OF_POD = re.compile(r"^-[bcdfghjklmnpqrstvwxz2456789]{5}(?=[._/]|$)")
+#: The number of a JobSet's pod, behind that of its job ("train-worker-0-2-m2rlf.log").
+_OF_JOBSET = re.compile(r"-\d+(?=-[bcdfghjklmnpqrstvwxz2456789]{5}(?:[._/]|$))")
 #: The files of MindSpore's launcher: one of its scheduler, and one of each rank.
 _MSRUN = re.compile(r"(?P<folder>(?:.*/)?)(?:scheduler|worker_(?P<rank>\d+))\.log")
 #: Numbers behind these words count runs or time, not ranks.
@@ -137,10 +139,13 @@ def _labelled(name: str) -> FileIdentity:
         elif match["node"] and (address := _ADDRESS.match(name, match.start("number"))):
             file.node = address.group()
         elif match["node"]:
+            pod = _OF_JOBSET.match(name, match.end())
             words = _BEFORE_NODE.search(name[: match.start()]) or (
-                _POD.search(name[: match.start()]) if match["node"].lower() == "worker" else None
+                _POD.search(name[: match.start()])
+                if pod or match["node"].lower() == "worker"
+                else None
             )
-            file.node = (words[0] if words else "") + match.group()
+            file.node = (words[0] if words else "") + match.group() + (pod[0] if pod else "")
             file.node_number = number
     kernel = _KERNEL_LOG.search(name)
     machine = kernel and (kernel["before"] or kernel["after"] or kernel["inside"])
@@ -166,6 +171,9 @@ def _take_counted(names: Sequence[str], files: list[FileIdentity]) -> None:
     for name, file in zip(names, files, strict=True):
         if not file.ranked:
             labelled = {match.end("number") for match in _LABELLED.finditer(name)}
+            labelled |= {
+                pod.end() for end in labelled if (pod := _OF_JOBSET.match(name, end)) is not None
+            }
             for match in re.finditer(r"\d+", name):
                 before, after = name[: match.start()], _STREAMS.sub("/*", name[match.end() :])
                 after = _OF_POD.sub("-*", after)

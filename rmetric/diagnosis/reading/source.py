@@ -12,6 +12,7 @@ from pathlib import Path
 from rmetric._util.unpacked import is_packed, unpacked
 from rmetric.diagnosis.reading.lines import LONGEST_LINE, Lines, decoded, utf16
 from rmetric.diagnosis.reading.lsf import LsfReports
+from rmetric.diagnosis.reading.other_jobs import is_of_another
 
 __all__ = ["BLOCK", "LONGEST_LINE", "LogSource"]
 
@@ -32,6 +33,7 @@ class LogSource:
         name: as the user gave it, or below the folder given.
         size: bytes on disk.
         rank, node, local_rank: as its name states them, else None (file_names.py).
+        only_jobs: numbers of a scheduler's jobs; lines about others are given as empty ones.
         lines: number of lines; this and the following once `chunks` has been read to its end.
         cut_off: why its end is missing, "" where it is not.
         notes: on cut or replaced bytes.
@@ -43,6 +45,7 @@ class LogSource:
     rank: int | None = None
     node: str | None = None
     local_rank: int | None = None
+    only_jobs: frozenset[bytes] = frozenset()
     lines: int = 0
     cut_off: str = ""
     notes: list[str] = field(default_factory=list)
@@ -69,12 +72,17 @@ class LogSource:
         damage: list[str] = []
         lines, report = Lines(LONGEST_LINE), LsfReports()
         for some in lines.lists(decoded(unpacked(self.path, BLOCK, damage, may_be_empty=True))):
-            yield report.moved(some)
+            yield self._of_own_jobs(report.moved(some))
         if rest := report.rest():
-            yield rest
+            yield self._of_own_jobs(rest)
         self._pieces = report.pieces
         self.lines = lines.count
         self.cut_off, self.notes = "; ".join(damage), lines.notes()
+
+    def _of_own_jobs(self, lines: list[bytes]) -> list[bytes]:
+        if not self.only_jobs:
+            return lines
+        return [b"" if is_of_another(line, self.only_jobs) else line for line in lines]
 
     def line(self, number: int) -> int:
         """The line of the file that `chunks` gave as that of a number, both from 1."""
