@@ -128,7 +128,9 @@ def collect(
         for one in matches:
             own = [end for end in ends if end.stream not in alone or end.stream == one.stream]
             # Of a node's kernel and its rank, whose clocks may differ, either may be the last.
-            apart = one.first.file != one.last.file and signatures[name].role == "cause"
+            # A tool lists the newest record first.
+            apart = one.first.file != one.last.file or (one.first.time or 0) > (one.last.time or 0)
+            apart = apart and signatures[name].role == "cause"
             if not _survived(job, one, signatures[name], own, ordering) or (
                 apart and not _survived(job, _first_of(one), signatures[name], own, ordering)
             ):

@@ -91,6 +91,8 @@ MIN_PLANNED_STEP_SHARE = 0.95
 MIN_SILENT_SCORE = 0.6
 #: Kinds of evidence of how a process ended, which tell nothing where all were ended as they hung.
 OF_ENDS = ("killed", "failed first")
+#: Kinds of evidence of what a rank did not log.
+LACKS = ("silent", "ended early", "no echo", "missing event", "last words")
 #: Kinds of evidence by comparison, which say less than the stack of a rank that others wait for.
 COMPARED = ("behind", "missing event", "unlike")
 #: Kinds of evidence that are absences.
@@ -309,6 +311,9 @@ def decide(
         remote = evidence_from_remote_hosts(job, causes)
         without = rank_evidence.evidence_from_echoes(job, causes)
         signs += [*remote, *without] or evidence_from_lost_connections(job, causes)
+        if remote and not job.streams.keys() & {one.stream for one in remote}:
+            # A node without logs was lost; what a rank of another one lacks tells nothing.
+            signs = [one for one in signs if one.kind not in LACKS]
     if beside.awaited or hang:
         less = {*OF_ENDS, *(COMPARED if any(beside.awaited) else ())}
         signs = [one for one in signs if one.stream in beside.awaited or one.kind not in less]

@@ -281,6 +281,9 @@ def _from_own_log(cause: Cause, index: RankIndex, ordering: Ordering) -> list[Ra
     # Of one log that may be of the whole job nobody can be told; one of rank 3 has peers.
     alone = len(active) == 1 and not any(index.ranks.values())
     own = [match for match in cause.matches if match.stream in active]
+    named = any(fields.get("node") for match in cause.matches for fields in match.named)
+    if named and cause.signature.family == "node failure":
+        return []  # who tells of it has not failed
     # Of a machine, even where only ranks have logs.
     if cause.signature.actor == "hardware" or cause.signature.family in OF_KERNELS:
         nodes = [match for match in cause.matches if match.stream.startswith("node ")]
@@ -586,6 +589,8 @@ def evidence_from_links(job: Job, causes: Sequence[Cause]) -> list[RankEvidence]
     broken = [
         (name, device) for (stream, device), name in places.items() if (stream, device) in down
     ]
+    if links and not broken and len(down) == 1:  # by the node's own tool
+        broken = [one for one in down if one[0].startswith("node ")]
     if len(broken) == 1:
         ((name, device),) = broken
         node = name.removeprefix("node ")

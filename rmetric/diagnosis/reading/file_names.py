@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -158,8 +158,10 @@ def _take_msrun(names: Sequence[str], files: list[FileIdentity]) -> None:
     """Ranks of the files beside a scheduler's."""
     found = [_MSRUN.fullmatch(name) for name in names]
     scheduled = {one["folder"] for one in found if one and one["rank"] is None}
+    times = Counter(one["rank"] for one in found if one and one["rank"] is not None)
+    unique = bool(scheduled) and max(times.values(), default=0) == 1  # of all nodes' folders
     for at, one in enumerate(found):
-        if one and one["rank"] is not None and one["folder"] in scheduled:
+        if one and one["rank"] is not None and (unique or one["folder"] in scheduled):
             files[at] = FileIdentity(rank=int(one["rank"]))
 
 

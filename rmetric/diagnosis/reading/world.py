@@ -73,7 +73,7 @@ _HOST = r"(?P<node>[A-Za-z][\w.-]*\d[\w.-]*|\d+\.\d+\.\d+\.\d+)"
 #: No number of a node or within one stands behind it.
 _OWN_RANK = r"(?<!node )(?<!local )(?<!machine )(?<!group )(?<!host )"
 _RANK_ON = Sought(
-    rf"(?i){_OWN_RANK}\brank[ :=\[]{{0,3}}(?P<rank>\d+)\b.{{0,40}}?"
+    rf"(?i){_OWN_RANK}\brank(?: id)?[ :=\[]{{0,3}}(?P<rank>\d+)\b.{{0,40}}?"
     rf"\b(?:on|host(?:name)?|node)[ :=]+{_HOST}",
     ("rank",),
     ("on", "host", "node"),
