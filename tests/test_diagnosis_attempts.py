@@ -478,3 +478,57 @@ def test_the_launchers_line_that_it_restarts_its_ranks_begins_an_attempt_in_ever
         {"node-0.log": 27, "node-1.log": 3},
     ]
     assert diagnose(tmp_path).cause == "cuda_out_of_memory"
+
+
+def test_ray_train_starts_its_workers_again(tmp_path: Path) -> None:
+    """Its first start begins no second attempt."""
+    lines = ["Job 'raysubmit_a' submitted successfully"]
+    for attempt, (pid, first) in enumerate(((398, 0), (519, 40))):
+        lines += [f"(TorchTrainer pid={pid}) Started distributed worker processes: "]
+        lines += [
+            f"(TorchTrainer pid={pid}) - (node_id=ee{rank}, ip=10.0.0.1, pid={pid + rank}) "
+            f"world_rank={rank}, local_rank={rank}, node_rank=0"
+            for rank in range(4)
+        ]
+        lines += [
+            f"(RayTrainWorker pid={pid}) step {at} loss 2.1" for at in range(first, first + 50)
+        ]
+        lines += [f"(RayTrainWorker pid={pid}) {line}" for line in (OOM if attempt else KEY)]
+    (tmp_path / "job.log").write_text("\n".join(lines) + "\n")
+    found = diagnose([tmp_path])
+    assert [one.cause for one in found.attempts] == ["key_error", "cuda_out_of_memory"]
+
+
+def test_a_rank_that_was_told_to_end_begins_again(tmp_path: Path) -> None:
+    told = "FatalError: `Termination signal` is detected by the operating system."
+    parts = ["store connected", "group_nccl options", "device found", "cuDNN found", "rank known"]
+    begin = [f"I0520 14:0{{at}}:17.1 tcp_utils.cc:130] {part}" for part in parts]
+    lines = [line.format(at=at) for at in range(3) for line in [*begin, told]]
+    (tmp_path / "workerlog.2").write_text("\n".join(lines) + "\n")
+    assert len(ingest_attempts([tmp_path], SignatureLibrary.shipped())) == 3
+
+
+def test_what_a_scheduler_logged_at_the_end_of_an_earlier_attempt_is_of_that(
+    tmp_path: Path,
+) -> None:
+    begin = [
+        "+ srun python train.py",
+        "torch 2.4.0, NCCL 2.20",
+        "building GPT model ...",
+        "loading",
+    ]
+    first = [f"2025-02-03 21:{at:02d}:00 step {at} loss 2.1" for at in range(4, 58)]
+    last = [f"2025-02-03 22:{at:02d}:00 step {at} loss 2.1" for at in range(36, 50)]
+    rank = [f"2025-02-03 21:03:{at:02d} {line}" for at, line in enumerate(begin)] + first
+    rank += ["2025-02-03 21:57:02 RuntimeError: NCCL error: unhandled system error"]
+    rank += [f"2025-02-03 22:35:{at:02d} {line}" for at, line in enumerate(begin)] + last
+    (tmp_path / "task_0.log").write_text("\n".join([*rank, *OOM]) + "\n")
+    scheduler = [
+        "slurmstepd: error: *** STEP 55.0 ON gh-1 CANCELLED AT 2025-02-03T21:57:05 ***",
+        "[sbatch] srun exit 134, scontrol requeue 55",
+        "srun: error: gh-1: task 0: Exited with exit code 1",
+    ]
+    (tmp_path / "slurm-55.out").write_text("\n".join(scheduler) + "\n")
+    found = diagnose([tmp_path])
+    assert found.cause == "cuda_out_of_memory"
+    assert not any(one.cause == "slurm_cancelled" for one in found.candidates)

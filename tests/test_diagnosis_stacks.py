@@ -213,3 +213,44 @@ def test_a_number_in_a_files_name_is_no_part_of_an_address():
     )
     assign(job, [named, numbered], lambda node, local_rank: [])
     assert (named.stream, numbered.stream) == ("node 10.0.0.7", "")
+
+
+def test_stacks_of_all_in_one_place_tell_that_a_cancelled_job_hung(tmp_path: Path) -> None:
+    steps = [f"{at % 4}: completed step: {at // 4}, loss: 2.1" for at in range(80)]
+    end = "slurmstepd: error: *** JOB 77 ON gh-1 CANCELLED AT 2025-03-09T07:58:14 ***"
+    (tmp_path / "job.out").write_text("\n".join([*steps, end]) + "\n")
+    assert diagnose([tmp_path]).outcome == "terminated"
+    waits = WAITS.format(op="all_gather")
+    stacks = [f"# SLURM_PROCID={rank}\n{stack(400 + 7 * rank, waits)}" for rank in range(4)]
+    (tmp_path / "pyspy.txt").write_text("".join(stacks))
+    found = diagnose([tmp_path])
+    assert (found.outcome, found.cause) == ("failed", "training_hung")
+    assert found.title == "The training hung after step 19 and was ended later"
+    (tmp_path / "pyspy.txt").write_text("".join(stacks[:2]))
+    assert diagnose([tmp_path]).outcome == "terminated", "of two processes no more is known"
+
+
+def test_a_worker_below_its_process_is_another_process() -> None:
+    """py-spy sets it in; its frames are none of the process above it."""
+    worker = stack(
+        512, "    get (dataset.py:388)\n    _worker_loop (torch/utils/data/worker.py:351)"
+    )
+    inner = "".join(f"  {line}\n" for line in worker.splitlines() if line)
+    found = read_stacks(stack(511, READS) + inner, "gpu-1.txt", None)
+    assert [one.pid for one in found] == [511]
+    assert found[0].stage == "load data"
+
+
+def test_processes_in_order_are_ranks_only_where_all_are_there(tmp_path: Path) -> None:
+    job = Job()
+    stacks = [
+        Stack(file="a", frames=(("f", "a.py", "1"),), pid=900 + at, node="n1") for at in range(4)
+    ]
+    assign(job, stacks, lambda node, local: [f"node {node}"])
+    assert [one.stream for one in stacks] == [f"rank {rank}" for rank in range(4)]
+    job.world_size = 8
+    few = [
+        Stack(file="a", frames=(("f", "a.py", "1"),), pid=900 + at, node="n1") for at in range(2)
+    ]
+    assign(job, few, lambda node, local: [f"node {node}"])
+    assert [one.stream for one in few] == ["node n1", "node n1"]

@@ -61,7 +61,7 @@ MAX_TEXTS = 20_000
 HALF_LINE = MAX_TEXT
 #: Changes of stage that are kept of a stream, job numbers of a file.
 MAX_STAGES = 200
-MAX_JOB_IDS = 20
+MAX_JOB_IDS = 1000
 #: Lines of an attempt's beginning in which its time is sought.
 START_LINES = 20
 #: Streams of a file that are kept apart.

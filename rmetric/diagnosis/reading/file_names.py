@@ -23,6 +23,7 @@ _BEFORE_NODE = re.compile(
 )
 #: Words of a pod's name, which a file is called after, before that of its role.
 _POD = re.compile(r"(?:^|(?<=/))(?:[a-z\d]+-){2,}$")
+_JOBSET = re.compile(r"(?:^|(?<=/))(?:[a-z\d]+-)+$")
 _HOST = re.compile(
     r"(?i)(?<![a-z\d])((?:[a-z]+-)*(?:node|host|compute|gpu|dgx|hgx|cn|gn|nid|srv|ip|ascend|npu|atlas|mi\d{3}\w?|gaudi\d?"
     r"|[ahb][1-3]00)[a-z-]*\d[\d-]*"
@@ -140,10 +141,9 @@ def _labelled(name: str) -> FileIdentity:
             file.node = address.group()
         elif match["node"]:
             pod = _OF_JOBSET.match(name, match.end())
+            of_pod = _POD if match["node"].lower() == "worker" and not pod else _JOBSET
             words = _BEFORE_NODE.search(name[: match.start()]) or (
-                _POD.search(name[: match.start()])
-                if pod or match["node"].lower() == "worker"
-                else None
+                of_pod.search(name[: match.start()]) if pod or of_pod is _POD else None
             )
             file.node = (words[0] if words else "") + match.group() + (pod[0] if pod else "")
             file.node_number = number
