@@ -532,3 +532,16 @@ def test_what_a_scheduler_logged_at_the_end_of_an_earlier_attempt_is_of_that(
     found = diagnose([tmp_path])
     assert found.cause == "cuda_out_of_memory"
     assert not any(one.cause == "slurm_cancelled" for one in found.candidates)
+
+
+def test_times_with_a_zone_among_those_without_do_not_make_attempts_overlap(tmp_path: Path) -> None:
+    for number, hour in enumerate((20, 21)):
+        lines = [
+            f"+ echo 'restart count {number}'",
+            f"2025-05-30T{hour}:44:02+09:00",
+            "+ srun torchrun pretrain.py",
+            *[f"2025-05-30 {hour}:{at} step {at} loss 2.1" for at in range(45, 60)],
+            *OOM,
+        ]
+        (tmp_path / f"fit-77-r{number}.out").write_text("\n".join(lines) + "\n")
+    assert len(ingest_attempts([tmp_path], SignatureLibrary.shipped())) == 2

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from rmetric.diagnosis.job import span_of
 from rmetric.diagnosis.part import Part
-from rmetric.diagnosis.reading.timestamps import NO_YEAR, without_year
+from rmetric.diagnosis.reading.timestamps import NO_YEAR, names_zone, without_year
 
 #: Entries of a file's beginning that are compared.
 FIRST_ENTRIES = 8
@@ -104,6 +104,11 @@ def _without_year(span: tuple[float, float]) -> tuple[float, float]:
 
 
 def _span(group: Sequence[Part]) -> tuple[float, float] | None:
+    """First and last time; where only some name their zone, of the others, which are of one clock."""
+    timed = [one for part in group for one in part.entries if one.time is not None]
+    local = [without_year(one.time or 0.0) for one in timed if not names_zone(one.text)]
+    if local and len(local) < len(timed):
+        return min(local), max(local)
     return span_of(one.stream for part in group for one in part.streams)
 
 
