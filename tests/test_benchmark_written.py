@@ -216,7 +216,8 @@ def test_a_folder_without_jobs_and_an_unknown_split_are_errors(tmp_path: Path) -
     with pytest.raises(
         ValueError,
         match="'other'; development, sealed, second, third, fourth, fifth, sixth, seventh, "
-        "eighth, ninth, tenth, eleventh, twelfth, thirteenth, fourteenth, fifteenth, opened",
+        "eighth, ninth, tenth, eleventh, twelfth, thirteenth, fourteenth, fifteenth, "
+        "sixteenth, opened",
     ):
         load("other", tmp_path)
     bad = tmp_path / "written_development.json"
