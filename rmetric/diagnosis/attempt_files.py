@@ -15,6 +15,7 @@ from itertools import pairwise
 
 from rmetric.diagnosis.job import span_of
 from rmetric.diagnosis.part import Part
+from rmetric.diagnosis.reading.file_names import is_kernel_log
 from rmetric.diagnosis.reading.timestamps import NO_YEAR, names_zone, without_year
 
 #: Entries of a file's beginning that are compared.
@@ -27,6 +28,7 @@ MIN_SECONDS = 10.0
 MAX_ATTEMPTS = 1000
 
 _NUMBER = re.compile(r"\d+")
+_NODE = re.compile(r"(?i)(?:node|host|server|machine)[-_]?\d")
 #: What kubectl's users call the log of a container before its restart.
 _PREVIOUS = re.compile(r"(?i)[-_.](?:previous|prev)(?=[-_.]|$)")
 
@@ -77,6 +79,9 @@ def _are_attempts(groups: Sequence[Sequence[Part]]) -> bool:
     ]
     if any(one.keys() != forms[0].keys() for one in forms):
         return False
+    nodes = {part.source.node for group in groups for part in group if _is_of_node(part)}
+    if len(nodes) == len(groups) or not all(map(_tells, groups)):
+        return False
     spans = [_span(group) for group in groups]
     for before, after in pairwise(spans):
         if before is not None and after is not None and _has_year(before) != _has_year(after):
@@ -95,6 +100,17 @@ def _are_attempts(groups: Sequence[Sequence[Part]]) -> bool:
     )
 
 
+def _is_of_node(part: Part) -> bool:
+    """True for a file that is named after its node, so that its number is of no attempt."""
+    name, node = part.source.name, part.source.node
+    return node is not None and (is_kernel_log(name) or _NODE.match(node) is not None)
+
+
+def _tells(group: Sequence[Part]) -> bool:
+    """True for files with a step or a known fault, as programs write them."""
+    return any(one.stream.steps or one.matches for part in group for one in part.streams)
+
+
 def _has_year(span: tuple[float, float]) -> bool:
     return span[0] >= NO_YEAR[1]
 
@@ -104,7 +120,7 @@ def _without_year(span: tuple[float, float]) -> tuple[float, float]:
 
 
 def _span(group: Sequence[Part]) -> tuple[float, float] | None:
-    """First and last time; where only some name their zone, of the others, which are of one clock."""
+    """First and last time; where only some name their zone, of the others, of one clock."""
     timed = [one for part in group for one in part.entries if one.time is not None]
     local = [without_year(one.time or 0.0) for one in timed if not names_zone(one.text)]
     if local and len(local) < len(timed):

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rmetric.diagnosis.job import TAIL, Job, JobStream, Match, Occurrence, short
+from rmetric.diagnosis.job import HEAD, TAIL, Job, JobStream, Match, Occurrence, short
 from rmetric.diagnosis.ordering import Ordering, may_be_time_zone, stepping_streams
 from rmetric.diagnosis.patterns.steps import planned_steps
 from rmetric.diagnosis.signature import Signature
@@ -55,7 +55,7 @@ UNKNOWN_NAMES = ("rendezvous_name_unknown", "name_not_resolved")
 #: Signatures of a pod that does not begin.
 NOT_BEGUN = ("pod_not_scheduled", "pod_image_pull_failed", "container_volume_failed")
 #: Reports that a process or a program has ended.
-REPORTS = ("ray_actor_died", "ray_task_failed", "hydra_job_failed")
+REPORTS = ("ray_actor_died", "ray_task_failed", "hydra_job_failed", "sagemaker_job_failed")
 #: Tells on which node a pod runs.
 PLACED = "pod_scheduled"
 #: Endings that state a signal and no reason; the scheduler's line may come after it.
@@ -135,6 +135,13 @@ def collect(
                 apart and not _survived(job, _first_of(one), signatures[name], own, ordering)
             ):
                 fatal.append(one)
+        files = {one.last.file for one in matches if one not in fatal}
+        if (
+            files
+            and all(map(_at_the_beginning, matches))
+            and not any(one.last.file in files for one in fatal)
+        ):
+            fatal = []  # who logs steps outlived it
         # What one node outlived is not what another one met later.
         kept = fatal if fatal and signatures[name].actor in MACHINES else matches
         last = max((one.last for one in kept), key=ordering.key)
@@ -142,6 +149,11 @@ def collect(
             Cause(signature=signatures[name], matches=kept, last=last, survived=not fatal)
         )
     return sorted(causes, key=lambda one: ordering.key(one.first))
+
+
+def _at_the_beginning(match: Match) -> bool:
+    """True for a line among the first ones of its file, as a script's complaints are."""
+    return match.count == 1 and match.last.line <= HEAD
 
 
 def _first_of(match: Match) -> Match:
@@ -411,7 +423,7 @@ def _is_reason(one: Cause, other: Cause, ordering: Ordering) -> bool:
     if other.signature.family == "rendezvous":  # nodes that wait in vain for another one
         certain = one.signature.role == "cause" and one.signature.confidence >= GENERIC
         own = one.signature.family not in CONNECTIONS or one.signature.id in UNKNOWN_NAMES
-        others = set(one.streams).isdisjoint(other.streams)
+        others = not set(other.streams) <= set(one.streams)
         return certain and own and others and apart <= FOLLOWS_WITHIN
     if other.signature.id in WITHOUT_REASON:
         return (

@@ -20,6 +20,7 @@ from rmetric._util.lazy import check_installed
 from rmetric.diagnosis import rank_evidence
 from rmetric.diagnosis.beside import BesideFindings, find_beside
 from rmetric.diagnosis.causes import (
+    GENERIC,
     IN_FLIGHT,
     LOSS,
     OUTLASTS_SUCCESS,
@@ -410,7 +411,8 @@ class _Case:
         symptom = self._best_symptom()
         timed_out = symptom is not None and symptom.signature.id in rank_evidence.TIMEOUTS
         odd = self.beside.odd or (timed_out and self.beside.awaited)
-        if odd and (symptom is None or symptom.signature.role == "echo"):
+        generic = symptom is not None and symptom.signature.confidence < GENERIC
+        if odd and (symptom is None or generic or symptom.signature.role == "echo"):
             return self._by_kind(STANDS_ELSEWHERE, "stack", None)
         if symptom is not None and symptom.signature.family in OUTLASTS_SUCCESS:
             return self._explained(symptom)

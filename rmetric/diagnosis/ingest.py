@@ -124,11 +124,14 @@ def aligned(files: Sequence[Sequence[Part]]) -> list[list[Part]]:
     numbers = sorted({int(name[1]) for name in names if name})
     working = [parts for parts in files if any(map(_shows_work, parts))] or files
     most = len(numbers) or max(map(len, working))
+    attempts: list[list[Part]]
     if most == 1 and max(map(len, files)) == 1:
-        return attempts_by_name(files)
+        attempts = attempts_by_name(files)
+        _leave_out_earlier(attempts)
+        return attempts
     reference = next((parts for parts in files if len(parts) == most), files[0])
     begins = [_begin(part) for part in reference]
-    attempts: list[list[Part]] = [[] for _ in range(most)]
+    attempts = [[] for _ in range(most)]
     for parts, name in zip(files, names, strict=True):
         if name and numbers:
             attempts[numbers.index(int(name[1]))].append(parts[-1])

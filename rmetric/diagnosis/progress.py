@@ -46,6 +46,12 @@ _DONE = re.compile(
 _RANK_OF_FILE = re.compile(r"(?i)(?<![a-z])rank[_=-]?0*(\d{1,6})(?!\d)")
 #: The signature of a script that ended a training without progress.
 WATCHED = "ended_without_progress"
+#: What watches a log and sees nothing new in it.
+_NO_PROGRESS = re.compile(
+    r"(?i)\bunchanged for \d"
+    r"|\bno (?:new )?(?:progress|steps?|lines?|output)\b.{0,20}\b(?:for|since)\b"
+)
+_UNCHANGED = re.compile(r"(?i)\bunchanged for (\d{1,9}) ?s\b")
 #: Ends without a reason, which a person may have wanted.
 BY_A_PERSON = ("slurm_cancelled", "batch_cancelled")
 #: A hang is at least so many seconds, and so many times the longest pause between two steps.
@@ -147,6 +153,8 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
 
     def is_before(entry: Occurrence) -> bool:
         comparable = entry.file == lead.first.file or not same_file
+        if _NO_PROGRESS.search(entry.text):
+            return False
         return entry.event not in events and not (comparable and ordering.after(entry, lead.first))
 
     entries = _entries(job, ordering, is_before)
@@ -197,6 +205,7 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
             pauses = [after[0] - before[0] for before, after in pairwise(later)]
             least = max(least, MIN_RATIO * max(pauses, default=0.0))
     known = before + (_apart_from_zones(gap) if other_clock or not one_clock else gap)
+    known = max(known, min(_stated_silence(job), gap))
     if known < least and not other_clock:
         known = before + gap
     at_least = other_clock or known < before + gap
@@ -218,6 +227,12 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
         last_words=last[0][1] if last else "",
         spinning=0 if spin is None else spin.number,
     )
+
+
+def _stated_silence(job: Job) -> float:
+    """Seconds for which a watcher of the log saw nothing new, as its last words state."""
+    said = (_UNCHANGED.search(one.text) for stream in job.streams.values() for one in stream.tail)
+    return max((float(match[1]) for match in said if match), default=0.0)
 
 
 def _by_stacks(job: Job) -> Hang | None:

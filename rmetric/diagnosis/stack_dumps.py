@@ -62,6 +62,11 @@ _PROMPT = re.compile(r"(?:^|\s)[\w.-]+@([\w.-]*\d[\w-]*)\b", re.MULTILINE)
 _OPERATION = re.compile(
     r"(?i)_?(?:all_?(?:gather|reduce|to_?all)|reduce|broadcast|barrier|gather|scatter)"
 )
+#: What keeps few activations and computes the others once more.
+_RECOMPUTES = re.compile(
+    r"utils/checkpoint\.py$|tensor_parallel/random\.py$|activation_checkpointing/"
+    r"|checkpoint_wrapper\.py$|^\w*checkpointed_\w*forward |^custom_forward "
+)
 #: A worker process that reads data for another one.
 _WORKER = "_worker_loop"
 #: Where a process waits for the others, or for its GPU, which waits for them.
@@ -159,7 +164,7 @@ def _shown(frames: Sequence[tuple[str, str, str]]) -> str:
 def _words(frames: Sequence[tuple[str, str, str]]) -> Iterator[str]:
     """A function, its file and the file's folder, of each frame that may be a wait."""
     for name, file, _ in frames:
-        if not file.endswith("utils/checkpoint.py"):
+        if not _RECOMPUTES.search(f"{name} {file}"):
             yield " ".join([name, *file.split("/")[-1:-3:-1]])
 
 
@@ -362,10 +367,12 @@ def stacks_in_logs(job: Job, after: Callable[[Occurrence, Occurrence], bool]) ->
     for one in job.streams.values():
         dumps = last[one.name]
         if not dumps and one.last_step is None and rounds == {len(one.stacks)}:
-            dumps = one.stacks[-1:]  # without a time, but all were asked as often
+            dumps = one.stacks  # without a time, but all were asked as often
+        if one.last_step is None and dumps and dumps[-1] is one.stacks[-1]:
+            dumps = one.stacks  # the one before it tells whether it moved
         places = [frames for dump in dumps for frames in _of_main_thread(dump.text)]
         if places and places[-1]:
-            stays = len(places) > 1 and places[0] == places[-1]
+            stays = places[-1] in places[:-1]
             found.append(
                 Stack(file=dumps[-1].file, stream=one.name, frames=places[-1], stays=stays)
             )

@@ -217,7 +217,8 @@ _WAITS_IN = (
     (
         "load data",
         re.compile(
-            r"(?i)\bshards?\b|data_?loader|data_?set|fetch|download|mini-?batch|next[ _]batch"
+            r"(?i)\bshards?\b|\bdata\.py\b|\w+_iterator\b|data_?loader|data_?set|fetch|download"
+            r"|mini-?batch|next[ _]batch"
             r"|\b(?:s3|gs|gcs|az|hdfs)://|\bcorpus\b|\bmemmap\b|\bread(?:ing)? samples?\b"
             r"|\.(?:tar|mds|arrow|parquet|jsonl|tfrecord|np[yz]|bin|zst)\b"
         ),

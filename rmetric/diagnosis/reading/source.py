@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 from operator import itemgetter
 from pathlib import Path
 
@@ -22,6 +23,12 @@ BLOCK = 1 << 20
 HEAD = 1 << 18
 PIECE = 1 << 14
 PIECES = 16
+#: Least number of times that fall, and largest share of such that rise, of a file whose newest
+#: line comes first; bytes of such a file that are turned round in memory.
+MIN_FALLS = 10
+MAX_RISES = 0.02
+MOST_BACKWARDS = 1 << 28
+_STAMP = re.compile(rb"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?")
 
 
 @dataclass(kw_only=True)
@@ -34,6 +41,7 @@ class LogSource:
         size: bytes on disk.
         rank, node, local_rank: as its name states them, else None (file_names.py).
         only_jobs: numbers of a scheduler's jobs; lines about others are given as empty ones.
+        backwards: its newest line comes first, as collectors export it; known after `sample`.
         lines: number of lines; this and the following once `chunks` has been read to its end.
         cut_off: why its end is missing, "" where it is not.
         notes: on cut or replaced bytes.
@@ -46,6 +54,7 @@ class LogSource:
     node: str | None = None
     local_rank: int | None = None
     only_jobs: frozenset[bytes] = frozenset()
+    backwards: bool = False
     lines: int = 0
     cut_off: str = ""
     notes: list[str] = field(default_factory=list)
@@ -60,7 +69,7 @@ class LogSource:
         Without line ends, ANSI colours, zero bytes and what wrapping.py removes; of a line that
         carriage returns overwrite, the last text; each cut at `LONGEST_LINE`. Empty lines are kept:
         the n-th is line n, but for the reports of LSF, which stand above the output that they are
-        about and come after it.
+        about and come after it, and where the file is `backwards`: the oldest comes first.
 
         Raises:
             LogError: it cannot be opened, or it needs a package that is missing.
@@ -69,6 +78,15 @@ class LogSource:
             held, self._held = self._held, None
             yield from held
             return
+        if self.backwards:
+            every = [line for some in self._forwards() for line in some]
+            every.reverse()
+            yield every
+        else:
+            yield from self._forwards()
+
+    def _forwards(self) -> Iterator[list[bytes]]:
+        """The lines in the order of the file."""
         damage: list[str] = []
         lines, report = Lines(LONGEST_LINE), LsfReports()
         for some in lines.lists(decoded(unpacked(self.path, BLOCK, damage, may_be_empty=True))):
@@ -86,6 +104,8 @@ class LogSource:
 
     def line(self, number: int) -> int:
         """The line of the file that `chunks` gave as that of a number, both from 1."""
+        if self.backwards:
+            return self.lines + 1 - number
         if not self._pieces:
             return number
         at = bisect_right(self._pieces, number, key=itemgetter(0)) - 1
@@ -100,8 +120,14 @@ class LogSource:
             start = file.read(4096)
             packed = is_packed(start)
             if self.size <= HEAD and not packed:
-                self._held = list(self.chunks())
-                return [line for lines in self._held for line in lines]
+                held = list(self.chunks())
+                every = [line for lines in held for line in lines]
+                if not self.backwards and newest_first(every):
+                    self.backwards = True
+                    every.reverse()
+                    held = [every]
+                self._held = held
+                return every
             beginning = Lines(LONGEST_LINE)
             lines = _whole_lines(beginning, self.head())
             if packed or utf16(start) is not None:
@@ -114,12 +140,28 @@ class LogSource:
                     of_piece = Lines(LONGEST_LINE, beginning.wrapping)
                     piece = _whole_lines(of_piece, iter([file.read(PIECE)]))
                     lines += piece[1:] if at == PIECES else piece[1:-1]
+        if self.size <= MOST_BACKWARDS and newest_first(lines):
+            self.backwards = True
+            lines.reverse()
         return lines
 
     def head(self) -> Iterator[bytes]:
         """Blocks from its beginning, unpacked, about `HEAD` bytes in all."""
         small = HEAD // 4
         return islice(unpacked(self.path, small, [], may_be_empty=True), HEAD // small)
+
+
+def newest_first(lines: Sequence[bytes]) -> bool:
+    """True where the times of the lines fall and never rise.
+
+    >>> stamps = [f"2025-05-06T17:{59 - at}:00Z step".encode() for at in range(20)]
+    >>> newest_first(stamps), newest_first(stamps[::-1]), newest_first(stamps[:1] * 20)
+    (True, False, False)
+    """
+    times = [found[0] for line in lines if (found := _STAMP.search(line, 0, 120))]
+    rises = sum(before < after for before, after in pairwise(times))
+    falls = sum(before > after for before, after in pairwise(times))
+    return falls >= MIN_FALLS and rises <= MAX_RISES * falls
 
 
 def _whole_lines(split: Lines, blocks: Iterator[bytes]) -> list[bytes]:
