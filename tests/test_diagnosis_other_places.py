@@ -262,3 +262,80 @@ def test_ranks_of_mindspore_on_several_nodes() -> None:
     assert [one.rank for one in identify_files(names)] == [None, 3, 11]
     again = ["node0/scheduler.log", "node0/worker_3.log", "node1/worker_3.log"]
     assert [one.rank for one in identify_files(again)][:2] == [None, 3]
+
+
+def test_a_log_whose_newest_line_comes_first(tmp_path: Path) -> None:
+    lines = [*steps(40), f"{DAY} 01:50:00 torch.OutOfMemoryError: CUDA out of memory."]
+    for name, order in (("old", 1), ("new", -1)):
+        (tmp_path / f"{name}.log").write_text("\n".join(lines[::order]) + "\n")
+    old, new = (diagnose([tmp_path / f"{name}.log"]) for name in ("old", "new"))
+    assert (new.outcome, new.cause, new.iteration) == (old.outcome, old.cause, 39)
+    assert (old.events[0].line, new.events[0].line) == (41, 1), "as the file has them"
+
+
+def test_equal_and_rising_times_are_not_turned_round(tmp_path: Path) -> None:
+    lines = [line.replace(":1", ":0") for line in steps(40)]
+    (tmp_path / "train.log").write_text("\n".join(lines) + "\n")
+    assert diagnose([tmp_path]).iteration == 39
+
+
+COMPLAINT = "/var/spool/slurmd/job1/slurm_script: line 14: module: command not found"
+
+
+def test_what_all_nodes_complain_of_at_first_was_outlived_by_who_trained(tmp_path: Path) -> None:
+    log = [COMPLAINT, *steps()]
+    assert (
+        written(tmp_path, slurm_0__out=log, slurm_1__out=[COMPLAINT, "setup"]).outcome == "healthy"
+    )
+    (tmp_path / "slurm_0.out").write_text(COMPLAINT + "\n")
+    assert diagnose([tmp_path]).cause == "command_not_found"
+
+
+def test_the_node_that_knows_no_name_keeps_the_others_waiting(tmp_path: Path) -> None:
+    waits = ["torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError"]
+    unknown = (
+        "[W socket.cpp:601] [c10d] The IPv6 network addresses of (jwb0097i, 6000) cannot be "
+        "retrieved (gai error: -3 - Temporary failure in name resolution)."
+    )
+    own = [
+        unknown,
+        unknown,
+        "RendezvousConnectionError: The connection to the C10d store has failed.",
+    ]
+    found = written(tmp_path, jwb0097__log=waits, jwb1203__log=own, jwb1204__log=waits)
+    assert found.cause == "rendezvous_name_unknown"
+
+
+def test_kernels_of_several_nodes_are_of_one_attempt(tmp_path: Path) -> None:
+    (tmp_path / "kern").mkdir()
+    for at in range(3):
+        begin = 1000000 * (at + 1)
+        lines = [
+            f"[{begin + 600 * line}.300000] LustreError: 11-0: scratch-OST0021: Connection lost"
+            for line in range(9)
+        ]
+        (tmp_path / "kern" / f"nid00210{at}.dmesg").write_text("\n".join(lines) + "\n")
+    assert len(written(tmp_path, all__log=steps()).attempts) == 0
+
+
+def test_events_of_an_earlier_attempt_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    for attempt, hour in enumerate((1, 3)):
+        (tmp_path / f"try{attempt}").mkdir()
+        lines = [f"{DAY} {hour:02d}:00:00 begins", *steps(50, hour=hour), "KeyError: 'a'"]
+        (tmp_path / f"try{attempt}" / "rank.log").write_text("\n".join(lines) + "\n")
+    events = [
+        f"{DAY} 01:00:02  Normal   Started       pod/fit-0   Started container fit",
+        f"{DAY} 01:49:40  Warning  NodeNotReady  pod/fit-0   Node is not ready",
+        f"{DAY} 03:00:02  Normal   Started       pod/fit-0   Started container fit",
+    ]
+    found = written(tmp_path, events__txt=events)
+    assert (found.cause, len(found.attempts)) == ("key_error", 2)
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_watcher_that_saw_nothing_new_tells_the_hang(watched: bool, tmp_path: Path) -> None:
+    """The hour between the last step and the end may else be one between two zones."""
+    end = "slurmstepd: error: *** JOB 55 ON gh-1 CANCELLED AT 2025-06-28T02:59:25 ***"
+    said = ["[watch.sh 02:56:25] all.log unchanged for 3400 s"] * watched
+    found = written(tmp_path, all__log=steps(), slurm__out=[*said, end])
+    assert found.outcome == ("failed" if watched else "terminated")

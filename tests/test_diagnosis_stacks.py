@@ -254,3 +254,60 @@ def test_processes_in_order_are_ranks_only_where_all_are_there(tmp_path: Path) -
     ]
     assign(job, few, lambda node, local: [f"node {node}"])
     assert [one.stream for one in few] == ["node n1", "node n1"]
+
+
+def fault(frames: str) -> str:
+    """A dump of faulthandler, with the frames of py-spy."""
+    lines = []
+    for line in frames.splitlines():
+        name, _, place = line.strip().partition(" (")
+        file, _, number = place.rstrip(")").rpartition(":")
+        lines.append(f'  File "{file}", line {number} in {name}')
+    head = "Timeout (0:30:00)!\nThread 0x000014b519b4740 (most recent call first):\n"
+    return head + "\n".join(lines) + "\n"
+
+
+def test_a_rank_that_never_moved_explains_the_limit_that_ended_the_job(tmp_path: Path) -> None:
+    (tmp_path / "stacks").mkdir()
+    for rank in range(8):
+        frames = READS if rank == 5 else WAITS.format(op="all_reduce")
+        (tmp_path / "stacks" / f"rank{rank}.txt").write_text(fault(frames) * 3)
+    steps = [f"2025-03-04 10:{at:02d}:00 step {at} loss 2.1" for at in range(50)]
+    end = "=>> PBS: job killed: walltime 14436 exceeded limit 14400"
+    (tmp_path / "job.o88").write_text("\n".join([*steps, end]) + "\n")
+    found = diagnose([tmp_path])
+    assert (found.outcome, found.cause, ranks_of(found)[0]) == (
+        "failed",
+        "rank_stands_elsewhere",
+        5,
+    )
+
+
+def test_a_rank_that_reads_explains_more_than_an_unknown_error(tmp_path: Path) -> None:
+    steps = [f"[rank0]: 2025-03-04 10:{at:02d}:00 step {at} loss 2.1" for at in range(50)]
+    error = "ERROR:launcher:Failed to kill global rank 0 (PID 118) with SIGTERM"
+    (tmp_path / "job.log").write_text("\n".join([*steps, error]) + "\n")
+    stacks = [
+        stack(
+            400 + rank,
+            READS if rank == 2 else WAITS.format(op="barrier"),
+            command=f"t --rank {rank}",
+        )
+        for rank in range(4)
+    ]
+    (tmp_path / "pyspy.txt").write_text("".join(stacks))
+    found = diagnose([tmp_path])
+    assert (found.cause, ranks_of(found)) == ("rank_stands_elsewhere", [2])
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        "_checkpointed_attention_forward (megatron/core/transformer/attention.py:180)",
+        "checkpoint (megatron/core/tensor_parallel/random.py:341)",
+        "checkpoint (torch/utils/checkpoint.py:120)",
+    ],
+)
+def test_activations_that_are_computed_again_are_no_checkpoint(frame: str) -> None:
+    text = stack(7, f"    forward (megatron/core/models/gpt_model.py:285)\n    {frame}")
+    assert read_stacks(text, "a.txt", 0)[0].stage == ""
