@@ -339,3 +339,18 @@ def test_a_watcher_that_saw_nothing_new_tells_the_hang(watched: bool, tmp_path: 
     said = ["[watch.sh 02:56:25] all.log unchanged for 3400 s"] * watched
     found = written(tmp_path, all__log=steps(), slurm__out=[*said, end])
     assert found.outcome == ("failed" if watched else "terminated")
+
+
+def test_a_stopped_process_explains_the_end_of_a_job_that_waited_for_it(tmp_path: Path) -> None:
+    end = f"slurmstepd: error: *** JOB 55 ON gh-1 CANCELLED AT {DAY}T20:00:31 DUE TO TIME LIMIT ***"
+    ps = [
+        "ann  51951  51880 Rl  Sat Jun 28 00:59:18 2025  13:31:02  99.2 -          python train.py",
+        "ann  51952  51880 {}  Sat Jun 28 00:59:18 2025  13:31:02   5.5 {} python train.py",
+    ]
+    pids = "INFO rank 0 pid 51951, rank 1 pid 51952, rank 2 pid 51953"
+    log = [pids, *[f"iter {at}: loss 2.10, time 510.58ms" for at in range(60)], end]
+    waits = written(tmp_path, train__out=log, ps__txt="\n".join(ps).format("Sl", "do_sys_poll    "))
+    assert waits.outcome == "terminated"
+    found = written(tmp_path, train__out=log, ps__txt="\n".join(ps).format("Tl", "do_signal_stop "))
+    assert (found.outcome, found.cause) == ("failed", "process_stopped")
+    assert [one.rank for one in found.nodes] == [1]

@@ -402,6 +402,11 @@ class _Case:
             (ended and self.beside.odd) or (lead.signature.id == WATCHED and self._odd_stacks())
         ):
             return self._by_kind(STANDS_ELSEWHERE, "stack", lead)
+        stopped = next(
+            (one for one in self.causes if one.signature.id == rank_evidence.STOPPED), None
+        )
+        if stopped is not None and (lead is stopped or ended):
+            return self._explained(stopped)
         bad = loss_not_finite(self.job) if not explained else None
         if bad is not None:
             return self._not_finite(bad, lead)

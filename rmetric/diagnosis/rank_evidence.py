@@ -36,6 +36,8 @@ TIMEOUTS = (
 )
 #: The signature of a process that a kernel finds waiting, which may be no rank's.
 BLOCKED = "task_blocked"
+#: A process in state T, which explains why others waited until the job was ended.
+STOPPED = "process_stopped"
 #: Of these, what a rank may log that only heard of another one's.
 HEARD_OF = ("nccl_failed_or_timed_out", "store_timeout")
 #: Largest number of ranks in one range.
@@ -282,8 +284,8 @@ def _from_own_log(cause: Cause, index: RankIndex, ordering: Ordering) -> list[Ra
     alone = len(active) == 1 and not any(index.ranks.values())
     own = [match for match in cause.matches if match.stream in active]
     named = any(fields.get("node") for match in cause.matches for fields in match.named)
-    if named and cause.signature.family == "node failure":
-        return []  # who tells of it has not failed
+    if (named and cause.signature.family == "node failure") or cause.signature.id == STOPPED:
+        return []  # who tells of it is another one
     # Of a machine, even where only ranks have logs.
     if cause.signature.actor == "hardware" or cause.signature.family in OF_KERNELS:
         nodes = [match for match in cause.matches if match.stream.startswith("node ")]
@@ -406,7 +408,7 @@ def _from_processes(job: Job, cause: Cause, index: RankIndex) -> list[RankEviden
             of = ranks.get(int(number), set()) if number.isdigit() else set()
             if node != match.stream:  # of a kernel
                 known = job.rank_of_pid.get((node, int(number))) if number.isdigit() else None
-                blocked = cause.signature.id == BLOCKED
+                blocked = cause.signature.id in (BLOCKED, STOPPED)
                 of = ({known} if known is not None else of) if blocked else set()
                 found |= {match.stream} if blocked and len(of) != 1 else set()
             if len(of) == 1:

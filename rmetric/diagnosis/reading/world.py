@@ -429,7 +429,7 @@ class World:
         ):
             node = self._report_host.get(stream)
             self._pids[node, int(match[1])] = self._report_rank.pop(stream)
-        if _RANK_PID in may and (match := _RANK_PID.pattern.search(text)):
+        for match in _RANK_PID.pattern.finditer(text) if _RANK_PID in may else ():
             rank = int(match[1])
             self._pids[self.node_of_rank.get(rank, prefix.node), int(match[2])] = rank
         if _RAY in may and (match := _RAY.pattern.search(text)):
