@@ -92,12 +92,12 @@ MIN_PLANNED_STEP_SHARE = 0.95
 MIN_SILENT_SCORE = 0.6
 #: Kinds of evidence of how a process ended, which tell nothing where all were ended as they hung.
 OF_ENDS = ("killed", "failed first")
-#: Kinds of evidence of what a rank did not log.
-LACKS = ("silent", "ended early", "no echo", "missing event", "last words")
 #: Kinds of evidence by comparison, which say less than the stack of a rank that others wait for.
 COMPARED = ("behind", "missing event", "unlike")
 #: Kinds of evidence that are absences.
 ABSENCE_KINDS = ("silent", "ended early", "no echo")
+#: Kinds of evidence of what a rank did not log, as others did.
+LACKS = (*ABSENCE_KINDS, "missing event", "last words")
 #: Least strength of such evidence: it is of one or two ranks, not of many.
 MIN_ABSENCE_STRENGTH = 0.6
 #: Roles that explain a failure. Others explain it from the following confidences on.

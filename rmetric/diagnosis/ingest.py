@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -161,7 +161,8 @@ def _leave_out_earlier(attempts: Sequence[Sequence[Part]]) -> None:
     """
     if len(attempts) < 2:
         return
-    spans = [_span_of_work(parts, attempts) for parts in attempts]
+    at_work = {part.source.name for parts in attempts for part in parts if _shows_work(part)}
+    spans = [_span_of_work(parts, at_work) for parts in attempts]
     moments = [time for span in spans if span is not None for time in span]
     last = spans[-1][0] if spans[-1] is not None else None
     for part in attempts[-1] if last is not None else ():
@@ -176,13 +177,10 @@ def _leave_out_earlier(attempts: Sequence[Sequence[Part]]) -> None:
             ]
 
 
-def _span_of_work(
-    parts: Sequence[Part], attempts: Sequence[Sequence[Part]]
-) -> tuple[float, float] | None:
+def _span_of_work(parts: Sequence[Part], at_work: Collection[str]) -> tuple[float, float] | None:
     """When an attempt begins and ends: its training, else the files that log another one's."""
-    names = {part.source.name for each in attempts for part in each if _shows_work(part)}
     own = [part for part in parts if _shows_work(part)]
-    own = own or [part for part in parts if part.source.name in names]
+    own = own or [part for part in parts if part.source.name in at_work]
     # Another file may hold earlier attempts that were not told apart.
     own = [part for part in own if part.first_line > 1] or own
     times = [
@@ -247,10 +245,12 @@ def _without_other_jobs(files: Sequence[list[Part]], library: SignatureLibrary) 
     if not own:
         named = set().union(*(numbers_in(parts[0].source.name) for parts in files))
         own = named & set().union(*numbers)
-    kept = frozenset(number.encode() for number in own)
+    if not own:
+        return list(files)
+    kept, analyser = frozenset(number.encode() for number in own), LineAnalyser(library)
     return [
-        _attempts_of(replace(parts[0].source, only_jobs=kept), LineAnalyser(library), None)
-        if own and not at_work and len(of) >= MIN_JOBS and of - own
+        _attempts_of(replace(parts[0].source, only_jobs=kept), analyser, None)
+        if not at_work and len(of) >= MIN_JOBS and of - own
         else parts
         for parts, of, at_work in zip(files, numbers, works, strict=True)
     ]
