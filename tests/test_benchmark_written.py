@@ -27,15 +27,20 @@ from studies.diagnosis_benchmark.cause_meanings import (
     Named,
     verdict,
 )
-from studies.diagnosis_benchmark.fit_confidence import Evidence, cross_validated, fit
+from studies.diagnosis_benchmark.first_answers import answers_of, read_first_answers
+from studies.diagnosis_benchmark.first_answers import main as first_answers
+from studies.diagnosis_benchmark.fit_confidence import Evidence, cross_validated, evidence_of, fit
 from studies.diagnosis_benchmark.injected.plan import KINDS as INJECTED
 from studies.diagnosis_benchmark.job_scores import WHOLE, JobScores
 from studies.diagnosis_benchmark.reliability import (
+    FIRST,
     Stated,
     calibration_error,
+    calibration_tables,
     is_right,
     reliability,
     stated,
+    stated_on_written,
 )
 from studies.diagnosis_benchmark.results import Results
 from studies.diagnosis_benchmark.written_jobs import (
@@ -46,6 +51,7 @@ from studies.diagnosis_benchmark.written_jobs import (
 )
 from studies.diagnosis_benchmark.written_tables import scores
 
+RESULTS = Path(__file__).parents[1] / "studies" / "diagnosis_benchmark" / "results"
 KNOWN = [(one.family, one.id) for one in (*SignatureLibrary.shipped(), *INFERRED)]
 
 
@@ -262,3 +268,36 @@ def test_an_answer_without_a_labelled_cause_is_right_by_outcome_and_line(
     assert is_right(known, said) is right
     healthy = replace(known, outcome="healthy")
     assert is_right(healthy, said) is (said.outcome == "healthy" and said.cause is None)
+
+
+def test_the_answers_of_a_first_look_are_kept_once(tmp_path: Path) -> None:
+    scores = RESULTS / "written_tenth.json"
+    kept = tmp_path / "first.csv"
+    assert first_answers([str(scores), "--out", str(kept)]) == 0
+    once = kept.read_bytes()
+    assert first_answers([str(scores), "--out", str(kept)]) == 0
+    assert kept.read_bytes() == once
+    answers = read_first_answers(kept)
+    assert answers == answers_of(scores)
+    assert [(one.kind, one.score, one.right) for one in evidence_of(kept)] == [
+        (one.basis, one.score, one.right) for one in answers
+    ]
+
+
+def test_a_bad_row_of_first_answers_is_named(tmp_path: Path) -> None:
+    kept = tmp_path / "first.csv"
+    kept.write_text("split,job,kind,basis,score,right\na,b,c,cause,0.9,perhaps\n")
+    with pytest.raises(ValueError, match=r"first\.csv, line 2"):
+        read_first_answers(kept)
+
+
+def test_answers_of_first_looks_have_a_row_of_their_own() -> None:
+    first = [Stated(0.7, False, "a"), Stated(0.9, True, "b")]
+    results = read_written(RESULTS / "written_tenth.json")
+    answers = len(stated_on_written(results))
+    of_errors, of_bins = calibration_tables([], [results], first)
+    assert [(row[0], row[1]) for row in of_errors.rows] == [
+        (FIRST, 2), (results.title, answers), ("all", answers),
+    ]  # fmt: skip
+    assert {row[0] for row in of_bins.rows} == {FIRST, results.title, "all"}
+    assert calibration_tables([], [], first) == []

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from rmetric.diagnosis.decide import diagnose
 from rmetric.diagnosis.reading.lsf import LsfReports
 
@@ -145,3 +147,20 @@ def test_the_gpu_in_nccls_prefix_is_the_rank_within_its_node(tmp_path: Path) -> 
     failed = failed.replace("[4]", "[0]")
     log.write_text("\n".join([world, *placed, *one_each, *steps(), failed]) + "\n")
     assert 16 not in [one.rank for one in diagnose([log]).nodes], "each process may see one GPU"
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_pods_with_names_that_end_at_random_are_attempts_if_one_follows_the_other(
+    tmp_path: Path, apart: bool
+) -> None:
+    begin = ["+ torchrun --nnodes=2 --nproc_per_node=8 train.py", "model has 7 layers", "begins"]
+    for pod, hour in {"x7k2p": 7, "4kx8d": 5, "t2bfw": 6}.items():
+        for number in range(2):
+            lines = [
+                f"2025-03-04 {hour if apart else 5:02d}:{at:02d}:00 {line}"
+                for at, line in enumerate([*begin, f"step 1{hour} loss 2.1", f"KeyError: '{hour}'"])
+            ]
+            (tmp_path / f"sft-worker-{number}-{pod}.log").write_text("\n".join(lines) + "\n")
+    found = diagnose([tmp_path])
+    assert len(found.attempts) == (3 if apart else 0)
+    assert found.events[0].file.endswith("x7k2p.log") or not apart

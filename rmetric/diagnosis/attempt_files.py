@@ -2,8 +2,9 @@
 
 Schedulers and scripts name a file by the job's or the attempt's number: "train_41700_0.out",
 "run3/rank_0.log". Files are of different attempts if such a number orders them in time, without an
-overlap, and if each attempt begins with lines of the same kind. A log that is rotated goes on
-where the last file ended, and does not begin again.
+overlap, and if each attempt begins with lines of the same kind; so are the pods of Kubernetes,
+whose names end at random ("train-launcher-x7k2p.log"). A log that is rotated goes on where the last
+file ended, and does not begin again.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ MAX_ATTEMPTS = 1000
 
 _NUMBER = re.compile(r"\d+")
 _NODE = re.compile(r"(?i)(?:node|host|server|machine)[-_]?\d")
+#: What Kubernetes puts behind the name of a pod, another one for each attempt.
+_OF_POD = re.compile(r"-[bcdfghjklmnpqrstvwxz2456789]{5}(?=[._/][^/]*$|$)")
 #: What kubectl's users call the log of a container before its restart.
 _PREVIOUS = re.compile(r"(?i)[-_.](?:previous|prev)(?=[-_.]|$)")
 
@@ -49,6 +52,9 @@ def attempts_by_name(files: Files) -> list[list[Part]]:
     after = [part for part in parts if part.source.name in again]
     if after and _are_attempts([before, after]):
         return [before, [part for part in parts if part not in before]]
+    pods = _attempts_of_pods(parts)
+    if pods:
+        return pods
     forms = [_NUMBER.sub("0", part.source.name) for part in parts]
     # A file without its like in another attempt is of none, whatever numbers its name has.
     common = {form for form, count in Counter(forms).items() if count > 1}
@@ -72,9 +78,32 @@ def attempts_by_name(files: Files) -> list[list[Part]]:
     return [parts]
 
 
+def _attempts_of_pods(parts: Sequence[Part]) -> list[list[Part]]:
+    """Parts of each attempt where each had new pods, whose names end at random; else none."""
+    pods: dict[str, list[Part]] = defaultdict(list)
+    others = list[Part]()
+    for part in parts:
+        name = _OF_POD.sub("-0", part.source.name)
+        (others if name == part.source.name else pods[name]).append(part)
+    numbers = {len(each) for each in pods.values()}
+    if len(numbers) != 1 or not 1 < max(numbers) <= MAX_ATTEMPTS:
+        return []
+    begins = {id(part): _span([part]) for each in pods.values() for part in each}
+    if None in begins.values():
+        return []
+    in_order = [sorted(each, key=lambda part: begins[id(part)] or ()) for each in pods.values()]
+    groups = [list(group) for group in zip(*in_order, strict=True)]
+    if not _are_attempts(groups):
+        return []
+    return [*groups[:-1], [*groups[-1], *others]]
+
+
 def _are_attempts(groups: Sequence[Sequence[Part]]) -> bool:
     forms = [
-        Counter(_NUMBER.sub("0", _PREVIOUS.sub("", part.source.name)) for part in group)
+        Counter(
+            _NUMBER.sub("0", _OF_POD.sub("-0", _PREVIOUS.sub("", part.source.name)))
+            for part in group
+        )
         for group in groups
     ]
     if any(one.keys() != forms[0].keys() for one in forms):

@@ -1,6 +1,8 @@
 """Fit the calibration of the diagnosis' confidence to scored answers.
 
-    python -m studies.diagnosis_benchmark.fit_confidence RESULTS.json [...] --out FILE
+    python -m studies.diagnosis_benchmark.fit_confidence RESULTS [...] --out FILE
+
+RESULTS are files of scores, or the answers of first looks (first_answers.py).
 
 Each kind of evidence (`rmetric.diagnosis.confidence.KINDS`) has an isotonic regression of "the
 answer is right" on the score of the evidence. At each score some pseudo-answers that are right as
@@ -23,6 +25,7 @@ from rmetric._util.errors import exit_with
 from rmetric.diagnosis.confidence import KINDS, MIN_CONFIDENCE, Basis, Table, calibrated
 from rmetric.logs import write_atomically
 from studies.common.renderers import to_text
+from studies.diagnosis_benchmark.first_answers import read_first_answers
 from studies.diagnosis_benchmark.reliability import (
     Stated,
     calibration,
@@ -63,6 +66,11 @@ def evidence_of(path: Path) -> list[Evidence]:
     Raises:
         ValueError: the file is no result of the benchmark.
     """
+    if path.suffix == ".csv":
+        return [
+            Evidence(one.basis, one.score, one.right, f"{one.split} {one.job}", one.kind)
+            for one in read_first_answers(path)
+        ]
     if path.stem.startswith("written_"):
         return list(_written(path))
     return list(_jobs(path))
@@ -149,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS.json")
+    parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS")
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help=f"write the table there; shipped: {TABLE}"
     )

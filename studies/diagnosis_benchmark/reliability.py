@@ -21,6 +21,8 @@ from studies.diagnosis_benchmark.job_scores import JobScores
 from studies.diagnosis_benchmark.results import Results
 from studies.diagnosis_benchmark.written_jobs import WrittenResults, WrittenScores
 
+#: Title of the answers of first looks.
+FIRST = "written jobs, the answer of their first look"
 #: Bins of stated confidence, from its lower edge to below the next; the last one has its end too.
 EDGES = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
@@ -48,13 +50,20 @@ def stated(results: Results) -> list[Stated]:
 def _confidence(answer: Answer) -> float:
     """By the table of today: an answer that is stored may have been given by an earlier one."""
     score = answer.confidence if answer.score is None else answer.score
-    return calibrated(Basis(kind_of(answer)), score or 0.0)
+    return calibrated_score(kind_of(answer), score or 0.0)
+
+
+def calibrated_score(kind: str, score: float) -> float:
+    """The confidence that the table of today gives to a kind of evidence and its score."""
+    return calibrated(Basis(kind), score)
 
 
 def stated_on_written(results: WrittenResults) -> list[Stated]:
     """The same of the written jobs."""
     return [
-        Stated(job.said["confidence"], written_is_right(job), job.name)
+        Stated(
+            calibrated_score(job.said["basis"], job.said["score"]), written_is_right(job), job.name
+        )
         for job in results.jobs
         if job.said["outcome"] != "unknown" or job.said["cause"]
     ]
@@ -183,10 +192,23 @@ def calibration(of_source: Mapping[str, Sequence[Stated]]) -> Table:
 
 
 def calibration_tables(
-    results: Iterable[Results], written: Iterable[WrittenResults]
+    results: Iterable[Results], written: Iterable[WrittenResults], first: Sequence[Stated] = ()
 ) -> list[Table]:
-    """Both tables of all data sets; none where there is none."""
+    """Both tables of all data sets; none where there is none.
+
+    Args:
+        results, written: as they are judged today.
+        first: the answers that written jobs were given at their first look. They have a row of
+            their own, and "all" is without them.
+    """
     of_source: dict[str, Sequence[Stated]] = {one.title: stated(one) for one in results}
     of_source |= {one.title: stated_on_written(one) for one in written}
     of_source = {title: answers for title, answers in of_source.items() if answers}
-    return [calibration(of_source), reliability(of_source)] if of_source else []
+    made = [calibration(of_source), reliability(of_source)] if of_source else []
+    if made and first:
+        for table, of_first in zip(
+            made, (calibration({FIRST: first}), reliability({FIRST: first})), strict=True
+        ):
+            own = [row for row in of_first.rows if row[0] == FIRST]
+            table.rows[:] = [*own, *table.rows]
+    return made

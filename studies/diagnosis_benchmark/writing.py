@@ -16,6 +16,7 @@ from studies.common.markers import fill
 from studies.common.provenance import commit, uncommitted_changes
 from studies.common.renderers import to_csv, to_markdown
 from studies.common.table import Table
+from studies.diagnosis_benchmark.first_answers import FIRST_ANSWERS, read_first_answers
 from studies.diagnosis_benchmark.goals import goals
 from studies.diagnosis_benchmark.job_scores import VARIANTS
 from studies.diagnosis_benchmark.paper import paper
@@ -61,7 +62,9 @@ def report(folder: Path, page: Path | None) -> list[Table]:
         if (path := folder / f"written_{split}.json").exists()
     }
     of_data |= {name: written_tables(results) for name, results in written.items()}
-    confidence = calibration_tables(found.values(), written.values())
+    kept = folder / FIRST_ANSWERS.name
+    first = [one.stated() for one in read_first_answers(kept)] if kept.exists() else []
+    confidence = calibration_tables(found.values(), written.values(), first)
     claims = goals(found)
     of_data |= {claims.name: [claims]}
     if confidence:
