@@ -311,3 +311,27 @@ def test_a_rank_that_reads_explains_more_than_an_unknown_error(tmp_path: Path) -
 def test_activations_that_are_computed_again_are_no_checkpoint(frame: str) -> None:
     text = stack(7, f"    forward (megatron/core/models/gpt_model.py:285)\n    {frame}")
     assert read_stacks(text, "a.txt", 0)[0].stage == ""
+
+
+@pytest.mark.parametrize("stamp", ["", "2025-03-04T10:30:02.000Z "])
+def test_stacks_below_the_line_of_a_rank_are_those_of_the_rank(tmp_path: Path, stamp: str) -> None:
+    """One log of a node: each rank's own line stands above faulthandler's, which name none."""
+    waits = '  File "/lib/torch/autograd/graph.py", line 823 in _engine_run_backward'
+    reads = '  File "/code/shards.py", line 88 in read_shard'
+    lines = [f"[rank {rank}] step {at} loss 2.1" for at in range(50) for rank in range(4)]
+    for rank in range(4):
+        lines += [
+            f"[rank {rank}] no step finished for 1200s, stacks follow",
+            "Timeout (0:20:00)!",
+            "Thread 0x00007f6b2c7fe700 (most recent call first):",
+            '  File "/lib/python3.11/threading.py", line 331 in wait',
+            "",
+            "Thread 0x00007f6d9f1d2740 (most recent call first):",
+            reads if rank == 2 else waits,
+            '  File "/code/train.py", line 170 in main',
+        ]
+    lines.append("slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2025-03-04T10:50:00 ***")
+    (tmp_path / "node0.log").write_text("".join(f"{stamp}{line}\n" for line in lines))
+    found = diagnose([tmp_path])
+    assert ranks_of(found)[:1] == [2]
+    assert "read_shard" in str(found.nodes[0])

@@ -736,7 +736,9 @@ class _Case:
         self, inferred: InferredCause, suspect: Suspect, place: Occurrence | None, *,
         what: str = "", followed_by: str = "", stage: str = "",
     ) -> Diagnosis:  # fmt: skip
-        who = f"{suspect.name} on {suspect.node}" if suspect.node else suspect.name
+        who = suspect.name
+        if suspect.node and suspect.node not in who:
+            who = f"{who} on {suspect.node}"
         return self._result(
             stage=stage or self._stage(place),
             outcome="failed",

@@ -70,6 +70,8 @@ MAX_STREAMS = 1 << 15
 MAX_HEADS = 1000
 _DIGITS = b"0123456789"
 _PLACE = itemgetter(0)
+#: The head of faulthandler's stacks; whose they are, the line above may say.
+_TIMED_OUT = re.compile(rb"Timeout \([\d:.]+\)!\s*$")
 #: Lines that continue what stands before them.
 _SET_IN = (Kind.PART, Kind.FRAME)
 
@@ -360,14 +362,22 @@ class FilePass:
 
         A program that writes several lines at once puts its prefix before the first only.
         """
-        if self.continued[0] == number - 1:
+        at = number - self.number - 2
+        if at > 0 and not self._text(at).strip():  # between the threads of a process
+            at -= 1
+        if self.continued[0] == self.number + 1 + at:
             stream = self.continued[1]
         else:
-            at = number - self.number - 2
+            if at > 0 and _TIMED_OUT.match(self._text(at)):
+                at -= 1
             before = self.lines[at] if at >= 0 else self.line_before
             stream = self._stream_of(self.prefixes.split(before)[0])
         self.continued = number, stream
         return stream
+
+    def _text(self, at: int) -> bytes:
+        """The text of a line of the block, behind its prefix."""
+        return self.lines[at][self.prefixes.split(self.lines[at])[1] :]
 
     def _tell(self, number: int, text: bytes, stream: LogStream, facts: Facts) -> None:
         """Take what a line states of the whole job."""
