@@ -90,6 +90,18 @@ def test_a_limit_without_progress_before_it_is_not_sure(
     assert against in found.why
 
 
+def test_a_limit_is_not_sure_where_stacks_were_taken(tmp_path: Path) -> None:
+    stacks = [
+        "Timeout (0:30:00)!",
+        "Thread 0x00007f6d9f1d2740 (most recent call first):",
+        '  File "/code/train.py", line 170 in main',
+    ]
+    found = judged(tmp_path, [*steps(400), *stacks, ended(4005)])
+    assert (found.cause, found.basis) == ("slurm_time_limit", "ending without progress")
+    assert found.confidence < SURE
+    assert "stacks of its processes" in found.why
+
+
 def test_two_faults_that_are_as_likely_make_neither_sure(tmp_path: Path) -> None:
     full = "OSError: [Errno 28] No space left on device"
     memory = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."

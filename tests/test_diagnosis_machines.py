@@ -374,3 +374,19 @@ def test_an_error_at_the_end_of_a_file_without_times_was_not_outlived(tmp_path):
     ]
     found = written(tmp_path, files)
     assert (found.outcome, found.cause, found.nodes[0].name) == ("failed", "nvlink_error", "rank 2")
+
+
+@pytest.mark.parametrize(("after", "outcome"), [(7000, "healthy"), (150, "failed")])
+def test_a_machine_that_breaks_after_the_planned_end_is_no_failure_of_the_job(
+    tmp_path, after, outcome
+):
+    """Whether two hours later, or before by a clock of another zone."""
+    train = [f"{at(3 * step)} INFO step {step}/100 loss 2.1" for step in range(1, 101)]
+    if outcome == "failed":
+        train = train[:50]
+    else:
+        train.append(f"{at(301)} INFO Training completed")
+    lost = "NVRM: Xid (PCI:0000:bb:00): 79, pid=4, name=python, GPU has fallen off the bus."
+    kern = [kernel(-900, "gpu-a", "nvidia-nvswitch0: up"), kernel(after, "gpu-a", lost)]
+    found = written(tmp_path, {"train.log": train, "gpu-a.dmesg": kern})
+    assert found.outcome == outcome

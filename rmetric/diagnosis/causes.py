@@ -195,6 +195,8 @@ def _survived(
         return True
     if signature.family in CONNECTIONS and _completed(job, match, signature, ends, ordering):
         return True
+    if signature.actor in MACHINES and not own.steps and _is_of_later(match, job, ends, ordering):
+        return True
     if signature.role == "ending":
         # What is interrupted from the keyboard after the planned end is a server or a wait.
         after_end = any(ordering.after(match.first, end.first) for end in ends)
@@ -244,6 +246,17 @@ def _survived(
     # Far more than the last entries, whatever they are of.
     long_before = of_own_file and _logged_since(own, match.last.step) > TAIL
     return before_all or long_before or len({entry.step for entry in later}) > IN_FLIGHT
+
+
+def _is_of_later(match: Match, job: Job, ends: Sequence[Match], ordering: Ordering) -> bool:
+    """True if a machine's fault is later than the planned end, and than all that training logged.
+
+    Or its clock is of another zone: then the job outlived it.
+    """
+    trained = [one.last for one in job.streams.values() if one.steps and one.last is not None]
+    return any(ordering.after(match.first, end.first) for end in ends) and not any(
+        ordering.after(one, match.first) for one in trained
+    )
 
 
 def _is_elsewhere(job: Job, match: Match) -> bool:

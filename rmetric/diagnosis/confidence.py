@@ -150,6 +150,10 @@ def _stood_still(job: Job, lead: Cause, ordering: Ordering) -> str:
     """Describe an ending before which the training may have stood still."""
     if not job.trained:
         return "no training step was logged before the end"
+    if (job.beside is not None and job.beside.stacks) or any(
+        ordering.after(lead.first, dump) for one in job.streams.values() for dump in one.stacks
+    ):
+        return "stacks of its processes were taken, as of one that stands still"
     stepping = [one for one in job.streams.values() if one.last_step_at is not None]
     times = [ordering.dated(one.last_step_at) for one in stepping if one.last_step_at is not None]
     end, last = (
