@@ -169,9 +169,24 @@ def test_a_process_is_known_by_its_number(tmp_path: Path) -> None:
     assert ranks_of(found)[0] == 6
 
 
-def test_a_rank_in_another_collective_explains_a_hang(tmp_path: Path) -> None:
+OF_XLA = (
+    "    mark_step (torch_xla/core/xla_model.py:1055)\n    {op} (torch_xla/core/xla_model.py:9)"
+)
+
+
+@pytest.mark.parametrize(
+    ("waits", "own", "others"),
+    [
+        (WAITS, "all_gather", "all_reduce"),
+        (OF_XLA, "mesh_reduce", "optimizer_step"),
+        (OF_XLA, "rendezvous", "optimizer_step"),
+    ],
+)
+def test_a_rank_in_another_collective_explains_a_hang(
+    tmp_path: Path, waits: str, own: str, others: str
+) -> None:
     for rank in range(4):
-        frames = WAITS.format(op="all_gather" if rank == 2 else "all_reduce")
+        frames = waits.format(op=own if rank == 2 else others)
         (tmp_path / f"pyspy_rank_{rank}.txt").write_text(stack(4700 + rank, frames))
     steps = [f"2025-03-04 10:00:{at:02d} step {at} loss 2.1" for at in range(50)]
     end = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2025-03-04T13:20:00 ***"

@@ -60,7 +60,8 @@ _BEFORE = re.compile(
 _PROMPT = re.compile(r"(?:^|\s)[\w.-]+@([\w.-]*\d[\w-]*)\b", re.MULTILINE)
 #: The operations among them that all ranks of a group enter together.
 _OPERATION = re.compile(
-    r"(?i)_?(?:all_?(?:gather|reduce|to_?all)|reduce|broadcast|barrier|gather|scatter)"
+    r"(?i)_?(?:all_?(?:gather|reduce|to_?all)|reduce|broadcast|barrier|gather|scatter"
+    r"|mesh_reduce|rendezvous|sync_global_devices|process_allgather)"
 )
 #: What keeps few activations and computes the others once more.
 _RECOMPUTES = re.compile(
@@ -72,6 +73,7 @@ _WORKER = "_worker_loop"
 #: Where a process waits for the others, or for its GPU, which waits for them.
 _COLLECTIVE = re.compile(
     r"(?i)all_?(?:gather|reduce|to_?all)|reduce_scatter|broadcast|barrier|^_?(?:scatter|gather|send|recv)"
+    r"|mesh_reduce|rendezvous|sync_global_devices|mark_step|wait_device_ops"
     r"|synchronize|wait_tensor|block_?until_?ready|run_backward|^(?:backward|item|tolist|cpu)$"
     r"|^wait \(?[^ ]*(?:distributed|c10d)"
 )
