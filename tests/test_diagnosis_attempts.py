@@ -545,3 +545,19 @@ def test_times_with_a_zone_among_those_without_do_not_make_attempts_overlap(tmp_
         ]
         (tmp_path / f"fit-77-r{number}.out").write_text("\n".join(lines) + "\n")
     assert len(ingest_attempts([tmp_path], SignatureLibrary.shipped())) == 2
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_head_of_two_lines_begins_an_attempt_that_fails_at_once(tmp_path, fails):
+    """A script's last lines, such as the time, are no attempt."""
+    head = ["=== 2025-03-14T0{}:02:10+00:00 job 77 restart={} ===", "MASTER_ADDR=gn1 PORT=29500"]
+    begin = ["model has 7 layers", "loads the data", "begins"]
+    steps = [f"step {at} loss 2.1" for at in range(40)]
+    lost = "kernel: NVRM: Xid (PCI:0000:81:00): 79, pid=4, name=python, GPU has fallen off the bus."
+    mount = "slurmstepd: error: pyxis:     enroot-mount: failed to mount: /a at /b: No such file"
+    second = [head[0].format(2, 1), head[1], *([mount] if fails else [])]
+    lines = [head[0].format(1, 0), head[1], *begin, *steps, lost, *second]
+    (tmp_path / "job.log").write_text("\n".join(lines) + "\n")
+    found = diagnose([tmp_path])
+    assert len(found.attempts) == (2 if fails else 0)
+    assert found.cause == ("container_start_failed" if fails else "xid_79_fallen_off_the_bus")

@@ -32,6 +32,8 @@ LEADING_SHARE = 0.75
 #: or this share of the beginning's entries, and of their number.
 MIN_SHARE_WITHOUT_STEPS = 0.6
 MIN_TIMES_WITHOUT_STEPS = 0.8
+#: Behind a failure so many of the very first entries are enough, if they were written once.
+LEADS = 2
 #: So many entries, and this share, are a start whatever the steps are.
 MANY_ENTRIES = 8
 MIN_WHOLE_SHARE = 0.6
@@ -267,12 +269,13 @@ class Opening:
 def starts_of(found: StartMarks) -> tuple[int, ...]:
     """First lines of the second and later attempts in a file; empty for one attempt."""
     marks = found.marks()
-    starts = attempt_starts(marks, found.backs())
+    ends = found.ends()
+    starts = attempt_starts(marks, found.backs(), last_end=ends[-1] if ends else 0)
     # A launcher that failed, as a check before the job may, and after which the job began.
     again = found.relaunch()
     if again is not None and found.worked is not None and (not starts or starts[0] > found.worked):
         starts = (again, *starts)
-    return _with_restarts(starts, marks, found.restarts, found.ends())
+    return _with_restarts(starts, marks, found.restarts, ends)
 
 
 def _with_restarts(
@@ -304,22 +307,25 @@ def _with_restarts(
     return tuple(sorted(found | set(stated)))
 
 
-def attempt_starts(marks: Sequence[Mark], backs: Sequence[StepBack] = ()) -> tuple[int, ...]:
+def attempt_starts(
+    marks: Sequence[Mark], backs: Sequence[StepBack] = (), *, last_end: int = 0
+) -> tuple[int, ...]:
     """First lines of the second and later attempts in a file; empty for one attempt.
 
     Args:
         marks: occurrences of the entries of the beginning, by line.
         backs: step lines that fall back, by line.
+        last_end: line of the file's last failure or planned end.
 
     >>> first = [Mark(line, line, 0, 0) for line in (1, 2, 3)]
     >>> attempt_starts([*first, *(Mark(50 + one.line, one.template, 40, 1) for one in first)])
     (51,)
     """
-    starts = _by_beginnings(marks, backs) if marks else []
+    starts = _by_beginnings(marks, backs, last_end) if marks else []
     return tuple(sorted({*starts, *_by_steps(backs, starts)}))
 
 
-def _by_beginnings(marks: Sequence[Mark], backs: Sequence[StepBack]) -> list[int]:
+def _by_beginnings(marks: Sequence[Mark], backs: Sequence[StepBack], last_end: int) -> list[int]:
     starts: list[int] = []
     window = _Window(marks)
     window.move(0)
@@ -331,8 +337,9 @@ def _by_beginnings(marks: Sequence[Mark], backs: Sequence[StepBack]) -> list[int
         if under_way and (mark.template in current.counts or mark.template in first.counts):
             window.move(at)
             before = (first,) if current is first else (current, first)
-            if window.repeats() and any(
-                _recurs(window, one, mark, origin, backs) for one in before
+            if window.repeats() and (
+                _failed_at_once(window, first, mark, last_end)
+                or any(_recurs(window, one, mark, origin, backs) for one in before)
             ):
                 starts.append(mark.line)
                 current, origin = _Beginning(window), mark
@@ -351,6 +358,7 @@ class _Beginning:
         counts: template -> how often.
         once: the first templates that were written once.
         total: number of entries.
+        leads: its first two entries are written once, as a script's header is.
         least, least_without_steps: shared templates of one that recurs, with the first of `once`
             not among them.
     """
@@ -360,6 +368,8 @@ class _Beginning:
         self.total = self.counts.total()
         self.once = [template for template, times in self.counts.items() if times == 1][:LEADING]
         different = len(self.counts)
+        begin = [mark.template for mark in window.marks[:LEADS]]
+        self.leads = len(begin) == LEADS and begin == self.once[:LEADS]
         self.least = max(min(different, MIN_ENTRIES), MIN_SHARE * different)
         self.least_without_steps = max(MIN_ENTRIES, MIN_SHARE_WITHOUT_STEPS * different)
 
@@ -440,6 +450,16 @@ class _Window:
             counts[mark.template] = counts.get(mark.template, 0) + 1
             self._count_rank(mark, 1)
             self._end += 1
+
+
+def _failed_at_once(window: _Window, first: _Beginning, mark: Mark, last_end: int) -> bool:
+    """True for the head of the log behind a failure, and before another one.
+
+    A script writes its last lines too, such as the time.
+    """
+    if not (mark.ended and first.leads and mark.line < last_end):
+        return False
+    return window.begins_with(*first.once[:LEADS])
 
 
 def _recurs(
