@@ -561,3 +561,26 @@ def test_a_head_of_two_lines_begins_an_attempt_that_fails_at_once(tmp_path, fail
     found = diagnose([tmp_path])
     assert len(found.attempts) == (2 if fails else 0)
     assert found.cause == ("container_start_failed" if fails else "xid_79_fallen_off_the_bus")
+
+
+def test_of_a_nodes_log_the_entries_within_the_last_attempt_explain_it(tmp_path):
+    def attempt(hour):
+        start = [f"2025-03-04 {hour:02d}:00:{at:02d} {line}" for at, line in enumerate(START)]
+        steps = [f"2025-03-04 {hour:02d}:{at:02d}:00 step {at} loss 2.1" for at in range(1, 50)]
+        return [
+            *start,
+            *steps,
+            f"2025-03-04 {hour:02d}:50:09 CUDA error: unspecified launch failure",
+        ]
+
+    def lost(hour):
+        when = f"2025-03-04T{hour:02d}:50:05.000000+00:00 gpu-a kernel: NVRM"
+        return f"{when}: Xid (PCI:0000:bb:00): 79, pid=4, name=python, GPU has fallen off the bus."
+
+    (tmp_path / "job.log").write_text("\n".join([*attempt(5), *attempt(7)]) + "\n")
+    (tmp_path / "gpu-a.dmesg").write_text("\n".join([lost(5), lost(7)]) + "\n")
+    found = diagnose([tmp_path])
+    assert len(found.attempts) == 2
+    assert (found.cause, found.iteration) == ("xid_79_fallen_off_the_bus", 49)
+    assert (found.events[0].file, found.events[0].line) == ("gpu-a.dmesg", 2)
+    assert found.stage == "train"

@@ -14,7 +14,7 @@ from pathlib import Path
 from rmetric.diagnosis.attempt_files import attempts_by_name
 from rmetric.diagnosis.attempts import StartMarks, starts_of
 from rmetric.diagnosis.beside import read_beside
-from rmetric.diagnosis.job import Job
+from rmetric.diagnosis.job import Job, JobStream, Match
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.merging import merged
 from rmetric.diagnosis.one_pass import START_LINES, FilePass
@@ -141,7 +141,9 @@ def aligned(files: Sequence[Sequence[Part]]) -> list[list[Part]]:
             continue
         for at, part in enumerate(parts):
             place = at if len(parts) == most else at - len(parts)
-            if len(parts) != most and not numbers and (begin := _begin(part)) is not None:
+            # A machine's log goes on through all attempts: it is of the last that it reaches.
+            begin = _begin(part) if _shows_work(part) else _end(part)
+            if len(parts) != most and not numbers and begin is not None:
                 before = [
                     index
                     for index, other in enumerate(begins)
@@ -169,12 +171,25 @@ def _leave_out_earlier(attempts: Sequence[Sequence[Part]]) -> None:
         times = [without_year(one.time) for one in part.entries if one.time is not None]
         near = any(abs(time - at) <= SAME_START_SECONDS for at in moments for time in times)
         for stream in part.streams if near and not _shows_work(part) else ():
+            since = (last or 0.0) - SAME_START_SECONDS
             stream.matches = [
-                one
+                _since(one, stream.stream, since)
                 for one in stream.matches
-                if one.last.time is None
-                or without_year(one.last.time) >= (last or 0.0) - SAME_START_SECONDS
+                if one.last.time is None or without_year(one.last.time) >= since
             ]
+
+
+def _since(match: Match, stream: JobStream, since: float) -> Match:
+    """The match without the entries that are known to be of before."""
+    if match.first.time is None or without_year(match.first.time) >= since:
+        return match
+    later = {
+        one.order: one
+        for one in (*stream.head, *stream.tail, match.last)
+        if one.event in match.events and one.time is not None and without_year(one.time) >= since
+    }
+    first = later[min(later)] if later else match.last
+    return replace(match, first=first, count=max(1, len(later)))
 
 
 def _span_of_work(parts: Sequence[Part], at_work: Collection[str]) -> tuple[float, float] | None:
@@ -201,6 +216,11 @@ def _shows_work(part: Part) -> bool:
 def _begin(part: Part) -> float | None:
     times = [one.stream.first_time for one in part.streams if one.stream.first_time is not None]
     return min(times, default=None)
+
+
+def _end(part: Part) -> float | None:
+    times = [one.stream.last_time for one in part.streams if one.stream.last_time is not None]
+    return max(times, default=None)
 
 
 def _files(
