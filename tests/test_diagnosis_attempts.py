@@ -584,3 +584,12 @@ def test_of_a_nodes_log_the_entries_within_the_last_attempt_explain_it(tmp_path)
     assert (found.cause, found.iteration) == ("xid_79_fallen_off_the_bus", 49)
     assert (found.events[0].file, found.events[0].line) == ("gpu-a.dmesg", 2)
     assert found.stage == "train"
+
+
+def test_a_log_may_end_with_the_launchers_line_that_it_starts_again(tmp_path):
+    error = "[rank1]: KeyError: 'ids'"
+    again = "INFO [default] Worker group FAILED. 1/1 attempts left; will restart worker group"
+    lines = [*START, *(f"step {at} loss 2.1" for at in range(40)), error, again]
+    (tmp_path / "job.log").write_text("\n".join(lines) + "\n")
+    found = diagnose([tmp_path])
+    assert (found.cause, found.attempts) == ("key_error", ())

@@ -282,12 +282,13 @@ def _attempts_of(
     """Parts of a file's attempts; a second pass where the first expected them elsewhere."""
     first = FilePass(source, analyser)
     found = first.read_attempts(on_progress)
-    starts = starts_of(first.marks)
+    # A launcher's line that it starts its ranks again may be the last.
+    starts = [start for start in starts_of(first.marks) if start <= first.number]
     if not starts and len(found) == 1:
         return found
     expected = [part.first_line for part in found[1:]]
     times = [part.start_time for part in found]
-    if list(starts) != expected:
+    if starts != expected:
         times = _times_at([1, *starts], source, first.prefixes)
     kept = _at_other_times(starts, times, first.marks)
     if kept == expected:

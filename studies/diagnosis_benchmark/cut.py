@@ -1,0 +1,161 @@
+"""Whether an answer is sure only where the logs still hold it.
+
+    python -m studies.diagnosis_benchmark.cut --written DIR
+
+DIR has the written jobs, as DIR/SPLIT/JOB (`python -m studies.diagnosis_benchmark.blind`). A part
+of each job's logs is cut away, and the answer is judged by the job's label. What is left may no
+longer hold the cause: then the answer may be wrong, but not sure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from joblib import Parallel, delayed
+
+from rmetric._util.errors import LogError, exit_with
+from rmetric._util.options import add_jobs
+from rmetric.diagnosis.decide import diagnose
+from rmetric.diagnosis.result import SURE
+from studies.diagnosis_benchmark.blind.cases import WrittenCase
+from studies.diagnosis_benchmark.reliability import written_is_right
+from studies.diagnosis_benchmark.transformed import OTHERS, RESULTS
+from studies.diagnosis_benchmark.written_jobs import SPLITS, load, scored
+
+#: Content of each file of a job, by its name.
+Files = dict[str, bytes]
+Lines = list[bytes]
+#: Lines of a file from which the last ten are cut.
+LEAST_LINES = 40
+
+
+class Answered(NamedTuple):
+    """An answer to a job's logs after a cut."""
+
+    cut: str
+    right: bool
+    sure: bool
+
+
+def of_lines(change: Callable[[Lines, np.random.Generator], Lines]) -> Callable[..., Files]:
+    """The change of every text file."""
+
+    def cut(files: Files, rng: np.random.Generator) -> Files:
+        return {
+            name: data
+            if name.endswith(OTHERS)
+            else b"\n".join([*change(data.removesuffix(b"\n").split(b"\n"), rng), b""])
+            for name, data in files.items()
+        }
+
+    return cut
+
+
+def without_one(files: Files, rng: np.random.Generator) -> Files:
+    gone = rng.choice(sorted(files))
+    return {name: data for name, data in files.items() if name != gone}
+
+
+def one_alone(files: Files, rng: np.random.Generator) -> Files:
+    name = str(rng.choice(sorted(files)))
+    return {name: files[name]}
+
+
+CUTS: dict[str, Callable[[Files, np.random.Generator], Files]] = {
+    "without the first 30 % of lines": of_lines(lambda lines, _: lines[int(0.3 * len(lines)) :]),
+    "without the first 70 % of lines": of_lines(lambda lines, _: lines[int(0.7 * len(lines)) :]),
+    "without the last three lines": of_lines(lambda lines, _: lines[:-3]),
+    "without the last ten lines": of_lines(
+        lambda lines, _: lines[:-10] if len(lines) > LEAST_LINES else lines
+    ),
+    "without the last 20 % of lines": of_lines(lambda lines, _: lines[: int(0.8 * len(lines))]),
+    "without every tenth line, at random": of_lines(
+        lambda lines, rng: [line for line in lines if rng.random() > 0.1]
+    ),
+    "without one file": without_one,
+    "one file alone": one_alone,
+}
+
+
+def answered(job: WrittenCase, logs: Path, at: int) -> list[Answered]:
+    """The answers to the logs of a job, the `at`-th, after each cut."""
+    found = []
+    files = {
+        str(path.relative_to(logs)): path.read_bytes()
+        for path in sorted(logs.rglob("*"))
+        if path.is_file()
+    }
+    for number, (name, cut) in enumerate(CUTS.items()):
+        if len(files) < 2 and cut in (without_one, one_alone):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            _write(cut(files, np.random.default_rng([at, number])), Path(folder))
+            try:
+                said = diagnose([folder], jobs=1)
+            except LogError:  # nothing is left to read
+                continue
+        found.append(Answered(name, written_is_right(scored(job, said)), said.confidence >= SURE))
+    return found
+
+
+def _write(files: Mapping[str, bytes], folder: Path) -> None:
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+
+
+def table(answers: list[Answered]) -> pd.DataFrame:
+    """A row for each cut."""
+    rows = []
+    for name in CUTS:
+        own = [one for one in answers if one.cut == name]
+        sure = [one.right for one in own if one.sure]
+        rows.append(
+            {
+                "Logs": name,
+                "Jobs": len(own),
+                "Right": sum(one.right for one in own),
+                "Sure": len(sure),
+                "Sure and right": sum(sure),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m studies.diagnosis_benchmark.cut",
+        description="Judges the answers to logs of which a part was cut away.",
+    )
+    parser.add_argument("--written", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--out", type=Path, default=RESULTS / "cut.csv", metavar="FILE")
+    add_jobs(parser)
+    given = parser.parse_args(arguments)
+    jobs = [
+        (job, path.parent / "logs")
+        for split in SPLITS
+        if (given.written / split).is_dir()
+        for job, path in zip(
+            load(split, given.written),
+            sorted((given.written / split).glob("*/manifest.json")),
+            strict=True,
+        )
+    ]
+    if not jobs:
+        parser.error(f"--written {given.written}: no split is in it; accepted: {', '.join(SPLITS)}")
+    run = Parallel(n_jobs=given.jobs)
+    each = run(delayed(answered)(job, logs, at) for at, (job, logs) in enumerate(jobs))
+    made = table([one for some in each for one in some])
+    print(made.to_string(index=False))
+    made.to_csv(given.out, index=False, lineterminator="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    exit_with(main)
