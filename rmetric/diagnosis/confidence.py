@@ -23,7 +23,7 @@ from rmetric.diagnosis.result import LIKELY
 
 #: Least confidence of an answer.
 MIN_CONFIDENCE = 0.05
-#: Evidence whose score is below this is never sure. At the first looks at written jobs 34 of 46
+#: Evidence whose score is below this is never sure. At the first looks at written jobs 33 of 46
 #: causes scored 0.8 to 0.9 were right, and 84 of 85 from here (studies/diagnosis_benchmark).
 MIN_SURE_SCORE = 0.92
 MOST_UNSURE = 0.79
