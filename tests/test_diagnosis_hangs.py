@@ -338,3 +338,56 @@ def test_nobody_fell_silent_when_the_job_was_ended(tmp_path, goes_on):
     (tmp_path / "slurm-77.out").write_text(LIMIT.format(time) + "\n")
     found = diagnose(tmp_path)
     assert found.cause == ("rank_fell_silent" if goes_on else "slurm_time_limit")
+
+
+ABSL = "I0501 14:40:30.000000 4242 train.py:90] compiling"
+MAXTEXT = "completed step: {}, seconds: 2.180, TFLOP/s/device: 440.2, loss: 8.130"
+BARS = " 1%|          | {}/4300 [01:{:02d}<2:34:20,  2.18s/it]"
+MEGATRON = " iteration {}/ 90000 | elapsed time per iteration (ms): 2180.0 | lm loss: 2.1E+00 |"
+
+
+@pytest.mark.parametrize(
+    ("step", "last", "every", "seconds", "cause"),
+    [
+        (MAXTEXT, 38, 1, 7200, "training_hung"),
+        (MEGATRON, 40, 1, 7200, "training_hung"),
+        (BARS, 38, 1, 7200, "training_hung"),
+        (MAXTEXT, 38, 1, 600, "slurm_time_limit"),  # no time to hang in
+        (MAXTEXT, 3000, 50, 7200, "slurm_time_limit"),  # at work until the limit
+        (MEGATRON, 3000, 50, 7200, "slurm_time_limit"),
+    ],
+)
+def test_steps_that_state_how_long_they_took(tmp_path, step, last, every, seconds, cause):
+    begin = [BEGIN.strftime("%a %b %d %H:%M:%S EDT %Y"), ABSL]
+    steps = [step.format(at, at % 60) for at in range(0, last, every)]
+    found = judged(tmp_path, [*begin, *steps], LIMIT, seconds)
+    assert found.cause == cause
+    assert ("its steps took" in found.why) is (cause == "training_hung")
+
+
+@pytest.mark.parametrize(("saved", "cause"), [(80, "training_hung"), (40, "slurm_cancelled")])
+def test_another_file_tells_when_the_checkpoint_of_the_last_step_was_made(tmp_path, saved, cause):
+    bars = [
+        f" 2%|2  | {step}/4300 [{step // 30}:{2 * step % 60:02}:00<9:00:00, 120s/it]"
+        for step in range(81)
+    ]
+    end = CANCEL.format((BEGIN + timedelta(seconds=20_000)).strftime("%Y-%m-%dT%H:%M:%S"))
+    (tmp_path / "job.err").write_text(f"{at(0)} start\n" + "\n".join([*bars, end]) + "\n")
+    out = [
+        f"[{at(9700 + rank)},000] [INFO] [torch_checkpoint_engine.py:23:save] [Torch] Saved "
+        f"/nfs/run7/checkpoint-{saved}/global_step{saved}/zero_pp_rank_{rank}_optim_states.pt."
+        for rank in range(4)
+    ]
+    (tmp_path / "job.out").write_text("\n".join(out) + "\n")
+    assert diagnose(tmp_path).cause == cause
+
+
+def test_a_training_by_the_clock_of_another_zone_reaches_its_limit(tmp_path):
+    """Steps stamped in UTC, the limit nine hours later by the scheduler's clock."""
+    begin = [f"[W{BEGIN:%m%d} {BEGIN:%H:%M:%S}.177777868 Utils.hpp:165] Warning: deprecated"]
+    quiet = [f"> building part {part}" for part in "abcdefghijklmnopqrstuvwxyz" * 3]
+    steps = [
+        f" [{at(300 + 88 * step)}.2] iteration {step}/ 900 | lm loss: 2.1" for step in range(140)
+    ]
+    found = judged(tmp_path, [*begin, *quiet, *steps], LIMIT, 300 + 88 * 139 + 9 * 3600 + 67)
+    assert (found.outcome, found.cause) == ("terminated", "slurm_time_limit")

@@ -20,7 +20,7 @@ from rmetric.diagnosis.job import Job, JobStream, Occurrence
 from rmetric.diagnosis.ordering import ZONE_TOLERANCE, Ordering, may_be_time_zone
 from rmetric.diagnosis.patterns.peers import Peer, may_be_same, peers
 from rmetric.diagnosis.rank_evidence import MAX_COMMON_SHARE
-from rmetric.diagnosis.reading.timestamps import names_zone, parse
+from rmetric.diagnosis.reading.timestamps import names_zone, parse, without_year
 from rmetric.diagnosis.stack_dumps import wait_together
 from rmetric.diagnosis.suspects import RankEvidence, divided
 
@@ -72,6 +72,17 @@ MIN_HEARTBEATS = 3
 #: Least number of step lines without times from which their rate is derived, and by how much
 #: slower the last ones may be.
 MIN_STEPS, RATE_MARGIN = 20, 2.0
+#: A training whose steps took so small a share of the job's time, by their own account, is not
+#: likely to be ended just then.
+MAX_STATED_SHARE = 0.1
+#: The time of a step as its line states it, and the time since the first as a bar does.
+_STATED = re.compile(
+    r"(?i)\b(?:step_?time|seconds|elapsed time per iteration|time per (?:step|iteration))"
+    r" ?(?P<unit>\(ms\)|_ms)?\"? ?[:=] ?(?P<each>\d+(?:\.\d+)?) ?(?P<behind>ms\b)?"
+)
+_BAR = re.compile(r"\[(?:(?P<hours>\d+):)?(?P<minutes>\d+):(?P<seconds>\d\d)<")
+#: The step of a checkpoint as its path or name states it.
+_SAVED_STEP = re.compile(r"(?i)(?:global_?step|checkpoint|iter|step)[-_=/ ]?0*(\d+)(?!\d)")
 #: Stages in which nothing may be logged for long.
 QUIET_STAGES = {"load data", "compile", "evaluate", "checkpoint", "tear-down"}
 #: Confidence where nothing is logged any more, and where heartbeats are.
@@ -104,6 +115,7 @@ class Hang:
         signs: evidence against ranks that are behind the others.
         last_words: the entry of that evidence, where it is one.
         spinning: GPUs that waited in a kernel meanwhile, by tables beside the logs.
+        stated: seconds that the steps took by their own lines, where no line states a time.
     """
 
     seconds: float
@@ -114,12 +126,14 @@ class Hang:
     signs: tuple[RankEvidence, ...]
     last_words: str = ""
     spinning: int = 0
+    stated: float = 0.0
 
     @property
     def why(self) -> str:
         """What else tells that it hung; "" without anything."""
         many = f"{self.spinning} GPUs were" if self.spinning > 1 else "1 GPU was"
-        return f"; {many} busy at little power meanwhile" if self.spinning else ""
+        spin = f"; {many} busy at little power meanwhile" if self.spinning else ""
+        return spin + (f"; its steps took {_span(self.stated)} in all" if self.stated else "")
 
     @property
     def words(self) -> str:
@@ -165,6 +179,17 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
     elsewhere = _elsewhere(job, lambda entry: is_before(entry) and entry.event not in beats)
     apart = behind or elsewhere
     rates = [rate for one in stepping if (rate := _rate(job, one, ordering)) is not None]
+    stated = 0.0 if rates else _stated_of_little(job, stepping, lead.first)
+    if stated:
+        return Hang(
+            seconds=0.0,
+            least=True,
+            ended=True,
+            step=_step(job),
+            confidence=CONFIDENCE_WITHOUT_STEPS,
+            signs=tuple(behind or [sign for sign, _ in elsewhere]),
+            stated=stated,
+        )
     last_entry = max((time for time, _ in entries), default=last_step if rates else None)
     if last_entry is None:
         return _by_stacks(job) if lead.signature.id in BY_A_PERSON else None
@@ -183,7 +208,7 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
     gap = end - (last_entry if last_step is None else max(last_entry, last_step))
     if gap < -HALF_YEAR_SECONDS:
         gap += YEAR_SECONDS
-    begun = ordering.span[0] if ordering.span else last_entry
+    begun = _begun(job, ordering, last_entry)
     limit = lead.signature.family == "time limit"
     # Only the last gap may be one between two clocks: an entry before the end keeps its own.
     other_clock = gap < 0 or (
@@ -227,6 +252,43 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
         last_words=last[0][1] if last else "",
         spinning=0 if spin is None else spin.number,
     )
+
+
+def _stated_of_little(job: Job, stepping: Sequence[JobStream], end: Occurrence) -> float:
+    """Seconds that the steps took by their own lines, if that is little of the time to the end.
+
+    For logs whose steps state no times; 0.0 else. What starts for so long is seldom ended in its
+    first steps.
+    """
+    at_work = all(one.stage == "train" for one in stepping)
+    timed = any(one.last_step_at is not None and one.last_step_at.time for one in stepping)
+    begun = job.streams[end.stream].first_time
+    if not stepping or not at_work or timed or end.time is None or begun is None:
+        return 0.0
+    stated = [_stated_seconds(one) for one in stepping]
+    least = max(MIN_SECONDS_WITHOUT_STEPS + max(stated), max(stated) / MAX_STATED_SHARE)
+    lasted = without_year(end.time) - without_year(begun)
+    return max(stated) if all(stated) and lasted > least else 0.0
+
+
+def _stated_seconds(stream: JobStream) -> float:
+    """Seconds that a stream's steps took, as the last one states; 0.0 where it does not."""
+    text = stream.last_step_at.text if stream.last_step_at is not None else ""
+    if bar := _BAR.search(text):
+        return 3600.0 * int(bar["hours"] or 0) + 60.0 * int(bar["minutes"]) + int(bar["seconds"])
+    found = _STATED.search(text)
+    if found is None:
+        return 0.0
+    first = min((one.step for one in stream.head if one.step is not None), default=0)
+    steps = max(stream.steps, (stream.last_step or 0) - first + 1)
+    return steps * float(found["each"]) * (1e-3 if found["unit"] or found["behind"] else 1.0)
+
+
+def _begun(job: Job, ordering: Ordering, last: float) -> float:
+    """When the job began, by any line that states it before the `last` sign of progress."""
+    heads = (ordering.dated(one) for stream in job.streams.values() for one in stream.head)
+    known = [time for time in heads if time is not None and time <= last]
+    return min([*known, ordering.span[0] if ordering.span else last])
 
 
 def _stated_silence(job: Job) -> float:
@@ -347,9 +409,23 @@ def _last_step(
             time = end if at is None else ordering.dated(at)
             rate = _rate(job, one, ordering)
             time = time if rate is None or time is None else min(time, rate.last)
+            saved = _saved(job, one, ordering) if one not in timed else None
+            time = time if saved is None or time is None else min(time, saved)
             if time is not None and (found is None or time > found):
                 found = time
     return found
+
+
+def _saved(job: Job, stream: JobStream, ordering: Ordering) -> float | None:
+    """When another file first names a checkpoint of the stream's last step, or None."""
+    times = (
+        ordering.dated(entry)
+        for one in job.streams.values()
+        for entry in one.tail
+        if entry.stage == "checkpoint" and entry.file not in stream.files
+        if any(int(step) == stream.last_step for step in _SAVED_STEP.findall(entry.text))
+    )
+    return min((time for time in times if time is not None), default=None)
 
 
 class _Rate(NamedTuple):
