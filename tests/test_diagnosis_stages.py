@@ -113,7 +113,8 @@ EXAMPLES = [
         "[2024-01-01 00:00:00,000] [INFO] [launch.py:146:main] WORLD INFO DICT: {'node': [0]}",
     ),
     ("launch", "Slurm", "srun: Job 1832552 step creation temporarily disabled, retrying"),
-    ("launch", "MPI, containers, shells", "+ mpirun -np 16 python train.py"),
+    ("launch", "MPI, shells", "+ mpirun -np 16 python train.py"),
+    ("launch", "containers", "pyxis: pulling image nvcr.io/nvidia/pytorch:24.05-py3"),
 ]
 
 

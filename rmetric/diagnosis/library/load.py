@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -86,9 +86,14 @@ class SignatureLibrary:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def gate(self, form: bytes) -> bool:
-        """Return False only if no entry with a line of this form (`form_of`) can match."""
-        return bool(self._ids(form))
+    def gate(self, form: bytes, words: Collection[bytes] | None = None) -> bool:
+        """Return False only if no entry with a line of this form (`form_of`) can match.
+
+        Args:
+            form: of the line.
+            words: those of the form (`words_of`), where they are known.
+        """
+        return bool(self._ids(form, words))
 
     def find(
         self, text: str, level: str = "", may: Container[str] | None = None
@@ -159,10 +164,10 @@ class SignatureLibrary:
         signatures = (self._by_id[id] for id in self._ids(form))
         return [one for one in signatures if not one.levels or level in one.levels]
 
-    def _ids(self, form: bytes) -> list[str]:
+    def _ids(self, form: bytes, words: Collection[bytes] | None = None) -> list[str]:
         ids = self._of_form.get(form)
         if ids is None:
-            ids = sorted(set(self._gates.items(form)))
+            ids = sorted(set(self._gates.items(form, words)))
             if len(self._of_form) >= FORMS:
                 self._of_form.clear()
             self._of_form[form] = ids

@@ -8,7 +8,7 @@ commands and tracebacks name stages without being in them and are skipped.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from rmetric.diagnosis.patterns.steps import match_step
@@ -60,7 +60,7 @@ RULES: tuple[_Rule, ...] = (
     _Rule("tear-down", "Lightning", "stopped|tear", r"trainer\.fit` stopped|trainer tearing down"),
     _Rule("tear-down", "torch", "destroy",
           r"\b(calling|before|call) destroy_process_group|destroying (the )?process group"),
-    _Rule("tear-down", "NCCL", "nccl info", r"nccl info .*\b(destroy|finalize)\b.*"),
+    _Rule("tear-down", "NCCL", "destroy|finalize", r"nccl info .*\b(destroy|finalize)\b.*"),
     _Rule("tear-down", "wandb", "wandb:", r"wandb: (waiting for .* to finish|synced|run history:)"),
 
     # checkpoints
@@ -90,7 +90,7 @@ RULES: tuple[_Rule, ...] = (
           r"|^\W*(evaluating|validating)\b|\b(eval(uation)?|validation|val)[ _]loss ?[:=] ?[\d.n]"),
 
     # compilation
-    _Rule("compile", "Megatron", "compil|fused kernel",
+    _Rule("compile", "Megatron", "compiling|with compil|finished compil|fused kernel compilation",
           r"^\W*compiling\b|\bcompiling (and|dataset|the|module|function|model|graph|train)\b"
           r"|\b(done with|finished) compil|\bfused kernel compilation\b"),
     _Rule("initialise", "torch extensions", "time to load", r"\btime to load \w+ op\b"),
@@ -100,10 +100,11 @@ RULES: tuple[_Rule, ...] = (
     _Rule("compile", "torch.compile", "dynamo|inductor|autotune|torch.compile",
           r"\btorch(\._|/_)(dynamo|inductor)|\btorchdynamo\b|\bautotune \w+\(|\bmax[-_]autotune:"
           r"|\bcompiling\b.*\btorch\.compile\b|\btorch\.compile\b.*\b(start|begin|took|done)"),
-    _Rule("compile", "JAX/XLA", "xla|jit(|compil",
+    _Rule("compile", "JAX/XLA",
+          "xla compilation|tracing|jaxpr|compiling|slow compile|compile_or_get",
           r"\b(finished|started) (xla compilation|tracing|jaxpr)|\bcompiling (jit|pjit|module)\w*"
           r"|\bvery slow compile\b|\bcompile_or_get_cached\b"),
-    _Rule("compile", "MindSpore", "compil|graph",
+    _Rule("compile", "MindSpore", "start compil|end compil|begin compil|compile graph|graph compil",
           r"\b(start|end|begin) compil|\bcompile graph\b|\bgraph compil(e|ation|ing)\b"),
 
     # data
@@ -144,7 +145,7 @@ RULES: tuple[_Rule, ...] = (
           r"(the )?(torch[. ])?distributed\b|\badded key: store_based_barrier|"
           r"\brendezvous complete for|\bdistributed init \(rank|\bprocess group initiali[sz]ed"
           r"|\b(initiali[sz]ing|creating|initiali[sz]ed) (the )?process group"),
-    _Rule("initialise", "Megatron", "parallel|random seed|building|parameters",
+    _Rule("initialise", "Megatron", "initializ|initialis|random seeds|building|number of",
           r"\binitiali[sz](ing|ed) (tensor|pipeline|data|expert|context|model|sequence)"
           r"[- a-z]*parallel|\bsetting random seeds\b|^\W*building \w+ model\b"
           r"|\bnumber of (trainable )?parameters\b|\bbuilding (the )?model\b"),
@@ -169,20 +170,23 @@ RULES: tuple[_Rule, ...] = (
           r"|\bhcom_init|\brank ?table file"),
 
     # the launcher
-    _Rule("launch", "torchrun", "torch|omp_num|elastic|rendezvous|worker",
+    _Rule("launch", "torchrun",
+          "omp_num|elastic_operator|rendezvous|starting worker|torch.distributed.",
           r"\bomp_num_threads\b.*\b(for each process|default)|\bstarting elastic_operator\b"
           r"|\brendezvous'ing worker group|\bstarting workers? (for|group)|\bstarting a rendezvous"
           r"|\btorch\.distributed\.(run|launch) is deprecated|\bmodule torch\.distributed\.launch"),
     _Rule("launch", "DeepSpeed", "runner.py|launch.py|world info",
           r"\brunner\.py.*\b(cmd =|multinode|using ip)|\blaunch\.py.*\b(world info|nnodes|dist_)"
           r"|\bworld info dict"),
-    _Rule("launch", "Slurm", "srun|sbatch|batch job|slurm|salloc|salloc",
+    _Rule("launch", "Slurm", "srun|sbatch|batch job|salloc|slurm_job|slurm_nodelist|slurm_nnodes",
           r"^srun: (job \d+ (step creation|queued|has been)|launching|using)"
           r"|\bsubmitted batch job\b"
           r"|^salloc: |^\++ (srun|sbatch)\b|\bslurm_(job_?id|nodelist|nnodes)\b ?[=:]"),
-    _Rule("launch", "MPI, containers, shells", "+ |dlpal|pulling|container",
+    _Rule("launch", "MPI, shells", "+ ",
           r"^\++ (mpirun|mpiexec|torchrun|deepspeed|accelerate|docker|enroot|python\d?|export|bash|"
-          r"singularity|apptainer)\b|:::dlpal\b|\bpulling (image|from)\b|\bstarting container\b"
+          r"singularity|apptainer)\b"),
+    _Rule("launch", "containers", "dlpal|pulling|container",
+          r":::dlpal\b|\bpulling (image|from)\b|\bstarting container\b"
           r"|^=+ (container|nvidia|pytorch|==)"),
 )
 # fmt: on
@@ -269,13 +273,14 @@ def _ruled(lower: str, rules: Sequence[int]) -> str:
     return ""
 
 
-def possible_rules(form: bytes) -> Sequence[int]:
+def possible_rules(form: bytes, words: Collection[bytes] | None = None) -> Sequence[int]:
     """Places in `RULES` of those that may match an entry, whatever its digits are.
 
     Args:
         form: an entry in lower case; its digits may be left out.
+        words: those of the form (`words_of`), where they are known.
     """
-    return sorted(set(_GATES.items(form)))
+    return sorted(set(_GATES.items(form, words)))
 
 
 def ends_checkpoint(text: str) -> bool:

@@ -20,9 +20,9 @@ __all__ = ["BLOCK", "LONGEST_LINE", "LogSource"]
 #: Bytes read at a time.
 BLOCK = 1 << 20
 #: Bytes that a sample has of the beginning, of places in between, and how many those are.
-HEAD = 1 << 18
+HEAD = 1 << 17
 PIECE = 1 << 14
-PIECES = 16
+PIECES = 8
 #: Least number of times that fall, and largest share of such that rise, of a file whose newest
 #: line comes first; bytes of such a file that are turned round in memory.
 MIN_FALLS = 10

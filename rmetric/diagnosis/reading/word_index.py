@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -39,17 +39,29 @@ class WordIndex(Generic[Item]):
                 self._by_part[part].append((literal, item))
         self._around = _Around(self._by_part)
 
-    def items(self, line: bytes) -> list[Item]:
-        """Items of the literals that occur in a line in lower case; an item may recur."""
+    def items(self, line: bytes, words: Collection[bytes] | None = None) -> list[Item]:
+        """Items of the literals that occur in a line in lower case; an item may recur.
+
+        Args:
+            line: the line.
+            words: those of it (`words_of`), where they are known.
+        """
         found: list[Item] = []
         for byte, others in self._others.items():
             if byte in line:
                 found += [item for each in others if each in line for item in others[each]]
+        words = words_of(line) if words is None else words
         # Nearly all words are in no literal; `filter` passes over them without a step of Python.
-        words = map(self._around.__getitem__, set(_WORD.findall(line)))
-        for around in filter(None, words):
-            found += [item for literal, item in around if literal in line]
+        for around in filter(None, map(self._around.__getitem__, words)):
+            for literal, item in around:
+                if literal in line:
+                    found.append(item)
         return found
+
+
+def words_of(line: bytes) -> Collection[bytes]:
+    """The words of a line in lower case, each once."""
+    return set(_WORD.findall(line))
 
 
 class _Around(dict[bytes, tuple[tuple[bytes, Item], ...]]):

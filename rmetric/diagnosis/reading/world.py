@@ -163,14 +163,15 @@ _STATES = re.compile(
     rb"|(?:jax|coordinator|distributed)\b.{0,160}\bprocess\b|\[process=\]\[thread="
     rb"|^\s*host +: |^\s*rank +: |^\s*exitcode +: |world info dict: | spawned with command: "
     rb"|\brank[ :=\[]{0,3}\b.{0,60}\bpid[ :=]|bootstrap : using |local_rank: {1,2}\(pid: "
-    rb"|(?:^|\s)\.\.\.(?:\s|$)"
 )
+#: An address, which many lines with dots are not.
+_ADDRESS = re.compile(rb"(?:^|\s)\.\.\.(?:\s|$)")
 
 
 #: Parts of lines, of which every match of `_STATES` has one.
 _PARTS = (
     b"rank", b"node", b"host", b"world", b"process", b"workers", b"nproc", b"num_local_procs",
-    b"n_gpus", b"member: /", b":::dlpal", b"srun: error: ", b"exitcode", b"bootstrap : ", b"...",
+    b"n_gpus", b"member: /", b":::dlpal", b"srun: error: ", b"exitcode", b"bootstrap : ",
 )  # fmt: skip
 
 
@@ -189,6 +190,8 @@ def may_describe_world(form: bytes) -> bool:
 
     Quick, and the same whatever its digits are: call `World.take` for such lines only.
     """
+    if b"..." in form and _ADDRESS.search(form):
+        return True
     return any(map(form.__contains__, _PARTS)) and _STATES.search(form) is not None
 
 

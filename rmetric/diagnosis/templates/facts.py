@@ -13,6 +13,7 @@ from rmetric.diagnosis.reading.joining import kind_of
 from rmetric.diagnosis.reading.prefixes import HeadMatches
 from rmetric.diagnosis.reading.sought import Sought
 from rmetric.diagnosis.reading.text import clean, level
+from rmetric.diagnosis.reading.word_index import words_of
 from rmetric.diagnosis.reading.world import describes
 from rmetric.diagnosis.signature import Signature
 from rmetric.diagnosis.templates.masks import masked, plain_numbers, plain_pointers
@@ -149,7 +150,8 @@ class LineAnalyser:
         text = clean(plain)
         own_level, key = level(text), _KEY.search(text)
         form = plain.lower().translate(None, b"0")
-        look, rules = self.library.gate(form), possible_rules(form)
+        words = words_of(form)
+        look, rules = self.library.gate(form, words), possible_rules(form, words)
         step = may_state_step(plain.decode("utf-8", "replace"))
         return Facts(
             kind=int(kind_of(plain)),
