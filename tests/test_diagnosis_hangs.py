@@ -365,6 +365,13 @@ def test_steps_that_state_how_long_they_took(tmp_path, step, last, every, second
     assert ("its steps took" in found.why) is (cause == "training_hung")
 
 
+def test_a_bar_for_each_epoch_does_not_tell_how_long_the_steps_took(tmp_path):
+    begin = [BEGIN.strftime("%a %b %d %H:%M:%S EDT %Y")]
+    bars = [f" 9%|9 | {step}/150 [00:{step % 60:02}<00:59]" for step in (50, 100, 150)] * 40
+    found = judged(tmp_path, [*begin, *bars], LIMIT, 7200)
+    assert found.cause == "slurm_time_limit"
+
+
 @pytest.mark.parametrize(("saved", "cause"), [(80, "training_hung"), (40, "slurm_cancelled")])
 def test_another_file_tells_when_the_checkpoint_of_the_last_step_was_made(tmp_path, saved, cause):
     bars = [

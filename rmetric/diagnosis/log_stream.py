@@ -99,6 +99,7 @@ class LogStream:
         number: the rank or task that the prefix states, -1 for none.
         counters: of its step lines, by their form.
         earlier: those of the attempts before.
+        fell_back: the steps of this attempt were counted anew.
         last_step_at, last_step_line: where the last step was first stated; its last line.
     """
 
@@ -126,6 +127,7 @@ class LogStream:
         self.step: int | None = None
         self.stage = ""
         self.steps = 0
+        self.fell_back = False
         self.last_step_at: RawEntry | None = None
         self.last_step_line = 0
         self.stages: list[tuple[str, RawEntry]] = []

@@ -527,6 +527,8 @@ class FilePass:
             if counter is None:
                 return
         counter.lines += 1
+        if now < counter.last - RANKS_APART:
+            stream.fell_back |= stream.counters[form] is counter
         if now == counter.last:  # a heartbeat, or another rank: no pause between two steps
             return
         pause = 0.0

@@ -154,6 +154,7 @@ class _PartBuilder:
             first_time=one.first_time,
             head=[self._entry(raw) for raw in one.head],
             steps=one.steps,
+            fell_back=one.fell_back,
             last_step=one.step,
             counts_samples=self.file.watch.counts_samples(one.key),
             last_step_at=None if one.last_step_at is None else self._entry(one.last_step_at),

@@ -75,10 +75,11 @@ MIN_STEPS, RATE_MARGIN = 20, 2.0
 #: A training whose steps took so small a share of the job's time, by their own account, is not
 #: likely to be ended just then.
 MAX_STATED_SHARE = 0.1
-#: The time of a step as its line states it, and the time since the first as a bar does.
+#: All the time of a step as its line states it, and that since the first as a bar does. Others
+#: leave out what a step waited for.
 _STATED = re.compile(
-    r"(?i)\b(?:step_?time|seconds|elapsed time per iteration|time per (?:step|iteration))"
-    r" ?(?P<unit>\(ms\)|_ms)?\"? ?[:=] ?(?P<each>\d+(?:\.\d+)?) ?(?P<behind>ms\b)?"
+    r"(?i)\b(?:completed step: ?\d+, seconds|elapsed time per (?:step|iteration)) ?(?P<ms>\(ms\))?"
+    r" ?[:=] ?(?P<each>\d+(?:\.\d+)?)"
 )
 _BAR = re.compile(r"\[(?:(?P<hours>\d+):)?(?P<minutes>\d+):(?P<seconds>\d\d)<")
 #: The step of a checkpoint as its path or name states it.
@@ -274,6 +275,8 @@ def _stated_of_little(job: Job, stepping: Sequence[JobStream], end: Occurrence) 
 def _stated_seconds(stream: JobStream) -> float:
     """Seconds that a stream's steps took, as the last one states; 0.0 where it does not."""
     text = stream.last_step_at.text if stream.last_step_at is not None else ""
+    if stream.fell_back:
+        return 0.0
     if bar := _BAR.search(text):
         return 3600.0 * int(bar["hours"] or 0) + 60.0 * int(bar["minutes"]) + int(bar["seconds"])
     found = _STATED.search(text)
@@ -281,7 +284,7 @@ def _stated_seconds(stream: JobStream) -> float:
         return 0.0
     first = min((one.step for one in stream.head if one.step is not None), default=0)
     steps = max(stream.steps, (stream.last_step or 0) - first + 1)
-    return steps * float(found["each"]) * (1e-3 if found["unit"] or found["behind"] else 1.0)
+    return steps * float(found["each"]) * (1e-3 if found["ms"] else 1.0)
 
 
 def _begun(job: Job, ordering: Ordering, last: float) -> float:
