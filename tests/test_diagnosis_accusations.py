@@ -44,6 +44,8 @@ Root Cause (first observed failure):
   error_file: <N/A>
 ============================================================"""
 
+TRACED = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\n    step()'
+
 ACCUSES = {
     "lagging": "[rank0]: torch.distributed: ranks [5] are the lagging ranks that caused this "
     "timeout. They never joined any collectives",
@@ -66,6 +68,9 @@ ACCUSES = {
     "srun, killed": "srun: error: gpu-07: task 5: Killed",
     "json": '{"level": "error", "rank": 5, "message": "RuntimeError: CUDA error: an illegal memory'
     ' access was encountered"}',
+    "exception": f"{TRACED}\n"
+    "RuntimeError: Rank 5, node gpu-07, device 5, iteration 10: Unexpected result nan "
+    "(message='found NaN in local grad norm for bucket #0 in backward pass')",
 }
 
 
@@ -113,6 +118,12 @@ def test_one_of_ranks_that_all_raise_the_same_is_not_accused(tmp_path: Path) -> 
     raised = [f"[rank{rank}]: ValueError: the batch has 7 rows, not 8" for rank in range(8)]
     found = job(tmp_path, *raised, REPORT.replace("-9", "1"))
     assert (found.cause, ranks_of(found)) == ("value_error", [])
+
+
+def test_exceptions_of_all_ranks_accuse_none(tmp_path: Path) -> None:
+    raised = "RuntimeError: Rank {}, node gpu-07, iteration 10: Unexpected result nan"
+    lines = [line for rank in range(8) for line in (TRACED, raised.format(rank))]
+    assert ranks_of(job(tmp_path, *lines, prefix="")) == []
 
 
 def test_json_entries_of_all_ranks_accuse_none(tmp_path: Path) -> None:

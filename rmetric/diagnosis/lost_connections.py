@@ -22,6 +22,8 @@ MIN_STRENGTH = 0.3
 MIN_NAMING_SHARE = 0.75
 #: What the name of a host's network card has behind that of the host.
 _INTERFACE = re.compile(r"[-_.]?(?:ib|eth|hsn|bond|roce|opa)\d*$")
+#: NCCL's lines begin with the host, whatever its folder or file is called.
+_SPEAKER = re.compile(r"(?:^|\s)([A-Za-z][\w.-]*\d[\w.-]*):\d+:\d+ \[\d+\]")
 _POD = re.compile(r"(?P<address>\d+-\d+-\d+-\d+)\.(?P<of>[a-z][\w-]*)\.")
 #: Losses are in an order, or of few, if the best place is so many times better than the usual.
 MIN_BEST_TO_MEAN_RATIO = 1.2
@@ -78,6 +80,9 @@ def evidence_from_remote_hosts(job: Job, causes: Sequence[Cause]) -> list[RankEv
             stated = [fields for fields in match.named if fields.get("remote_host")]
             own = job.node_of(job.streams[match.stream])
             reporting |= {short(own)} if own and stated else set()
+            reporting |= {
+                short(found[1]) for found in (_SPEAKER.search(match.first.text),) if found
+            }
             for fields in stated:
                 host = _node_of(job, fields["remote_host"])
                 if not host[:1].isdigit() or _POD.match(fields["remote_host"]):

@@ -34,10 +34,11 @@ JOB_ID = re.compile(
 )
 
 
-#: The rank that a structured entry, or one that begins so, states about its writer.
+#: The rank that a structured entry, or one or an exception that begins so, states of its writer.
 _WRITER = re.compile(
     r"(?i)[\"'](?:global_|world_)?rank[\"']: ?[\"']?(\d{1,6})\b"
     r"|^\W{0,3}(?:on )?rank[ =:#]{1,2}(\d{1,6})\b"
+    r"|(?m:^)\s*[\w.]+(?:Error|Exception): \[?rank[ =:#]{1,2}(\d{1,6})[\],:]"
 )
 #: Stages whose announcements the search for attempts needs (`StartMarks.add_stage`).
 _RECORDED = ("launch", "train")
@@ -173,7 +174,7 @@ def _with_writer(
 ) -> list[tuple[Signature, dict[str, str]]]:
     if not found or found[0][0].role != "cause" or "rank" in found[0][1]:
         return found
-    ranks = {one or other for one, other in _WRITER.findall(text)}
+    ranks = {rank for groups in _WRITER.findall(text) for rank in groups if rank}
     if len(ranks) != 1:
         return found
     (signature, fields), *others = found
