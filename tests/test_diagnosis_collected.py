@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rmetric.diagnosis.decide import diagnose
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.library import SignatureLibrary
@@ -120,3 +121,42 @@ def test_columns_behind_a_time_are_no_indentation() -> None:
     lines = [b"2026-02-03T04:05:06.5Z  INFO fit: step %d" % at for at in range(40)]
     learnt = PrefixParser.learn(lines)
     assert lines[0][learnt.start(lines[0]) :] == b"INFO fit: step 0"
+
+
+def cell(text: str) -> str:
+    """As such a table has it."""
+    return '"' + text.replace('"', '""') + '"' if any(one in text for one in ',;"\n') else text
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+@pytest.mark.parametrize(
+    ("header", "row"),
+    [
+        ("TIMESTAMP,SEVERITY,POD_NAME,MESSAGE", "{time},ERROR,{pod},{text}"),
+        ("TIMESTAMP\tSEVERITY\tTASK_NAME\tMESSAGE", "{time}\tERROR\t{pod}\t{text}"),
+        ("@timestamp,kubernetes.pod_name,log,stream", "{time},{pod},{text},stderr"),
+        ('"Time";"Host";"Line"', '"{time}";"{pod}";{text}'),
+    ],
+)
+def test_a_table_of_log_lines(tmp_path, header: str, row: str, newest_first: bool) -> None:
+    """What is `ERROR` is all that was written to stderr; only one worker wrote of a failure."""
+    lines = [
+        (f"worker-{worker}", f"step {step}, loss 2.{step}")
+        for step in range(40)
+        for worker in range(4)
+    ]
+    lines.append(("worker-2", "OSError: [Errno 28] No space left on device: '/ckpt, \"new\"'"))
+    lines.append(("service", "Job failed."))
+    rows = [
+        row.format(
+            time=f"2025-05-06T17:{at // 60:02}:{at % 60:02}.{at:06}Z",
+            pod=pod,
+            text=cell(text) if "," in header or ";" in header else text,
+        )
+        for at, (pod, text) in enumerate(lines)
+    ]
+    (tmp_path / "export.csv").write_text("\n".join([header, *rows[:: -1 if newest_first else 1]]))
+    found = diagnose(tmp_path)
+    assert (found.outcome, found.cause) == ("failed", "disk_full")
+    assert [one.name for one in found.nodes[:1]] == ["node worker-2"]
+    assert found.iteration == 39

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rmetric.diagnosis.reading.exported import Exported
 from rmetric.diagnosis.reading.wrapping import Wrapping
 
 #: Bytes of a line that are kept.
@@ -43,6 +44,7 @@ class Lines:
 
     Attributes:
         wrapping: what stands before every line; None until the first lines are there.
+        table: whose rows the lines are; None where they are none.
         count: lines so far.
         cut, first_cut: lines longer than `LONGEST_LINE`, and the first one's number.
         foreign, first_foreign: lines with bytes that are not UTF-8, likewise.
@@ -51,6 +53,7 @@ class Lines:
 
     longest: int = LONGEST_LINE
     wrapping: Wrapping | None = None
+    table: Exported | None = None
     count: int = 0
     cut: int = 0
     first_cut: int = 0
@@ -107,6 +110,10 @@ class Lines:
         lines = body.split(b"\n")
         if body.startswith(_DOCKER):
             lines = [_of_docker(line) for line in lines]
+        if self.wrapping is None and self.count == 0:
+            self.table = Exported.of(lines[0])
+        if self.table is not None:
+            lines = self.table.lines(lines)
         if self.wrapping is None:
             self.wrapping = Wrapping.of(lines)
         if self.wrapping:

@@ -137,7 +137,7 @@ class LogSource:
                 if place > HEAD:
                     file.seek(place)
                     # The first began elsewhere, the last ends elsewhere but in the last piece.
-                    of_piece = Lines(LONGEST_LINE, beginning.wrapping)
+                    of_piece = Lines(LONGEST_LINE, beginning.wrapping, beginning.table)
                     piece = _whole_lines(of_piece, iter([file.read(PIECE)]))
                     lines += piece[1:] if at == PIECES else piece[1:-1]
         if self.size <= MOST_BACKWARDS and newest_first(lines):
