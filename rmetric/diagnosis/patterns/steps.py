@@ -184,6 +184,7 @@ _FORMS = (
         _COMPOSER,
     ),
 )
+_PARTS = [(part, at) for at, form in enumerate(_FORMS) for part in form.parts]
 #: Characters of an entry in which its step is sought.
 _HEAD = 2000
 #: A traceback, or the table of values that wandb prints at the end.
@@ -249,4 +250,4 @@ def never_states_step(plain: str) -> bool:
 
 def _forms_of(text: str) -> list[_Form]:
     """Those whose gate may match; to look for their parts is quicker than to try all gates."""
-    return [one for one in _FORMS if any(map(text.__contains__, one.parts))]
+    return [_FORMS[at] for at in sorted({at for part, at in _PARTS if part in text})]
