@@ -480,6 +480,24 @@ def test_the_launchers_line_that_it_restarts_its_ranks_begins_an_attempt_in_ever
     assert diagnose(tmp_path).cause == "cuda_out_of_memory"
 
 
+@pytest.mark.parametrize("restarts", [1, 2])
+def test_the_launchers_of_all_nodes_restart_together(tmp_path: Path, restarts: int) -> None:
+    """One log of four nodes' launchers, each of which states that its ranks failed."""
+    restart = (
+        "I0408 02:10:00.446975 90110 torch/distributed/elastic/agent/server/api.py:883] [default]"
+        " Worker group FAILED. 1/1 attempts left; will restart worker group"
+    )
+    failed = "E0408 02:10:00.1 90110 torch/distributed/elastic/multiprocessing/api.py:874] failed"
+    lines = [f"{node}: step {at} loss 2.1" for at in range(30) for node in range(4)]
+    for _ in range(restarts):
+        for node in range(4):
+            lines += [f"{node}: {OOM[0]}", f"{node}: {failed} (exitcode: 1)"]
+            lines += [f"{node}: {restart}"]
+        lines += [f"{node}: step {at} loss 2.1" for at in range(9) for node in range(4)]
+    (tmp_path / "job.log").write_text("\n".join([*lines, f"2: {OOM[0]}"]) + "\n")
+    assert len(diagnose([tmp_path]).attempts) == 1 + restarts
+
+
 def test_ray_train_starts_its_workers_again(tmp_path: Path) -> None:
     """Its first start begins no second attempt."""
     lines = ["Job 'raysubmit_a' submitted successfully"]

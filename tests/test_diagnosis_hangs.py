@@ -365,6 +365,23 @@ def test_steps_that_state_how_long_they_took(tmp_path, step, last, every, second
     assert ("its steps took" in found.why) is (cause == "training_hung")
 
 
+def test_a_launcher_that_announces_the_end_makes_no_progress(tmp_path):
+    """Steps, then an evaluation that stands still, by a monitor's lines and an operator's log."""
+    pods = [f"{at(10 * step)} step {step} loss 2.1" for step in range(100)]
+    pods += [f"{at(1000 + at_batch)} eval batch {at_batch}/256" for at_batch in range(16)]
+    pods += [
+        f"{at(1600 * hour)} [monitor] util=100,100 power=141,13{hour % 9}" for hour in range(1, 30)
+    ]
+    end = 50_000
+    operator = [
+        f"{at(end)} INFO Job a has been active longer than activeDeadlineSeconds, terminating",
+        f"{at(end)} DEBUG Job a has failed because it was active longer than specified deadline",
+    ]
+    (tmp_path / "pods.log").write_text("\n".join(pods) + "\n")
+    (tmp_path / "operator.log").write_text("\n".join(operator) + "\n")
+    assert diagnose(tmp_path).cause == "training_hung"
+
+
 def test_a_bar_for_each_epoch_does_not_tell_how_long_the_steps_took(tmp_path):
     begin = [BEGIN.strftime("%a %b %d %H:%M:%S EDT %Y")]
     bars = [f" 9%|9 | {step}/150 [00:{step % 60:02}<00:59]" for step in (50, 100, 150)] * 40

@@ -390,3 +390,45 @@ def test_a_machine_that_breaks_after_the_planned_end_is_no_failure_of_the_job(
     kern = [kernel(-900, "gpu-a", "nvidia-nvswitch0: up"), kernel(after, "gpu-a", lost)]
     found = written(tmp_path, {"train.log": train, "gpu-a.dmesg": kern})
     assert found.outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("zone", "behind", "lost"),
+    [
+        (-9, 0, True),  # the kernel in UTC, the job nine hours later
+        (5, 0, True),
+        (0, 0, True),
+        (-9, 240, True),  # and the node's own clock is behind those of the others
+        (-9.4, 0, False),  # of this morning: whole hours alone are a difference of zones
+        (-3.2, 0, False),
+    ],
+)
+def test_a_gpu_lost_by_the_clock_of_another_zone_ended_its_node(tmp_path, zone, behind, lost):
+    train = [f"{at(5 * step)} gpu-07 step {step} loss 2.1" for step in range(200)]
+    end = 1000 - behind
+    local = [f"{at(30)} rank 8 of 16 ready", f"{at(end)} ERROR a worker process ended with code 1"]
+    fault = "NVRM: Xid (PCI:0000:c3:00): 79, pid=7, name=python, GPU has fallen off the bus."
+    found = written(
+        tmp_path,
+        {
+            "gpu-07.log": [*train, f"{at(1001)} gpu-07 {nccl(0)}"],
+            "gpu-08.log": local,
+            "dmesg_gpu-08.txt": [
+                kernel(-40_000, "gpu-08", "perf: interrupt took too long"),
+                kernel(end - 15 + 3600 * zone, "gpu-08", fault),
+            ],
+        },
+    )
+    assert (found.cause in ("gpu_fell_off_the_bus", "xid_79_fallen_off_the_bus")) is lost
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_planned_end_outlives_a_fault_by_a_clock_since_boot(tmp_path, ended):
+    train = [f"{at(5 * step)} step {step} loss 2.1" for step in range(200)]
+    end = "Training completed successfully" if ended else "Segmentation fault (core dumped)"
+    fault = "[81244.300187] NVRM: Xid (PCI:0000:41:00): 31, pid=6120, name=python3, MMU Fault"
+    boot = "[    0.000000] Linux version 6.8.0-52-generic"
+    found = written(
+        tmp_path, {"train.log": [*train, f"{at(1001)} {end}"], "dmesg.txt": [boot, fault]}
+    )
+    assert found.outcome == ("healthy" if ended else "failed")

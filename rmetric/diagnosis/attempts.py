@@ -106,13 +106,14 @@ class StartMarks:
     """Records the entries of a log's beginning whenever they recur.
 
     Attributes:
-        restarts: (line, steps before it) of a launcher's lines that it starts its ranks again.
+        restarts: (line, steps before it, its rank or task) of a launcher's lines that it starts its
+            ranks again.
         worked: line of the first step or announcement of training.
         steps: number of step lines so far.
     """
 
     def __init__(self) -> None:
-        self.restarts: list[tuple[int, int]] = []
+        self.restarts: list[tuple[int, int, int]] = []
         self.worked: int | None = None
         #: (line, template, step lines before it, the last of them, rank) of each mark
         self._marks: list[tuple[int, int, int, int, int]] = []
@@ -191,10 +192,10 @@ class StartMarks:
             if rank < 0:
                 self._ends_of_job.append(line)
 
-    def add_restart(self, line: int, steps: int) -> None:
+    def add_restart(self, line: int, steps: int, rank: int = -1) -> None:
         """Record that a launcher starts its ranks again, after so many step lines."""
         if len(self.restarts) < MAX_OCCURRENCES:
-            self.restarts.append((line, steps))
+            self.restarts.append((line, steps, rank))
 
     def add_back(self, line: int, before: int, step: int, paused: bool) -> None:
         """Record a step line that falls back; at most `MAX_OCCURRENCES` are kept."""
@@ -275,7 +276,25 @@ def starts_of(found: StartMarks) -> tuple[int, ...]:
     again = found.relaunch()
     if again is not None and found.worked is not None and (not starts or starts[0] > found.worked):
         starts = (again, *starts)
-    return _with_restarts(starts, marks, found.restarts, ends)
+    return _with_restarts(starts, marks, _of_launchers(found.restarts), ends)
+
+
+def _of_launchers(restarts: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
+    """Restarts with the steps before them; where the launcher of each node states one, the last.
+
+    >>> _of_launchers([(9, 40, 0), (12, 40, 1), (30, 40, 0), (50, 60, -1), (51, 60, -1)])
+    [(12, 40), (30, 40), (50, 60), (51, 60)]
+    """
+    found: list[tuple[int, int]] = []
+    stated: set[int] = set()
+    for line, steps, rank in restarts:
+        if found and rank >= 0 and rank not in stated and steps == found[-1][1]:
+            found.pop()
+        else:
+            stated.clear()
+        found.append((line, steps))
+        stated.add(rank)
+    return found
 
 
 def _with_restarts(

@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 
 from rmetric.diagnosis.job import HEAD, TAIL, Job, JobStream, Match, Occurrence, short
 from rmetric.diagnosis.ordering import Ordering, may_be_time_zone, stepping_streams
+from rmetric.diagnosis.patterns.clocks import LOST_GPU, MAX_AFTER_LOST_GPU_SECONDS
 from rmetric.diagnosis.patterns.steps import planned_steps
+from rmetric.diagnosis.reading.timestamps import NO_YEAR
 from rmetric.diagnosis.signature import Signature
 
 #: Factor on the score of a cause that is the likely consequence of an earlier one.
@@ -50,6 +52,8 @@ WITHOUT_REASON = {
 }
 #: What a tool shows is no consequence of what came before.
 SHOWN = ("disk_shown_full",)
+#: What a rank's GPU says that does not say why.
+UNSPECIFIC = ("cuda_launch_failure", "nccl_cuda_error")
 #: Names that cannot be resolved: of the node that looks them up.
 UNKNOWN_NAMES = ("rendezvous_name_unknown", "name_not_resolved")
 #: Signatures of a pod that does not begin.
@@ -190,6 +194,10 @@ def _survived(
         return False
     if any(ordering.after(end.last, match.last) for end in ends):
         return True
+    if signature.id in LOST_GPU and _ended_node(job, match, ordering):
+        return False  # whatever the clocks of other nodes say
+    if ends and not own.steps and _since_boot(match, ordering):
+        return True  # a job that ended as planned
     back = job.matches.get((TAKEN_BACK.get(signature.id, ""), match.stream))
     if back is not None and ordering.after(back.last, match.last):
         return True
@@ -246,6 +254,26 @@ def _survived(
     # Far more than the last entries, whatever they are of.
     long_before = of_own_file and _logged_since(own, match.last.step) > TAIL
     return before_all or long_before or len({entry.step for entry in later}) > IN_FLIGHT
+
+
+def _ended_node(job: Job, match: Match, ordering: Ordering) -> bool:
+    """True if what the ranks and launchers of its node log ends just behind it."""
+    node = job.node_of(job.streams[match.stream])
+    later = [
+        ordering.later_by(entry, match.first)
+        for one in job.streams.values()
+        if node is not None and job.node_of(one) == node
+        for entry in one.tail
+        if entry.file != match.first.file and entry.time is not None
+    ]
+    known = [seconds for seconds in later if seconds is not None]
+    return bool(known) and 0.0 <= max(known) <= MAX_AFTER_LOST_GPU_SECONDS
+
+
+def _since_boot(match: Match, ordering: Ordering) -> bool:
+    """True for a machine's clock since boot beside dates, which cannot be compared."""
+    time = match.last.time
+    return time is not None and ordering.span is not None and time < NO_YEAR[0] <= ordering.span[0]
 
 
 def _is_of_later(match: Match, job: Job, ends: Sequence[Match], ordering: Ordering) -> bool:
@@ -391,11 +419,14 @@ def _explained_by(one: Cause, live: Iterable[Cause], ordering: Ordering) -> Caus
             continue
         if _is_broken(one) and other.signature.family in CONNECTIONS:
             continue
+        if _met_lost_gpu(other, one, ordering):
+            continue
         if _is_reason(one, other, ordering):
             continue
         before = ordering.after(one.first, other.first)
         before = before or (ended_by and _is_after_in_its_files(one, other))
-        if not (before or _broke(other, one, ordering) or _is_reason(other, one, ordering)):
+        by_device = _broke(other, one, ordering) or _met_lost_gpu(one, other, ordering)
+        if not (before or by_device or _is_reason(other, one, ordering)):
             continue
         apart = ordering.later_by(one.first, other.last) or 0.0
         if other.last.file != one.first.file == other.first.file:  # the clock of another file
@@ -462,6 +493,18 @@ def _is_broken(one: Cause) -> bool:
         and signature.family not in CONNECTIONS
         and not (signature.survivable and signature.confidence <= WEAK)
     )
+
+
+def _met_lost_gpu(one: Cause, lost: Cause, ordering: Ordering) -> bool:
+    """True for an error of CUDA that says no more, about when the kernel lost the GPU.
+
+    One that states no time came between those of its file that do.
+    """
+    if lost.signature.id not in LOST_GPU or one.signature.id not in UNSPECIFIC:
+        return False
+    begin = ordering.later_by(one.first, lost.first) or 0.0
+    end = ordering.later_by(ordering.at_latest(one.first) or one.first, lost.first) or 0.0
+    return begin <= MAX_AFTER_LOST_GPU_SECONDS and end >= -MAX_AFTER_LOST_GPU_SECONDS
 
 
 def _broke(other: Cause, one: Cause, ordering: Ordering) -> bool:

@@ -571,7 +571,7 @@ class FilePass:
             if signature.role in _ENDS and sure and not noted:
                 self.marks.add_end(entry.last_line, stream.number)
             if signature.id == RESTART or (signature.id == START and self.marks.under_way):
-                self.marks.add_restart(raw[0], entry.steps_before)
+                self.marks.add_restart(raw[0], entry.steps_before, stream.number)
 
     def _count(self, stream: LogStream, raw: RawEntry, watched: bool) -> None:
         template = raw[2]

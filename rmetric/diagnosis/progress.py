@@ -17,7 +17,7 @@ from typing import NamedTuple
 from rmetric.diagnosis.causes import Cause
 from rmetric.diagnosis.gpu_monitor import Spinning, spinning
 from rmetric.diagnosis.job import Job, JobStream, Occurrence
-from rmetric.diagnosis.ordering import ZONE_TOLERANCE, Ordering, may_be_time_zone
+from rmetric.diagnosis.ordering import SAME_MOMENT, ZONE_TOLERANCE, Ordering, may_be_time_zone
 from rmetric.diagnosis.patterns.peers import Peer, may_be_same, peers
 from rmetric.diagnosis.rank_evidence import MAX_COMMON_SHARE
 from rmetric.diagnosis.reading.timestamps import names_zone, parse, without_year
@@ -166,9 +166,16 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
     # No training goes on for long after its end: the clock of that file is another.
     same_file = last_step is not None and last_step > end + MIN_SECONDS
 
+    ender = job.streams[lead.first.stream]
+
+    def announces_end(entry: Occurrence) -> bool:
+        """Of the moment in which a launcher that logs no steps ends the job."""
+        time = None if ender.steps or entry.stream != ender.name else ordering.dated(entry)
+        return time is not None and abs(end - time) <= SAME_MOMENT
+
     def is_before(entry: Occurrence) -> bool:
         comparable = entry.file == lead.first.file or not same_file
-        if _NO_PROGRESS.search(entry.text):
+        if _NO_PROGRESS.search(entry.text) or announces_end(entry):
             return False
         return entry.event not in events and not (comparable and ordering.after(entry, lead.first))
 

@@ -33,6 +33,10 @@ MIN_COMMON_ANCHORS = 2
 
 #: What a process logs last: PyTorch's watchdog takes it down.
 _TAKES_DOWN = "nccl_failed_or_timed_out"
+#: The kernel's lines of a GPU that fell off the bus.
+LOST_GPU = ("gpu_fell_off_the_bus", "xid_79_fallen_off_the_bus")
+#: Seconds in which the ranks of its node end.
+MAX_AFTER_LOST_GPU_SECONDS = 120.0
 _HOUR = 3600.0
 MAX_ZONE_HOURS = 14
 
@@ -46,11 +50,13 @@ def clock_offsets(job: Job) -> dict[str, float]:
     The clocks of two files are compared by the step lines and last entries that both kept: by the
     median of the differences, if those agree. A file without common lines is compared by its
     first entry with files that begin alike, where only a difference of `MIN_START_OFFSET_SECONDS`
-    counts. Files of two jobs are not compared.
+    counts. Files of two jobs are not compared, but for a lost GPU.
     """
     anchors, starts = _anchors(job), {name: begin for name, (begin, _) in job.spans.items()}
-    if len(starts) < 2 or two_jobs(job, MIN_START_OFFSET_SECONDS) is not None:
+    if len(starts) < 2:
         return {}
+    if two_jobs(job, MIN_START_OFFSET_SECONDS) is not None:
+        return _by_lost_gpus(job)
     moments, kin = _moments(anchors), _of_one_program(job)
     found = {}
     for name in starts:
@@ -63,7 +69,7 @@ def clock_offsets(job: Job) -> dict[str, float]:
                 continue
         if abs(offset) >= MIN_OFFSET_SECONDS:
             found[name] = round(offset, 3)
-    return found | _by_ends(job)
+    return found | _by_ends(job) | _by_lost_gpus(job)
 
 
 def _by_ends(job: Job) -> dict[str, float]:
@@ -82,6 +88,29 @@ def _by_ends(job: Job) -> dict[str, float]:
         hours = ceil((without_year(last.time) - without_year(end.time)) / _HOUR)
         if 0 < hours <= MAX_ZONE_HOURS:
             found[end.file] = -hours * _HOUR
+    return found
+
+
+def _by_lost_gpus(job: Job) -> dict[str, float]:
+    """Logs of a lost GPU, which no rank outlives, whole hours from the end of its node."""
+    found = {}
+    for (signature, name), match in job.matches.items():
+        fault, node = match.first, job.node_of(job.streams[name])
+        if signature not in LOST_GPU or fault.time is None or fault.time < NO_YEAR[0]:
+            continue
+        times = [
+            without_year(entry.time)
+            for one in job.streams.values()
+            if job.node_of(one) == node
+            for entry in one.tail
+            if entry.file != fault.file and entry.time is not None and entry.time >= NO_YEAR[0]
+        ]
+        end = max(times, default=without_year(fault.time))
+        apart = end - without_year(fault.time)
+        hours = round(apart / _HOUR)
+        near = abs(apart - hours * _HOUR) <= MAX_AFTER_LOST_GPU_SECONDS
+        if 0 < abs(hours) <= MAX_ZONE_HOURS and near:
+            found[fault.file] = -hours * _HOUR
     return found
 
 
