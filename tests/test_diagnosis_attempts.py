@@ -480,6 +480,54 @@ def test_the_launchers_line_that_it_restarts_its_ranks_begins_an_attempt_in_ever
     assert diagnose(tmp_path).cause == "cuda_out_of_memory"
 
 
+def test_containers_of_pods_of_which_one_was_made_anew(tmp_path: Path) -> None:
+    """As the kubelet names their files; the new pod's count of restarts begins again."""
+    pods = ["0c8f2d0e-1c38-4f15-8d5c-0a1e3f0b7c11", "7be5a1b4-90cf-4a86-bd0d-6bd1d4d2b1f7"]
+    new = "e4c1b6d2-0f7d-4f2a-9c9a-52f7a6bd9e03"
+    for worker, pod in enumerate(pods):
+        for start, end in enumerate((OOM, KEY, OOM)):
+            uid, number = (new, start - 1) if worker and start else (pod, start)
+            folder = tmp_path / f"llm_fit-worker-{worker}_{uid}" / "pytorch"
+            folder.mkdir(parents=True, exist_ok=True)
+            log = [f"start {worker} of 2", "building the model", "reading the data"]
+            log += [f"step {at} loss 2.1" for at in range(20)]
+            lines = [
+                f"2025-05-06T0{2 + start}:{at:02}:00.12Z stdout F {line}"
+                for at, line in enumerate([*log, *(end if worker == 0 else ["bye"])])
+            ]
+            (folder / f"{number}.log").write_text("\n".join(lines) + "\n")
+    found = diagnose(tmp_path)
+    causes = ["cuda_out_of_memory", "key_error", "cuda_out_of_memory"]
+    assert [one.cause for one in found.attempts] == causes
+
+
+@pytest.mark.parametrize("zone", [0, 2])
+def test_folders_of_the_schedulers_jobs_are_attempts(tmp_path: Path, zone: int) -> None:
+    """The first ended before its program began; the scheduler may log by local time."""
+    ends = (["OSError: [Errno 98] Address already in use"], KEY, OOM)
+    for start, end in enumerate(ends):
+        job, hour = 3301877 + 11 * start, 12 + start
+        log = ["building the model", *(f"step {at} loss 2.1" for at in range(20 if start else 0))]
+        cancelled = (
+            f"slurmstepd: error: *** STEP {job}.0 ON n1 CANCELLED AT 2025-04-02T{hour + zone}:"
+            f"{len(log) + 1:02}:50 ***"
+        )
+        for node in (1, 2):
+            begin = f"wrapper: SLURM_JOB_ID={job} node=n{node}"
+            lines = [begin, *log, *end] if node == 1 else [begin, *log]
+            minutes = [min(at, len(log) + 1) for at in range(len(lines))]
+            stamped = [
+                f"[2025-04-02T{hour}:{at:02}:00.2Z] {line}"
+                for at, line in zip(minutes, lines, strict=True)
+            ]
+            path = tmp_path / f"run_{job}" / f"n{node}.out"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text("\n".join([*stamped, *([cancelled] if node == 2 else [])]) + "\n")
+    found = diagnose(tmp_path)
+    assert len(found.attempts) == 3
+    assert found.cause == "cuda_out_of_memory"
+
+
 @pytest.mark.parametrize("restarts", [1, 2])
 def test_the_launchers_of_all_nodes_restart_together(tmp_path: Path, restarts: int) -> None:
     """One log of four nodes' launchers, each of which states that its ranks failed."""

@@ -14,7 +14,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 
-from rmetric.diagnosis.job import span_of
+from rmetric.diagnosis.job import Occurrence, span_of
+from rmetric.diagnosis.ordering import may_be_time_zone
 from rmetric.diagnosis.part import Part
 from rmetric.diagnosis.reading.file_names import is_kernel_log
 from rmetric.diagnosis.reading.timestamps import NO_YEAR, names_zone, without_year
@@ -32,6 +33,10 @@ _NUMBER = re.compile(r"\d+")
 _NODE = re.compile(r"(?i)(?:node|host|server|machine)[-_]?\d")
 #: What Kubernetes puts behind the name of a pod, another one for each attempt.
 _OF_POD = re.compile(r"-[bcdfghjklmnpqrstvwxz2456789]{5}(?=[._/][^/]*$|$)")
+#: The kubelet's files: the pod's id, the container, and how often that was restarted.
+_OF_KUBELET = re.compile(r"_[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}/([^/]+)/\d+(?=\.log)")
+#: The scheduler's lines have its own clock, which may be of another zone.
+_OF_SCHEDULER = re.compile(r"^slurmstepd\b|\bCANCELLED AT\b")
 #: What kubectl's users call the log of a container before its restart.
 _PREVIOUS = re.compile(r"(?i)[-_.](?:previous|prev)(?=[-_.]|$)")
 
@@ -65,7 +70,11 @@ def attempts_by_name(files: Files) -> list[list[Part]]:
     most = min(max(map(len, numbers), default=0), 8)
     # A date and a time are two numbers; one alone is of an attempt, a rank or anything.
     places = [slice(0, end) for end in range(most, 1, -1)]
-    for place in [*places, *(slice(at, at + 1) for at in range(most))]:
+    alone = [slice(at, at + 1) for at in range(most)]
+    for place, of_jobs in [
+        *((one, True) for one in alone),
+        *((one, False) for one in places + alone),
+    ]:
         groups: dict[tuple[int, ...], list[Part]] = defaultdict(list)
         others: list[Part] = []
         for part, found in zip(parts, numbers, strict=True):
@@ -73,17 +82,19 @@ def attempts_by_name(files: Files) -> list[list[Part]]:
             (groups[key] if len(found) >= place.stop else others).append(part)
         if 1 < len(groups) <= MAX_ATTEMPTS:
             ordered = [groups[number] for number in sorted(groups)]
-            if _are_attempts(ordered):
+            if of_jobs and not all(map(_names_job, groups, groups.values())):
+                continue
+            if _are_attempts(ordered, of_jobs=of_jobs):
                 return [*ordered[:-1], [*ordered[-1], *others]]
     return [parts]
 
 
 def _attempts_of_pods(parts: Sequence[Part]) -> list[list[Part]]:
-    """Parts of each attempt where each had new pods, whose names end at random; else none."""
+    """Parts of each attempt where each had new pods or containers in them; else none."""
     pods: dict[str, list[Part]] = defaultdict(list)
     others = list[Part]()
     for part in parts:
-        name = _OF_POD.sub("-0", part.source.name)
+        name = _of_pod(part.source.name)
         (others if name == part.source.name else pods[name]).append(part)
     numbers = {len(each) for each in pods.values()}
     if len(numbers) != 1 or not 1 < max(numbers) <= MAX_ATTEMPTS:
@@ -98,12 +109,24 @@ def _attempts_of_pods(parts: Sequence[Part]) -> list[list[Part]]:
     return [*groups[:-1], [*groups[-1], *others]]
 
 
-def _are_attempts(groups: Sequence[Sequence[Part]]) -> bool:
+def _of_pod(name: str) -> str:
+    """The name of a pod's file without what differs from attempt to attempt.
+
+    >>> _of_pod("llm_train-worker-0_7be5a1b4-90cf-4a86-bd0d-6bd1d4d2b1f7/pytorch/2.log")
+    'llm_train-worker-0/pytorch.log'
+    """
+    return _OF_POD.sub("-0", _OF_KUBELET.sub(r"/\1", name))
+
+
+def _names_job(numbers: Sequence[int], group: Sequence[Part]) -> bool:
+    """True for a number of the scheduler's job, as the files' lines state it."""
+    return any(str(number) in part.job_ids for number in numbers for part in group)
+
+
+def _are_attempts(groups: Sequence[Sequence[Part]], *, of_jobs: bool = False) -> bool:
+    """True if the groups follow one another, and begin alike where they are not `of_jobs`."""
     forms = [
-        Counter(
-            _NUMBER.sub("0", _OF_POD.sub("-0", _PREVIOUS.sub("", part.source.name)))
-            for part in group
-        )
+        Counter(_NUMBER.sub("0", _of_pod(_PREVIOUS.sub("", part.source.name))) for part in group)
         for group in groups
     ]
     if any(one.keys() != forms[0].keys() for one in forms):
@@ -118,6 +141,8 @@ def _are_attempts(groups: Sequence[Sequence[Part]]) -> bool:
             before, after = _without_year(before), _without_year(after)
         if before is None or after is None or after[0] <= max(before[1], before[0] + MIN_SECONDS):
             return False
+    if of_jobs:
+        return True
     # One that failed before its program began has other first lines.
     worked = [
         group for group in groups if any(one.stream.steps for part in group for one in part.streams)
@@ -150,11 +175,21 @@ def _without_year(span: tuple[float, float]) -> tuple[float, float]:
 
 def _span(group: Sequence[Part]) -> tuple[float, float] | None:
     """First and last time; where only some name their zone, of the others, of one clock."""
-    timed = [one for part in group for one in part.entries if one.time is not None]
+    every = [one for part in group for one in part.entries if one.time is not None]
+    own = [one for one in every if not _OF_SCHEDULER.search(one.text)] or every
+    timed = own if may_be_time_zone(_end(every) - _end(own)) else every
     local = [without_year(one.time or 0.0) for one in timed if not names_zone(one.text)]
     if local and len(local) < len(timed):
         return min(local), max(local)
+    if len(timed) < len(every):
+        times = [one.time or 0.0 for one in timed]
+        dated = [time for time in times if time >= NO_YEAR[1]] or times
+        return min(dated), max(dated)
     return span_of(one.stream for part in group for one in part.streams)
+
+
+def _end(entries: Sequence[Occurrence]) -> float:
+    return max((without_year(one.time or 0.0) for one in entries), default=0.0)
 
 
 def _beginning(group: Sequence[Part]) -> set[str]:
