@@ -42,6 +42,7 @@ TITLES = {
     "nineteenth": "written jobs by a last author, unseen until their first look",
     "twentieth": "written jobs by five authors more, unseen until their first look",
     "twentyfirst": "written jobs by a further author, unseen until their first look",
+    "twentysecond": "written jobs by yet another author, unseen until their first look",
     "opened": "written jobs by nine more authors, seen while the code was changed",
 }
 #: Those that others wrote by hand and by scripts of their own: kept as archives.
