@@ -17,6 +17,7 @@ from studies.diagnosis_benchmark.answers import Answer
 from studies.diagnosis_benchmark.blind.cases import WrittenCase
 from studies.diagnosis_benchmark.blind.causes import CAUSES
 from studies.diagnosis_benchmark.blind.job import dumped
+from studies.diagnosis_benchmark.blind.make import TITLES
 from studies.diagnosis_benchmark.blind.make import jobs as made_jobs
 from studies.diagnosis_benchmark.cases import Case
 from studies.diagnosis_benchmark.cause_meanings import (
@@ -302,3 +303,8 @@ def test_answers_of_first_looks_have_a_row_of_their_own() -> None:
     ]  # fmt: skip
     assert {row[0] for row in of_bins.rows} == {FIRST, results.title, "all"}
     assert calibration_tables([], [], first) == []
+
+
+def test_no_two_sets_have_one_title() -> None:
+    """The table of the confidence has a row for each title."""
+    assert len(set(TITLES.values())) == len(TITLES)

@@ -503,18 +503,21 @@ def test_containers_of_pods_of_which_one_was_made_anew(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("zone", [0, 2])
 def test_folders_of_the_schedulers_jobs_are_attempts(tmp_path: Path, zone: int) -> None:
-    """The first ended before its program began; the scheduler may log by local time."""
+    """Only the last made steps, after which alone they would not be known to begin alike."""
     ends = (["OSError: [Errno 98] Address already in use"], KEY, OOM)
     for start, end in enumerate(ends):
         job, hour = 3301877 + 11 * start, 12 + start
-        log = ["building the model", *(f"step {at} loss 2.1" for at in range(20 if start else 0))]
+        begin = ["backend up", "reading the configuration", "sharding the model", "resuming"]
+        begin += ["making the optimizer", "making the schedule", "opening the shards", "ready"]
+        log = [*begin, *(f"step {at} loss 2.1" for at in range(20 if start == 2 else 0))]
+        log = log if start else ["no port"]
         cancelled = (
             f"slurmstepd: error: *** STEP {job}.0 ON n1 CANCELLED AT 2025-04-02T{hour + zone}:"
             f"{len(log) + 1:02}:50 ***"
         )
         for node in (1, 2):
-            begin = f"wrapper: SLURM_JOB_ID={job} node=n{node}"
-            lines = [begin, *log, *end] if node == 1 else [begin, *log]
+            wrapper = f"wrapper: SLURM_JOB_ID={job} node=n{node}"
+            lines = [wrapper, *log, *end] if node == 1 else [wrapper, *log]
             minutes = [min(at, len(log) + 1) for at in range(len(lines))]
             stamped = [
                 f"[2025-04-02T{hour}:{at:02}:00.2Z] {line}"

@@ -11,6 +11,7 @@ from rmetric.diagnosis.decide import diagnose
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.library import SignatureLibrary
+from rmetric.diagnosis.reading.exported import Exported
 from rmetric.diagnosis.reading.prefixes import PrefixParser
 
 POD, AT = "fit-worker-{pod}", "2026-02-03T04:05:{second:02d}"
@@ -160,3 +161,11 @@ def test_a_table_of_log_lines(tmp_path, header: str, row: str, newest_first: boo
     assert (found.outcome, found.cause) == ("failed", "disk_full")
     assert [one.name for one in found.nodes[:1]] == ["node worker-2"]
     assert found.iteration == 39
+
+
+def test_what_is_no_row_of_a_table_stays_as_it_is() -> None:
+    """A text may go on in the next line, and a comma within quotes parts no columns."""
+    table = Exported.of(b"time,pod,message")
+    assert table is not None
+    rows = [b'1,"a,b,c', b'the rest"', b'1,pod-2,"one, two"']
+    assert table.lines(rows) == [b'1,"a,b,c', b"the rest", b"[pod/pod-2] 1 one, two"]

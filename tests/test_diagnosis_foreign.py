@@ -67,12 +67,15 @@ def test_the_host_to_which_the_others_lost_their_connections(tmp_path) -> None:
 def test_a_node_that_lost_its_peer_is_known_by_its_own_name_beside_that_of_its_file(tmp_path):
     """Node 0 lost node 1, which had lost node 2 before."""
     lost = (
-        "ip-10-0-3-1{}:7{}:8{} [{}] NCCL WARN socketProgress: Connection closed by remote peer "
+        "[2025-11-18 23:16:22] ip-10-0-3-1{}:7{}:8{} [{}] misc/socket.cc:64 NCCL WARN "
+        "socketProgress: Connection closed by remote peer "
         "ip-10-0-3-1{}.us-west-2.compute.internal<41{}00>"
     )
     nodes = {node: [f"rank {8 * node} of 24", *steps()] for node in (0, 1)}
     for node in (1, 0):
         nodes[node] += [lost.format(node, at, at, at, node + 1, at) for at in range(4)]
+        entry = '{{"log":"{}\\n","stream":"stderr","time":"2025-11-18T23:16:{:02}.1Z"}}'
+        nodes[node] = [entry.format(line, at % 60) for at, line in enumerate(nodes[node])]
     found = written(tmp_path, **{f"node{node}_log": lines for node, lines in nodes.items()})
     assert names(found)[:1] == ["node ip-10-0-3-12"]
 

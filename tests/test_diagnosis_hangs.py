@@ -374,7 +374,8 @@ def test_a_launcher_that_announces_the_end_makes_no_progress(tmp_path):
     ]
     end = 50_000
     operator = [
-        f"{at(end)} INFO Job a has been active longer than activeDeadlineSeconds, terminating",
+        *(f"{at(7000 * hour)} DEBUG workers expected=3, running=3" for hour in range(7)),
+        f"{at(end)} INFO terminating the pods of a after 57600 s",
         f"{at(end)} DEBUG Job a has failed because it was active longer than specified deadline",
     ]
     (tmp_path / "pods.log").write_text("\n".join(pods) + "\n")

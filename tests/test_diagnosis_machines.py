@@ -432,3 +432,25 @@ def test_a_planned_end_outlives_a_fault_by_a_clock_since_boot(tmp_path, ended):
         tmp_path, {"train.log": [*train, f"{at(1001)} {end}"], "dmesg.txt": [boot, fault]}
     )
     assert found.outcome == ("healthy" if ended else "failed")
+
+
+@pytest.mark.parametrize("since", [1500, 5])
+def test_a_cuda_error_without_a_time_is_of_the_gpu_that_the_kernel_lost(tmp_path, since):
+    """The last line with a time may stand long before it; the kernel's comes in between."""
+    train = [f"{at(5 * step)} gpu-07 step {step} loss 2.1" for step in range(400)]
+    said = [*TRACED.splitlines(), "RuntimeError: CUDA error: unspecified launch failure"]
+    begin, end = f"{at(2000 - since)} [rank8]: at work", f"{at(2020)} [rank8]: ended"
+    rank = [begin, *(f"[rank8]: {line}" for line in said), end]
+    faults = [
+        "pcieport 0000:be:01.0: pciehp: Slot(12): Link Down",
+        "NVRM: Xid (PCI:0000:c3:00): 79, pid=7, name=python, GPU has fallen off the bus.",
+    ]
+    kern = [kernel(0, "gpu-08", "up"), *(kernel(2001, "gpu-08", fault) for fault in faults)]
+    found = written(tmp_path, {"gpu-07.log": train, "gpu-08.log": rank, "dmesg_gpu-08.txt": kern})
+    assert found.cause == "gpu_fell_off_the_bus"
+    why = {one.cause: one.why for one in found.candidates}
+    assert why["cuda_launch_failure"] == "follows gpu_fell_off_the_bus"
+    assert "cuda_launch_failure" not in why["xid_79_fallen_off_the_bus"]
+
+
+TRACED = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\n    step()'

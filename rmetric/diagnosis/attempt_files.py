@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 
-from rmetric.diagnosis.job import Occurrence, span_of
+from rmetric.diagnosis.job import Occurrence, span_of, span_of_times
 from rmetric.diagnosis.ordering import may_be_time_zone
 from rmetric.diagnosis.part import Part
 from rmetric.diagnosis.reading.file_names import is_kernel_log
@@ -182,9 +182,7 @@ def _span(group: Sequence[Part]) -> tuple[float, float] | None:
     if local and len(local) < len(timed):
         return min(local), max(local)
     if len(timed) < len(every):
-        times = [one.time or 0.0 for one in timed]
-        dated = [time for time in times if time >= NO_YEAR[1]] or times
-        return min(dated), max(dated)
+        return span_of_times([one.time or 0.0 for one in timed])
     return span_of(one.stream for part in group for one in part.streams)
 
 

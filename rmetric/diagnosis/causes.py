@@ -13,7 +13,11 @@ from dataclasses import dataclass, replace
 
 from rmetric.diagnosis.job import HEAD, TAIL, Job, JobStream, Match, Occurrence, short
 from rmetric.diagnosis.ordering import Ordering, may_be_time_zone, stepping_streams
-from rmetric.diagnosis.patterns.clocks import LOST_GPU, MAX_AFTER_LOST_GPU_SECONDS
+from rmetric.diagnosis.patterns.clocks import (
+    LOST_GPU,
+    MAX_AFTER_LOST_GPU_SECONDS,
+    timed_on_its_node,
+)
 from rmetric.diagnosis.patterns.steps import planned_steps
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
 from rmetric.diagnosis.signature import Signature
@@ -258,14 +262,9 @@ def _survived(
 
 def _ended_node(job: Job, match: Match, ordering: Ordering) -> bool:
     """True if what the ranks and launchers of its node log ends just behind it."""
-    node = job.node_of(job.streams[match.stream])
-    later = [
-        ordering.later_by(entry, match.first)
-        for one in job.streams.values()
-        if node is not None and job.node_of(one) == node
-        for entry in one.tail
-        if entry.file != match.first.file and entry.time is not None
-    ]
+    if job.node_of(job.streams[match.stream]) is None:
+        return False
+    later = [ordering.later_by(entry, match.first) for entry in timed_on_its_node(job, match)]
     known = [seconds for seconds in later if seconds is not None]
     return bool(known) and 0.0 <= max(known) <= MAX_AFTER_LOST_GPU_SECONDS
 

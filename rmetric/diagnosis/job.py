@@ -6,7 +6,7 @@ Lines are not kept; the size grows with the number of streams and templates.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -185,7 +185,12 @@ def span_of(streams: Iterable[JobStream]) -> tuple[float, float] | None:
         )
         if end is not None
     ]
-    dated = [end for end in ends if end >= NO_YEAR[1]] or ends
+    return span_of_times(ends)
+
+
+def span_of_times(times: Sequence[float]) -> tuple[float, float] | None:
+    """The first and the last with a year; without any, of all; None of none."""
+    dated = [time for time in times if time >= NO_YEAR[1]] or times
     return (min(dated), max(dated)) if dated else None
 
 

@@ -80,9 +80,8 @@ def evidence_from_remote_hosts(job: Job, causes: Sequence[Cause]) -> list[RankEv
             stated = [fields for fields in match.named if fields.get("remote_host")]
             own = job.node_of(job.streams[match.stream])
             reporting |= {short(own)} if own and stated else set()
-            reporting |= {
-                short(found[1]) for found in (_SPEAKER.search(match.first.text),) if found
-            }
+            if speaker := _SPEAKER.search(match.first.text):
+                reporting.add(short(speaker[1]))
             for fields in stated:
                 host = _node_of(job, fields["remote_host"])
                 if not host[:1].isdigit() or _POD.match(fields["remote_host"]):

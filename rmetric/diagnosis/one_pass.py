@@ -527,16 +527,15 @@ class FilePass:
             if counter is None:
                 return
         counter.lines += 1
-        if now < counter.last - RANKS_APART:
-            stream.fell_back |= stream.counters[form] is counter
+        fell_back = now < counter.last - RANKS_APART
+        if fell_back and counter is stream.counters[form]:
+            stream.fell_back = True
         if now == counter.last:  # a heartbeat, or another rank: no pause between two steps
             return
         pause = 0.0
         if time is not None and counter.time is not None:
             pause = time - counter.time
-        if now < counter.last - RANKS_APART and not _counts_other(
-            line, now, stream.last_step_at, counter.last
-        ):
+        if fell_back and not _counts_other(line, now, stream.last_step_at, counter.last):
             longest = MIN_PAUSE_RATIO * counter.longest_pause
             self.marks.add_back(number, counter.last, now, pause > max(MIN_PAUSE_SECONDS, longest))
         elif pause > counter.longest_pause:

@@ -108,23 +108,23 @@ class Hang:
     """A training that had stopped before it was ended.
 
     Attributes:
+        step: the last one; None if there was none.
+        confidence: 0 to 1.
         seconds: from the last sign of progress to the end; 0.0 where nothing states a time.
         least: no more is known than that it was so long: clocks of two zones may be compared.
         ended: something ended it; else the logs stop.
-        step: the last one; None if there was none.
-        confidence: 0 to 1.
         signs: evidence against ranks that are behind the others.
         last_words: the entry of that evidence, where it is one.
         spinning: GPUs that waited in a kernel meanwhile, by tables beside the logs.
         stated: seconds that the steps took by their own lines, where no line states a time.
     """
 
-    seconds: float
-    least: bool
-    ended: bool
     step: int | None
     confidence: float
-    signs: tuple[RankEvidence, ...]
+    seconds: float = 0.0
+    least: bool = True
+    ended: bool = True
+    signs: tuple[RankEvidence, ...] = ()
     last_words: str = ""
     spinning: int = 0
     stated: float = 0.0
@@ -190,9 +190,6 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
     stated = 0.0 if rates else _stated_of_little(job, stepping, lead.first)
     if stated:
         return Hang(
-            seconds=0.0,
-            least=True,
-            ended=True,
             step=_step(job),
             confidence=CONFIDENCE_WITHOUT_STEPS,
             signs=tuple(behind or [sign for sign, _ in elsewhere]),
@@ -216,12 +213,15 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
     gap = end - (last_entry if last_step is None else max(last_entry, last_step))
     if gap < -HALF_YEAR_SECONDS:
         gap += YEAR_SECONDS
-    begun = _begun(job, ordering, last_entry)
     limit = lead.signature.family == "time limit"
     # Only the last gap may be one between two clocks: an entry before the end keeps its own.
     other_clock = gap < 0 or (
         may_be_time_zone(gap)
-        and not (limit and last_entry - begun < MIN_SHARE_BEFORE_LIMIT * gap and one_clock)
+        and not (
+            limit
+            and one_clock
+            and last_entry - _begun(job, ordering, last_entry) < MIN_SHARE_BEFORE_LIMIT * gap
+        )
     )
     before = 0.0
     later = [one for one in own_times if last_step is not None and one[0] > last_step]
@@ -253,7 +253,6 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
     return Hang(
         seconds=known,
         least=at_least,
-        ended=True,
         step=_step(job),
         confidence=confidence,
         signs=(*idle, *signs, *(sign for sign, _ in last)),
@@ -314,14 +313,7 @@ def _by_stacks(job: Job) -> Hang | None:
     """
     if job.beside is None or not wait_together(job.beside.stacks) or _step(job) is None:
         return None
-    return Hang(
-        seconds=0.0,
-        least=True,
-        ended=True,
-        step=_step(job),
-        confidence=CONFIDENCE_WATCHED,
-        signs=(),
-    )
+    return Hang(step=_step(job), confidence=CONFIDENCE_WATCHED)
 
 
 def _end_of(causes: Sequence[Cause], ordering: Ordering) -> float | None:
@@ -365,7 +357,6 @@ def _unended(job: Job, ordering: Ordering) -> Hang | None:
     last = last if signs or last or idle else _last_words(later)
     return Hang(
         seconds=end - last_step,
-        least=True,
         ended=False,
         step=_step(job),
         confidence=CONFIDENCE_HEARTBEATS,
@@ -411,31 +402,35 @@ def _last_step(
     """
     found = None
     timed = [one for one in stepping if one.last_step_at and one.last_step_at.time is not None]
+    saved = _saved_steps(job, ordering) if len(timed) < len(stepping) else []
     top = max((one.last_step or 0 for one in timed), default=-1)
     for one in stepping:
         # Another entry of the same step is no progress.
         if one.last_step_at is not None and (one in timed or (one.last_step or 0) > top):
             at = ordering.at_latest(one.last_step_at)
             time = end if at is None else ordering.dated(at)
-            rate = _rate(job, one, ordering)
-            time = time if rate is None or time is None else min(time, rate.last)
-            saved = _saved(job, one, ordering) if one not in timed else None
-            time = time if saved is None or time is None else min(time, saved)
+            known = [
+                when
+                for step, file, when in saved
+                if one not in timed and step == one.last_step and file not in one.files
+            ]
+            if (rate := _rate(job, one, ordering)) is not None:
+                known.append(rate.last)
+            time = None if time is None else min([time, *known])
             if time is not None and (found is None or time > found):
                 found = time
     return found
 
 
-def _saved(job: Job, stream: JobStream, ordering: Ordering) -> float | None:
-    """When another file first names a checkpoint of the stream's last step, or None."""
-    times = (
-        ordering.dated(entry)
+def _saved_steps(job: Job, ordering: Ordering) -> list[tuple[int, str, float]]:
+    """Steps that checkpoints are named after, each with the file that states it, and when."""
+    return [
+        (int(step), entry.file, time)
         for one in job.streams.values()
         for entry in one.tail
-        if entry.stage == "checkpoint" and entry.file not in stream.files
-        if any(int(step) == stream.last_step for step in _SAVED_STEP.findall(entry.text))
-    )
-    return min((time for time in times if time is not None), default=None)
+        if entry.stage == "checkpoint" and (time := ordering.dated(entry)) is not None
+        for step in _SAVED_STEP.findall(entry.text)
+    ]
 
 
 class _Rate(NamedTuple):

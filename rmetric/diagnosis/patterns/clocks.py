@@ -6,11 +6,11 @@ Files whose times are far apart belong to one job with skewed clocks, or to two 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
 from statistics import median, median_low
 
-from rmetric.diagnosis.job import Job, JobStream
+from rmetric.diagnosis.job import Job, JobStream, Match, Occurrence
 from rmetric.diagnosis.reading.file_names import is_kernel_log
 from rmetric.diagnosis.reading.timestamps import NO_YEAR, without_year
 
@@ -94,24 +94,31 @@ def _by_ends(job: Job) -> dict[str, float]:
 def _by_lost_gpus(job: Job) -> dict[str, float]:
     """Logs of a lost GPU, which no rank outlives, whole hours from the end of its node."""
     found = {}
-    for (signature, name), match in job.matches.items():
-        fault, node = match.first, job.node_of(job.streams[name])
+    for (signature, _), match in job.matches.items():
+        fault = match.first
         if signature not in LOST_GPU or fault.time is None or fault.time < NO_YEAR[0]:
             continue
-        times = [
-            without_year(entry.time)
-            for one in job.streams.values()
-            if job.node_of(one) == node
-            for entry in one.tail
-            if entry.file != fault.file and entry.time is not None and entry.time >= NO_YEAR[0]
-        ]
-        end = max(times, default=without_year(fault.time))
+        times = [entry.time or 0.0 for entry in timed_on_its_node(job, match)]
+        dated = [without_year(time) for time in times if time >= NO_YEAR[0]]
+        end = max(dated, default=without_year(fault.time))
         apart = end - without_year(fault.time)
         hours = round(apart / _HOUR)
         near = abs(apart - hours * _HOUR) <= MAX_AFTER_LOST_GPU_SECONDS
         if 0 < abs(hours) <= MAX_ZONE_HOURS and near:
             found[fault.file] = -hours * _HOUR
     return found
+
+
+def timed_on_its_node(job: Job, match: Match) -> Iterator[Occurrence]:
+    """The last entries with a time in other files about the node of a match."""
+    node = job.node_of(job.streams[match.stream])
+    for one in job.streams.values():
+        if job.node_of(one) == node:
+            yield from (
+                entry
+                for entry in one.tail
+                if entry.file != match.first.file and entry.time is not None
+            )
 
 
 def _of_one_program(job: Job) -> dict[str, int]:

@@ -49,6 +49,8 @@ class Exported:
         >>> Exported.of(b"time, host, message: each of them")
         """
         for delimiter in _DELIMITERS:
+            if first.count(delimiter.encode()) < MIN_COLUMNS - 1:
+                continue  # as nearly every log's
             names = _cells(first.decode("utf-8", "replace"), delimiter)
             plain = [name.lower().rpartition(".")[2] for name in names]
             whole = all(name and name == name.strip() and " " not in name for name in names)

@@ -110,7 +110,7 @@ class Lines:
         lines = body.split(b"\n")
         if body.startswith(_DOCKER):
             lines = [_of_docker(line) for line in lines]
-        if self.wrapping is None and self.count == 0:
+        if self.wrapping is None:
             self.table = Exported.of(lines[0])
         if self.table is not None:
             lines = self.table.lines(lines)

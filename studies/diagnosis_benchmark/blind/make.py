@@ -41,7 +41,7 @@ TITLES = {
     "eighteenth": "written jobs by again one author, unseen until their first look",
     "nineteenth": "written jobs by a last author, unseen until their first look",
     "twentieth": "written jobs by five authors more, unseen until their first look",
-    "twentyfirst": "written jobs by a further author, unseen until their first look",
+    "twentyfirst": "written jobs by an author of Slurm jobs, unseen until their first look",
     "twentysecond": "written jobs by yet another author, unseen until their first look",
     "twentythird": "written jobs by an author of cloud jobs, unseen until their first look",
     "opened": "written jobs by nine more authors, seen while the code was changed",
