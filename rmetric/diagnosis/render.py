@@ -126,7 +126,7 @@ def headline(diagnosis: Diagnosis, width: int = WIDTH) -> str:
         for tail in some:
             # "why., rank 0": what was left out followed a full stop.
             title = cause if whole else brief(cause, width - len(head + tail)).rstrip(".")
-            if len(head + title + tail) <= width and not title.endswith("…"):
+            if title and len(head + title + tail) <= width and not title.endswith("…"):
                 return head + title + tail
     tail = names if len(head + names) <= width // 2 else ""
     return shortened(head + brief(cause, width - len(head + tail)).rstrip(".") + tail, width)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import codecs
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rmetric.diagnosis.reading.exported import Exported
+from rmetric.diagnosis.reading.json_records import JsonRecords
 from rmetric.diagnosis.reading.wrapping import Wrapping
 
 #: Bytes of a line that are kept.
@@ -34,8 +34,6 @@ _ENTITIES = {
     b"&amp;": b"&",
 }  # fmt: skip
 _ENTITY = re.compile(b"|".join(_ENTITIES))
-#: The files of docker's driver json-file.
-_DOCKER = b'{"log":"'
 
 
 @dataclass
@@ -108,8 +106,6 @@ class Lines:
             body = body.translate(None, b"\0")
             self.nulls += size - len(body)
         lines = body.split(b"\n")
-        if body.startswith(_DOCKER):
-            lines = [_of_docker(line) for line in lines]
         if self.wrapping is None:
             self.table = Exported.of(lines[0])
         if self.table is not None:
@@ -182,7 +178,9 @@ def decoded(blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 def unwrapped(text: bytes) -> bytes:
     """The text of a whole file, or its first bytes, as `Lines` gives it."""
-    lines = (line for lines in Lines().lists(iter([text])) for line in lines)
+    records = JsonRecords.of(text)
+    blocks = iter([text]) if records is None else records.blocks(iter([text]))
+    lines = (line for lines in Lines().lists(blocks) for line in lines)
     return b"\n".join(lines) + (b"\n" if text.endswith(b"\n") else b"")
 
 
@@ -211,22 +209,6 @@ def _bad(line: bytes) -> bool:
     except UnicodeDecodeError:
         return True
     return False
-
-
-def _of_docker(line: bytes) -> bytes:
-    r"""A line of docker's json-file as `docker logs -t` prints it.
-
-    >>> _of_docker(b'{"log":"step 3\\n","stream":"stdout","time":"2025-01-22T11:04:31.2Z"}')
-    b'2025-01-22T11:04:31.2Z step 3'
-    """
-    if not line.startswith(_DOCKER):
-        return line
-    try:
-        read = json.loads(line)
-        text = f"{read['time']} {read['log']}"
-    except (ValueError, KeyError, TypeError):  # the last one may be cut off
-        return line
-    return text.rstrip("\n").replace("\n", " ").encode("utf-8", "replace")
 
 
 def _left(line: bytes) -> bytes:

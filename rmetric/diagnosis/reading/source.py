@@ -6,11 +6,12 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
+from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
 
 from rmetric._util.unpacked import is_packed, unpacked
+from rmetric.diagnosis.reading.json_records import JsonRecords, newest_first
 from rmetric.diagnosis.reading.lines import LONGEST_LINE, Lines, decoded, utf16
 from rmetric.diagnosis.reading.lsf import LsfReports
 from rmetric.diagnosis.reading.other_jobs import is_of_another
@@ -23,10 +24,9 @@ BLOCK = 1 << 20
 HEAD = 1 << 17
 PIECE = 1 << 14
 PIECES = 8
-#: Least number of times that fall, and largest share of such that rise, of a file whose newest
-#: line comes first; bytes of such a file that are turned round in memory.
+#: Least number of times that fall of a file whose newest line comes first; bytes of such a file
+#: that are turned round in memory.
 MIN_FALLS = 10
-MAX_RISES = 0.02
 MOST_BACKWARDS = 1 << 28
 _STAMP = re.compile(rb"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?")
 
@@ -89,11 +89,16 @@ class LogSource:
         """The lines in the order of the file."""
         damage: list[str] = []
         lines, report = Lines(LONGEST_LINE), LsfReports()
-        for some in lines.lists(decoded(unpacked(self.path, BLOCK, damage, may_be_empty=True))):
+        blocks = decoded(unpacked(self.path, BLOCK, damage, may_be_empty=True))
+        first = next(blocks, b"")
+        records, blocks = JsonRecords.of(first), chain([first], blocks)
+        if records is not None:
+            blocks = records.blocks(blocks, may_turn=self.size <= MOST_BACKWARDS)
+        for some in lines.lists(blocks):
             yield self._of_own_jobs(report.moved(some))
         if rest := report.rest():
             yield self._of_own_jobs(rest)
-        self._pieces = report.pieces
+        self._pieces = report.pieces if records is None else records.pieces
         self.lines = lines.count
         self.cut_off, self.notes = "; ".join(damage), lines.notes()
 
@@ -122,15 +127,18 @@ class LogSource:
             if self.size <= HEAD and not packed:
                 held = list(self.chunks())
                 every = [line for lines in held for line in lines]
-                if not self.backwards and newest_first(every):
+                if not self.backwards and lines_newest_first(every):
                     self.backwards = True
                     every.reverse()
                     held = [every]
                 self._held = held
                 return every
             beginning = Lines(LONGEST_LINE)
-            lines = _whole_lines(beginning, self.head())
-            if packed or utf16(start) is not None:
+            head = b"".join(decoded(self.head()))
+            records = JsonRecords.of(head)
+            blocks = iter([head]) if records is None else records.blocks(iter([head]))
+            lines = [line for lines in beginning.lists(blocks) for line in lines]
+            if packed or utf16(start) is not None or records is not None:
                 return lines
             for at in range(1, PIECES + 1):
                 place = HEAD + (self.size - HEAD) * at // PIECES - PIECE
@@ -138,9 +146,9 @@ class LogSource:
                     file.seek(place)
                     # The first began elsewhere, the last ends elsewhere but in the last piece.
                     of_piece = Lines(LONGEST_LINE, beginning.wrapping, beginning.table)
-                    piece = _whole_lines(of_piece, iter([file.read(PIECE)]))
+                    piece = _whole_lines(of_piece, file.read(PIECE))
                     lines += piece[1:] if at == PIECES else piece[1:-1]
-        if self.size <= MOST_BACKWARDS and newest_first(lines):
+        if self.size <= MOST_BACKWARDS and lines_newest_first(lines):
             self.backwards = True
             lines.reverse()
         return lines
@@ -151,18 +159,16 @@ class LogSource:
         return islice(unpacked(self.path, small, [], may_be_empty=True), HEAD // small)
 
 
-def newest_first(lines: Sequence[bytes]) -> bool:
-    """True where the times of the lines fall and never rise.
+def lines_newest_first(lines: Sequence[bytes]) -> bool:
+    """True where the times of the lines fall and hardly ever rise.
 
     >>> stamps = [f"2025-05-06T17:{59 - at}:00Z step".encode() for at in range(20)]
-    >>> newest_first(stamps), newest_first(stamps[::-1]), newest_first(stamps[:1] * 20)
-    (True, False, False)
+    >>> [lines_newest_first(some) for some in (stamps, stamps[::-1], stamps[:1] * 20)]
+    [True, False, False]
     """
     times = [found[0] for line in lines if (found := _STAMP.search(line, 0, 120))]
-    rises = sum(before < after for before, after in pairwise(times))
-    falls = sum(before > after for before, after in pairwise(times))
-    return falls >= MIN_FALLS and rises <= MAX_RISES * falls
+    return newest_first(times, MIN_FALLS)
 
 
-def _whole_lines(split: Lines, blocks: Iterator[bytes]) -> list[bytes]:
-    return [line for lines in split.lists(decoded(blocks)) for line in lines]
+def _whole_lines(split: Lines, piece: bytes) -> list[bytes]:
+    return [line for lines in split.lists(iter([piece])) for line in lines]

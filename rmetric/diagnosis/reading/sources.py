@@ -15,6 +15,7 @@ from rmetric._util.errors import LogError
 from rmetric._util.unpacked import PACKED, PACKED_SUFFIXES
 from rmetric.diagnosis.beside import BESIDE_SUFFIXES, is_beside
 from rmetric.diagnosis.reading.file_names import count_over_hosts, identify_files, natural
+from rmetric.diagnosis.reading.json_records import JsonRecords
 from rmetric.diagnosis.reading.lines import utf16
 from rmetric.diagnosis.reading.source import LogSource
 from rmetric.diagnosis.stack_dumps import holds_stacks
@@ -134,6 +135,8 @@ def _of_folder(
             if is_beside(head):
                 beside.append(source)
                 continue
+            if kind == _TABLES and JsonRecords.of(head) is not None:
+                kind = ""
             if holds_stacks(head):  # in notes, which are a log too
                 beside.append(replace(source))
             by_content = other_by_content(head)
