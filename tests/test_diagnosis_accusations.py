@@ -163,9 +163,15 @@ def test_a_local_rank_counts_where_the_node_has_another_name_for_one_of_its_rank
 
 
 def test_a_rank_of_deepspeeds_launcher_is_placed_by_its_list_of_nodes(tmp_path: Path) -> None:
+    """Its last line shows the command of the node's last rank, whichever failed."""
+    begun = "gpu-02: [2024-05-02 09:12:05,118] [INFO] [launch.py:256:main] process {} spawned with"
     lines = [
         "gpu-02: [2024-05-02 09:12:04,118] [INFO] [launch.py:145:main] WORLD INFO DICT: "
         "{'gpu-01': [0, 1, 2, 3], 'gpu-02': [0, 1, 2, 3]}",
+        *(
+            f"{begun.format(8122 + rank)} command: ['/bin/python', 'a.py', '--local_rank={rank}']"
+            for rank in range(4)
+        ),
         *(f"gpu-01: [2024-05-02 09:14:{at:02d},382] step={at}, loss=2.1" for at in range(1, 30)),
         "gpu-02: [2024-05-02 09:44:30,911] [ERROR] [launch.py:321:sigkill_handler] "
         "['/bin/python', '-u', 'train.py', '--local_rank=3', '--zero'] exits with return code = -9",
@@ -176,7 +182,7 @@ def test_a_rank_of_deepspeeds_launcher_is_placed_by_its_list_of_nodes(tmp_path: 
     (tmp_path / "dmesg-gpu-02.txt").write_text(f"[718220.110090] {kernel}\n")
     found = diagnose([tmp_path])
     assert found.cause == "kernel_out_of_memory"
-    assert [(one.rank, one.node) for one in found.nodes[:1]] == [(7, "gpu-02")]
+    assert [(one.rank, one.node) for one in found.nodes[:1]] == [(6, "gpu-02")]
 
 
 def test_the_process_that_the_kernel_kills_is_known_by_torchruns_report(tmp_path: Path) -> None:

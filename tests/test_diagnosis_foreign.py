@@ -192,12 +192,15 @@ def test_a_file_of_errors_without_times_beside_a_training_that_made_all_steps(tm
     assert found.cause == "hub_rate_limit"
 
 
-def test_an_export_of_logs_as_a_table_is_read_where_there_is_nothing_else(tmp_path) -> None:
+def test_an_export_of_logs_as_a_table_is_read_and_settings_are_not(tmp_path) -> None:
     lines = ["timestamp\tpod_name\ttextPayload", *(f"{line}" for line in steps()), "KeyError: 'a'"]
     found = written(tmp_path, export_tsv=lines)
     assert found.cause == "key_error"
     (tmp_path / "job.log").write_text("\n".join(steps()) + "\n")
-    assert "1 settings and tables" in " ".join(diagnose([tmp_path]).notes)
+    (tmp_path / "metrics.csv").write_text("step,loss,time\n1,2.5,0.3\n")
+    found = diagnose([tmp_path])
+    assert found.cause == "key_error"
+    assert "1 settings and tables" in " ".join(found.notes)
 
 
 def test_the_labels_of_crays_launcher_are_hosts_and_ranks(tmp_path) -> None:

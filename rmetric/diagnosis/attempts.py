@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -52,6 +52,8 @@ RESTART = "launcher_restarts_ranks"
 ENDS_A_RANK = ("paddle_told_to_end",)
 #: The signature of such a line that the first attempt has too.
 START = "launcher_starts_ranks"
+#: A shell's line that starts the program: an attempt where the same command was given before.
+COMMAND = "command_starts_ranks"
 
 #: A line of a kernel's log, which repeats itself and begins nothing.
 KERNEL_LINE = re.compile(
@@ -93,6 +95,7 @@ class StepBack(NamedTuple):
         step: of this line.
         ends: number of failures and planned ends before it.
         paused: the pause before it is far longer than a step.
+        steps: number of step lines before it.
     """
 
     line: int
@@ -100,25 +103,28 @@ class StepBack(NamedTuple):
     step: int
     ends: int
     paused: bool
+    steps: int = -1
 
 
 class StartMarks:
     """Records the entries of a log's beginning whenever they recur.
 
     Attributes:
-        restarts: (line, steps before it, its rank or task) of a launcher's lines that it starts its
-            ranks again.
+        restarts: (line, steps before it, its node, rank or task) of a launcher's lines that it
+            starts its ranks again.
+        commands: (line, steps before it) of a shell's lines that start the program again.
         worked: line of the first step or announcement of training.
         steps: number of step lines so far.
     """
 
     def __init__(self) -> None:
-        self.restarts: list[tuple[int, int, int]] = []
+        self.restarts: list[tuple[int, int, str]] = []
+        self.commands: list[tuple[int, int]] = []
         self.worked: int | None = None
         #: (line, template, step lines before it, the last of them, rank) of each mark
         self._marks: list[tuple[int, int, int, int, int]] = []
         #: (line, step before, step, whether paused) of step lines that fall back
-        self._backs: list[tuple[int, int, int, bool]] = []
+        self._backs: list[tuple[int, int, int, bool, int]] = []
         #: lines of a launcher before the first step
         self._launches: list[int] = []
         #: lines of failures and planned ends, and those of them that no rank wrote
@@ -192,15 +198,15 @@ class StartMarks:
             if rank < 0:
                 self._ends_of_job.append(line)
 
-    def add_restart(self, line: int, steps: int, rank: int = -1) -> None:
+    def add_restart(self, line: int, steps: int, writer: str = "") -> None:
         """Record that a launcher starts its ranks again, after so many step lines."""
         if len(self.restarts) < MAX_OCCURRENCES:
-            self.restarts.append((line, steps, rank))
+            self.restarts.append((line, steps, writer))
 
     def add_back(self, line: int, before: int, step: int, paused: bool) -> None:
         """Record a step line that falls back; at most `MAX_OCCURRENCES` are kept."""
         if len(self._backs) < MAX_OCCURRENCES:
-            self._backs.append((line, before, step, paused))
+            self._backs.append((line, before, step, paused, self.steps - 1))
 
     def ends(self) -> list[int]:
         """Lines of failures and planned ends, in order."""
@@ -220,8 +226,8 @@ class StartMarks:
         """Step lines that fall back, in their order."""
         ends = self.ends()
         return [
-            StepBack(line, before, step, bisect_left(ends, line), paused)
-            for line, before, step, paused in self._backs
+            StepBack(line, before, step, bisect_left(ends, line), paused, steps)
+            for line, before, step, paused, steps in self._backs
         ]
 
     def relaunch(self) -> int | None:
@@ -271,35 +277,51 @@ def starts_of(found: StartMarks) -> tuple[int, ...]:
     """First lines of the second and later attempts in a file; empty for one attempt."""
     marks = found.marks()
     ends = found.ends()
-    starts = attempt_starts(marks, found.backs(), last_end=ends[-1] if ends else 0)
+    backs = found.backs()
+    starts = attempt_starts(marks, backs, last_end=ends[-1] if ends else 0)
     # A launcher that failed, as a check before the job may, and after which the job began.
     again = found.relaunch()
     if again is not None and found.worked is not None and (not starts or starts[0] > found.worked):
         starts = (again, *starts)
-    return _with_restarts(starts, marks, _of_launchers(found.restarts), ends)
+    steps = {one.line: one.steps for one in marks} | {one.line: one.steps for one in backs}
+    starts = _with_restarts(starts, steps, _of_launchers(found.restarts), ends)
+    commands = (
+        line
+        for line, before in found.commands
+        if not any(_is_same(start, line, before, steps, ends) for start in starts)
+    )
+    return tuple(sorted({*starts, *commands}))
 
 
-def _of_launchers(restarts: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
+def _is_same(
+    start: int, line: int, before: int, steps: Mapping[int, int], ends: Sequence[int]
+) -> bool:
+    """True if nothing was made, and nothing failed, between a start and a line."""
+    made = steps.get(start, before) != before
+    return not made and bisect_left(ends, start) == bisect_left(ends, line)
+
+
+def _of_launchers(restarts: Sequence[tuple[int, int, str]]) -> list[tuple[int, int]]:
     """Restarts with the steps before them; where the launcher of each node states one, the last.
 
-    >>> _of_launchers([(9, 40, 0), (12, 40, 1), (30, 40, 0), (50, 60, -1), (51, 60, -1)])
+    >>> _of_launchers([(9, 40, "a"), (12, 40, "b"), (30, 40, "a"), (50, 60, ""), (51, 60, "")])
     [(12, 40), (30, 40), (50, 60), (51, 60)]
     """
     found: list[tuple[int, int]] = []
-    stated: set[int] = set()
-    for line, steps, rank in restarts:
-        if found and rank >= 0 and rank not in stated and steps == found[-1][1]:
+    stated: set[str] = set()
+    for line, steps, writer in restarts:
+        if found and writer and writer not in stated and steps == found[-1][1]:
             found.pop()
         else:
             stated.clear()
         found.append((line, steps))
-        stated.add(rank)
+        stated.add(writer)
     return found
 
 
 def _with_restarts(
     starts: Sequence[int],
-    marks: Sequence[Mark],
+    steps: Mapping[int, int],
     restarts: Sequence[tuple[int, int]],
     ends: Sequence[int],
 ) -> tuple[int, ...]:
@@ -307,14 +329,11 @@ def _with_restarts(
 
     So is what begins shortly before it, with nothing made and nothing failed in between.
     """
-    steps = {mark.line: mark.steps for mark in marks} if restarts else {}
     stated = {
         line + 1: before
         for line, before in restarts
         if not any(
-            start <= line
-            and steps.get(start, -1) == before
-            and bisect_left(ends, start) == bisect_left(ends, line)
+            start <= line and start in steps and _is_same(start, line, before, steps, ends)
             for start in starts
         )
     }

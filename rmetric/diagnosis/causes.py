@@ -16,6 +16,7 @@ from rmetric.diagnosis.ordering import Ordering, may_be_time_zone, stepping_stre
 from rmetric.diagnosis.patterns.clocks import (
     LOST_GPU,
     MAX_AFTER_LOST_GPU_SECONDS,
+    is_deadly,
     timed_on_its_node,
 )
 from rmetric.diagnosis.patterns.steps import planned_steps
@@ -58,6 +59,11 @@ WITHOUT_REASON = {
 SHOWN = ("disk_shown_full",)
 #: What a rank's GPU says that does not say why.
 UNSPECIFIC = ("cuda_launch_failure", "nccl_cuda_error")
+#: What the scheduler says of a job that ended well, and the program of a training.
+RECORDED, COMPLETED = (
+    "job_succeeded",
+    ("training_completed", "planned_exit", "mlperf_run_succeeded"),
+)
 #: Names that cannot be resolved: of the node that looks them up.
 UNKNOWN_NAMES = ("rendezvous_name_unknown", "name_not_resolved")
 #: Signatures of a pod that does not begin.
@@ -151,12 +157,28 @@ def collect(
         ):
             fatal = []  # who logs steps outlived it
         # What one node outlived is not what another one met later.
-        kept = fatal if fatal and signatures[name].actor in MACHINES else matches
+        kept = matches
+        if fatal and signatures[name].actor in MACHINES:
+            late = [one for one in fatal if not _is_long_before_others(one, fatal, ordering)]
+            kept = late or fatal
         last = max((one.last for one in kept), key=ordering.key)
         causes.append(
             Cause(signature=signatures[name], matches=kept, last=last, survived=not fatal)
         )
     return sorted(causes, key=lambda one: ordering.key(one.first))
+
+
+def _is_long_before_others(match: Match, others: Sequence[Match], ordering: Ordering) -> bool:
+    """True if another node met the same so much later that the job cannot have ended by this."""
+    return any(
+        one is not match
+        # A tool lists the newest record first.
+        and all(
+            (ordering.later_by(one.first, entry) or 0.0) > LONG_BEFORE
+            for entry in (match.first, match.last)
+        )
+        for one in others
+    )
 
 
 def _at_the_beginning(match: Match) -> bool:
@@ -196,9 +218,9 @@ def _survived(
         and not (own.last_step_at and _much_later(own, match.last, ordering))
     ):
         return False
-    if any(ordering.after(end.last, match.last) for end in ends):
+    if any(ordering.after(end.last, match.last) for end in ends) or _is_recorded(job):
         return True
-    if signature.id in LOST_GPU and _ended_node(job, match, ordering):
+    if is_deadly(job, match) and _ended_node(job, match, ordering):
         return False  # whatever the clocks of other nodes say
     if ends and not own.steps and _since_boot(match, ordering):
         return True  # a job that ended as planned
@@ -258,6 +280,19 @@ def _survived(
     # Far more than the last entries, whatever they are of.
     long_before = of_own_file and _logged_since(own, match.last.step) > TAIL
     return before_all or long_before or len({entry.step for entry in later}) > IN_FLIGHT
+
+
+def _is_recorded(job: Job) -> bool:
+    """True for a training that made all its steps, and of which the scheduler knows a good end.
+
+    Whatever else its files hold, in whatever order and by whatever clock, was outlived.
+    """
+    ids, furthest = {id for id, _ in job.matches}, job.furthest
+    if RECORDED not in ids or furthest is None:
+        return RECORDED in ids and not ids.isdisjoint(COMPLETED)
+    return not ids.isdisjoint(COMPLETED) or any(
+        _is_last_step(job, one) for one in furthest.tail if one.step == furthest.last_step
+    )
 
 
 def _ended_node(job: Job, match: Match, ordering: Ordering) -> bool:

@@ -73,7 +73,7 @@ from rmetric.diagnosis.result import (
     Suspect,
     not_above,
 )
-from rmetric.diagnosis.suspects import RankEvidence, named, suspects
+from rmetric.diagnosis.suspects import NAMED, RankEvidence, named, only_node, suspects
 
 MAX_CANDIDATES = 5
 #: A cause of another family with at least this share of the first one's score is a rival.
@@ -143,6 +143,8 @@ _STAGE_OF_FAMILY = {
 
 #: Families of faults that a checkpoint meets when it is written.
 _STORAGE = ("disk full", "quota")
+#: Families of faults that are of one node.
+OF_A_NODE = ("disk full", "oom killer")
 #: Of what cannot begin, whatever the other ranks have begun meanwhile.
 _BEFORE_START = ("container_start_failed", "container_volume_failed")
 #: Where a stack tells of a rank, and nothing tells which.
@@ -340,8 +342,13 @@ def decide(
 def _without_absence_beside_hardware(
     causes: Sequence[Cause], signs: Sequence[RankEvidence]
 ) -> list[RankEvidence]:
-    """The evidence but for what others lack, where hardware that failed is known by its own log."""
+    """The evidence but for what others lack, where hardware that failed is known by its own log.
+
+    Or where a write failed: whoever writes nothing more is no suspect.
+    """
     lead = next((one for one in causes if one.signature.role in LEAD_ROLES), None)
+    if lead is not None and lead.score >= LIKELY and lead.signature.family in _STORAGE:
+        return [one for one in signs if one.kind not in {*LACKS, *COMPARED}]
     own = {one.stream for one in signs if one.kind in ("own cause", "kernel")}
     if lead is None or lead.score < LIKELY or lead.signature.of_two:
         return list(signs)
@@ -631,9 +638,19 @@ class _Case:
             place=lead.first,
             to_do=lead.signature.to_do,
             events=self._events(),
-            nodes=named(self._needed() if lead.signature.role == "ending" else self.ranked),
+            nodes=named(self._needed() if lead.signature.role == "ending" else self.ranked)
+            or self._only_node(lead),
             candidates=self._candidates(lead),
         )
+
+    def _only_node(self, lead: Cause) -> tuple[Suspect, ...]:
+        """The node of a job that has one, for a fault of a node's own."""
+        node = only_node(self.job)
+        own = lead.signature.family in OF_A_NODE or lead.signature.actor == "hardware"
+        if node is None or not own:
+            return ()
+        why = "the only node of the job"
+        return (Suspect(name=f"node {node}", rank=None, node=node, score=NAMED, why=why),)
 
     def _confidence(self, lead: Cause) -> float:
         if lead.signature.role not in LEAD_ROLES:

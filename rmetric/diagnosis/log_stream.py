@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import Any
 
-from rmetric.diagnosis.job import MAX_NAMED, STAGES, TAIL
+from rmetric.diagnosis.job import MAX_NAMED, MAX_STACKS, STAGES, TAIL
 from rmetric.diagnosis.patterns.stages import next_stage
 from rmetric.diagnosis.reading.joining import EntryText, Kind, State
 from rmetric.diagnosis.reading.prefixes import Prefix
@@ -95,7 +95,7 @@ class LogStream:
         places: the same entries, each as a line of the block or as it is kept.
         shown: how many of them the watch over iterations knows.
         changes: (pending entry, step of the stream from there on).
-        stacks: the last two entries that hold stacks of the process.
+        stacks: the last entries that hold stacks, as in `JobStream`.
         number: the rank or task that the prefix states, -1 for none.
         counters: of its step lines, by their form.
         earlier: those of the attempts before.
@@ -134,7 +134,7 @@ class LogStream:
         self.first_time: float | None = None
         self.fresh = FIRST_ENTRIES
         self.found: dict[str, MatchTally] = {}
-        self.stacks: deque[RawEntry] = deque(maxlen=2)
+        self.stacks: deque[RawEntry] = deque(maxlen=2 if self.number >= 0 else MAX_STACKS)
 
 
 class StepCounter:

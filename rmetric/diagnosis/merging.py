@@ -9,6 +9,7 @@ from typing import TypeVar
 from rmetric.diagnosis.job import (
     HEAD,
     MAX_NAMED,
+    MAX_STACKS,
     TAIL,
     Event,
     Job,
@@ -169,7 +170,8 @@ class _Merging:
         stream.files |= part.files
         stream.entries += part.entries
         stream.head = _in_order([*stream.head, *part.head])[:HEAD]
-        stream.stacks = _in_order([*stream.stacks, *part.stacks])[-2:]
+        kept = 2 if stream.rank is not None else MAX_STACKS
+        stream.stacks = _in_order([*stream.stacks, *part.stacks])[-kept:]
         stream.first_time = _either(min, stream.first_time, part.first_time)
         stream.last_time = _either(max, stream.last_time, part.last_time)
         tail = self.tails.setdefault(name, [])

@@ -15,6 +15,7 @@ from operator import itemgetter
 from typing import Any
 
 from rmetric.diagnosis.attempts import (
+    COMMAND,
     ENDS_A_RANK,
     KERNEL_LINE,
     MIN_PAUSE_RATIO,
@@ -78,6 +79,9 @@ _SET_IN = (Kind.PART, Kind.FRAME)
 
 #: Steps by which ranks that share a log may differ.
 RANKS_APART = 2
+#: Characters by which a command is known; its last settings may differ.
+MAX_COMMAND = 60
+_NUMBERS = re.compile(r"\d+")
 #: Roles and least confidence of entries that end an attempt.
 _ENDS = ("success", "ending", "cause", "echo", "symptom")
 MIN_END_CONFIDENCE = 0.5
@@ -120,6 +124,8 @@ class FilePass:
         self.heads: dict[re.Pattern[bytes], Heads[LogStream]] = {}
         self.own = self._stream_of(NO_PREFIX)
         self.template_of: dict[tuple[str, str], int] = {}
+        #: that started the program, with their streams
+        self.commands = set[tuple[str, str]]()
         self._begin_attempt()
 
     def _begin_attempt(self) -> None:
@@ -570,7 +576,15 @@ class FilePass:
             if signature.role in _ENDS and sure and not noted:
                 self.marks.add_end(entry.last_line, stream.number)
             if signature.id == RESTART or (signature.id == START and self.marks.under_way):
-                self.marks.add_restart(raw[0], entry.steps_before, stream.number)
+                number = str(stream.number) if stream.number >= 0 else ""
+                writer = stream.prefix.node or number
+                self.marks.add_restart(raw[0], entry.steps_before, writer)
+            if signature.id == COMMAND:
+                command = stream.key, _NUMBERS.sub("", said)[:MAX_COMMAND]
+                begun = self.marks.under_way or raw[0] == self.first_line
+                if command in self.commands and begun:
+                    self.marks.commands.append((raw[0], entry.steps_before))
+                self.commands.add(command)
 
     def _count(self, stream: LogStream, raw: RawEntry, watched: bool) -> None:
         template = raw[2]

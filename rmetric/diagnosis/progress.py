@@ -97,6 +97,8 @@ CONFIDENCE_WITHOUT_STEPS = 0.6
 MIN_SHARE_AT_TOP = 0.5
 #: So many ranks must end at the same line, for the only other one to stand elsewhere.
 MIN_RANKS_ALIKE = 3
+#: A shorter time is not stated.
+MIN_SHOWN_SECONDS = 60.0
 #: Characters that are quoted of an entry.
 MAX_QUOTED = 60
 #: Strength of that evidence: a rank may also have more to log than its peers.
@@ -140,7 +142,7 @@ class Hang:
     def words(self) -> str:
         """When it stopped, and for how long."""
         after = "before the first step" if self.step is None else f"after step {self.step}"
-        if not self.seconds:
+        if self.seconds < MIN_SHOWN_SECONDS:
             return f"{after} and was ended later"
         later = f"at least {_span(self.seconds)}" if self.least else _span(self.seconds)
         return f"{after} and was ended {later} later" if self.ended else f"{after}, for {later}"

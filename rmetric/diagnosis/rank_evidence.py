@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from operator import itemgetter
 
-from rmetric.diagnosis.causes import CONNECTIONS, Cause
+from rmetric.diagnosis.causes import CONNECTIONS, WITHOUT_REASON, Cause
 from rmetric.diagnosis.job import Job, Match, short
 from rmetric.diagnosis.ordering import Ordering
 from rmetric.diagnosis.reading.world import expanded
@@ -304,8 +304,10 @@ def _from_own_log(cause: Cause, index: RankIndex, ordering: Ordering) -> list[Ra
     else:
         evidence = [RankEvidence(match.stream, "own cause", words, strength) for match in own]
     if len(own) == 1 or ordering.after(own[1].first, own[0].first):
-        words = "was the first to log it"
-        evidence.append(RankEvidence(own[0].stream, "first", words, cause.score))
+        first = "was the first to log it"
+        evidence.append(RankEvidence(own[0].stream, "first", first, cause.score))
+        if cause.follows and cause.signature.id in WITHOUT_REASON:  # its reason was seen by others
+            evidence.append(RankEvidence(own[0].stream, "own cause", words))
     return evidence
 
 

@@ -24,6 +24,8 @@ MIN_AGREEING_SHARE = 0.6
 MAX_ODD_SHARE = 0.4
 #: Frames that are shown of a stack.
 MAX_SHOWN = 4
+#: Lines above a stack in which its host is sought.
+MAX_ABOVE = 3
 #: Least share of a file's lines below its first stack that are of stacks.
 MIN_STACK_SHARE = 0.6
 _PROCESS = re.compile(r"^ *Process (?P<pid>\d+): (?P<command>.*)$")
@@ -49,7 +51,8 @@ _AWAITS = {
 }
 _RANK_OF_COMMAND = re.compile(r"(?:--?(?:global_?)?rank[= ]|\bRANK=)(\d+)")
 _RANK_ABOVE = re.compile(
-    r"(?i)(?:(?<![a-z_])(?:global[ _])?rank|SLURM_PROCID|WORLD_RANK|PMI\w?_RANK)[ =:#_]{0,2}(\d+)"
+    r"(?i)(?:(?<![a-z_])(?:global[ _])?rank|SLURM_PROCID|WORLD_RANK|PMI\w?_RANK|PALS_RANKID"
+    r"|FLUX_TASK_RANK|JSM_NAMESPACE_RANK)[ =:#_]{0,2}(\d+)"
 )
 _LOCAL_ABOVE = re.compile(r"(?i)(?:(?<![a-z])local[ _]?rank|\blocal|\bgpu)[ =:#_]{0,2}(\d+)")
 #: The host or the task that pdsh or srun puts before each line.
@@ -88,6 +91,7 @@ class Stack:
         stream: of the job, usually a rank; "" where it is not known.
         rank, local_rank, node, pid: as the file states them, None where it does not.
         stays: it did not move: taken after the process hung, or twice in one place.
+        above: the lines above it, which may name its host or pod.
     """
 
     file: str
@@ -98,6 +102,7 @@ class Stack:
     node: str | None = None
     pid: int | None = None
     stays: bool = True
+    above: str = ""
 
     @property
     def place(self) -> tuple[tuple[str, str], ...]:
@@ -265,6 +270,7 @@ def _stated(stack: Stack, command: str, above: Sequence[str]) -> Stack:
     local = _LOCAL_ABOVE.findall(text)
     stack.rank = int(ranks[0]) if ranks else None
     stack.local_rank = int(local[-1]) if local else None
+    stack.above = "\n".join(above[-MAX_ABOVE:])
     return stack
 
 
@@ -288,7 +294,7 @@ def assign(
     whole = {short(node): node for node in sorted(nodes)}
     for one in stacks:
         if one.node not in nodes:
-            named = names_in(one.node or one.file, whole)
+            named = names_in(one.node or one.above, whole) or names_in(one.file, whole)
             one.node = whole[named[0]] if named else one.node
         rank: int | None = one.rank
         if rank is None and one.pid is not None:
@@ -299,8 +305,13 @@ def assign(
             one.stream = f"rank {rank}"
     heard = [one.rank for one in job.streams.values() if one.rank is not None]
     size = job.world_size or (max(heard) + 1 if heard else None)
-    for name in dict.fromkeys(one.file for one in stacks):
-        _by_order(job, [one for one in stacks if one.file == name], size, len(nodes))
+    by_file: dict[str, list[Stack]] = {}
+    for one in stacks:
+        by_file.setdefault(one.file, []).append(one)
+    # A file for each process, or for all of a node.
+    alone = all(len(some) == 1 for some in by_file.values())
+    for some in [[*stacks]] if alone else by_file.values():
+        _by_order(job, some, size, len(nodes))
     of_all = len(nodes) <= 1 and len(stacks) >= MIN_RANKS and size in (None, len(stacks))
     for one in stacks:
         if one.stream:
@@ -361,23 +372,39 @@ def stacks_in_logs(job: Job, after: Callable[[Occurrence, Occurrence], bool]) ->
     """
     found = []
     furthest = job.furthest.last_step_at if job.furthest else None
-    last = {
-        one.name: [dump for dump in one.stacks if _is_last(one, dump, furthest, after)]
+    written = {
+        (name, one.name): dumps
         for one in job.streams.values()
+        for name, dumps in _by_rank(one).items()
     }
-    rounds = {len(job.streams[name].stacks) for name, dumps in last.items() if dumps}
-    for one in job.streams.values():
-        dumps = last[one.name]
-        if not dumps and one.last_step is None and rounds == {len(one.stacks)}:
-            dumps = one.stacks  # without a time, but all were asked as often
-        if one.last_step is None and dumps and dumps[-1] is one.stacks[-1]:
-            dumps = one.stacks  # the one before it tells whether it moved
+    last = {
+        (name, by): [
+            dump for dump in dumps[-2:] if _is_last(job.streams[by], dump, furthest, after)
+        ]
+        for (name, by), dumps in written.items()
+    }
+    rounds = {len(written[key][-2:]) for key, dumps in last.items() if dumps}
+    for (name, by), dumps in last.items():
+        every, stream = written[name, by][-2:], job.streams[by]
+        if not dumps and stream.last_step is None and rounds == {len(every)}:
+            dumps = every  # without a time, but all were asked as often
+        if stream.last_step is None and dumps and dumps[-1] is every[-1]:
+            dumps = every  # the one before it tells whether it moved
         places = [frames for dump in dumps for frames in _of_main_thread(dump.text)]
         if places and places[-1]:
             stays = places[-1] in places[:-1]
-            found.append(
-                Stack(file=dumps[-1].file, stream=one.name, frames=places[-1], stays=stays)
-            )
+            found.append(Stack(file=dumps[-1].file, stream=name, frames=places[-1], stays=stays))
+    return found
+
+
+def _by_rank(stream: JobStream) -> dict[str, list[Occurrence]]:
+    """The stacks of a stream by whose they are: of ranks that share it, the line above tells."""
+    found: dict[str, list[Occurrence]] = {}
+    for dump in stream.stacks:
+        head = _FAULT_THREAD.search(dump.text)
+        above = dump.text[: head.start()] if head and stream.rank is None else ""
+        ranks = _RANK_ABOVE.findall(above)
+        found.setdefault(f"rank {ranks[-1]}" if ranks else stream.name, []).append(dump)
     return found
 
 

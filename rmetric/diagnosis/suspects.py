@@ -94,7 +94,7 @@ def named(ranked: Sequence[Suspect]) -> tuple[Suspect, ...]:
     return tuple(over[:MAX_NODES])
 
 
-def _only_node(job: Job) -> str | None:
+def only_node(job: Job) -> str | None:
     """The node of a job whose ranks are all on one."""
     nodes = {one.node for one in job.streams.values()} - {None}
     one = len(nodes) == 1 and (job.world_size or 0) <= (job.ranks_per_node or 0)
@@ -112,7 +112,7 @@ def _suspect(job: Job, name: str, evidence: list[RankEvidence]) -> Suspect:
     return Suspect(
         name=name,
         rank=stream.rank,
-        node=job.node_of(stream) or (None if stream.rank is None else _only_node(job)),
+        node=job.node_of(stream) or (None if stream.rank is None else only_node(job)),
         score=round(1.0 - exp(-total / 3.0), 3),
         why="; ".join(one.words for one in evidence[:3]),
     )

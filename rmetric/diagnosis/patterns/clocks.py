@@ -35,6 +35,10 @@ MIN_COMMON_ANCHORS = 2
 _TAKES_DOWN = "nccl_failed_or_timed_out"
 #: The kernel's lines of a GPU that fell off the bus.
 LOST_GPU = ("gpu_fell_off_the_bus", "xid_79_fallen_off_the_bus")
+#: The kernel's lines of a process that it killed for want of memory.
+KILLED = ("kernel_out_of_memory", "cgroup_out_of_memory")
+#: A port that lost its link, and what the ranks at both of its ends log then.
+LOST_LINK, NO_ANSWER = "ib_port_error", "ib_retry_exceeded"
 #: Seconds in which the ranks of its node end.
 MAX_AFTER_LOST_GPU_SECONDS = 120.0
 _HOUR = 3600.0
@@ -50,13 +54,13 @@ def clock_offsets(job: Job) -> dict[str, float]:
     The clocks of two files are compared by the step lines and last entries that both kept: by the
     median of the differences, if those agree. A file without common lines is compared by its
     first entry with files that begin alike, where only a difference of `MIN_START_OFFSET_SECONDS`
-    counts. Files of two jobs are not compared, but for a lost GPU.
+    counts. Files of two jobs are not compared, but for what no rank outlives.
     """
     anchors, starts = _anchors(job), {name: begin for name, (begin, _) in job.spans.items()}
     if len(starts) < 2:
         return {}
     if two_jobs(job, MIN_START_OFFSET_SECONDS) is not None:
-        return _by_lost_gpus(job)
+        return _by_deaths(job)
     moments, kin = _moments(anchors), _of_one_program(job)
     found = {}
     for name in starts:
@@ -69,7 +73,7 @@ def clock_offsets(job: Job) -> dict[str, float]:
                 continue
         if abs(offset) >= MIN_OFFSET_SECONDS:
             found[name] = round(offset, 3)
-    return found | _by_ends(job) | _by_lost_gpus(job)
+    return found | _by_ends(job) | _by_deaths(job)
 
 
 def _by_ends(job: Job) -> dict[str, float]:
@@ -91,12 +95,25 @@ def _by_ends(job: Job) -> dict[str, float]:
     return found
 
 
-def _by_lost_gpus(job: Job) -> dict[str, float]:
-    """Logs of a lost GPU, which no rank outlives, whole hours from the end of its node."""
+def is_deadly(job: Job, match: Match) -> bool:
+    """True for what no rank of its node outlives.
+
+    A lost GPU, a link whose other end has no answer, or the kill of one of the ranks.
+    """
+    if match.signature in LOST_GPU:
+        return True
+    if match.signature == LOST_LINK:
+        return any(signature == NO_ANSWER for signature, _ in job.matches)
+    killed = [fields["pid"] for fields in match.named if fields.get("pid", "").isdigit()]
+    return match.signature in KILLED and any(int(pid) in job.ranks_of_numbers for pid in killed)
+
+
+def _by_deaths(job: Job) -> dict[str, float]:
+    """Kernels' logs of what no rank outlives, whole hours from the end of its node."""
     found = {}
-    for (signature, _), match in job.matches.items():
+    for match in job.matches.values():
         fault = match.first
-        if signature not in LOST_GPU or fault.time is None or fault.time < NO_YEAR[0]:
+        if not is_deadly(job, match) or fault.time is None or fault.time < NO_YEAR[0]:
             continue
         times = [entry.time or 0.0 for entry in timed_on_its_node(job, match)]
         dated = [without_year(time) for time in times if time >= NO_YEAR[0]]

@@ -17,6 +17,10 @@ _WRITERS = (
 _DELIMITERS = "\t,;"
 _FOREIGN = re.compile(rb"[^\w.-]+")
 _NUMBERED = re.compile(rb"[0-9]")
+#: The cells of a table without names: a time, a level, and the name of who wrote the line.
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?")
+_LEVEL = re.compile(r"[A-Z]{4,9}")
+_WRITER = re.compile(r"(?=.*\d)[A-Za-z][\w.-]*")
 #: Columns of a table; a line of a log may have a few of these words too.
 MIN_COLUMNS = 3
 
@@ -42,12 +46,16 @@ class Exported:
 
     @classmethod
     def of(cls, first: bytes) -> Exported | None:
-        """The table that begins with such a line; None for any other log.
+        r"""The table that begins with such a line; None for any other log.
 
         >>> Exported.of(b"TIMESTAMP,SEVERITY,POD,MESSAGE").text
         3
+        >>> Exported.of(b"2025-05-06T17:39:56Z\tERROR\tfit-0-1\tstep 3").writer
+        2
         >>> Exported.of(b"time, host, message: each of them")
         """
+        if found := cls._without_names(first):
+            return found
         for delimiter in _DELIMITERS:
             if first.count(delimiter.encode()) < MIN_COLUMNS - 1:
                 continue  # as nearly every log's
@@ -60,6 +68,20 @@ class Exported:
                     delimiter=delimiter, columns=len(names), time=time, text=text, writer=writer
                 )
         return None
+
+    @classmethod
+    def _without_names(cls, first: bytes) -> Exported | None:
+        """The table whose first row is a time, the level or none, the writer, and the text."""
+        cells = first.decode("utf-8", "replace").split("\t")
+        levels = cells[1:-2]
+        if (
+            not MIN_COLUMNS <= len(cells) <= MIN_COLUMNS + 1
+            or not (_TIME.fullmatch(cells[0]) and _WRITER.fullmatch(cells[-2]))
+            or not all(map(_LEVEL.fullmatch, levels))
+        ):
+            return None
+        last = len(cells) - 1
+        return cls(delimiter="\t", columns=len(cells), time=0, text=last, writer=last - 1)
 
     def lines(self, rows: Sequence[bytes]) -> list[bytes]:
         r"""The lines of the rows; one that is none stays: the text of the row before goes on.

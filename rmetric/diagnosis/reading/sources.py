@@ -14,6 +14,7 @@ from typing import NamedTuple
 from rmetric._util.errors import LogError
 from rmetric._util.unpacked import PACKED, PACKED_SUFFIXES
 from rmetric.diagnosis.beside import BESIDE_SUFFIXES, is_beside
+from rmetric.diagnosis.reading.exported import Exported
 from rmetric.diagnosis.reading.file_names import count_over_hosts, identify_files, natural
 from rmetric.diagnosis.reading.json_records import JsonRecords
 from rmetric.diagnosis.reading.lines import utf16
@@ -135,7 +136,7 @@ def _of_folder(
             if is_beside(head):
                 beside.append(source)
                 continue
-            if kind == _TABLES and JsonRecords.of(head) is not None:
+            if kind == _TABLES and _is_export(head):
                 kind = ""
             if holds_stacks(head):  # in notes, which are a log too
                 beside.append(replace(source))
@@ -150,6 +151,11 @@ def _of_folder(
             left_out[kind] += 1
         else:
             yield source
+
+
+def _is_export(head: bytes) -> bool:
+    """True for the first bytes of lines that a collector of logs exported."""
+    return JsonRecords.of(head) is not None or Exported.of(head.partition(b"\n")[0]) is not None
 
 
 def _files_below(folder: Path, notes: list[str]) -> Iterator[Path]:

@@ -85,6 +85,14 @@ _ON_RANK = Sought(
     ("rank",),
 )
 _MY_NODE = Sought(rf"^(?:export )?SLURMD_NODENAME=[\"']?{_HOST}", ("slurmd_nodename=",))
+#: The host of a script, as it says when it begins.
+_DEVICE = r"(?!(?:cuda|gpu|npu|hpu|xpu|tpu|device|rank|python)\d{1,2}\b)"
+_THIS_HOST = Sought(
+    r"^(?:.{0,60}[ ./])?(?:[Rr]unning|[Ss]tart(?:ed|ing)|[Ll]aunch(?:ed|ing)|[Jj]ob \S+|\w+\.sh)"
+    rf"(?: \S+){{0,4}}? on (?:(?:host|node) )?{_DEVICE}{_HOST}\W*$"
+    rf"|^\W{{0,6}}(?i:host(?:name)?|node)(?: name)? ?[:=] ?{_HOST.replace('node', 'named')}\s*$",
+    ("on", "host", "node"),
+)
 #: May be the launching host's, which containers and srun pass to all.
 _MY_HOST = Sought(rf"^(?:export )?HOSTNAME=[\"']?{_HOST}", ("hostname=",))
 #: The GPU of a communicator's rank as NCCL writes it ("busId bb000"), and as the kernel does.
@@ -100,6 +108,8 @@ _SPAWNED = Sought(
     r"\bprocess (\d{1,9}) spawned with command: .*--local[_-]rank=(\d{1,4})\b",
     (" spawned with command: ",),
 )
+#: One that it ends: the order of all of a node is that of their ranks.
+_ENDED = Sought(r"\bKilling subprocess (\d{1,9})\s*$", ("killing subprocess ",))
 #: A process that torchrun reports, by its rank within the node.
 _CHILD_PID = Sought(r"\blocal_rank: (\d{1,4}) \(pid: (\d{1,9})\) of binary", ("local_rank: ",))
 #: The process of a rank, in one line, and in torchrun's report, where its rank stands above it.
@@ -131,6 +141,7 @@ _OF_NODES = frozenset(
         _ON_RANK,
         _MY_NODE,
         _MY_HOST,
+        _THIS_HOST,
         _RAY,
         _TASKS,
         _LIST,
@@ -138,6 +149,7 @@ _OF_NODES = frozenset(
         _REPORT_RANK,
         _WORLD_INFO,
         _SPAWNED,
+        _ENDED,
         _RANK_PID,
         _REPORT_PID,
         _CHILD_PID,
@@ -162,6 +174,8 @@ _STATES = re.compile(
     rb"|\b(?:i am|i'm|this is|my) (?:global )?rank\b|^hosts=|:::dlpal|nodelist=|srun: error: "
     rb"|(?:jax|coordinator|distributed)\b.{0,160}\bprocess\b|\[process=\]\[thread="
     rb"|^\s*host +: |^\s*rank +: |^\s*exitcode +: |world info dict: | spawned with command: "
+    rb"|killing subprocess "
+    rb"|(?:running|start|launch|job|\.sh).{0,80} on |^\W{0,6}(?:host|node)\w*(?: name)? ?[:=]"
     rb"|\brank[ :=\[]{0,3}\b.{0,60}\bpid[ :=]|bootstrap : using |local_rank: {1,2}\(pid: "
 )
 #: An address, which many lines with dots are not.
@@ -172,6 +186,7 @@ _ADDRESS = re.compile(rb"(?:^|\s)\.\.\.(?:\s|$)")
 _PARTS = (
     b"rank", b"node", b"host", b"world", b"process", b"workers", b"nproc", b"num_local_procs",
     b"n_gpus", b"member: /", b":::dlpal", b"srun: error: ", b"exitcode", b"bootstrap : ",
+    b" on ",
 )  # fmt: skip
 
 
@@ -225,12 +240,15 @@ class World:
         #: stream -> rank -> the size of the world that was stated with it
         self._pods: dict[str, dict[int, int]] = defaultdict(dict)
         self._hosts: dict[int, str] = {}
+        self._this_host: set[str] = set()
         self._report_host: dict[str, str] = {}
         self._report_rank: dict[str, int] = {}
         #: (node, process) -> rank
         self._pids: dict[tuple[str | None, int], int] = {}
         #: (node, process) -> its rank within the node
         self._spawned: dict[tuple[str | None, int], int] = {}
+        #: node -> the processes that its launcher ended, in their order
+        self._ended: dict[str | None, dict[int, None]] = defaultdict(dict)
 
     def take(
         self, text: str, prefix: Prefix, stream: str, may: Collection[Sought] = _SOUGHT
@@ -293,8 +311,14 @@ class World:
             if size is None or of >= size:
                 found |= {(node, pid): rank for (node, pid), rank in ranks.items() if pid}
         each = self.per_node
-        for (node, pid), local in self._spawned.items():
-            number = self.nodes.index(node) if node in self.nodes else None
+        spawned = {
+            (node, pid): local
+            for node, pids in self._ended.items()
+            if len(pids) == each
+            for local, pid in enumerate(pids)
+        } | self._spawned
+        for (node, pid), local in spawned.items():
+            number = self.nodes.index(node) if node in self.nodes else _task(node)
             if number is not None and each and local < each:
                 found.setdefault((node, pid), number * each + local)
             elif not self.several_nodes and local < (size or each or 0) <= (each or MOST_PER_NODE):
@@ -359,7 +383,10 @@ class World:
         for size, ranks in other._groups.items():
             self._groups[size].update(ranks)
         self._hosts.update(other._hosts)
+        self._this_host |= other._this_host
         self._spawned.update(other._spawned)
+        for node, pids in other._ended.items():
+            self._ended[node] |= pids
         self._pids.update(other._pids)
         self._num_nodes = max(self._num_nodes, other._num_nodes)
         self._per_node = max(self._per_node, other._per_node)
@@ -416,6 +443,8 @@ class World:
             self.node_of_rank[ranked] = match["node"]
         if ranked is not None and _MY_HOST in may and (match := _MY_HOST.pattern.match(text)):
             self._hosts[ranked] = match["node"]
+        if _THIS_HOST in may and (match := _THIS_HOST.pattern.match(text)):
+            self._this_host.add(match["node"] or match["named"])
         if _REPORT_HOST in may and (match := _REPORT_HOST.pattern.match(text)):
             self._report_host[stream] = match["node"]
         if (
@@ -455,8 +484,11 @@ class World:
             self.node_of_address[match["address"] or match["first"]] = (
                 match["node"] or match["named"]
             )
+        launcher = prefix.node or (None if prefix.task is None else self._node(None, prefix.task))
         if _SPAWNED in may and (match := _SPAWNED.pattern.search(text)):
-            self._spawned[prefix.node, int(match[1])] = int(match[2])
+            self._spawned[launcher, int(match[1])] = int(match[2])
+        if _ENDED in may and (match := _ENDED.pattern.search(text)):
+            self._ended[launcher][int(match[1])] = None
         if _TASKS in may and (match := _TASKS.pattern.match(text)):
             for task in expanded(f"[{match['tasks']}]"):
                 self.node_of_task.setdefault(int(task), match["node"])
@@ -475,7 +507,16 @@ class World:
             return self.nodes[rank * number // self.size] if rank < self.size else None
         if rank in self._hosts and len(set(self._hosts.values())) > 1:
             return self._hosts[rank]
+        if rank is not None and not self.several_nodes and len(self._this_host) == 1:
+            fits = rank < (self.size or 0) <= (self.per_node or MOST_PER_NODE)
+            return next(iter(self._this_host)) if fits else None
         return None
+
+
+def _task(node: str | None) -> int | None:
+    """The number of a node that is known as a task of srun only."""
+    number = (node or "").removeprefix("task ")
+    return int(number) if number.isdigit() else None
 
 
 def expanded(hosts: str) -> list[str]:
