@@ -209,3 +209,20 @@ def test_blocks_of_any_size_give_the_same_lines(document: str, size: int) -> Non
 )
 def test_what_a_program_writes_itself_is_left_alone(line: str) -> None:
     assert JsonRecords.of(line.encode() + b"\n") is None
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_events_of_kubernetes_are_read_with_their_times(document: str, tmp_path: Path) -> None:
+    begin = datetime(2026, 2, 3, 4, 5, tzinfo=timezone.utc)
+    events = [
+        {
+            "lastTimestamp": iso(begin + timedelta(seconds=10 * at)), "type": "Warning",
+            "reason": "Evict" if at == 9 else "Pulled", "involvedObject": {"kind": "Pod"},
+            "message": "Pod is evicted, because of preempt" if at == 9 else f"pulled {at}",
+        }
+        for at in range(10)
+    ]  # fmt: skip
+    path = tmp_path / "events.json"
+    path.write_text(DOCUMENTS[document](events))
+    found = diagnose([path])
+    assert (found.family, found.time) == ("preempted", (begin + timedelta(seconds=90)).timestamp())

@@ -242,3 +242,82 @@ def test_a_headline_keeps_its_cause_however_long_a_nodes_name_is(length: int) ->
         Diagnosis(outcome="failed", cause="training_hung", title=title, nodes=(suspect,))
     )
     assert title[:12] in line
+
+
+def test_the_memory_of_a_gpu_broke_by_the_kernels_clock(tmp_path: Path) -> None:
+    """The kernel logs UTC; the program's last error says no more than that its queue aborted."""
+    broken = (
+        "2025-03-04T08:29:58.638844+00:00 MI300X-07 kernel: amdgpu 0000:c6:00.0: amdgpu: socket: "
+        "6, die: 1, 1 new uncorrectable hardware errors detected in umc block"
+    )
+    aborted = (
+        ":0:rocdevice.cpp :3020: 918213441000 us: Callback: Queue 0x7ee1c8400000 aborting with "
+        "error : HSA_STATUS_ERROR_EXCEPTION: a hardware exception. code: 0x1016"
+    )
+    end = "2025-03-04 10:30:03 [ERROR] failed (exitcode: -6) local_rank: 6 (pid: 41239) of binary"
+    files = {"journal-k_txt": [broken], "job_log": [*steps(90)[:60], aborted, end]}
+    found = written(tmp_path, **files)
+    assert found.cause == "amdgpu_ras_error"
+    assert "2.0 h behind" in " ".join(found.notes)
+
+
+@pytest.mark.parametrize(
+    ("clock", "cause"), [("11:29:40", "ib_port_error"), ("11:03:40", "ib_retry_exceeded")]
+)
+def test_a_link_went_down_by_the_clock_of_another_zone(
+    clock: str, cause: str, tmp_path: Path
+) -> None:
+    down = f"2025-03-04T{clock}+0100 gpu-2 kernel: mlx5_core 0000:5d:00.0 mlx5_3: Port: 1 Link DOWN"
+    lost = (
+        "gpu-{0}:4{0}:4{0} [5] transport/net_ib.cc:2356 NCCL WARN NET/IB: Got completion from "
+        "peer 10.0.0.2<41001> with status=IBV_WC_RETRY_EXC_ERR(12) opcode=0 len=0 vendor err 129"
+    )
+    train = [f"gpu-1: {line}" for line in steps(90)[:60]]
+    ends = [f"gpu-{node}: {lost.format(node)}" for node in (1, 2)]
+    late = "gpu-1: 2025-03-04 10:30:02 ERROR giving up"
+    found = written(tmp_path, job_log=[*train, *ends, late], **{"dmesg-gpu-2_txt": [down]})
+    assert found.cause == cause
+
+
+def test_a_queue_took_the_nodes_back_by_the_clock_of_another_zone(tmp_path: Path) -> None:
+    told = "2025-03-04 10:30:00 W torchrun: Received 15 death signal, shutting down workers"
+    event = "2025-03-04T17:29:59Z Warning Evict Pod is evicted, because of preempt"
+    found = written(tmp_path, pod_log=[*steps(90)[:60], told], events_txt=[event])
+    assert (found.outcome, found.family) == ("terminated", "preempted")
+
+
+def test_a_description_of_how_the_job_ended_is_read_and_one_of_the_job_is_not(
+    tmp_path: Path,
+) -> None:
+    said = "  message: 'The replica worker-1 ran out-of-memory and exited with a non-zero"
+    ended = ["error:", "  code: 8", said, "    status of 1.'", "state: JOB_STATE_FAILED"]
+    job = ["kind: PyTorchJob", "spec:", "  replicas: 2"]
+    killed = "[ERROR] failed (exitcode: -9) local_rank: 3 (pid: 100) of binary: /bin/python3"
+    found = written(
+        tmp_path, stream_log=[*steps(90)[:60], killed], describe_yaml=ended, job_yaml=job
+    )
+    assert named(found) == ("managed_replica_out_of_memory", None, "worker-1")
+    assert "left out: 1 settings" in " ".join(found.notes)
+
+
+def test_files_of_two_attempts_with_the_same_content_are_two(tmp_path: Path) -> None:
+    for attempt in range(2):
+        for rank in range(2):
+            (folder := tmp_path / f"attempt_{attempt}" / f"{rank}").mkdir(parents=True)
+            (folder / "stderr.log").write_text(f"{OOM}\n" if rank else "begins\n")
+    assert len(diagnose([tmp_path]).attempts) == 2
+
+
+def test_the_order_in_which_tasks_end_that_lost_another_node_tells_nothing(
+    tmp_path: Path,
+) -> None:
+    lost = (
+        "{0}: node-{0}:7{0}:8{0} [0] misc/socket.cc:50 NCCL WARN socketProgress: Connection closed "
+        "by remote peer node-9<41000>"
+    )
+    train = [f"{at % 4}: {line}" for at, line in enumerate(steps(90)[:60])]
+    ends = ["srun: error: node-1: task 1: Exited with exit code 1"]
+    lines = [*train, *(lost.format(rank) for rank in (2, 3)), *ends]
+    found = written(tmp_path, job_log=lines)
+    assert [one.node for one in found.nodes][:1] == ["node-9"]
+    assert 1 not in [one.rank for one in found.nodes]

@@ -14,8 +14,11 @@ from dataclasses import dataclass, replace
 from rmetric.diagnosis.job import HEAD, TAIL, Job, JobStream, Match, Occurrence, short
 from rmetric.diagnosis.ordering import Ordering, may_be_time_zone, stepping_streams
 from rmetric.diagnosis.patterns.clocks import (
+    BROKEN_GPU,
     LOST_GPU,
+    LOST_LINK,
     MAX_AFTER_LOST_GPU_SECONDS,
+    NO_ANSWER,
     is_deadly,
     timed_on_its_node,
 )
@@ -58,7 +61,7 @@ WITHOUT_REASON = {
 #: What a tool shows is no consequence of what came before.
 SHOWN = ("disk_shown_full",)
 #: What a rank's GPU says that does not say why.
-UNSPECIFIC = ("cuda_launch_failure", "nccl_cuda_error")
+UNSPECIFIC = ("cuda_launch_failure", "nccl_cuda_error", "hip_gpu_hang")
 #: What the scheduler says of a job that ended well, and the program of a training.
 RECORDED, COMPLETED = (
     "job_succeeded",
@@ -511,7 +514,7 @@ def _is_reason(one: Cause, other: Cause, ordering: Ordering) -> bool:
         other.signature.id in SIGNALLED
         and one.signature.id not in SIGNALLED
         and one.signature.role == "ending"
-        and apart <= SAME_MOMENT
+        and (apart <= SAME_MOMENT or may_be_time_zone(apart))
     )
 
 
@@ -534,7 +537,7 @@ def _met_lost_gpu(one: Cause, lost: Cause, ordering: Ordering) -> bool:
 
     One that states no time came between those of its file that do.
     """
-    if lost.signature.id not in LOST_GPU or one.signature.id not in UNSPECIFIC:
+    if lost.signature.id not in (*LOST_GPU, *BROKEN_GPU) or one.signature.id not in UNSPECIFIC:
         return False
     begin = ordering.later_by(one.first, lost.first) or 0.0
     end = ordering.later_by(ordering.at_latest(one.first) or one.first, lost.first) or 0.0
@@ -542,7 +545,14 @@ def _met_lost_gpu(one: Cause, lost: Cause, ordering: Ordering) -> bool:
 
 
 def _broke(other: Cause, one: Cause, ordering: Ordering) -> bool:
-    """True for a broken device or a kill about when a rank's communication failed."""
+    """True for a broken device or a kill about when a rank's communication failed.
+
+    Of a link that went down the kernel's clock may be that of another zone.
+    """
+    if other.signature.id == LOST_LINK and one.signature.id == NO_ANSWER:
+        latest = ordering.at_latest(one.first) or one.first
+        apart = abs(ordering.later_by(latest, other.first) or 0.0)
+        return apart <= SAME_MOMENT or may_be_time_zone(apart)
     if not _is_broken(other) or one.signature.family not in CONNECTIONS:
         return False
     return abs(ordering.later_by(one.first, other.first) or 0.0) <= SAME_MOMENT

@@ -348,7 +348,8 @@ def _without_absence_beside_hardware(
     """
     lead = next((one for one in causes if one.signature.role in LEAD_ROLES), None)
     if lead is not None and lead.score >= LIKELY and lead.signature.family in _STORAGE:
-        return [one for one in signs if one.kind not in {*LACKS, *COMPARED}]
+        met = {one.stream for one in signs if one.kind == "own cause"}
+        return [one for one in signs if one.stream in met or one.kind not in {*LACKS, *COMPARED}]
     own = {one.stream for one in signs if one.kind in ("own cause", "kernel")}
     if lead is None or lead.score < LIKELY or lead.signature.of_two:
         return list(signs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +19,7 @@ from rmetric.diagnosis.merging import merged
 from rmetric.diagnosis.one_pass import START_LINES, FilePass
 from rmetric.diagnosis.part import Part
 from rmetric.diagnosis.patterns.clocks import two_jobs
+from rmetric.diagnosis.reading.file_names import ATTEMPT
 from rmetric.diagnosis.reading.other_jobs import MIN_JOBS, numbers_in
 from rmetric.diagnosis.reading.prefixes import PrefixParser
 from rmetric.diagnosis.reading.source import LogSource
@@ -36,7 +36,6 @@ SAME_START_SECONDS = 60.0
 SAME_MOMENT = 1.0
 #: New objects after which Python seeks garbage while logs are read.
 NEW_OBJECTS = 1_000_000
-_ATTEMPT = re.compile(r"(?i)(?:^|/)(?:attempt|try|restart)[-_.]?(\d+)(?=[/._-]|$)")
 
 
 def ingest(
@@ -120,7 +119,7 @@ def aligned(files: Sequence[Sequence[Part]]) -> list[list[Part]]:
     Args:
         files: the attempts of each file, the first one first.
     """
-    names = [_ATTEMPT.search(parts[0].source.name) for parts in files]
+    names = [ATTEMPT.search(parts[0].source.name) for parts in files]
     numbers = sorted({int(name[1]) for name in names if name})
     working = [parts for parts in files if any(map(_shows_work, parts))] or files
     most = len(numbers) or max(map(len, working))

@@ -22,6 +22,8 @@ MIN_AGREEING_SHARE = 0.75
 MAX_PER_NODE = 8
 #: Largest share of the ranks that may lack the timeout of all others.
 MAX_LACKING_SHARE = 0.25
+#: The step's report of a task that ended with an error.
+TASK_FAILED = "slurm_task_failed"
 #: Ranks that log these waited in vain for another one.
 TIMEOUTS = (
     "nccl_timeout",
@@ -265,6 +267,11 @@ def _of_many(causes: Sequence[Cause], exits: Cause, index: RankIndex, ordering: 
     many times, by ranks that cannot be told.
     """
     fields = [one for match in exits.matches for one in match.named]
+    lost = (one for one in causes if one.signature.family in CONNECTIONS)
+    if exits.signature.id == TASK_FAILED and any(
+        ordering.after(exits.first, one.first) or exits.first.time is None for one in lost
+    ):
+        return True  # whoever loses another one ends, the first as well as the last
     if any(_signal(one) for one in fields) or exits.signature.role != "symptom" or index.ranks:
         return False
     return any(
@@ -284,7 +291,9 @@ def _from_own_log(cause: Cause, index: RankIndex, ordering: Ordering) -> list[Ra
     alone = len(active) == 1 and not any(index.ranks.values())
     own = [match for match in cause.matches if match.stream in active]
     named = any(fields.get("node") for match in cause.matches for fields in match.named)
-    if (named and cause.signature.family == "node failure") or cause.signature.id == STOPPED:
+    placed = any(name in index.ranks or name.startswith("node ") for name in cause.streams)
+    elsewhere = named and (cause.signature.family == "node failure" or not placed)
+    if elsewhere or cause.signature.id == STOPPED:
         return []  # who tells of it is another one
     # Of a machine, even where only ranks have logs.
     if cause.signature.actor == "hardware" or cause.signature.family in OF_KERNELS:

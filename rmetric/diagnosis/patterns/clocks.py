@@ -35,6 +35,8 @@ MIN_COMMON_ANCHORS = 2
 _TAKES_DOWN = "nccl_failed_or_timed_out"
 #: The kernel's lines of a GPU that fell off the bus.
 LOST_GPU = ("gpu_fell_off_the_bus", "xid_79_fallen_off_the_bus")
+#: And of one whose memory is broken.
+BROKEN_GPU = ("amdgpu_ras_error", "xid_48_double_bit_ecc", "xid_95_uncontained_memory_error")
 #: The kernel's lines of a process that it killed for want of memory.
 KILLED = ("kernel_out_of_memory", "cgroup_out_of_memory")
 #: A port that lost its link, and what the ranks at both of its ends log then.
@@ -98,9 +100,9 @@ def _by_ends(job: Job) -> dict[str, float]:
 def is_deadly(job: Job, match: Match) -> bool:
     """True for what no rank of its node outlives.
 
-    A lost GPU, a link whose other end has no answer, or the kill of one of the ranks.
+    A lost or broken GPU, a link whose other end has no answer, or the kill of one of the ranks.
     """
-    if match.signature in LOST_GPU:
+    if match.signature in (*LOST_GPU, *BROKEN_GPU):
         return True
     if match.signature == LOST_LINK:
         return any(signature == NO_ANSWER for signature, _ in job.matches)
@@ -130,7 +132,7 @@ def timed_on_its_node(job: Job, match: Match) -> Iterator[Occurrence]:
     """The last entries with a time in other files about the node of a match."""
     node = job.node_of(job.streams[match.stream])
     for one in job.streams.values():
-        if job.node_of(one) == node:
+        if job.node_of(one) in (node, None):  # a log of no node ends as the job does
             yield from (
                 entry
                 for entry in one.tail

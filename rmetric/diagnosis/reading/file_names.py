@@ -14,6 +14,8 @@ _LABELLED = re.compile(
     r"|(?P<node>node_?rank|node|host|worker|server|machine|pod|algo|w)"
     r"|(?P<rank>(?:global_?)?rank|r(?!\d+-[a-z]{0,4}\d)|proc|process|task))[-_.=]?(?P<number>\d+)(?![a-z\d])"
 )
+#: The attempt in a path, as torchelastic names it (``attempt_0/3/stderr.log``).
+ATTEMPT = re.compile(r"(?i)(?:^|/)(?:attempt|try|restart)[-_.]?(\d+)(?=[/._-]|$)")
 #: An address behind such a word.
 _ADDRESS = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}(?!\.?\d)")
 #: Words of a host's name before such a word ("train_a3-node-12.log"); without a number in them, or

@@ -27,7 +27,7 @@ _TEXTS = (
 )  # fmt: skip
 _TIMES = (
     "__realtime_timestamp", "timestamp", "@timestamp", "result._time", "time", "timegenerated",
-    "ts", "date",
+    "ts", "date", "lasttimestamp", "eventtime", "firsttimestamp",
 )  # fmt: skip
 _WRITERS = (
     "pod_name", "pod.name", "podname", "pod", "compute.googleapis.com/resource_name", "task_name",
@@ -227,7 +227,7 @@ class JsonRecords:
                 self._places.clear()
             every = (_TEXTS, _TIMES, _WRITERS, _PROGRAMS, _PROCESSES)
             places = self._places[keys] = _Places(*(_place(keys, known) for known in every))
-        text = _text(flat.get(places.text))
+        text = _event(record) if _is_event(record) else _text(flat.get(places.text))
         for name in _PAYLOADS:
             payload = record.get(name)
             if isinstance(payload, dict) and (not places.text or _OF_TRAINING & payload.keys()):
@@ -271,8 +271,24 @@ def _of_collector(record: Any) -> bool:
         or ("stream" in within and isinstance(record.get("values"), list))
         or ("attributes" in within and "message" in record["attributes"])
         or ("result" in within and "_raw" in record["result"])
+        or _is_event(record)
         or ({"@timestamp", "message"} <= keys and within & {"agent", "host", "ecs"})
     )
+
+
+def _is_event(record: Mapping[str, Any]) -> bool:
+    """True for an event of Kubernetes."""
+    return {"reason", "message"} <= record.keys() and bool(
+        {"lastTimestamp", "firstTimestamp", "eventTime"} & record.keys()
+    )
+
+
+def _event(record: Mapping[str, Any]) -> str:
+    """An event as `kubectl get events` prints it."""
+    of = record.get("involvedObject", record.get("regarding", record))
+    of = of if isinstance(of, dict) else {}
+    name = f"{str(of.get('kind', '')).lower()}/{of.get('name', '')}"
+    return f"{record.get('type', '')} {record['reason']} {name} {record['message']}"
 
 
 def _flat(record: Mapping[str, Any], before: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:

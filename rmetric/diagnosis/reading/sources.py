@@ -15,7 +15,7 @@ from rmetric._util.errors import LogError
 from rmetric._util.unpacked import PACKED, PACKED_SUFFIXES
 from rmetric.diagnosis.beside import BESIDE_SUFFIXES, is_beside
 from rmetric.diagnosis.reading.exported import Exported
-from rmetric.diagnosis.reading.file_names import count_over_hosts, identify_files, natural
+from rmetric.diagnosis.reading.file_names import ATTEMPT, count_over_hosts, identify_files, natural
 from rmetric.diagnosis.reading.json_records import JsonRecords
 from rmetric.diagnosis.reading.lines import utf16
 from rmetric.diagnosis.reading.source import LogSource
@@ -40,6 +40,11 @@ _NAMES = re.compile(
 )
 _MAGIC = (b"\x89PNG", b"PK\x03\x04", b"\x7fELF", b"\x80\x02", b"\x80\x04", b"BZh", b"\xfd7zXZ")
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\b\x07\x1b")) + b"\x7f"
+#: What a managed service or a cluster says of how a job ended, in a description of it.
+_ENDED = re.compile(
+    rb"\bJOB_STATE_(?:FAILED|CANCELLED|EXPIRED|SUCCEEDED)\b|\bFailureReason\b"
+    rb"|\b(?:lastTerminationState|containerStatuses)\b|\bBackoffLimitExceeded\b"
+)
 #: A run of the project's own: a log of numbers, which `rmetric replay` reads.
 _OWN = re.compile(rb'\s*\{[^\n]*"event": ?"(?:EXPERIMENT_START|METRICS)"')
 
@@ -61,7 +66,7 @@ def find(paths: Sequence[str | Path]) -> LogFiles:
 
     A file that is named is read whatever its suffix. Of a folder, and those below, all text is
     read that is not known to be something else; tables only where there is no other. One content
-    is read once, unless the files' names state different ranks or nodes.
+    is read once, unless the files' names state different ranks, nodes or attempts.
 
     Raises:
         LogError: a path does not exist or cannot be read, a named file is binary, or nothing is
@@ -126,7 +131,7 @@ def _of_folder(
 ) -> Iterator[LogSource]:
     for path in _files_below(folder, notes):
         kind = other_by_name(path)
-        if kind and path.suffix not in (*BESIDE_SUFFIXES, ".tsv"):
+        if kind and path.suffix not in (*BESIDE_SUFFIXES, ".tsv", ".yaml", ".yml"):
             left_out[kind] += 1
             continue
         try:
@@ -136,7 +141,7 @@ def _of_folder(
             if is_beside(head):
                 beside.append(source)
                 continue
-            if kind == _TABLES and _is_export(head):
+            if kind == _TABLES and (_is_export(head) or _ENDED.search(head)):
                 kind = ""
             if holds_stacks(head):  # in notes, which are a log too
                 beside.append(replace(source))
@@ -228,12 +233,14 @@ def _once(sources: list[LogSource], notes: list[str]) -> list[LogSource]:
 
 
 def _content_keys(sources: Sequence[LogSource]) -> dict[int, tuple[object, ...]]:
-    """Writer and content of each file; a digest where another file has the same size."""
+    """Writer, attempt and content of each file; a digest where another file has the same size."""
     sizes = Counter(source.size for source in sources)
     keys: dict[int, tuple[object, ...]] = {}
     for one in sources:
         content = _digest(one.path) if one.size and sizes[one.size] > 1 else id(one)
-        keys[id(one)] = (one.rank, one.node, one.local_rank, content)
+        attempt = ATTEMPT.search(one.name)
+        of = attempt and attempt[1]
+        keys[id(one)] = (one.rank, one.node, one.local_rank, of, content)
     return keys
 
 
