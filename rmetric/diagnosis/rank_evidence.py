@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from operator import itemgetter
 
-from rmetric.diagnosis.causes import CONNECTIONS, WITHOUT_REASON, Cause
+from rmetric.diagnosis.causes import CONNECTIONS, GENERIC, WITHOUT_REASON, Cause
 from rmetric.diagnosis.job import Job, Match, short
 from rmetric.diagnosis.ordering import Ordering
 from rmetric.diagnosis.reading.world import expanded
@@ -24,6 +24,8 @@ MAX_PER_NODE = 8
 MAX_LACKING_SHARE = 0.25
 #: The step's report of a task that ended with an error.
 TASK_FAILED = "slurm_task_failed"
+#: Families of connections that ranks have lost.
+LOSSES = ("network", "collective communication")
 #: Ranks that log these waited in vain for another one.
 TIMEOUTS = (
     "nccl_timeout",
@@ -267,10 +269,10 @@ def _of_many(causes: Sequence[Cause], exits: Cause, index: RankIndex, ordering: 
     many times, by ranks that cannot be told.
     """
     fields = [one for match in exits.matches for one in match.named]
-    lost = (one for one in causes if one.signature.family in CONNECTIONS)
-    if exits.signature.id == TASK_FAILED and any(
-        ordering.after(exits.first, one.first) or exits.first.time is None for one in lost
-    ):
+    sure = [one for one in causes if one.signature.role == "cause" and one.score >= GENERIC]
+    lost = [one for one in causes if one.signature.family in LOSSES]
+    behind = (ordering.after(exits.first, one.first) or exits.first.time is None for one in lost)
+    if exits.signature.id == TASK_FAILED and all(one in lost for one in sure) and any(behind):
         return True  # whoever loses another one ends, the first as well as the last
     if any(_signal(one) for one in fields) or exits.signature.role != "symptom" or index.ranks:
         return False
