@@ -146,6 +146,7 @@ def test_a_command_that_is_given_again_behind_a_failure_starts_an_attempt(
     refused = ["ValueError: please set only one of micro_batch_size or batch_size"]
     parts = [refused, [*steps(20), OOM], [*steps(30), OOM]]
     lines = [line for at, part in enumerate(parts) for line in (command.format(at), *part)]
+    lines = ["+ set -x", "+ date", *lines]
     (tmp_path / "run.log").write_text("\n".join(lines) + "\n")
     jobs = ingest_attempts([tmp_path], SignatureLibrary.shipped())
     assert [job.furthest and job.furthest.last_step for job in jobs] == [None, 19, 29]

@@ -120,6 +120,7 @@ class StartMarks:
     def __init__(self) -> None:
         self.restarts: list[tuple[int, int, str]] = []
         self.commands: list[tuple[int, int]] = []
+        self._given: set[tuple[str, str]] = set()
         self.worked: int | None = None
         #: (line, template, step lines before it, the last of them, rank) of each mark
         self._marks: list[tuple[int, int, int, int, int]] = []
@@ -202,6 +203,16 @@ class StartMarks:
         """Record that a launcher starts its ranks again, after so many step lines."""
         if len(self.restarts) < MAX_OCCURRENCES:
             self.restarts.append((line, steps, writer))
+
+    def add_command(self, line: int, steps: int, command: tuple[str, str], again: bool) -> None:
+        """Record a command of a stream, at most `MAX_OCCURRENCES`.
+
+        It may start the program `again` if it was given before.
+        """
+        if again and command in self._given and len(self.commands) < MAX_OCCURRENCES:
+            self.commands.append((line, steps))
+        if len(self._given) < MAX_OCCURRENCES:
+            self._given.add(command)
 
     def add_back(self, line: int, before: int, step: int, paused: bool) -> None:
         """Record a step line that falls back; at most `MAX_OCCURRENCES` are kept."""

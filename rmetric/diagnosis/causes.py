@@ -63,10 +63,8 @@ SHOWN = ("disk_shown_full",)
 #: What a rank's GPU says that does not say why.
 UNSPECIFIC = ("cuda_launch_failure", "nccl_cuda_error", "hip_gpu_hang")
 #: What the scheduler says of a job that ended well, and the program of a training.
-RECORDED, COMPLETED = (
-    "job_succeeded",
-    ("training_completed", "planned_exit", "mlperf_run_succeeded"),
-)
+RECORDED = "job_succeeded"
+COMPLETED = ("training_completed", "planned_exit", "mlperf_run_succeeded")
 #: Names that cannot be resolved: of the node that looks them up.
 UNKNOWN_NAMES = ("rendezvous_name_unknown", "name_not_resolved")
 #: Signatures of a pod that does not begin.

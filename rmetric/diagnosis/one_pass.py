@@ -124,8 +124,6 @@ class FilePass:
         self.heads: dict[re.Pattern[bytes], Heads[LogStream]] = {}
         self.own = self._stream_of(NO_PREFIX)
         self.template_of: dict[tuple[str, str], int] = {}
-        #: that started the program, with their streams
-        self.commands = set[tuple[str, str]]()
         self._begin_attempt()
 
     def _begin_attempt(self) -> None:
@@ -581,10 +579,8 @@ class FilePass:
                 self.marks.add_restart(raw[0], entry.steps_before, writer)
             if signature.id == COMMAND:
                 command = stream.key, _NUMBERS.sub("", said)[:MAX_COMMAND]
-                begun = self.marks.under_way or raw[0] == self.first_line
-                if command in self.commands and begun:
-                    self.marks.commands.append((raw[0], entry.steps_before))
-                self.commands.add(command)
+                again = self.marks.under_way or raw[0] == self.first_line
+                self.marks.add_command(raw[0], entry.steps_before, command, again)
 
     def _count(self, stream: LogStream, raw: RawEntry, watched: bool) -> None:
         template = raw[2]

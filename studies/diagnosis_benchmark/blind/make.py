@@ -45,6 +45,7 @@ TITLES = {
     "twentysecond": "written jobs by yet another author, unseen until their first look",
     "twentythird": "written jobs by an author of cloud jobs, unseen until their first look",
     "twentyfourth": "written jobs by eight authors anew, unseen until their first look",
+    "twentyfifth": "written jobs by another eight authors, unseen until their first look",
     "opened": "written jobs by nine more authors, seen while the code was changed",
 }
 #: Those that others wrote by hand and by scripts of their own: kept as archives.
