@@ -15,6 +15,7 @@ from rmetric.diagnosis.job import HEAD, TAIL, Job, JobStream, Match, Occurrence,
 from rmetric.diagnosis.ordering import Ordering, may_be_time_zone, stepping_streams
 from rmetric.diagnosis.patterns.clocks import (
     BROKEN_GPU,
+    KILLED,
     LOST_GPU,
     LOST_LINK,
     MAX_AFTER_LOST_GPU_SECONDS,
@@ -221,6 +222,8 @@ def _survived(
         return False
     if any(ordering.after(end.last, match.last) for end in ends) or _is_recorded(job):
         return True
+    if match.signature in KILLED and _is_reported(job, match):
+        return False
     if is_deadly(job, match) and _ended_node(job, match, ordering):
         return False  # whatever the clocks of other nodes say
     if ends and not own.steps and _since_boot(match, ordering):
@@ -281,6 +284,22 @@ def _survived(
     # Far more than the last entries, whatever they are of.
     long_before = of_own_file and _logged_since(own, match.last.step) > TAIL
     return before_all or long_before or len({entry.step for entry in later}) > IN_FLIGHT
+
+
+def _is_reported(job: Job, kill: Match) -> bool:
+    """True for the kill of a process whose end a launcher or a framework reports too."""
+    reported = (
+        fields["pid"]
+        for match in job.matches.values()
+        if match.signature not in KILLED
+        for fields in match.named
+        if fields.get("pid")
+    )
+    return not _pids(kill).isdisjoint(reported)
+
+
+def _pids(match: Match) -> set[str]:
+    return {fields["pid"] for fields in match.named if fields.get("pid")}
 
 
 def _is_recorded(job: Job) -> bool:
@@ -418,7 +437,15 @@ def _killer_of(one: Cause, killers: Sequence[Cause]) -> Cause | None:
     by_kill = bool(kills) and all(
         fields["signal"].upper().removeprefix("SIG") in _KILLS for fields in kills
     )
-    return killers[0] if killers and by_kill and one not in killers else None
+    if one in killers:
+        return None
+    reported = set().union(*map(_pids, one.matches))
+    same = (
+        killer
+        for killer in killers
+        if any(not reported.isdisjoint(_pids(match)) for match in killer.matches)
+    )
+    return next(same, killers[0] if killers and by_kill else None)
 
 
 def _aborted(one: Cause) -> bool:

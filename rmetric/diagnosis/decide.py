@@ -143,6 +143,8 @@ _STAGE_OF_FAMILY = {
 
 #: Families of faults that a checkpoint meets when it is written.
 _STORAGE = ("disk full", "quota")
+#: Family of kills without a reason.
+KILLED = "killed"
 #: Families of faults that are of one node.
 OF_A_NODE = ("disk full", "oom killer")
 #: Of what cannot begin, whatever the other ranks have begun meanwhile.
@@ -425,8 +427,13 @@ class _Case:
         timed_out = symptom is not None and symptom.signature.id in rank_evidence.TIMEOUTS
         odd = self.beside.odd or (timed_out and self.beside.awaited)
         generic = symptom is not None and symptom.signature.confidence < GENERIC
-        if odd and (symptom is None or generic or symptom.signature.role == "echo"):
-            return self._by_kind(STANDS_ELSEWHERE, "stack", None)
+        killed = symptom is not None and symptom.signature.family == KILLED and self.beside.odd
+        if killed and apart is not None:  # by what had taken the stacks before
+            return self._in_another_operation(apart, symptom)
+        # Watchdogs that name the operations tell more than stacks of ranks that wait in them.
+        odd = odd and (self._apart is None or bool(self.beside.awaited))
+        if odd and (symptom is None or generic or killed or symptom.signature.role == "echo"):
+            return self._by_kind(STANDS_ELSEWHERE, "stack", symptom if killed else None)
         if symptom is not None and symptom.signature.family in OUTLASTS_SUCCESS:
             return self._explained(symptom)
         if self.job.succeeded is not None and not self.alone:
@@ -533,9 +540,8 @@ class _Case:
 
     @property
     def _apart(self) -> Suspect | None:
-        """The first suspect, if it waits in another operation than most."""
-        first = next(iter(named(self.ranked)), None)
-        return first if first is not None and first.name in self.operations else None
+        """The first suspect that waits in another operation than most."""
+        return next((one for one in named(self.ranked) if one.name in self.operations), None)
 
     def _in_another_operation(self, suspect: Suspect, lead: Cause | None = None) -> Diagnosis:
         stream = self.job.streams.get(suspect.name)
@@ -769,7 +775,9 @@ class _Case:
             place=place,
             to_do=inferred.to_do,
             events=self._events(self.found.odd),
-            nodes=named(self.ranked),
+            nodes=(suspect, *(one for one in named(self.ranked) if one is not suspect))
+            if suspect in named(self.ranked)
+            else named(self.ranked),
             candidates=self._candidates(None, inferred),
         )
 

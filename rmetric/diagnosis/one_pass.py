@@ -77,6 +77,8 @@ _TIMED_OUT = re.compile(rb"Timeout \([\d:.]+\)!\s*$")
 _SET_IN = (Kind.PART, Kind.FRAME)
 
 
+#: A bar of tqdm, and one that is complete.
+_BAR, _WHOLE_BAR = b"%|", b"100%|"
 #: Steps by which ranks that share a log may differ.
 RANKS_APART = 2
 #: Characters by which a command is known; its last settings may differ.
@@ -624,8 +626,13 @@ def _shortened(lines: list[bytes]) -> list[bytes]:
 
 
 def _counts_other(line: bytes, step: int, before: RawEntry | None, last: int) -> bool:
-    """Return True for two bars of different lengths: training's, and that of an evaluation."""
+    """Return True for two bars of different lengths: training's, and that of an evaluation.
+
+    Or for one that begins behind a complete one, as each epoch's does.
+    """
     if before is None:
         return False
+    if _WHOLE_BAR in before[1] and _BAR in line:
+        return True
     planned = planned_steps(clean(line), step)
     return planned is not None and planned_steps(clean(before[1]), last) not in (None, planned)

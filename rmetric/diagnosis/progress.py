@@ -43,6 +43,13 @@ _BEGUN = re.compile(
 _DONE = re.compile(
     r"(?i)\b(?:saved|written|wrote|loaded|read|uploaded|downloaded) (?:\w+ ){0,3}(?P<file>\S*/\S+)"
 )
+#: The same as templates have it, which are counted over the whole log.
+_BEGUN_AND_DONE = (
+    ("Saving ", "Saved "), ("saving ", "saved "), ("Writing ", "Wrote "), ("writing ", "wrote "),
+    ("Uploading ", "Uploaded "), ("uploading ", "uploaded "),
+)  # fmt: skip
+_END_OF_SENTENCE = re.compile(r"[\W_]+$")
+MAX_LEFT_OPEN = 2
 _RANK_OF_FILE = re.compile(r"(?i)(?<![a-z])rank[_=-]?0*(\d{1,6})(?!\d)")
 #: The signature of a script that ended a training without progress.
 WATCHED = "ended_without_progress"
@@ -52,6 +59,8 @@ _NO_PROGRESS = re.compile(
     r"|\bno (?:new )?(?:progress|steps?|lines?|output)\b.{0,20}\b(?:for|since)\b"
 )
 _UNCHANGED = re.compile(r"(?i)\bunchanged for (\d{1,9}) ?s\b")
+#: The time for which a job ran, as a batch system states it.
+_RAN = re.compile(r"\bwalltime (\d{2,8}) exceeded limit\b")
 #: Ends without a reason, which a person may have wanted.
 BY_A_PERSON = ("slurm_cancelled", "batch_cancelled")
 #: A hang is at least so many seconds, and so many times the longest pause between two steps.
@@ -160,6 +169,7 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
     if lead is None:
         return _unended(job, ordering) if not causes and job.succeeded is None else None
     end = ordering.dated(lead.first) or _end_of(causes, ordering)
+    end = _end_by_limit(job, lead.first) or end
     if lead.signature.role != "ending" or end is None:
         return None
     stepping = [one for one in job.streams.values() if one.last_step_at is not None]
@@ -258,9 +268,20 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
         step=_step(job),
         confidence=confidence,
         signs=(*idle, *signs, *(sign for sign, _ in last)),
-        last_words=last[0][1] if last else "",
+        last_words=last[0][1] if last else _left_open(job),
         spinning=0 if spin is None else spin.number,
     )
+
+
+def _left_open(job: Job) -> str:
+    """What was begun once or twice oftener than it was done, over the whole log; "" without."""
+    counts = {_END_OF_SENTENCE.sub("", one.template): one.count for one in job.events}
+    for template, count in counts.items():
+        for begun, done in _BEGUN_AND_DONE:
+            twin = counts.get(template.replace(begun, done)) if begun in template else None
+            if twin is not None and 0 < count - twin <= MAX_LEFT_OPEN:
+                return template
+    return ""
 
 
 def _stated_of_little(job: Job, stepping: Sequence[JobStream], end: Occurrence) -> float:
@@ -300,6 +321,16 @@ def _begun(job: Job, ordering: Ordering, last: float) -> float:
     heads = (ordering.dated(one) for stream in job.streams.values() for one in stream.head)
     known = [time for time in heads if time is not None and time <= last]
     return min([*known, ordering.span[0] if ordering.span else last])
+
+
+def _end_by_limit(job: Job, end: Occurrence) -> float | None:
+    """When a job ended whose undated last line states for how many seconds it had run."""
+    found = _RAN.search(end.text) if end.time is None else None
+    if found is None:
+        return None
+    own = [one for one in job.streams.values() if end.file in one.files]
+    begins = [one.first_time for one in own if one.first_time is not None]
+    return min(begins) + float(found[1]) if begins else None
 
 
 def _stated_silence(job: Job) -> float:

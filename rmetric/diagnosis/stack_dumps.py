@@ -44,6 +44,8 @@ _FAULT_THREAD = re.compile(
 _FAULT_FRAME = re.compile(
     r"^\s*File \"(?P<file>[^\"\n]+)\", line (?P<line>\d+) in (?P<name>\S+)", re.MULTILINE
 )
+#: What faulthandler writes when a time that was set is over: once, where it watches for a hang.
+_WATCHED = "Timeout ("
 _AWAITS = {
     "": "stands in",
     "load data": "waits for its data in",
@@ -55,6 +57,10 @@ _RANK_ABOVE = re.compile(
     r"|FLUX_TASK_RANK|JSM_NAMESPACE_RANK)[ =:#_]{0,2}(\d+)"
 )
 _LOCAL_ABOVE = re.compile(r"(?i)(?:(?<![a-z])local[ _]?rank|\blocal|\bgpu)[ =:#_]{0,2}(\d+)")
+#: The host in a heading, with the rank within it behind it.
+_HOST_ABOVE = re.compile(
+    r"(?im)(?<![\w.-])([a-z][a-z\d]*(?:-[a-z\d]+)*\d[\w.-]*)\b[^\n]{0,20}?(?<![a-z])local"
+)
 #: The host or the task that pdsh or srun puts before each line.
 _BEFORE = re.compile(
     r"^ *(?:(?P<host>[A-Za-z][\w.-]*\d[\w-]*)|\d{1,5}): ?(?=Process |Thread |Python v|  |$)"
@@ -66,6 +72,8 @@ _OPERATION = re.compile(
     r"(?i)_?(?:all_?(?:gather|reduce|to_?all)|reduce|broadcast|barrier|gather|scatter"
     r"|mesh_reduce|rendezvous|sync_global_devices|process_allgather)"
 )
+#: Functions that all ranks enter, or none.
+_ASIDE = re.compile(r"(?i)_?(?:eval|valid|test|save|predict|generat)")
 #: What keeps few activations and computes the others once more.
 _RECOMPUTES = re.compile(
     r"utils/checkpoint\.py$|tensor_parallel/random\.py$|activation_checkpointing/"
@@ -119,8 +127,11 @@ class Stack:
     def awaits(self, other: Stack) -> str:
         """What it waits for outside the job, data or a checkpoint, where it leaves another stack.
 
-        torch.utils.checkpoint is no such wait: it computes activations once more.
+        torch.utils.checkpoint is no such wait: it computes activations once more. Nor is a
+        collective within either: there it waits for the others.
         """
+        if self.collective:
+            return ""
         return awaited(" ".join(_words(self._apart(other))))
 
     @property
@@ -138,6 +149,16 @@ class Stack:
         """The innermost function by which it waits for others; "" for none."""
         named = (name for name, _, _ in self.frames if _OPERATION.match(name))
         return next(named, "") if not self.stage else ""
+
+    def differs(self, other: Stack) -> bool:
+        """It waits for others, or for its GPU, where the others have not come or will not come."""
+        if self.collective:
+            return self.collective != other.collective
+        if self.stage or other.stage or not any(map(_COLLECTIVE.search, _words(self.frames))):
+            return False
+        own, others = self._apart(other), other._apart(self)
+        aside = [any(_ASIDE.match(name) for name, *_ in frames) for frames in (own, others)]
+        return aside == [True, False]
 
     @property
     def shown(self) -> str:
@@ -292,7 +313,16 @@ def assign(
     nodes = {node for stream in job.streams.values() if (node := job.node_of(stream))}
     nodes |= set(job.node_of_rank.values())
     whole = {short(node): node for node in sorted(nodes)}
+    of_files = {
+        file.rpartition("/")[2].partition(".")[0]: stream.name
+        for stream in job.streams.values()
+        for file in stream.files
+        if stream.rank is not None
+    }
     for one in stacks:
+        above = names_in(one.above, of_files)
+        if len(above) == 1 and one.rank is None and one.local_rank is None:
+            one.stream = of_files[above[0]]
         if one.node not in nodes:
             named = names_in(one.node or one.above, whole) or names_in(one.file, whole)
             one.node = whole[named[0]] if named else one.node
@@ -312,7 +342,10 @@ def assign(
     alone = all(len(some) == 1 for some in by_file.values())
     for some in [[*stacks]] if alone else by_file.values():
         _by_order(job, some, size, len(nodes))
+    _by_host_above(stacks, size)
+    local = [one.local_rank for one in stacks if not one.stream]
     of_all = len(nodes) <= 1 and len(stacks) >= MIN_RANKS and size in (None, len(stacks))
+    of_all = of_all and len(set(local)) == len(local)
     for one in stacks:
         if one.stream:
             continue
@@ -334,6 +367,28 @@ def assign(
         elif one.node is not None:
             one.stream = f"node {one.node}"
     return list(stacks)
+
+
+def _by_host_above(stacks: Sequence[Stack], size: int | None) -> None:
+    """Ranks by the host and the rank within it that stand above each process.
+
+    Hosts are in the order of their ranks, as they are listed; all processes must be there.
+    """
+    hosts = [_HOST_ABOVE.search(one.above) for one in stacks]
+    places = [
+        (host[1], one.local_rank)
+        for one, host in zip(stacks, hosts, strict=True)
+        if host is not None and one.local_rank is not None and not one.stream
+    ]
+    named = list(dict.fromkeys(host for host, _ in places))
+    if len(places) != len(stacks) or len(set(places)) != size or len(named) < 2:
+        return
+    each = len(places) // len(named)
+    if any(local >= each for _, local in places):
+        return
+    for one, (host, local) in zip(stacks, places, strict=True):
+        one.rank, one.node = named.index(host) * each + local, host
+        one.stream = f"rank {one.rank}"
 
 
 def _by_order(job: Job, stacks: Sequence[Stack], size: int | None, nodes: int) -> None:
@@ -392,7 +447,8 @@ def stacks_in_logs(job: Job, after: Callable[[Occurrence, Occurrence], bool]) ->
             dumps = every  # the one before it tells whether it moved
         places = [frames for dump in dumps for frames in _of_main_thread(dump.text)]
         if places and places[-1]:
-            stays = places[-1] in places[:-1]
+            watched = len(written[name, by]) == 1 and every[0].text.startswith(_WATCHED)
+            stays = watched or places[-1] in places[:-1]
             found.append(Stack(file=dumps[-1].file, stream=name, frames=places[-1], stays=stays))
     return found
 
@@ -481,7 +537,7 @@ def _apart_from_most(by_stream: Mapping[str, Stack]) -> dict[str, OddStack]:
         name: OddStack(
             f"{_AWAITS[awaits]} {one.words(example)}, {times} others in {example.words(one)}",
             awaits,
-            bool(one.collective) and one.collective != example.collective,
+            one.differs(example),
         )
         for name, one in sorted(by_stream.items(), key=lambda named: natural(named[0]))
         if one.place != usual

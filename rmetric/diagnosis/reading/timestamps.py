@@ -71,7 +71,7 @@ _BEFORE = re.compile(
     r"""[ \t|:*-]*
     (?:(?: \[[^\[\]]*\] | \([^()]*\) | <\d+> | (?:kern|daemon|user|auth|syslog)\ *:\w+\ *:
         | (?i:trace|debug|info|warn|warning|error|err|critical|fatal|[iwefd])\b
-        | [\w.-]+\(\d+,[^()]*\): | [\w.-]+: | \d+,\d+,
+        | [\w.-]+\(\d+,[^()]*\): | [\w.-]+: | \d+,\d+, | \d{3}\ (?=\(\d+\.\d{3}\.\d{3}\))
        )[ \t|:,-]*){0,4}
     (?:\[[A-Za-z][\w|./: -]{0,40}[ |]|[\[(<"]|(?i:time|ts|timestamp|date)="?)?[ ]*""",
     re.VERBOSE,
