@@ -65,11 +65,12 @@ def evidence_from_remote_hosts(job: Job, causes: Sequence[Cause]) -> list[RankEv
     """Evidence against the one node to which most lost connections led, by its name.
 
     Of two nodes each names the other, so a node is named only where its own ranks name none; what
-    is lost to the others is a consequence. An address counts where it is known whose it is: that of
-    a network card tells nothing.
+    is lost to the others is a consequence. An address that is not known to be a node's may be that
+    of one of its network cards: it counts where no name does.
     """
     nodes = {short(node): node for one in job.streams.values() if (node := job.node_of(one))}
     named: dict[str, set[str]] = defaultdict(set)
+    addressed: dict[str, set[str]] = defaultdict(set)
     connections: dict[str, set[tuple[str, str]]] = defaultdict(set)
     reporting: set[str] = set()
     losing: set[str] = set()
@@ -84,10 +85,13 @@ def evidence_from_remote_hosts(job: Job, causes: Sequence[Cause]) -> list[RankEv
                 reporting.add(short(speaker[1]))
             for fields in stated:
                 host = _node_of(job, fields["remote_host"])
-                if not host[:1].isdigit() or _POD.match(fields["remote_host"]):
-                    host = _INTERFACE.sub("", short(host))
-                    named[host].add(match.stream)
-                    connections[host].add((match.stream, fields.get("port", "")))
+                if host[:1].isdigit() and not _POD.match(fields["remote_host"]):
+                    addressed[host].add(match.stream)
+                    continue
+                host = _INTERFACE.sub("", short(host))
+                named[host].add(match.stream)
+                connections[host].add((match.stream, fields.get("port", "")))
+    named = named or addressed
     lost = {host: streams for host, streams in named.items() if host not in reporting}
     every = set().union(*lost.values()) if lost else set()
     host, streams = max(lost.items(), key=lambda one: len(one[1]), default=("", set()))

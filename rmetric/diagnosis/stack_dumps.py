@@ -313,12 +313,7 @@ def assign(
     nodes = {node for stream in job.streams.values() if (node := job.node_of(stream))}
     nodes |= set(job.node_of_rank.values())
     whole = {short(node): node for node in sorted(nodes)}
-    of_files = {
-        file.rpartition("/")[2].partition(".")[0]: stream.name
-        for stream in job.streams.values()
-        for file in stream.files
-        if stream.rank is not None
-    }
+    of_files = _own_files(job)
     for one in stacks:
         above = names_in(one.above, of_files)
         if len(above) == 1 and one.rank is None and one.local_rank is None:
@@ -343,7 +338,7 @@ def assign(
     for some in [[*stacks]] if alone else by_file.values():
         _by_order(job, some, size, len(nodes))
     _by_host_above(stacks, size)
-    local = [one.local_rank for one in stacks if not one.stream]
+    local = [one.local_rank for one in stacks if not one.stream and one.local_rank is not None]
     of_all = len(nodes) <= 1 and len(stacks) >= MIN_RANKS and size in (None, len(stacks))
     of_all = of_all and len(set(local)) == len(local)
     for one in stacks:
@@ -367,6 +362,19 @@ def assign(
         elif one.node is not None:
             one.stream = f"node {one.node}"
     return list(stacks)
+
+
+def _own_files(job: Job) -> dict[str, str]:
+    """The ranks' streams by the names of their files, where each has files of its own."""
+    found: dict[str, str] = {}
+    ranked = [one for one in job.streams.values() if one.rank is not None]
+    for stream in ranked:
+        for file in stream.files:
+            if found.setdefault(file.rpartition("/")[2].partition(".")[0], stream.name) != (
+                stream.name
+            ):
+                return {}
+    return found if len(ranked) >= (job.world_size or 0) else {}
 
 
 def _by_host_above(stacks: Sequence[Stack], size: int | None) -> None:

@@ -49,6 +49,10 @@ NO_HOST = re.compile(
 )
 
 
+#: The number of a GPU, or of a host that is called so.
+_OF_DEVICE = re.compile(rb"(?i)gpu(\d{1,2})")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prefix:
     """Identity of a line's writer, as far as its prefix states it.
@@ -376,8 +380,12 @@ def _are_hosts(heads: list[re.Match[bytes]], distinct: int, share: float) -> boo
     """Words with digits, of one form, that recur on most lines."""
     hosts = {match["node"] for match in heads}
     forms = {re.sub(rb"\d+", b"0", host) for host in hosts}
+    # Devices are counted from 0, and their numbers have no zero before them.
+    numbers = [match[1] for host in hosts if (match := _OF_DEVICE.fullmatch(host))]
+    named = len(numbers) == len(hosts) and all(len(one) == 2 for one in numbers)
     if any(
-        NO_HOST.match(host) or host.endswith((b".py", b".cc", b".cpp", b".c")) for host in hosts
+        (NO_HOST.match(host) and not named) or host.endswith((b".py", b".cc", b".cpp", b".c"))
+        for host in hosts
     ):
         return False
     enough = 0.5 if len(hosts) > 1 else 0.9
