@@ -756,6 +756,13 @@ class _Case:
         signs = (one for one in self.found.signs if one.kind == "settings")
         return next((one for one in signs if one.stream == first), None)
 
+    def _led_by(self, suspect: Suspect) -> tuple[Suspect, ...]:
+        """All suspects, that rank first; a rank tells more than its node."""
+        every = named(self.ranked)
+        if suspect.rank is None or suspect not in every:
+            return every
+        return (suspect, *(one for one in every if one is not suspect))
+
     def _inferred(
         self, inferred: InferredCause, suspect: Suspect, place: Occurrence | None, *,
         what: str = "", followed_by: str = "", stage: str = "",
@@ -775,9 +782,7 @@ class _Case:
             place=place,
             to_do=inferred.to_do,
             events=self._events(self.found.odd),
-            nodes=(suspect, *(one for one in named(self.ranked) if one is not suspect))
-            if suspect in named(self.ranked)
-            else named(self.ranked),
+            nodes=self._led_by(suspect),
             candidates=self._candidates(None, inferred),
         )
 
