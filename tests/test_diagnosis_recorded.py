@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -322,3 +323,115 @@ def test_the_order_in_which_tasks_end_that_lost_another_node_tells_nothing(
     found = written(tmp_path, job_log=lines)
     assert [one.node for one in found.nodes][:1] == ["node-9"]
     assert 1 not in [one.rank for one in found.nodes]
+
+
+ACTOR = (
+    "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n"
+    "\tclass_name: PolicyModelActor\n\tpid: {pid}\n\tip: 10.0.0.2"
+)
+
+
+@pytest.mark.parametrize(("pid", "cause"), [(99, "kernel_out_of_memory"), (77, "ray_actor_died")])
+def test_the_kill_of_a_process_whose_end_a_framework_reports_ended_the_job(
+    pid: int, cause: str, tmp_path: Path
+) -> None:
+    """The kernel's clock seems to be one hour and 40 minutes before the end."""
+    lines = [*steps(60), *ACTOR.format(pid=pid).split("\n")]
+    found = written(tmp_path, job_log=lines, **{"kernel-gpu-2_txt": kill(99)})
+    assert found.cause == cause
+
+
+@pytest.mark.parametrize("pid", [99, 77])
+def test_the_end_that_a_framework_reports_is_a_consequence_of_that_process_kill(
+    pid: int, tmp_path: Path
+) -> None:
+    """The kernel's clock seems to be two hours behind the report."""
+    lines = [*steps(60, hour=6), *ACTOR.format(pid=pid).split("\n")]
+    found = written(tmp_path, job_log=lines, **{"kernel-gpu-2_txt": kill(99)})
+    assert found.cause == "kernel_out_of_memory"
+    assert ("before all other faults" in found.why) == (pid == 99)
+
+
+@pytest.mark.parametrize(
+    ("ran", "outcome"),
+    [("15130 exceeded limit 15000", "failed"), ("1810 exceeded limit 1800", "terminated")],
+)
+def test_a_walltime_without_a_date_states_when_the_job_ended(
+    ran: str, outcome: str, tmp_path: Path
+) -> None:
+    end = f"=>> PBS: job killed: walltime {ran}"
+    found = written(tmp_path, job_o88=[*steps(60), end])
+    assert found.outcome == outcome
+
+
+@pytest.mark.parametrize("saved", [6, 7])
+def test_what_was_begun_oftener_than_it_was_done_is_where_a_hung_job_stands(
+    saved: int, tmp_path: Path
+) -> None:
+    lines = []
+    for at, line in enumerate(steps(70)):
+        lines.append(line)
+        if at % 10 == 9:
+            lines.append(f"{line[:20]}Saving shard of optimizer at {at}")
+            lines += [f"{line[:20]}Saved shard of optimizer at {at}"] * (at < 10 * saved)
+    # What all ranks log of themselves stands below the last step.
+    lines += [f"2025-03-04 10:34:3{at} memory of rank {at}: 61 GB" for at in range(8)]
+    end = "=>> PBS: job killed: walltime 14436 exceeded limit 14400"
+    found = written(tmp_path, job_o88=[*lines, end])
+    assert (found.outcome, found.stage) == ("failed", "checkpoint" if saved == 6 else "train")
+
+
+@pytest.mark.parametrize(("last", "attempts"), [(100, 1), (80, 2)])
+def test_the_bar_of_the_next_epoch_is_no_other_attempt(
+    last: int, attempts: int, tmp_path: Path
+) -> None:
+    """Also where an evaluation takes long between the two."""
+
+    def bar(hour: int, at: int) -> str:
+        drawn = f"{at:3d}%|{'#' * (at // 10):10}| {at}/100 [00:{at % 60:02d}<00:10, 1.0it/s]"
+        return f"2025-03-04 {hour}:{at // 60:02d}:{at % 60:02d} {drawn}"
+
+    lines = [*(bar(10, at) for at in range(last + 1)), *(bar(12, at) for at in range(60))]
+    (tmp_path / "job.log").write_text("\n".join(lines) + "\n")
+    assert len(ingest_attempts([tmp_path], SignatureLibrary.shipped())) == attempts
+
+
+def test_condor_dates_its_events_behind_their_numbers(tmp_path: Path) -> None:
+    events = [
+        "001 (48213.000.000) 2025-03-04 10:00:00 Job executing on host: <10.32.4.7:9618>",
+        "...",
+        "012 (48213.000.000) 2025-03-04 10:31:05 Job was held.",
+        "\tError from slot1_1@gpu-11: Job has gone over cgroup memory limit of 131072 megabytes.",
+        "...",
+    ]
+    found = written(tmp_path, train_log=steps(60), condor_log=events)
+    assert (found.outcome, found.cause) == ("failed", "batch_memory_limit")
+    assert found.time == datetime(2025, 3, 4, 10, 31, 5, tzinfo=timezone.utc).timestamp()
+
+
+@pytest.mark.parametrize("host", ["10.0.0.{}", "gpu-{}"])
+def test_a_peer_that_is_known_by_its_address_alone_was_lost(host: str, tmp_path: Path) -> None:
+    lost = (
+        "gpu-{0}:7{0}:8{0} [0] misc/socket.cc:50 NCCL WARN socketProgress: Connection closed by "
+        "remote peer {1}<{2}>"
+    )
+    train = [f"gpu-{at % 2 + 1}: {line}" for at, line in enumerate(steps(90)[:60])]
+    peer = host.format(9)
+    ends = [
+        f"gpu-{node}: {lost.format(node, peer, port)}"
+        for node, port in ((1, "41000"), (2, "10.0.0.9:41001"))
+    ]
+    found = written(tmp_path, job_log=[*train, *ends])
+    assert [one.node for one in found.nodes][:1] == [peer]
+
+
+def test_hosts_that_are_called_like_gpus_stand_before_lines(tmp_path: Path) -> None:
+    lines = [f"gpu{11 + at % 3}: {line}" for at, line in enumerate(steps(90)[:60])]
+    found = written(tmp_path, job_log=[*lines, f"gpu12: {OOM}"])
+    assert [one.node for one in found.nodes][:1] == ["gpu12"]
+
+
+def test_gpus_that_stand_before_lines_are_no_hosts(tmp_path: Path) -> None:
+    lines = [f"gpu{at % 3}: {line}" for at, line in enumerate(steps(90)[:60])]
+    found = written(tmp_path, job_log=[*lines, f"gpu2: {OOM}"])
+    assert "gpu2" not in [one.node for one in found.nodes]

@@ -350,3 +350,130 @@ def test_stacks_below_the_line_of_a_rank_are_those_of_the_rank(tmp_path: Path, s
     found = diagnose([tmp_path])
     assert ranks_of(found)[:1] == [2]
     assert "read_shard" in str(found.nodes[0])
+
+
+def hung(path: Path, stacks: dict[str, str]) -> Diagnosis:
+    """A job that a person cancelled hours after its last step, and stacks of its processes."""
+    steps = [f"2025-03-04 10:00:{at:02d} step {at} loss 2.1" for at in range(50)]
+    end = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2025-03-04T13:20:00 ***"
+    (path / "job.log").write_text("\n".join([*steps, end]) + "\n")
+    for name, text in stacks.items():
+        (path / name).write_text(text)
+    return diagnose([path])
+
+
+ASIDE = (
+    "    wait (xla_model.py:10)\n    wait_device_ops (xla_model.py:1)\n    {where} (train.py:{at})"
+)
+
+
+@pytest.mark.parametrize(
+    ("where", "cause"), [("evaluate", "collectives_differ"), ("train_other", "training_hung")]
+)
+def test_a_rank_that_evaluates_alone_waits_for_others_that_train(
+    where: str, cause: str, tmp_path: Path
+) -> None:
+    stacks = {
+        f"pyspy_rank_{rank}.txt": stack(
+            4700 + rank, ASIDE.format(where=where if rank == 2 else "train_step", at=rank)
+        )
+        for rank in range(4)
+    }
+    assert hung(tmp_path, stacks).cause == cause
+
+
+def test_processes_are_ranks_by_the_hosts_and_local_ranks_above_them(tmp_path: Path) -> None:
+    stacks = [
+        f"--- {host} local_rank {local}\n"
+        + stack(
+            4000 + 97 * at,
+            READS if (host, local) == ("x3004c0s7", 1) else WAITS.format(op="all_reduce"),
+        )
+        for at, (host, local) in enumerate(
+            (host, local) for host in ("x3004c0s1", "x3004c0s7") for local in range(4)
+        )
+    ]
+    launch = "".join(f"[rank{rank}]: world_size=8 ready\n" for rank in range(8))
+    found = hung(tmp_path, {"start.log": launch, "pyspy.txt": "".join(stacks)})
+    assert (found.stage, ranks_of(found)) == ("load data", [5])
+    # Of fewer than all, no host's first rank is known.
+    launch = "".join(f"[rank{rank}]: world_size=12 ready\n" for rank in range(12))
+    found = hung(tmp_path, {"start.log": launch})
+    assert 5 not in ranks_of(found)
+
+
+@pytest.mark.parametrize(("head", "rank"), [("Timeout (0:30:00)!", 2), ("Asked", 0)])
+def test_a_stack_that_faulthandler_wrote_once_when_its_time_was_over_stays(
+    head: str, rank: int, tmp_path: Path
+) -> None:
+    """One that a person asked for may be of between two steps: what the launcher says counts."""
+    for at in range(4):
+        steps = "".join(f"step {step} loss 2.1\n" for step in range(50))
+        frames = READS if at == 2 else WAITS.format(op="all_reduce")
+        stacks = fault(frames).replace("Timeout (0:30:00)!", head)
+        (tmp_path / f"rank_{at}.log").write_text(f"{steps}{stacks}")
+    end = "failed (exitcode: -9) local_rank: 0 (pid: 400) of binary: python"
+    (tmp_path / "job.log").write_text(f"E0304 10:31:00 41 api.py:869] {end}\n")
+    found = diagnose([tmp_path])
+    assert ranks_of(found)[:1] == [rank]
+
+
+def test_stacks_explain_a_kill_without_a_reason(tmp_path: Path) -> None:
+    lines = [f"[rank0]: 2025-03-04 10:00:{at:02d} step {at} loss 2.1" for at in range(50)]
+    killed = (
+        "E0304 10:31:00 41 api.py:869] failed (exitcode: -9) local_rank: 0 (pid: 400) of binary: p"
+    )
+    (tmp_path / "job.log").write_text("\n".join([*lines, killed]) + "\n")
+    stacks = [
+        stack(
+            400 + rank,
+            READS if rank == 2 else WAITS.format(op="barrier"),
+            command=f"t --rank {rank}",
+        )
+        for rank in range(4)
+    ]
+    (tmp_path / "pyspy.txt").write_text("".join(stacks))
+    found = diagnose([tmp_path])
+    assert (found.cause, ranks_of(found)[:1]) == ("rank_stands_elsewhere", [2])
+
+
+def test_a_pods_name_above_a_stack_is_that_of_a_ranks_own_file(tmp_path: Path) -> None:
+    stacks = "".join(
+        f"$ kubectl exec t5-{pod} -- py-spy dump --pid 7\n"
+        + stack(7, READS if pod == "d" else WAITS.format(op="all_reduce"))
+        for pod in "abcd"
+    )
+    pods = {
+        f"t5-{pod}.log": "".join(f"[rank{rank}]: step {at} loss 2\n" for at in range(50))
+        for rank, pod in enumerate("badc")
+    }
+    found = hung(tmp_path, {**pods, "notes.txt": stacks})
+    assert (found.stage, ranks_of(found)) == ("load data", [2])
+
+
+def test_local_ranks_that_recur_are_of_several_nodes() -> None:
+    frames = (("wait", "x.py", "1"),)
+    stacks = [Stack(file="a.txt", frames=frames, local_rank=at % 2) for at in range(4)]
+    assert {one.stream for one in assign(Job(), stacks, lambda node, local: [])} == {""}
+    stacks = [Stack(file="a.txt", frames=frames, local_rank=at) for at in range(4)]
+    assert [one.stream for one in assign(Job(), stacks, lambda node, local: [])] == [
+        f"rank {at}" for at in range(4)
+    ]
+
+
+DOWNLOADS = (
+    "    read (ssl.py:1103)\n    recv_into (ssl.py:1251)\n    generate (requests/models.py:820)\n"
+    "    _next_data (torchdata/stateful_dataloader/stateful_dataloader.py:430)\n"
+    "    step (train.py:30)"
+)
+
+
+def test_a_rank_that_downloads_its_data_waits_for_no_other_rank(tmp_path: Path) -> None:
+    stacks = {
+        f"pyspy_rank_{rank}.txt": stack(
+            47, DOWNLOADS if rank == 2 else WAITS.format(op="wait_tensor")
+        )
+        for rank in range(4)
+    }
+    found = hung(tmp_path, stacks)
+    assert (found.cause, found.stage, ranks_of(found)) == ("training_hung", "load data", [2])

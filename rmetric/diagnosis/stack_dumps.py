@@ -83,7 +83,8 @@ _RECOMPUTES = re.compile(
 _WORKER = "_worker_loop"
 #: Where a process waits for the others, or for its GPU, which waits for them.
 _COLLECTIVE = re.compile(
-    r"(?i)all_?(?:gather|reduce|to_?all)|reduce_scatter|broadcast|barrier|^_?(?:scatter|gather|send|recv)"
+    r"(?i)all_?(?:gather|reduce|to_?all)|reduce_scatter|broadcast|barrier|^_?(?:scatter|gather)"
+    r"|^_?(?:send|recv)(?!\S* (?:ssl|socket|connection)\.py)"
     r"|mesh_reduce|rendezvous|sync_global_devices|mark_step|wait_device_ops"
     r"|synchronize|wait_tensor|block_?until_?ready|run_backward|^(?:backward|item|tolist|cpu)$"
     r"|^wait \(?[^ ]*(?:distributed|c10d)"
@@ -154,7 +155,8 @@ class Stack:
         """It waits for others, or for its GPU, where the others have not come or will not come."""
         if self.collective:
             return self.collective != other.collective
-        if self.stage or other.stage or not any(map(_COLLECTIVE.search, _words(self.frames))):
+        waits = any(map(_COLLECTIVE.search, _words(self.frames)))
+        if self.stage or other.stage or self.awaits(other) or not waits:
             return False
         own, others = self._apart(other), other._apart(self)
         aside = [any(_ASIDE.match(name) for name, *_ in frames) for frames in (own, others)]
