@@ -477,3 +477,20 @@ def test_a_rank_that_downloads_its_data_waits_for_no_other_rank(tmp_path: Path) 
     }
     found = hung(tmp_path, stacks)
     assert (found.cause, found.stage, ranks_of(found)) == ("training_hung", "load data", [2])
+
+
+def test_a_rank_is_named_before_its_node_of_which_one_process_stands_elsewhere(
+    tmp_path: Path,
+) -> None:
+    lines = timeouts(8, but=5).strip().splitlines()
+    ranks = [int(line[5]) for line in lines]
+    text = "\n".join(f"n{rank // 4 + 1}: {line}" for rank, line in zip(ranks, lines, strict=True))
+    (tmp_path / "job.log").write_text(text + "\n")
+    stacks = "".join(
+        f"$ ssh n2 py-spy dump --pid {pid}\n"
+        + stack(pid, WRITES if pid == 4131 else WAITS.format(op="all_gather"))
+        for pid in (4100, 4131, 4150, 4199)
+    )
+    (tmp_path / "pyspy.txt").write_text(stacks)
+    found = diagnose([tmp_path])
+    assert (found.cause, ranks_of(found)[:1]) == ("rank_stands_elsewhere", [5])
