@@ -66,7 +66,8 @@ def evidence_from_remote_hosts(job: Job, causes: Sequence[Cause]) -> list[RankEv
 
     Of two nodes each names the other, so a node is named only where its own ranks name none; what
     is lost to the others is a consequence. An address that is not known to be a node's may be that
-    of one of its network cards: it counts where no name does.
+    of one of its network cards: it counts where no name does, and only where not all ranks are
+    heard, as theirs tell more.
     """
     nodes = {short(node): node for one in job.streams.values() if (node := job.node_of(one))}
     named: dict[str, set[str]] = defaultdict(set)
@@ -91,7 +92,9 @@ def evidence_from_remote_hosts(job: Job, causes: Sequence[Cause]) -> list[RankEv
                 host = _INTERFACE.sub("", short(host))
                 named[host].add(match.stream)
                 connections[host].add((match.stream, fields.get("port", "")))
-    named = named or addressed
+    heard = {one.rank for one in job.streams.values() if one.rank is not None}
+    if not heard or len(heard) < (job.world_size or 0):
+        named = named or addressed
     lost = {host: streams for host, streams in named.items() if host not in reporting}
     every = set().union(*lost.values()) if lost else set()
     host, streams = max(lost.items(), key=lambda one: len(one[1]), default=("", set()))
