@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from rmetric.diagnosis.decide import diagnose
 from rmetric.diagnosis.result import Diagnosis
+from tests.diagnosed_files import written
 
 
 def steps(number: int = 60, prefix: str = "", day: str = "2025-03-04 ") -> list[str]:
@@ -15,13 +14,6 @@ def steps(number: int = 60, prefix: str = "", day: str = "2025-03-04 ") -> list[
         f"{prefix}{day}10:{at // 2:02d}:{30 * (at % 2):02d} step {at} loss 2.1"
         for at in range(number)
     ]
-
-
-def written(path: Path, **files: list[str]) -> Diagnosis:
-    for name, lines in files.items():
-        stem, _, suffix = name.rpartition("_")
-        (path / f"{stem}.{suffix}").write_text("\n".join(lines) + "\n")
-    return diagnose([path])
 
 
 def names(found: Diagnosis) -> list[str]:

@@ -12,6 +12,7 @@ from rmetric.diagnosis.ingest import ingest_attempts
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.render import headline
 from rmetric.diagnosis.result import Diagnosis, Suspect
+from tests.diagnosed_files import written
 
 
 def steps(number: int = 60, prefix: str = "", hour: int = 10) -> list[str]:
@@ -20,13 +21,6 @@ def steps(number: int = 60, prefix: str = "", hour: int = 10) -> list[str]:
         time.format(hour, at // 2, 30 * (at % 2)) + f"step {at}/{number - 1} loss 2.1"
         for at in range(number)
     ]
-
-
-def written(path: Path, **files: list[str]) -> Diagnosis:
-    for name, lines in files.items():
-        stem, _, suffix = name.rpartition("_")
-        (path / f"{stem}.{suffix}").write_text("\n".join(lines) + "\n")
-    return diagnose([path])
 
 
 def named(found: Diagnosis) -> tuple[str | None, int | None, str | None]:

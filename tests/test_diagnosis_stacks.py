@@ -45,6 +45,20 @@ def timeouts(ranks: int, *, but: int, launched: str = "") -> str:
     return "\n".join([launched, *steps, *ends, heard]) + "\n"
 
 
+def with_one_that_reads(folder: Path) -> Diagnosis:
+    """The diagnosis of a folder beside stacks of four ranks, of which rank 2 reads its data."""
+    stacks = [
+        stack(
+            400 + rank,
+            READS if rank == 2 else WAITS.format(op="barrier"),
+            command=f"t --rank {rank}",
+        )
+        for rank in range(4)
+    ]
+    (folder / "pyspy.txt").write_text("".join(stacks))
+    return diagnose([folder])
+
+
 def ranks_of(found: Diagnosis) -> list[int | None]:
     return [one.rank for one in found.nodes]
 
@@ -302,16 +316,7 @@ def test_a_rank_that_reads_explains_more_than_an_unknown_error(tmp_path: Path) -
     steps = [f"[rank0]: 2025-03-04 10:{at:02d}:00 step {at} loss 2.1" for at in range(50)]
     error = "ERROR:launcher:Failed to kill global rank 0 (PID 118) with SIGTERM"
     (tmp_path / "job.log").write_text("\n".join([*steps, error]) + "\n")
-    stacks = [
-        stack(
-            400 + rank,
-            READS if rank == 2 else WAITS.format(op="barrier"),
-            command=f"t --rank {rank}",
-        )
-        for rank in range(4)
-    ]
-    (tmp_path / "pyspy.txt").write_text("".join(stacks))
-    found = diagnose([tmp_path])
+    found = with_one_that_reads(tmp_path)
     assert (found.cause, ranks_of(found)) == ("rank_stands_elsewhere", [2])
 
 
@@ -424,16 +429,7 @@ def test_stacks_explain_a_kill_without_a_reason(tmp_path: Path) -> None:
         "E0304 10:31:00 41 api.py:869] failed (exitcode: -9) local_rank: 0 (pid: 400) of binary: p"
     )
     (tmp_path / "job.log").write_text("\n".join([*lines, killed]) + "\n")
-    stacks = [
-        stack(
-            400 + rank,
-            READS if rank == 2 else WAITS.format(op="barrier"),
-            command=f"t --rank {rank}",
-        )
-        for rank in range(4)
-    ]
-    (tmp_path / "pyspy.txt").write_text("".join(stacks))
-    found = diagnose([tmp_path])
+    found = with_one_that_reads(tmp_path)
     assert (found.cause, ranks_of(found)[:1]) == ("rank_stands_elsewhere", [2])
 
 

@@ -288,14 +288,9 @@ def _survived(
 
 def _is_reported(job: Job, kill: Match) -> bool:
     """True for the kill of a process whose end a launcher or a framework reports too."""
-    reported = (
-        fields["pid"]
-        for match in job.matches.values()
-        if match.signature not in KILLED
-        for fields in match.named
-        if fields.get("pid")
-    )
-    return not _pids(kill).isdisjoint(reported)
+    pids = _pids(kill)
+    others = (match for match in job.matches.values() if match.signature not in KILLED)
+    return any(not pids.isdisjoint(_pids(match)) for match in others)
 
 
 def _pids(match: Match) -> set[str]:
@@ -308,9 +303,11 @@ def _is_recorded(job: Job) -> bool:
     Whatever else its files hold, in whatever order and by whatever clock, was outlived.
     """
     ids, furthest = {id for id, _ in job.matches}, job.furthest
-    if RECORDED not in ids or furthest is None:
-        return RECORDED in ids and not ids.isdisjoint(COMPLETED)
-    return not ids.isdisjoint(COMPLETED) or any(
+    if RECORDED not in ids:
+        return False
+    if not ids.isdisjoint(COMPLETED):
+        return True
+    return furthest is not None and any(
         _is_last_step(job, one) for one in furthest.tail if one.step == furthest.last_step
     )
 

@@ -144,7 +144,7 @@ _STAGE_OF_FAMILY = {
 #: Families of faults that a checkpoint meets when it is written.
 _STORAGE = ("disk full", "quota")
 #: Family of kills without a reason.
-KILLED = "killed"
+KILLS = "killed"
 #: Families of faults that are of one node.
 OF_A_NODE = ("disk full", "oom killer")
 #: Of what cannot begin, whatever the other ranks have begun meanwhile.
@@ -427,7 +427,7 @@ class _Case:
         timed_out = symptom is not None and symptom.signature.id in rank_evidence.TIMEOUTS
         odd = self.beside.odd or (timed_out and self.beside.awaited)
         generic = symptom is not None and symptom.signature.confidence < GENERIC
-        killed = symptom is not None and symptom.signature.family == KILLED and self.beside.odd
+        killed = symptom is not None and symptom.signature.family == KILLS and self.beside.odd
         if killed and apart is not None:  # by what had taken the stacks before
             return self._in_another_operation(apart, symptom)
         # Watchdogs that name the operations tell more than stacks of ranks that wait in them.

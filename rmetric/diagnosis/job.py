@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 MAX_TEXT = 4000
 #: Different values of a signature's named groups that are kept of one stream.
 MAX_NAMED = 100
-#: Entries with stacks that are kept of a stream that may be of several ranks.
+#: Entries with stacks that are kept of a rank, and of a stream that may be of several ranks.
+STACKS_OF_RANK = 2
 MAX_STACKS = 64
 #: First and last entries of a stream that are kept.
 HEAD = 30
@@ -99,8 +100,8 @@ class JobStream:
         last_step_at: the entry that first states the last step; heartbeats may repeat it.
         longest_pause: seconds, the longest between two of them; 0.0 where none is known.
         stage: the stage in which it was last.
-        stacks: the last entries that hold stacks: two of a rank, `MAX_STACKS` of ranks that share
-            the stream.
+        stacks: the last entries that hold stacks: `STACKS_OF_RANK` of a rank, `MAX_STACKS` of
+            ranks that share the stream.
     """
 
     name: str

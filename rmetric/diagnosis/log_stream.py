@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import Any
 
-from rmetric.diagnosis.job import MAX_NAMED, MAX_STACKS, STAGES, TAIL
+from rmetric.diagnosis.job import MAX_NAMED, MAX_STACKS, STACKS_OF_RANK, STAGES, TAIL
 from rmetric.diagnosis.patterns.stages import next_stage
 from rmetric.diagnosis.reading.joining import EntryText, Kind, State
 from rmetric.diagnosis.reading.prefixes import Prefix
@@ -134,7 +134,9 @@ class LogStream:
         self.first_time: float | None = None
         self.fresh = FIRST_ENTRIES
         self.found: dict[str, MatchTally] = {}
-        self.stacks: deque[RawEntry] = deque(maxlen=2 if self.number >= 0 else MAX_STACKS)
+        self.stacks: deque[RawEntry] = deque(
+            maxlen=STACKS_OF_RANK if self.number >= 0 else MAX_STACKS
+        )
 
 
 class StepCounter:

@@ -10,6 +10,7 @@ from rmetric.diagnosis.job import (
     HEAD,
     MAX_NAMED,
     MAX_STACKS,
+    STACKS_OF_RANK,
     TAIL,
     Event,
     Job,
@@ -170,7 +171,7 @@ class _Merging:
         stream.files |= part.files
         stream.entries += part.entries
         stream.head = _in_order([*stream.head, *part.head])[:HEAD]
-        kept = 2 if stream.rank is not None else MAX_STACKS
+        kept = STACKS_OF_RANK if stream.rank is not None else MAX_STACKS
         stream.stacks = _in_order([*stream.stacks, *part.stacks])[-kept:]
         stream.first_time = _either(min, stream.first_time, part.first_time)
         stream.last_time = _either(max, stream.last_time, part.last_time)

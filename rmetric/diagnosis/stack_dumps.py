@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rmetric.diagnosis.job import Job, JobStream, Occurrence, short
+from rmetric.diagnosis.job import STACKS_OF_RANK, Job, JobStream, Occurrence, short
 from rmetric.diagnosis.patterns.stages import awaited
 from rmetric.diagnosis.reading.file_names import names_in, natural
 from rmetric.diagnosis.reading.lines import unwrapped
@@ -372,9 +372,8 @@ def _own_files(job: Job) -> dict[str, str]:
     ranked = [one for one in job.streams.values() if one.rank is not None]
     for stream in ranked:
         for file in stream.files:
-            if found.setdefault(file.rpartition("/")[2].partition(".")[0], stream.name) != (
-                stream.name
-            ):
+            name = file.rpartition("/")[2].partition(".")[0]
+            if found.setdefault(name, stream.name) != stream.name:
                 return {}
     return found if len(ranked) >= (job.world_size or 0) else {}
 
@@ -438,26 +437,24 @@ def stacks_in_logs(job: Job, after: Callable[[Occurrence, Occurrence], bool]) ->
     found = []
     furthest = job.furthest.last_step_at if job.furthest else None
     written = {
-        (name, one.name): dumps
+        (name, one.name): dumps[-STACKS_OF_RANK:]
         for one in job.streams.values()
         for name, dumps in _by_rank(one).items()
     }
     last = {
-        (name, by): [
-            dump for dump in dumps[-2:] if _is_last(job.streams[by], dump, furthest, after)
-        ]
+        (name, by): [dump for dump in dumps if _is_last(job.streams[by], dump, furthest, after)]
         for (name, by), dumps in written.items()
     }
-    rounds = {len(written[key][-2:]) for key, dumps in last.items() if dumps}
+    rounds = {len(written[key]) for key, dumps in last.items() if dumps}
     for (name, by), dumps in last.items():
-        every, stream = written[name, by][-2:], job.streams[by]
+        every, stream = written[name, by], job.streams[by]
         if not dumps and stream.last_step is None and rounds == {len(every)}:
             dumps = every  # without a time, but all were asked as often
         if stream.last_step is None and dumps and dumps[-1] is every[-1]:
             dumps = every  # the one before it tells whether it moved
         places = [frames for dump in dumps for frames in _of_main_thread(dump.text)]
         if places and places[-1]:
-            watched = len(written[name, by]) == 1 and every[0].text.startswith(_WATCHED)
+            watched = len(every) == 1 and every[0].text.startswith(_WATCHED)
             stays = watched or places[-1] in places[:-1]
             found.append(Stack(file=dumps[-1].file, stream=name, frames=places[-1], stays=stays))
     return found

@@ -106,8 +106,11 @@ def is_deadly(job: Job, match: Match) -> bool:
         return True
     if match.signature == LOST_LINK:
         return any(signature == NO_ANSWER for signature, _ in job.matches)
-    killed = [fields["pid"] for fields in match.named if fields.get("pid", "").isdigit()]
-    return match.signature in KILLED and any(int(pid) in job.ranks_of_numbers for pid in killed)
+    if match.signature not in KILLED:
+        return False
+    ranks = job.ranks_of_numbers
+    killed = (fields.get("pid", "") for fields in match.named)
+    return any(int(pid) in ranks for pid in killed if pid.isdigit())
 
 
 def _by_deaths(job: Job) -> dict[str, float]:
