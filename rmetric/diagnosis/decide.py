@@ -65,6 +65,7 @@ from rmetric.diagnosis.patterns.steps import planned_steps
 from rmetric.diagnosis.pool import Pool, learn, ordinary
 from rmetric.diagnosis.progress import WATCHED, Hang, end_of, find_hang
 from rmetric.diagnosis.result import (
+    FOLLOWS,
     LIKELY,
     Attempt,
     Candidate,
@@ -73,7 +74,9 @@ from rmetric.diagnosis.result import (
     Suspect,
     not_above,
 )
+from rmetric.diagnosis.signature import Signature
 from rmetric.diagnosis.suspects import NAMED, RankEvidence, named, only_node, suspects
+from rmetric.diagnosis.usual_causes import with_usual
 
 MAX_CANDIDATES = 5
 #: A cause of another family with at least this share of the first one's score is a rival.
@@ -689,7 +692,7 @@ class _Case:
                 continue
             if inferred is not None and one.score >= LIKELY:
                 before = before or inferred.id
-            why = f"follows {before}" if before else how_often(one, self.job)
+            why = f"{FOLLOWS}{before}" if before else how_often(one, self.job)
             found.append(Candidate(signature.id, signature.title, round(one.score, 3), why))
         return tuple(found[:MAX_CANDIDATES])
 
@@ -799,6 +802,7 @@ class _Case:
             events=self._events(self.found.odd),
             nodes=named(self.ranked),
             candidates=self._candidates(None),
+            closest=lead.signature,
         )
 
     def _ends_badly(self) -> bool:
@@ -946,7 +950,9 @@ class _Case:
                 templates.add(one.template)
         return tuple(shown[:MAX_EVENTS])
 
-    def _result(self, *, place: Occurrence | None = None, **fields: Any) -> Diagnosis:
+    def _result(
+        self, *, place: Occurrence | None = None, closest: Signature | None = None, **fields: Any
+    ) -> Diagnosis:
         job = self.job
         since = self.found.first_odd if fields["outcome"] != "healthy" else None
         furthest = job.furthest
@@ -961,6 +967,18 @@ class _Case:
         if fields.get("cause"):
             fields["candidates"] = not_above(fields["confidence"], fields["candidates"])
         fields.setdefault("stage", self._stage(place))
+        if outcome != "healthy" or fields["confidence"] < LIKELY:
+            named = (closest.id, closest.family) if closest else (cause, fields.get("family", ""))
+            causes = (one for one in self.causes if one.signature.role == "cause")
+            rivals = {one.signature.id for one in causes if not one.follows}
+            fields["candidates"] = with_usual(
+                fields.get("candidates", ()),
+                *named,
+                stage=fields["stage"],
+                confidence=fields["confidence"],
+                rivals=rivals,
+                most=MAX_CANDIDATES,
+            )
         return Diagnosis(
             iteration=furthest.last_step if furthest and steps else None,
             since=since.step if since and steps else None,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from rmetric._util.printed import counted
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
-from rmetric.diagnosis.result import LIKELY, SURE, Diagnosis, Evidence, Suspect
+from rmetric.diagnosis.result import FOLLOWS, LIKELY, SURE, Diagnosis, Evidence, Suspect
 from rmetric.diagnosis.text_layout import (
     around,
     brief,
@@ -51,8 +51,6 @@ _UNKNOWN_PREFIXES = ("Cause unknown", "Outcome unknown")
 _NAMED = 2
 #: Suspects whose score is so much below the first one's are not in the first line.
 _SCORE_GAP = 0.1
-#: How `Candidate.why` names an earlier cause.
-_FOLLOWS = "follows "
 _AND_MORE = " (and {} more)"
 #: Least number of characters of a candidate's title.
 _FEWEST = 30
@@ -355,8 +353,8 @@ def _candidates(diagnosis: Diagnosis) -> list[str]:
     texts = []
     for one in diagnosis.candidates:
         why = plain(one.why)
-        if why.startswith(_FOLLOWS):
-            earlier, semicolon, more = why.removeprefix(_FOLLOWS).partition(";")
+        if why.startswith(FOLLOWS):
+            earlier, semicolon, more = why.removeprefix(FOLLOWS).partition(";")
             why = "later, likely a consequence"
             if earlier != diagnosis.cause:
                 why = f"later than: {brief(plain(titles.get(earlier, earlier)), 40)}"

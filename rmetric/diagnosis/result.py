@@ -17,6 +17,8 @@ SURE = 0.8
 LIKELY = 0.5
 #: At most so many nodes are named (L4, section 4.3).
 MAX_NODES = 8
+#: The reason of a candidate that came behind another fault: "follows ID".
+FOLLOWS = "follows "
 
 
 @dataclass(frozen=True, kw_only=True)

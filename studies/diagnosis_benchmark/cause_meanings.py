@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from rmetric.diagnosis.inferred_causes import INFERRED
 from rmetric.diagnosis.library import SignatureLibrary
+from rmetric.diagnosis.usual_causes import USUAL
 from studies.diagnosis_benchmark.blind.causes import CAUSES
 
 #: Timeouts of collectives: a rank did not take part.
@@ -45,10 +46,15 @@ _LOST = (
 )
 #: Written class (`blind/causes.py`) -> entries that mean it.
 CLASSES: dict[str, tuple[str, ...]] = {
-    "hang_data": ("hang@load data", "silent rank@load data", "data loading/dataloader_timeout"),
+    "hang_data": (
+        "hang@load data",
+        "silent rank@load data",
+        "data loading/dataloader_timeout",
+        "hang in reading",
+    ),
     "hang_collective": ("hang", "silent rank", *_WAITED),
-    "hang_checkpoint": ("hang@checkpoint", "silent rank@checkpoint"),
-    "hang_stopped": ("hang", "silent rank"),
+    "hang_checkpoint": ("hang@checkpoint", "silent rank@checkpoint", "hang in a checkpoint"),
+    "hang_stopped": ("hang", "silent rank", "stopped process"),
     "collective_mismatch": (
         "collective mismatch",
         "uneven work",
@@ -74,9 +80,13 @@ CLASSES: dict[str, tuple[str, ...]] = {
     "disk_full": ("disk full",),
     "quota": ("quota",),
     "permission": ("permission",),
-    "checkpoint_corrupt": ("checkpoint/checkpoint_corrupt", "checkpoint/checkpoint_missing"),
+    "checkpoint_corrupt": (
+        "checkpoint/checkpoint_corrupt",
+        "checkpoint/checkpoint_missing",
+        "damaged checkpoint",
+    ),
     "file_missing": ("file not found/file_not_found", "data loading/dataset_not_found"),
-    "data_corrupt": ("data loading/data_file_corrupt",),
+    "data_corrupt": ("data loading/data_file_corrupt", "damaged data"),
     "rendezvous": (
         "rendezvous",
         "collective communication/store_timeout",
@@ -84,7 +94,7 @@ CLASSES: dict[str, tuple[str, ...]] = {
         "collective communication/hccl_socket_timeout",
         "network/gloo_connect_failed",
     ),
-    "dns": ("network/name_not_resolved", "network/rendezvous_name_unknown"),
+    "dns": ("network/name_not_resolved", "network/rendezvous_name_unknown", "name resolution"),
     "port_in_use": ("port in use",),
     "version_mismatch": ("version mismatch", "installation"),
     "container_mount": ("launcher/container_*",),
@@ -98,8 +108,10 @@ CLASSES: dict[str, tuple[str, ...]] = {
         "storage/network_file_system_trouble",
         "storage/nfs_stale_handle",
         "storage/input_output_error",
+        "storage/file_server_failed",
     ),
     "object_store": (
+        "object store",
         "network/object_store_failed",
         "file not found/object_not_found",
         "hub download/hub_rate_limit",
@@ -240,6 +252,6 @@ def verdict(answer: Named, classes: Collection[str]) -> str:
 
 
 def family_of(cause: str, library: SignatureLibrary) -> str:
-    """The family of a signature or of an inferred cause."""
-    inferred = next((one for one in INFERRED if one.id == cause), None)
-    return inferred.family if inferred else library[cause].family
+    """The family of a signature, or of a cause without one."""
+    families = {one.id: one.family for one in INFERRED} | {one.id: one.family for one in USUAL}
+    return families.get(cause) or library[cause].family

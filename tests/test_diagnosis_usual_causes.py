@@ -1,0 +1,82 @@
+"""What an answer leaves open: causes that no line of the logs states."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmetric.diagnosis.decide import diagnose
+from rmetric.diagnosis.inferred_causes import HUNG, INFERRED
+from rmetric.diagnosis.library import SignatureLibrary
+from rmetric.diagnosis.result import SURE, Candidate
+from rmetric.diagnosis.usual_causes import MOST_ADDED, USUAL, with_usual
+from studies.diagnosis_benchmark.cause_meanings import CLASSES, Named
+
+KNOWN = [(one.id, one.family) for one in (*SignatureLibrary.shipped(), *INFERRED)]
+evidence = st.builds(
+    Candidate,
+    cause=st.sampled_from([cause for cause, _ in KNOWN]),
+    title=st.just("seen"),
+    confidence=st.floats(0, 1),
+    why=st.just("logged once"),
+)
+
+
+@given(
+    lead=st.sampled_from([*KNOWN, (None, "")]),
+    stage=st.sampled_from(["", "train", "load data", "checkpoint"]),
+    confidence=st.floats(0, 1),
+    seen=st.lists(evidence, max_size=6, unique_by=lambda one: one.cause),
+    rivals=st.sets(st.sampled_from([cause for cause, _ in KNOWN]), max_size=9),
+)
+def test_what_is_added_takes_no_more_than_the_answer_leaves(lead, stage, confidence, seen, rivals):
+    found = with_usual(seen, *lead, stage=stage, confidence=confidence, rivals=rivals, most=5)
+    added = [one for one in found if one not in seen]
+    assert len(found) <= 5
+    assert len(added) <= MOST_ADDED
+    assert sum(one.confidence for one in added) <= 1.001 - confidence
+    shares = [one.confidence for one in added]
+    assert shares == sorted(shares, reverse=True)
+    kept = [one for one in found if one in seen]
+    first = [one for one in seen if one.cause in rivals]
+    assert kept[: len(first)] == first[:5]
+    if confidence >= SURE:
+        assert not added
+
+
+def test_no_cause_is_added_that_the_answer_names_itself():
+    for stage, missing in (("load data", "hung_in_reading"), ("checkpoint", "hung_in_checkpoint")):
+        named = [
+            one.cause
+            for one in with_usual((), HUNG.id, HUNG.family, stage=stage, confidence=0.6, most=5)
+        ]
+        assert named
+        assert missing not in named
+    ended = with_usual((), "slurm_cancelled", "cancelled", stage="", confidence=0.6, most=5)
+    assert {"hung_in_reading", HUNG.id} < {one.cause for one in ended}
+
+
+def test_each_is_known_to_the_benchmark_and_no_signature_has_its_name():
+    signatures = {one.id for one in SignatureLibrary.shipped()}
+    for one in USUAL:
+        assert one.id not in signatures
+        meant = [
+            cls for cls, entries in CLASSES.items() if Named(one.id, one.family).means(entries)
+        ]
+        assert meant, one
+
+
+def test_a_timeout_is_shown_with_what_it_leaves_open(tmp_path):
+    steps = [f"[rank{rank}]: step {step} loss 2.5\n" for step in range(1, 20) for rank in range(4)]
+    timeouts = [
+        f"[rank{rank}]:[E105 12:00:45 ProcessGroupNCCL.cpp:629] [Rank {rank}] Watchdog caught"
+        " collective operation timeout: WorkNCCL(SeqNum=80, OpType=ALLREDUCE, NumelIn=1,"
+        " NumelOut=1, Timeout(ms)=600000) ran for 600001 milliseconds before timing out.\n"
+        for rank in range(4)
+    ]
+    (tmp_path / "job.log").write_text("".join(steps + timeouts))
+    found = diagnose([tmp_path])
+    assert found.cause == "nccl_timeout"
+    assert found.confidence < SURE
+    assert found.candidates[0].cause == "hung_in_reading"
+    assert "One rank waits for its data" in found.summary
