@@ -225,7 +225,7 @@ def test_a_folder_without_jobs_and_an_unknown_split_are_errors(tmp_path: Path) -
         match="'other'; development, sealed, second, third, fourth, fifth, sixth, seventh, "
         "eighth, ninth, tenth, eleventh, twelfth, thirteenth, fourteenth, fifteenth, "
         "sixteenth, seventeenth, eighteenth, nineteenth, twentieth, twentyfirst, twentysecond, "
-        "twentythird, twentyfourth, twentyfifth, opened",
+        "twentythird, twentyfourth, twentyfifth, twentysixth, opened",
     ):
         load("other", tmp_path)
     bad = tmp_path / "written_development.json"

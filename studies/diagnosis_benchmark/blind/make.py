@@ -46,6 +46,7 @@ TITLES = {
     "twentythird": "written jobs by an author of cloud jobs, unseen until their first look",
     "twentyfourth": "written jobs by eight authors anew, unseen until their first look",
     "twentyfifth": "written jobs by another eight authors, unseen until their first look",
+    "twentysixth": "written jobs by eight authors once more, unseen until their first look",
     "opened": "written jobs by nine more authors, seen while the code was changed",
 }
 #: Those that others wrote by hand and by scripts of their own: kept as archives.
