@@ -130,8 +130,8 @@ def test() -> None:
     command = [str(PYTHON), "-m", "pytest", *spread]
     run([*command, *given])
     if "--all" in sys.argv[2:]:
-        print("\n== the tests of the studies", flush=True)
-        run([*command, "-m", "studies and not slow", *given])
+        print("\n== the longer tests, and those of the studies", flush=True)
+        run([*command, "-m", "(long or studies) and not slow", *given])
 
 
 def check() -> None:

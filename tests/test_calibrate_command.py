@@ -67,6 +67,7 @@ def test_healthy_logs_become_thresholds_and_a_broken_one_is_said(logs, tmp_path,
             assert (alarms(detector, run.records) > 0) == expected
 
 
+@pytest.mark.long
 def test_the_same_logs_give_the_same_bytes_also_beside_them(logs, tmp_path, capsys):
     (logs / "c.jsonl").unlink()
     outs = [logs / "thresholds.json", tmp_path / "other.json"]

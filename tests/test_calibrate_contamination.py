@@ -143,6 +143,7 @@ def test_a_run_with_a_nan_is_left_out_and_the_others_are_used(calibrated):
     assert thresholds.provenance["runs"] == 20
 
 
+@pytest.mark.long
 def test_a_spike_that_recovers_is_named_and_refused_where_it_blinds(calibrated):
     runs = crowd() | {"spiky": spiked(80)}
     code, told, thresholds = calibrated(runs)
@@ -172,6 +173,7 @@ def test_the_budget_gives_a_spike_up_and_nothing_is_lost(calibrated):
     assert thresholds.provenance["recall"]["no_longer_detected"] == []
 
 
+@pytest.mark.long
 def test_a_run_may_be_kept_by_name_and_the_loss_is_then_refused(calibrated):
     runs = crowd(5) | {"bad": diverged(90)}
     code, told, thresholds = calibrated(runs, "--keep", "bad")
@@ -200,6 +202,7 @@ def test_a_map_says_which_column_is_the_loss(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("1 run; 0 would alarm")
 
 
+@pytest.mark.long
 def test_several_spiky_runs_are_all_named(calibrated):
     runs = crowd(5) | {f"spiky{n}": spiked(80 + n, by=4 + n) for n in range(3)}
     code, told, _ = calibrated(runs)

@@ -152,6 +152,7 @@ def plain_climb(losses):
     return max(early, late)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stride", [1, 10])
 @pytest.mark.parametrize("kind", ["falling", "jump", "around zero", "flat"])
 def test_training_loss_against_plain_arithmetic(kind, stride):

@@ -116,6 +116,7 @@ def test_page_hinkley_has_rivers_defaults():
     )
 
 
+@pytest.mark.long
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 99), st.integers(5, 60))
 def test_the_probabilities_of_the_stretches_are_those_of_the_plain_recursion(seed, jump):
@@ -157,6 +158,7 @@ def student(z: float, values: list[float]) -> float:
     return float(stats.t.pdf(z, 2 * shape, mean, scale))
 
 
+@pytest.mark.long
 def test_forgetting_improbable_stretches_changes_next_to_nothing():
     values = [x + (i >= 150) for i, x in enumerate(falling(200, noise=0.2))]
     found = scores(BayesianChangePoint(), values)

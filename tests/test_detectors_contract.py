@@ -66,6 +66,7 @@ def test_the_same_seed_gives_the_same_scores(name, records):
     assert same(trace(name, run_of(records), seed=3), trace(name, run_of(records), seed=3))
 
 
+@pytest.mark.long
 @CAUSAL
 @settings(max_examples=25, deadline=None)
 @given(records=streams(WILD, mixed=True), data=st.data())
@@ -127,6 +128,7 @@ def test_a_loss_that_stops_being_finite_is_an_alarm(name, bad):
     assert seen.alarms[-1]
 
 
+@pytest.mark.long
 @EVERY
 @FEW
 @given(records=full_records())

@@ -241,6 +241,7 @@ class TestLaws:
         slow.notes = fast.notes
         assert fast == slow
 
+    @pytest.mark.long
     @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(PARTS, st.integers(1, 200))
     def test_borders_of_chunks_do_not_matter(
@@ -252,6 +253,7 @@ class TestLaws:
             patch.setattr(source_module, "BLOCK", size)
             assert read(path) == whole
 
+    @pytest.mark.long
     @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(PARTS)
     def test_what_is_forgotten_is_learnt_again(
@@ -274,6 +276,7 @@ class TestLaws:
         assert sum(one.entries for one in job.streams.values()) == 201
         assert job.lines == 204
 
+    @pytest.mark.long
     def test_several_cores_give_the_same(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -308,6 +311,7 @@ ENDS = st.sampled_from(
 
 
 class TestHardLines:
+    @pytest.mark.long
     @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         st.lists(st.tuples(FORMS, NUMBERS, NUMBERS, NUMBERS, ENDS), max_size=40),

@@ -200,6 +200,7 @@ def test_packed_files_are_unpacked(tmp_path):
     assert len(find([tmp_path]).sources) == 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("packer", ["gzip", "bz2", "lzma", "zstandard"])
 def test_a_cut_off_file_gives_what_there_is(tmp_path, packer):
     rolls = np.random.default_rng(0).integers(1 << 62, size=50_000)

@@ -304,6 +304,7 @@ def test_processes_that_tell_their_local_rank_only(read):
     assert ranks(read(**files)) == {0: {"out0.log"}, 1: {"out1.log"}}
 
 
+@pytest.mark.long
 @settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_told_ranks_are_found_whatever_the_order_of_nodes(tmp_path_factory, data):

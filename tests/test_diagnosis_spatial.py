@@ -89,6 +89,7 @@ def test_at_most_eight_and_never_a_large_group():
             assert found == []
 
 
+@pytest.mark.long
 @settings(max_examples=15, deadline=None)
 @given(st.permutations(range(1, 11)), st.integers(1, 10), st.booleans())
 def test_renaming_ranks_permutes_the_result(names, bad, siblings):
@@ -103,6 +104,7 @@ def test_renaming_ranks_permutes_the_result(names, bad, siblings):
     ]
 
 
+@pytest.mark.long
 @settings(max_examples=15, deadline=None)
 @given(st.integers(4, 40), st.integers(1, 30), st.booleans())
 def test_more_healthy_ranks_raise_none(world, more, siblings):

@@ -40,6 +40,7 @@ def answer(folder, files):
     return found.outcome, found.title, found.stage, found.iteration, where
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", WRAPPED)
 def test_an_answer_is_that_of_the_log_without_it(tmp_path, how):
     for number, files in enumerate(JOBS):

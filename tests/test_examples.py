@@ -48,6 +48,7 @@ def test_every_script_is_listed_here():
 TRAINING = ("plain_loop", "trainer", "lightning_trainer", "rescue")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.slow] * (name in TRAINING)) for name in SCRIPTS],

@@ -48,6 +48,7 @@ def test_a_part_that_fails_keeps_its_last_lines(tmp_path, code, problem):
     assert done["last_lines"][-1] in ("no memory", "nothing")
 
 
+@pytest.mark.long
 def test_a_part_that_hangs_is_ended(tmp_path):
     done = run_part(python("import time; print('begun', flush=True); time.sleep(600)"), tmp_path, 3)
     assert done["problem"] == "not done after 3 s"
@@ -120,6 +121,7 @@ def test_a_part_is_measured_in_small_on_a_processor(tmp_path, part):
         assert loss["rescued"] < loss["noise_alone"]
 
 
+@pytest.mark.long
 def test_verdicts_on_an_idle_and_a_working_gpu(tmp_path):
     part = parts_of(tmp_path, tiny=True, steps=FEWEST_STEPS)["nvml"]
     around = os.environ | environment_of(build(tmp_path), [], 1)

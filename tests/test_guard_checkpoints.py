@@ -383,6 +383,7 @@ def full_disk_on_one(rank, folder, full):
     return failed.problem, left, good.step, good.own(rank), third.step
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("full", [0, 2])
 def test_a_full_disk_on_one_rank_fails_the_save_on_all_and_harms_nothing(tmp_path, full):
     for rank, (problem, left, step, own, third) in enumerate(
@@ -433,6 +434,7 @@ def killed_in_a_save(rank, folder, victim):
     return type(failed).__name__, failed.problem, time.monotonic() - began
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_rank_killed_in_a_save_leaves_the_one_before(tmp_path, victim):
     results = on_ranks(killed_in_a_save, tmp_path, victim, ranks=3, lost=(victim,))
@@ -475,6 +477,7 @@ def resharded(rank, folder, step):
     return list(state["sharded"].to_local().shape), done.good.world_size
 
 
+@pytest.mark.long
 def test_four_ranks_three_two_one_and_back(tmp_path):
     rows = {}
     for step, ranks in enumerate((4, 3, 2, 1, 3), start=1):

@@ -80,6 +80,7 @@ folder.beat(0, 9, "finished", problem=problem)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("more", "last"), [("", ""), (', "gone"', "gone")])
 def test_the_supervisor_hears_of_a_failed_save_by_the_heartbeat(tmp_path, more, last):
     script = tmp_path / "training.py"

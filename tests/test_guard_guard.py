@@ -470,6 +470,7 @@ def asked_on_one(rank, folder, who):
     return training(rank, folder, 12, at=at)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("who", [0, 2])
 def test_all_ranks_save_the_same_step_whoever_is_asked(tmp_path, who):
     for result in on_ranks(asked_on_one, tmp_path, who, ranks=3):
@@ -486,6 +487,7 @@ def different_times(rank, folder):
     return training(rank, folder, 30, at=at, pause=0.0)["saves"]
 
 
+@pytest.mark.long
 def test_ranks_whose_saves_end_at_different_times_stay_together(tmp_path):
     saves = on_ranks(different_times, tmp_path, ranks=4)
     assert len(saves[0]) >= 3
@@ -508,6 +510,7 @@ def terminated(rank, folder, who):
     return training(rank, folder, 500, at=at)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("who", [0, 1])
 def test_sigterm_in_the_middle_of_a_save_makes_a_last_one_and_ends_all_ranks(tmp_path, who):
     for result in on_ranks(terminated, tmp_path, who, ranks=2):
@@ -531,6 +534,7 @@ def without_room(rank, folder):
     return training(rank, folder, 80, at=at, interval=4, pause=0.02)
 
 
+@pytest.mark.long
 def test_a_full_disk_does_not_end_the_training_and_it_saves_again_when_there_is_room(tmp_path):
     for result in on_ranks(without_room, tmp_path, ranks=2):
         assert result["last"] == 80
@@ -551,6 +555,7 @@ def killed_in_its_second_save(rank, folder):
     return "nothing happened"
 
 
+@pytest.mark.long
 def test_a_killed_rank_ends_the_others_at_once_and_the_next_start_gives_the_same_losses(tmp_path):
     killed = on_ranks(killed_in_its_second_save, tmp_path / "cut", ranks=2, lost=(1,))
     assert killed[1] is None
@@ -587,6 +592,7 @@ def fewer(rank, folder, steps):
     return training(rank, folder, steps, interval=5, pause=0.03)
 
 
+@pytest.mark.long
 def test_four_ranks_then_two_then_one(tmp_path):
     for start, steps, ranks in ((0, 7, 4), (5, 12, 2), (10, 16, 1)):
         for result in on_ranks(fewer, tmp_path, steps, ranks=ranks):

@@ -178,6 +178,7 @@ def test_a_condition_that_lasts_a_day_asks_once(fatal):
     assert len(asked) <= 25
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("fatal", [False, True])
 def test_no_storm_whatever_changes_every_ten_seconds(source, fatal):

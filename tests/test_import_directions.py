@@ -125,6 +125,7 @@ def imports() -> list[Import]:
     return out
 
 
+@pytest.mark.long
 def test_every_room_imports_what_the_table_says_and_nothing_else():
     found = defaultdict(set)
     for one in imports():
@@ -180,6 +181,7 @@ def test_nobody_imports_a_private_name_of_another_room():
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.long
 def test_nobody_reaches_through_a_module_for_a_private_name_of_another_room():
     wrong = []
     for module, path in MODULES.items():

@@ -31,6 +31,7 @@ def test_the_stream_equals_the_plain_metric_at_every_record(records, config):
         assert_same(metric.update(record), plain.update(record))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_stream_equals_the_plain_metric_on_a_long_run(preset):
     config = PRESETS[preset]()

@@ -50,6 +50,7 @@ EVERYTHING = MonitorConfig(
 # -- training is the same with it and without
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("micro", [1, 3])
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_the_weights_come_out_bit_equal(tmp_path, micro, clip):
@@ -163,6 +164,7 @@ def test_the_update_is_that_of_the_step_where_backward_runs_inside_of_it(tmp_pat
         assert record.update_norm == pytest.approx(0.1 * record.gradient_norm, rel=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("settings", [{}, {"fullgraph": True}])
 def test_a_compiled_model_trains_on(tmp_path, settings):
     torch._dynamo.reset()
@@ -177,6 +179,7 @@ def test_a_compiled_model_trains_on(tmp_path, settings):
     assert monitor.last.activation_headroom is None  # not to be had without compiling anew
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("settings", [{}, {"fullgraph": True}])
 def test_a_model_may_be_compiled_after_the_monitor_was_made(settings):
     torch._dynamo.reset()
@@ -751,6 +754,7 @@ def test_weights_that_were_moved_to_other_memory_are_still_watched():
     assert monitor.last.update_norm > 0
 
 
+@pytest.mark.long
 def test_a_script_that_raises_still_leaves_its_log(tmp_path):
     script = f"""
 import torch

@@ -92,6 +92,7 @@ def trained(tmp_path_factory):
     return trained
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_exactly_the_bad_steps_stay_out_of_the_weights(trained, trainer):
     _, by_hand = trained(trainer, "by hand")

@@ -54,6 +54,7 @@ def healthy(rank, folder, settings):
     return seen | {"without": without["weights"]}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("ranks", "settings"),
     [
@@ -276,6 +277,7 @@ def without_one(rank):
     return result | {"sum": ones.item()}
 
 
+@pytest.mark.long
 def test_without_a_monitor_on_one_rank_the_others_watch_and_change_nothing():
     results = on_ranks(without_one)
     for rank, result in enumerate(results):
@@ -377,6 +379,7 @@ def resumed(rank, folder):
     return {"step": state["step"], "calls": together.calls, "alerts": result["alerts"]}
 
 
+@pytest.mark.long
 def test_a_loaded_state_finds_the_ranks_together_again(tmp_path):
     for result in on_ranks(resumed, tmp_path):
         assert result["step"] == 6
@@ -438,6 +441,7 @@ def own_gradient_of(weights, batch):
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", [(2,), (2, 2)])
 def test_the_norms_of_a_sharded_model_are_those_of_the_whole(tmp_path, shape):
     results = on_ranks(sharded, tmp_path, shape, ranks=prod(shape))
@@ -577,6 +581,7 @@ def leaving_a_sharded_run(rank):
     ]
 
 
+@pytest.mark.long
 def test_a_monitor_that_leaves_a_sharded_run_holds_up_nobody_and_an_unknown_norm_is_reported():
     results = on_ranks(leaving_a_sharded_run, ranks=2, seconds=100.0)
     assert results[0][0]["weights"] == results[1][0]["weights"] == results[0][1]["weights"]

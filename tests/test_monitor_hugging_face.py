@@ -140,6 +140,7 @@ def is_finite(model):
 # -- training is the same with it and without
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("accumulation", [1, 4])
 @pytest.mark.parametrize("clip", [0.0, 0.1])
@@ -198,6 +199,7 @@ class Independent(Trainer):
         return loss
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("accumulation", [1, 4])
 @pytest.mark.parametrize("clip", [0.0, 0.1])
@@ -329,6 +331,7 @@ def test_a_replay_of_the_log_gives_the_same_r(tmp_path):
 # -- a nan at step 60, under stock settings
 
 
+@pytest.mark.long
 def test_a_nan_at_step_60_is_not_in_the_stock_log_and_is_in_ours(tmp_path):
     trainer = train(tmp_path, [NanAt(60), watch(tmp_path)], max_steps=64)
     assert not is_finite(trainer.model)
@@ -380,6 +383,7 @@ def fresh_accelerate():
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("fresh_accelerate")
 def test_a_gradient_scaler_is_followed(tmp_path):
     settings = dict(gradient_accumulation_steps=2, max_steps=8, max_grad_norm=0.1)
@@ -414,6 +418,7 @@ def lines_without_time(folder):
     return [{k: v for k, v in entry.items() if not k.endswith("_seconds")} for entry in entries]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("restore_callbacks", [False, True])
 def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path, restore_callbacks):
     settings = dict(

@@ -189,6 +189,7 @@ def announced(clock):
     return pause
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "pause", [evaluation, evaluation_with_gradients, told, checkpoint, announced]
 )

@@ -86,6 +86,7 @@ WITHOUT = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("missing", WITHOUT)
 def test_what_needs_an_extra_names_it(missing):
     statement, extra = WITHOUT[missing]
@@ -107,6 +108,7 @@ def test_a_command_that_needs_an_extra_ends_with_one_line(tmp_path):
     assert line.startswith("error: rmetric diagnose needs dtaidistance: pip install")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("script", ["generate_paper_tables.py", "generate_all_figures.py"])
 def test_a_script_of_the_study_names_its_extra(script):
     code = (

@@ -142,6 +142,7 @@ def test_latent_attention_costs_what_its_matrices_do():
     assert split - whole / 8 > 7 / 8 * latents
 
 
+@pytest.mark.long
 def test_deepseek_v3_is_planned_and_what_is_wrong_with_a_shape_is_said():
     model = ModelShape.from_json(DEEPSEEK_V3, sequence=4096)
     assert model.assumed == ("layers that predict further tokens (num_nextn_predict_layers): none",)

@@ -70,6 +70,7 @@ def judged(spec: PublishedSpec, run: Run) -> tuple[list[float], list[int]]:
 # -- the authors' study comes back
 
 
+@pytest.mark.long
 @needs_authors_logs
 def test_every_r_and_every_failure_of_the_authors_comes_back_to_the_last_bit():
     theirs, same = seed_1(), 0
@@ -236,6 +237,7 @@ def test_the_seed_is_that_of_pythons_random(tmp_path):
     assert run.records == study(1)[36].records
 
 
+@pytest.mark.long
 def test_the_whole_study_is_read_back_without_a_word(tmp_path, capsys):
     assert run_modern_experiments.main(["--out", str(tmp_path)]) == 0
     folders = ", ".join(str(tmp_path / f"logs_{mode}") for mode in MODES)

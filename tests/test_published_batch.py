@@ -212,6 +212,7 @@ def seeds():
     return spread_of_rows(100)
 
 
+@pytest.mark.long
 def test_the_published_number_comes_back_over_seeds(seeds):
     full = seeds["full"]
     assert (full.hits == 72).all()

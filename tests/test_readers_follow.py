@@ -360,6 +360,7 @@ def scripted(tmp_path, monkeypatch):
     return call
 
 
+@pytest.mark.long
 def test_an_alarm_its_change_and_its_end_are_a_line_each_and_only_what_is_urgent_is_posted(
     scripted, capsys
 ):

@@ -103,6 +103,7 @@ def test_records_that_are_dropped_are_not_built(tmp_path, monkeypatch):
     assert sum(built) < 10_000
 
 
+@pytest.mark.long
 def test_the_memory_of_reading_does_not_grow_with_the_log(tmp_path):
     def peak(count: int) -> int:
         path = written(tmp_path / f"{count}.jsonl", plain(count))

@@ -189,6 +189,7 @@ def test_where_the_log_states_our_r_the_page_says_so_in_a_sentence(tmp_path):
     assert "R, as stated" not in [panel["title"] for panel in found.data["panels"]]
 
 
+@pytest.mark.long
 def test_the_console_tells_stated_alarms_from_ours_and_undefined_from_none(tmp_path, capsys):
     only = log(tmp_path / "a.jsonl", *only_r(0.1, 0.9, 0.1, 0.9), experiment_id="a")
     quiet = log(tmp_path / "b.jsonl", *only_r(0.1, 0.2), experiment_id="b")
@@ -419,6 +420,7 @@ def test_the_scores_of_a_replay_are_no_log(tmp_path):
 # Two files, one id
 
 
+@pytest.mark.long
 def test_two_files_with_one_id_are_told_apart_by_their_file_everywhere(tmp_path, capsys):
     paths = [
         log(tmp_path / folder / "run.jsonl", *only_r(0.1, 0.9), experiment_id="twin")
@@ -443,6 +445,7 @@ def test_two_files_with_one_id_are_told_apart_by_their_file_everywhere(tmp_path,
 # The authors' own logs
 
 
+@pytest.mark.long
 @needs_authors_logs
 def test_the_74_alarms_that_seed_1_states_are_counted(tmp_path, capsys):
     paths = []

@@ -75,6 +75,7 @@ odd_lines = st.sampled_from(
 )
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=60)
 @given(st.dictionaries(st.integers(0, 899), odd_lines, max_size=12), st.booleans())
 def test_lines_that_differ_anywhere_read_as_if_each_were_alone(tmp_path_factory, changes, quick):

@@ -568,6 +568,7 @@ def test_records_hold_what_the_lines_of_their_step_say(tmp_path):
     assert run.records[0].training_loss is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["nanogpt", "megatron", "torchtitan", "fairseq", "mlperf"])
 def test_a_program_s_start_of_any_length_may_come_first(tmp_path, name):
     reader, text, _ = SAMPLES[name]

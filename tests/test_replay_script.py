@@ -188,6 +188,7 @@ def test_one_evaluation_has_no_past_so_the_training_loss_is_followed(replay, tmp
     assert any("one evaluation only" in note for note in summary(out, "a")["notes"])
 
 
+@pytest.mark.long
 def test_the_same_log_gives_the_same_bytes(replay, tmp_path):
     (tmp_path / "a.csv").write_text(GOOD)
     results = []
@@ -473,6 +474,7 @@ def test_results_that_cannot_be_written_are_one_message(script, tmp_path, monkey
     assert f"error: --out {out}: cannot be written" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_user_s_mistake_shows_no_traceback(tmp_path):
     (tmp_path / "a.csv").write_bytes(bytes(9))
     for argument, code in (("absent.csv", 2), ("a.csv", 1)):
@@ -537,6 +539,7 @@ def test_a_log_damaged_on_purpose_fails_alone_in_one_line(
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("before", "after", "note"),
     [

@@ -29,6 +29,7 @@ from tests.rescue_trainings import (
 WENT_BACK = ["leave_out", "leave_out", "leave_out", "go_back"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "settings",
     [
@@ -184,6 +185,7 @@ def test_weights_that_are_not_finite_are_not_kept(caplog):
     assert same(rescued, train())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", ["data", "scheduler", "memory"])
 def test_a_rescue_that_fails_leaves_the_training_as_it_was(part, monkeypatch, caplog):
     from rmetric.rescue import snapshot
@@ -258,6 +260,7 @@ def test_a_held_run_ends_with_its_own_exit_code(tmp_path):
     assert (tmp_path / "verdict.json").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["signal", "file", "time"])
 def test_a_held_run_waits_and_goes_on(how, tmp_path):
     gone = {"bad": True}

@@ -120,6 +120,7 @@ def test_drawing_moves_the_random_state_again():
     assert same_state(host_random_state(), after)
 
 
+@pytest.mark.long
 @given(
     st.lists(
         st.tuples(st.integers(1, 9), st.integers(0, 12), st.booleans(), st.integers(0, 4)),

@@ -130,6 +130,7 @@ def launched(tmp_path_factory):
     return on_ranks(on_one_rank, folder, ranks=2, seconds=400.0), folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "why"),
     [
@@ -204,6 +205,7 @@ def test_a_chosen_folder_goes_before_the_run_folder(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("late", [STEPS, STEPS - 1])
 def test_an_alarm_at_the_last_step_goes_back_before_the_end(late):
     rescued = train(Rescue(SMALL), evidence_of=bad(late, since=34))

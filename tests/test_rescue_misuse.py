@@ -152,6 +152,7 @@ class OwnNumbers:
             yield draw[:, :6], draw[:, 6:]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_loader_that_gives_other_data_again_is_reported_once(kept, caplog):
     loader = list(OwnNumbers()) if kept else OwnNumbers()
@@ -163,6 +164,7 @@ def test_a_loader_that_gives_other_data_again_is_reported_once(kept, caplog):
     assert same(outcome, twin) == kept
 
 
+@pytest.mark.long
 def test_workers_that_live_on_are_reported(caplog):
     settings = {"num_workers": 1, "shuffle": True, "batch_size": 4, "collate_fn": noisy}
     data = make_loader().dataset

@@ -100,6 +100,7 @@ def launched(request, tmp_path_factory):
     )
 
 
+@pytest.mark.long
 def test_bad_steps_are_left_out_and_the_run_goes_back_on_both_ranks(launched):
     for found in launched[0]:
         nans = found["nans"]

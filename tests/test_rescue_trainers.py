@@ -79,6 +79,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", SETTINGS["hugging_face"])
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_a_run_that_went_back_ends_as_one_that_was_never_disturbed(
@@ -107,6 +108,7 @@ def test_a_run_that_went_back_ends_as_one_that_was_never_disturbed(
         assert curve(found) == curve(plain)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("late", [STEPS - 1, STEPS])
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_it_goes_back_in_the_last_step_too(trainer, late, rescue, undisturbed, tmp_path):

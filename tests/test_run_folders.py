@@ -174,6 +174,7 @@ def test_a_folder_of_weights_alone_is_one_error(tmp_path, capsys):
     assert error.count("\n") == 1
 
 
+@pytest.mark.long
 def test_results_of_an_earlier_replay_are_no_logs(tmp_path):
     write(tmp_path, {"a.csv": TABLE})
     assert main(["replay", str(tmp_path / "a.csv"), "--out", str(tmp_path / "old")]) == 0
@@ -208,6 +209,7 @@ def test_the_default_folder_never_loses_the_index_of_other_runs(tmp_path, monkey
     assert sources("replay") == ["b.csv"], "a folder that is named is the user's"
 
 
+@pytest.mark.long
 def test_the_command_that_makes_a_page_again_runs_in_an_installed_package(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, {"a b.csv": TABLE.replace("train_loss", "ce")})

@@ -312,6 +312,7 @@ COURSES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", COURSES)
 @settings(deadline=None, max_examples=20)
 @given(exponent=st.integers(-20, 20))

@@ -35,6 +35,7 @@ def records(run: str) -> list[Record]:
         ]
 
 
+@pytest.mark.long
 def test_labels_and_verdicts_agree_as_docs_verdict_states():
     found: Counter[tuple[str, str]] = Counter()
     late = {}

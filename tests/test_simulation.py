@@ -46,6 +46,7 @@ def healthy() -> dict[str, list[Run]]:
     }
 
 
+@pytest.mark.long
 def test_without_faults_no_run_fails(healthy):
     assert {run.truth.outcome for runs in healthy.values() for run in runs} == {"healthy"}
 
@@ -63,6 +64,7 @@ def test_without_faults_the_excess_loss_is_a_power_of_the_step(healthy):
         assert -0.5 < slope < -0.25  # Hoffmann et al. 2022: -0.28 in tokens
 
 
+@pytest.mark.long
 def test_a_higher_learning_rate_fails_more_often():
     multiples = (2, 5, 15, 25, 60)
     rates = [
@@ -74,6 +76,7 @@ def test_a_higher_learning_rate_fails_more_often():
     assert all(a <= b for a, b in pairwise(rates))
 
 
+@pytest.mark.long
 def test_a_higher_learning_rate_breaks_the_loss_sooner():
     """At the cadence of a failure's definition all of these are two evaluations; see the steps."""
     steps = []
@@ -91,6 +94,7 @@ def test_a_higher_learning_rate_breaks_the_loss_sooner():
     assert all(a > b for a, b in pairwise(steps))
 
 
+@pytest.mark.long
 def test_more_workers_average_out_more_noise():
     norms = []
     for workers in (2, 4, 8, 16):
@@ -101,6 +105,7 @@ def test_more_workers_average_out_more_noise():
     assert all(a > 1.1 * b for a, b in pairwise(norms))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "severities"),
     [
@@ -136,6 +141,7 @@ def test_a_softmax_saturates():
     assert curvature[-1] <= 1.0 + CONSTANTS.softmax_bound
 
 
+@pytest.mark.long
 def test_rubbish_in_the_data_costs_what_hedging_costs():
     """A model that sets a share f of its probability aside pays -ln(1 - f) on true tokens."""
     for share in (0.1, 0.3, 0.6):
@@ -153,6 +159,7 @@ def test_rubbish_in_the_data_costs_what_hedging_costs():
         assert jump > 4 * share  # noise is far from anything that was learnt
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [kind.name for kind in FAULTS.values() if kind.benign])
 def test_benign_changes_fail_no_run(name):
     for severity in FAULTS[name].severities:
@@ -161,6 +168,7 @@ def test_benign_changes_fail_no_run(name):
         assert all(run.truth.benign for run in runs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["EXPERT_FAILURE", "ROUTER_IMBALANCE"])
 def test_an_expert_fault_has_nothing_to_act_on_in_a_dense_model(name):
     [struck] = simulate([spec("same", fault=name)])
@@ -169,6 +177,7 @@ def test_an_expert_fault_has_nothing_to_act_on_in_a_dense_model(name):
     assert struck.records == control.records
 
 
+@pytest.mark.long
 def test_before_the_onset_a_struck_run_is_its_control():
     specs = [spec("same", architecture="GPT-4-MoE", fault=name) for name in FAULTS]
     control, *struck = simulate(specs)
@@ -189,6 +198,7 @@ def test_a_fault_of_severity_one_that_multiplies_changes_nothing():
         assert run.truth.outcome == "absorbed"
 
 
+@pytest.mark.long
 def test_same_seed_same_bytes_whatever_the_batch():
     specs = [
         spec(f"{name}-{i}", architecture=arch, fault=name, total_steps=300, onset_step=100 + i)
@@ -230,6 +240,7 @@ def test_a_worker_whose_gradient_leaves_float32_ends_the_run():
     assert np.isfinite(last.worker_gradient_norms[1:]).all()
 
 
+@pytest.mark.long
 def test_an_explosion_fails_where_it_outweighs_the_healthy_workers():
     """W - 1 healthy workers hold a sick one of less than W - 1 times their weight."""
     changes = {"fault": "GRADIENT_EXPLOSION", "duration_steps": 100}

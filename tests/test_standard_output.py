@@ -30,6 +30,7 @@ def started(arguments, stdout, **more) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arguments", WORKING, ids=" ".join)
 def test_a_reader_that_went_away_and_a_full_disk(arguments):
     read, write = os.pipe()

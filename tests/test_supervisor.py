@@ -88,6 +88,7 @@ def test_a_healthy_training_finishes_and_a_finished_folder_is_not_run_again(tmp_
     assert again.of("over")[-1]["words"] == "it had finished before"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("do", "words"),
     [
@@ -120,6 +121,7 @@ def test_a_rank_or_the_agent_fails_and_training_goes_on(tmp_path, do, words):
     assert 0 < told.summary.ettr < 1
 
 
+@pytest.mark.long
 def test_a_hang_is_noticed_and_what_does_not_listen_is_killed(tmp_path):
     told = run(tmp_path, [fault("hang")], timeouts=Timeouts(hang=0.4))
     assert "fault: hang" in told.log(1)
@@ -130,6 +132,7 @@ def test_a_hang_is_noticed_and_what_does_not_listen_is_killed(tmp_path):
     assert told.nobody_is_left()
 
 
+@pytest.mark.long
 def test_the_stopped_rank_of_a_hang_is_named_with_the_evidence(tmp_path):
     told = run(tmp_path, [fault("stop", rank=2)], gpus=3, timeouts=Timeouts(hang=0.6))
     assert "fault: stop" in told.log(1)
@@ -167,6 +170,7 @@ def test_a_training_that_never_reports_its_end_is_not_restarted_for_ever(tmp_pat
     assert (told.code, told.summary.outcome, told.summary.launches) == (0, "finished", 2)
 
 
+@pytest.mark.long
 def test_a_second_failure_during_recovery_is_like_any_other(tmp_path):
     told = run(tmp_path, [fault("kill"), fault("start", launch=2), fault("agent", launch=3)])
     starts = ("rank 1 was killed by SIGKILL", "rank 1 failed with exit code 1: ValueError",
@@ -187,6 +191,7 @@ def test_what_fails_the_same_way_at_once_is_given_up(tmp_path):
     )
 
 
+@pytest.mark.long
 def test_a_storage_error_that_passes_is_waited_for(tmp_path):
     faults = [fault("storage", launch=n) for n in (1, 2, 3)]
     told = run(tmp_path, faults)
@@ -196,6 +201,7 @@ def test_a_storage_error_that_passes_is_waited_for(tmp_path):
     assert waits == sorted(waits)
 
 
+@pytest.mark.long
 def test_a_storage_error_that_stays_is_tried_up_to_the_limit(tmp_path):
     told = run(tmp_path, [fault("storage", launch=0)], max_restarts=3)
     assert (told.code, told.summary.launches) == (1, 4)
@@ -215,6 +221,7 @@ def test_a_training_whose_last_saves_failed_is_not_finished(tmp_path):
     assert (again.code, again.summary.outcome) == (0, "finished")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ends", ["exit", "return"])
 def test_a_held_training_is_not_restarted(tmp_path, ends):
     """Its launcher ends with 1, or with 0 where the loop has ended; both are a hold."""
@@ -254,6 +261,7 @@ def test_a_disk_too_full_for_heartbeats_is_not_taken_for_the_end(tmp_path, monke
     assert told.summary.words.startswith("disk full: the training exited with 0 at step 20")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("entry", [[1], {"rank": [0]}, {"step": "3"}, {"time": None}])
 def test_a_wrong_heartbeat_is_reported_once_and_training_goes_on(tmp_path, entry):
     path = tmp_path / "heartbeats" / "rank-9.json"
@@ -285,6 +293,7 @@ def test_an_internal_error_leaves_no_process_behind_and_is_named(tmp_path, monke
     assert told.nobody_is_left()
 
 
+@pytest.mark.long
 def test_restarts_are_bounded(tmp_path):
     told = run(tmp_path, [fault("kill", launch=0)], max_restarts=2)
     assert (told.code, told.summary.launches) == (1, 3)
@@ -300,6 +309,7 @@ def test_what_cannot_be_started_is_said(tmp_path):
     assert told.summary.words.startswith("repeated immediate failure")
 
 
+@pytest.mark.long
 def test_a_fatal_gpu_is_drained_and_training_goes_on_with_the_rest(tmp_path):
     verdict = GpuVerdict(gpu=2, time=time.time(), level="fatal", action="reboot",
                          reasons=("Xid 79: the GPU has fallen off the bus",))  # fmt: skip
@@ -354,6 +364,7 @@ def test_verdicts_of_yesterday_are_history(tmp_path):
     assert (told.code, told.of("verdict"), told.of("dropped")) == (0, [], [])
 
 
+@pytest.mark.long
 def test_a_request_of_a_user_to_stop_is_obeyed(tmp_path):
     one = supervisor(tmp_path, more=("--seconds", "0.05"))
     folder = RunFolder(tmp_path)
@@ -383,6 +394,7 @@ def test_a_request_of_a_user_to_stop_is_obeyed(tmp_path):
     assert told.of("resumed")[1]["step"] >= 3
 
 
+@pytest.mark.long
 def test_a_failure_while_a_user_waits_for_it_to_stop_ends_the_run(tmp_path):
     # Only its last step is a checkpoint: what is asked for at step 3 is not made by step 7.
     patient = ("--deaf", "--every", "1000")
@@ -463,6 +475,7 @@ def test_sigterm_saves_and_ends_all(tmp_path):
     assert told.nobody_is_left()
 
 
+@pytest.mark.long
 def test_a_killed_supervisor_is_followed_by_one_that_ends_its_orphans_and_goes_on(tmp_path):
     process = subprocess.Popen(command(tmp_path), stderr=subprocess.DEVNULL)
     until(lambda: len(steps(tmp_path)) == 2 and min(steps(tmp_path)) >= 6)

@@ -27,6 +27,7 @@ def kinds(seen):
 
 
 class TestHistories:
+    @pytest.mark.long
     def test_a_healthy_day_has_no_event(self, nvml):
         history = [(t, 0, "temperature", 60 + t % 25) for t in range(1, 8640)]
         history += [(t, 0, "throttle", SOFTWARE_POWER_CAP * (t % 2)) for t in range(1, 8640, 7)]
@@ -113,6 +114,7 @@ class TestHistories:
         assert [False, "the NVIDIA driver is not loaded"] in seen["states"]
         assert seen["states"][-1] == [True, None]
 
+    @pytest.mark.long
     def test_a_call_that_hangs_holds_up_nobody(self, nvml):
         history = [(5, 0, "hang", 60_000)]
         seen = play(nvml, history, ticks=5, linger=0.6, hung_after=0.2)
@@ -215,6 +217,7 @@ class TestHistories:
 
 
 class TestDevices:
+    @pytest.mark.long
     @pytest.mark.parametrize(
         ("devices", "cuda_visible", "watched"),
         [

@@ -220,6 +220,7 @@ def read(process):
     return process.stdout.readline()
 
 
+@pytest.mark.long
 def test_a_full_disk_does_not_stop_the_watch(nvml, tmp_path):
     history = [(40, 0, "xid", 79)]
     arguments = ("--interval", "0.05", "--jsonl", "/dev/full", "--run", tmp_path)

@@ -34,6 +34,7 @@ def a_healthy_day():
 
 
 class TestHistories:
+    @pytest.mark.long
     def test_a_healthy_day_stays_healthy_at_095_and_does_not_at_010(self, nvml):
         recording = nvml / "day.jsonl"
         seen = play_verdicts(
@@ -176,6 +177,7 @@ class TestHistories:
             "nothing is heard of the GPU: the NVIDIA driver is not loaded"
         ]
 
+    @pytest.mark.long
     def test_a_call_that_hangs_is_a_risk_until_it_answers(self, nvml):
         history = [(20, 0, "hang", 2500)]
         seen = play_verdicts(

@@ -58,6 +58,7 @@ def gradients_on(rank, at_most):
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at_most", [1, 4])
 def test_the_gradient_of_three_copies_is_that_of_one_process(at_most):
     model = plain_model().double()
@@ -68,6 +69,7 @@ def test_the_gradient_of_three_copies_is_that_of_one_process(at_most):
             assert torch.tensor(gradient, dtype=torch.float64).allclose(alone, rtol=0, atol=1e-14)
 
 
+@pytest.mark.long
 def test_the_reference_training_loses_on_three_ranks_what_one_plain_process_does(tmp_path):
     asked = ("--batch=16", "--micro-batch=2", "--uneven-batch", "--precision=float64")
     on_ranks(train_on, tmp_path, ("three", asked), ranks=3)

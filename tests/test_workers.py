@@ -32,6 +32,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.name != "posix", reason="a killed parent is seen on POSIX alone")
 def test_the_workers_of_a_killed_study_end_in_the_middle_of_a_task(tmp_path):
     (tmp_path / "study.py").write_text(STUDY)
@@ -66,6 +67,7 @@ def stepped(steps, on_step):
         time.sleep(0.02)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_progress_comes_in_the_middle_of_tasks(jobs, monkeypatch):
     monkeypatch.setattr(workers, "POLL_SECONDS", 0.02)
