@@ -662,3 +662,39 @@ def test_a_log_may_end_with_the_launchers_line_that_it_starts_again(tmp_path):
     (tmp_path / "job.log").write_text("\n".join(lines) + "\n")
     found = diagnose([tmp_path])
     assert (found.cause, found.attempts) == ("key_error", ())
+
+
+def test_errors_without_a_time_are_of_the_attempt_in_which_they_stand(tmp_path):
+    """The errors' file has one attempt for all: nothing in it begins anew."""
+
+    def started(hour):
+        return f"[2025-03-04 {hour:02d}:00:01,000] [INFO] init: attempting to detect MPI"
+
+    out, errors = [], []
+    for run, hour, error in ((1, 5, "port"), (2, 7, "quota")):
+        stamp = f"[2025-03-04 {hour:02d}:00:00,500]"
+        out += [f"=== run {run} of 2 at {hour} ===", f"{stamp} [INFO] cmd = mpirun -n 2 train.py"]
+        steps = range(50) if error == "quota" else ()
+        out += [f"2025-03-04 {hour:02d}:{at:02d}:30 step {at} loss 2.1" for at in steps]
+        said = {
+            "port": "RuntimeError: server socket has failed to bind to [::]:29500 (errno: 98 -"
+            " Address already in use).",
+            "quota": "OSError: [Errno 122] Disk quota exceeded",
+        }
+        errors += [started(hour), "Traceback (most recent call last):", said[error]]
+    found = of_files(tmp_path, {"job.out": out, "job.err": errors})
+    assert len(found.attempts) == 2
+    assert found.cause == "quota_exceeded"
+
+
+def test_a_chain_of_jobs_counts_its_links_not_steps(tmp_path):
+    files = {
+        f"fit.{number}.out": [
+            f"[0{hour}:00:00] job {number} on n1, restart chain step {hour}/6",
+            *(f"[2024-04-08 0{hour}:00:0{at}] {line}" for at, line in enumerate(START)),
+            *steps_at(hour),
+            *OOM,
+        ]
+        for hour, number in ((2, 4101), (3, 4102), (4, 4105))
+    }
+    assert len(of_files(tmp_path, files).attempts) == 3

@@ -169,3 +169,20 @@ def test_what_is_no_row_of_a_table_stays_as_it_is() -> None:
     assert table is not None
     rows = [b'1,"a,b,c', b'the rest"', b'1,pod-2,"one, two"']
     assert table.lines(rows) == [b'1,"a,b,c', b"the rest", b"[pod/pod-2] 1 one, two"]
+
+
+def test_events_in_a_table_read_as_those_that_kubectl_prints(tmp_path: Path) -> None:
+    steps = [f"2025-05-06T17:{at // 60:02}:{at % 60:02}Z step {at} loss 2.1" for at in range(90)]
+    (tmp_path / "fit-0.log").write_text("\n".join(steps) + "\n")
+    rows = [
+        "LAST_TIMESTAMP(UTC)\tTYPE\tREASON\tOBJECT\tMESSAGE\tSOURCE",
+        "2025-05-06T17:01:40Z\tWarning\tOOMKilling\tnode/gpu-1\tMemory cgroup out of memory: "
+        "Killed process 228 (python3) total-vm:1kB\tkernel-monitor",
+    ]
+    (tmp_path / "events.tsv").write_text("\n".join(rows) + "\n")
+    table = Exported.of(rows[0].encode())
+    assert table is not None
+    assert table.lines([b"10:00\tNormal\tPulled\tpod/a-1\tdone\tkubelet"]) == [
+        b"10:00 Normal Pulled pod/a-1 done"
+    ]
+    assert diagnose(tmp_path).cause == "cgroup_out_of_memory"

@@ -490,3 +490,73 @@ def test_a_rank_is_named_before_its_node_of_which_one_process_stands_elsewhere(
     (tmp_path / "pyspy.txt").write_text(stacks)
     found = diagnose([tmp_path])
     assert (found.cause, ranks_of(found)[:1]) == ("rank_stands_elsewhere", [5])
+
+
+def test_processes_of_a_pod_that_share_its_stream_are_told_apart(tmp_path: Path) -> None:
+    """Faulthandler names no rank; of the two processes of fit-1 one reads its data."""
+    lines = [f"fit-0 trainer {{'loss': 2.1, 'step': {step}}}" for step in range(50)]
+    for pod, frames in (("fit-1", READS), *[("fit-0", WAITS.format(op="all_reduce"))] * 2):
+        lines += [f"{pod} trainer {line}" for line in fault(frames).splitlines()]
+    other = fault(WAITS.format(op="all_reduce")).replace("9b4740", "9b4741")
+    lines += [f"fit-1 trainer {line}" for line in other.splitlines()]
+    lines += [
+        f"fit-{rank // 2} trainer [rank{rank}]:[E304 10:31:00.1 ProcessGroupNCCL.cpp:629] "
+        f"[Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=90)"
+        for rank in (0, 1, 3)
+    ]
+    (tmp_path / "job.log").write_text("\n".join(lines) + "\n")
+    found = diagnose([tmp_path])
+    assert (found.cause, found.stage) == ("rank_stands_elsewhere", "load data")
+
+
+def test_a_process_of_a_node_in_another_collective_is_found_beside_known_ranks(
+    tmp_path: Path,
+) -> None:
+    """Only the ranks of the first pod are known; of the other pods' processes one is elsewhere."""
+    for pod in range(3):
+        steps = "".join(f"2025-03-04 10:00:{at:02d} step {at} loss 2.1\n" for at in range(50))
+        (tmp_path / f"fit-{pod}.log").write_text(steps if pod == 0 else "[rank9] opened\n")
+        stacks = "".join(
+            stack(30 + at, WAITS.format(op="barrier" if (pod, at) == (2, 1) else "all_gather"))
+            for at in range(2)
+        )
+        (tmp_path / f"node-{pod}.txt").write_text(stacks)
+    end = "slurmstepd: error: *** JOB 41 ON node-0 CANCELLED AT 2025-03-04T12:58:37 ***"
+    (tmp_path / "slurm.out").write_text(f"{end}\n")
+    found = diagnose([tmp_path])
+    assert found.cause == "collectives_differ"
+    assert found.nodes[0].name == "node node-2"
+
+
+def test_a_process_is_known_by_the_name_of_its_ray_workers_file(tmp_path: Path) -> None:
+    for rank in range(4):
+        lines = [f"INFO:2025-03-04 10:{at:02d}:00,1:[Rank {rank}] step {at}" for at in range(50)]
+        name = f"worker-{'5f' * 28}-01000000-{900 + rank}.out"
+        (tmp_path / name).write_text("\n".join([":job_id:01000000", *lines]) + "\n")
+    stacks = "".join(
+        stack(900 + at, WRITES if at == 2 else WAITS.format(op="barrier")) for at in range(4)
+    )
+    (tmp_path / "pyspy.txt").write_text(stacks)
+    end = "slurmstepd: error: *** JOB 41 ON n1 CANCELLED AT 2025-03-04T14:58:37 ***"
+    (tmp_path / "slurm.out").write_text(f"{end}\n")
+    found = diagnose([tmp_path])
+    assert (found.stage, ranks_of(found)[:1]) == ("checkpoint", [2])
+    assert not any("scheduler's numbers" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_stacks_explain_an_abort_by_a_watchdog(watched: bool, tmp_path: Path) -> None:
+    """An abort for another reason, without a collective that timed out, stays one."""
+    steps = "".join(f"[rank0]: 2025-03-04 10:00:{at:02d} step {at} loss 2.1\n" for at in range(50))
+    end = "failed (exitcode: -6) local_rank: 0 (pid: 400) of binary: python"
+    waited = timeouts(4, but=2) if watched else steps
+    (tmp_path / "job.log").write_text(f"{waited}E0304 10:31:09 41 api.py:869] {end}\n")
+    found = with_one_that_reads(tmp_path)
+    if watched:
+        assert (found.cause, found.stage, ranks_of(found)[:1]) == (
+            "rank_stands_elsewhere",
+            "load data",
+            [2],
+        )
+    else:
+        assert found.cause == "process_aborted"

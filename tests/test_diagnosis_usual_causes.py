@@ -37,11 +37,13 @@ def test_what_is_added_takes_no_more_than_the_answer_leaves(lead, stage, confide
     assert sum(one.confidence for one in added) <= 1.001 - confidence
     shares = [one.confidence for one in added]
     assert shares == sorted(shares, reverse=True)
-    kept = [one for one in found if one in seen]
     first = [one for one in seen if one.cause in rivals]
-    assert kept[: len(first)] == first[:5]
+    if added:
+        assert list(found[: len(first)]) == first
+    else:
+        assert {one.cause for one in found} <= {one.cause for one in seen}
     if confidence >= SURE:
-        assert not added
+        assert list(found) == seen[:5]
 
 
 def test_no_cause_is_added_that_the_answer_names_itself():
@@ -79,4 +81,4 @@ def test_a_timeout_is_shown_with_what_it_leaves_open(tmp_path):
     assert found.cause == "nccl_timeout"
     assert found.confidence < SURE
     assert found.candidates[0].cause == "hung_in_reading"
-    assert "One rank waits for its data" in found.summary
+    assert "A rank waits for its data" in found.summary

@@ -58,6 +58,8 @@ CONNECTIONS = ("network", "collective communication", "rendezvous")
 WITHOUT_REASON = {
     "slurm_cancelled": ("preempted", "time limit"),
     "checkpoint_write_failed": ("disk full", "quota"),
+    # Paddle raises it for a GPU's memory too, and says so below.
+    "python_memory_error": ("out of GPU memory",),
 }
 #: What a tool shows is no consequence of what came before.
 SHOWN = ("disk_shown_full",)
@@ -238,6 +240,8 @@ def _survived(
     if signature.role == "ending":
         # What is interrupted from the keyboard after the planned end is a server or a wait.
         after_end = any(ordering.after(match.first, end.first) for end in ends)
+        if signature.id == "slurm_cancelled" and not own.steps and ends and _made_all_steps(job):
+            return True  # a step of servers that the job's script ends
         return after_end and signature.id == "keyboard_interrupt"
     # A file of errors without times, or by a clock since boot, beside a training that made all its
     # steps or ended as planned.
@@ -302,14 +306,18 @@ def _is_recorded(job: Job) -> bool:
 
     Whatever else its files hold, in whatever order and by whatever clock, was outlived.
     """
-    ids, furthest = {id for id, _ in job.matches}, job.furthest
-    if RECORDED not in ids:
+    ids = {id for id, _ in job.matches}
+    return RECORDED in ids and (not ids.isdisjoint(COMPLETED) or _made_all_steps(job))
+
+
+def _made_all_steps(job: Job) -> bool:
+    """True if an entry of the last step states that it is the last planned one."""
+    furthest = job.furthest
+    if furthest is None:
         return False
-    if not ids.isdisjoint(COMPLETED):
-        return True
-    return furthest is not None and any(
-        _is_last_step(job, one) for one in furthest.tail if one.step == furthest.last_step
-    )
+    last = [one for one in furthest.tail if one.step == furthest.last_step]
+    last += [furthest.last_step_at] if furthest.last_step_at is not None else []
+    return any(_is_last_step(job, one) for one in last)
 
 
 def _ended_node(job: Job, match: Match, ordering: Ordering) -> bool:

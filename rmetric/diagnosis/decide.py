@@ -148,6 +148,8 @@ _STAGE_OF_FAMILY = {
 _STORAGE = ("disk full", "quota")
 #: Family of kills without a reason.
 KILLS = "killed"
+#: Aborts, which may be those of a collective's watchdog.
+ABORTS = ("process_aborted", "python_aborted", "paddle_aborted")
 #: Families of faults that are of one node.
 OF_A_NODE = ("disk full", "oom killer")
 #: Of what cannot begin, whatever the other ranks have begun meanwhile.
@@ -430,7 +432,7 @@ class _Case:
         timed_out = symptom is not None and symptom.signature.id in rank_evidence.TIMEOUTS
         odd = self.beside.odd or (timed_out and self.beside.awaited)
         generic = symptom is not None and symptom.signature.confidence < GENERIC
-        killed = symptom is not None and symptom.signature.family == KILLS and self.beside.odd
+        killed = symptom is not None and self.beside.odd and self._is_put_down(symptom)
         if killed and apart is not None:  # by what had taken the stacks before
             return self._in_another_operation(apart, symptom)
         # Watchdogs that name the operations tell more than stacks of ranks that wait in them.
@@ -714,6 +716,7 @@ class _Case:
         text = self._stood_in(who) or hang.last_words or (at.text if at else "")
         return self._result(
             stage=self.beside.awaited.get(who.name if who else "")
+            or self.beside.awaited.get("")
             or (stage_of_wait(text) if text else "")
             or self._blocked_in()
             or self._stage(place),
@@ -804,6 +807,13 @@ class _Case:
             candidates=self._candidates(None),
             closest=lead.signature,
         )
+
+    def _is_put_down(self, symptom: Cause) -> bool:
+        """True for processes that something else ended, as a collective's watchdog does."""
+        if symptom.signature.family == KILLS:
+            return True
+        waited = any(one.signature.id in rank_evidence.TIMEOUTS for one in self.causes)
+        return symptom.signature.id in ABORTS and waited and bool(self.beside.awaited)
 
     def _ends_badly(self) -> bool:
         """Return True if most streams end with a matched event among their last entries."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +14,7 @@ from pathlib import Path
 from rmetric.diagnosis.attempt_files import attempts_by_name
 from rmetric.diagnosis.attempts import StartMarks, starts_of
 from rmetric.diagnosis.beside import read_beside
-from rmetric.diagnosis.job import Job, JobStream, Match
+from rmetric.diagnosis.job import Job, JobStream, Match, Occurrence
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.merging import merged
 from rmetric.diagnosis.one_pass import START_LINES, FilePass
@@ -167,28 +168,43 @@ def _leave_out_earlier(attempts: Sequence[Sequence[Part]]) -> None:
     moments = [time for span in spans if span is not None for time in span]
     last = spans[-1][0] if spans[-1] is not None else None
     for part in attempts[-1] if last is not None else ():
-        times = [without_year(one.time) for one in part.entries if one.time is not None]
-        near = any(abs(time - at) <= SAME_START_SECONDS for at in moments for time in times)
+        stated = sorted(
+            (one.line, without_year(one.time)) for one in part.entries if one.time is not None
+        )
+        near = any(abs(time - at) <= SAME_START_SECONDS for at in moments for _, time in stated)
         for stream in part.streams if near and not _shows_work(part) else ():
             since = (last or 0.0) - SAME_START_SECONDS
             stream.matches = [
-                _since(one, stream.stream, since)
+                _since(one, stream.stream, since, stated)
                 for one in stream.matches
-                if one.last.time is None or without_year(one.last.time) >= since
+                if _is_since(one.last, since, stated)
             ]
 
 
-def _since(match: Match, stream: JobStream, since: float) -> Match:
+def _since(
+    match: Match, stream: JobStream, since: float, stated: Sequence[tuple[int, float]]
+) -> Match:
     """The match without the entries that are known to be of before."""
-    if match.first.time is None or without_year(match.first.time) >= since:
+    if _is_since(match.first, since, stated):
         return match
     later = {
         one.order: one
         for one in (*stream.head, *stream.tail, match.last)
-        if one.event in match.events and one.time is not None and without_year(one.time) >= since
+        if one.event in match.events and _is_since(one, since, stated)
     }
     first = later[min(later)] if later else match.last
     return replace(match, first=first, count=max(1, len(later)))
+
+
+def _is_since(entry: Occurrence, since: float, stated: Sequence[tuple[int, float]]) -> bool:
+    """False for an entry of before; one without a time has that of the last line that states one.
+
+    `stated` are lines and times of its file, in order.
+    """
+    if entry.time is not None:
+        return without_year(entry.time) >= since
+    before = bisect_right(stated, (entry.line, inf))
+    return not before or stated[before - 1][1] >= since
 
 
 def _span_of_work(parts: Sequence[Part], at_work: Collection[str]) -> tuple[float, float] | None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from rmetric._util.printed import counted
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
-from rmetric.diagnosis.result import FOLLOWS, LIKELY, SURE, Diagnosis, Evidence, Suspect
+from rmetric.diagnosis.result import FOLLOWS, LEFT_OPEN, LIKELY, SURE, Diagnosis, Evidence, Suspect
 from rmetric.diagnosis.text_layout import (
     around,
     brief,
@@ -351,7 +351,10 @@ def _candidates(diagnosis: Diagnosis) -> list[str]:
     titles |= {one.cause: one.title for one in diagnosis.candidates}
     room = WIDTH - _LABEL - len(_AND_MORE.format(9))
     texts = []
+    left_open = [one for one in diagnosis.candidates if one.why == LEFT_OPEN]
     for one in diagnosis.candidates:
+        if one in left_open:
+            continue
         why = plain(one.why)
         if why.startswith(FOLLOWS):
             earlier, semicolon, more = why.removeprefix(FOLLOWS).partition(";")
@@ -363,6 +366,9 @@ def _candidates(diagnosis: Diagnosis) -> list[str]:
         title = plain(one.title).rstrip(".") or plain(one.cause)
         alone = len(diagnosis.candidates) == 1
         texts.append((title if alone else brief(title, max(room - len(end), _FEWEST))) + end)
+    if left_open:
+        named = "; ".join(f"{one.title} ({100 * one.confidence:.0f} %)" for one in left_open)
+        texts.insert(min(1, len(texts)), f"{LEFT_OPEN.capitalize()}: {named}")
     return texts
 
 

@@ -19,6 +19,8 @@ LIKELY = 0.5
 MAX_NODES = 8
 #: The reason of a candidate that came behind another fault: "follows ID".
 FOLLOWS = "follows "
+#: The reason of a candidate without evidence.
+LEFT_OPEN = "no line states it"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,7 +54,7 @@ _AWAITS = {
 _RANK_OF_COMMAND = re.compile(r"(?:--?(?:global_?)?rank[= ]|\bRANK=)(\d+)")
 _RANK_ABOVE = re.compile(
     r"(?i)(?:(?<![a-z_])(?:global[ _])?rank|SLURM_PROCID|WORLD_RANK|PMI\w?_RANK|PALS_RANKID"
-    r"|FLUX_TASK_RANK|JSM_NAMESPACE_RANK)[ =:#_]{0,2}(\d+)"
+    r"|FLUX_TASK_RANK|JSM_NAMESPACE_RANK|(?<![a-z\d])t\dv-n-[0-9a-f]{6,}-w)[ =:#_-]{0,2}(\d+)"
 )
 _LOCAL_ABOVE = re.compile(r"(?i)(?:(?<![a-z])local[ _]?rank|\blocal|\bgpu)[ =:#_]{0,2}(\d+)")
 #: The host in a heading, with the rank within it behind it.
@@ -79,6 +79,8 @@ _RECOMPUTES = re.compile(
     r"utils/checkpoint\.py$|tensor_parallel/random\.py$|activation_checkpointing/"
     r"|checkpoint_wrapper\.py$|^\w*checkpointed_\w*forward |^custom_forward "
 )
+#: The name of a Ray worker's file, with its number as a process.
+_OF_RAY_WORKER = re.compile(r"(?:^|/)worker-[0-9a-f]{20,}-\d+-(\d+)\.(?:out|err)$")
 #: A worker process that reads data for another one.
 _WORKER = "_worker_loop"
 #: Where a process waits for the others, or for its GPU, which waits for them.
@@ -153,7 +155,7 @@ class Stack:
 
     def differs(self, other: Stack) -> bool:
         """It waits for others, or for its GPU, where the others have not come or will not come."""
-        if self.collective:
+        if self.collective and not other.stage:
             return self.collective != other.collective
         waits = any(map(_COLLECTIVE.search, _words(self.frames)))
         if self.stage or other.stage or self.awaits(other) or not waits:
@@ -315,7 +317,7 @@ def assign(
     nodes = {node for stream in job.streams.values() if (node := job.node_of(stream))}
     nodes |= set(job.node_of_rank.values())
     whole = {short(node): node for node in sorted(nodes)}
-    of_files = _own_files(job)
+    of_files, of_workers = _own_files(job), _ray_workers(job)
     for one in stacks:
         above = names_in(one.above, of_files)
         if len(above) == 1 and one.rank is None and one.local_rank is None:
@@ -330,6 +332,8 @@ def assign(
             rank = min(of_pid) if rank is None and len(of_pid) == 1 else rank
         if rank is not None:
             one.stream = f"rank {rank}"
+        elif one.pid in of_workers:
+            one.stream = of_workers[one.pid]
     heard = [one.rank for one in job.streams.values() if one.rank is not None]
     size = job.world_size or (max(heard) + 1 if heard else None)
     by_file: dict[str, list[Stack]] = {}
@@ -376,6 +380,16 @@ def _own_files(job: Job) -> dict[str, str]:
             if found.setdefault(name, stream.name) != stream.name:
                 return {}
     return found if len(ranked) >= (job.world_size or 0) else {}
+
+
+def _ray_workers(job: Job) -> dict[int, str]:
+    """The ranks' streams by the number of their process, which the names of Ray's files state."""
+    return {
+        int(found[1]): stream.name
+        for stream in job.streams.values()
+        for file in stream.files
+        if stream.rank is not None and (found := _OF_RAY_WORKER.search(file))
+    }
 
 
 def _by_host_above(stacks: Sequence[Stack], size: int | None) -> None:
@@ -437,17 +451,17 @@ def stacks_in_logs(job: Job, after: Callable[[Occurrence, Occurrence], bool]) ->
     found = []
     furthest = job.furthest.last_step_at if job.furthest else None
     written = {
-        (name, one.name): dumps[-STACKS_OF_RANK:]
+        (name, one.name, thread): dumps[-STACKS_OF_RANK:]
         for one in job.streams.values()
-        for name, dumps in _by_rank(one).items()
+        for (name, thread), dumps in _by_process(one).items()
     }
     last = {
-        (name, by): [dump for dump in dumps if _is_last(job.streams[by], dump, furthest, after)]
-        for (name, by), dumps in written.items()
+        key: [dump for dump in dumps if _is_last(job.streams[key[1]], dump, furthest, after)]
+        for key, dumps in written.items()
     }
     rounds = {len(written[key]) for key, dumps in last.items() if dumps}
-    for (name, by), dumps in last.items():
-        every, stream = written[name, by], job.streams[by]
+    for key, dumps in last.items():
+        every, name, stream = written[key], key[0], job.streams[key[1]]
         if not dumps and stream.last_step is None and rounds == {len(every)}:
             dumps = every  # without a time, but all were asked as often
         if stream.last_step is None and dumps and dumps[-1] is every[-1]:
@@ -460,14 +474,19 @@ def stacks_in_logs(job: Job, after: Callable[[Occurrence, Occurrence], bool]) ->
     return found
 
 
-def _by_rank(stream: JobStream) -> dict[str, list[Occurrence]]:
-    """The stacks of a stream by whose they are: of ranks that share it, the line above tells."""
-    found: dict[str, list[Occurrence]] = {}
+def _by_process(stream: JobStream) -> dict[tuple[str, str], list[Occurrence]]:
+    """The stacks of a stream by their rank, which the line above may tell, and by main thread.
+
+    Processes of a node may share its stream; a process of a rank may be started again.
+    """
+    found: dict[tuple[str, str], list[Occurrence]] = {}
     for dump in stream.stacks:
-        head = _FAULT_THREAD.search(dump.text)
-        above = dump.text[: head.start()] if head and stream.rank is None else ""
+        heads = [*_FAULT_THREAD.finditer(dump.text)]
+        above = dump.text[: heads[0].start()] if heads and stream.rank is None else ""
         ranks = _RANK_ABOVE.findall(above)
-        found.setdefault(f"rank {ranks[-1]}" if ranks else stream.name, []).append(dump)
+        shared = stream.rank is None and not ranks and stream.node is not None
+        thread = heads[-1]["id"] if heads and shared else ""
+        found.setdefault((f"rank {ranks[-1]}" if ranks else stream.name, thread), []).append(dump)
     return found
 
 
@@ -512,7 +531,7 @@ def odd_stacks(stacks: Sequence[Stack]) -> dict[str, OddStack]:
     """
     ranked = {one.stream: one for one in stacks if one.stream.startswith("rank ")}
     others = [one for one in stacks if not one.stream.startswith("rank ")]
-    found = {} if others else _apart_from_most(ranked)
+    found = _of_processes([*ranked.values(), *others]) if others else _apart_from_most(ranked)
     kept = {name: one for name, one in found.items() if one.awaits}
     if kept:
         return kept
@@ -521,6 +540,16 @@ def odd_stacks(stacks: Sequence[Stack]) -> dict[str, OddStack]:
     if not waiting or (len(every) > 2 and len(waiting) > MAX_ODD_SHARE * len(every)):
         return found
     return {one.stream: OddStack(f"{_AWAITS[one.stage]} {one.shown}", one.stage) for one in waiting}
+
+
+def _of_processes(stacks: Sequence[Stack]) -> dict[str, OddStack]:
+    """Streams of the processes that await something else, where several may be of one node."""
+    if not all(one.stream for one in stacks):
+        return {}
+    apart = _apart_from_most({str(at): one for at, one in enumerate(stacks)})
+    return {
+        stacks[int(at)].stream: odd for at, odd in apart.items() if odd.awaits or odd.collective
+    }
 
 
 def wait_together(stacks: Sequence[Stack]) -> bool:

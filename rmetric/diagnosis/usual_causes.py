@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from rmetric.diagnosis.inferred_causes import HUNG
-from rmetric.diagnosis.result import SURE, Candidate
+from rmetric.diagnosis.result import LEFT_OPEN, SURE, Candidate
 
 
 class UsualCause(NamedTuple):
@@ -29,14 +29,14 @@ class UsualCause(NamedTuple):
 
 
 READING = UsualCause(
-    "hung_in_reading", "hang in reading", "One rank waits for its data", "load data"
+    "hung_in_reading", "hang in reading", "A rank waits for its data", "load data"
 )
 CHECKPOINT = UsualCause(
-    "hung_in_checkpoint", "hang in a checkpoint", "One rank hangs in its checkpoint", "checkpoint"
+    "hung_in_checkpoint", "hang in a checkpoint", "A rank hangs in its checkpoint", "checkpoint"
 )
 HANG = UsualCause(HUNG.id, HUNG.family, "The training hung before it was ended")
 DIFFERENT = UsualCause(
-    "other_collective", "collective mismatch", "A rank calls another collective than its peers"
+    "other_collective", "collective mismatch", "The ranks call different collectives"
 )
 STOPPED = UsualCause("stopped_by_signal", "stopped process", "A process was stopped (SIGSTOP)")
 LIMIT = UsualCause("ended_by_limit", "time limit", "The time limit ended a job that went well")
@@ -113,7 +113,6 @@ USUAL = tuple(dict.fromkeys(one for some in _OPEN.values() for one in some))
 _UNSEEN = 0.5
 #: Causes that are added to an answer.
 MOST_ADDED = 3
-WHY = "no line states it, but answers of this kind leave it open"
 
 
 def with_usual(
@@ -143,7 +142,7 @@ def with_usual(
     >>> added = with_usual((), "nccl_timeout", "collective communication", stage="train",
     ...                    confidence=0.7, most=2)
     >>> [one.title for one in added]
-    ['One rank waits for its data', 'One rank hangs in its checkpoint']
+    ['A rank waits for its data', 'A rank hangs in its checkpoint']
     """
     kind = next((kind for kind, named in _KINDS.items() if _is_of(cause, family, named)), None)
     if confidence >= SURE or kind is None:
@@ -151,7 +150,7 @@ def with_usual(
     weights = {one: weight + _UNSEEN for one, weight in _OPEN[kind].items()}
     total = sum(weights.values())
     added = [
-        Candidate(one.id, one.title, round((1.0 - confidence) * weight / total, 3), WHY)
+        Candidate(one.id, one.title, round((1.0 - confidence) * weight / total, 3), LEFT_OPEN)
         for one, weight in sorted(weights.items(), key=lambda each: -each[1])
         if one.family != family and (not one.stage or one.stage != stage)
     ]

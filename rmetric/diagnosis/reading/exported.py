@@ -8,12 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 #: Names of columns, in lower case and behind their last dot; of several the first here counts.
-_TIMES = ("timestamp", "@timestamp", "_time", "time", "datetime", "date")
+_TIMES = (
+    "timestamp", "@timestamp", "_time", "time", "datetime", "date", "last_timestamp",
+    "lasttimestamp", "eventtime",
+)  # fmt: skip
 _TEXTS = ("message", "textpayload", "text_payload", "msg", "_raw", "log", "line", "body", "content")
 _WRITERS = (
     "pod_name", "pod", "task_name", "replica", "hostname", "host", "node", "instance", "log_stream",
     "logstreamname", "source", "container_name", "container",
 )  # fmt: skip
+#: Those of Kubernetes' events that stand before the text, as `kubectl get events` prints them.
+_OF_EVENTS = ("type", "reason", "object")
+#: The zone or unit behind a column's name.
+_UNIT = re.compile(r"\(\w+\)$")
 _DELIMITERS = "\t,;"
 _FOREIGN = re.compile(rb"[^\w.-]+")
 _NUMBERED = re.compile(rb"[0-9]")
@@ -36,6 +43,7 @@ class Exported:
         columns: their number.
         time, text: places of these columns.
         writer: that of who wrote the line; None without one.
+        event: those of an event's kind and object, which its line begins with.
     """
 
     delimiter: str
@@ -43,6 +51,7 @@ class Exported:
     time: int
     text: int
     writer: int | None
+    event: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, first: bytes) -> Exported | None:
@@ -60,10 +69,16 @@ class Exported:
             if first.count(delimiter.encode()) < MIN_COLUMNS - 1:
                 continue  # as nearly every log's
             names = _cells(first.decode("utf-8", "replace"), delimiter)
-            plain = [name.lower().rpartition(".")[2] for name in names]
+            plain = [_UNIT.sub("", name.lower().rpartition(".")[2]) for name in names]
             whole = all(name and name == name.strip() and " " not in name for name in names)
             time, text, writer = (_place(plain, known) for known in (_TIMES, _TEXTS, _WRITERS))
             if len(names) >= MIN_COLUMNS and whole and time is not None and text is not None:
+                event = tuple(plain.index(name) for name in _OF_EVENTS if name in plain)
+                if len(event) == len(_OF_EVENTS):
+                    return cls(
+                        delimiter=delimiter, columns=len(names), time=time, text=text, writer=None,
+                        event=event,
+                    )  # fmt: skip
                 return cls(
                     delimiter=delimiter, columns=len(names), time=time, text=text, writer=writer
                 )
@@ -96,7 +111,7 @@ class Exported:
         delimiter = self.delimiter.encode()
         if row.count(delimiter) < self.columns - 1:
             return row.removesuffix(b'"')
-        if b'"' not in row and self.text == self.columns - 1:
+        if b'"' not in row and (self.event or self.text == self.columns - 1):
             cells = row.split(delimiter, self.columns - 1)
         else:
             # The text may go on in the next row, so its quote may be open.
@@ -105,7 +120,8 @@ class Exported:
             ]
         if len(cells) < self.columns:
             return row
-        line = b"%s %s" % (cells[self.time], cells[self.text])
+        places = (self.time, *self.event, self.text)
+        line = b" ".join(cells[place].strip() for place in places)
         writer = b"" if self.writer is None else _FOREIGN.sub(b"-", cells[self.writer])
         # A service of the platform has no number.
         return b"[pod/%s] %s" % (writer, line) if _NUMBERED.search(writer) else line

@@ -37,6 +37,8 @@ _MACHINE = (
     r"(?!(?:job|run|try|part|attempt|restart|boot)[-_]?\d)[a-z][a-z\d-]*\d[a-z\d-]*"
     r"|\d{1,3}(?:\.\d{1,3}){3}"
 )
+#: A virtual machine of a TPU slice, which JAX runs one process on.
+_TPU_HOST = re.compile(r"(?<![a-z\d])t\dv-n-[0-9a-f]{6,}-w-(?P<rank>\d+)(?!\d)")
 #: Files of a machine's own log, whose lines may not name the host.
 _KERNEL_LOG = re.compile(
     rf"(?i)(?:^|/)(?:(?P<before>{_MACHINE})[-_.])?(?:dmesg(?:-T)?|kern(?:el)?|syslog|messages|journal(?:ctl)?)"
@@ -95,6 +97,7 @@ def identify_files(names: Sequence[str]) -> list[FileIdentity]:
     """
     files = [_labelled(name) for name in names]
     _take_msrun(names, files)
+    _take_tpu_hosts(names, files)
     _take_counted(names, files)
     _take_hosts(names, files)
     _take_folders(names, files)
@@ -153,7 +156,19 @@ def _labelled(name: str) -> FileIdentity:
     machine = kernel and (kernel["before"] or kernel["after"] or kernel["inside"])
     if machine and (file.node is None or file.ranked):
         file = FileIdentity(node=machine)  # "gpu-2.kern.log" is no rank's
+    elif host := _TPU_HOST.search(name):
+        file.node = host[0]
     return file
+
+
+def _take_tpu_hosts(names: Sequence[str], files: list[FileIdentity]) -> None:
+    """Ranks of JAX by the machines of a TPU slice, where no file is another rank's."""
+    hosts = [_TPU_HOST.search(name) for name in names]
+    if any(one.ranked for one in files) or len({one[0] for one in hosts if one}) < 2:
+        return
+    for file, host in zip(files, hosts, strict=True):
+        if host:
+            file.rank = int(host["rank"])
 
 
 def _take_msrun(names: Sequence[str], files: list[FileIdentity]) -> None:

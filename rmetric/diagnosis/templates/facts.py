@@ -29,7 +29,7 @@ _CODE = re.compile(r"(?:\b(?:except|raise|as)\b|[\"'(#`,])\s*$")
 _KEY = re.compile(r"\{.*?\"(?:key|event|event_name)\": ?\"([\w./-]+)\"")
 #: The number of the scheduler's job.
 JOB_ID = re.compile(
-    r"(?i)\bSLURM_JOB_?ID\W{1,3}(\d+)|\*\*\* (?:JOB|STEP) (\d+)|\bjob[ _]?id\W{1,3}(\d+)"
+    r"(?i)\bSLURM_JOB_?ID\W{1,3}(\d+)|\*\*\* (?:JOB|STEP) (\d+)|(?<!:)\bjob[ _]?id\W{1,3}(\d+)"
     r"|\b(?:Terminated|allocation|srun:) job (\d+)|\bjob allocation (\d+)"
 )
 
