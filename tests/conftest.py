@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 
 # No verdict may hang on how busy the machine is, nor on chance: the same examples each time.
 COMMON = dict(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("rmetric", max_examples=25, derandomize=True, **COMMON)
+settings.register_profile("rmetric", max_examples=15, derandomize=True, **COMMON)
 #: HYPOTHESIS_PROFILE=slow is what CI takes; =thorough looks for new examples, ten times as long.
 settings.register_profile("slow", max_examples=50, derandomize=True, **COMMON)
 settings.register_profile("thorough", max_examples=500, **COMMON)

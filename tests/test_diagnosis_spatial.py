@@ -132,6 +132,7 @@ def test_events_of_two_jobs_are_one_where_only_wildcards_differ():
     assert not may_be_same("<*> <*>", "a b"), "nothing in common but their length"
 
 
+@pytest.mark.long
 def test_scikit_learn_is_not_imported_for_a_job_of_few_ranks():
     code = (
         "import sys; from rmetric.diagnosis import diagnose; "

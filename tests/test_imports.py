@@ -19,6 +19,7 @@ def test_the_core_loads_nothing_heavy(module):
     assert loaded.isdisjoint(HEAVY)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("module", ["rmetric.evaluation", "rmetric.reporting.replay_report"])
 def test_pandas_and_seaborn_are_loaded_by_what_needs_them_alone(module):
     assert modules_loaded_by(f"import {module}").isdisjoint({"pandas", "seaborn"})

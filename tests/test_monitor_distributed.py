@@ -90,6 +90,7 @@ def two_logs(rank, folder):
     train_on_rank(rank, watched(folder))
 
 
+@pytest.mark.long
 def test_the_first_rank_writes_the_log_unless_each_has_its_own(tmp_path):
     on_ranks(two_logs, tmp_path)
     names = ["rank0.jsonl", "rank1.jsonl", "rank2.jsonl", "rank3.jsonl", "run.jsonl"]
@@ -300,6 +301,7 @@ def one_that_never_calls(rank):
     return result  # nor is it closed
 
 
+@pytest.mark.long
 def test_a_monitor_that_is_never_called_holds_up_nobody():
     results = on_ranks(one_that_never_calls)
     for result in results:
@@ -346,6 +348,7 @@ def with_a_joint_action_that_fails(rank, now):
     return result | {"calls": action.calls}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("now", [True, False])
 def test_a_joint_action_that_fails_on_one_rank_is_called_on_no_other_any_more(now):
     results = on_ranks(with_a_joint_action_that_fails, now, ranks=2)

@@ -347,6 +347,7 @@ def test_a_nan_at_step_60_is_not_in_the_stock_log_and_is_in_ours(tmp_path):
     assert [(a["step"], a["source"]) for a in alerts] == [(60, "non_finite")]  # said once
 
 
+@pytest.mark.long
 def test_skipping_the_step_keeps_the_weights_finite(tmp_path):
     callback = watch(tmp_path, actions=[SkipStep()])
     trainer = train(tmp_path, [NanAt(60), callback], max_steps=64)

@@ -77,6 +77,7 @@ LLAMA_70B = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["megatron", "torchtitan"])
 @pytest.mark.parametrize("sequence", [2048, 4096])
 @pytest.mark.parametrize(

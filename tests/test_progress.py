@@ -87,6 +87,7 @@ def packed(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_replay_shows_the_bytes_of_the_packed_file_and_then_the_records(
     packed, tmp_path, monkeypatch
 ):
@@ -104,6 +105,7 @@ def test_replay_shows_the_bytes_of_the_packed_file_and_then_the_records(
     assert "records/s" in shown
 
 
+@pytest.mark.long
 def test_replay_says_nothing_of_its_progress_where_there_is_no_terminal(
     packed, tmp_path, monkeypatch
 ):

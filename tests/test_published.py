@@ -141,6 +141,7 @@ def test_the_sample_is_read_and_contradicts_nothing():
 # -- what follows from the equations
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 1])
 def test_in_each_mode_72_of_180_runs_fail(seed):
     failed = Counter(

@@ -149,6 +149,7 @@ def test_settings_that_cannot_be_scored_at_once_are_refused(config, message):
         scores(batch, config)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.rule is not None])
 def test_a_rule_on_many_runs_is_its_detector_on_each(name):
     row, batch = ROWS[name], PUBLISHED.study(3)

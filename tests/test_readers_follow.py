@@ -411,6 +411,7 @@ def test_a_log_that_never_came_was_not_healthy(tmp_path, capsys, waiting):
     assert f"error: {path}: it never came: nothing was watched" in said
 
 
+@pytest.mark.long
 def test_a_log_that_is_removed_is_said_and_is_no_good_end(tmp_path, capsys):
     path = tmp_path / "run.jsonl"
     path.write_bytes(log_of(HEALTHY))

@@ -397,6 +397,7 @@ def test_a_log_cut_in_a_line_is_replayed_up_to_there(replay, tmp_path):
     assert found["outcome"] is found["verdicts"] is None
 
 
+@pytest.mark.long
 def test_a_log_of_nan_alone_alerts_and_is_drawn(replay, tmp_path):
     (tmp_path / "a.csv").write_text("step,loss\n1,nan\n2,nan\n3,nan\n")
     code, out = replay("a.csv", plots="all")

@@ -78,6 +78,7 @@ def run(rescue, loader, steps, *, stop=None, state=None, evidence=None, at=None,
     return {"state": state, "used": used, "rates": rates}
 
 
+@pytest.mark.long
 def test_the_used_budget_lasts_over_a_restart():
     """Each return costs 8 steps; of 10, one is allowed, in whatever process."""
     config = RescueConfig(every=5, probation=5, far=20, budget=10, share=0.0, quiet=1, observe=1)

@@ -120,6 +120,7 @@ def test_it_goes_back_in_the_last_step_too(trainer, late, rescue, undisturbed, t
     assert is_same(found, undisturbed(trainer, **settings))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_it_goes_back_again_while_steps_are_repeated(trainer, rescue, undisturbed, tmp_path):
     settings = SETTINGS[trainer]["plain"]

@@ -159,12 +159,14 @@ def test_a_program_without_heartbeats_is_watched_by_its_output(tmp_path):
     assert told.code == 0
 
 
+@pytest.mark.long
 def test_one_that_ends_with_0_before_it_has_finished_is_started_again(tmp_path):
     told = run(tmp_path, [fault("leave"), fault("leave", rank=0)])
     assert told.failures == ["it ended with exit code 0 before it had finished"]
     assert (told.code, told.summary.outcome, told.summary.step) == (0, "finished", 20)
 
 
+@pytest.mark.long
 def test_a_training_that_never_reports_its_end_is_not_restarted_for_ever(tmp_path):
     told = run(tmp_path, [fault("leave", launch=0, rank=r, step=20) for r in (0, 1)])
     assert (told.code, told.summary.outcome, told.summary.launches) == (0, "finished", 2)
@@ -208,6 +210,7 @@ def test_a_storage_error_that_stays_is_tried_up_to_the_limit(tmp_path):
     assert told.summary.words.startswith("3 restarts in a row failed, the last: ")
 
 
+@pytest.mark.long
 def test_a_training_whose_last_saves_failed_is_not_finished(tmp_path):
     no_space = "OSError: [Errno 28] No space left on device"
     told = run(tmp_path, more=("--unsaved", no_space))
@@ -462,6 +465,7 @@ def steps(folder):
     return [beat.step for beat in RunFolder(folder).beats().values()]
 
 
+@pytest.mark.long
 def test_sigterm_saves_and_ends_all(tmp_path):
     process = subprocess.Popen(command(tmp_path), stderr=subprocess.PIPE)
     until(lambda: len(steps(tmp_path)) == 2 and min(steps(tmp_path)) >= 3)

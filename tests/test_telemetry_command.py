@@ -169,6 +169,7 @@ class TestLive:
         assert (done.returncode, out) == (1, "")
         assert error == "error: no GPU can be read: the NVIDIA driver lists no GPU\n"
 
+    @pytest.mark.long
     def test_once_reads_each_gpu_once(self, nvml, tmp_path):
         kept = tmp_path / "kept.jsonl"
         done = start(nvml, [(1, 1, "remap_failed", 1)], "--once", "--jsonl", kept, "--node", "n1")
@@ -183,6 +184,7 @@ class TestLive:
             ("READING", 0), ("READING", 1), ("VERDICT", 0), ("VERDICT", 1),
         ]  # fmt: skip
 
+    @pytest.mark.long
     def test_it_goes_on_until_it_is_told_to_end(self, nvml, tmp_path):
         pytest.importorskip("prometheus_client")
         run = tmp_path / "run"

@@ -234,6 +234,7 @@ def test_a_layout_by_the_shape_of_the_model_uses_the_survivors_too():
     assert own_loop.layout.samples is None
 
 
+@pytest.mark.long
 def test_supervise_starts_on_seven_gpus_with_a_batch_of_1024(tmp_path, capsys):
     """The training prints what it was given."""
     program = [sys.executable, "-c", "import sys; print(sys.argv[1:])"]
