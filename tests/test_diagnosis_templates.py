@@ -295,6 +295,7 @@ class TestAnyDigits:
             if regex.search(pattern, example, regex.MULTILINE):
                 assert regex.search(any_digits(pattern), plain, regex.MULTILINE)
 
+    @pytest.mark.long
     def test_every_shipped_pattern_can_be_loosened(self) -> None:
         for one in LIBRARY:
             for pattern in one.patterns:

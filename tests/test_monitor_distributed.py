@@ -114,6 +114,7 @@ def with_a_nan(rank, folder, make_action):
     return train_on_rank(rank, watched(folder, actions=[make_action()]), at=nan_batch, steps=16)
 
 
+@pytest.mark.long
 def test_a_nan_of_one_rank_is_skipped_by_all_and_named_by_all(tmp_path):
     results = on_ranks(with_a_nan, tmp_path, SkipStep)
     for rank, result in enumerate(results):
@@ -132,6 +133,7 @@ def test_a_nan_of_one_rank_is_skipped_by_all_and_named_by_all(tmp_path):
         assert {a.step for a in result["alerts"]} == {8}
 
 
+@pytest.mark.long
 def test_all_ranks_stop_at_the_same_step(tmp_path):
     results = on_ranks(with_a_nan, tmp_path, Stop)
     assert [result["taken"] for result in results] == [11] * 4
@@ -159,6 +161,7 @@ def with_an_infinite_loss(rank):
     return result | {"plain": plain.calls, "now": now.calls, "together": together.calls}
 
 
+@pytest.mark.long
 def test_what_only_one_rank_can_see_changes_no_step_and_is_acted_upon_together():
     results = on_ranks(with_an_infinite_loss)
     for rank, result in enumerate(results):
@@ -258,6 +261,7 @@ def losing_a_rank(rank):
     return None
 
 
+@pytest.mark.long
 def test_a_rank_that_is_killed_leaves_no_monitor_hanging():
     *left, gone = on_ranks(losing_a_rank, lost=[3])
     assert gone is None
@@ -320,6 +324,7 @@ def one_that_steps_aside(rank):
     return train_on_rank(rank, watched(config=EVERY_STEP, actions=[Stop()]), at=fault_inside)
 
 
+@pytest.mark.long
 def test_where_one_monitor_steps_aside_the_others_say_so_and_go_on():
     results = on_ranks(one_that_steps_aside)
     assert [result["usable"] for result in results] == [True, False, True, True]
@@ -513,6 +518,7 @@ def sharded_explosion(rank):
     return now.calls, together.calls
 
 
+@pytest.mark.long
 def test_of_shards_a_step_is_judged_before_it_where_an_action_needs_that():
     for now, together in on_ranks(sharded_explosion, ranks=2):
         assert [call[1] for call in now] == [11, 16]

@@ -153,6 +153,7 @@ def bad_from(first, last=inf):
     return lambda step, loss: loss * nan if first <= step <= last else loss
 
 
+@pytest.mark.long
 def test_a_nan_phase_of_200_steps_is_one_alarm(tmp_path, caplog):
     heard, called = Heard(), []
     log = tmp_path / "run.jsonl"

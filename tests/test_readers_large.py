@@ -179,6 +179,7 @@ def test_replay_judges_a_log_of_too_many_records_and_says_what_it_did(packed, tm
     assert "every 8th of 9,000 records" in (out / "index.md").read_text()
 
 
+@pytest.mark.long
 def test_replay_of_no_more_records_than_the_limit_has_no_note(packed, tmp_path, capsys):
     out = tmp_path / "out"
     command = ["replay", str(packed), "--out", str(out), "--plots", "none"]

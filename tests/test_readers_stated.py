@@ -106,6 +106,7 @@ def test_a_log_whose_alerts_are_steps_is_read(tmp_path):
 # R as stated
 
 
+@pytest.mark.long
 def test_r_alone_is_shown_as_stated_and_ours_is_undefined(tmp_path):
     path = log(tmp_path / "a.jsonl", *only_r(0.0, 0.9, 0.1, 0.6), experiment_id="a")
     result, (summary,) = replayed(tmp_path, path)
@@ -128,6 +129,7 @@ def test_r_alone_is_shown_as_stated_and_ours_is_undefined(tmp_path):
     assert (tmp_path / "out" / "a" / "case_study.png").is_file()
 
 
+@pytest.mark.long
 def test_the_page_of_r_alone_draws_it_and_judges_it_and_nothing_else(tmp_path):
     fault = {"type": "LR_SPIKE", "trigger_step": 200}
     path = log(

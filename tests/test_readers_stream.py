@@ -477,6 +477,7 @@ def test_a_folder_of_ten_thousand_files_is_quick_and_constant(tmp_path):
     assert time.process_time() - began < 30
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_log(tmp_path):
     script = (
         "import resource, sys; from pathlib import Path; from rmetric.readers import open_log\n"

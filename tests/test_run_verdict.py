@@ -332,6 +332,7 @@ def test_every_tenth_record_has_the_same_verdict(name, offset):
         assert abs(thinned.onset_step - plain.onset_step) <= 20
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=200)
 @given(
     st.lists(

@@ -189,6 +189,7 @@ def test_before_the_onset_a_struck_run_is_its_control():
             assert run.records != control.records, run.truth.fault
 
 
+@pytest.mark.long
 def test_a_fault_of_severity_one_that_multiplies_changes_nothing():
     names = ("LR_SPIKE", "GQA_MISMATCH", "RMS_NORM_ERROR", "BATCH_SIZE_CHANGE")
     specs = [spec("same", fault=name, severity=1.0) for name in names]
@@ -254,6 +255,7 @@ def test_an_explosion_fails_where_it_outweighs_the_healthy_workers():
     assert min(rates[1], rates[3]) > 0.5
 
 
+@pytest.mark.long
 def test_a_run_is_booked_to_when_it_was_damaged_not_to_when_it_was_past_doubt():
     for severity in (15, 25):
         for run in repeated(12, f"booked-{severity}", fault="LR_SPIKE", severity=severity):
@@ -261,6 +263,7 @@ def test_a_run_is_booked_to_when_it_was_damaged_not_to_when_it_was_past_doubt():
                 assert run.truth.failure_step <= run.truth.onset_step + 200
 
 
+@pytest.mark.long
 def test_a_lost_worker_ends_the_log_in_the_step_before():
     runs = repeated(6, "sick", fault="NODE_FAILURE", severity=50.0, evaluate_every=1)
     for run in runs:
