@@ -368,7 +368,7 @@ def _candidates(diagnosis: Diagnosis) -> list[str]:
         texts.append((title if alone else brief(title, max(room - len(end), _FEWEST))) + end)
     if left_open:
         named = "; ".join(f"{one.title} ({100 * one.confidence:.0f} %)" for one in left_open)
-        texts.insert(min(1, len(texts)), f"{LEFT_OPEN.capitalize()}: {named}")
+        texts.insert(min(1, len(texts)), f"Left open: {named}")
     return texts
 
 

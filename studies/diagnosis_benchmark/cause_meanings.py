@@ -54,7 +54,7 @@ CLASSES: dict[str, tuple[str, ...]] = {
     ),
     "hang_collective": ("hang", "silent rank", *_WAITED),
     "hang_checkpoint": ("hang@checkpoint", "silent rank@checkpoint", "hang in a checkpoint"),
-    "hang_stopped": ("hang", "silent rank", "stopped process"),
+    "hang_stopped": ("hang", "silent rank"),
     "collective_mismatch": (
         "collective mismatch",
         "uneven work",
@@ -80,11 +80,7 @@ CLASSES: dict[str, tuple[str, ...]] = {
     "disk_full": ("disk full",),
     "quota": ("quota",),
     "permission": ("permission",),
-    "checkpoint_corrupt": (
-        "checkpoint/checkpoint_corrupt",
-        "checkpoint/checkpoint_missing",
-        "damaged checkpoint",
-    ),
+    "checkpoint_corrupt": ("checkpoint/checkpoint_corrupt", "checkpoint/checkpoint_missing"),
     "file_missing": ("file not found/file_not_found", "data loading/dataset_not_found"),
     "data_corrupt": ("data loading/data_file_corrupt", "damaged data"),
     "rendezvous": (
