@@ -12,6 +12,7 @@ from rmetric.diagnosis.confidence import Basis, calibrated
 from rmetric.diagnosis.inferred_causes import INFERRED
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.result import Attempt, Candidate, Diagnosis, Suspect
+from rmetric.diagnosis.usual_causes import USUAL
 from studies.diagnosis_benchmark.__main__ import main
 from studies.diagnosis_benchmark.answers import Answer
 from studies.diagnosis_benchmark.blind.cases import WrittenCase
@@ -53,7 +54,7 @@ from studies.diagnosis_benchmark.written_jobs import (
 from studies.diagnosis_benchmark.written_tables import scores
 
 RESULTS = Path(__file__).parents[1] / "studies" / "diagnosis_benchmark" / "results"
-KNOWN = [(one.family, one.id) for one in (*SignatureLibrary.shipped(), *INFERRED)]
+KNOWN = [(one.family, one.id) for one in (*SignatureLibrary.shipped(), *INFERRED, *USUAL)]
 
 
 def known(entry: str) -> bool:
