@@ -681,7 +681,13 @@ def test_errors_without_a_time_are_of_the_attempt_in_which_they_stand(tmp_path):
             " Address already in use).",
             "quota": "OSError: [Errno 122] Disk quota exceeded",
         }
-        errors += [started(hour), "Traceback (most recent call last):", said[error]]
+        warned = ["[W socket.cpp:401] [c10d] The server socket has failed to bind to 0.0.0.0:29500"]
+        errors += [started(hour)] * 2 + (warned * 2 if error == "port" else [])
+        errors += ["Traceback (most recent call last):", '  File "fit.py", line 7', said[error]]
+        # More than is kept of a stream's end.
+        errors += [
+            f"[n1:205] process {word} has sent no message" for word in map(chr, range(97, 123))
+        ] * 4
     found = of_files(tmp_path, {"job.out": out, "job.err": errors})
     assert len(found.attempts) == 2
     assert found.cause == "quota_exceeded"

@@ -9,7 +9,14 @@ import pytest
 from rmetric.diagnosis.decide import diagnose
 from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.result import Diagnosis
-from rmetric.diagnosis.stack_dumps import Stack, assign, holds_stacks, is_stack_dump, read_stacks
+from rmetric.diagnosis.stack_dumps import (
+    Stack,
+    assign,
+    holds_stacks,
+    is_stack_dump,
+    odd_stacks,
+    read_stacks,
+)
 
 WAITS = "    {op} (torch/distributed/distributed_c10d.py:2050)\n    step (train.py:41)"
 READS = (
@@ -528,13 +535,16 @@ def test_a_process_of_a_node_in_another_collective_is_found_beside_known_ranks(
     assert found.nodes[0].name == "node node-2"
 
 
+PIDS = (917, 955, 902, 931)
+
+
 def test_a_process_is_known_by_the_name_of_its_ray_workers_file(tmp_path: Path) -> None:
     for rank in range(4):
         lines = [f"INFO:2025-03-04 10:{at:02d}:00,1:[Rank {rank}] step {at}" for at in range(50)]
-        name = f"worker-{'5f' * 28}-01000000-{900 + rank}.out"
+        name = f"worker-{'5f' * 28}-01000000-{PIDS[rank]}.out"
         (tmp_path / name).write_text("\n".join([":job_id:01000000", *lines]) + "\n")
     stacks = "".join(
-        stack(900 + at, WRITES if at == 2 else WAITS.format(op="barrier")) for at in range(4)
+        stack(pid, WRITES if at == 2 else WAITS.format(op="barrier")) for at, pid in enumerate(PIDS)
     )
     (tmp_path / "pyspy.txt").write_text(stacks)
     end = "slurmstepd: error: *** JOB 41 ON n1 CANCELLED AT 2025-03-04T14:58:37 ***"
@@ -549,8 +559,12 @@ def test_stacks_explain_an_abort_by_a_watchdog(watched: bool, tmp_path: Path) ->
     """An abort for another reason, without a collective that timed out, stays one."""
     steps = "".join(f"[rank0]: 2025-03-04 10:00:{at:02d} step {at} loss 2.1\n" for at in range(50))
     end = "failed (exitcode: -6) local_rank: 0 (pid: 400) of binary: python"
-    waited = timeouts(4, but=2) if watched else steps
-    (tmp_path / "job.log").write_text(f"{waited}E0304 10:31:09 41 api.py:869] {end}\n")
+    aborted = "E0304 {} 41 api.py:869] " + end + "\n"
+    if watched:  # the launcher's clock is that of another zone
+        (tmp_path / "job.log").write_text(timeouts(4, but=2))
+        (tmp_path / "torchrun.log").write_text(aborted.format("09:31:09"))
+    else:
+        (tmp_path / "job.log").write_text(steps + aborted.format("10:31:09"))
     found = with_one_that_reads(tmp_path)
     if watched:
         assert (found.cause, found.stage, ranks_of(found)[:1]) == (
@@ -560,3 +574,35 @@ def test_stacks_explain_an_abort_by_a_watchdog(watched: bool, tmp_path: Path) ->
         )
     else:
         assert found.cause == "process_aborted"
+
+
+def test_a_machine_of_a_tpu_slice_above_a_stack_is_its_rank() -> None:
+    text = "".join(
+        f"##### (t1v-n-5c1e07a3-w-{at})\n" + stack(20 + at, READS if at == 2 else WAITS)
+        for at in range(4)
+    )
+    assert [one.rank for one in read_stacks(text, "pyspy.txt", None)] == [0, 1, 2, 3]
+
+
+def test_who_waits_for_ranks_that_write_is_in_no_other_collective() -> None:
+    """Most write a checkpoint, and one waits for them: it calls nothing else."""
+    stacks = [
+        one
+        for at in range(5)
+        for one in read_stacks(
+            stack(20 + at, WAITS.format(op="barrier") if at == 3 else WRITES),
+            f"{at}.txt",
+            at,
+        )
+    ]
+    for one in stacks:
+        one.stream = f"rank {one.rank}"
+    assert not any(one.collective for one in odd_stacks(stacks).values())
+
+
+def test_a_process_of_which_no_more_is_known_tells_where_the_training_hung(tmp_path: Path) -> None:
+    stacks = "".join(
+        stack(pid, WRITES if at == 2 else WAITS.format(op="barrier")) for at, pid in enumerate(PIDS)
+    )
+    found = hung(tmp_path, {"pyspy.txt": stacks})
+    assert (found.cause, found.stage, found.nodes) == ("training_hung", "checkpoint", ())

@@ -58,6 +58,15 @@ def test_no_cause_is_added_that_the_answer_names_itself():
     assert {"hung_in_reading", HUNG.id} < {one.cause for one in ended}
 
 
+def test_a_sure_answer_leaves_nothing_open():
+    lead = "nccl_timeout", "collective communication"
+    added = [
+        len(with_usual((), *lead, stage="", confidence=sure, most=5))
+        for sure in (SURE - 0.01, SURE)
+    ]
+    assert added == [MOST_ADDED, 0]
+
+
 def test_each_is_known_to_the_benchmark_and_no_signature_has_its_name():
     signatures = {one.id for one in SignatureLibrary.shipped()}
     for one in USUAL:
