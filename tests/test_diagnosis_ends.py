@@ -317,6 +317,8 @@ def test_a_launcher_of_another_zone_ends_no_job_before_its_steps(tmp_path):
 def test_the_step_of_a_scheduler_is_no_step():
     assert match_step("[srun] node 0 of 2: gpu-b06 job 84213 step 0 time limit 10:00:00") is None
     assert match_step("job 3 finished, step 7").step == 7
+    assert match_step("[restart 2] step 100 loss 2.1").step == 100
+    assert match_step("[09:20:11] job 41 on n7, restart chain step 2/6") is None
     assert match_step("[ep=0][ba=11431][event=BEFORE_DATALOADER]: Running event").step == 11431
 
 

@@ -23,7 +23,8 @@ SAMPLES = "samples_count"
 _REFUSED = re.compile(
     r"\b(max\w*|min|total|num|number|every|each|until|till|per|warm-?up|sav\w+|load\w*|resum\w+|"
     r"restor\w+|exit\w*|last|previous|next|from|since|interval|eval\w*|valid\w*|val|test\w*|"
-    r"docker|checkpoint\w*|ckpt|decay|skipp\w+|chain|restart\w*|setup|build)\b"
+    r"docker|checkpoint\w*|ckpt|decay|skipp\w+)\b"
+    r"|\b(?:chain|setup|build) $"  # of jobs, or of an installation
     r"|\bjob(?:[ _]?id)?[ =:]*\d+[, ]+$"  # a scheduler's step of a job
 )
 #: A whole number that is no part of a longer one, a fraction, a date or a quantity.
