@@ -74,6 +74,13 @@ def test_each_class_and_each_injected_kind_has_a_meaning_in_the_library() -> Non
         assert name == "none" or any(map(known, entries)), name
 
 
+def test_each_cause_left_open_has_a_class_and_no_signature_has_its_name() -> None:
+    signatures = {one.id for one in SignatureLibrary.shipped()}
+    for one in USUAL:
+        assert one.id not in signatures
+        assert any(Named(one.id, one.family).means(entries) for entries in CLASSES.values()), one
+
+
 @pytest.mark.parametrize(
     ("answer", "classes", "expected"),
     [

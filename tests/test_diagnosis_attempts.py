@@ -666,29 +666,24 @@ def test_a_log_may_end_with_the_launchers_line_that_it_starts_again(tmp_path):
 
 def test_errors_without_a_time_are_of_the_attempt_in_which_they_stand(tmp_path):
     """The errors' file has one attempt for all: nothing in it begins anew."""
-
-    def started(hour):
-        return f"[2025-03-04 {hour:02d}:00:01,000] [INFO] init: attempting to detect MPI"
-
-    out, errors = [], []
-    for run, hour, error in ((1, 5, "port"), (2, 7, "quota")):
-        stamp = f"[2025-03-04 {hour:02d}:00:00,500]"
-        out += [f"=== run {run} of 2 at {hour} ===", f"{stamp} [INFO] cmd = mpirun -n 2 train.py"]
-        steps = range(50) if error == "quota" else ()
-        out += [f"2025-03-04 {hour:02d}:{at:02d}:30 step {at} loss 2.1" for at in steps]
-        said = {
-            "port": "RuntimeError: server socket has failed to bind to [::]:29500 (errno: 98 -"
-            " Address already in use).",
-            "quota": "OSError: [Errno 122] Disk quota exceeded",
-        }
-        warned = ["[W socket.cpp:401] [c10d] The server socket has failed to bind to 0.0.0.0:29500"]
-        errors += [started(hour)] * 2 + (warned * 2 if error == "port" else [])
-        errors += ["Traceback (most recent call last):", '  File "fit.py", line 7', said[error]]
-        # More than is kept of a stream's end.
-        errors += [
-            f"[n1:205] process {word} has sent no message" for word in map(chr, range(97, 123))
-        ] * 4
-    found = of_files(tmp_path, {"job.out": out, "job.err": errors})
+    begins = "[2022-06-22 20:{}] [INFO] [comm.py:635:init_distributed] attempting to detect MPI"
+    start = "[2022-06-22 20:{}] [INFO] [runner.py:457:main] cmd = mpirun -n 16 train.py"
+    port = "failed to bind to 0.0.0.0:29500 (errno: 98 - Address already in use)."
+    files = {
+        "job.err": [
+            begins.format("03:30,578"),
+            f"[W socket.cpp:401] [c10d] The server socket has {port}",
+            begins.format("27:53,840"),
+            "OSError: [Errno 122] Disk quota exceeded",
+        ],
+        "job.out": [
+            "=== run 1 of 2 at Wed Jun 22 20:03:15 UTC ===",
+            start.format("03:19,000"),
+            "=== run 2 of 2 at Wed Jun 22 20:27:38 UTC ===",
+            start.format("27:42,533"),
+        ],
+    }
+    found = of_files(tmp_path, files)
     assert len(found.attempts) == 2
     assert found.cause == "quota_exceeded"
 

@@ -435,20 +435,20 @@ def test_gpus_that_stand_before_lines_are_no_hosts(tmp_path: Path) -> None:
 def test_the_step_of_servers_that_is_ended_behind_a_training_that_made_all_its_steps(
     made: int, tmp_path: Path
 ) -> None:
-    files = {
-        "driver.log": "\n".join(steps()[:made]) + "\n",
-        "slurm.out": "worker 0: fit.sh exited with status 0\n",
-        "ray-worker-1.log": "slurmstepd: error: *** STEP 41.2 ON n1 CANCELLED AT"
-        " 2025-03-04T10:31:49 ***\n",
-    }
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    assert (diagnose(tmp_path).outcome == "healthy") == (made == 60)
+    found = written(
+        tmp_path,
+        driver_log=steps()[:made],
+        slurm_out=["worker 0: fit.sh exited with status 0"],
+        servers_log=["slurmstepd: error: *** STEP 41.2 ON n1 CANCELLED AT 2025-03-04T10:31:49 ***"],
+    )
+    assert (found.outcome == "healthy") == (made == 60)
 
 
 def test_the_end_that_the_jobs_script_records_outweighs_what_came_before(tmp_path: Path) -> None:
-    (tmp_path / "driver.log").write_text("\n".join(steps()) + "\n")
-    (tmp_path / "slurm.out").write_text("[INFO] Driver finished with exit code 0 (Feb 12)\n")
-    error = "Traceback (most recent call last):\nRpcError: Timed out while waiting for GCS\n"
-    (tmp_path / "ray.log").write_text(error)
-    assert diagnose(tmp_path).outcome == "healthy"
+    found = written(
+        tmp_path,
+        driver_log=steps(),
+        slurm_out=["[INFO] Driver finished with exit code 0 (Feb 12)"],
+        ray_log=["Traceback (most recent call last):", "RpcError: Timed out while waiting for GCS"],
+    )
+    assert found.outcome == "healthy"

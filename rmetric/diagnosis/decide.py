@@ -716,7 +716,6 @@ class _Case:
         text = self._stood_in(who) or hang.last_words or (at.text if at else "")
         return self._result(
             stage=self.beside.awaited.get(who.name if who else "")
-            or self.beside.awaited.get("")
             or (stage_of_wait(text) if text else "")
             or self._blocked_in()
             or self._stage(place),

@@ -352,9 +352,7 @@ def _candidates(diagnosis: Diagnosis) -> list[str]:
     room = WIDTH - _LABEL - len(_AND_MORE.format(9))
     texts = []
     left_open = [one for one in diagnosis.candidates if one.why == LEFT_OPEN]
-    for one in diagnosis.candidates:
-        if one in left_open:
-            continue
+    for one in (each for each in diagnosis.candidates if each.why != LEFT_OPEN):
         why = plain(one.why)
         if why.startswith(FOLLOWS):
             earlier, semicolon, more = why.removeprefix(FOLLOWS).partition(";")

@@ -138,7 +138,8 @@ class Diagnosis:
         to_do: next steps, in the imperative.
         events: those that indicate the failure, the cause first.
         nodes: suspect ranks or nodes, at most `MAX_NODES`; often none.
-        candidates: other causes, the most likely first.
+        candidates: other causes, the most likely first; `LEFT_OPEN` is why for those without
+            evidence, which come before what is likely a consequence.
         notes: about the input.
         attempt: number of the attempt that is diagnosed, from 1.
         attempts: all attempts in the logs, the first one first; empty where there is one.

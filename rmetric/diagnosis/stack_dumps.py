@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from rmetric.diagnosis.job import STACKS_OF_RANK, Job, JobStream, Occurrence, short
 from rmetric.diagnosis.patterns.stages import awaited
-from rmetric.diagnosis.reading.file_names import names_in, natural
+from rmetric.diagnosis.reading.file_names import TPU_HOST, names_in, natural
 from rmetric.diagnosis.reading.lines import unwrapped
 
 #: Least number of ranks with stacks, and least share of them in one place, for one to be odd.
@@ -54,7 +54,7 @@ _AWAITS = {
 _RANK_OF_COMMAND = re.compile(r"(?:--?(?:global_?)?rank[= ]|\bRANK=)(\d+)")
 _RANK_ABOVE = re.compile(
     r"(?i)(?:(?<![a-z_])(?:global[ _])?rank|SLURM_PROCID|WORLD_RANK|PMI\w?_RANK|PALS_RANKID"
-    r"|FLUX_TASK_RANK|JSM_NAMESPACE_RANK|(?<![a-z\d])t\dv-n-[0-9a-f]{6,}-w)[ =:#_-]{0,2}(\d+)"
+    rf"|FLUX_TASK_RANK|JSM_NAMESPACE_RANK|{TPU_HOST})[ =:#_-]{{0,2}}(\d+)"
 )
 _LOCAL_ABOVE = re.compile(r"(?i)(?:(?<![a-z])local[ _]?rank|\blocal|\bgpu)[ =:#_]{0,2}(\d+)")
 #: The host in a heading, with the rank within it behind it.
@@ -531,25 +531,20 @@ def odd_stacks(stacks: Sequence[Stack]) -> dict[str, OddStack]:
     """
     ranked = {one.stream: one for one in stacks if one.stream.startswith("rank ")}
     others = [one for one in stacks if not one.stream.startswith("rank ")]
-    found = _of_processes([*ranked.values(), *others]) if others else _apart_from_most(ranked)
+    every = [*ranked.values(), *others]
+    apart = _apart_from_most(every)
+    if others:  # of a node there may be several: only what they wait for tells them apart
+        known = all(one.stream for one in every)
+        apart = [(one, odd) for one, odd in apart if known and (odd.awaits or odd.collective)]
+    apart.sort(key=lambda pair: natural(pair[0].stream))
+    found = {one.stream: odd for one, odd in apart}
     kept = {name: one for name, one in found.items() if one.awaits}
     if kept:
         return kept
-    every = [*ranked.values(), *others]
     waiting = [one for one in every if one.stage]
     if not waiting or (len(every) > 2 and len(waiting) > MAX_ODD_SHARE * len(every)):
         return found
     return {one.stream: OddStack(f"{_AWAITS[one.stage]} {one.shown}", one.stage) for one in waiting}
-
-
-def _of_processes(stacks: Sequence[Stack]) -> dict[str, OddStack]:
-    """Streams of the processes that await something else, where several may be of one node."""
-    if not all(one.stream for one in stacks):
-        return {}
-    apart = _apart_from_most({str(at): one for at, one in enumerate(stacks)})
-    return {
-        stacks[int(at)].stream: odd for at, odd in apart.items() if odd.awaits or odd.collective
-    }
 
 
 def wait_together(stacks: Sequence[Stack]) -> bool:
@@ -562,20 +557,19 @@ def wait_together(stacks: Sequence[Stack]) -> bool:
     )
 
 
-def _apart_from_most(by_stream: Mapping[str, Stack]) -> dict[str, OddStack]:
-    if len(by_stream) < MIN_RANKS:
-        return {}
-    ((usual, times),) = Counter(one.place for one in by_stream.values()).most_common(1)
-    if times < MIN_AGREEING_SHARE * len(by_stream):
-        return {}
-    example = next(one for one in by_stream.values() if one.place == usual)
-    return {
-        name: OddStack(
-            f"{_AWAITS[awaits]} {one.words(example)}, {times} others in {example.words(one)}",
-            awaits,
-            one.differs(example),
-        )
-        for name, one in sorted(by_stream.items(), key=lambda named: natural(named[0]))
-        if one.place != usual
-        for awaits in ["" if example.awaits(one) else one.awaits(example)]
-    }
+def _apart_from_most(stacks: Sequence[Stack]) -> list[tuple[Stack, OddStack]]:
+    """The stacks of other places than that of most."""
+    if len(stacks) < MIN_RANKS:
+        return []
+    ((usual, times),) = Counter(one.place for one in stacks).most_common(1)
+    if times < MIN_AGREEING_SHARE * len(stacks):
+        return []
+    example = next(one for one in stacks if one.place == usual)
+    found = []
+    for one in stacks:
+        if one.place != usual:
+            awaits = "" if example.awaits(one) else one.awaits(example)
+            words = f"{one.words(example)}, {times} others in {example.words(one)}"
+            odd = OddStack(f"{_AWAITS[awaits]} {words}", awaits, one.differs(example))
+            found.append((one, odd))
+    return found

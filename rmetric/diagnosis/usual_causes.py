@@ -1,8 +1,8 @@
 """Causes that answers of a kind leave open: a timeout tells that a rank did not come, not why.
 
-Where no line decides, these are listed behind the first cause that has evidence. Their weights are
-the numbers of wrong answers of such a kind, by their true cause, at the first looks at the third to
-the twenty-fifth written set (studies/diagnosis_benchmark/results/first_look_*).
+Where no line decides, these are listed behind the first cause that has evidence. Their weights were
+set by hand, about as often as such a cause was the true one of a wrong answer at the first looks up
+to the twenty-fifth written set (the misses in studies/diagnosis_benchmark/results/first_look_*).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ STORE = UsualCause("object_store_refuses", "object store", "The object store doe
 NAME = UsualCause("name_unknown", "name resolution", "A host's name cannot be resolved")
 DAMAGED = UsualCause("data_damaged", "damaged data", "A file of data is damaged")
 
-#: Kind of answer -> what it names ("family" or "family/pattern of ids").
+#: Kind of answer -> what it names ("family" or "family/pattern of ids"); the first that fits is it.
 _KINDS: dict[str, tuple[str, ...]] = {
     "waited": (
         "hang",
@@ -86,9 +86,10 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "not met": ("rendezvous", "launcher/ssh_failed", "launcher/mpi_launch_failed"),
     "not written": ("checkpoint/*_write_failed",),
     "not read": ("data loading/dataloader_worker_exception",),
-    "stops": ("",),
 }
-#: Kind of answer -> causes that it leaves open, with their weights; 0 where none was met yet.
+#: The kind of an answer without a cause: the log just stops.
+_STOPS = "stops"
+#: Kind of answer -> causes that it leaves open, with their weights.
 _OPEN: dict[str, dict[UsualCause, int]] = {
     "waited": {READING: 15, CHECKPOINT: 5, DIFFERENT: 5, LIMIT: 5, PREEMPTED: 1},
     "told to end": {PREEMPTED: 5, HANG: 4, READING: 3, CHECKPOINT: 1},
@@ -99,13 +100,13 @@ _OPEN: dict[str, dict[UsualCause, int]] = {
     "not met": {NAME: 3, NODE: 0},
     "not written": {FULL: 2, QUOTA: 1, SERVER: 1, STORE: 1},
     "not read": {DAMAGED: 2, STORE: 1, MEMORY: 1},
-    "stops": {HANG: 4, READING: 2, NODE: 2, DIFFERENT: 2, LIMIT: 1},
+    _STOPS: {HANG: 4, READING: 2, NODE: 2, DIFFERENT: 2, LIMIT: 1},
 }
 #: All of them.
 USUAL = tuple(dict.fromkeys(one for some in _OPEN.values() for one in some))
-#: Added to each weight, so that what was not met yet is not impossible.
+#: Added to each weight: what was not met yet is possible too.
 _UNSEEN = 0.5
-#: Share of wrong answers that were one of the listed causes, at the first look at the 26th set.
+#: Share of wrong answers with the right cause among their candidates, at the look at the 26th set.
 _LISTED = 0.6
 #: Causes that are added to an answer.
 MOST_ADDED = 3
@@ -140,7 +141,7 @@ def with_usual(
     >>> [one.title for one in added]
     ['A rank waits for its data', 'A rank hangs in its checkpoint']
     """
-    kind = next((kind for kind, named in _KINDS.items() if _is_of(cause, family, named)), None)
+    kind = _STOPS if cause is None else _kind(cause, family)
     if confidence >= SURE or kind is None:
         return tuple(candidates[:most])
     weights = {one: weight + _UNSEEN for one, weight in _OPEN[kind].items()}
@@ -155,11 +156,18 @@ def with_usual(
     return tuple([*first, *later[:1], *added[:MOST_ADDED], *later[1:]][:most])
 
 
-def _is_of(cause: str | None, family: str, named: Collection[str]) -> bool:
-    if cause is None:
-        return named == ("",)
-    for one in named:
-        of, _, pattern = one.partition("/")
-        if of == family and (not pattern or fnmatchcase(cause, pattern)):
-            return True
-    return False
+def _kind(cause: str, family: str) -> str | None:
+    kinds = (
+        kind for kind, named in _KINDS.items() if any(is_named(cause, family, one) for one in named)
+    )
+    return next(kinds, None)
+
+
+def is_named(cause: str, family: str, entry: str) -> bool:
+    """True if an entry, "family" or "family/pattern of ids", means a cause of a family.
+
+    >>> is_named("nccl_timeout", "collective communication", "collective communication/*timeout")
+    True
+    """
+    of, _, pattern = entry.partition("/")
+    return of == family and (not pattern or fnmatchcase(cause, pattern))

@@ -13,12 +13,11 @@ An entry is a family of the library ("NVLink"), a part of it by a pattern of ids
 from __future__ import annotations
 
 from collections.abc import Collection
-from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from rmetric.diagnosis.inferred_causes import INFERRED
 from rmetric.diagnosis.library import SignatureLibrary
-from rmetric.diagnosis.usual_causes import USUAL
+from rmetric.diagnosis.usual_causes import USUAL, is_named
 from studies.diagnosis_benchmark.blind.causes import CAUSES
 
 #: Timeouts of collectives: a rank did not take part.
@@ -218,11 +217,9 @@ class Named(NamedTuple):
 
     def _is(self, entry: str) -> bool:
         entry, _, stage = entry.partition("@")
-        family, _, pattern = entry.partition("/")
         return (
             self.cause is not None
-            and family == self.family
-            and (not pattern or fnmatchcase(self.cause, pattern))
+            and is_named(self.cause, self.family, entry)
             and stage in ("", self.stage)
         )
 

@@ -73,15 +73,12 @@ class Exported:
             whole = all(name and name == name.strip() and " " not in name for name in names)
             time, text, writer = (_place(plain, known) for known in (_TIMES, _TEXTS, _WRITERS))
             if len(names) >= MIN_COLUMNS and whole and time is not None and text is not None:
-                event = tuple(plain.index(name) for name in _OF_EVENTS if name in plain)
-                if len(event) == len(_OF_EVENTS):
-                    return cls(
-                        delimiter=delimiter, columns=len(names), time=time, text=text, writer=None,
-                        event=event,
-                    )  # fmt: skip
+                of_event = set(_OF_EVENTS) <= set(plain)
                 return cls(
-                    delimiter=delimiter, columns=len(names), time=time, text=text, writer=writer
-                )
+                    delimiter=delimiter, columns=len(names), time=time, text=text,
+                    writer=None if of_event else writer,
+                    event=tuple(map(plain.index, _OF_EVENTS)) if of_event else (),
+                )  # fmt: skip
         return None
 
     @classmethod

@@ -37,8 +37,9 @@ _MACHINE = (
     r"(?!(?:job|run|try|part|attempt|restart|boot)[-_]?\d)[a-z][a-z\d-]*\d[a-z\d-]*"
     r"|\d{1,3}(?:\.\d{1,3}){3}"
 )
-#: A virtual machine of a TPU slice, which JAX runs one process on.
-_TPU_HOST = re.compile(r"(?<![a-z\d])t\dv-n-[0-9a-f]{6,}-w-(?P<rank>\d+)(?!\d)")
+#: A virtual machine of a TPU slice, which JAX runs one process on, up to its number.
+TPU_HOST = r"(?<![a-z\d])t\dv-n-[0-9a-f]{6,}-w"
+_TPU_HOST = re.compile(rf"{TPU_HOST}-(?P<rank>\d+)(?!\d)")
 #: Files of a machine's own log, whose lines may not name the host.
 _KERNEL_LOG = re.compile(
     rf"(?i)(?:^|/)(?:(?P<before>{_MACHINE})[-_.])?(?:dmesg(?:-T)?|kern(?:el)?|syslog|messages|journal(?:ctl)?)"
