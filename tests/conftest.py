@@ -1,6 +1,9 @@
 import gc
 import os
+import signal
+import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -68,6 +71,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if of_study(item.path):
             item.add_marker(pytest.mark.studies)
+
+
+@pytest.fixture
+def start():
+    """Start programs as a terminal does, each in a session of its own; they end with the test.
+
+    Where the tests run in the background SIGINT is ignored, and a child inherits that.
+    """
+    children = []
+
+    def one(command, **options) -> subprocess.Popen:
+        child = subprocess.Popen(
+            command, start_new_session=True, **options,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )  # fmt: skip
+        children.append(child)
+        return child
+
+    yield one
+    for child in children:
+        with suppress(ProcessLookupError):  # also those that it started and left
+            os.killpg(child.pid, signal.SIGKILL)
+        with child:
+            pass  # its pipes are closed, and it is reaped
 
 
 def pytest_collection_finish() -> None:

@@ -198,10 +198,12 @@ def test_a_control_alone_is_completed_by_its_fault_later(study, model, dataset, 
 
 @pytest.mark.parametrize("kill_in", [pytest.param(CONTROL, marks=pytest.mark.slow), FAULT])
 @pytest.mark.slow
-def test_a_killed_run_goes_on_as_if_nothing_had_been(study, model, dataset, tmp_path, kill_in):
+def test_a_killed_run_goes_on_as_if_nothing_had_been(
+    start, study, model, dataset, tmp_path, kill_in
+):
     out = tmp_path / "out"
     options = [str(option) for option in mini(model, dataset, out)]
-    killed = subprocess.Popen(
+    killed = start(
         [sys.executable, "-c", KILLED_LATE.format(options=options, log=kill_in)],
         cwd=ROOT,
         stdout=subprocess.DEVNULL,

@@ -314,9 +314,9 @@ def test_every_variant_happens(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_leaves_no_process(tmp_path: Path) -> None:
+def test_an_interrupted_run_leaves_no_process(start, tmp_path: Path) -> None:
     command = [sys.executable, "-c", MAKE, str(tmp_path), *map(key, SMALL)]
-    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    running = start(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not list(tmp_path.glob("*/.*.partial/logs/*")):
         time.sleep(0.05)
         assert running.poll() is None

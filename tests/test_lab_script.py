@@ -55,13 +55,11 @@ def test_a_campaign_ends_in_archives_and_a_manifest(campaign):
 
 
 @pytest.mark.slow
-def test_a_campaign_that_was_killed_ends_with_the_same_bytes(campaign, tmp_path):
+def test_a_campaign_that_was_killed_ends_with_the_same_bytes(start, campaign, tmp_path):
     out = tmp_path / "runs"
     command = [sys.executable, "-m", "studies.fault_lab", *SMALL]
     command += ["--out", str(out), "--archives", str(tmp_path / "archives")]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, stderr=subprocess.DEVNULL, start_new_session=True
-    )
+    process = start(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while len(contents(out)) < 2:
         assert process.poll() is None

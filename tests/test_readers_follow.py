@@ -440,14 +440,34 @@ def test_detectors_that_see_the_future_are_no_choice(tmp_path, capsys):
     assert "invalid choice" in capsys.readouterr().err
 
 
-def test_interrupted_it_ends_with_130(tmp_path):
+@pytest.fixture
+def watching(start, tmp_path):
+    """Starts a watch that has raised its alarm, by a command that may stand before it."""
     path = tmp_path / "run.jsonl"
     path.write_bytes(log_of(HEALTHY) + line(41, 9.0))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rmetric", "watch", str(path), "--detector", "loss_z_score"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
-    assert b"ALARM" in process.stdout.readline()
+
+    def begun(*before):
+        command = [*before, sys.executable, "-m", "rmetric", "watch", str(path)]
+        process = start(
+            [*command, "--detector", "loss_z_score"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert b"ALARM" in process.stdout.readline()
+        return process
+
+    return begun
+
+
+def test_where_the_shell_has_sigint_ignored_it_ends_by_sigterm(watching):
+    process = watching("sh", "-c", 'trap "" INT; exec "$@"', "sh")
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=1)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == -signal.SIGTERM
+
+
+def test_interrupted_it_ends_with_130(watching):
+    process = watching()
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130

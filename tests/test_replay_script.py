@@ -598,10 +598,10 @@ def test_interrupted_the_replay_keeps_what_it_has_and_exits_130(
 
 
 @pytest.mark.parametrize("name", ["generate_paper_tables.py", "generate_all_figures.py"])
-def test_interrupted_a_script_says_so_in_one_line_and_exits_130(tmp_path, name):
+def test_interrupted_a_script_says_so_in_one_line_and_exits_130(start, tmp_path, name):
     command = [sys.executable, "-u", name, "--logs", str(ROOT), "--out", str(tmp_path)]
     for _ in range(5):  # on a busy machine it may be done before it is interrupted
-        code, errors = interrupted(command)
+        code, errors = interrupted(start, command)
         if code != 0:
             break
     assert code == 130, errors
@@ -609,11 +609,9 @@ def test_interrupted_a_script_says_so_in_one_line_and_exits_130(tmp_path, name):
     assert errors.count("\n") == 1
 
 
-def interrupted(command):
+def interrupted(start, command):
     """Exit code and errors of a script that is interrupted as soon as it is under way."""
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-    )
+    process = start(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.readline()  # the logs are read
     process.send_signal(signal.SIGINT)
     errors = process.communicate(timeout=60)[1].decode()

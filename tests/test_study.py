@@ -46,11 +46,6 @@ def uninterrupted(uninterrupted_of) -> dict[str, bytes]:
     return uninterrupted_of["emergent"]
 
 
-def start_small_study(kind: str, out: Path) -> subprocess.Popen:
-    command = [sys.executable, "-m", "tests.small_study", kind, str(out)]
-    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, start_new_session=True)
-
-
 def wait_for_logs(out: Path, process: subprocess.Popen, number: int) -> None:
     deadline = time.monotonic() + 60
     while len(list(out.rglob("*.jsonl"))) < number:
@@ -112,11 +107,12 @@ def test_a_dask_cluster_changes_no_byte(uninterrupted, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_at_any_moment_and_started_again_it_ends_with_the_same_bytes(
-    kind, uninterrupted_of, tmp_path
+    start, kind, uninterrupted_of, tmp_path
 ):
     uninterrupted = uninterrupted_of[kind]
+    command = [sys.executable, "-m", "tests.small_study", kind, str(tmp_path)]
     for seen in (1, 7, 15):
-        process = start_small_study(kind, tmp_path)
+        process = start(command, cwd=ROOT, stderr=subprocess.PIPE)
         wait_for_logs(tmp_path, process, seen)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -161,12 +157,10 @@ def test_a_write_that_fails_keeps_what_is_finished(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_interrupted_it_says_how_to_go_on_and_exits_130(kind, tmp_path):
+def test_interrupted_it_says_how_to_go_on_and_exits_130(start, kind, tmp_path):
     command = [sys.executable, "run_modern_experiments.py", "--recipe", kind]
     command += ["--out", str(tmp_path)]
-    process = subprocess.Popen(
-        command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-    )
+    process = start(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
     errors = b""
     while b"run" not in errors:  # the progress bar stands: the study is under way
         errors += process.stderr.read(1)

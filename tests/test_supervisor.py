@@ -466,8 +466,8 @@ def steps(folder):
 
 
 @pytest.mark.long
-def test_sigterm_saves_and_ends_all(tmp_path):
-    process = subprocess.Popen(command(tmp_path), stderr=subprocess.PIPE)
+def test_sigterm_saves_and_ends_all(start, tmp_path):
+    process = start(command(tmp_path), stderr=subprocess.PIPE)
     until(lambda: len(steps(tmp_path)) == 2 and min(steps(tmp_path)) >= 3)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=20)
@@ -480,8 +480,8 @@ def test_sigterm_saves_and_ends_all(tmp_path):
 
 
 @pytest.mark.long
-def test_a_killed_supervisor_is_followed_by_one_that_ends_its_orphans_and_goes_on(tmp_path):
-    process = subprocess.Popen(command(tmp_path), stderr=subprocess.DEVNULL)
+def test_a_killed_supervisor_is_followed_by_one_that_ends_its_orphans_and_goes_on(start, tmp_path):
+    process = start(command(tmp_path), stderr=subprocess.DEVNULL)
     until(lambda: len(steps(tmp_path)) == 2 and min(steps(tmp_path)) >= 6)
     process.kill()
     process.wait()

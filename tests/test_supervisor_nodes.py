@@ -21,10 +21,10 @@ SMALL = str(Path(__file__).with_name("small_workers.py"))
 FIRST, SECOND = "localhost", "127.0.0.1"
 
 
-def supervised(folder, *options, steps=60):
+def supervised(start, folder, *options, steps=60):
     folder.mkdir(exist_ok=True)
     (folder / "faults.json").write_text("[]")
-    return subprocess.Popen(
+    return start(
         [
             *(sys.executable, "-m", "rmetric", "supervise", str(folder)),
             *("--nodes", f"{FIRST}:2,{SECOND}:2", "--batch", "8", "--poll-seconds", "0.1"),
@@ -56,8 +56,8 @@ def trains(folder, launch):
 
 
 @pytest.mark.slow
-def test_a_killed_agent_of_two_and_then_a_node_that_keeps_failing_is_dropped(tmp_path):
-    process = supervised(tmp_path, "--suspect-after", "2")
+def test_a_killed_agent_of_two_and_then_a_node_that_keeps_failing_is_dropped(start, tmp_path):
+    process = supervised(start, tmp_path, "--suspect-after", "2")
     for launch in (1, 2):
         until(lambda launch=launch: trains(tmp_path, launch), process)
         assert len(RunFolder(tmp_path).beats(lines(tmp_path, "launch")[-1]["token"])) == 4
@@ -76,7 +76,7 @@ def test_a_killed_agent_of_two_and_then_a_node_that_keeps_failing_is_dropped(tmp
 
 
 @pytest.mark.slow
-def test_a_node_that_cannot_be_reached_is_dropped(tmp_path):
+def test_a_node_that_cannot_be_reached_is_dropped(start, tmp_path):
     shell = tmp_path / "shell.py"
     shell.write_text(
         "import os, sys\n"
@@ -85,7 +85,7 @@ def test_a_node_that_cannot_be_reached_is_dropped(tmp_path):
         "os.execvp(sys.argv[2], sys.argv[2:])\n"
     )
     prefix = f"{sys.executable} {shell} {{node}}"
-    process = supervised(tmp_path / "run", "--prefix", prefix)
+    process = supervised(start, tmp_path / "run", "--prefix", prefix)
     until(lambda: trains(tmp_path / "run", 1), process)
     (tmp_path / "down").touch()
     os.kill(lines(tmp_path / "run", "started")[-1]["pids"][SECOND], signal.SIGKILL)

@@ -34,10 +34,10 @@ if __name__ == "__main__":
 
 @pytest.mark.long
 @pytest.mark.skipif(os.name != "posix", reason="a killed parent is seen on POSIX alone")
-def test_the_workers_of_a_killed_study_end_in_the_middle_of_a_task(tmp_path):
+def test_the_workers_of_a_killed_study_end_in_the_middle_of_a_task(start, tmp_path):
     (tmp_path / "study.py").write_text(STUDY)
     environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
-    study = subprocess.Popen(
+    study = start(
         [sys.executable, tmp_path / "study.py"], stdout=subprocess.PIPE, env=environment
     )
     workers = [psutil.Process(int(study.stdout.readline())) for _ in range(2)]
