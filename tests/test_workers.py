@@ -37,9 +37,7 @@ if __name__ == "__main__":
 def test_the_workers_of_a_killed_study_end_in_the_middle_of_a_task(start, tmp_path):
     (tmp_path / "study.py").write_text(STUDY)
     environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
-    study = start(
-        [sys.executable, tmp_path / "study.py"], stdout=subprocess.PIPE, env=environment
-    )
+    study = start([sys.executable, tmp_path / "study.py"], stdout=subprocess.PIPE, env=environment)
     workers = [psutil.Process(int(study.stdout.readline())) for _ in range(2)]
     study.send_signal(signal.SIGKILL)
     study.wait()
