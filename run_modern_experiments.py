@@ -6,10 +6,11 @@
 
 `published` is the study of the paper on its authors' simulator, whose crashes are scripted:
 4 modes of the metric x 3 architectures x 5 faults x 12 repetitions, 720 runs from one stream
-of draws, equal to theirs under Python's random.seed(SEED). `emergent` is the same matrix on
-our simulator, where failures emerge: 180 runs, each logged in the 4 modes. `stress` is ours
-as well: every fault and benign change at three severities with random onsets, an evaluation
-every 10 steps.
+of draws, equal to theirs under Python's random.seed(SEED). R has the paper's weights; with
+--preset authors_simulator it has those of their code and equals theirs too. `emergent` is the
+same matrix on our simulator, where failures emerge: 180 runs, each logged in the 4 modes.
+`stress` is ours as well: every fault and benign change at three severities with random onsets,
+an evaluation every 10 steps.
 
 Stop it whenever you like: started again, it finishes what is missing and ends
 with the same bytes.
@@ -25,8 +26,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from rmetric._util.options import add_jobs, renamed
-from rmetric.metric import MODES, RMetricConfig
+from rmetric._util.options import add_jobs, add_preset, renamed
+from rmetric.metric import MODES, PRESETS
 from rmetric.simulation.published import published_specs
 from rmetric.simulation.study import (
     RECIPES,
@@ -37,8 +38,8 @@ from rmetric.simulation.study import (
     refuse_other_studies,
     run_study,
 )
+from studies.paper.published_study import CONFIG, SEED, run_published_study
 from studies.paper.published_study import RECIPE as PUBLISHED
-from studies.paper.published_study import SEED, run_published_study
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -59,6 +60,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         help=f"of the whole study (default: {SEED} for published, as its logs were compared with "
         "the authors' code, else 0)",
     )  # fmt: skip
+    add_preset(parser)
     parser.add_argument(
         "--limit", type=int, metavar="N", help="only the first N runs of the recipe, to try it"
     )
@@ -112,9 +114,10 @@ def run_published(arguments: argparse.Namespace) -> str:
     """Write the published study; returns what was done, in words."""
     out = arguments.out or Path()
     specs = published_specs()[: arguments.limit]
+    config = PRESETS[arguments.preset](variant=CONFIG.variant)
     done = 0
     with tqdm(total=len(specs), unit="run", desc=PUBLISHED) as bar:
-        for was_there in run_published_study(out, arguments.seed, arguments.limit):
+        for was_there in run_published_study(out, arguments.seed, arguments.limit, config):
             done += was_there
             bar.update()
     modes = [mode for mode in MODES if any(spec.mode == mode for spec in specs)]
@@ -126,7 +129,7 @@ def run_emergent(arguments: argparse.Namespace) -> str:
     recipe = RECIPES[arguments.recipe]
     specs = recipe.specs(arguments.seed)
     out = arguments.out or recipe.out
-    modes, config = recipe.modes, RMetricConfig.simulation()
+    modes, config = recipe.modes, PRESETS[arguments.preset]()
     names = [spec.experiment_id for spec in specs]
     refuse_other_studies(out, dict.fromkeys(modes, names))
     specs = specs[: arguments.limit]

@@ -20,10 +20,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from rmetric._util.options import renamed
+from rmetric._util.options import add_preset, renamed
 from rmetric._util.printed import counted
 from rmetric.logs import log_path, run_lines, start_line, write_atomically
-from rmetric.metric import MODES, RMetric, RMetricConfig
+from rmetric.metric import MODES, PRESETS, RMetric, RMetricConfig
 from rmetric.records import Run, Truth
 from rmetric.simulation import ARCHITECTURES, FAULTS, RunSpec, published, simulate
 from rmetric.simulation.architectures import architecture
@@ -82,6 +82,7 @@ def parse_arguments(argv: list[str] | None = None) -> tuple[argparse.Namespace, 
         help="data-parallel workers of the simulated job (default: %(default)s)",
     )  # fmt: skip
     renamed(parser, evaluate_every="eval-every")
+    add_preset(parser)
     parser.add_argument("--mode", choices=list(MODES), default="FULL_METRIC")
     parser.add_argument("--id", metavar="NAME", help="names the run and its log")
     parser.add_argument(
@@ -127,7 +128,7 @@ def emergent_run(arguments: argparse.Namespace) -> Asked:
     return Asked(
         experiment_id=spec.experiment_id,
         about=config_of(spec),
-        metric=RMetricConfig.simulation(),
+        metric=PRESETS[arguments.preset](),
         make=lambda: simulate([spec])[0],
         words=words,
     )
@@ -181,7 +182,7 @@ def published_run(arguments: argparse.Namespace) -> Asked:
     return Asked(
         experiment_id=spec.experiment_id,
         about=published.config_of(spec, dynamics, seed),
-        metric=RMetricConfig.authors_simulator(),
+        metric=PRESETS[arguments.preset](variant="authors_simulator"),
         make=lambda: next(published.simulate_published([spec], Random(seed), dynamics, seed=seed)),
         words=words,
     )

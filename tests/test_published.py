@@ -15,7 +15,7 @@ import pytest
 import run_modern_experiments
 from rmetric.evaluation import read_study
 from rmetric.logs import read_log
-from rmetric.metric import MODES, RMetric
+from rmetric.metric import MODES, PAPER_WEIGHTS, RMetric, RMetricConfig
 from rmetric.records import Run
 from rmetric.simulation.published import (
     ACTING,
@@ -28,7 +28,7 @@ from rmetric.simulation.published import (
     published_specs,
     simulate_published,
 )
-from studies.paper.published_study import CONFIG, run_published_study
+from studies.paper.published_study import run_published_study
 from tests import small_study
 from tests.authors_data import needs_authors_logs, seed_1
 
@@ -36,6 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = ROOT / "logs_FULL_METRIC"
 SPECS = published_specs()
 ONSET = PublishedDynamics().onset_step
+AUTHORS = RMetricConfig.authors_simulator()
 
 #: Step of the first alarm and of the failure, as in the authors' logs of seed 1. The last runs
 #: hang on every draw before them.
@@ -62,7 +63,7 @@ def study(seed: int) -> list[Run]:
 
 def judged(spec: PublishedSpec, run: Run) -> tuple[list[float], list[int]]:
     """R at every record, and the steps with an alarm."""
-    metric = RMetric(CONFIG.with_mode(spec.mode))
+    metric = RMetric(AUTHORS.with_mode(spec.mode))
     seen = [(record.step, metric.update(record).score, metric.alarm) for record in run.records]
     return [score for _, score, _ in seen], [step for step, _, alarm in seen if alarm]
 
@@ -81,7 +82,7 @@ def test_every_r_and_every_failure_of_the_authors_comes_back_to_the_last_bit():
         stated = first["config"]
         assert stated["experiment_id"] == run.id == spec.experiment_id
         assert stated["METRIC_MODE"] == spec.mode
-        assert stated["alert_thresholds"] == {"r_metric": CONFIG.threshold}
+        assert stated["alert_thresholds"] == {"r_metric": AUTHORS.threshold}
         shared = stated.keys() & run.config.keys()
         assert {key: stated[key] for key in shared} == {key: run.config[key] for key in shared}
         assert "fault_injection" in shared
@@ -106,7 +107,7 @@ def test_the_table_above_is_what_the_authors_logs_state():
     by_id = {Path(name).stem: log for name, log in seed_1().items()}
     for run_id, expected in SEED_1.items():
         _, *rows, last = (json.loads(line) for line in by_id[run_id].splitlines())
-        alarms = [row["step"] for row in rows if row["r_metric"] > CONFIG.threshold]
+        alarms = [row["step"] for row in rows if row["r_metric"] > AUTHORS.threshold]
         failure = last["step"] if last["event"] == "EXPERIMENT_FAILURE" else None
         assert (alarms[0] if alarms else None, failure) == expected
 
@@ -118,6 +119,31 @@ def test_the_sample_in_the_repository_is_what_the_study_writes(tmp_path):
     assert set(sample) == {spec.experiment_id for spec in SPECS if in_sample(spec)}
     for name, log in sample.items():
         assert (tmp_path / "logs_FULL_METRIC" / f"{name}.jsonl").read_bytes() == log, name
+
+
+def test_the_default_is_the_papers_weights_and_a_preset_the_authors(tmp_path):
+    """By both the runs are the same; the authors' R is then theirs, to the last bit."""
+    for name, preset in (("paper", []), ("authors", ["--preset", "authors_simulator"])):
+        argv = ["--out", str(tmp_path / name), "--limit", "40", *preset]
+        assert run_modern_experiments.main(argv) == 0
+    ours, theirs = (read_study(tmp_path / name) for name in ("paper", "authors"))
+    assert [run.records for run in ours.reference] == [run.records for run in theirs.reference]
+    settings = [study.reference[0].config["metric_settings"] for study in (ours, theirs)]
+    assert [(s["weights"], s["threshold"], s["variant"]) for s in settings] == [
+        (list(PAPER_WEIGHTS), 0.57, "authors_simulator"),
+        ([0.0, 0.5, 0.78], 0.57, "authors_simulator"),
+    ]
+    for spec, run, stated in zip(
+        SPECS, theirs.reference, theirs.stated["FULL_METRIC"], strict=False
+    ):
+        assert [one.score for one in stated] == judged(spec, run)[0]
+
+
+def test_a_folder_of_one_preset_is_refused_by_the_other(tmp_path, capsys):
+    argv = ["--out", str(tmp_path), "--limit", "2"]
+    assert run_modern_experiments.main(argv) == 0
+    assert run_modern_experiments.main([*argv, "--preset", "authors_simulator"]) == 1
+    assert "another seed, recipe, preset or version" in capsys.readouterr().err
 
 
 def in_sample(spec: PublishedSpec) -> bool:
@@ -217,7 +243,7 @@ def test_without_a_recipe_the_script_runs_the_published_study(tmp_path, capsys):
     assert "(3 were there)" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == times
     assert run_modern_experiments.main([*argv, "--seed", "5"]) == 1
-    assert "another run (another seed, recipe or version)" in capsys.readouterr().err
+    assert "another run (another seed, recipe, preset or version)" in capsys.readouterr().err
     assert small_study.contents(tmp_path) == written
 
 

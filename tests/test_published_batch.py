@@ -28,6 +28,7 @@ from studies.paper.anatomy import (
     PUBLISHED,
     ROWS,
     alerts_of_batch,
+    anatomy,
     judge_batch,
     over_seeds,
     r_metric,
@@ -37,6 +38,7 @@ from studies.paper.anatomy import (
 )
 from studies.paper.metric_traces import metric_trace
 from studies.paper.published_batch import Draws, Faults, PublishedBatch, run_batch, scores
+from studies.paper.published_study import CONFIG
 
 SMALL = PublishedDynamics(total_steps=400, evaluate_every=20, onset_step=200, num_workers=4)
 OFTEN = PublishedDynamics(total_steps=300, evaluate_every=3, onset_step=100)
@@ -159,7 +161,7 @@ def test_a_rule_on_many_runs_is_its_detector_on_each(name):
     for run, expected in zip(runs_of(batch), alarms, strict=True):
         if isinstance(row.make, str):
             mode = DETECTORS[row.make].mode
-            trace = metric_trace(name, run, config=AUTHORS.with_mode(mode))
+            trace = metric_trace(name, run, config=CONFIG.with_mode(mode))
         else:
             trace = trace_by(row.make(np.random.default_rng(0)), run, name)
         assert trace.alarms.tolist() == expected[: len(trace.alarms)].tolist()
@@ -215,19 +217,21 @@ def seeds():
 
 @pytest.mark.long
 def test_the_published_number_comes_back_over_seeds(seeds):
-    full = seeds["full"]
-    assert (full.hits == 72).all()
-    assert full.published_f1.mean() == pytest.approx(0.985, abs=0.003)
-    assert full.false_alarms.mean() == pytest.approx(2.26, abs=0.35)
-    assert full.causal_f1.mean() == pytest.approx(0.963, abs=0.006)
-    assert 0.95 < full.published_f1.min() <= 0.973 < full.published_f1.max() == 1
+    assert (seeds["authors"].hits == 72).all()
+    assert set(seeds["full"].hits) == {70, 71, 72}
+    for name, false_alarms in (("full", 1.9), ("authors", 2.26)):
+        assert seeds[name].published_f1.mean() == pytest.approx(0.985, abs=0.003)
+        assert seeds[name].false_alarms.mean() == pytest.approx(false_alarms, abs=0.35)
+        assert seeds[name].causal_f1.mean() == pytest.approx(0.963, abs=0.006)
+        assert 0.95 < seeds[name].published_f1.min() <= 0.973 < seeds[name].published_f1.max() == 1
 
 
 def test_the_lead_is_made_of_runs_alarmed_before_their_fault(seeds):
-    full = seeds["full"]
-    assert np.corrcoef(full.lead_minutes, full.early)[0, 1] > 0.999
-    assert full.lead_steps_in_time.mean() == pytest.approx(6.6, abs=0.2)
-    assert (full.lead_minutes * 12).mean() == pytest.approx(51, abs=10)
+    for name in ("full", "authors"):
+        found = seeds[name]
+        assert np.corrcoef(found.lead_minutes, found.early)[0, 1] > 0.999
+        assert found.lead_steps_in_time.mean() == pytest.approx(6.6, abs=0.2)
+        assert (found.lead_minutes * 12).mean() == pytest.approx(51, abs=10)
 
 
 def test_nine_in_ten_false_or_early_alarms_fall_at_the_second_drift():
@@ -243,8 +247,8 @@ def test_nine_in_ten_false_or_early_alarms_fall_at_the_second_drift():
 @pytest.mark.parametrize(
     ("name", "published", "causal"),
     [("loss_jump", 1.0, 0.999), ("norm_jump", 1.0, 0.999), ("at_onset", 0.571, 0.57),
-     ("always", 0.571, 0.0), ("never", 0.0, 0.0), ("paper_weights", 0.983, 0.962),
-     ("readme_weights", 0.645, 0.638), ("true_mean", 0.785, 0.497)],
+     ("always", 0.571, 0.0), ("never", 0.0, 0.0), ("full", 0.983, 0.962),
+     ("readme_weights", 0.645, 0.638), ("authors_true_mean", 0.785, 0.497)],
 )  # fmt: skip
 def test_what_other_rules_score_on_the_same_studies(seeds, name, published, causal):
     assert seeds[name].published_f1.mean() == pytest.approx(published, abs=0.01)
@@ -261,12 +265,23 @@ def test_what_other_rules_score_on_the_same_studies(seeds, name, published, caus
      ("(a) and (b)", 0.423, 0.044)],
 )  # fmt: skip
 def test_one_change_takes_the_number_apart(title, published, causal):
-    """Against a prototype that was written from the specification by somebody else."""
+    """By the authors' weights, against a prototype written from the specification by another."""
     [condition] = [condition for condition in ANATOMY if condition.title == title]
     number = 8 if condition.dynamics.evaluate_every < 100 else 50
-    [found] = over_seeds(condition, [r_metric(condition.config)], number)
+    config = replace(condition.config, weights=AUTHORS.weights)
+    [found] = over_seeds(condition, [r_metric(config)], number)
     assert found.published_f1.mean() == pytest.approx(published, abs=0.02)
     assert found.causal_f1.mean() == pytest.approx(causal, abs=0.025)
+
+
+def test_the_anatomy_has_the_authors_weights_beside_the_papers(monkeypatch):
+    kept = [PUBLISHED, next(c for c in ANATOMY if c.title.startswith("Weights"))]
+    monkeypatch.setattr("studies.paper.anatomy.ANATOMY", kept)
+    published, other_weights = anatomy(4)
+    rules = [r_metric(CONFIG), r_metric(AUTHORS)]
+    for found, expected in zip(published[1:], over_seeds(PUBLISHED, rules, 4), strict=True):
+        assert [list(x) for x in found] == [list(x) for x in expected]
+    assert other_weights.by_authors is None
 
 
 def test_all_changes_together_leave_what_always_alarming_scores():
@@ -277,8 +292,8 @@ def test_all_changes_together_leave_what_always_alarming_scores():
 
 def test_the_two_faults_that_act_are_all_that_the_number_is_made_of():
     found = spread_by_fault(20)
-    assert (found["published"]["LR_SPIKE"] == 1).all()
-    assert (found["published"]["GRADIENT_EXPLOSION"] == 1).all()
+    for fault in ("LR_SPIKE", "GRADIENT_EXPLOSION"):
+        assert found["published"][fault].min() >= 2 * 34 / (2 * 34 + 2)  # two missed of 36
     undefined = found["published"]["EXPERT_FAILURE"]
     assert set(undefined[~np.isnan(undefined)]) <= {0.0}
 

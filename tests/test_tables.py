@@ -20,7 +20,6 @@ import sklearn.ensemble
 import generate_paper_tables
 from rmetric.evaluation import Estimate, read_study
 from rmetric.logs import run_lines
-from rmetric.metric import RMetricConfig
 from rmetric.simulation.published import published_specs, simulate_published
 from studies.common.real_runs import NOT_MEASURED
 from studies.common.renderers import escape_tex, to_csv, to_markdown, to_tex, to_text
@@ -28,6 +27,7 @@ from studies.common.table import Column, Table, show
 from studies.paper import claims, published_tables, tables
 from studies.paper.analysis import Analysis
 from studies.paper.anatomy import ROWS
+from studies.paper.published_study import CONFIG
 from studies.paper.published_tables import PublishedAnalysis
 from studies.paper.slim_tables import slim_tex
 from tests.synthetic_study import make_runs, write_study
@@ -92,7 +92,7 @@ def published(tmp_path_factory) -> PublishedAnalysis:
     for spec, run in zip(specs, simulate_published(specs, Random(1), seed=1), strict=True):
         path = folder / f"logs_{spec.mode}" / f"{run.id}.jsonl"
         path.parent.mkdir(exist_ok=True)
-        path.write_bytes(b"".join(run_lines(run, RMetricConfig.authors_simulator(), spec.mode)))
+        path.write_bytes(b"".join(run_lines(run, CONFIG, spec.mode)))
     with pytest.MonkeyPatch.context() as patch:
         few_trees = partial(sklearn.ensemble.IsolationForest, n_estimators=5)
         patch.setattr(sklearn.ensemble, "IsolationForest", few_trees)
@@ -275,8 +275,15 @@ def test_the_published_study_shows_the_published_number_beside_the_papers(publis
     table = published_tables.detectors(published)
     names = [column.label for column in table.columns]
     row = dict(zip(names, table.rows[0], strict=True))
-    assert (row["Method"], row["TP"], row["FP"], row["FN"]) == ("R-Metric (Full)", 72, 2, 0)
-    assert (round(row["F1"], 3), row["Paper: F1"]) == (0.986, 0.973)
+    assert (row["Method"], row["TP"], row["FP"], row["FN"]) == (
+        "R-Metric (0.10 / 0.45 / 0.70)", 72, 1, 0
+    )  # fmt: skip
+    assert (round(row["F1"], 3), row["Paper: F1"]) == (0.993, 0.973)
+    groups = list(dict.fromkeys(row[0] for row in table.rows))
+    assert groups[:2] == ["rows of the published table", "as the authors' simulator computes it"]
+    assert [(*row[1:5], row[10]) for row in table.rows if row[0] == groups[1]] == [
+        ("R-Metric (0 / 0.50 / 0.78)", 72, 2, 0, pytest.approx(0.959, abs=5e-4))
+    ]
     assert 0.95 < row["F1 over seeds"].low <= row["F1 over seeds"].point <= 1
     assert row["Causal F1"] < row["F1"]
     by_name = {row[1]: row for row in table.rows}

@@ -144,7 +144,7 @@ def _is_whole(path: Path, spec: RunSpec, mode: str, config: RMetricConfig) -> bo
 
 def another_run(path: Path) -> StudyError:
     return StudyError(
-        f"{path} is the log of another run (another seed, recipe or version): "
+        f"{path} is the log of another run (another seed, recipe, preset or version): "
         "choose another --out, or remove it"
     )
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 from typing import NamedTuple
 
 import numpy as np
 
-from rmetric.detectors import DETECTORS, IN_PAPER
+from rmetric.detectors import IN_PAPER, Entry
 from rmetric.evaluation.intervals import Estimate
 from rmetric.evaluation.protocols import (
     Alerts,
@@ -21,7 +21,8 @@ from rmetric.evaluation.protocols import (
 )
 from rmetric.evaluation.scores import Scores, f1_difference, score
 from rmetric.evaluation.study import Study
-from rmetric.evaluation.traces import Trace, trace_all
+from rmetric.evaluation.traces import SEED, Trace, generator_for, trace_all, trace_by
+from rmetric.metric import PAPER_WEIGHTS, RMetric, RMetricConfig
 from rmetric.readers.metric_settings import settings_of
 from rmetric.records import Run
 from studies.paper.ceiling import ceiling
@@ -31,6 +32,18 @@ from studies.paper.transfer import WeightGrid, weight_grids
 REFERENCE_DETECTOR = "r_metric"
 #: Kinds of detectors that are the metric of the study itself, with the settings of its logs.
 OWN_SETTINGS = ("metric", "ablation")
+WITHOUT_LAMBDA = RMetricConfig.simulation(weights=PAPER_WEIGHTS._replace(failure_rate=0.0))
+#: Rows of the paper's tables: its detectors, and R without λ beside R.
+ENTRIES: dict[str, Entry] = {
+    "r_metric": IN_PAPER["r_metric"],
+    "r_metric_without_lambda": replace(
+        IN_PAPER["r_metric"],
+        title="R-Metric without λ",
+        kind="variant",
+        make=lambda generator: RMetric(WITHOUT_LAMBDA),
+    ),
+    **IN_PAPER,
+}
 
 
 class OutcomeCounts(NamedTuple):
@@ -75,7 +88,7 @@ class Analysis:
     @classmethod
     def of(cls, study: Study, *, num_processes: int = 1) -> Analysis:
         """Run the paper's detectors on every run; an ablation uses the runs of its own mode."""
-        return cls._of(study, list(IN_PAPER), num_processes)
+        return cls._of(study, list(ENTRIES), num_processes)
 
     @classmethod
     def of_metric(cls, study: Study) -> Analysis:
@@ -87,7 +100,7 @@ class Analysis:
         traces = {
             name: _traces(name, study, num_processes)
             for name in names
-            if DETECTORS[name].mode in study.runs
+            if ENTRIES[name].mode in study.runs
         }
         return cls(study=study, traces=traces)
 
@@ -96,7 +109,7 @@ class Analysis:
         return is_measured(self.traces[detector])
 
     def runs(self, detector: str) -> Sequence[Run]:
-        return self.study.runs[DETECTORS[detector].mode]
+        return self.study.runs[ENTRIES[detector].mode]
 
     def outcomes(self, detector: str, protocol: str) -> Outcomes:
         return judge(self.runs(detector), self.traces[detector], protocol)
@@ -106,7 +119,7 @@ class Analysis:
 
     def f1_difference(self, detector: str, protocol: str) -> Estimate:
         """F1 minus R-Metric's on the common runs, paired."""
-        of_reference, of_detector = self.study.paired(DETECTORS[detector].mode)
+        of_reference, of_detector = self.study.paired(ENTRIES[detector].mode)
         if not (self.is_measured(detector) and self.is_measured(REFERENCE_DETECTOR)):
             return Estimate(np.nan, np.nan, np.nan)
         return f1_difference(
@@ -136,7 +149,7 @@ class Analysis:
         """Logs whose own R-Metric is not the recomputed one."""
         found = []
         for name in self.traces:
-            entry = DETECTORS[name]
+            entry = ENTRIES[name]
             if entry.kind in OWN_SETTINGS:
                 stated = self.study.stated[entry.mode]
                 found += disagreements(self.runs(name), stated, self.traces[name])
@@ -145,8 +158,10 @@ class Analysis:
 
 def _traces(name: str, study: Study, num_processes: int) -> list[Trace]:
     """Traces; the metric and its ablations use the settings in the log."""
-    entry = DETECTORS[name]
+    entry = ENTRIES[name]
     runs = study.runs[entry.mode]
+    if name not in IN_PAPER:
+        return [trace_by(entry.make(generator_for(SEED, name, run.id)), run, name) for run in runs]
     if entry.kind not in OWN_SETTINGS:
         return trace_all(name, runs, num_processes=num_processes)
     stated = study.stated[entry.mode]

@@ -31,7 +31,7 @@ from rmetric.evaluation.protocols import (
 )
 from rmetric.evaluation.scores import f1
 from rmetric.evaluation.traces import SEED, Trace, generator_for, trace_all, trace_by
-from rmetric.metric import PAPER_WEIGHTS, Components, RMetric, RMetricConfig
+from rmetric.metric import RMetric, RMetricConfig
 from rmetric.records import Run
 from rmetric.simulation.published import (
     ACTING,
@@ -49,6 +49,7 @@ from studies.paper.published_batch import (
     scores,
     with_noise,
 )
+from studies.paper.published_study import CONFIG
 from studies.paper.trivial_rules import AtStep, LossJump, MeanNorm
 
 Bools = NDArray[np.bool_]
@@ -65,11 +66,12 @@ FAULT_OF_RUN = np.array(
     [name for _ in ARCHITECTURES for name in FAULTS for _ in range(REPETITIONS)]
 )
 
-AUTHORS = RMetricConfig.authors_simulator()
 DYNAMICS = PublishedDynamics()
+#: R as the authors' simulator computes it; `CONFIG` is the same with the paper's weights.
+AUTHORS = RMetricConfig.authors_simulator()
 README_WEIGHTS = RMetricConfig.authors_readme().weights
 #: ΔL against the moving average, as the paper words it.
-TRUE_MEAN = replace(AUTHORS, variant="paper")
+TRUE_MEAN = replace(CONFIG, variant="paper")
 
 
 def r_metric(config: RMetricConfig) -> Rule:
@@ -147,22 +149,23 @@ class Row:
     rule: Rule | None
 
 
-IN_TABLE, SETTINGS, OTHERS, ANCHORS = (
+IN_TABLE, BY_AUTHORS, SETTINGS, OTHERS, ANCHORS = (
     "rows of the published table",
+    "as the authors' simulator computes it",
     "R by other settings",
     "other detectors",
     "trivial rules",
 )
 
 
-def _metric(title: str, config: RMetricConfig) -> Row:
+def _metric(group: str, title: str, config: RMetricConfig) -> Row:
     return Row(
-        group=SETTINGS, title=title, make=lambda generator: RMetric(config), rule=r_metric(config)
+        group=group, title=title, make=lambda generator: RMetric(config), rule=r_metric(config)
     )
 
 
 def _redrawn(title: str, name: str) -> Row:
-    rule = r_metric(AUTHORS.with_mode(DETECTORS[name].mode))
+    rule = r_metric(CONFIG.with_mode(DETECTORS[name].mode))
     return Row(group=IN_TABLE, title=title, make=name, rule=rule)
 
 
@@ -170,28 +173,32 @@ def _registered(group: str, name: str, rule: Rule | None) -> Row:
     return Row(group=group, title=DETECTORS[name].title, make=DETECTORS[name].make, rule=rule)
 
 
-def _with_weights(weights: Components) -> RMetricConfig:
-    return replace(AUTHORS, weights=weights)
-
-
+#: The two triples of weights in words, as tables name them.
+WEIGHTS_OF_PAPER, WEIGHTS_OF_AUTHORS = "0.10 / 0.45 / 0.70", "0 / 0.50 / 0.78"
 ONSET = DYNAMICS.onset_step
 JUMP_NATS, JUMP_FACTOR, NORM_BOUND = 0.15, 2.0, 100.0
 
 ROWS: dict[str, Row] = {
-    "full": _redrawn("R-Metric (Full)", "r_metric"),
-    "loss_rise": replace(
-        _registered(IN_TABLE, "loss_rise", _rises), title="Val. Loss Slope (two rises in a row)"
-    ),
+    "full": _redrawn(f"R-Metric ({WEIGHTS_OF_PAPER})", "r_metric"),
     "sigma": _redrawn("σ² only, re-drawn", "r_metric_sigma"),
     "delta_l": _redrawn("ΔL only, re-drawn", "r_metric_delta_l"),
     "lambda": _redrawn("λ only, re-drawn (no λ exists)", "r_metric_lambda"),
+    "sigma_paired": _metric(IN_TABLE, "σ² only, on the same runs", CONFIG.with_mode("SIGMA_ONLY")),
+    "delta_l_paired": _metric(
+        IN_TABLE, "ΔL only, on the same runs", CONFIG.with_mode("DELTA_L_ONLY")
+    ),
+    "loss_rise": replace(
+        _registered(IN_TABLE, "loss_rise", _rises), title="Val. Loss Slope (two rises in a row)"
+    ),
     "isolation_forest": _registered(IN_TABLE, "isolation_forest", None),
-    "sigma_paired": _metric("σ² only, on the same runs", AUTHORS.with_mode("SIGMA_ONLY")),
-    "delta_l_paired": _metric("ΔL only, on the same runs", AUTHORS.with_mode("DELTA_L_ONLY")),
-    "paper_weights": _metric("weights .10 / .45 / .70", _with_weights(PAPER_WEIGHTS)),
-    "readme_weights": _metric("weights .40 / .35 / .25", _with_weights(README_WEIGHTS)),
-    "true_mean": _metric("ΔL from the moving average", TRUE_MEAN),
-    "paper": _metric("the paper's weights and moving average", RMetricConfig.simulation()),
+    "authors": _metric(BY_AUTHORS, f"R-Metric ({WEIGHTS_OF_AUTHORS})", AUTHORS),
+    "true_mean": _metric(SETTINGS, "ΔL from the moving average, as the paper words it", TRUE_MEAN),
+    "authors_true_mean": _metric(
+        SETTINGS, f"the same with {WEIGHTS_OF_AUTHORS}", replace(AUTHORS, variant="paper")
+    ),
+    "readme_weights": _metric(
+        SETTINGS, "weights 0.40 / 0.35 / 0.25", replace(CONFIG, weights=README_WEIGHTS)
+    ),
     "loss_z_score": _registered(OTHERS, "loss_z_score", _z_score(LossZScore(), window=20)),
     "gradient_norm": Row(
         group=OTHERS,
@@ -287,7 +294,7 @@ class Condition:
 
     title: str
     dynamics: PublishedDynamics = DYNAMICS
-    config: RMetricConfig = AUTHORS
+    config: RMetricConfig = CONFIG
     random_onset: bool = False
     absorbed: float = 0.0
 
@@ -324,8 +331,9 @@ def _conditions() -> tuple[Condition, ...]:
         Condition(title="All noise of the loss × 2", dynamics=with_noise(authors, 2, 2)),
         Condition(title="All noise of the loss × 4", dynamics=with_noise(authors, 4, 4)),
         Condition(title="Evaluation every 10 steps", dynamics=often),
-        Condition(title="Weights .40 / .35 / .25", config=_with_weights(README_WEIGHTS)),
-        Condition(title="The paper's .10 / .45 / .70", config=_with_weights(PAPER_WEIGHTS)),
+        Condition(
+            title="Weights 0.40 / 0.35 / 0.25", config=replace(CONFIG, weights=README_WEIGHTS)
+        ),
         Condition(title="(a) and (b)", config=TRUE_MEAN, random_onset=True),
         Condition(
             title="(a), (b), half absorbed, noise × 2, every 10 steps",
@@ -439,23 +447,39 @@ def _published_alerts(num_seeds: int) -> Iterator[tuple[PublishedBatch, Alerts]]
     """The published studies of the first seeds, with the alarms of R."""
     for seed in range(num_seeds):
         batch = PUBLISHED.study(seed)
-        yield batch, alerts_of_batch(batch, scores(batch, AUTHORS) > AUTHORS.threshold)
+        yield batch, alerts_of_batch(batch, scores(batch, CONFIG) > CONFIG.threshold)
 
 
 def _f1_of(outcomes: Outcomes) -> float:
     return float(f1(outcomes, np.ones(len(outcomes.failed))))
 
 
-def anatomy(
-    num_seeds: int = ANATOMY_SEEDS, num_processes: int = 1
-) -> list[tuple[Condition, SeedScores]]:
+class Anatomised(NamedTuple):
+    """The metric under one condition.
+
+    Attributes:
+        condition: what was changed.
+        seeds: by the condition's weights, which are the paper's unless they are the change.
+        by_authors: the same studies by the weights of the authors' simulator; None where the
+            weights are the change.
+    """
+
+    condition: Condition
+    seeds: SeedScores
+    by_authors: SeedScores | None
+
+
+def anatomy(num_seeds: int = ANATOMY_SEEDS, num_processes: int = 1) -> list[Anatomised]:
     """The metric under every condition."""
-    results = Parallel(n_jobs=num_processes)(
+    return Parallel(n_jobs=num_processes)(
         delayed(_under)(index, num_seeds) for index in range(len(ANATOMY))
     )
-    return list(zip(ANATOMY, results, strict=True))
 
 
-def _under(index: int, num_seeds: int) -> SeedScores:
+def _under(index: int, num_seeds: int) -> Anatomised:
     condition = ANATOMY[index]  # by its number, as a rule cannot be sent to another process
-    return over_seeds(condition, [r_metric(condition.config)], num_seeds)[0]
+    configs = [condition.config]
+    if condition.config.weights == CONFIG.weights:
+        configs.append(replace(condition.config, weights=AUTHORS.weights))
+    found = over_seeds(condition, [r_metric(config) for config in configs], num_seeds)
+    return Anatomised(condition, found[0], found[1] if len(found) > 1 else None)

@@ -11,14 +11,13 @@ from math import isnan
 
 import numpy as np
 
-from rmetric.detectors import DETECTORS
 from rmetric.evaluation import PROTOCOLS, Estimate
 from rmetric.evaluation.scores import f1
 from rmetric.metric import PAPER_WEIGHTS
 from rmetric.records import Run
 from studies.common.real_runs import COLUMNS, Summary, real_runs_rows
 from studies.common.table import Cell, Table, show
-from studies.paper.analysis import REFERENCE_DETECTOR, Analysis
+from studies.paper.analysis import ENTRIES, REFERENCE_DETECTOR, Analysis
 from studies.paper.transfer import WeightGrid, mean_loss
 
 PAPER_F1 = 0.973
@@ -63,7 +62,7 @@ def in_plain_words(analysis: Analysis) -> str:
     others = {
         name: analysis.scores(name, "causal").f1.point
         for name in analysis.traces
-        if not DETECTORS[name].sees_future and name != REFERENCE_DETECTOR
+        if not ENTRIES[name].sees_future and name != REFERENCE_DETECTOR
     }
     best = max(others, key=lambda name: np.nan_to_num(others[name], nan=-1.0))
     seen, later = (
@@ -76,7 +75,7 @@ def in_plain_words(analysis: Analysis) -> str:
         f"{ends.late} and never in {ends.never}. Of these runs {seen} have a record between "
         f"fault and failure, the most that any detector on these logs can announce; {later} have "
         "one after the onset step itself. The best of the others that see no future is "
-        f"{DETECTORS[best].title} with {show(others[best])}; random has {show(others['random'])}. "
+        f"{ENTRIES[best].title} with {show(others[best])}; random has {show(others['random'])}. "
         f"By the published rule its F1 is {show(then.f1.point)}, and that of a detector that "
         f"always alarms {show(always.f1.point)}."
     )

@@ -29,37 +29,41 @@ from rmetric.simulation.study import (
 )
 
 RECIPE = "published"
-#: Of the metric in every log; the mode comes on top.
-CONFIG = RMetricConfig.authors_simulator()
+#: Of the metric in every log unless others are asked for; the mode comes on top. The weights and
+#: the threshold are the paper's, the window and ΔL from the first loss those of the simulator.
+CONFIG = RMetricConfig.simulation(variant="authors_simulator")
 #: The seed whose 720 logs the authors' code was run with, and these were compared with.
 SEED = 1
 
 
-def run_published_study(out: Path, seed: int = SEED, limit: int | None = None) -> Iterator[bool]:
+def run_published_study(
+    out: Path, seed: int = SEED, limit: int | None = None, config: RMetricConfig = CONFIG
+) -> Iterator[bool]:
     """Write the logs of the study; yields, run by run, whether its log was there.
 
     Args:
         out: the logs go to `logs_<MODE>/` below it.
         seed: of Python's `random`, through all runs.
         limit: only the first so many runs, in the order of their draws.
+        config: of the metric, without the mode.
 
     Raises StudyError, before anything is written, where the folders hold another log.
     """
     specs = published_specs()
-    _check_folders(out, specs, seed)
+    _check_folders(out, specs, seed, config)
     specs = specs[:limit]
     for mode in {spec.mode: None for spec in specs}:
         mode_folder(out, mode).mkdir(parents=True, exist_ok=True)
     clear_parts(out, list(MODES))
     for spec, run in zip(specs, simulate_published(specs, Random(seed), seed=seed), strict=True):
-        path, log = _path(out, spec), b"".join(run_lines(run, CONFIG, spec.mode))
+        path, log = _path(out, spec), b"".join(run_lines(run, config, spec.mode))
         there = path.exists() and path.read_bytes() == log
         if not there:
             write_atomically(path, [log])
         yield there
 
 
-def _check_folders(out: Path, specs: list[PublishedSpec], seed: int) -> None:
+def _check_folders(out: Path, specs: list[PublishedSpec], seed: int, config: RMetricConfig) -> None:
     """Raise StudyError unless every log in the folders is of this study, whole or cut off."""
     names: dict[str, set[str]] = {mode: set() for mode in MODES}
     for spec in specs:
@@ -70,7 +74,7 @@ def _check_folders(out: Path, specs: list[PublishedSpec], seed: int) -> None:
         if not path.exists():
             continue
         about = config_of(spec, PublishedDynamics(), seed)
-        first = start_line(about, spec.experiment_id, CONFIG, spec.mode)
+        first = start_line(about, spec.experiment_id, config, spec.mode)
         with open(path, "rb") as file:
             if not first.startswith(file.read(len(first))):
                 raise another_run(path)

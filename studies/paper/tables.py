@@ -8,7 +8,6 @@ from math import nan
 
 import numpy as np
 
-from rmetric.detectors import DETECTORS
 from rmetric.evaluation import PROTOCOLS, Estimate, Scores, Study, score
 from rmetric.evaluation.intervals import NUM_RESAMPLES
 from rmetric.metric import PAPER_WEIGHTS, Components
@@ -16,7 +15,7 @@ from rmetric.records import Run
 from studies.common.real_runs import Summary
 from studies.common.table import Cell, Column, Table, show
 from studies.paper import claims, published_tables
-from studies.paper.analysis import REFERENCE_DETECTOR, Analysis
+from studies.paper.analysis import ENTRIES, REFERENCE_DETECTOR, Analysis
 from studies.paper.claims import FEW_RUNS
 from studies.paper.transfer import architecture, mean_loss, mean_overfit, transfers
 
@@ -96,7 +95,7 @@ def approaches(analysis: Analysis) -> Table:
         then, now = (analysis.scores(name, protocol) for protocol in ("published", "causal"))
         paper = f"{claims.PAPER_LEAD_STEPS} steps" if name == REFERENCE_DETECTOR else None
         basis = "lead and recall measured on these logs"
-        title = DETECTORS[name].title
+        title = ENTRIES[name].title
         rows.append(
             (title, kind, scope, then.lead_steps, now.recall, now.lead_steps, now.lead_minutes,
              paper, basis)
@@ -164,7 +163,7 @@ def detectors(analysis: Analysis) -> Table:
             is_reference = name == REFERENCE_DETECTOR
             difference = None if is_reference else analysis.f1_difference(name, protocol)
             paper = claims.PAPER_F1 if is_reference and protocol == "published" else None
-            title = DETECTORS[name].title
+            title = ENTRIES[name].title
             rows.append(
                 (about.title, title, *_counts(scores), *_ratios(scores), difference,
                  scores.lead_steps, scores.lead_minutes.point, paper)

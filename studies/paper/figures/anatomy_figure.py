@@ -9,24 +9,24 @@ import seaborn as sns
 from matplotlib.figure import Figure
 
 from rmetric.reporting.style import BLACK, COLUMN_WIDTH, GREY, VERMILION
-from studies.paper.anatomy import Condition, SeedScores
+from studies.paper.anatomy import Anatomised
 from studies.paper.claims import PAPER_F1
 
 #: Rule -> its colour and marker.
 LOOKS = {"published rule": (BLACK, "o"), "causal rule": (VERMILION, "s")}
 
 
-def scores_frame(results: Sequence[tuple[Condition, SeedScores]]) -> pd.DataFrame:
+def scores_frame(results: Sequence[Anatomised]) -> pd.DataFrame:
     """A row for each condition, seed and rule, with the columns `condition`, `rule` and `F1`."""
     frames = [
         pd.DataFrame({"condition": _wrapped(condition.title), "rule": rule, "F1": values})
-        for condition, seeds in results
+        for condition, seeds, _ in results
         for rule, values in zip(LOOKS, (seeds.published_f1, seeds.causal_f1), strict=True)
     ]
     return pd.concat(frames, ignore_index=True)
 
 
-def anatomy_figure(results: Sequence[tuple[Condition, SeedScores]]) -> Figure:
+def anatomy_figure(results: Sequence[Anatomised]) -> Figure:
     """A row for each condition: mean F1 by both rules and the range of 95 % of single studies."""
     figure = Figure(figsize=(COLUMN_WIDTH, 0.6 + 0.235 * len(results)))
     axes = figure.subplots(gridspec_kw={"left": 0.5, "right": 0.97, "bottom": 0.1, "top": 0.93})

@@ -21,7 +21,7 @@ def system_diagram(study: Study) -> Diagram:
         "live": Node(text="Live training:\nthe monitor", colour=SKY),
         "records": Node(text=f"Records\n({len(study.reference)} runs\nhere)", colour=BLACK),
         "failure_rate": Node(
-            text="λ: hardware\nevents per hour" + ("" if of_rate else "\n(no weight here)"),
+            text="λ: hardware\nevents per hour",
             colour=MEANING["failure_rate"],
         ),
         "gradient_variance": Node(

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 
 from rmetric.detectors import DETECTORS
 from rmetric.evaluation import Scores, Trace, evaluate
-from rmetric.metric import PAPER_WEIGHTS, RMetricConfig
+from rmetric.metric import RMetricConfig
 from rmetric.records import Run
 from rmetric.reporting.style import BLACK, GREY, MEANING, TEXT_WIDTH, VERMILION
 from studies.paper.analysis import is_measured
@@ -47,11 +47,10 @@ MARKS: dict[str, dict[str, Any]] = {
 }
 DETECTORS_NEEDED = (*LINES, *MARKS)
 THRESHOLD = RMetricConfig.simulation().threshold
-AUTHORS_WEIGHTS = RMetricConfig.authors_simulator().weights
-#: Thresholds in hundredths, so that 0.57 is one of them; R is at most the sum of the weights.
-THRESHOLDS = [
-    k / 100 for k in range(round(100 * max(map(sum, (PAPER_WEIGHTS, AUTHORS_WEIGHTS)))) + 1)
-]
+#: R is at most the sum of its weights, here of the larger preset's.
+LARGEST = max(sum(preset().weights) for preset in (RMetricConfig, RMetricConfig.authors_simulator))
+#: Thresholds in hundredths, so that 0.57 is one of them.
+THRESHOLDS = [k / 100 for k in range(round(100 * LARGEST) + 1)]
 
 
 @dataclass(frozen=True, kw_only=True)
