@@ -316,7 +316,8 @@ def test_planned_settings_are_put_back_before_each_step():
             seen.append((self._monitor.step, group["lr"], group["betas"]))
 
     rescued = train(Seen(SMALL), evidence_of=bad(23, since=21, kind="settings"), at=at)
-    [entry] = rescued["decisions"]
+    first, entry = rescued["decisions"]
+    assert (first["action"], first["step"], first["settings"]) == ("set_back", 21, False)
     assert entry["settings"]
     assert entry["to"] == 20 or entry["to"] == 15
     after = seen[24:30]

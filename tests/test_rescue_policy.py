@@ -24,10 +24,11 @@ class Simulated:
     Args:
         policy: the policy.
         bad: executed step -> kind of evidence, delay to it in steps, seen before the update.
+        back: executed step -> whether the loss is back.
     """
 
-    def __init__(self, policy, bad, steps=400):
-        self.policy, self.bad, self.steps = policy, bad, steps
+    def __init__(self, policy, bad, steps=400, back=lambda executed: None):
+        self.policy, self.bad, self.steps, self.back = policy, bad, steps, back
         self.step = self.executed = 0
         self.snapshots = {0} if policy.snapshot_due(0) else set()
         self.decisions = []
@@ -54,10 +55,13 @@ class Simulated:
                 if left_out:
                     self.decisions.append(decision)
                 seen = None if early or left_out else evidence
-                decision = self.policy.after_step(self.step, seen)
+                back = self.back(self.executed)
+                decision = self.policy.after_step(self.step, seen, back=back)
+                if self.step == self.steps and decision.action == "go_on":
+                    decision = self.policy.at_end(self.step, back=back)
             if decision.action in ("go_back", "hold"):
                 assert decision.to in self.snapshots
-                assert decision.to < evidence.since
+                assert evidence is None or decision.to < evidence.since
                 self.decisions.append(decision)
                 self.snapshots = {s for s in self.snapshots if s <= decision.to}
                 self.step = decision.to
@@ -151,6 +155,40 @@ def test_a_fault_that_stays_is_held_at_weights_of_before_it():
     assert run.decisions[-1].action == "hold"
     assert run.decisions[-1].to == 180
     assert "does not pass" in run.decisions[-1].reason
+
+
+@given(streams, configs, st.integers(60, 400))
+def test_a_run_whose_loss_never_comes_back_is_held_unless_it_cannot_be(bad, config, steps):
+    """A detector that is used to the fault by now is no reason to go on."""
+    config = replace(config, remedies={*config.remedies, "hold", "retry"})
+    run = Simulated(RescuePolicy(config), bad, steps, back=lambda executed: False).run()
+    if run.tries:
+        assert run.decisions[-1].action == "hold"
+        assert run.policy.state.held
+
+
+@given(streams, configs)
+def test_a_loss_that_is_back_is_no_reason_to_go_back(bad, config):
+    run = Simulated(RescuePolicy(config), bad, back=lambda executed: True).run()
+    same = Simulated(RescuePolicy(config), bad).run()
+    assert [d for d in run.decisions if "the loss is not back" in d.reason] == []
+    assert len(run.tries) <= len(same.tries) + len(bad)
+
+
+@pytest.mark.parametrize("kind", ["no_update", "not_finite"])
+def test_a_loss_that_is_back_does_not_excuse_what_it_cannot_show(kind):
+    bad = dict.fromkeys(range(203, 2000), (kind, 0, False))
+    run = Simulated(RescuePolicy(), bad, back=lambda executed: True).run()
+    assert run.decisions[-1].action == "hold"
+
+
+def test_snapshots_further_apart_leave_room_for_some_tries():
+    policy = RescuePolicy()
+    policy.state.every = 190
+    assert (policy.every, policy.probation) == (190, 190)
+    run = Simulated(policy, {700: ("unknown", 0, False)}, steps=900).run()
+    assert [d.to for d in run.tries] == [380]
+    assert run.decisions[-1].action == "go_back"
 
 
 def test_data_that_are_bad_at_the_same_place_are_left_out():

@@ -13,8 +13,8 @@ class Alert:
 
     Attributes:
         step: that it is about.
-        source: ``non_finite``, ``gradient_explosion``, ``stall``, ``slow_rank``,
-            ``slow_drift`` or the name of the detector.
+        source: ``non_finite``, ``gradient_explosion``, ``learning_rate``, ``no_update``,
+            ``stall``, ``slow_rank``, ``slow_drift`` or the name of the detector.
         reason: what was measured, what is usual, and one suggested action.
         rank: the process that saw it, from 0; of a ``slow_rank``, and of a ``stall`` where
             one rank is at fault, that rank.

@@ -14,7 +14,9 @@ from rmetric.monitor.stalls import SLOW_RANK, SOURCES, STALL
 RULES = ("non_finite", "gradient_explosion")
 #: Of the times of the steps; a slow drift is often planned, so it is no default.
 STEP_TIME_ALERTS = (STALL, SLOW_RANK)
-DEFAULT_ALERTS = (*RULES, "calibrated", *STEP_TIME_ALERTS)
+#: A learning rate that leaves its plan; steps that change nothing.
+UPDATE_ALERTS = LEARNING_RATE, NO_UPDATE = ("learning_rate", "no_update")
+DEFAULT_ALERTS = (*RULES, "calibrated", *UPDATE_ALERTS, *STEP_TIME_ALERTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +30,9 @@ class MonitorConfig:
         detectors: names of the registry that run beside it; their alarms stand
             in the log. By default the calibrated detector.
         alert_on: sources whose alerts reach the actions: the rules ``non_finite`` and
-            ``gradient_explosion``, ``r_metric``, and any of `detectors`; by default the
-            rules, where it runs the calibrated detector, ``stall`` and ``slow_rank``;
+            ``gradient_explosion``, ``learning_rate`` (it leaves its plan), ``no_update`` (steps
+            change nothing), ``r_metric``, and any of `detectors`; by default all of these but
+            ``r_metric``, ``stall`` and ``slow_rank``;
             ``slow_drift`` may be added. R is not among them by
             default: as published it alarms in healthy runs too.
         thresholds: file for the calibrated detector, as ``rmetric calibrate`` makes
@@ -92,8 +95,8 @@ class MonitorConfig:
         if self.thresholds is not None:
             read_thresholds(Path(self.thresholds))
         if self.alert_on is DEFAULT_ALERTS and "calibrated" not in self.detectors:
-            object.__setattr__(self, "alert_on", (*RULES, *STEP_TIME_ALERTS))
-        sources = (*RULES, "r_metric", *SOURCES, *self.detectors)
+            object.__setattr__(self, "alert_on", (*RULES, *UPDATE_ALERTS, *STEP_TIME_ALERTS))
+        sources = (*RULES, *UPDATE_ALERTS, "r_metric", *SOURCES, *self.detectors)
         for source in self.alert_on:
             if source not in sources:
                 raise ValueError(

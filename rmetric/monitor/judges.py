@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -16,7 +16,9 @@ from rmetric.detectors.registry import make_detector
 from rmetric.metric import RMetric
 from rmetric.monitor.alert_delivery import AlertDelivery
 from rmetric.monitor.alerts import Alert
-from rmetric.monitor.config import MonitorConfig
+from rmetric.monitor.config import LEARNING_RATE, NO_UPDATE, MonitorConfig
+from rmetric.monitor.learning_rates import LearningRates
+from rmetric.monitor.no_update import NoUpdate
 from rmetric.monitor.optimizer_steps import is_scaling
 from rmetric.monitor.pending import Pending
 from rmetric.monitor.rules import StepRules
@@ -103,6 +105,45 @@ class RuleJudge:
             self._delivery.non_finite_step = step
             rank_sync.note_alert(alert, own=True)
             self._delivery.raise_alert(alert, shared=False)
+
+
+class UpdateJudge:
+    """Raises alerts on learning rates that leave their plan and on steps that change nothing.
+
+    Attributes:
+        rates: of the optimiser.
+        no_update: as of the last complete record.
+    """
+
+    def __init__(self, optimizer: Any, delivery: AlertDelivery) -> None:
+        self.rates, self.no_update = LearningRates(), NoUpdate()
+        self._optimizer, self._delivery = optimizer, delivery
+
+    def before_update(self, record: Record, schedulers: Iterable[Any]) -> None:
+        """Judge the learning rates of the step at hand."""
+        if self._optimizer is None:
+            return
+        if any(event.startswith(LEARNING_RATE) for event in record.planned_events or ()):
+            self.rates.restart()
+        self.rates.update(self._optimizer.param_groups, schedulers)
+        if self.rates.off:
+            advice = "set it back, or announce it: monitor.planned('learning_rate')"
+            self._raise(record.step, LEARNING_RATE, f"{self.rates.off[0]}: {advice}", record.step)
+
+    def update(self, record: Record) -> None:
+        """Take a complete record."""
+        self.no_update.update(record)
+        if reason := self.no_update.reason:
+            since = self.no_update.since
+            advice = f"the weights are those of step {since - 1}; nothing is learnt"
+            self._raise(record.step, NO_UPDATE, f"{reason}: {advice}", since)
+
+    def _raise(self, step: int, source: str, reason: str, since: int) -> None:
+        """An alert of this rank alone."""
+        alert = self._delivery.new_alert(step, source, reason, since)
+        if self._delivery.rank_sync is not None:
+            self._delivery.rank_sync.note_alert(alert, own=True)
+        self._delivery.raise_alert(alert, shared=False)
 
 
 class DetectorJudge:

@@ -34,7 +34,7 @@ from rmetric.monitor.alerts import Alert, Verdict
 from rmetric.monitor.clipped_norm import ClippedNorm
 from rmetric.monitor.config import MonitorConfig
 from rmetric.monitor.exchange import Exchange
-from rmetric.monitor.judges import DetectorJudge, RuleJudge
+from rmetric.monitor.judges import DetectorJudge, RuleJudge, UpdateJudge
 from rmetric.monitor.log_file import MonitorLog, path_of_rank
 from rmetric.monitor.optimizer_steps import OptimizerSteps, is_scaling, scaler_of
 from rmetric.monitor.pending import Pending, to_host
@@ -146,7 +146,8 @@ class Monitor:
         usable, problem: False and why, once an internal error has disabled the monitor.
         seconds: time spent in here.
         model, optimizer, scaler, background: for actions.
-        schedulers: of the learning rate, as far as a trainer's callback knows them; for actions.
+        schedulers: of the learning rate, as far as a trainer's callback or an action knows them.
+        updates: judge of learning rates and of steps that change nothing; for actions.
     """
 
     def __init__(
@@ -182,6 +183,7 @@ class Monitor:
         )
         self._rule_judge = RuleJudge(config, self._recorder, self._delivery, scaler)
         self._detector_judge = DetectorJudge(config, self._delivery)
+        self.updates = UpdateJudge(self.optimizer, self._delivery)
         self.alerts, self.metric = self._delivery.alerts, self._detector_judge.metric
         self.parameters = self._recorder.parameters
         self._steps = OptimizerSteps(model, self.optimizer, scaler)
@@ -261,9 +263,11 @@ class Monitor:
         self._arm_next_step()
         verdict = Verdict(lambda: self._judge_before_update(pending))
         self._complete_norm(pending)
+        self.updates.before_update(pending.record, self.schedulers)
         if self._delivery.needs_verdict_now:
             _ = verdict.ok
             known = set(self.config.alert_on)
+            self.weights_step = self.step - 1
             self._delivery.before_update([b for b in pending.broken_rules or () if b[0] in known])
         if self._leave_next_out:
             self._leave_next_out, pending.record.skipped = False, True
@@ -447,6 +451,7 @@ class Monitor:
         if "episodes" in state:  # else it is of an earlier version
             self._delivery.load_state_dict(state["episodes"])
         self._timer.reset()
+        self.updates.no_update.restart()
         self._step_time_judge.load_state_dict(state.get("step_times"))
         self._arm_next_step()
 
@@ -589,6 +594,7 @@ class Monitor:
     def _finish(self, record: Record) -> None:
         """Pass a complete record to the detectors, the metric, the log and the actions."""
         alarms = self._detector_judge.update(record)
+        self.updates.update(record)
         if self.rank == 0 and not self._recorder.norm_handed_over:
             self._clipped_norm.update(record.gradient_norm)
         self.last = record

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from importlib import import_module
-from math import isfinite, nan
+from math import isfinite
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from rmetric.detectors.calibrated import CalibratedDetector
 from rmetric.monitor.actions.action import Action, is_distributed, rank
@@ -34,9 +35,18 @@ from rmetric.rescue.hold import (
     signalled,
     wait_to_go_on,
 )
-from rmetric.rescue.policy import Decision, Evidence, PolicyState, RescueConfig, RescuePolicy
+from rmetric.rescue.loss_level import LossLevel
+from rmetric.rescue.policy import (
+    AUTO,
+    Decision,
+    Evidence,
+    PolicyState,
+    RescueConfig,
+    RescuePolicy,
+)
 from rmetric.rescue.settings import PlannedSettings
 from rmetric.rescue.snapshot import Parts, Snapshot, Snapshots, Stateful
+from rmetric.rescue.snapshot_pace import BUDGET, SnapshotPace
 from rmetric.rescue.vote import Ballot, RankLeftError, Vote, joint_evidence
 from rmetric.rescue.workers_out import WorkersOut, check_most
 
@@ -46,7 +56,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rmetric")
 
 _DECISIONS_SAVED = 50
-_LOSSES = 10  # that the mean of the present loss is taken over
+#: A detector that has seen fewer records knows nothing; it is told what a return takes from it.
+_COLD = 40
+#: Checks without such a step after which a learning rate that is set back is reported again.
+_SET_BACK_AGAIN = 20
 _STEPS_ALONE = 3  # without a boundary, until it is reported
 
 
@@ -66,7 +79,8 @@ class Rescue(Action):
             scheduler.step()
             optimizer.zero_grad()
 
-    A step that must not be taken is left out before the optimiser's step. A decision to go back
+    A step that must not be taken is left out before the optimiser's step. A learning rate that is
+    not its scheduler's is set back there. A decision to go back
     also leaves the step at hand out, and is carried out at the next `boundary`, between two
     steps. Snapshots are taken there too. A trainer's adaptor sets `data` and calls `boundary`.
 
@@ -152,10 +166,14 @@ class Rescue(Action):
         self._vote: Vote | None = None
         # Of the policy: in the newest ballots, and in those before, on which the ranks agreed.
         self._posted = self._agreed = PolicyState()
+        self._pace: SnapshotPace | None = None
+        self._ended = 0.0  # time of the end of the last boundary
         self._removers: list[Callable[[], Any]] = []
         self._refused, self._announced = False, 0
-        self._losses: deque[float] = deque(maxlen=_LOSSES)
-        self._loss_before = nan
+        self._level = LossLevel()
+        self._all_back: bool | None = None  # of several ranks, by their last ballots
+        self._first_records: deque[Record] = deque(maxlen=_COLD)
+        self._on_plan = _SET_BACK_AGAIN  # checks since a learning rate was set back
         self._steps_alone = 0  # since the last boundary
         self._resumed: Mapping[str, Any] = {}  # of the data, from a checkpoint
 
@@ -250,11 +268,13 @@ class Rescue(Action):
         self._steps_alone, back = 0, False
         if self._on:
             try:
+                self._time_step()
                 back = self._boundary(last)
             except Exception as error:
                 self._fail(error)
         if not self._on:
             self._leave()
+        self._ended = time.perf_counter()
         return back
 
     # -- what the monitor calls
@@ -269,7 +289,12 @@ class Rescue(Action):
         size = self._vote.ranks.size if self._vote is not None else 1
         check_most(self.config.most_out, size)
         self._workers = WorkersOut(monitor.model, monitor.parameters, rank(), size)
+        if self.config.every == AUTO:
+            on_host = all(one.device.type == "cpu" for one in monitor.parameters)
+            self._pace = SnapshotPace(beside=not on_host)
         self._planned = PlannedSettings(monitor.optimizer)
+        if not monitor.schedulers and self.scheduler is not None:
+            monitor.schedulers = several(self.scheduler)
         if hasattr(monitor.optimizer, "register_step_pre_hook"):
             hook = monitor.optimizer.register_step_pre_hook(self._before_optimizer)
             self._removers.append(hook.remove)
@@ -348,6 +373,8 @@ class Rescue(Action):
 
     def _take_record(self, record: Record, monitor: Monitor) -> None:
         if record.step != self._judged:
+            if record.step <= _COLD:
+                self._first_records.append(record)
             self._take_evidence(record, monitor.detector("calibrated"))
 
     def _take_evidence(self, record: Record, detector: Any) -> None:
@@ -355,7 +382,7 @@ class Rescue(Action):
         self._own = evidence = self._evidence(record, detector)
         self._unsent = evidence or self._unsent  # a snapshot may complete a second record
         if self._vote is None and self._due is None:
-            decision = self.policy.after_step(record.step, evidence, improving=self._improving)
+            decision = self.policy.after_step(record.step, evidence, back=self._level.is_back)
             self._follow(decision, record.step)
 
     def _judge_last_step(self, monitor: Monitor) -> None:
@@ -370,6 +397,8 @@ class Rescue(Action):
 
     def _judge(self, broken: Sequence[tuple[str, str]], monitor: Monitor) -> None:
         """Decide about the step at hand."""
+        self._on_plan += 1
+        self._set_rates_back()
         self._steps_alone += 1
         if self._steps_alone == _STEPS_ALONE:
             logger.warning(
@@ -393,11 +422,12 @@ class Rescue(Action):
         """Evidence of the calibrated detector after a record."""
         if record.skipped:
             return None
-        loss = record.training_loss
-        if loss is not None and isfinite(loss):
-            self._losses.append(loss)
-        if self.policy.state.incident is None:
-            self._loss_before = fmean(self._losses) if self._losses else nan
+        self._level.update(record.step, record.training_loss)
+        no_update = self._monitor.updates.no_update
+        if no_update.reason and no_update.since <= record.step:
+            return Evidence(
+                step=record.step, since=no_update.since, kind="no_update", words=no_update.reason
+            )
         if not isinstance(detector, CalibratedDetector):
             return None
         evidence = evidence_of(detector, record.step)
@@ -408,12 +438,13 @@ class Rescue(Action):
             evidence = replace(evidence, worker=left[evidence.worker] if known else None)
         return evidence
 
-    @property
-    def _improving(self) -> bool:
-        return bool(self._losses) and fmean(self._losses) <= self._loss_before
-
     def _follow(self, decision: Decision, step: int) -> None:
         """Note what is to be done at the next boundary."""
+        incident = self.policy.state.incident
+        if incident is None:
+            self._level.forget()
+        else:
+            self._level.mark(incident.onset)
         if decision.action in ("go_back", "hold"):
             self._due = decision, step
         elif decision.action == "leave_out":
@@ -429,16 +460,20 @@ class Rescue(Action):
         self._forget_another_course(monitor.weights_step)
         if last and self._vote is None and self._due is None:
             self._judge_last_step(monitor)
-        back = self._act(monitor)
+        back = self._act(monitor, last)
         if last and not back and self._vote is not None:
-            back = self._act(monitor)  # by the ballots that were just sent
+            back = self._act(monitor, last)  # by the ballots that were just sent
         return back
 
-    def _act(self, monitor: Monitor) -> bool:
+    def _act(self, monitor: Monitor, last: bool) -> bool:
         """Carry out what is due, or take a snapshot; true if the training went back."""
-        carry_out = self._vote is None or self._count(self._vote, monitor.weights_step)
+        step = monitor.weights_step
+        carry_out = self._vote is None or self._count(self._vote, step)
         if not self._on:
             return False
+        if last and carry_out and self._due is None:
+            agreed = self._level.is_back if self._vote is None else self._all_back
+            self._follow(self.policy.at_end(step, back=agreed), step)
         back = False
         if self._due is not None and carry_out:
             (decision, step), self._due = self._due, None
@@ -473,8 +508,8 @@ class Rescue(Action):
             return True
         elif self._due is None:
             evidence = joint_evidence(ballots, step)
-            improving = ballots[0].improving
-            self._follow(self.policy.after_step(step, evidence, improving=improving), step)
+            self._all_back = all(ballot.improving for ballot in ballots)
+            self._follow(self.policy.after_step(step, evidence, back=self._all_back), step)
             return True
         return False
 
@@ -511,7 +546,7 @@ class Rescue(Action):
         ballot = Ballot(
             step=self._monitor.weights_step,
             evidence=self._unsent,
-            improving=self._improving,
+            improving=self._level.is_back is not False,
             due=due,
             policy=zlib.crc32(repr(self.policy.state_dict()).encode()),
         )
@@ -570,8 +605,28 @@ class Rescue(Action):
         self._snapshots.keep_only(self.policy.state.snapshots)
         began = time.perf_counter()
         snapshot = self._snapshots.take(step)
-        snapshot.small["losses"] = list(self._losses)
-        self._announce(snapshot, time.perf_counter() - began)
+        snapshot.small["losses"] = self._level.state()
+        seconds = time.perf_counter() - began
+        if self._pace is not None:
+            self._pace.snapshot_taken(seconds)
+        self._announce(snapshot, seconds)
+
+    def _time_step(self) -> None:
+        """Find the distance of the snapshots when the first ones and their steps are timed."""
+        pace = self._pace
+        if pace is None or not self._ended:
+            return
+        pace.step_made(time.perf_counter() - self._ended)
+        if not pace.is_known:
+            return
+        self._pace, every = None, pace.distance
+        if self._vote is not None:
+            every = int(self._vote.ranks.broadcast(str(every)))
+        self.policy.state.every = every
+        logger.info(
+            "rmetric: rescue takes a snapshot every %d steps: %s, and %g %% of the time is allowed",
+            every, pace.words, 100 * BUDGET,
+        )  # fmt: skip
 
     def _announce(self, snapshot: Snapshot, seconds: float) -> None:
         """Log the cost of the snapshots, again when it grows."""
@@ -584,7 +639,7 @@ class Rescue(Action):
             "rmetric: rescue takes a snapshot of %s every %d steps (%s), at most %d at a time, "
             "%s; this one took %.3g s%s",
             gigabytes(snapshot.size),
-            self.config.every,
+            self.policy.every,
             self.where,
             number,
             gigabytes(number * snapshot.size),
@@ -626,9 +681,21 @@ class Rescue(Action):
         self.policy.state.snapshots = kept
         self._judged = 0
         snapshots.keep_only(kept)
-        self._losses = deque(snapshot.small["losses"], maxlen=_LOSSES)
+        self._level.go_back(snapshot.small["losses"])
         self._planned.use(snapshot.groups)
+        self._tell_what_was_learnt(snapshot.step)
         return snapshot
+
+    def _tell_what_was_learnt(self, step: int) -> None:
+        """Show a detector that went back to its first steps what it knew before the incident."""
+        incident, detector = self.policy.state.incident, self._monitor.detector("calibrated")
+        known, self._first_records = self._first_records, deque(maxlen=_COLD)
+        for record in known:
+            if record.step <= step:
+                self._first_records.append(record)
+            elif incident is not None and record.step < incident.onset and detector is not None:
+                detector.update(record)
+                self._first_records.append(record)
 
     def _hold(self, decision: Decision, step: int) -> bool:
         """Save the weights of the snapshot, and stop, end the process or wait."""
@@ -715,9 +782,35 @@ class Rescue(Action):
         if self._on:
             self._try(self._prepare_update)
 
+    def _set_rates_back(self) -> None:
+        """Set learning rates back that are not the planned ones; of unknown plans from a try on."""
+        if "settings" not in self.config.remedies:
+            return
+        monitor, incident = self._monitor, self.policy.state.incident
+        tried = incident is not None and incident.tries > 0
+        off = [one for one in monitor.updates.rates.off if one.known or tried]
+        for one in off:
+            group = monitor.optimizer.param_groups[one.group]
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(one.planned)
+            else:
+                group["lr"] = one.planned
+        if not off:
+            return
+        change = f"learning rate set back from {off[0].rate:.4g} to {off[0].planned:.4g}"
+        monitor.acted(change)
+        if self._on_plan >= _SET_BACK_AGAIN:
+            self._write(Decision(action="set_back", reason=f"{change}: {off[0]}"), monitor.step, 0)
+        self._on_plan = 0
+
     def _prepare_update(self) -> None:
         if self._snapshots is not None:
             self._snapshots.wait()
+        monitor = self._monitor
+        monitor.updates.rates.update(
+            monitor.optimizer.param_groups, monitor.schedulers, learn=False
+        )
+        self._set_rates_back()
         if self.policy.state.settings:
             self._planned.set(list(self._parts().others.values()))
 
@@ -780,7 +873,7 @@ def several(value: Any) -> list[Any]:
 def snapshots_kept(config: RescueConfig) -> int:
     """Largest number of snapshots at a time."""
     policy, most = RescuePolicy(config), 0
-    for step in range(0, 4 * config.far + 4 * config.every, config.every):
+    for step in range(0, 4 * config.far + 4 * policy.every, policy.every):
         policy.snapshot_taken(step)
         most = max(most, len(policy.state.snapshots))
     return most

@@ -6,7 +6,8 @@ evidence, so its laws can be tested on streams of events:
 
 - it goes back only to a snapshot of before the evidence, older than the probation;
 - a step whose gradient is not finite is never taken;
-- the steps that it repeats are bounded by a budget, after which it holds or goes on;
+- the steps that it repeats are bounded by a budget, after which it holds unless the loss is back;
+- an incident ends when the loss is back, and not because its level has become usual;
 - a run without evidence is only asked for snapshots.
 """
 
@@ -18,11 +19,20 @@ from math import isfinite
 from typing import Any
 
 #: Kinds of evidence, the most specific first.
-KINDS = ("not_finite", "explosion", "worker", "settings", "data", "unknown")
+KINDS = ("not_finite", "explosion", "no_update", "worker", "settings", "data", "unknown")
+#: Kinds of which the loss says nothing.
+BLIND = ("not_finite", "no_update")
 #: Steps by which the evidence of two tries may differ and still be of the same data.
 SAME_PLACE = 2
 #: Remedies that a policy may be allowed to use.
 REMEDIES = ("leave_out", "worker", "settings", "data", "retry", "hold")
+
+
+#: Of `RescueConfig.every`, and the distance that it begins with.
+AUTO, _EVERY = "auto", 10
+_PROBATION = 20
+#: Tries that the budget allows at least, however far apart the snapshots are.
+_TRIES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +40,12 @@ class RescueConfig:
     """Settings of the policy, in steps of the optimiser.
 
     Attributes:
-        every: between two snapshots.
+        every: between two snapshots; ``auto`` begins with 10, and takes what their cost allows
+            when the first ones are timed (`SnapshotPace`).
         probation: age at which a snapshot counts as good; it must outlast the delay of the
-            detector.
-        far: age of the oldest snapshot that is kept, for what is noticed late.
+            detector. None for 20, or `every` if that is more.
+        far: age of the oldest snapshot that is kept, for what is noticed late; `probation` if
+            that is more.
         left_out: steps in a row that are left out before a try from a snapshot.
         budget: repeated steps of one incident, at most.
         share: repeated steps of all incidents, as a share of the steps of the run so far, beyond
@@ -45,8 +57,8 @@ class RescueConfig:
         remedies: those that are allowed, see `REMEDIES`.
     """
 
-    every: int = 10
-    probation: int = 20
+    every: int | str = AUTO
+    probation: int | None = None
     far: int = 80
     left_out: int = 3
     budget: int = 150
@@ -58,11 +70,12 @@ class RescueConfig:
     remedies: Collection[str] = REMEDIES
 
     def __post_init__(self) -> None:
-        for name in ("every", "left_out", "budget", "quiet", "observe", "worker_out"):
+        names = ["left_out", "budget", "quiet", "observe", "worker_out"]
+        for name in names if self.every == AUTO else ["every", *names]:
             value = getattr(self, name)
             if isinstance(value, bool) or not (isinstance(value, int) and value >= 1):
                 raise ValueError(f"{name} is {value!r}: it must be a whole number from 1")
-        if not 0 <= self.probation <= self.far:
+        if not 0 <= (self.probation or 0) <= self.far:
             raise ValueError(
                 f"probation is {self.probation} and far is {self.far}: 0 <= probation <= far "
                 "is accepted"
@@ -151,10 +164,24 @@ class Incident:
     place: int = 0
     window: int = 0
 
+    def ends(self, config: RescueConfig) -> int:
+        """First step at which it may be over without further evidence."""
+        quiet = self.farthest + config.quiet
+        return quiet if self.observed_until is None else max(quiet, self.observed_until)
+
+    def loss_not_back(self, step: int) -> Evidence:
+        """The evidence that its level lasts, whether or not a detector is used to it by now."""
+        words = f"the loss is not back where it was before step {self.onset}"
+        return Evidence(step=step, since=min(self.onset, step), words=words)
+
 
 @dataclass
 class PolicyState:
-    """Everything that changes; plain values for a checkpoint."""
+    """Everything that changes; plain values for a checkpoint.
+
+    Attributes:
+        every: distance of two snapshots that was found; 0 where it was not.
+    """
 
     snapshots: list[int] = field(default_factory=list)
     incident: Incident | None = None
@@ -163,6 +190,7 @@ class PolicyState:
     out: dict[int, tuple[int, int]] = field(default_factory=dict)  # worker: until, length
     settings: bool = False
     held: bool = False
+    every: int = 0
 
 
 class RescuePolicy:
@@ -191,10 +219,28 @@ class RescuePolicy:
 
     # -- snapshots
 
+    @property
+    def every(self) -> int:
+        """Steps between two snapshots."""
+        if self.state.every:
+            return self.state.every
+        return _EVERY if isinstance(self.config.every, str) else self.config.every
+
+    @property
+    def probation(self) -> int:
+        given = self.config.probation
+        return max(_PROBATION, self.every) if given is None else given
+
+    @property
+    def budget(self) -> int:
+        """Repeated steps of one incident, at most."""
+        tries = _TRIES * (self.every + self.probation) if self.state.every else 0
+        return max(self.config.budget, tries)
+
     def snapshot_due(self, step: int) -> bool:
         """True if a snapshot of the state after `step` is to be taken."""
         state = self.state
-        if state.held or state.incident is not None or step % self.config.every:
+        if state.held or state.incident is not None or step % self.every:
             return False
         return not state.snapshots or step > state.snapshots[-1]
 
@@ -204,16 +250,17 @@ class RescuePolicy:
         Kept are those younger than the probation, the newest older one, and the oldest that is
         no older than `far` (or the newest that is).
         """
-        state, config = self.state, self.config
+        state, probation = self.state, self.probation
+        far_age = max(self.config.far, probation)
         if state.snapshots and step <= state.snapshots[-1]:
             raise ValueError(f"a snapshot of step {step} after one of {state.snapshots[-1]}")
         before, state.snapshots = state.snapshots, [*state.snapshots, step]
-        young = [s for s in state.snapshots if s > step - config.probation]
-        good = [s for s in state.snapshots if s <= step - config.probation]
+        young = [s for s in state.snapshots if s > step - probation]
+        good = [s for s in state.snapshots if s <= step - probation]
         kept = young + good[-1:]
         # The far one moves on when its successor is as old as `far` asks.
-        far = [s for s in good if s <= step - config.far][-1:] or good[:1]
-        middle = [s for s in good if far and s >= (far[0] + step - config.probation) / 2][:1]
+        far = [s for s in good if s <= step - far_age][-1:] or good[:1]
+        middle = [s for s in good if far and s >= (far[0] + step - probation) / 2][:1]
         state.snapshots = sorted({*kept, *far, *middle})
         return tuple(s for s in before if s not in state.snapshots)
 
@@ -235,25 +282,35 @@ class RescuePolicy:
         return decision
 
     def after_step(
-        self, step: int, evidence: Evidence | None = None, *, improving: bool = False
+        self, step: int, evidence: Evidence | None = None, *, back: bool | None = None
     ) -> Decision:
         """Decision after a step.
 
         Args:
             step: that is complete.
             evidence: of a detector; None without an alarm.
-            improving: the loss is back where it was before the incident.
+            back: the loss is where it was before the incident; None if that is not known.
         """
         state = self.state
         for worker, (until, _) in list(state.out.items()):
             if until <= step:
                 state.out[worker] = (-1, state.out[worker][1])
         incident = state.incident
-        if evidence is not None:
-            return self._respond(evidence, improving=improving)
-        if incident is not None and step >= incident.farthest + self.config.quiet:
-            state.incident = None
-        return self._go_on()
+        if evidence is None and incident is not None and step >= incident.ends(self.config):
+            if back is not False:
+                state.incident = None
+            else:
+                evidence = incident.loss_not_back(step)
+        return self._go_on() if evidence is None else self._respond(evidence, back=back)
+
+    def at_end(self, step: int, *, back: bool | None = None) -> Decision:
+        """Decision before the training ends; an incident whose loss is not back is not over."""
+        incident = self.state.incident
+        if incident is None or not incident.tries or back is not False:
+            return self._go_on()
+        evidence = incident.loss_not_back(step)
+        decision = self._respond(evidence)
+        return decision if decision.action != "go_on" else self._hold_before(evidence, incident)
 
     @property
     def workers_out(self) -> tuple[int, ...]:
@@ -262,7 +319,7 @@ class RescuePolicy:
 
     # -- decisions
 
-    def _respond(self, evidence: Evidence, *, improving: bool = False) -> Decision:
+    def _respond(self, evidence: Evidence, *, back: bool | None = None) -> Decision:
         state, config = self.state, self.config
         if state.held:
             return self._decision("hold", evidence.words)
@@ -272,15 +329,15 @@ class RescuePolicy:
         incident.onset = min(incident.onset, evidence.since)
         incident.farthest = max(incident.farthest, evidence.step)
         if incident.observed_until is not None:
-            return self._observe(incident, evidence, improving)
+            return self._observe(incident, evidence, back)
         self._apply_remedy(evidence)
         target = self._target(incident, evidence)
         if target is None:
             return self._exhausted(incident, evidence)
         cost = evidence.step - target
         over = (
-            incident.repeated + cost > config.budget
-            or state.repeated + cost > config.budget + config.share * evidence.step
+            incident.repeated + cost > self.budget
+            or state.repeated + cost > self.budget + config.share * evidence.step
         )
         if over or "retry" not in config.remedies:
             return self._exhausted(incident, evidence)
@@ -319,11 +376,10 @@ class RescuePolicy:
 
     def _target(self, incident: Incident, evidence: Evidence) -> int | None:
         """The snapshot to go back to: of before the evidence and past its probation."""
-        config = self.config
         limit = min(evidence.since - 1, incident.onset - 1)
         good = [s for s in self.state.snapshots if s <= limit]
         if incident.target is None:
-            good = [s for s in good if s <= evidence.step - config.probation] or good[:1]
+            good = [s for s in good if s <= evidence.step - self.probation] or good[:1]
         if not good:
             return None
         if incident.target is None or incident.target not in good:
@@ -345,14 +401,18 @@ class RescuePolicy:
         if "hold" not in self.config.remedies:
             return self._go_on()
         incident.observed_until = evidence.step + self.config.observe
-        return self._observe(incident, evidence, improving=False)
+        return self._observe(incident, evidence, back=None)
 
-    def _observe(self, incident: Incident, evidence: Evidence, improving: bool) -> Decision:
+    def _observe(self, incident: Incident, evidence: Evidence, back: bool | None) -> Decision:
         assert incident.observed_until is not None
-        if improving:
+        if back and evidence.kind not in BLIND:
             return self._go_on()
         if evidence.step < incident.observed_until and evidence.kind != "not_finite":
             return self._go_on()
+        return self._hold_before(evidence, incident)
+
+    def _hold_before(self, evidence: Evidence, incident: Incident) -> Decision:
+        """Hold at a snapshot of before the incident; go on if there is none."""
         good = [s for s in self.state.snapshots if s < incident.onset]
         if incident.target in good:
             return self._hold(evidence, incident.target)

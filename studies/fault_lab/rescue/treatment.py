@@ -57,6 +57,7 @@ class Treatment:
     """
 
     every_step = False
+    total_steps = 0  # of the run, set by `treat`
 
     def before(self, seen: Seen) -> Decision:
         """Decide on a step whose gradient is there."""
@@ -136,6 +137,7 @@ class _Run:
         self.trace = [] if trace is None else trace
         self.control, self.spec, self.untreated = control, spec, untreated
         self.treatment = treatment
+        treatment.total_steps = spec.total_steps
         self.branch = Branch(control, spec)
         self.actions: list[tuple[int, int, str, str]] = []
         self.kept: dict[int, tuple[State, Any]] = {}

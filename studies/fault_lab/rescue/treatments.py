@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections import deque
 from dataclasses import replace
-from math import isfinite
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from rmetric.detectors.calibrated import CalibratedDetector
 from rmetric.monitor.rules import StepRules
 from rmetric.records import Record
 from rmetric.rescue.evidence import evidence_of
+from rmetric.rescue.loss_level import LossLevel
 from rmetric.rescue.policy import Decision, Evidence, RescueConfig, RescuePolicy
 from studies.fault_lab.rescue.runner import EVERY
 from studies.fault_lab.rescue.treatment import Seen, Treatment
@@ -27,8 +25,7 @@ class Rescue(Treatment):
     def __init__(self, config: RescueConfig | None = None) -> None:
         self.policy = RescuePolicy(config or RescueConfig(every=EVERY))
         self.rules, self.detector = StepRules(), CalibratedDetector()
-        self._losses: deque[float] = deque(maxlen=10)
-        self._before = np.nan
+        self._level = LossLevel()
         self._kept: list[int] = []
 
     def before(self, seen: Seen) -> Decision:
@@ -43,15 +40,19 @@ class Rescue(Treatment):
         evidence = None
         if not record.skipped:
             self.detector.update(record)
-            if record.training_loss is not None and isfinite(record.training_loss):
-                self._losses.append(record.training_loss)
+            self._level.update(record.step, record.training_loss)
             evidence = evidence_of(self.detector, record.step)
             if evidence is not None and evidence.worker is not None and self._kept:
                 evidence = replace(evidence, worker=self._kept[evidence.worker])
-        if self.policy.state.incident is None:
-            self._before = float(np.mean(self._losses)) if self._losses else np.nan
-        improving = bool(np.mean(self._losses) <= self._before) if self._losses else False
-        return self.policy.after_step(record.step, evidence, improving=improving)
+        decision = self.policy.after_step(record.step, evidence, back=self._level.is_back)
+        if record.step == self.total_steps and decision.action == "go_on":
+            decision = self.policy.at_end(record.step, back=self._level.is_back)
+        incident = self.policy.state.incident
+        if incident is None:
+            self._level.forget()
+        else:
+            self._level.mark(incident.onset)
+        return decision
 
     def settings(self, settings: Settings) -> None:
         if self.policy.state.settings:
@@ -73,7 +74,9 @@ class Rescue(Treatment):
         return self.policy.snapshot_taken(step)
 
     def state(self) -> Any:
-        return copy.deepcopy((self.rules, self.detector, self._losses))
+        return copy.deepcopy((self.rules, self.detector)), self._level.state()
 
     def load(self, state: Any) -> None:
-        self.rules, self.detector, self._losses = copy.deepcopy(state)
+        before, losses = state
+        self.rules, self.detector = copy.deepcopy(before)
+        self._level.go_back(losses)

@@ -1,0 +1,135 @@
+"""Learning rates that leave their plan. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import inf, isfinite
+from typing import Any, NamedTuple
+
+#: Times the scheduler's rate, and times the highest rate so far where there is no scheduler.
+_OFF, _OFF_PEAK = 1.5, 4.0
+#: First steps whose ratio to the scheduler's rate is the usual one; and steps without a new highest
+#: rate that end a warm-up.
+_FIRST, _SETTLED = 5, 5
+
+
+class OffPlan(NamedTuple):
+    """A group whose learning rate is not the planned one.
+
+    Attributes:
+        group: its place in the optimiser.
+        rate, planned: found, and what is planned for this step, or was used last.
+        known: a scheduler states the planned rate.
+    """
+
+    group: int
+    rate: float
+    planned: float
+    known: bool
+
+    def __str__(self) -> str:
+        times = f"{self.rate / self.planned:.3g} times" if self.planned else "beside"
+        whose = "the scheduler's" if self.known else "the last one before"
+        return (
+            f"the learning rate of group {self.group} is {self.rate:.4g}, {times} {whose} "
+            f"{self.planned:.4g}"
+        )
+
+
+class LearningRates:
+    """The learning rates of an optimiser's groups against their plan.
+
+    With a scheduler (`get_last_lr`, a rate for each group) a rate is off above 1.5 times the
+    scheduler's, times the largest such ratio of the first five steps if that is above 1, and where
+    it is 0 and the scheduler's is not. Without one it is off above 4 times the highest rate of the
+    warm-up, which five steps without a higher one end.
+
+    Its weakness: a scheduler that a fault has reached states the wrong rate itself.
+
+    Attributes:
+        off: the groups whose rates are off, as of the last `update`.
+    """
+
+    def __init__(self) -> None:
+        self.off: list[OffPlan] = []
+        self._groups: list[_Group] = []
+
+    def update(
+        self, groups: Sequence[dict[str, Any]], schedulers: Iterable[Any], *, learn: bool = True
+    ) -> None:
+        """Judge the rates of a step that is about to be taken.
+
+        Args:
+            groups: of the optimiser.
+            schedulers: of it, as far as they are known.
+            learn: take the rates that are on plan for usual; once a step.
+        """
+        rates = [_host_value(group.get("lr")) for group in groups]
+        plans = _plans(schedulers, len(rates))
+        if len(self._groups) != len(rates):
+            self._groups = [_Group() for _ in rates]
+        self.off = []
+        for place, (known, rate) in enumerate(zip(self._groups, rates, strict=True)):
+            planned = plans[place] if plans else None
+            if rate is None:
+                continue
+            if (off := known.planned_where_off(rate, planned)) is not None:
+                self.off.append(OffPlan(place, rate, off, planned is not None))
+            elif learn:
+                known.learn(rate, planned)
+
+    def restart(self) -> None:
+        """A change was announced: what was usual before is no measure for it."""
+        self._groups = []
+
+
+class _Group:
+    """What is usual of one group."""
+
+    def __init__(self) -> None:
+        self._usual_ratio = 1.0
+        self._last = self._peak = 0.0
+        self._count = self._peak_age = 0
+
+    def planned_where_off(self, rate: float, planned: float | None) -> float | None:
+        if planned is not None:
+            off = rate > _OFF * self._usual_ratio * planned or (rate == 0 < planned)
+            return planned if off and self._last > 0 else None
+        return self._last if self._settled and rate > _OFF_PEAK * self._peak else None
+
+    def learn(self, rate: float, planned: float | None) -> None:
+        self._count += 1
+        if planned and self._count <= _FIRST:
+            self._usual_ratio = max(self._usual_ratio, rate / planned)
+        if not self._settled:  # or a rate that runs away would take its limit along
+            self._peak_age = 0 if rate > self._peak else self._peak_age + 1
+            self._peak = max(self._peak, rate)
+        self._last = rate
+
+    @property
+    def _settled(self) -> bool:
+        return self._peak_age >= _SETTLED
+
+
+def _host_value(rate: Any) -> float | None:
+    """The rate as a number; None for one on a device, which is not waited for."""
+    if getattr(getattr(rate, "device", None), "type", "cpu") != "cpu":
+        return None
+    try:
+        value = float(rate)
+    except (TypeError, ValueError):
+        return None
+    return value if isfinite(value) else inf
+
+
+def _plans(schedulers: Iterable[Any], number: int) -> list[float] | None:
+    """The rates that schedulers state, for each group the largest; None without any."""
+    found = []
+    for scheduler in schedulers:
+        try:
+            rates = [_host_value(rate) for rate in scheduler.get_last_lr()]
+        except Exception:  # of a class that is not torch's, or before its first step
+            continue
+        if len(rates) == number and None not in rates:
+            found.append(rates)
+    return [max(of_group) for of_group in zip(*found, strict=True)] if found else None

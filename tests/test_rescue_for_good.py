@@ -1,0 +1,196 @@
+"""A fault for good, in every trainer: the end is no worse than without rescue, or it is held.
+
+Rates that leave their scheduler's are set back before a step is taken: the run is its twin.
+"""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from rmetric.monitor import Monitor
+from rmetric.rescue import Rescue, RescueConfig
+
+torch.set_num_threads(1)
+
+FEATURES, ROWS, STEPS = 6, 16, 80
+#: Nats, here of a squared error, that rescue may cost.
+COSTS = 0.02
+RATES = ("rate", "rate_runaway", "rate_zero")
+FAULTS = (*RATES, "ascent", "gradient_zero", "labels", "not_finite")
+
+
+class Data(torch.utils.data.Dataset):
+    """Rows of a noisy linear function."""
+
+    def __init__(self, seed=1, noise=0.3):
+        source = torch.Generator().manual_seed(seed)
+        self.inputs = torch.randn(ROWS * STEPS, FEATURES, generator=source)
+        drawn = torch.randn(ROWS * STEPS, 1, generator=source)
+        self.labels = self.inputs.sum(1, keepdim=True) + noise * drawn
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        return {"inputs": self.inputs[index], "labels": self.labels[index]}
+
+
+class Net(nn.Module):
+    """A linear regression with a fault from an executed step on."""
+
+    def __init__(self, fault, onset, duration=10**9):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(FEATURES, 1)
+        self.fault, self.onset, self.end = fault, onset, onset + duration
+        self.executed, self.optimizer = 0, None
+        for one in self.layer.parameters():
+            one.register_hook(self.changed)
+
+    @property
+    def acts(self):
+        return self.onset <= self.executed < self.end
+
+    def changed(self, gradient):
+        factor = {"ascent": -0.5, "gradient_zero": 0.0}.get(self.fault) if self.acts else None
+        return gradient if factor is None else gradient * factor
+
+    def forward(self, inputs, labels):
+        if self.training:
+            self.executed += 1
+            if self.acts:
+                factors = {"rate": 50, "rate_zero": 0,
+                           "rate_runaway": 1.5 ** (self.executed - self.onset + 2)}  # fmt: skip
+                for group in self.optimizer.param_groups if self.fault in factors else ():
+                    group["lr"] = group["lr"] * factors[self.fault]
+                if self.fault == "labels":
+                    labels = 3 * torch.randn(labels.shape)
+        loss = nn.functional.mse_loss(self.layer(inputs), labels)
+        if self.training and self.acts and self.fault == "not_finite":
+            loss = loss * torch.nan
+        return {"loss": loss}
+
+    def settings(self):
+        self.optimizer = torch.optim.AdamW(self.parameters(), lr=0.05, weight_decay=0.0)
+        factor = lambda step: 1 - step / STEPS  # noqa: E731
+        return self.optimizer, torch.optim.lr_scheduler.LambdaLR(self.optimizer, factor)
+
+
+def plain(net, rescue, folder):
+    optimizer, scheduler = net.settings()
+    loader = torch.utils.data.DataLoader(Data(), batch_size=ROWS)
+    batches = enumerate(loader, start=1)
+    if rescue is not None:
+        rescue.scheduler = scheduler
+        monitor = Monitor(net, optimizer, actions=[rescue])
+        batches = rescue.steps(loader, STEPS)
+    for _, batch in batches:
+        loss = net(**batch)["loss"]
+        loss.backward()
+        if rescue is not None:
+            monitor.check_before_step(loss)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    if rescue is not None:
+        monitor.close()
+
+
+def hugging_face(net, rescue, folder):
+    from accelerate.state import AcceleratorState
+    from transformers import Trainer, TrainingArguments
+
+    from rmetric.monitor import RMetricCallback
+
+    if rescue is not None and not hasattr(Trainer, "_run_epoch"):
+        pytest.skip("rescue needs the loop of transformers 5.5.4 or newer")
+    trainer = Trainer(
+        model=net,
+        args=TrainingArguments(
+            output_dir=str(folder), per_device_train_batch_size=ROWS, report_to=[], use_cpu=True,
+            disable_tqdm=True, dataloader_pin_memory=False, save_strategy="no", logging_steps=50,
+            num_train_epochs=1, max_grad_norm=0,
+        ),
+        train_dataset=Data(),
+        callbacks=[] if rescue is None else [RMetricCallback(None, actions=[rescue])],
+        optimizers=net.settings(),
+    )  # fmt: skip
+    try:
+        trainer.train()
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def lightning(net, rescue, folder):
+    warnings.filterwarnings("ignore", module="lightning")
+    import lightning as package
+
+    from rmetric.monitor.lightning import RMetricCallback
+
+    class Module(package.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def training_step(self, batch, index):
+            return self.net(**batch)["loss"]
+
+        def configure_optimizers(self):
+            optimizer, scheduler = net.settings()
+            return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+    trainer = package.Trainer(
+        accelerator="cpu", devices=1, logger=False, enable_progress_bar=False, max_epochs=1,
+        enable_model_summary=False, default_root_dir=folder, enable_checkpointing=False,
+        callbacks=[] if rescue is None else [RMetricCallback(None, actions=[rescue])],
+    )  # fmt: skip
+    trainer.fit(Module(), torch.utils.data.DataLoader(Data(), ROWS, shuffle=True))
+
+
+TRAINERS = {"plain": plain, "hugging_face": hugging_face, "lightning": lightning}
+
+
+def trained(trainer, folder, fault=None, onset=10**9, *, rescued=False, **more):
+    """Squared error on rows of its own, the weights, and the rescue."""
+    torch.manual_seed(3)
+    net = Net(fault, onset, **more)
+    rescue = None
+    if rescued:
+        rescue = Rescue(RescueConfig(every=10), hold_folder=folder / "held")
+    TRAINERS[trainer](net, rescue, folder)
+    other = Data(seed=2, noise=0.0)
+    with torch.no_grad():
+        error = nn.functional.mse_loss(net.layer(other.inputs), other.labels).item()
+    return error, [one.tolist() for one in net.parameters()], rescue
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("onset", [5, 30])
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_the_end_is_no_worse_than_without_rescue_or_it_is_held(trainer, fault, onset, tmp_path):
+    alone, _, _ = trained(trainer, tmp_path / "alone", fault, onset)
+    error, weights, rescue = trained(trainer, tmp_path, fault, onset, rescued=True)
+    assert not rescue.problem
+    assert rescue.held or not error > alone + COSTS, rescue.decisions
+    if fault in RATES:
+        twin = trained(trainer, tmp_path / "twin")
+        assert weights == twin[1]
+        assert [entry["action"] for entry in rescue.decisions] == ["set_back"]
+
+
+@pytest.mark.parametrize("onset", [5, 30])
+def test_gradients_that_are_zero_for_some_steps_cost_nothing_but_time(onset, tmp_path):
+    twin, weights, _ = trained("plain", tmp_path)
+    found = trained("plain", tmp_path, "gradient_zero", onset, rescued=True, duration=25)
+    assert found[1] == weights
+    assert found[2].decisions
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_an_idle_rescue_changes_no_bit(trainer, tmp_path):
+    rescued = trained(trainer, tmp_path, rescued=True)
+    assert rescued[1] == trained(trainer, tmp_path)[1]
+    assert rescued[2].decisions == []
