@@ -134,9 +134,8 @@ class UpdateJudge:
         """Take a complete record."""
         self.no_update.update(record)
         if reason := self.no_update.reason:
-            since = self.no_update.since
-            advice = f"the weights are those of step {since - 1}; nothing is learnt"
-            self._raise(record.step, NO_UPDATE, f"{reason}: {advice}", since)
+            advice = "nothing is learnt; look at the loss, the frozen weights and the schedule"
+            self._raise(record.step, NO_UPDATE, f"{reason}: {advice}", self.no_update.since)
 
     def _raise(self, step: int, source: str, reason: str, since: int) -> None:
         """An alert of this rank alone."""

@@ -19,8 +19,8 @@ class LossLevel:
     """Whether the loss is back at the level that it had before an incident.
 
     The level is the mean of ten losses. It is back where it is at most four standard errors of the
-    difference of two such means, or 1 %, above the one before; the deviation of one loss is that of the
-    steps from loss to loss before, over √2, so a loss that falls has no larger one.
+    difference of two such means, or 1 %, above the one before. The deviation of one loss is that of
+    the steps from loss to loss before, over √2, so a loss that falls has no larger one.
 
     >>> level = LossLevel()
     >>> for step, loss in enumerate([2.0, 2.1, 2.0, 2.1, 4.0, 4.1, 4.0], start=1):

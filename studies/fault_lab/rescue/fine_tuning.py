@@ -13,11 +13,9 @@ the fault alone, and with the fault under rescue.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import logging
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -34,12 +32,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
 
-from rmetric._util.options import add_jobs
 from rmetric._util.workers import delayed
-from rmetric.logs import write_atomically
 from rmetric.monitor import Monitor
 from rmetric.rescue import Rescue, RescueConfig
-from studies.common.provenance import commit
 from studies.fault_lab.corpus import corpus
 from studies.tiny_llama.model import Llama, initialise
 from studies.tiny_llama.shape import Shape
