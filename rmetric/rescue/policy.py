@@ -20,6 +20,8 @@ from typing import Any
 
 #: Kinds of evidence, the most specific first.
 KINDS = ("not_finite", "explosion", "no_update", "worker", "settings", "data", "unknown")
+#: Kinds whose evidence names its first step, and by how much the other ones may name it too late.
+EXACT, _LATE = ("not_finite", "explosion", "no_update"), 10
 #: Kinds of which the loss says nothing.
 BLIND = ("not_finite", "no_update")
 #: Steps by which the evidence of two tries may differ and still be of the same data.
@@ -379,7 +381,10 @@ class RescuePolicy:
         limit = min(evidence.since - 1, incident.onset - 1)
         good = [s for s in self.state.snapshots if s <= limit]
         if incident.target is None:
-            good = [s for s in good if s <= evidence.step - self.probation] or good[:1]
+            late = 0 if evidence.kind in EXACT else _LATE
+            oldest = good[:1]
+            newest = min(evidence.step - self.probation, limit - late)
+            good = [s for s in good if s <= newest] or oldest
         if not good:
             return None
         if incident.target is None or incident.target not in good:

@@ -1,367 +1,262 @@
-"""Short fine-tunings under faults, with the package's own monitor and rescue in a plain loop.
+"""Short fine-tunings under faults: the campaign, its seal and its tables.
 
-A small Llama, trained on Python's sources, is fine-tuned on Python's reference manual for 60 to
-200 steps. A fault begins at step 5 or later, by executed steps; half of the faults pass, half are
-for good. Each run is trained four times: undisturbed (the twin), undisturbed under rescue, with
-the fault alone, and with the fault under rescue.
+    python -m studies.fault_lab.rescue.fine_tuning --seeds 20     # open seeds, and their outcomes
+    python -m studies.fault_lab.rescue.fine_tuning --seal         # then commit, then:
+    python -m studies.fault_lab.rescue.fine_tuning --sealed       # the 100 sealed seeds
+    python -m studies.fault_lab.rescue.fine_tuning --report       # tables and page
 
-    python -m studies.fault_lab.rescue.fine_tuning --seeds 0-19         # open seeds
-    python -m studies.fault_lab.rescue.fine_tuning --seal               # then commit, then:
-    python -m studies.fault_lab.rescue.fine_tuning --sealed             # the 100 sealed seeds
-    python -m studies.fault_lab.rescue.fine_tuning --report             # their tables
+`fine_tuning_run` has one run. The sealed seeds are opened once. `rescue_before` in the tables is
+the rescue of commit 7c18e9b2, from before the set was made, on the same runs.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
-import logging
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from functools import lru_cache
-from itertools import islice
-from math import cos, isfinite, pi
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
 import joblib
-import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
 
+from rmetric._util.options import add_jobs, whole
 from rmetric._util.workers import delayed
-from rmetric.monitor import Monitor
-from rmetric.rescue import Rescue, RescueConfig
-from studies.fault_lab.corpus import corpus
-from studies.tiny_llama.model import Llama, initialise
-from studies.tiny_llama.shape import Shape
+from rmetric.evaluation.intervals import wilson
+from rmetric.logs import write_atomically
+from studies.common.markers import fill
+from studies.common.provenance import commit
+from studies.common.renderers import to_markdown
+from studies.common.table import Cell, Column, Table
+from studies.fault_lab.rescue.fine_tuning_run import draw, row
+from studies.fault_lab.rescue.report import PAGE, pack, unpack
+from studies.fault_lab.tables import write_tables
 
+ROOT = Path(__file__).resolve().parents[3]
 RESULTS = Path(__file__).resolve().parents[1] / "results"
+SEAL = RESULTS / "fine_tuning_seal.json"
+SEALED, BEFORE = "fine_tuning_sealed", "fine_tuning_sealed_before"
 SEALED_SEEDS = range(1000, 1100)
+#: Nats above the twin up to which a run is averted or held, and that rescue may cost.
+ABOVE, COSTS = 0.05, 0.02
 AIMS = {
     "averted, share of the failing runs, at least": 0.85,
     "averted or held, share, at least": 0.97,
-    "not held and worse than without rescue, by at most (nat)": 0.02,
+    "worse than without rescue, not held, at most (nat)": COSTS,
     "undisturbed runs: bit-equal": True,
 }
-SHAPE = Shape(layers=2, heads=4, kv_heads=2, hidden=64, ffn=172, vocabulary=256, sequence=64)
-BATCH, PRETRAINING, HELD_OUT_BATCHES = 16, 1200, 4
-#: Steps of the twin whose loss is known: those that a snapshot may be of.
-EVERY = 10
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """One fine-tuning and its fault.
-
-    Attributes:
-        seed: of data order and fault.
-        steps: of the schedule.
-        rate: highest learning rate.
-        warm_up: steps of it.
-        shape: of the schedule after it, ``cosine``, ``linear`` or ``constant``.
-        scheduler: whether rescue is given the scheduler.
-        fault, severity: a name in `FAULTS`, and its size.
-        onset: first executed step under it.
-        duration: executed steps; 0 for good.
-    """
-
-    seed: int
-    steps: int
-    rate: float
-    warm_up: int
-    shape: str
-    scheduler: bool
-    fault: str
-    severity: float
-    onset: int
-    duration: int
-
-    def acts(self, executed: int) -> bool:
-        since = executed - self.onset
-        return since >= 0 and (not self.duration or since < self.duration)
-
-    def factor(self, step: int) -> float:
-        """Share of the highest rate at a step, counted from 0."""
-        if step < self.warm_up:
-            return (step + 1) / self.warm_up
-        left = 1 - (step - self.warm_up) / max(1, self.steps - self.warm_up)
-        of_shape = {"cosine": (1 + cos(pi * (1 - left))) / 2, "linear": left, "constant": 1.0}
-        return max(of_shape[self.shape], 1e-3)
-
-
-#: Severities of each fault; what they mean is in `Disturbed`.
-FAULTS: dict[str, tuple[float, ...]] = {
-    "rate": (5, 20, 50, 100),
-    "rate_runaway": (1.1, 1.2, 1.3, 1.5),
-    "rate_zero": (0,),
-    "hidden_rate": (5, 20, 50),
-    "ascent": (0.1, 0.5, 1),
-    "gradient_noise": (3, 10, 30),
-    "gradient_zero": (0,),
-    "not_finite": (1,),
-    "labels": (0.5, 1),
-    "label_drift": (0.01, 0.02, 0.05),
-    "weights": (0.1, 0.3),
-    "beta": (0.5, 0.1),
-}
-
-
-def draw(seed: int) -> Run:
-    """The run of a seed."""
-    rng = np.random.default_rng([seed, 45])
-    steps = int(rng.integers(60, 201))
-    fault = str(rng.choice(list(FAULTS)))
-    passes = bool(seed % 2) or fault == "weights"
-    return Run(
-        seed=seed,
-        steps=steps,
-        rate=float(np.exp(rng.uniform(np.log(3e-4), np.log(3e-3)))),
-        warm_up=int(rng.integers(0, 21)),
-        shape=str(rng.choice(["cosine", "linear", "constant"])),
-        scheduler=bool(rng.random() < 0.75),
-        fault=fault,
-        severity=float(rng.choice(FAULTS[fault])),
-        onset=int(rng.integers(5, int(0.8 * steps))),
-        duration=int(rng.integers(10, 41)) if passes else 0,
-    )
-
-
-class Disturbed:
-    """The fault of one run, by executed steps.
-
-    The rate is multiplied (``rate``), so at each step anew (``rate_runaway``), or 0; the update
-    is multiplied with the logged rate as it was (``hidden_rate``), or β1 and β2 are changed; the
-    gradient is reversed and scaled, has noise of so many times its norm, or is 0; the loss is nan;
-    a share of the labels is random, or one that grows by so much a step; the weights get noise of
-    a share of their own size, once.
-    """
-
-    def __init__(self, run: Run, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self.run, self.model, self.optimizer = run, model, optimizer
-        self.generator = torch.Generator().manual_seed(run.seed)
-        self.executed = 0
-        self._before: list[Tensor] = []
-
-    def begin(self) -> None:
-        self.executed += 1
-        if self.run.fault == "weights" and self.executed == self.run.onset:
-            with torch.no_grad():
-                for one in self.model.parameters():
-                    one.add_(self._noise(one), alpha=self.run.severity * float(one.std()))
-
-    @property
-    def acts(self) -> bool:
-        return self.run.acts(self.executed)
-
-    def labels(self, labels: Tensor) -> Tensor:
-        share = {"labels": self.run.severity, "label_drift": self._age * self.run.severity}
-        if not self.acts or self.run.fault not in share:
-            return labels
-        random = torch.randint(0, SHAPE.vocabulary, labels.shape, generator=self.generator)
-        wrong = torch.rand(labels.shape, generator=self.generator) < share[self.run.fault]
-        return torch.where(wrong, random, labels)
-
-    def loss(self, loss: Tensor) -> Tensor:
-        return loss * torch.nan if self.acts and self.run.fault == "not_finite" else loss
-
-    def gradients(self) -> None:
-        if not self.acts:
-            return
-        found = [one.grad for one in self.model.parameters() if one.grad is not None]
-        if self.run.fault == "ascent":
-            torch._foreach_mul_(found, -self.run.severity)
-        elif self.run.fault == "gradient_zero":
-            torch._foreach_zero_(found)
-        elif self.run.fault == "gradient_noise":
-            for one in found:
-                scale = self.run.severity * float(one.norm()) / one.numel() ** 0.5
-                one.add_(self._noise(one), alpha=scale)
-
-    def settings(self, scheduled: float) -> None:
-        """Set the rate and the betas of the step, which the schedule sets anew at each."""
-        group, severity = self.optimizer.param_groups[0], self.run.severity
-        if self.acts and self.run.fault in ("rate", "rate_zero"):
-            group["lr"] = scheduled * severity
-        elif self.acts and self.run.fault == "rate_runaway":
-            group["lr"] = scheduled * min(severity ** (self._age + 1), 1e6)
-        group["betas"] = (0.9, 0.999)
-        if self.acts and self.run.fault == "beta":
-            group["betas"] = (0.9, self.run.severity)
-
-    def before_update(self) -> None:
-        if self.acts and self.run.fault == "hidden_rate":
-            self._before = [one.detach().clone() for one in self.model.parameters()]
-
-    def after_update(self) -> None:
-        before, self._before = self._before, []
-        with torch.no_grad():
-            for one, old in zip(self.model.parameters(), before, strict=False):
-                one.add_(one - old, alpha=self.run.severity - 1)
-
-    @property
-    def _age(self) -> int:
-        return self.executed - self.run.onset
-
-    def _noise(self, like: Tensor) -> Tensor:
-        return torch.randn(like.shape, generator=self.generator)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """What came of one training.
-
-    Attributes:
-        step: of the final weights.
-        loss: held out, of the final weights; nan where they are not finite.
-        losses: the same at multiples of `EVERY`, of the last pass.
-        held: rescue held it.
-        executed: steps that were computed.
-        digest: of the final weights.
-        decisions: kinds of what rescue did, with their numbers.
-        alarm: executed step of the first alert from the onset on; 0 for none.
-    """
-
-    step: int
-    loss: float
-    losses: dict[int, float]
-    held: bool
-    executed: int
-    digest: str
-    decisions: dict[str, int]
-    alarm: int
-
-
-def train(run: Run, *, disturbed: bool, rescued: bool) -> Trained:
-    """Train one run."""
-    model = Llama(SHAPE)
-    model.load_state_dict(base())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=run.rate)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, run.factor)
-    fault = Disturbed(run, model, optimizer)
-    rescue = monitor = None
-    batches: Iterator[tuple[int, Any]] = enumerate(islice(forever(run), run.steps), start=1)
-    if rescued:
-        rescue = Rescue(
-            RescueConfig(every=EVERY), scheduler=scheduler if run.scheduler else None,
-            extra=None if run.scheduler else {"scheduler": scheduler},
-            hold_folder=Path(tempfile.mkdtemp()),
-        )  # fmt: skip
-        monitor = Monitor(model, optimizer, actions=[rescue])
-        batches = rescue.steps(loader(run), run.steps)
-    losses: dict[int, float] = {}
-    step = alarm = 0
-    for step, (tokens,) in batches:
-        inputs, labels = tokens[:, :-1], tokens[:, 1:]
-        if disturbed:
-            fault.begin()
-            labels = fault.labels(labels)
-        loss = loss_of(model, inputs, labels)
-        if disturbed:
-            loss = fault.loss(loss)
-        loss.backward()
-        if disturbed:
-            fault.gradients()
-            fault.settings(scheduler.get_last_lr()[0])
-        if monitor is not None:
-            monitor.check_before_step(loss)
-            if disturbed and not alarm and fault.executed >= run.onset and monitor.alerts:
-                alarm = fault.executed
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        fault.before_update()
-        optimizer.step()
-        fault.after_update()
-        scheduler.step()
-        optimizer.zero_grad()
-        if step % EVERY == 0:
-            losses[step] = held_out(model)
-            if monitor is not None:
-                monitor.evaluated(losses[step])
-    held = rescue.held if rescue is not None else None
-    if monitor is not None:
-        monitor.close()
-    decisions: dict[str, int] = {}
-    for entry in rescue.decisions if rescue is not None else []:
-        decisions[entry["action"]] = decisions.get(entry["action"], 0) + 1
-    weights = b"".join(one.detach().numpy().tobytes() for one in model.state_dict().values())
-    return Trained(
-        step=step if held is None else held["step"],
-        loss=held_out(model),
-        losses=losses,
-        held=held is not None,
-        executed=fault.executed if disturbed else step,
-        digest=hashlib.sha256(weights).hexdigest()[:16],
-        decisions=decisions,
-        alarm=alarm,
-    )
-
-
-def loss_of(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(model(inputs).flatten(0, 1), labels.flatten())
-
-
-@torch.no_grad()
-def held_out(model: nn.Module) -> float:
-    """Loss on held-out text, nats a token."""
-    tokens = windows(corpus("documentation").held_out, HELD_OUT_BATCHES * BATCH, 77)
-    loss = float(loss_of(model, tokens[:, :-1], tokens[:, 1:]))
-    return loss if isfinite(loss) else float("nan")
-
-
-def windows(text: Any, number: int, seed: int) -> Tensor:
-    """Stretches of text, shape (number, S + 1)."""
-    starts = np.random.default_rng(seed).integers(len(text) - SHAPE.sequence - 1, size=number)
-    return torch.tensor(np.stack([text[s : s + SHAPE.sequence + 1] for s in starts])).long()
-
-
-@lru_cache(maxsize=2)
-def loader(run: Run) -> DataLoader[Any]:
-    tokens = windows(corpus("documentation").home, run.steps * BATCH, run.seed)
-    return DataLoader(TensorDataset(tokens), batch_size=BATCH)
-
-
-def forever(run: Run) -> Iterator[Any]:
-    while True:
-        yield from loader(run)
-
-
-@lru_cache(maxsize=1)
-def base() -> dict[str, Tensor]:
-    """Weights after the training on sources; the same on each call."""
-    torch.set_num_threads(1)
-    model = Llama(SHAPE)
-    initialise(model, SHAPE, seed=0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    tokens = windows(corpus("documentation").other, PRETRAINING * BATCH, 5)
-    for step in range(PRETRAINING):
-        for group in optimizer.param_groups:
-            group["lr"] = 3e-3 * min(1, (step + 1) / 50) * (1 - step / PRETRAINING) + 1e-5
-        batch = tokens[step * BATCH : (step + 1) * BATCH]
-        loss_of(model, batch[:, :-1], batch[:, 1:]).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-    return model.state_dict()
-
-
-def row(seed: int) -> dict[str, Any]:
-    """All four trainings of a seed."""
-    torch.set_num_threads(1)
-    logging.getLogger("rmetric").setLevel(logging.CRITICAL)
-    run = draw(seed)
-    kinds: dict[str, Callable[[], Trained]] = {
-        "twin": lambda: train(run, disturbed=False, rescued=False),
-        "idle": lambda: train(run, disturbed=False, rescued=True),
-        "nothing": lambda: train(run, disturbed=True, rescued=False),
-        "rescue": lambda: train(run, disturbed=True, rescued=True),
-    }
-    return {"run": asdict(run)} | {name: asdict(make()) for name, make in kinds.items()}
+#: What rescue decides by, and what draws the runs.
+DECIDING = (
+    *(f"rmetric/rescue/{name}.py" for name in ("action", "evidence", "loss_level", "policy")),
+    *(f"rmetric/monitor/{name}.py" for name in ("learning_rates", "no_update", "rules")),
+    "rmetric/detectors/calibrated/thresholds.json",
+    "studies/fault_lab/rescue/fine_tuning_run.py",
+)
 
 
 def run_seeds(seeds: Sequence[int], jobs: int) -> list[dict[str, Any]]:
+    """The rows of some seeds, in their order."""
     work = joblib.Parallel(n_jobs=jobs, return_as="generator")(delayed(row)(s) for s in seeds)
     rows = list(tqdm(work, total=len(seeds), unit="seed"))
     return json.loads(json.dumps(rows))  # the names of steps are texts, as in a file
+
+
+def seal() -> dict[str, Any]:
+    """The seal of the present code and of the runs that it draws."""
+    runs = json.dumps([asdict(draw(seed)) for seed in SEALED_SEEDS]).encode()
+    return {
+        "runs_sha256": hashlib.sha256(runs).hexdigest(),
+        "files_sha256": {
+            name: hashlib.sha256((ROOT / name).read_bytes()).hexdigest() for name in DECIDING
+        },
+        "aims": AIMS,
+    }
+
+
+# -- outcomes
+
+
+def ending(found: dict[str, Any]) -> str:
+    """``averted``, ``held`` or ``lost``, of the row of a run under rescue."""
+    rescue, good = found["rescue"], above(found) <= ABOVE
+    return ("held" if rescue["held"] else "averted") if good else "lost"
+
+
+def above(found: dict[str, Any]) -> float:
+    """Nats above the twin: at the end, or at the step at which rescue holds; nan counts as inf."""
+    rescue, twin = found["rescue"], found["twin"]
+    at = twin["losses"].get(str(rescue["step"]), twin["loss"])
+    if rescue["held"] and rescue["step"] == 0:
+        return 0.0  # the weights that it began with
+    return _number(rescue["loss"]) - (at if rescue["held"] else twin["loss"])
+
+
+def failed(found: dict[str, Any]) -> bool:
+    """Without rescue the run ends above its twin."""
+    return _number(found["nothing"]["loss"]) - found["twin"]["loss"] > ABOVE
+
+
+def harm(found: dict[str, Any]) -> float:
+    """Nats by which a run that is not held ends above the run without rescue, at least 0.
+
+    A fault that makes a run better than its twin is no measure: the twin counts where it is worse.
+    """
+    if found["rescue"]["held"]:
+        return 0.0
+    allowed = max(_number(found["nothing"]["loss"]), found["twin"]["loss"])
+    return 0.0 if allowed == inf else max(0.0, _number(found["rescue"]["loss"]) - allowed)
+
+
+def untouched(found: dict[str, Any]) -> bool:
+    """An undisturbed run under rescue is its twin, bit for bit."""
+    return bool(found["idle"]["digest"] == found["twin"]["digest"])
+
+
+def _number(loss: float) -> float:
+    return loss if isfinite(loss) else inf
+
+
+# -- tables
+
+WHICH = {"nothing": "Nothing", "before": "Rescue, as it was before", "rescue": "Rescue"}
+
+
+def summary(rows: dict[str, list[dict[str, Any]]]) -> Table:
+    """All runs, by what acted on them."""
+    cells: list[tuple[Cell, ...]] = []
+    for name, of_one in rows.items():
+        failing = [found for found in of_one if failed(found)]
+        ends = Counter(ending(found) for found in failing)
+        if name == "nothing":
+            ends = Counter(lost=len(failing))
+        averted, held, number = ends["averted"], ends["held"], len(failing)
+        harms = [0.0] if name == "nothing" else [harm(found) for found in of_one]
+        idle = sum(not untouched(found) for found in of_one) if name != "nothing" else 0
+        others = [f for f in of_one if not failed(f)] if name != "nothing" else []
+        cells.append(
+            (
+                WHICH[name], number, averted, held, ends["lost"],
+                wilson(averted, number), wilson(averted + held, number),
+                max(harms), sum(one > COSTS for one in harms),
+                sum(found["rescue"]["held"] for found in others), idle,
+            )
+        )  # fmt: skip
+    return Table(
+        name="fine_tuning",
+        number=16,
+        title=f"Rescue on {len(rows['rescue'])} sealed fine-tunings of 60 to 200 steps",
+        columns=(
+            Column(label="Policy"),
+            *(Column(label=label) for label in ("Failing runs", "Averted", "Held", "Lost")),
+            Column(label="Averted, share"),
+            Column(label="Averted or held, share"),
+            Column(label="Worse than nothing, most (nat)", digits=3),
+            Column(label="Worse by more than 0.02"),
+            Column(label="Held, of the runs that do not fail"),
+            Column(label="Undisturbed runs changed"),
+        ),
+        rows=cells,
+        notes=[
+            "Failing: without rescue the held-out loss ends more than 0.05 nat above the twin's. "
+            "Averted: the whole schedule, at most 0.05 nat above it. Held: stopped, at most 0.05 "
+            "nat above the twin's then. Shares with 95 % intervals (Wilson).",
+            "Worse than nothing: runs that are not held; where a fault makes a run better than "
+            "its twin, against the twin.",
+            f"As it was before: commit 7c18e9b2 on the same runs. Aims, set before: {AIMS}.",
+        ],
+    )
+
+
+def by_fault(rows: dict[str, list[dict[str, Any]]]) -> Table:
+    """The failing runs of each fault under rescue."""
+    cells: list[tuple[Cell, ...]] = []
+    for fault in sorted({found["run"]["fault"] for found in rows["rescue"]}):
+        for for_good in (False, True):
+            chosen = {
+                name: [
+                    found for found in of_one
+                    if found["run"]["fault"] == fault and failed(found)
+                    if (found["run"]["duration"] == 0) == for_good
+                ]
+                for name, of_one in rows.items() if name != "nothing"
+            }  # fmt: skip
+            if not chosen["rescue"]:
+                continue
+            ends = [Counter(map(ending, found)) for found in chosen.values()]
+            counts = (end[kind] for end in ends for kind in ("averted", "held", "lost"))
+            lasts = "for good" if for_good else "passes"
+            cells.append((fault.replace("_", " "), lasts, len(chosen["rescue"]), *counts))
+    when = ("before", "now") if "before" in rows else ("now",)
+    kinds = [f"{kind}, {one}" for one in when for kind in ("averted", "held", "lost")]
+    return Table(
+        name="fine_tuning_by_fault",
+        number=17,
+        title="The failing fine-tunings, by fault",
+        columns=(
+            Column(label="Fault"), Column(label="It"), Column(label="Failing runs"),
+            *(Column(label=kind.capitalize()) for kind in kinds),
+        ),
+        rows=cells,
+        notes=["The faults are those of `fine_tuning_run.Disturbed`."],
+        grouped=True,
+    )  # fmt: skip
+
+
+def report(results: Path = RESULTS, page: Path = PAGE) -> int:
+    """Write the tables and fill the page."""
+    sealed = unpack(results / f"{SEALED}.jsonl.xz")
+    before = results / f"{BEFORE}.jsonl.xz"
+    rows = {"nothing": sealed, **({"before": unpack(before)} if before.exists() else {})}
+    tables = [summary(rows | {"rescue": sealed}), by_fault(rows | {"rescue": sealed})]
+    write_tables(tables, results)
+    by_name = {f"table {table.name}": table for table in tables}
+    fill(page, lambda name: to_markdown(by_name[name]) if name in by_name else None, by_name)
+    print(f"{len(tables)} tables: {results}")
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m studies.fault_lab.rescue.fine_tuning",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--seeds", type=whole(1), metavar="N", help="run the first N open seeds")
+    what.add_argument("--seal", action="store_true", help="write the seal and end")
+    what.add_argument("--sealed", action="store_true", help="run the 100 sealed seeds")
+    what.add_argument("--report", action="store_true", help="write the tables and end")
+    parser.add_argument(
+        "--out", type=Path, default=Path("rescue_runs"), metavar="DIR",
+        help="folder of the rows (default: rescue_runs)",
+    )  # fmt: skip
+    add_jobs(parser)
+    options = parser.parse_args(argv)
+    if options.report:
+        return report()
+    if options.seal:
+        if SEAL.exists():
+            parser.error(f"{SEAL} exists: the seeds are sealed already")
+        write_atomically(SEAL, [json.dumps({"commit": commit(), **seal()}, indent=1).encode()])
+        return 0
+    if options.sealed and SEAL.exists():
+        then = json.loads(SEAL.read_bytes())
+        if different := [name for name, value in seal().items() if then[name] != value]:
+            print(f"not as sealed: {', '.join(different)}", file=sys.stderr)
+    seeds = SEALED_SEEDS if options.sealed else range(options.seeds)
+    rows = run_seeds(seeds, options.jobs)
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / f"{SEALED if options.sealed else 'fine_tuning_open'}.jsonl.xz"
+    pack(rows, path)
+    ends = Counter(ending(found) for found in rows if failed(found))
+    print(f"{len(rows)} runs: {path}; of the failing ones: {dict(ends)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
