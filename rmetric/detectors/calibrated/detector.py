@@ -230,6 +230,11 @@ class CalibratedDetector:
         return self._loss.before
 
     @property
+    def early_rise(self) -> float:
+        """Share by which the last three losses are above all before; 0 once there is a baseline."""
+        return self._loss.early_rise
+
+    @property
     def since(self) -> int | None:
         """First step of the evidence for the alarm; None without one."""
         if not self.alarm:

@@ -59,6 +59,9 @@ class TrainingLoss(EvidenceSource):
     A usual step is the noise that the median step tells of, at least 2 % of the loss. A spread
     is at least 1 % of the usual loss. Both are at least the resolution of the log. All three are
     free of scale: c times the losses, c > 0, gives the same.
+
+    Attributes:
+        early_rise: before there is a baseline, m / h - 1 as above; 0 afterwards.
     """
 
     NAMES = ("loss_jump", "loss_drift", "loss_climb")
@@ -76,6 +79,7 @@ class TrainingLoss(EvidenceSource):
         self._spreads: deque[float] = deque(maxlen=_EVERY_STEP)
         self._judged = _EVERY_STEP
         self._first: list[float] = []
+        self.early_rise = 0.0
         self._smoothed_spreads = self._smoothed_rise = 0.0
         self._drift_limit = ExcursionLimit(_DRIFT)
         self._steps = LaggedPast(window=40, lag=0, least=8)
@@ -110,6 +114,7 @@ class TrainingLoss(EvidenceSource):
             self._judge_start(loss)
             return
         self._first.clear()
+        self.early_rise = 0.0
         scale = abs(deviation.usual)
         least = LEAST_RISE * scale
         jump = bounded(min(z, _SPREADS_PER_RISE * rise / least) if least > 0 else z)
@@ -131,8 +136,8 @@ class TrainingLoss(EvidenceSource):
         first.append(loss)
         before, last = first[:-_EVERY_STEP], first[-_EVERY_STEP:]
         if len(before) >= _KNOWN and max(before) > 0:
-            highest = max(before)
-            jump = _SPREADS_PER_RISE * (min(last) / highest - 1) / (_TREBLE - 1)
+            self.early_rise = min(last) / max(before) - 1
+            jump = _SPREADS_PER_RISE * self.early_rise / (_TREBLE - 1)
             self.statistics["loss_jump"] = bounded(max(jump, 0.0))
             self.begun["loss_jump"] = self._steps_of[0]
 
