@@ -354,3 +354,14 @@ def test_a_training_set_back_by_hand_starts_anew():
     assert rescue.policy.state.snapshots == [0]
     assert rescue.problem == ""
     monitor.close()
+
+
+def test_the_distance_of_snapshots_is_found_by_their_cost_and_told_in_one_line(caplog):
+    caplog.set_level("INFO", logger="rmetric")
+    rescue = Rescue()
+    assert train(rescue, steps=60)["problem"] == ""
+    [line] = [r.message for r in caplog.records if " % of the time is allowed" in r.message]
+    every = rescue.policy.every
+    assert f"a snapshot every {every} steps: a snapshot takes " in line
+    assert every % 10 == 0
+    assert rescue.policy.probation >= max(20, every)

@@ -194,3 +194,11 @@ def test_an_idle_rescue_changes_no_bit(trainer, tmp_path):
     rescued = trained(trainer, tmp_path, rescued=True)
     assert rescued[1] == trained(trainer, tmp_path)[1]
     assert rescued[2].decisions == []
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_there_is_a_snapshot_before_the_first_step(trainer, tmp_path):
+    found = trained(trainer, tmp_path, "not_finite", 2, rescued=True, duration=4)
+    decisions = [(entry["action"], entry["to"]) for entry in found[2].decisions]
+    assert decisions == [("leave_out", None)] * 3 + [("go_back", 0)]
+    assert found[1] == trained(trainer, tmp_path / "twin")[1]
