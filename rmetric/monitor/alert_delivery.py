@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rmetric._util.strict_json import encode_line
-from rmetric.monitor.actions.action import Action, as_action
+from rmetric.monitor.actions.action import Action, as_actions
 from rmetric.monitor.alerts import Alert
 from rmetric.monitor.episodes import Episodes, needs_call
 from rmetric.monitor.log_file import MonitorLog
@@ -48,11 +47,11 @@ class AlertDelivery:
         actions: Iterable[Action | Callable[[Alert], None]],
         log: MonitorLog,
     ) -> None:
-        self.alerts: deque[Alert] = deque(maxlen=ALERTS_KEPT)
+        self.alerts: list[Alert] = []
         self.rank_sync: RankSync | None = None
         self.whole_norm: WholeNorm | None = None
         self.non_finite_step = 0
-        self.actions = [as_action(action) for action in actions]
+        self.actions = as_actions(actions)
         self._episodes = Episodes()
         # Of the actions that all ranks run together: by what is equal on all of them.
         self._joint_episodes = Episodes()
@@ -109,6 +108,7 @@ class AlertDelivery:
             joins: it adds a source or a rank to an episode that was reported before.
         """
         self.alerts.append(alert)
+        del self.alerts[:-ALERTS_KEPT]
         rank_0_reports = (
             self._monitor.rank > 0 and self.rank_sync is not None and self.rank_sync.alive
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields
 from math import inf
 from pathlib import Path
@@ -87,6 +88,9 @@ class MonitorConfig:
     patience: float = 0.5
 
     def __post_init__(self) -> None:
+        for name, value in (("detectors", self.detectors), ("alert_on", self.alert_on)):
+            if isinstance(value, str) or not isinstance(value, Collection):
+                raise TypeError(f"{name} is {value!r}: a tuple of names is accepted")
         # A peer's state is its own and does not travel in a checkpoint.
         online = [n for n, e in DETECTORS.items() if not e.sees_future and e.kind != "peer"]
         for name in self.detectors:

@@ -54,6 +54,16 @@ class RMetricCallback(MonitorCallback, TrainerCallback):
 
     # -- what the Trainer calls
 
+    def setup(self, *_: Any, **__: Any) -> None:
+        """Refuse to run in Lightning, which calls this."""
+        raise TypeError(
+            "this RMetricCallback is of the Hugging Face Trainer: in Lightning pass that of "
+            "rmetric.monitor.lightning"
+        )
+
+    #: Lightning asks for these beside it, and shows what the last one raises.
+    state_key, on_exception = "RMetricCallback", setup
+
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
@@ -95,7 +105,7 @@ class RMetricCallback(MonitorCallback, TrainerCallback):
             self.monitor.paused()  # the workers of a data loader begin
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-        self._check()  # clipped by other means than the accelerator's
+        self._take(self._check, None)  # clipped by other means than the accelerator's
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any

@@ -60,6 +60,17 @@ class RMetricCallback(MonitorCallback, Callback):
 
     # -- what Lightning calls
 
+    def on_init_end(self, *_: Any, **__: Any) -> None:
+        """Refuse to run in the Hugging Face Trainer, which calls this."""
+        raise TypeError(
+            "this RMetricCallback is of Lightning: in the Hugging Face Trainer pass that of "
+            "rmetric.monitor.hugging_face"
+        )
+
+    def setup(self, *_: Any, **__: Any) -> None:
+        if not isinstance(self, RMetricCallback):  # Lightning calls what it is given, also a class
+            raise TypeError("RMetricCallback is a class: pass callbacks=[RMetricCallback()]")
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._losses, self._norm = [], None
         steps = {"total_training_steps": trainer.max_steps} if trainer.max_steps > 0 else {}
@@ -132,9 +143,13 @@ class RMetricCallback(MonitorCallback, Callback):
         self._pass_validation_loss(trainer.callback_metrics)  # no monitor in the sanity check
 
     def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        exception: BaseException | None = None,
     ) -> None:
-        self._end(exception)
+        if isinstance(self, RMetricCallback):  # see `setup`
+            self._end(exception)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._end()

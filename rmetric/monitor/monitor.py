@@ -38,6 +38,7 @@ from rmetric.monitor.judges import DetectorJudge, RuleJudge, UpdateJudge
 from rmetric.monitor.log_file import MonitorLog, path_of_rank
 from rmetric.monitor.optimizer_steps import OptimizerSteps, is_scaling, scaler_of
 from rmetric.monitor.pending import Pending, to_host
+from rmetric.monitor.protocol import ArgumentError, Protocol, check_arguments, checked_config
 from rmetric.monitor.rank_sync import (
     CLOSED,
     DISABLED,
@@ -58,12 +59,14 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 _OPEN: weakref.WeakSet[Monitor] = weakref.WeakSet()
 CLOSE_SECONDS = 5.0
+#: Calls of a loop that record something, and nothing once the monitor is closed.
+_OF_A_LOOP = frozenset({"check_before_step", "micro_batch", "evaluated"})
 
 
 def fail_safe(otherwise: Any = None) -> Callable[[Method], Method]:
     """Disable the monitor at the first exception in the method, and report it once.
 
-    A monitoring error must never stop training.
+    A monitoring error must never stop training. An `ArgumentError` is the caller's.
 
     Args:
         otherwise: returned (called first, if it is callable) in place of a result.
@@ -72,12 +75,16 @@ def fail_safe(otherwise: Any = None) -> Callable[[Method], Method]:
     def wrap(method: Method) -> Method:
         @wraps(method)
         def guarded(self: Monitor, *args: Any, **kwargs: Any) -> Any:
-            if self._closed or not self.usable:
+            if not self.is_open:
+                if self.usable and method.__name__ in _OF_A_LOOP:
+                    self.protocol.tell("closed", call=method.__name__)
                 return otherwise() if callable(otherwise) else otherwise
             began = time.perf_counter()
             self._depth += 1
             try:
                 return method(self, *args, **kwargs)
+            except ArgumentError:
+                raise
             except Exception as error:
                 self.disable(method.__name__, error)
                 return otherwise() if callable(otherwise) else otherwise
@@ -133,6 +140,10 @@ class Monitor:
             it must go to the bare model (``model.module``).
         about: further keys for the log's description of the run.
 
+    Raises:
+        TypeError: an argument is not of that kind. So does a call of a loop with a number that is
+            none, until a step has been checked; later one warning reports that.
+
     Attributes:
         step: steps checked so far.
         weights_step: steps that the weights have taken (or left out): `step`, but
@@ -146,6 +157,7 @@ class Monitor:
         usable, problem: False and why, once an internal error has disabled the monitor.
         seconds: time spent in here.
         model, optimizer, scaler, background: for actions.
+        protocol: slips of the loop that were told.
         schedulers: of the learning rate, as far as a trainer's callback or an action knows them.
         updates: judge of learning rates and of steps that change nothing; for actions.
     """
@@ -164,10 +176,11 @@ class Monitor:
         probe: Callable[[], Tensor] | None = None,
         about: Mapping[str, Any] | None = None,
     ) -> None:
+        check_arguments(model, optimizer, scaler=scaler, hardware=hardware)
         self.model, self.optimizer = model, unwrapped(optimizer)
         self.scaler = scaler = scaler or scaler_of(optimizer)
         self.schedulers: list[Any] = []
-        self.config = config = config or MonitorConfig()
+        self.config = config = checked_config(config)
         self.step, self.weights_step, self.seconds = 0, 0, 0.0
         self.last: Record | None = None
         self.should_stop, self.usable = False, True
@@ -187,6 +200,9 @@ class Monitor:
         self.alerts, self.metric = self._delivery.alerts, self._detector_judge.metric
         self.parameters = self._recorder.parameters
         self._steps = OptimizerSteps(model, self.optimizer, scaler)
+        self.protocol = Protocol(
+            model, self.optimizer, self._steps, quiet=self.rank > 0 and config.exchange
+        )
         self._clipped_norm = ClippedNorm()
         self._leave_next_out = self._unknown_norm_reported = False
         self._timer = StepTimer(model, several_ranks=is_distributed())
@@ -202,8 +218,9 @@ class Monitor:
     def _prepare(self) -> None:
         self._recorder.install(self._after_optimizer)
         self._steps.sharded = self._recorder.sharded
-        if self._delivery.actions:  # each of them may leave a step out
-            self._recorder.removers += self._steps.install()
+        # Each action may leave a step out.
+        may_leave_out = bool(self._delivery.actions)
+        self._recorder.removers += self._steps.install(find_scaler=may_leave_out)
         if is_distributed() and self.config.exchange:
             # Of actions that run on one rank alone the others need not know.
             waits_for_norm = self._recorder.sharded and any(
@@ -231,6 +248,8 @@ class Monitor:
             self._timer.install()
             self._recorder.removers.append(self._timer.remove)
         self._arm_next_step()
+        others = [one.protocol for one in _OPEN if one is not self and one.is_open]
+        self.protocol.begins(self.log_path, self._delivery.actions, others)
         self._delivery.start()
 
     # -- what a training loop calls
@@ -250,12 +269,16 @@ class Monitor:
             True where the step may be taken. Nothing waits for the device until
             it is asked.
         """
+        loss = self.protocol.number("loss", loss)
+        gradient_norm = self.protocol.number("gradient_norm", gradient_norm)
         times = self._timer.check_begins()
         self.weights_step = self.step  # a scaler does not report that it left the step out
         self._steps.next()
         if self.scaler is None and self._steps.scaler is not None:
             self._use_scaler(self._steps.scaler)
+        before = self._pending
         self._complete_pending(times=times)
+        self.protocol.check_begins(before)
         self._delivery.run_joint_actions(self.step + 1)
         self.step += 1
         pending = self._recorder.measure(self.step, loss, gradient_norm)
@@ -283,6 +306,7 @@ class Monitor:
         The micro-batches of a step are taken for workers. `loss` is the
         micro-batch's own, not divided by their number; the step's is the mean.
         """
+        loss = self.protocol.number("loss", loss)
         self._timer.micro_batch()
         self._recorder.add_micro_batch(loss)
 
@@ -316,8 +340,9 @@ class Monitor:
     def evaluated(self, validation_loss: Tensor | float) -> None:
         """Record an evaluation after the step just made; nats per token."""
         self._timer.pause()
-        if self._pending is not None:
-            [loss] = to_host({"loss": validation_loss})["loss"]
+        number = self.protocol.number("validation_loss", validation_loss)
+        if self._pending is not None and number is not None:
+            [loss] = to_host({"loss": number})["loss"]
             self._pending.record.validation_loss = loss
 
     @fail_safe()
@@ -492,6 +517,11 @@ class Monitor:
 
     # -- the course of a step
 
+    @property
+    def is_open(self) -> bool:
+        """True until it is closed or an internal error disables it."""
+        return self.usable and not self._closed
+
     def _arm_next_step(self) -> None:
         connected = self._rank_sync is not None and self._rank_sync.alive
         self._recorder.arm(self.step + 1, ranks_connected=connected)
@@ -595,6 +625,7 @@ class Monitor:
         """Pass a complete record to the detectors, the metric, the log and the actions."""
         alarms = self._detector_judge.update(record)
         self.updates.update(record)
+        self.protocol.finished(record, sharded=self._recorder.sharded)
         if self.rank == 0 and not self._recorder.norm_handed_over:
             self._clipped_norm.update(record.gradient_norm)
         self.last = record

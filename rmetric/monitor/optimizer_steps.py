@@ -1,4 +1,4 @@
-"""Calls of the optimiser's step: leave one out safely, and find the GradScaler that makes them."""
+"""Calls of the optimiser's step: leave one out safely, find the GradScaler that makes them."""
 
 from __future__ import annotations
 
@@ -31,19 +31,22 @@ class OptimizerSteps:
     Attributes:
         scaler: the one passed in, or the one that was found to call the optimiser's step.
         sharded: each of several ranks holds a part of the model.
+        hooked: the steps are followed; `made` counts them, and `inside` is true within one.
     """
 
     def __init__(self, model: nn.Module, optimizer: Any, scaler: Any = None) -> None:
         self.scaler, self.sharded = scaler, False
         self._model, self._optimizer = model, optimizer
-        self._hooked = self._seen = self._inside = self._leave_out = False
+        self.hooked = self.inside = self._seen = self._leave_out = False
+        self.made = 0
 
-    def install(self) -> Iterator[Callable[[], Any]]:
+    def install(self, *, find_scaler: bool = True) -> Iterator[Callable[[], Any]]:
         """Follow the optimiser's step; yield the functions that remove the hooks."""
+        self._seen = not find_scaler
         if hasattr(self._optimizer, "register_step_pre_hook"):
             yield self._optimizer.register_step_pre_hook(self._before).remove
             yield self._optimizer.register_step_post_hook(self._after).remove
-            self._hooked = True
+            self.hooked = True
 
     def next(self) -> None:
         """A new step begins: nothing of the one before is left out any more."""
@@ -52,13 +55,13 @@ class OptimizerSteps:
     def leave_out(self) -> None:
         """Leave the step at hand out: the optimiser changes neither weights nor its state."""
         keep = self.sharded or is_scaling(self.scaler) or not self._seen
-        if self._hooked and not self._inside and keep:
+        if self.hooked and not self.inside and keep:
             self._leave_out = True
         else:
             self._drop_gradients()
 
     def _before(self, *_: Any) -> None:
-        self._inside = True
+        self.inside = True
         if not self._seen:
             self._seen = True
             self.scaler = self.scaler or calling_scaler()
@@ -67,7 +70,8 @@ class OptimizerSteps:
             self._drop_gradients()
 
     def _after(self, *_: Any) -> None:
-        self._inside = False
+        self.inside = False
+        self.made += 1
 
     def _drop_gradients(self) -> None:
         self._model.zero_grad(set_to_none=True)

@@ -10,13 +10,16 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from rmetric.monitor.actions.action import Action, as_action
+from rmetric.monitor.actions.action import Action, as_actions
 from rmetric.monitor.alerts import Alert
 from rmetric.monitor.config import MonitorConfig
 from rmetric.monitor.monitor import Monitor
+from rmetric.monitor.protocol import checked_config
 from rmetric.monitor.step_recorder import Hardware
 
 logger = logging.getLogger("rmetric")
+
+_NAMED = 12  # metrics, in a message
 
 
 class MonitorCallback:
@@ -56,14 +59,17 @@ class MonitorCallback:
         self.monitor: Monitor | None = None
         self._settings: dict[str, Any] = dict(
             log=log,
-            config=config,
-            actions=[as_action(action) for action in actions],
+            config=checked_config(config),
+            actions=as_actions(actions),
             probe=probe,
             run_id=run_id or (Path(log).stem if log else "run"),
         )
         self._hardware, self._about = hardware, dict(about or {})
         self._validation_loss = validation_loss or self._usual_validation_loss
         self._training = ExitStack()  # contexts that end with the training
+        # Metrics of the evaluations that had no validation loss; None once one has had it.
+        self._others: set[str] | None = set()
+        self._evaluated = 0  # step of the last of them
 
     def _start_monitor(
         self,
@@ -86,6 +92,7 @@ class MonitorCallback:
             about={**about, **self._about},
             **self._settings,
         )
+        self._others = set()
         monitor.schedulers = [one for one in schedulers if one is not None]
         if state:
             monitor.load_state_dict(state)
@@ -104,6 +111,7 @@ class MonitorCallback:
 
     def _end(self, error: BaseException | None = None) -> None:
         """End the training's contexts, if they have not ended yet; `error` has broken it off."""
+        self._tell_others()
         if error is None:
             self._training.close()
         else:
@@ -111,9 +119,23 @@ class MonitorCallback:
 
     def _pass_validation_loss(self, metrics: Mapping[str, Any]) -> None:
         """Record the validation loss of an evaluation, if it is among the metrics."""
-        value = metrics.get(self._validation_loss)
-        if self.monitor is not None and value is not None:
-            self.monitor.evaluated(value)
+        monitor, value = self.monitor, metrics.get(self._validation_loss)
+        if monitor is None or not monitor.is_open:  # an evaluation outside of a training
+            return
+        if value is not None:
+            self._others = None
+            monitor.evaluated(value)
+        elif self._others is not None:
+            if monitor.step > self._evaluated:  # the other data sets of that one have come
+                self._tell_others()
+            self._others |= set(metrics)
+            self._evaluated = monitor.step
+
+    def _tell_others(self) -> None:
+        if self._others and self.monitor is not None:
+            metrics = ", ".join(sorted(self._others)[:_NAMED])
+            name = self._validation_loss
+            self.monitor.protocol.tell("validation_loss", name=name, found=metrics)
 
     @property
     def _should_stop(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -148,8 +148,18 @@ class Callback(Action):
             self._decided(entry)
 
 
+def as_actions(actions: Iterable[Action | Callable[[Alert], None]]) -> list[Action]:
+    """A list of actions; a plain function becomes a Callback. Raises TypeError for all else."""
+    if isinstance(actions, (Action, str)) or not isinstance(actions, Iterable):
+        raise TypeError(f"actions is {actions!r}: a list is accepted, as in actions=[SkipStep()]")
+    return [as_action(action) for action in actions]
+
+
 def as_action(action: Action | Callable[[Alert], None]) -> Action:
     """A plain function becomes a Callback. Raises TypeError for what is neither."""
+    if isinstance(action, type):
+        name = action.__name__
+        raise TypeError(f"{name} is a class and no action: an object is needed, {name}()")
     if isinstance(action, Action):
         return action
     if callable(action):

@@ -1,0 +1,197 @@
+"""How the monitor is called: arguments that can never be right, and slips of the loop around it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from rmetric.monitor.actions.action import Action
+from rmetric.monitor.config import MonitorConfig
+from rmetric.monitor.optimizer_steps import OptimizerSteps
+from rmetric.monitor.pending import Pending
+from rmetric.records import Record
+
+logger = logging.getLogger("rmetric")
+
+#: Checks of a process that show how its loop is written; a later exception may be on purpose.
+_FIRST = 8
+#: Later checks in a row without a step of the optimiser, until that is no exception.
+_IN_A_ROW = 3
+
+#: Each is one warning, at its first time: what was found, and what to do.
+SLIPS = {
+    "argument": "{error}; it counts as missing",
+    "no_loss": "step {step} was checked without a loss: in a loop of your own call "
+    "check_before_step(loss), or micro_batch(loss) after each backward",
+    "no_gradients": "step {step} was checked and no parameter had a gradient other than 0: in a "
+    "loop of your own call check_before_step after backward and before zero_grad",
+    "twice": "steps {first} and {second} were checked and the monitor's optimizer made no step in "
+    "between: check once a step, after the last micro-batch; a loop that steps another optimizer "
+    "needs a monitor of that one",
+    "other_model": "none of the optimizer's parameters is one of the model's: call "
+    "Monitor(model, optimizer) with the model as it is trained and its own optimizer",
+    "closed": "{call} was called after close and records nothing: make a new Monitor",
+    "same_log": "{path} is the log of another monitor, which is open: close that one first, or "
+    "give each a log of its own",
+    "shared_action": "this {action} is an action of another monitor too, which is open: make one "
+    "for each monitor",
+    "validation_loss": "no evaluation so far had the metric {name!r}, so no validation loss is "
+    "recorded; it had {found}: name yours as RMetricCallback(validation_loss=...)",
+}
+
+
+class ArgumentError(TypeError):
+    """An argument that can never be right: raised at the call, also by what never raises else."""
+
+
+class Protocol:
+    """The order in which a loop calls its monitor. Each slip is told once, by one warning.
+
+    Everything is found on the host, in what the monitor has read anyway.
+
+    Its weakness: a loop is known by its first checks. Of what begins later, only an optimiser that
+    makes no step any more is told.
+
+    Args:
+        model: as trained.
+        optimizer: the optimiser itself, without wrappers; None for none.
+        steps: calls of its step.
+        quiet: another rank tells it.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: Any, steps: OptimizerSteps, *, quiet: bool = False
+    ) -> None:
+        self._steps, self._quiet = steps, quiet
+        self.told: set[str] = set()
+        self._checks = self._made = self._alone = 0
+        self._log: Path | None = None
+        self._actions: Sequence[Action] = ()
+        groups = getattr(optimizer, "param_groups", ())
+        moved = {id(p) for group in groups for p in group.get("params", ())}
+        self._foreign = bool(moved) and moved.isdisjoint(map(id, model.parameters()))
+
+    def begins(
+        self, log: Path | None, actions: Sequence[Action], others: Iterable[Protocol]
+    ) -> None:
+        """Look for a log or an action that another open monitor of this process has."""
+        self._log, self._actions = log and log.resolve(), actions
+        for other in others:
+            if self._log is not None and self._log == other._log:
+                self.tell("same_log", path=log)
+            for action in actions:
+                if any(action is one for one in other._actions):
+                    self.tell("shared_action", action=type(action).__name__)
+
+    def tell(self, slip: str, **found: Any) -> None:
+        """Warn of one of `SLIPS`, once."""
+        if slip not in self.told:
+            self.told.add(slip)
+            if not self._quiet:
+                logger.warning("rmetric: %s", SLIPS[slip].format(**found))
+
+    def number(self, name: str, value: Any) -> Tensor | float | None:
+        """An argument that must be a number. A wrong one raises until a step has been checked.
+
+        Later the training is under way, which is not ended: the slip is told, and it is None.
+        """
+        try:
+            return number(name, value)
+        except ArgumentError as error:
+            if not self._checks:
+                raise
+            self.tell("argument", error=error)
+            return None
+
+    def check_begins(self, before: Pending | None) -> None:
+        """Look for a step of the optimiser between two checks.
+
+        Args:
+            before: the check before, read; None for the first one, or after a return.
+        """
+        made, self._made = self._made, self._steps.made
+        self._checks += 1
+        left_out = (
+            before is None
+            or before.sent is None  # restored: of another process, or of before a return
+            or before.record.skipped
+            or bool(before.broken_rules)
+            or not isinstance(before.norm, float)  # not known, and so not whether it was taken
+            or not isfinite(before.norm)
+        )
+        unseen = self._steps.inside or not self._steps.hooked or made < self._made
+        self._alone = 0 if left_out or unseen else self._alone + 1
+        if self._alone >= (1 if self._checks <= _FIRST else _IN_A_ROW):
+            assert before is not None
+            step = before.record.step
+            self.tell("twice", first=step, second=step + 1)
+
+    def finished(self, record: Record, *, sharded: bool) -> None:
+        """Look at a complete record; of a sharded model its norm may not be known."""
+        if self._checks > _FIRST:
+            return
+        norm = record.gradient_norm
+        if record.training_loss is None:
+            self.tell("no_loss", step=record.step)
+        if norm == 0.0 or (norm is None and not sharded):
+            self.tell("no_gradients", step=record.step)
+        elif norm and self._foreign:
+            self.tell("other_model")
+
+
+def number(name: str, value: Any) -> Tensor | float | None:
+    """A number, a tensor with one element, or None, as it is. Raises ArgumentError for all else."""
+    accepted = "a number or a tensor with one element is accepted"
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ArgumentError(f"{name} is {found(value)}: {accepted}, such as its mean")
+        return value
+    try:
+        if not isinstance(value, str):
+            return None if value is None else float(value)
+    except (TypeError, ValueError):
+        pass
+    raise ArgumentError(f"{name} is {found(value)}: {accepted}")
+
+
+def check_arguments(model: object, optimizer: object, **others: object) -> None:
+    """Raise ArgumentError unless a training can be made of them; `others` are objects or None."""
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(
+            f"model is {found(model)}: a torch module is accepted, as in Monitor(model, optimizer)"
+        )
+    parts = ("param_groups", "step", "optimizer")  # of an optimiser, or of a wrapper around one
+    known = optimizer is None or any(hasattr(optimizer, part) for part in parts)
+    if isinstance(optimizer, nn.Module) or not known:
+        raise ArgumentError(f"optimizer is {found(optimizer)}: an optimizer or None is accepted")
+    for name, value in {"optimizer": optimizer, **others}.items():
+        if isinstance(value, type):
+            raise ArgumentError(f"{name} is {found(value)}: an object of it is accepted")
+
+
+def checked_config(config: MonitorConfig | None) -> MonitorConfig:
+    """The settings, by default those of `MonitorConfig`. Raises ArgumentError for all else."""
+    if config is None:
+        return MonitorConfig()
+    if not isinstance(config, MonitorConfig):
+        raise ArgumentError(f"config is {found(config)}: a MonitorConfig is accepted")
+    return config
+
+
+def found(value: object) -> str:
+    """What was passed in, in a few words.
+
+    >>> found(dict), found({})
+    ('the class dict', '{}')
+    """
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    text = repr(value)
+    return text if len(text) <= 60 else f"of {type(value).__name__}"
