@@ -76,7 +76,7 @@ class Outcome:
         weights: all of them, at the end.
         steps: that were taken or left out.
         records, alarms: from the log; alarms of the calibrated detector by step.
-        warnings: what `logging` was given.
+        slips: of the loop, as the monitor told them.
     """
 
     weights: list
@@ -85,6 +85,7 @@ class Outcome:
     records: list = dataclasses.field(default_factory=list)
     alarms: dict = dataclasses.field(default_factory=dict)
     alerts: list = dataclasses.field(default_factory=list)
+    slips: list = dataclasses.field(default_factory=list)
 
     @property
     def finite(self):
@@ -95,6 +96,7 @@ def outcome(weights, steps, monitor, log):
     made = Outcome(weights.tolist(), steps)
     if monitor is not None:
         made.usable, made.alerts = monitor.usable, list(monitor.alerts)
+        made.slips = sorted(monitor.protocol.told)
         if log.exists():
             read = read_log(log)
             made.records = read.records

@@ -99,6 +99,7 @@ def test_exactly_the_bad_steps_stay_out_of_the_weights(trained, trainer):
     _, skipped = trained(trainer, "skip")
     for expected, found in zip(by_hand, skipped, strict=True):
         assert found.usable
+        assert found.slips == []
         assert found.steps == expected.steps == STEPS
         assert found.weights == expected.weights
         assert found.finite

@@ -175,6 +175,62 @@ def test_gradient_checkpointing_is_left_alone(tmp_path):
     assert records_of(tmp_path)[-1].attention_logit_max is not None
 
 
+# -- what can never be right, and a slip
+
+
+@pytest.mark.parametrize("make", [lambda kind: kind, lambda kind: kind()], ids=["class", "object"])
+def test_the_callback_of_lightning_is_refused(tmp_path, make):
+    pytest.importorskip("lightning")
+    from rmetric.monitor.lightning import RMetricCallback as OfLightning
+
+    with pytest.raises(TypeError, match=r"pass that of rmetric\.monitor\.hugging_face"):
+        make_trainer(tmp_path, [make(OfLightning)])
+
+
+def test_the_class_itself_is_one_without_a_log_or_actions(tmp_path):
+    trainer = train(tmp_path, [RMetricCallback, NanAt(4)])
+    [callback] = [
+        one for one in trainer.callback_handler.callbacks if isinstance(one, RMetricCallback)
+    ]
+    assert callback.monitor.last.step == 6
+    assert [(alert.step, alert.source) for alert in callback.monitor.alerts] == [(4, "non_finite")]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"actions": [SkipStep]}, {"actions": SkipStep()}, {"config": {}}], ids=str
+)
+def test_wrong_settings_are_refused_when_it_is_made(settings):
+    with pytest.raises(TypeError, match="SkipStep|config is {}"):
+        RMetricCallback(**settings)
+
+
+def slips(caplog):
+    """Warnings about validation losses that never came."""
+    return [m for m in caplog.messages if "had the metric" in m]
+
+
+@pytest.mark.parametrize("steps", [2, 6], ids=["evaluated three times", "evaluated once"])
+def test_a_validation_loss_that_never_comes_is_told_once(tmp_path, steps, caplog):
+    callback = watch(tmp_path, validation_loss="eval_los")
+    trainer = train(tmp_path, [callback], eval_strategy="steps", eval_steps=steps)
+    trainer.evaluate()  # after the training
+    [message] = slips(caplog)
+    assert "'eval_los'" in message
+    assert "eval_loss" in message
+    assert callback.monitor.protocol.told == {"validation_loss"}
+
+
+def test_the_losses_of_other_data_sets_may_come_before(tmp_path, caplog):
+    callback = watch(tmp_path, validation_loss="eval_second_loss")
+    trainer = make_trainer(tmp_path, [callback], eval_strategy="steps", eval_steps=2)
+    trainer.eval_dataset = {"first": examples(4, seed=2), "second": examples(4, seed=3)}
+    trainer.train()
+    trainer.evaluate()
+    assert slips(caplog) == []
+    assert callback.monitor.protocol.told == set()
+    assert sum(record.validation_loss is not None for record in records_of(tmp_path)) == 3
+
+
 # -- what is logged is the raw step
 
 

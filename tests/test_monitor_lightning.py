@@ -192,6 +192,33 @@ def test_the_weights_come_out_bit_equal(tmp_path, clip, accumulation, precision)
         assert len(record.worker_gradient_norms or ()) == (4 if accumulation == 4 else 0)
 
 
+# -- what can never be right, and a slip
+
+
+@pytest.mark.parametrize("make", [lambda kind: kind, lambda kind: kind()], ids=["class", "object"])
+def test_the_callback_of_the_other_trainer_is_refused(make):
+    pytest.importorskip("transformers")
+    from rmetric.monitor.hugging_face import RMetricCallback as OfTheTrainer
+
+    with pytest.raises(TypeError, match=r"pass that of rmetric\.monitor\.lightning"):
+        fit(Module(), [make(OfTheTrainer)])
+
+
+def test_the_class_itself_is_refused():
+    with pytest.raises(TypeError, match=r"is a class: pass callbacks=\[RMetricCallback\(\)\]"):
+        fit(Module(), [RMetricCallback])
+
+
+@pytest.mark.parametrize("every", [1, 3], ids=["evaluated twice", "evaluated once"])
+def test_a_validation_loss_that_never_comes_is_told_once(tmp_path, every, caplog):
+    callback = watch(tmp_path, validation_loss="valid/loss")
+    settings = dict(limit_val_batches=1.0, check_val_every_n_epoch=every, num_sanity_val_steps=2)
+    fit(Module(), [callback], batches=2, **settings)
+    [message] = [m for m in caplog.messages if "had the metric" in m]
+    assert "'valid/loss'" in message
+    assert "val_loss" in message
+
+
 # -- what is logged is the raw step
 
 

@@ -61,6 +61,7 @@ _COLD = 40
 #: Checks without such a step after which a learning rate that is set back is reported again.
 _SET_BACK_AGAIN = 20
 _STEPS_ALONE = 3  # without a boundary, until it is reported
+_UNCHECKED = 100  # batches in a row that a loop may leave out, once it has checked a step
 
 
 class Rescue(Action):
@@ -185,8 +186,9 @@ class Rescue(Action):
         """Hand out the batches of a training, with the number of each step.
 
         Epochs follow each other. After a return the numbers and, if the loader can be rewound,
-        the batches are those after the snapshot. It ends after `total` steps, with the data of a
-        stream, or when `monitor.should_stop` is set.
+        the batches are those after the snapshot. It ends after `total` steps, when
+        `monitor.should_stop` is set, or with the data of an iterator: one warning names the steps
+        that are missing then.
 
         Args:
             loader: of batches: with `state_dict` and `load_state_dict`; or one that can be
@@ -197,7 +199,8 @@ class Rescue(Action):
             per_step: batches of one step; above 1 each step has a list of them.
 
         Returns:
-            An iterator over (step, batch).
+            An iterator over (step, batch). It raises RuntimeError where the monitor, while it is
+            open, checks none of the steps that are handed out: they would have no end.
 
         Raises:
             ValueError: an argument is not of that kind.
@@ -207,39 +210,60 @@ class Rescue(Action):
 
     def _steps(self, position: LoaderPosition, total: int) -> Iterator[tuple[int, Any]]:
         self.data = position
-        step = handed_out = 0
+        step = begun = used = unchecked = 0  # steps' batches, since the first step
         dry = False
         while True:
             self.boundary(last=dry or step >= total)
             monitor = self._monitor_ref() if self._monitor_ref is not None else None
-            if monitor is not None and monitor.usable:
+            if monitor is not None and monitor.is_open:
                 if monitor.should_stop:
                     return
                 step = monitor.weights_step
             if step >= total:
                 return
-            if not handed_out and step and not position.restores_itself:
+            begun = begun if used else step
+            if not used and not dry and step and not position.restores_itself:
                 logger.warning(
                     "rmetric: rescue.steps begins at step %d with the first batch of the loader; "
                     "after a restart the loader must be set to its place before",
                     step + 1,
                 )
-            if handed_out == 1 and monitor is None:
+            if used == 1 and not dry and monitor is None:
                 logger.warning(
                     "rmetric: no monitor has this rescue, so it does nothing: pass it as "
                     "Monitor(..., actions=[rescue])"
                 )
-            handed_out += 1
             try:
                 batches = position.of_step(step + 1)
             except StopIteration:
                 # Of several ranks another one may have data left.
                 if dry or step == 0 or is_distributed():
+                    again = used - (step - begun)
+                    logger.warning(
+                        "rmetric: rescue.steps ends at step %d of %d with the data: %d steps are "
+                        "missing%s",
+                        step,
+                        total,
+                        total - step,
+                        f". The batches of {again} went into steps that were made again: pass a "
+                        "loader that can be iterated again, not an iterator"
+                        if again
+                        else "",
+                    )
                     return
                 dry = True
                 continue
-            step, dry = step + 1, False
+            step, dry, used = step + 1, False, used + 1
+            checked = None if monitor is None else monitor.step
             yield step, batches if position.per_step > 1 else batches[0]
+            idle = monitor is not None and monitor.is_open and monitor.step == checked
+            unchecked = unchecked + 1 if idle else 0
+            if unchecked > (_UNCHECKED if used > 1 else 0):
+                raise RuntimeError(
+                    f"rescue.steps handed out step {step} and the monitor did not check it: call "
+                    "monitor.check_before_step(loss) in each step, after backward and before the "
+                    "optimizer's step"
+                )
 
     @property
     def data(self) -> DataPosition:

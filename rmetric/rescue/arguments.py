@@ -41,13 +41,14 @@ def checked_parts(scheduler: object, extra: object) -> None:
         named |= {f"extra[{name!r}]": one for name, one in extra.items()}
     for name, one in named.items():
         for method in ("state_dict", "load_state_dict"):
-            if not callable(getattr(one, method, None)):
+            if isinstance(one, type) or not callable(getattr(one, method, None)):
                 raise ValueError(f"{name} is {one!r}: it has no {method}")
 
 
 def checked_steps(loader: object, total: Any, per_step: Any) -> None:
     """Raise ValueError unless a training can be made of them."""
-    if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
+    iterable = isinstance(loader, Iterable) or hasattr(loader, "__getitem__")
+    if isinstance(loader, type) or not iterable:
         raise ValueError(f"loader is {loader!r}: it cannot be iterated")
     for name, value, least in (("total", total, 0), ("per_step", per_step, 1)):
         if isinstance(value, bool) or not isinstance(value, Integral) or value < least:

@@ -111,8 +111,9 @@ class LoaderPosition:
     - A loader with `state_dict` and `load_state_dict` restores itself.
     - A loader that can be iterated again is iterated under the random state of the beginning of
       the epoch, and the batches before the position are drawn and discarded. Without worker
-      processes the samples of those batches are not loaded.
-    - An iterator, or a loader of an `IterableDataset`, cannot be rewound.
+      processes the samples of those batches are not loaded, unless they are a stream
+      (`IterableDataset`).
+    - An iterator cannot be rewound.
 
     `set_epoch` of the loader's sampler, or of the loader, is called at the beginning of each
     epoch.
@@ -134,9 +135,7 @@ class LoaderPosition:
     def __init__(self, loader: Any, per_step: int = 1) -> None:
         self.loader, self.per_step = loader, per_step
         self.restores_itself = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
-        stream = isinstance(getattr(loader, "dataset", None), IterableDataset)
-        iterator = isinstance(loader, Iterator)
-        self.rewindable = self.restores_itself or not (stream or iterator)
+        self.rewindable = self.restores_itself or not isinstance(loader, Iterator)
         self._epoch, self._batch = 0, 0
         self._drawn = 0  # batches, over all epochs
         self._ends: dict[int, int] = {}  # step -> batches drawn by its end
@@ -282,6 +281,7 @@ class LoaderPosition:
             type(loader) is DataLoader
             and loader.num_workers == 0
             and loader.batch_sampler is not None
+            and not isinstance(loader.dataset, IterableDataset)  # its sampler knows no samples
         )
         if index_wise:
             loader = copy.copy(loader)
@@ -294,7 +294,7 @@ class LoaderPosition:
             return found
         found = iter(loader)
         for _ in range(batches):
-            next(found)
+            next(found, None)  # a stream that ends before gives other data, and goes on
         return found
 
     def _random(self) -> Any:
