@@ -200,8 +200,16 @@ def test_the_class_itself_is_one_without_a_log_or_actions(tmp_path):
     "settings", [{"actions": [SkipStep]}, {"actions": SkipStep()}, {"config": {}}], ids=str
 )
 def test_wrong_settings_are_refused_when_it_is_made(settings):
-    with pytest.raises(TypeError, match="SkipStep|config is {}"):
+    with pytest.raises(TypeError, match=r"SkipStep|config is {}"):
         RMetricCallback(**settings)
+
+
+def test_an_optimizer_of_another_model_is_told(tmp_path):
+    callback, other = watch(tmp_path), make_model()
+    trainer = make_trainer(tmp_path, [callback])
+    trainer.optimizer = torch.optim.AdamW(other.parameters(), lr=1e-2)
+    trainer.train()
+    assert callback.monitor.protocol.told == {"other_model"}
 
 
 def slips(caplog):

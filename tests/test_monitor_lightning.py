@@ -209,6 +209,16 @@ def test_the_class_itself_is_refused():
         fit(Module(), [RMetricCallback])
 
 
+def test_an_optimizer_of_another_model_is_told(tmp_path):
+    class OfAnother(Module):
+        def configure_optimizers(self):
+            return torch.optim.AdamW(make_model().parameters(), lr=1e-2)
+
+    callback = watch(tmp_path)
+    fit(OfAnother(), [callback])
+    assert callback.monitor.protocol.told == {"other_model"}
+
+
 @pytest.mark.parametrize("every", [1, 3], ids=["evaluated twice", "evaluated once"])
 def test_a_validation_loss_that_never_comes_is_told_once(tmp_path, every, caplog):
     callback = watch(tmp_path, validation_loss="valid/loss")

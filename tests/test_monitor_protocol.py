@@ -1,7 +1,6 @@
 """How the monitor is called: what can never be right is refused, a slip is told once."""
 
 import copy
-import logging
 
 import numpy as np
 import pytest
@@ -341,9 +340,7 @@ def own_rule(loop, number, batch):
 def test_steps_that_a_scaler_leaves_out_are_no_slip(scaler, caplog):
     loop = Loop()
     known = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=3)
-    loop.monitor = Monitor(
-        loop.model, loop.optimizer, scaler=known if scaler == "passed" else None
-    )
+    loop.monitor = Monitor(loop.model, loop.optimizer, scaler=known if scaler == "passed" else None)
     before = weights(loop.model)
     for [batch] in batches(12):
         loop.optimizer.zero_grad()
@@ -417,5 +414,3 @@ def test_alerts_can_be_sliced_and_are_bounded():
     assert [alert.step for alert in monitor.alerts[-2:]] == [298, 299]
     assert len(monitor.alerts) == 100
     monitor.close()
-
-

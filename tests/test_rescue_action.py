@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, IterableDataset
 
 from rmetric.logs import read_log
 from rmetric.monitor import Monitor
@@ -26,6 +27,15 @@ from tests.rescue_trainings import (
     train,
 )
 
+
+class Stream(IterableDataset):
+    """In another order at each pass, by the random state of its beginning."""
+
+    def __iter__(self):
+        data = make_loader().dataset
+        return (data[i] for i in torch.randperm(len(data)).tolist())
+
+
 WENT_BACK = ["leave_out", "leave_out", "leave_out", "go_back"]
 
 
@@ -39,6 +49,9 @@ WENT_BACK = ["leave_out", "leave_out", "leave_out", "go_back"]
         {"per_step": 2},
         {"where": "device"},
         {"where": "folder"},
+        {"loader": DataLoader(Stream(), batch_size=4)},
+        {"loader": DataLoader(Stream(), batch_size=4, num_workers=1)},
+        {"loader": DataLoader(Stream(), batch_size=4), "per_step": 3},
     ],
     ids=str,
 )

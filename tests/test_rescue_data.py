@@ -26,6 +26,15 @@ class Noisy(Dataset):
         return index + 0.1 * torch.rand(1).item() + 0.01 * noise
 
 
+class Stream(IterableDataset):
+    """Without positions; shuffled when it is iterated."""
+
+    def __iter__(self):
+        samples = Noisy()
+        order = random.sample(range(len(samples)), len(samples))
+        return (samples[index] for index in order)
+
+
 class Counted(Noisy):
     def __init__(self):
         self.loaded = 0
@@ -64,6 +73,8 @@ def make(kind):
         data = Noisy()
         sampler = DistributedSampler(data, num_replicas=2, rank=1, shuffle=True)
         return DataLoader(data, 3, sampler=sampler)
+    if kind.startswith("stream"):
+        return DataLoader(Stream(), 3, num_workers=int(kind.endswith("workers")))
     more = {
         "shuffled": {"shuffle": True},
         "generator": {"shuffle": True, "generator": generator},
@@ -75,7 +86,7 @@ def make(kind):
 
 
 KINDS = ["shuffled", "generator", "workers", "in order", "no batches", "stateful", "list",
-         "distributed"]  # fmt: skip
+         "distributed", "stream", "stream of workers"]  # fmt: skip
 
 
 def values(batch):
@@ -200,14 +211,36 @@ class Broken(StateOnly):
         raise RuntimeError("it is broken")
 
 
-class Stream(IterableDataset):
-    def __iter__(self):
-        yield from range(9)
+@pytest.mark.parametrize(
+    ("source", "rewindable"),
+    [
+        (iter(range(9)), False),
+        (iter(DataLoader(Stream())), False),
+        (DataLoader(Stream()), True),
+        (DataLoader(Noisy()), True),
+        (range(9), True),
+    ],
+)
+def test_only_an_iterator_cannot_be_rewound(source, rewindable):
+    assert LoaderPosition(source).rewindable == rewindable
 
 
-@pytest.mark.parametrize("source", [iter(range(9)), DataLoader(Stream())])
-def test_a_stream_cannot_be_rewound(source):
-    assert not LoaderPosition(source).rewindable
+def test_a_stream_that_ends_before_goes_on_with_what_it_gives():
+    """Its first pass has six batches, each later one two."""
+
+    class Shrinks(IterableDataset):
+        passes = 0
+
+        def __iter__(self):
+            self.passes += 1
+            return iter(range(6 if self.passes == 1 else 2))
+
+    position = LoaderPosition(DataLoader(Shrinks(), batch_size=None))
+    assert [position.of_step(step) for step in (1, 2, 3, 4)] == [[0], [1], [2], [3]]
+    state = position.state()
+    position.of_step(5)
+    position.seek(state)
+    assert [position.of_step(step) for step in (5, 6, 7)] == [[0], [1], [0]]
 
 
 def test_an_iterator_and_an_empty_loader_end():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rmetric.monitor import Monitor
-from rmetric.rescue import Rescue
+from rmetric.rescue import Rescue, RescueConfig
 from tests.rescue_trainings import (
     NANS,
     SMALL,
@@ -80,6 +80,63 @@ def test_a_monitor_may_be_made_in_the_first_step(caplog):
     assert not messages(caplog, "no monitor")
 
 
+@pytest.mark.parametrize("state", ["open", "closed", "disabled"])
+def test_a_loop_that_checks_nothing_is_ended_at_its_second_batch_unless_nothing_is_monitored(state):
+    rescue = Rescue(SMALL)
+    monitor = parts(rescue)[2]
+    if state == "closed":
+        monitor.close()
+    elif state == "disabled":
+        monitor.disable("a test", OSError("it is broken"))
+    steps = rescue.steps(make_loader(), 7)
+    if state != "open":
+        assert [step for step, batch in steps] == [*range(1, 8)]
+        return
+    assert next(steps)[0] == 1
+    with pytest.raises(RuntimeError, match=r"handed out step 1 and .* monitor\.check_before_step"):
+        next(steps)
+    monitor.close()
+
+
+@pytest.mark.parametrize(
+    ("checked", "ends"),
+    [(lambda n: n % 3, True), (lambda n: n <= 5, False), (lambda n: n <= 5 or n > 60, True)],
+    ids=["a third left out", "no longer", "sixty left out at once"],
+)
+def test_a_loop_may_leave_batches_out_and_has_an_end(checked, ends):
+    rescue = Rescue(SMALL)
+    model, optimizer, monitor = parts(rescue)
+    taken, number = [], 0
+
+    def run():
+        nonlocal number
+        for number, (step, batch) in enumerate(rescue.steps(make_loader(), 20), start=1):
+            if checked(number):
+                taken.append(step)
+                a_step(model, optimizer, monitor, batch)
+
+    if ends:
+        run()
+        assert taken == [*range(1, 21)]
+    else:
+        with pytest.raises(RuntimeError, match="handed out step 6 and the monitor did not check"):
+            run()
+        assert number < 200
+    monitor.close()
+
+
+def test_a_monitor_that_breaks_in_mid_run_leaves_the_loop_its_end():
+    rescue = Rescue(SMALL)
+    model, optimizer, monitor = parts(rescue)
+    steps = []
+    for step, batch in rescue.steps(make_loader(), 30):
+        steps.append(step)
+        a_step(model, optimizer, monitor, batch)
+        if step == 9:
+            monitor.disable("a test", OSError("it is broken"))
+    assert steps == [*range(1, 31)]
+
+
 @pytest.mark.parametrize("at", [0, 12])
 def test_a_resumed_loop_reports_where_its_data_begin(at, caplog):
     model, optimizer, monitor = parts()
@@ -101,6 +158,8 @@ def test_a_resumed_loop_reports_where_its_data_begin(at, caplog):
     [
         ({"config": "host"}, "config is 'host': a RescueConfig"),
         ({"config": {"every": 5}}, "config is {'every': 5}: a RescueConfig"),
+        ({"config": RescueConfig}, "config is <class .*RescueConfig'>: a RescueConfig"),
+        ({"scheduler": torch.optim.lr_scheduler.StepLR}, "scheduler 0 is <class .*StepLR'>"),
         ({"where": "gpu"}, "where is 'gpu': host, device or a folder"),
         ({"where": "Host"}, "where is 'Host': host, device or a folder"),
         ({"where": ""}, "where is '': host, device or a folder"),
@@ -135,9 +194,31 @@ def test_wrong_arguments_of_steps_are_refused_at_the_call(total, per_step, messa
         Rescue().steps(make_loader(), total, per_step=per_step)
 
 
-def test_a_loader_that_cannot_be_iterated_is_refused():
-    with pytest.raises(ValueError, match="loader is 5: it cannot be iterated"):
-        Rescue().steps(5, 5)
+@pytest.mark.parametrize("loader", [5, list, torch.utils.data.DataLoader], ids=repr)
+def test_a_loader_that_cannot_be_iterated_is_refused(loader):
+    with pytest.raises(ValueError, match=f"loader is {loader!r}: it cannot be iterated"):
+        Rescue().steps(loader, 5)
+
+
+@pytest.mark.parametrize(
+    ("count", "nans", "words"),
+    [
+        (40, (), None),
+        (33, (), "step 33 of 40 with the data: 7 steps are missing"),
+        (40, NANS, "6 steps are missing. The batches of 6 went into steps that were made again"),
+        (0, (), "step 0 of 40 with the data: 40 steps are missing"),
+    ],
+)
+@pytest.mark.parametrize("per_step", [1, 2])
+@pytest.mark.parametrize("kind", [iter, list])
+def test_steps_that_the_data_leave_out_are_told(kind, per_step, count, nans, words, caplog):
+    """A list is iterated again, and so has an end only where it is empty."""
+    batches = [batch for _ in range(5) for batch in make_loader()][: count * per_step]
+    train(Rescue(SMALL), nans=nans, loader=kind(batches), per_step=per_step)
+    if kind is list and batches:
+        words = None
+    found = messages(caplog, "with the data:")
+    assert [words in one for one in found] == ([True] if words else [])
 
 
 class OwnNumbers:
