@@ -29,12 +29,10 @@ from rmetric._util.options import add_jobs, whole
 from rmetric._util.workers import delayed
 from rmetric.evaluation.intervals import wilson
 from rmetric.logs import write_atomically
-from studies.common.markers import fill
 from studies.common.provenance import commit
-from studies.common.renderers import to_markdown
 from studies.common.table import Cell, Column, Table
 from studies.fault_lab.rescue.fine_tuning_run import draw, row
-from studies.fault_lab.rescue.report import PAGE, pack, unpack
+from studies.fault_lab.rescue.report import PAGE, fill_tables, pack, unpack
 from studies.fault_lab.tables import write_tables
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -214,8 +212,7 @@ def report(results: Path = RESULTS, page: Path = PAGE) -> int:
     rows = {"nothing": sealed, **({"before": unpack(before)} if before.exists() else {})}
     tables = [summary(rows | {"rescue": sealed}), by_fault(rows | {"rescue": sealed})]
     write_tables(tables, results)
-    by_name = {f"table {table.name}": table for table in tables}
-    fill(page, lambda name: to_markdown(by_name[name]) if name in by_name else None, by_name)
+    fill_tables(page, tables)
     print(f"{len(tables)} tables: {results}")
     return 0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rmetric.logs import write_atomically
-from studies.common.markers import fill
+from studies.common.markers import fill, parts
 from studies.common.renderers import to_markdown
 from studies.common.table import Table
 from studies.fault_lab.campaign import by_seed
@@ -103,15 +103,17 @@ def _renamed(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+def fill_tables(page: Path, tables: Sequence[Table]) -> None:
+    """Fill the parts of these tables; those of others stay as they are."""
+    made = {f"table {table.name}": to_markdown(table) for table in tables}
+    known = parts(page) | made
+    fill(page, known.get, made)
+
+
 def report(results: Path, page: Path = PAGE) -> int:
     """Write the tables and fill the page."""
     found = made(results)
     write_tables(found, results)
-    by_name = {f"table {table.name}": table for table in found}
-    fill(
-        page,
-        lambda name: to_markdown(by_name[name]) if name in by_name else None,
-        by_name,
-    )
+    fill_tables(page, found)
     print(f"{len(found)} tables: {results}")
     return 0
