@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from rmetric._util.errors import FAILED, INTERRUPTED, WRONG, exit_code_of, exit_with
 from rmetric.cli import COMMANDS, diagnose, supervise, telemetry, watch
 from rmetric.cli import main as command_line
+from rmetric.detectors.calibrated.thresholds import read_thresholds
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
@@ -114,6 +116,61 @@ def test_an_output_that_cannot_be_written_is_1(command, arguments, tmp_path, cap
     assert str(log) in said
     assert "Traceback" not in said
     assert re.search("cannot be written|or written|as `rmetric", TABLE[command][1])
+
+
+@pytest.mark.parametrize(
+    ("special", "problem"),
+    [
+        ("pipe", "pipe: a named pipe; files and folders of a disk are accepted"),
+        ("/dev/zero", "/dev/zero: a device"),
+        ("/proc/self", "/proc/self: in a file system of the kernel"),
+        ("", "the path is empty"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command",
+    [
+        "replay SPECIAL",
+        "watch SPECIAL",
+        "replay --follow SPECIAL",
+        "calibrate SPECIAL",
+        "diagnose SPECIAL",
+        "diagnose a.log --healthy SPECIAL",
+        "diagnose a.log --pool SPECIAL",
+        "diagnose a.log --signatures SPECIAL",
+        "diagnose a.log --page p.html --metrics SPECIAL",
+        "diagnose a.log --page p.html --telemetry SPECIAL",
+        "logs learn --job a SPECIAL",
+        "telemetry --play SPECIAL",
+        "telemetry --run SPECIAL",
+        "plan --nodes 8 --batch 8 --model SPECIAL",
+        "supervise SPECIAL -- true",
+        "supervise run --batch 8 --model SPECIAL -- true",
+        "supervise run --watch-log SPECIAL -- true",
+        "save SPECIAL",
+    ],
+)
+def test_special_files_and_empty_paths_are_2_at_once(
+    command, special, problem, tmp_path, monkeypatch, capfd
+):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    Path("a.log").write_text("step 1 loss 2.5\n")
+    words = [special if word == "SPECIAL" else word for word in command.split()]
+    assert code_of("rmetric", *words) == WRONG
+    assert problem in capfd.readouterr().err.splitlines()[-1]
+
+
+def test_links_to_special_files_are_left_out_of_a_folder(tmp_path, capfd):
+    (tmp_path / "a.log").write_text("step 1 loss 2.5\n")
+    (tmp_path / "maps.log").symlink_to("/proc/self/maps")
+    (tmp_path / "process").symlink_to("/proc/self")
+    assert code_of("rmetric diagnose", str(tmp_path), "--json") == 5
+    assert "in a file system of the kernel" in capfd.readouterr().out
+    assert code_of("rmetric replay", str(tmp_path), "--out", str(tmp_path / "out")) == FAILED
+    assert "maps.log: in a file system of the kernel" in capfd.readouterr().err
+    with pytest.raises(ValueError, match=r"/dev/zero: a device"):
+        read_thresholds(Path("/dev/zero"))
 
 
 def test_errors_have_one_code_each():

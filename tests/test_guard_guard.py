@@ -338,6 +338,9 @@ def test_it_beats_at_most_once_a_second(tmp_path):
         (6, "saving"),
         (6, "training"),
         (10, "training"),
+        (10, "saving"),
+        (10, "training"),
+        (10, "saving"),  # waits
         (10, "finished"),
     ]
 
@@ -396,6 +399,35 @@ def test_the_end_is_saved_once(tmp_path):
     again = a_guard(Checkpoints(tmp_path, fingerprint="m"), state=lambda: {"w": torch.ones(2)})
     assert again.resume() == {"step": 3}
     assert again.save(3) is None
+
+
+@pytest.mark.parametrize("calls", [range(0), range(1, 3), range(1, 4)])
+@pytest.mark.parametrize(("finished", "fails"), [(False, 0), (True, 0), (True, 1)])
+def test_a_training_that_finishes_saves_its_last_step_once(calls, finished, fails):
+    saver = Saver(fails=fails)
+    guard = a_guard(saver, interval=3)
+    run(guard, calls)
+    guard.close(finished=finished)
+    assert saver.began == {0: [], 2: [2] * finished, 3: [3] * (1 + fails)}[len(calls)]
+
+
+def test_restarts_on_torchruns_own_store_are_named_where_the_guard_begins(monkeypatch, caplog):
+    """They hang now and then, whoever trains: each rank may meet the addresses of dead ones."""
+    torchrun = {"WORLD_SIZE": "2", "TORCHELASTIC_MAX_RESTARTS": "3"}
+    for name, value in {**torchrun, "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
+        monkeypatch.setenv(name, value)
+    a_guard()
+    [warning] = caplog.messages
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and start it with --standalone" in warning
+    for name, harmless in [
+        ("TORCHELASTIC_USE_AGENT_STORE", "False"),  # by the variable that the warning names
+        ("TORCHELASTIC_MAX_RESTARTS", "0"),
+        ("WORLD_SIZE", "1"),
+    ]:
+        with monkeypatch.context() as changed:
+            changed.setenv(name, harmless)
+            a_guard()
+    assert caplog.messages == [warning]
 
 
 def test_a_request_answered_just_before_a_kill_is_noted_on_the_way_back(tmp_path):

@@ -42,12 +42,11 @@ def test_the_pages_loop_runs_and_goes_on_where_it_was(tmp_path, monkeypatch):
     assert loop.count("1001") == 1
     exec(loop.replace("1001", "151"), {})
     names = {path.name for path in Path("checkpoints").iterdir()}
-    assert names == {"step-100"}
+    assert names == {"step-100", "step-150"}  # at the interval, and the last
     after = {}
     exec(loop.replace("1001", "251"), after)
-    assert after["resumed"] == {"step": 100}
-    assert after["step"] == 250
-    assert after["guard"].last.step == 200
+    assert after["resumed"] == {"step": 150}
+    assert after["step"] == after["guard"].last.step == 250
 
 
 def test_the_pages_numbers_are_those_of_the_results():
@@ -179,6 +178,7 @@ def test_rmetric_save_leaves_a_request_that_a_training_answers(tmp_path, capsys)
 
 def test_rmetric_save_does_not_take_a_withdrawn_request_for_a_checkpoint(tmp_path, capsys):
     folder, codes = RunFolder(tmp_path), []
+    folder.beat(0, 1)
     asking = threading.Thread(
         target=lambda: codes.append(main(["save", str(tmp_path), "--wait", "30"]))
     )
@@ -192,12 +192,39 @@ def test_rmetric_save_does_not_take_a_withdrawn_request_for_a_checkpoint(tmp_pat
 
 
 def test_rmetric_save_says_what_is_wrong(tmp_path, capsys):
-    assert main(["save", str(tmp_path / "none")]) == 2
-    assert "is no folder" in capsys.readouterr().err
+    RunFolder(tmp_path).beat(0, 1)
     assert main(["save", str(tmp_path), "--now", "--reason", "driver", "--wait", "0.3"]) == 1
     assert "request 1 is not answered after 0.3 s" in capsys.readouterr().err
     asked = RunFolder(tmp_path).request()
     assert (asked.source, asked.reason, asked.fatal, asked.stop) == ("user", "driver", True, False)
+
+
+@pytest.mark.parametrize(
+    ("folder", "problem"),
+    [
+        ("", "the path is empty"),
+        ("none", "is no run folder: one with heartbeats/ of a training's guard or journal.jsonl"),
+        ("logs", "is no run folder"),
+        ("/", "is no run folder"),
+        ("/dev/null", "a device"),
+        ("run", "the training ignores requests there"),
+    ],
+)
+def test_a_request_is_left_in_no_folder_that_no_training_reads(
+    tmp_path, monkeypatch, capsys, folder, problem
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "logs").mkdir()
+    RunFolder("run").beat(0, 1)
+    (tmp_path / "run").chmod(0o777)  # other users can write it
+    before = set(tmp_path.rglob("*"))
+    try:
+        code = main(["save", folder])
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
+    assert problem in capsys.readouterr().err.splitlines()[-1]
+    assert set(tmp_path.rglob("*")) == before
 
 
 # -- the Trainer

@@ -125,7 +125,7 @@ from rmetric.guard.monitor_action import AskGuard  # noqa: E402
 from rmetric.monitor import Monitor, MonitorConfig  # noqa: E402
 from rmetric.monitor.actions import EmergencyCheckpoint, SkipStep, Webhook  # noqa: E402
 from rmetric.monitor.actions.action import Action  # noqa: E402
-from tests.monitor_training import make_model, train, weights  # noqa: E402
+from tests.monitor_training import batches, make_model, squared_error, train, weights  # noqa: E402
 from tests.webhook_server import WebhookServer  # noqa: E402
 
 
@@ -174,6 +174,25 @@ def test_a_nan_phase_of_200_steps_is_one_alarm(tmp_path, caplog):
     assert sum("non_finite" in message for message in caplog.messages) == 1
     assert [path.name for path in (tmp_path / "saved").glob("step_*")] == ["step_00000012.pt"]
     assert heard.episodes == []
+
+
+def test_an_alarm_that_comes_again_at_repeated_steps_is_one_warning(tmp_path, caplog):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    caplog.set_level(logging.INFO)
+    with Monitor(model, optimizer, log=tmp_path / "run.jsonl") as monitor:
+        first = monitor.state_dict()
+        for _ in range(4):
+            for [batch] in batches(6):
+                loss = squared_error(model, batch)
+                loss.backward()
+                monitor.check_before_step(loss * (nan if monitor.step == 4 else 1.0))
+                optimizer.step()
+            monitor.go_back(first)
+    told = [each.levelname for each in caplog.records if "non_finite: loss" in each.message]
+    assert told == ["WARNING"] + ["INFO"] * 3
+    assert caplog.messages[-1].endswith("alarms that came again at repeated steps: 3 of non_finite")
+    assert len(monitor.alerts) == 4
 
 
 def test_an_action_that_needs_each_verdict_acts_at_each_bad_step():

@@ -336,8 +336,10 @@ def test_armed_probes_see_training_passes_only():
     probes.arm()
     model.eval()
     model(input_ids=TOKENS)
-    assert probes.read() == {}
     model.train()
+    with torch.no_grad():
+        model(input_ids=TOKENS)
+    assert probes.read() == {}
     model(input_ids=TOKENS)
     assert set(probes.read()) == {"activation_headroom", "attention_logit_max"}
     probes.remove()

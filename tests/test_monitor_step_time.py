@@ -5,6 +5,8 @@ import json
 import logging
 import pickle
 import time
+from contextlib import nullcontext
+from functools import partial
 
 import pytest
 
@@ -137,29 +139,55 @@ def test_with_accumulation_the_data_of_each_micro_batch_are_waited_for(clock):
     assert "20.0 s waiting for data" in alert.reason
 
 
-def evaluation(clock):
+class Wrapper(nn.Module):
+    """What DistributedDataParallel is: a single rank evaluates `module`."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, inputs):
+        return self.module(inputs)
+
+
+def unwrapped(model, inputs):
+    return model.module(inputs)
+
+
+def by_parts(model, inputs):
+    for part in model.module:
+        inputs = part(inputs)
+    return inputs
+
+
+def evaluation(clock, context=torch.no_grad, mode=False, call=nn.Module.__call__):
     def evaluate(step, monitor, model):
         if step % 7 == 0:
-            model.eval()
-            with torch.no_grad():
-                for [batch] in batches(2):
-                    squared_error(model, batch)
+            model.train(mode)
+            with context():
+                for [[inputs, _]] in batches(2):
+                    call(model, inputs)
                     clock.wait(30.0)
             model.train()
 
     return evaluate
 
 
-def evaluation_with_gradients(clock):
-    def evaluate(step, monitor, model):
-        if step % 7 == 0:
-            model.eval()
-            for [batch] in batches(2):
-                squared_error(model, batch)
-                clock.wait(30.0)
-            model.train()
-
-    return evaluate
+#: Whatever an evaluation is called by, no backward pass follows.
+EVALUATIONS = [
+    partial(evaluation, context=context, mode=mode, call=call)
+    for context, mode, call in [
+        (torch.no_grad, False, nn.Module.__call__),
+        (nullcontext, False, nn.Module.__call__),
+        (nullcontext, True, nn.Module.__call__),
+        (torch.no_grad, False, unwrapped),
+        (torch.no_grad, True, unwrapped),
+        (torch.inference_mode, True, unwrapped),
+        (nullcontext, False, unwrapped),
+        (nullcontext, True, unwrapped),
+        (torch.no_grad, True, by_parts),
+    ]
+]
 
 
 def told(clock):
@@ -190,15 +218,41 @@ def announced(clock):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "pause", [evaluation, evaluation_with_gradients, told, checkpoint, announced]
-)
+@pytest.mark.parametrize("pause", [*EVALUATIONS, told, checkpoint, announced])
 def test_evaluations_checkpoints_and_announced_pauses_are_no_stall(clock, pause):
-    monitor = train(make_model(), clock, at=None, between=pause(clock))
+    monitor = train(Wrapper(make_model()), clock, at=None, between=pause(clock))
     assert named(monitor) == []
     # A stall elsewhere is still seen.
-    monitor = train(make_model(), clock, at=45, between=pause(clock))
+    monitor = train(Wrapper(make_model()), clock, at=45, between=pause(clock))
     assert named(monitor) == [(45, "stall")]
+
+
+def two_passes(model, inputs, clock):
+    one = model(inputs)
+    clock.wait(1.0)
+    return one - model(-inputs)
+
+
+def frozen_part(model, inputs, clock):
+    with torch.no_grad():
+        inputs = model[0](inputs)
+    for part in model[1:]:
+        inputs = part(inputs)
+    clock.wait(1.0)
+    return inputs
+
+
+@pytest.mark.parametrize("forward", [two_passes, frozen_part])
+def test_what_each_step_does_before_its_backward_pass_is_no_evaluation(clock, forward):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with Monitor(model, optimizer) as monitor:
+        for [[inputs, _]] in batches(3):
+            forward(model, inputs, clock).square().mean().backward()
+            monitor.check_before_step()
+            optimizer.step()
+    assert monitor.last.data_wait_seconds is not None
+    assert monitor.last.forward_backward_seconds > 1.0
 
 
 def test_a_pause_at_even_distances_is_reported_once(clock):

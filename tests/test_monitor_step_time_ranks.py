@@ -85,6 +85,37 @@ def test_a_rank_that_is_persistently_slow_is_named_by_both(tmp_path):
         assert "mostly in forward and backward" in alert.reason
 
 
+def evaluating(rank, who_is_slow, context, mode):
+    """Rank 0 evaluates the unwrapped model before every step, which takes 40 ms."""
+    model = DistributedDataParallel(plain_model())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    monitor = Monitor(model, optimizer, config=PATIENT)
+    monitor.wait_for_ranks(10.0)
+    for step in range(1, 49):
+        loss = squared_error(model, batch_of(rank, step))
+        if rank == who_is_slow:
+            time.sleep(0.06)
+        loss.backward()
+        monitor.check_before_step(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        if rank == 0:
+            with context():
+                model.module.train(mode)(batch_of(rank, step)[0])
+                time.sleep(0.04)
+                model.module.train()
+    monitor.close()
+    assert monitor.usable, monitor.problem
+    return [a.rank for a in monitor.alerts if a.source == "slow_rank"]
+
+
+@pytest.mark.parametrize("who_is_slow", [None, 1])
+@pytest.mark.parametrize("way", [(torch.no_grad, False), (torch.inference_mode, True)])
+def test_a_rank_that_evaluates_is_not_slow_and_the_slow_one_is_named(way, who_is_slow):
+    named = [] if who_is_slow is None else [who_is_slow]
+    assert on_ranks(evaluating, who_is_slow, *way, ranks=2) == [named, named]
+
+
 def with_and_without(rank, micro):
     return [
         train_on_rank(rank, make, steps=12, micro=micro)["weights"]

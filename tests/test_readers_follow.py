@@ -182,6 +182,20 @@ def test_runs_are_watched_apart_and_no_more_than_a_bounded_number():
     assert len(watch._detectors) == MOST_RUNS
 
 
+def test_an_alarm_is_told_once_however_often_its_log_is_begun_again():
+    """As a rescue does that goes back: it cuts the log behind the step."""
+    alarms = []
+    from rmetric.detectors import Always
+
+    watch = Watch(Always, alarms.append)
+    for last in (5, 5, 5, 7):
+        watch.begin_again()
+        for step in range(last, 8):
+            watch.take("a", Record(step=step, training_loss=2.0))
+    assert [event.step for event in alarms] == [5, 7]
+    assert (watch.num_alarms, watch.num_again) == (4, 2)
+
+
 # The webhook
 
 

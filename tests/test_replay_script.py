@@ -444,7 +444,7 @@ def test_a_safe_name_is_one_plain_part_of_a_path(id):
     ("arguments", "problem"),
     [
         (["absent.csv"], "absent.csv: no such file or folder"),
-        (["/dev/null"], "/dev/null: neither a file nor a folder"),
+        (["/dev/null"], "/dev/null: a device; files and folders"),
         (["*.absent"], "*.absent: no such file or folder"),
         (["empty"], "empty: no file in this folder"),
         (["a.csv", "--map", "los=x"], "TARGET one of step, loss, eval_loss"),

@@ -1,9 +1,11 @@
 """A rescue that holds or fails on two ranks: no rank is left behind; one process's hold folder."""
 
 import json
+import logging
 import os
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -243,6 +245,17 @@ def test_an_alarm_that_lasts_to_the_end_is_reported(caplog):
         "rmetric: rescue: the training ended during an alarm (it is bad): do not trust its weights "
         "since step 36"
     ]
+
+
+def test_returns_for_the_same_reason_are_one_warning_until_the_hold(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    rescue = Rescue(replace(ALWAYS, budget=40), hold_folder=tmp_path)
+    train(rescue, evidence_of=until_held(rescue))
+    told = [each for each in caplog.records if "rescue: went back" in each.message]
+    reasons = [each.message.rpartition("; try ")[0] for each in told]
+    assert len(told) > len(set(reasons)) > 0
+    warned = [each for each in told if each.levelno == logging.WARNING]
+    assert len(warned) == len(set(reasons))
 
 
 def test_a_training_that_ends_quietly_reports_nothing(caplog):

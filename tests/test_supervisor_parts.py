@@ -523,6 +523,11 @@ CONSOLE_LINES = [
     ({"event": "not saved", "words": "the disk is full"}, "NOT SAVED: the disk is full"),
     ({"event": "over", "outcome": "stopped", "words": "SIGTERM", "code": 143, "checkpoint": None},
      "stopped: SIGTERM"),
+    ({"event": "over", "outcome": "finished", "words": "it ended", "checkpoint": 120, "step": 120},
+     "finished: it ended; newest good checkpoint: step 120"),
+    ({"event": "over", "outcome": "finished", "words": "it ended", "checkpoint": 103, "step": 120},
+     "finished: it ended; newest good checkpoint: step 103, THE STEPS AFTER IT ARE IN NONE (the "
+     "last was 120)"),
 ]  # fmt: skip
 
 

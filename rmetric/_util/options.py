@@ -5,7 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
+
+from rmetric._util.errors import LogError
+from rmetric._util.special import refuse_special
 
 #: Of `rmetric plan` and `rmetric supervise`, which plans in the same way.
 DEFAULT_GPU = "h100"
@@ -102,6 +106,17 @@ def wait_seconds(text: str) -> float:
         return seconds(text)
     except argparse.ArgumentTypeError as error:
         raise argparse.ArgumentTypeError(f"{error} (inf: without end)") from None
+
+
+def path_in(text: str) -> Path:
+    """A path to read from, which may be missing: nothing that `refuse_special` refuses."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty: a file or a folder is accepted")
+    try:
+        refuse_special(text)
+    except LogError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return Path(text)
 
 
 def share(text: str) -> float:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rmetric._util.errors import LogError
+from rmetric._util.special import refuse_special
 
 #: Bytes that are unpacked at a time: of a file full of zeros they become many more.
 _PACKED = 1 << 10
@@ -51,6 +52,7 @@ def unpacked(
     Raises:
         LogError: it cannot be read, or is packed and nothing of it can be unpacked.
     """
+    refuse_special(path)
     read_any = False
     try:
         with open(path, "rb") as file:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from rmetric._util.durable import write_atomically
 from rmetric._util.errors import FAILED, LogError, fail
-from rmetric._util.options import share
+from rmetric._util.options import path_in, share
 from rmetric._util.printed import counted, printable
 from rmetric._util.strict_json import encode
 from rmetric.detectors.calibrated import thresholds_to_json
@@ -53,7 +53,7 @@ exit codes:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "paths", nargs="+", metavar="PATH",
+        "paths", nargs="+", type=path_in, metavar="PATH",
         help="logs of healthy runs: files, folders, globs, or archives of the fault laboratory. "
         "Include runs with changes that are benign for you, or such changes will alarm",
     )  # fmt: skip
@@ -223,7 +223,7 @@ def _raised(raised: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def _healthy(
-    paths: Sequence[str], out: Path, mapping: Mapping[str, str], failed: list[str]
+    paths: Sequence[Path], out: Path, mapping: Mapping[str, str], failed: list[str]
 ) -> Iterator[Run]:
     """Runs of all logs but those that their own log labels as not healthy.
 
@@ -249,7 +249,7 @@ def _healthy(
             _failed(failed, f"{path}: cannot be read ({error.strerror})")
 
 
-def _logs(paths: Sequence[str], failed: list[str]) -> list[Path]:
+def _logs(paths: Sequence[Path], failed: list[str]) -> list[Path]:
     found: dict[Path, None] = {}
     for path in paths:
         try:

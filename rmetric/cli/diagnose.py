@@ -23,7 +23,7 @@ from typing import Any
 
 from rmetric._util.durable import write_atomically
 from rmetric._util.errors import FAILED, INTERRUPTED, WRONG, error_text, fail
-from rmetric._util.options import add_jobs, renamed
+from rmetric._util.options import add_jobs, path_in, renamed
 from rmetric._util.strict_json import encode
 from rmetric._util.version import __version__
 from rmetric.cli.progress import reading
@@ -51,20 +51,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "paths",
         nargs="+",
-        type=Path,
+        type=path_in,
         metavar="PATH",
         help="log or folder of logs, of one job; - for standard input",
     )
     parser.add_argument(
-        "--healthy", nargs="+", type=Path, action="extend", default=[], metavar="PATH",
+        "--healthy", nargs="+", type=path_in, action="extend", default=[], metavar="PATH",
         help="logs of similar jobs that succeeded, a file or folder each; events that are common "
         "there do not count as signs of a failure",
     )  # fmt: skip
     parser.add_argument(
-        "--pool", type=Path, metavar="FILE", help="the same, as a file of rmetric logs learn"
+        "--pool", type=path_in, metavar="FILE", help="the same, as a file of rmetric logs learn"
     )
     parser.add_argument(
-        "--signatures", nargs="+", type=Path, action="extend", default=[], metavar="FILE",
+        "--signatures", nargs="+", type=path_in, action="extend", default=[], metavar="FILE",
         help="YAML files of your own signatures, in addition to the shipped ones",
     )  # fmt: skip
     parser.add_argument(
@@ -83,11 +83,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--page", type=Path, metavar="FILE.html", help="write a self-contained page of the incident"
     )
     parser.add_argument(
-        "--metrics", type=Path, metavar="LOG",
+        "--metrics", type=path_in, metavar="LOG",
         help="with --page: the training's log of losses, any that rmetric replay reads",
     )  # fmt: skip
     parser.add_argument(
-        "--telemetry", type=Path, metavar="RECORDING",
+        "--telemetry", type=path_in, metavar="RECORDING",
         help="with --page: GPU readings recorded by rmetric telemetry --jsonl",
     )  # fmt: skip
     add_jobs(parser, "processes that read files")

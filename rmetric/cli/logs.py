@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rmetric._util.errors import FAILED, INTERRUPTED, LogError, fail
-from rmetric._util.options import add_jobs, renamed
+from rmetric._util.options import add_jobs, path_in, renamed
 from rmetric._util.printed import counted, printable
 from rmetric.cli.progress import reading
 
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     learn.add_argument(
-        "paths", nargs="+", type=Path, metavar="PATH", help="file or folder: the logs of one job"
+        "paths", nargs="+", type=path_in, metavar="PATH", help="file or folder: the logs of one job"
     )
     learn.add_argument("--job", required=True, metavar="NAME", help="name of this kind of job")
     learn.add_argument(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rmetric._util.errors import fail
-from rmetric._util.options import DEFAULT_GPU, layout_of, number, renamed, share, whole
+from rmetric._util.options import DEFAULT_GPU, layout_of, number, path_in, renamed, share, whole
 from rmetric._util.strict_json import encode
 from rmetric.guard.layout import Layout
 from rmetric.guard.planner import BatchSpec, PlanOptions, plan
@@ -41,7 +41,9 @@ exit codes:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", required=True, metavar="FILE", help="JSON of the model's shape")
+    parser.add_argument(
+        "--model", required=True, type=path_in, metavar="FILE", help="JSON of the model's shape"
+    )
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument(
         "--nodes", type=node_sizes, metavar="N,N,...",

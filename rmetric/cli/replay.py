@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rmetric._util.errors import FAILED, INTERRUPTED, fail
+from rmetric._util.options import path_in
 from rmetric._util.printed import coloured, counted, printable
 from rmetric.cli.progress import ReplayProgress
 from rmetric.cli.watch import FOLLOWING, add_following, follow
@@ -61,7 +62,7 @@ a run (cannot tell), 0 all runs are healthy; with --follow see rmetric watch --h
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "paths", nargs="*", default=[DEFAULT_LOGS], metavar="PATH",
+        "paths", nargs="*", type=path_in, default=[DEFAULT_LOGS], metavar="PATH",
         help=f"log, folder or glob (default: {DEFAULT_LOGS})",
     )  # fmt: skip
     parser.add_argument(

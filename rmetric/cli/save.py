@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 
 from rmetric._util.errors import FAILED, fail
-from rmetric._util.options import wait_seconds
+from rmetric._util.options import path_in, wait_seconds
 from rmetric._util.printed import printable
 from rmetric.guard.run_folder import RunFolder
 
@@ -21,7 +20,7 @@ not answered in time, withdrawn or cannot be left, 2 the command line is wrong""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the run folder")
+    parser.add_argument("folder", type=path_in, metavar="FOLDER", help="the run folder")
     parser.add_argument(
         "--reason", default="asked for by rmetric save", metavar="WORDS",
         help="reason, for the log",
@@ -41,11 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    if not options.folder.is_dir():
-        return fail(f"{options.folder} is no folder: a run folder is needed")
     folder = RunFolder(options.folder)
+    if not (folder.journal.exists() or folder.heartbeats.exists()):
+        needed = "heartbeats/ of a training's guard or journal.jsonl of rmetric supervise"
+        return fail(f"{options.folder} is no run folder: one with {needed} is accepted")
     try:
+        if why := folder.why_ignored():
+            return fail(f"the training ignores requests there: {why}")
         number = folder.ask("user", options.reason, fatal=options.now, stop=options.stop)
+    except ValueError as error:  # of RMETRIC_TRUST_FOLDER
+        return fail(error)
     except OSError as error:
         return fail(f"no request can be left: {error}", FAILED)
     print(f"request {number} left in {printable(str(options.folder))}", flush=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rmetric._util.errors import error_text, exit_code_of, fail
-from rmetric._util.options import DEFAULT_GPU, layout_of, share
+from rmetric._util.options import DEFAULT_GPU, layout_of, path_in, share
 from rmetric.guard.layout import Layout
 from rmetric.guard.planner import BatchSpec
 from rmetric.guard.planner.cluster import Cluster
@@ -81,7 +81,7 @@ _NUMBERS: tuple[tuple[Any, str, dict[str, str], str], ...] = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="run folder")
+    parser.add_argument("folder", type=path_in, metavar="FOLDER", help="run folder")
     parser.add_argument(
         "command", nargs="+", metavar="-- COMMAND", help="the training: a program and its arguments"
     )
@@ -119,7 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default, if given: %(const)s)",
     )  # fmt: skip
     how.add_argument(
-        "--model", type=Path, metavar="FILE",
+        "--model", type=path_in, metavar="FILE",
         help="shape of the model: plan any layout whose sizes have a placeholder in the command; "
         "needs --batch",
     )  # fmt: skip
@@ -157,7 +157,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     watching = parser.add_argument_group("watching")
     watching.add_argument(
-        "--watch-log", type=Path, metavar="LOG", help="training log for the calibrated detector"
+        "--watch-log", type=path_in, metavar="LOG", help="training log for the calibrated detector"
     )
     watching.add_argument(
         "--nvml-seconds", type=float, metavar="N",

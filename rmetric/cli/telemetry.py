@@ -18,7 +18,7 @@ from math import inf
 from pathlib import Path
 
 from rmetric._util.errors import FAILED, INTERRUPTED, LogError, error_text, fail
-from rmetric._util.options import seconds
+from rmetric._util.options import path_in, seconds
 from rmetric._util.printed import printable
 from rmetric.guard.run_folder import RunFolder
 from rmetric.telemetry.export import JsonlFile, serve, write_textfile
@@ -78,14 +78,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"address for --http (default: {LOOPBACK}, this machine alone)",
     )  # fmt: skip
     parser.add_argument(
-        "--run", type=Path, metavar="FOLDER", dest="run_folder",
+        "--run", type=path_in, metavar="FOLDER", dest="run_folder",
         help="run folder: leave a request for a checkpoint there when a GPU is at risk or "
         "fatal, and verdicts in its telemetry/NODE.jsonl",
     )  # fmt: skip
     parser.add_argument("--node", default=None, help="name of this node (default: the host's)")
     parser.add_argument("--once", action="store_true", help="read once, print and end")
     parser.add_argument(
-        "--play", type=Path, metavar="FILE", help="replay readings recorded with --jsonl"
+        "--play", type=path_in, metavar="FILE", help="replay readings recorded with --jsonl"
     )
     parser.add_argument(
         "--speed", type=float, metavar="N",

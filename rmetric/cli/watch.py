@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rmetric._util.errors import FAILED, INTERRUPTED, LogError, fail
-from rmetric._util.options import seconds, wait_seconds
+from rmetric._util.options import path_in, seconds, wait_seconds
 from rmetric._util.printed import counted, printable
 from rmetric.detectors import DETECTORS, make_detector
 from rmetric.detectors.registry import CALIBRATED
@@ -35,7 +35,7 @@ or was removed, 2 the command line is wrong, 3 an alarm with --exit-on-alarm, 13
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", type=Path, metavar="PATH", help="the log")
+    parser.add_argument("path", type=path_in, metavar="PATH", help="the log")
     add_mapping(parser)
     add_thresholds(parser)
     add_following(parser)
@@ -128,6 +128,8 @@ class _Following:
             code = INTERRUPTED
         records = counted(self.watch.num_records, "record")
         alarms = counted(self.watch.num_alarms, "alarm")
+        if again := self.watch.num_again:
+            alarms += f", {again} of them told before"
         _say(f"{self.path}: {records}, {alarms} ({self.options.detector})")
         return ALARMED if self.alarmed and self.options.exit_on_alarm and code == 0 else code
 

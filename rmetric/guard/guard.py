@@ -21,7 +21,7 @@ from rmetric.guard.policy import (
     check_since,
     check_source,
 )
-from rmetric.guard.ranks import Ranks
+from rmetric.guard.ranks import Ranks, restarts_on_a_shared_store
 from rmetric.guard.run_folder import RESUME_VARIABLE, RESUMES, RunFolder
 from rmetric.guard.saver import FailedSave, SavedCheckpoint, SaveOutcome, Saver
 from rmetric.telemetry.sources import VerdictSource
@@ -118,6 +118,8 @@ class Guard:
         self.folder = folder or RunFolder.of_environment()
         self.checkpoints = self._saver(checkpoints, fingerprint)
         self.ranks = Ranks()
+        if self.ranks.rank == 0 and (why := restarts_on_a_shared_store()):
+            logger.warning("rmetric: %s", why)
         self.policy = CheckpointPolicy(policy, now=clock(), step=0)
         self.should_stop = False
         self.resumed: CheckpointManifest | None = None
@@ -282,8 +284,11 @@ class Guard:
         """Wait for the save in flight and restore the signal handlers; all ranks call it.
 
         Args:
-            finished: training reached its end and must not be restarted.
+            finished: training reached its end and must not be restarted. Its last step is
+                saved, unless a checkpoint holds it.
         """
+        if finished and self._calls and not self.checkpoints.saves_later:
+            self.save(self._last_step, "the training has finished")
         if self.policy.in_flight is not None:
             self._beat("saving")
             self._settle(

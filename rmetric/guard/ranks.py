@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Sequence
 from datetime import timedelta
@@ -11,6 +12,24 @@ import torch
 import torch.distributed as dist
 
 T = TypeVar("T")
+
+
+def restarts_on_a_shared_store() -> str:
+    """Why a restart of the ranks by torchrun may hang, and the remedy; empty if it cannot.
+
+    torchrun gives the ranks its own TCPStore, again at a restart, where they find the addresses
+    of the ranks before.
+    """
+    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if not (restarts and several and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"):
+        return ""
+    return (
+        f"torchrun --max-restarts {restarts} restarts the ranks on the TCPStore of the attempt "
+        "before, by whose stale addresses the restart may fail or hang in init_process_group: set "
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and start it with --standalone or --rdzv-backend "
+        "c10d, or let rmetric supervise restart"
+    )
 
 
 class Ranks:

@@ -186,12 +186,16 @@ class RunFolder:
 
         None also if other users can write the file or the folder, which is logged once.
         """
-        if why := distrust(self.path) or distrust(self.request_file, parents=False):
+        if why := self.why_ignored():
             if why not in self._distrusted:
                 logger.error("rmetric: requests are ignored: %s", why)
                 self._distrusted.add(why)
             return None
         return self._read(self.request_file, FileRequest)
+
+    def why_ignored(self) -> str:
+        """Reason why the training ignores the requests here; empty if it does not."""
+        return distrust(self.path) or distrust(self.request_file, parents=False)
 
     def answer(self, number: int, step: int) -> None:
         """Mark every request up to `number` as answered by the checkpoint of `step`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -55,6 +56,8 @@ class AlertDelivery:
         self._episodes = Episodes()
         # Of the actions that all ranks run together: by what is equal on all of them.
         self._joint_episodes = Episodes()
+        self._told: dict[tuple[str, int], int] = {}  # last step of a warning, by source and rank
+        self._again: Counter[str] = Counter()  # warnings that were not given again, by source
         self._log = log
         # Weak, so that a monitor which is dropped without `close` is freed at once.
         self._monitor_ref = weakref.ref(monitor)
@@ -112,9 +115,21 @@ class AlertDelivery:
         rank_0_reports = (
             self._monitor.rank > 0 and self.rank_sync is not None and self.rank_sync.alive
         )
-        quiet = joins or rank_0_reports
+        key = alert.source, alert.rank
+        again = alert.step <= self._told.get(key, 0)  # the training went back, and it came again
+        quiet = joins or rank_0_reports or again
         logger.log(logging.INFO if quiet else logging.WARNING, "%s", alert)
+        if again:
+            self._again[alert.source] += 1
+        elif not quiet:
+            self._told[key] = alert.step
         self._log.write(encode_line({"event": "ALERT"} | alert.as_entry()), now=True)
+
+    def close(self) -> None:
+        """Say how often alarms came again at steps that an action repeated."""
+        if self._again:
+            counts = ", ".join(f"{number} of {source}" for source, number in self._again.items())
+            logger.warning("rmetric: alarms that came again at repeated steps: %s", counts)
 
     def lasts(self, source: str, step: int) -> None:
         """Record that a source is still alarmed, which continues its episode."""

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import chain
 from math import inf, log2
 from typing import Any, NamedTuple
 
@@ -85,7 +86,7 @@ class ForwardProbes:
         self._forget()
         # Entered and left around each pass: a mode that stayed on would be torn from
         # the caller's own `with torch.device(...)`.
-        for module in _entrances(self._model):
+        for module in chain(*entrances(self._model)):
             self._armed += [
                 module.register_forward_pre_hook(self._enter),
                 module.register_forward_hook(self._leave, always_call=True),
@@ -102,7 +103,8 @@ class ForwardProbes:
         return _blind, ()
 
     def _enter(self, module: nn.Module, *_: Any) -> None:
-        if self._failed or not module.training or torch.compiler.is_compiling():
+        evaluation = not (module.training and torch.is_grad_enabled())
+        if self._failed or evaluation or torch.compiler.is_compiling():
             return
         if self._entered is None:  # a pass inside a pass is one pass
             self._entered = module
@@ -219,13 +221,31 @@ def _blind() -> ForwardProbes:
     return probes
 
 
-def _entrances(model: nn.Module) -> list[nn.Module]:
-    """Where a forward pass may begin: the model, or its parts where a loop calls those."""
-    parts: list[nn.Module] = []
-    for part in model.children():
-        lists = isinstance(part, (nn.ModuleList, nn.ModuleDict))
-        parts += part.children() if lists else [part]
-    return [model, *parts]
+def entrances(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
+    """Where a forward pass may begin: the model and what it wraps, and its parts.
+
+    Nothing inside of what torch.compile has compiled is among them.
+    """
+    whole, parts = [model], list[nn.Module]()
+    while not is_compiled(whole[-1]):
+        parts = []
+        for part in whole[-1].children():
+            lists = isinstance(part, (nn.ModuleList, nn.ModuleDict))
+            parts += part.children() if lists else [part]
+        if len(parts) != 1:
+            break
+        whole.append(parts.pop())
+    whole = [module for module in whole if not _compiled_in_place(module)]
+    return whole, [part for part in parts if not _compiled_in_place(part)]
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """True if the module itself runs through torch.compile."""
+    return _compiled_in_place(module) or hasattr(module, "_orig_mod")
+
+
+def _compiled_in_place(module: nn.Module) -> bool:
+    return getattr(module, "_compiled_call_impl", None) is not None
 
 
 def _routers(model: nn.Module) -> list[tuple[nn.Module, int]]:

@@ -686,7 +686,7 @@ class Monitor:
             return
         self._ended = True
         _OPEN.discard(self)
-        endings = [action.close for action in self._delivery.actions]
+        endings = [self._delivery.close, *(action.close for action in self._delivery.actions)]
         _run_all([*endings, lambda: self.background.close(CLOSE_SECONDS)])
 
 

@@ -271,7 +271,8 @@ class SlowRankDetector:
 
     The own time of a rank is what it waits for data, and its forward and backward pass
     without the wait for the others' gradients; where that wait is not measured on all
-    ranks, it is the wait for data alone. It is averaged over `RANK_WINDOW` steps without
+    ranks, it is the wait for data alone. At a step before which a rank has evaluated, the
+    wait for data does not count. The own time is averaged over `RANK_WINDOW` steps without
     each rank's largest, so single stalls do not count. A rank is slow where two averages in
     a row exceed `factor` times the median of the other ranks, by at least `RANK_SHARE` of a step.
 
@@ -298,17 +299,16 @@ class SlowRankDetector:
 
     def update(self, times: Sequence[StepTimes], ranks: Sequence[int]) -> list[StepTimeAlarm]:
         """Take one step of all ranks; return an alarm for each rank that begins to be slow."""
-        if any(row.data_wait is None for row in times):
-            return []
+        waited = all(row.data_wait is not None for row in times)
         own = all(row.exchange is not None and row.forward_backward is not None for row in times)
         if self._rows and len(self._rows[0][0]) != len(times):
             self._rows.clear()
-        if self._own and not own and self._rows:  # not measured at this step alone
-            return []
+        if not (waited or own) or (self._own and not own and self._rows):
+            return []  # not measured at this step alone
         if own != self._own:
             self._rows.clear()
             self._own = own
-        data = [row.data_wait or 0.0 for row in times]
+        data = [(row.data_wait or 0.0) if waited else 0.0 for row in times]
         passes = [(row.forward_backward or 0.0) if own else 0.0 for row in times]
         self._rows.append([data, passes, [max(row.total for row in times)] * len(times)])
         self._age -= 1

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rmetric.monitor.actions.action import is_distributed
 from rmetric.monitor.config import MonitorConfig
-from rmetric.monitor.forward import ForwardProbes
+from rmetric.monitor.forward import ForwardProbes, is_compiled
 from rmetric.monitor.gradients import gradients_of, is_sharded, layer_names, local, tensor_norms
 from rmetric.monitor.pending import Pending
 from rmetric.monitor.step_time import compilations
@@ -143,7 +143,8 @@ class StepRecorder:
         self._layers = dict(zip(map(id, self.parameters), layer_names(names), strict=True))
         self._sample = WeightSample(self.parameters, self._config.sampled_weights)
         self._workers = MicroBatchWorkers(self.parameters)
-        self._forward = None if is_compiled(self._model) else ForwardProbes(self._model)
+        compiled = any(map(is_compiled, self._model.modules()))
+        self._forward = None if compiled else ForwardProbes(self._model)
         self._compilations = compilations()  # of others, before this training
         if is_distributed():
             self._own = OwnGradient(self.parameters)
@@ -321,14 +322,6 @@ def unwrapped(optimizer: Any) -> Any:
             return optimizer
         optimizer = inner
     return optimizer
-
-
-def is_compiled(model: nn.Module) -> bool:
-    """True if any part of the model runs through torch.compile."""
-    return any(
-        getattr(m, "_compiled_call_impl", None) is not None or hasattr(m, "_orig_mod")
-        for m in model.modules()
-    )
 
 
 def _copied(loss: Tensor | float) -> Tensor | float:

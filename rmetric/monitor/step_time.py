@@ -7,11 +7,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rmetric.monitor.forward import entrances
 from rmetric.monitor.stalls import StepTimes
 
 logger = logging.getLogger("rmetric")
@@ -29,13 +32,15 @@ class StepTimer:
     ranks, two callbacks at the end of backward enclose the wait for the other ranks'
     gradients under DistributedDataParallel, which queues its own between them.
 
-    An evaluation, a checkpoint and other pauses are left out of the step: forward passes
-    without gradients and `pause` mark them.
+    An evaluation, a checkpoint and other pauses are left out of the step. `pause` marks them,
+    and so do forward passes between two steps, of the model, of what it wraps or of a part that
+    is trained, without gradients, or of whose output no backward pass takes the gradient.
 
     Its weaknesses: kernels of an accelerator run asynchronously, so the host's time in a part
     is not the device's; what the host waits for is then in `check`. A model that is
-    compiled in place (`model.compile()`) or called by its parts alone shows no forward pass:
-    the wait for data is then part of `forward_backward`, unless the loop calls `batch_ready`.
+    compiled in place (`model.compile()`) shows no forward pass: the wait for data is then part
+    of `forward_backward`, unless the loop calls `batch_ready`. An evaluation of a copy of the
+    model is not seen, nor one of parts alone with gradients.
 
     Args:
         model: as trained.
@@ -46,25 +51,30 @@ class StepTimer:
         self._model, self._several_ranks = model, several_ranks
         self._handles: list[Any] = []
         self._failed = False
+        self._trained: set[nn.Module] = set()  # parts
         self.reset()
 
     def reset(self) -> None:
         """Forget the step under way; the next one has no beginning."""
         self._state, self._mark = BETWEEN, -1.0  # -1: unknown
-        self._paused = self._passes_seen = self._evaluating = False
+        self._paused = False
         self._own_end = self._exchange_end = -1.0  # of the backward pass under way
+        self._waited: float | None = None  # for the data of the passes under way
+        self._passes: list[_Pass] = []  # since that wait
+        self._outer: nn.Module | None = None  # of the forward pass under way
         self._open = StepTimes()  # of the step up to its check
         self._last: StepTimes | None = None  # of the step after its check
         self._compilations = compilations()
 
     def install(self) -> None:
-        """Install the hooks; a model that is compiled in place gets none."""
-        if getattr(self._model, "_compiled_call_impl", None) is not None:
-            return
-        hook = _Hook(self)
-        self._handles.append(
-            self._model.register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
-        )
+        """Install the hooks; a module that is compiled in place gets none."""
+        whole, parts = entrances(self._model)
+        for module in (*whole, *parts):
+            hook = self._hook(partial(self._forward_begins, module in whole))
+            self._handles.append(
+                module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
+            )
+        self._handles += [m.register_forward_hook(self._hook(self._forward_ends)) for m in whole]
         if self._several_ranks:
             trained = [p for p in self._model.parameters() if p.requires_grad]
             for parameter in trained[-1:]:  # its gradient is ready first
@@ -79,13 +89,16 @@ class StepTimer:
     # -- the course of a step
 
     def batch_ready(self) -> None:
-        """The data of the step are there; a forward pass begins."""
+        """The data of the step are there; a forward pass begins, which is no evaluation."""
+        self._begin_passes(reached=True)
+
+    def _begin_passes(self, *, reached: bool = False) -> None:
         if self._state in (BETWEEN, OPTIMIZER):
             now = time.perf_counter()
-            if self._mark >= 0.0 and not self._paused:
-                self._open.data_wait = (self._open.data_wait or 0.0) + now - self._mark
-            self._paused, self._passes_seen = False, True
-            self._state, self._mark = PASSES, now
+            known = self._mark >= 0.0 and not self._paused
+            self._waited = now - self._mark if known else None
+            self._passes, self._outer = [_Pass(now, reached=True)] if reached else [], None
+            self._paused, self._state, self._mark = False, PASSES, now
             self._own_end = self._exchange_end = -1.0
 
     def pause(self) -> None:
@@ -109,8 +122,7 @@ class StepTimer:
         before, self._last = self._last, step
         compiled = compilations()
         step.compiled, self._compilations = compiled != self._compilations, compiled
-        self._passes_seen = self._evaluating = self._paused = False
-        self._state, self._mark = CHECK, now
+        self._state, self._mark, self._paused = CHECK, now, False
         return before
 
     def check_ends(self) -> None:
@@ -135,30 +147,31 @@ class StepTimer:
 
     # -- hooks
 
-    def forward_begins(
-        self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+    def _forward_begins(
+        self, whole: bool, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
-        """A forward pass begins; one without gradients is an evaluation."""
-        if self._failed or self._state == CHECK:
-            return
-        try:
-            if not torch.is_grad_enabled():
-                if self._state != PASSES:
-                    self._paused = True
-                return
-            if self._evaluating and module.training:  # so the passes before were an evaluation
-                self._open, self._evaluating, self._state = StepTimes(), False, BETWEEN
+        """A forward pass of the whole model or of a part begins."""
+        if not torch.is_grad_enabled():
+            # A part that is never trained, such as a frozen encoder, belongs to the step.
+            if self._state in (BETWEEN, OPTIMIZER) and (whole or module in self._trained):
                 self._paused = True
-            first = not self._passes_seen
-            self.batch_ready()
-            if first:
-                self._evaluating = not module.training
-            size = _size(args, kwargs)
-            if size:
-                self._open.size = (self._open.size or 0.0) + size
-        except Exception as error:
-            self._failed = True
-            logger.error("rmetric: no step times any more: %s: %s", type(error).__name__, error)
+            return
+        if self._state == CHECK:
+            return
+        self._begin_passes()
+        if not whole:
+            self._trained.add(module)
+        elif self._outer is None:
+            self._outer = module
+            self._passes.append(_Pass(time.perf_counter(), _size(args, kwargs)))
+
+    def _forward_ends(self, module: nn.Module, args: Sequence[Any], output: Any) -> None:
+        """A forward pass has ended; from now on a backward pass may reach it."""
+        if module is self._outer and self._passes:
+            self._outer = None
+            for tensor in _tensors(output):
+                if tensor.grad_fn is not None:
+                    tensor.grad_fn.register_prehook(self._passes[-1].reach)
 
     def _backward_begins(self, gradient: Tensor) -> None:
         with suppress(RuntimeError):  # a backward pass that takes no callbacks
@@ -174,31 +187,69 @@ class StepTimer:
 
     def _end_passes(self, now: float) -> None:
         begin, step = self._mark, self._open
+        trained = next((n for n, each in enumerate(self._passes) if each.reached), 0)
+        if trained:  # those before were an evaluation
+            begin, self._waited = self._passes[trained].begin, None
+        if self._waited is not None:
+            step.data_wait = (step.data_wait or 0.0) + self._waited
+        if size := sum(each.size for each in self._passes[trained:]):
+            step.size = (step.size or 0.0) + size
         exchange = 0.0
         if self._own_end >= begin and self._exchange_end >= self._own_end:
             exchange = self._exchange_end - self._own_end
             step.exchange = (step.exchange or 0.0) + exchange
         step.forward_backward = (step.forward_backward or 0.0) + now - begin - exchange
-        self._mark = now
+        self._mark, self._waited, self._passes = now, None, []
         self._own_end = self._exchange_end = -1.0
+
+    def _hook(self, call: Callable[..., None]) -> _Hook:
+        """A hook that is at an end with its first error."""
+
+        def quiet(*args: Any) -> None:
+            try:
+                if not self._failed:
+                    call(*args)
+            except Exception as error:
+                self._failed = True
+                logger.error("rmetric: no step times any more: %s: %s", type(error).__name__, error)
+
+        return _Hook(quiet)
 
 
 class _Hook:
-    """The forward pre-hook. A copy of the model takes it along, and there it does nothing."""
+    """A hook of a module. A copy of the model takes it along, and there it does nothing."""
 
-    def __init__(self, timer: StepTimer | None) -> None:
-        self._timer = timer
+    def __init__(self, call: Callable[..., None] | None = None) -> None:
+        self._call = call
 
-    def __call__(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        if not torch.compiler.is_compiling() and self._timer is not None:
-            self._timer.forward_begins(module, args, kwargs)
+    def __call__(self, *args: Any) -> None:
+        if not torch.compiler.is_compiling() and self._call is not None:
+            self._call(*args)
 
     def __reduce__(self) -> Any:
-        return _Hook, (None,)
+        return _Hook, ()
+
+
+@dataclass(slots=True)
+class _Pass:
+    """A forward pass with gradients: when it began, elements of its input, was it trained."""
+
+    begin: float
+    size: int = 0
+    reached: bool = False
+
+    def reach(self, gradients: Any) -> None:
+        self.reached = True
 
 
 def _at_end_of_backward(function: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    values = output.values() if isinstance(output, Mapping) else output
+    values = values if isinstance(output, (Mapping, tuple, list)) else [output]
+    return [value for value in values if isinstance(value, Tensor)]
 
 
 def _size(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:

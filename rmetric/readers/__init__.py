@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from rmetric._util.errors import LogError
 from rmetric._util.printed import counted
+from rmetric._util.special import refuse_special
 from rmetric.readers import (
     curves,
     experiment_log,
@@ -171,6 +172,7 @@ def split_files(paths: Iterable[str | Path]) -> FolderFiles:
     rest: dict[Path, None] = {}
     for given in paths:
         path = Path(given)
+        refuse_special(path)
         matching = [path] if path.exists() else _matching(str(given))
         files: list[Path] = []
         for match in matching:
@@ -328,7 +330,7 @@ def _why_none(path: Path, num_passed_over: int) -> str:
         )
     if path.is_dir():
         return "no file in this folder"
-    return "neither a file nor a folder" if path.exists() else "no such file or folder"
+    return "no such file or folder"
 
 
 def _matching(pattern: str) -> list[Path]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from rmetric._util.errors import LogError
+from rmetric._util.special import refuse_special
 from rmetric.readers import OpenLog, UnknownFormat, open_log
 from rmetric.readers.source import BLOCK, SHOWN, ForeignLines, Source
 from rmetric.records import Record
@@ -176,6 +177,7 @@ class _Growing(Source):
 
     def _unpacked(self) -> Iterator[bytes]:
         follower, path = self._follower, self._follower.path
+        refuse_special(path)
         try:
             with open(path, "rb") as file:
                 if file.peek(2)[:2] == _GZIP_MAGIC:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,18 +85,20 @@ class Watch:
 
     Args:
         make: a fresh detector.
-        tell: called with each event of an alarm.
+        tell: called with each event of an alarm; not again in the same words, as a log brings
+            it that is begun again.
 
     Attributes:
         in_alarm: run id -> the last event, for the runs that are in alarm.
-        num_records, num_alarms: taken and begun so far.
+        num_records, num_alarms, num_again: taken, begun, and told before, so far.
     """
 
     def __init__(self, make: Callable[[], Detector], tell: Callable[[AlarmEvent], None]) -> None:
-        self._make, self._tell = make, tell
+        self._make, self._tell_new = make, tell
+        self._told: deque[tuple[str, str, str]] = deque(maxlen=MOST_RUNS)
         self._detectors: dict[str, Detector] = {}
         self.in_alarm: dict[str, AlarmEvent] = {}
-        self.num_records = self.num_alarms = 0
+        self.num_records = self.num_alarms = self.num_again = 0
 
     def begin_again(self) -> None:
         """Forget every run: the file is another one."""
@@ -126,6 +129,14 @@ class Watch:
             return
         self.in_alarm[id] = word
         self._tell(word)
+
+    def _tell(self, word: AlarmEvent) -> None:
+        said = (word.event, word.id, word.words)
+        if said in self._told:
+            self.num_again += word.event == ALARM
+            return
+        self._told.append(said)
+        self._tell_new(word)
 
 
 class AlarmWebhook:

@@ -854,8 +854,11 @@ class Rescue(Action):
             "data": dict(self.data.describe()),
             **more,
         }
+        begins = decision.reason.rpartition("; try ")[0] or None
+        again = begins and any(each["reason"].startswith(begins) for each in self.decisions)
         self.decisions.append(entry)
-        logger.warning("rmetric: rescue: %s", decision.reason)
+        level = logging.INFO if again else logging.WARNING
+        logger.log(level, "rmetric: rescue: %s", decision.reason)
         self._monitor.log_event("RESCUE", **entry)
         self._monitor.decided(self, entry)
 

@@ -9,6 +9,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from rmetric._util.special import refuse_special
 from rmetric._util.strict_json import parse_line, shown
 
 PARTS = ("alone", "together", "full_scale")
@@ -37,6 +38,7 @@ class Thresholds:
 
 def read_thresholds(path: Path) -> Thresholds:
     """The thresholds in `path`. Raises ValueError that names the file and what is wrong."""
+    refuse_special(path)
     try:
         content = parse_line(path.read_bytes())
     except OSError as error:

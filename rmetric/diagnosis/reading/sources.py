@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rmetric._util.errors import LogError
+from rmetric._util.special import refuse_special
 from rmetric._util.unpacked import PACKED, PACKED_SUFFIXES
 from rmetric.diagnosis.beside import BESIDE_SUFFIXES, is_beside
 from rmetric.diagnosis.reading.exported import Exported
@@ -78,6 +79,7 @@ def find(paths: Sequence[str | Path]) -> LogFiles:
     beside: list[LogSource] = []
     tables: list[LogSource] = []
     for path in map(Path, paths):
+        refuse_special(path)
         if path.is_dir():
             # Of several folders the files may have one name.
             named = path if len(paths) > 1 else Path()
@@ -108,10 +110,7 @@ def find(paths: Sequence[str | Path]) -> LogFiles:
 
 
 def _named(path: Path, beside: list[LogSource]) -> LogSource | None:
-    size = _size(path)
-    if not path.is_file():
-        raise LogError(path, None, "neither a file nor a folder; save it to a file first")
-    source = LogSource(path=path, name=str(path), size=size)
+    source = LogSource(path=path, name=str(path), size=_size(path))
     head = _head(source)
     if is_beside(head):
         beside.append(source)
@@ -171,6 +170,12 @@ def _files_below(folder: Path, notes: list[str]) -> Iterator[Path]:
         notes.append(f"{error.filename}: cannot be read: {error.strerror}")
 
     for where, below, names in os.walk(folder, followlinks=True, onerror=refused):
+        try:
+            refuse_special(where)
+        except LogError as error:
+            notes.append(str(error))
+            below.clear()
+            continue
         seen = Path(where).stat()
         if (seen.st_dev, seen.st_ino) in entered:
             below.clear()

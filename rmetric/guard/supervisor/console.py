@@ -76,6 +76,8 @@ def _words_of(line: Line, unit: str) -> str:
     words: str = line.get("words", "")
     good, stop = line.get("checkpoint"), " and a stop" if line.get("stop") else ""
     saved = "" if good is None else f"; newest good checkpoint: step {good}"
+    if good is not None and (line.get("step") or 0) > good:
+        saved += f", THE STEPS AFTER IT ARE IN NONE (the last was {line['step']})"
     match event:
         case "supervisor":
             on = f" on {_pool(line['gpus'], unit)}" if unit == "GPU" else ""

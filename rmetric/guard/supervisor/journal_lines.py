@@ -94,6 +94,7 @@ class _EnoughProgress(_Line, kw_only=True):
 class _Over(_Line, kw_only=True):
     outcome: str
     checkpoint: Count | None = None
+    step: Count | None = None
 
 
 _KINDS: dict[str, type[_Line]] = {

@@ -363,7 +363,9 @@ class Supervisor:
                 self._write_journal(action)
             case events.Finish():
                 good = last_checkpoint(self.folder.checkpoints).good
-                self._record("over", **asdict(action), checkpoint=good)
+                beats = self.folder.beats(f"{self._token}-{self.core.launches}").values()
+                step = max((beat.step for beat in beats), default=None)
+                self._record("over", **asdict(action), checkpoint=good, step=step)
                 self._code = action.code
 
     def _write_journal(self, note: events.WriteJournal) -> None:
