@@ -246,11 +246,13 @@ def test_a_slip_is_told_once_and_the_weights_are_the_same(step, tmp_path, caplog
     assert same_weights(alone.model, loop.model)
 
 
-def test_the_optimizer_of_another_model_is_told_at_the_first_step(caplog, tmp_path):
+@pytest.mark.parametrize("stepped", ["its own", "that of the other model"])
+def test_the_optimizer_of_another_model_is_told_at_the_first_step(stepped, caplog):
     loop = Loop()
-    other = copy.deepcopy(loop.model)
-    loop.monitor = Monitor(other, loop.optimizer)
-    loop.model = other
+    other, loop.model = loop.optimizer, copy.deepcopy(loop.model)
+    loop.monitor = Monitor(loop.model, other)
+    if stepped == "its own":
+        loop.optimizer = sgd(loop.model)
     loop.run(right)
     [message] = told(caplog)
     assert "none of the optimizer's parameters is one of the model's" in message

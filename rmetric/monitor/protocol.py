@@ -124,8 +124,9 @@ class Protocol:
             or not isinstance(before.norm, float)  # not known, and so not whether it was taken
             or not isfinite(before.norm)
         )
-        unseen = self._steps.inside or not self._steps.hooked or made < self._made
-        self._alone = 0 if left_out or unseen else self._alone + 1
+        followed = self._steps.hooked and not self._steps.inside and not self._foreign
+        unseen = followed and not left_out and made == self._made
+        self._alone = self._alone + 1 if unseen else 0
         if self._alone >= (1 if self._checks <= _FIRST else _IN_A_ROW):
             assert before is not None
             step = before.record.step
