@@ -53,7 +53,7 @@ WENT_BACK = ["leave_out", "leave_out", "leave_out", "go_back"]
         {"loader": DataLoader(Stream(), batch_size=4, num_workers=1)},
         {"loader": DataLoader(Stream(), batch_size=4), "per_step": 3},
     ],
-    ids=str,
+    ids="-".join,
 )
 def test_a_run_that_went_back_is_the_run_that_never_went_further(settings, tmp_path):
     where = settings.pop("where", "host")

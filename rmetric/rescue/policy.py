@@ -381,7 +381,7 @@ class RescuePolicy:
         limit = min(evidence.since - 1, incident.onset - 1)
         good = [s for s in self.state.snapshots if s <= limit]
         if incident.target is None:
-            late = 0 if evidence.kind in EXACT else _LATE
+            late = 0 if evidence.kind in EXACT else min(_LATE, self.probation // 2)
             oldest = good[:1]
             newest = min(evidence.step - self.probation, limit - late)
             good = [s for s in good if s <= newest] or oldest
