@@ -53,7 +53,8 @@ class RescueConfig:
         share: repeated steps of all incidents, as a share of the steps of the run so far, beyond
             one budget.
         quiet: steps beyond the farthest step without evidence that end an incident.
-        observe: steps that a training is followed after the budget is used up.
+        observe: steps that a training is followed after the budget is used up, if its loss is back
+            or not known.
         worker_out: steps for which a worker is left out; doubled each time it comes back bad.
         most_out: workers that are left out at a time.
         remedies: those that are allowed, see `REMEDIES`.
@@ -335,14 +336,14 @@ class RescuePolicy:
         self._apply_remedy(evidence)
         target = self._target(incident, evidence)
         if target is None:
-            return self._exhausted(incident, evidence)
+            return self._exhausted(incident, evidence, back)
         cost = evidence.step - target
         over = (
             incident.repeated + cost > self.budget
             or state.repeated + cost > self.budget + config.share * evidence.step
         )
         if over or "retry" not in config.remedies:
-            return self._exhausted(incident, evidence)
+            return self._exhausted(incident, evidence, back)
         incident.tries += 1
         incident.repeated += cost
         state.repeated += cost
@@ -401,11 +402,11 @@ class RescuePolicy:
         if evidence.kind == "settings" and "settings" in config.remedies:
             state.settings = True
 
-    def _exhausted(self, incident: Incident, evidence: Evidence) -> Decision:
-        """No try is left: follow the training for a while, then hold it if it does not recover."""
+    def _exhausted(self, incident: Incident, evidence: Evidence, back: bool | None) -> Decision:
+        """No try is left: hold the training, or follow it for a while if the loss is back."""
         if "hold" not in self.config.remedies:
             return self._go_on()
-        incident.observed_until = evidence.step + self.config.observe
+        incident.observed_until = evidence.step + self.config.observe * (back is not False)
         return self._observe(incident, evidence, back=None)
 
     def _observe(self, incident: Incident, evidence: Evidence, back: bool | None) -> Decision:
