@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rmetric._util.printed import counted
+from rmetric.detectors.followed_loss import SilentLoss
 from rmetric.records import Record, Truth
 
 Floats = NDArray[np.float64]
@@ -52,6 +53,7 @@ _ADVICE: dict[Kind, str] = {
     "cannot_tell": "",
     "healthy": "nothing",
 }
+_ADVICE_WORSE = "check learning rate and data; the first weights were better"
 _AGAIN = "look at the data, learning rate and gradient norms of these steps"
 #: Records that the calibrated detector needs before it can judge a level, about.
 NEEDS_RECORDS = 10
@@ -88,6 +90,12 @@ ABRUPT_SHARE = 0.1
 #: Share of the losses from the first that is not finite on, from which others between them do not
 #: count as a recovery.
 SCATTERED_SHARE = 0.2
+#: A loss of which no rise was found ends above its lowest level where the difference is more than
+#: each of: a share of that level, the same share of what the loss had fallen, and so many times
+#: the noise of a level (of few values 1 + `FEW_LEVELS` / values times as many). A level is the
+#: median of one of these parts of the log, and the last two count together.
+PARTS, FEWEST_PARTS = 8, 4
+ABOVE_SHARE, ABOVE_NOISE, FEW_LEVELS = 0.02, 4.0, 4
 #: Share of the log within which a step to a new level is complete.
 STEP_SHARE = 0.02
 #: Noise is that of the records near the lowest level so far, where they are this share and
@@ -279,7 +287,11 @@ class _Rise:
 
 
 def judge_run(
-    records: Sequence[Record], alarm_steps: Sequence[int] = (), *, truth: Truth | None = None
+    records: Sequence[Record],
+    alarm_steps: Sequence[int] = (),
+    *,
+    truth: Truth | None = None,
+    unread: str = "",
 ) -> RunVerdict:
     """Judge a whole log by the course of its loss.
 
@@ -288,12 +300,16 @@ def judge_run(
         alarm_steps: first step of each alarm of a detector, rising. They change the words only.
         truth: outcome as the log states it; None where it states none. A run that failed by
             its own log is never called healthy.
+        unread: what stands behind the last record in the log and could not be read, in words
+            (`Run.unread`). Such a log is never called healthy either.
 
     Returns:
         The class with its evidence, and the line that states both.
     """
     with np.errstate(all="ignore"):  # losses may be infinite, or as large as a float can be
         verdict = _judge(records, alarm_steps)
+    if verdict.severity != "bad":
+        verdict = _with_its_end(verdict, records, unread)
     if truth is not None and truth.failed and verdict.severity != "bad":
         at = "" if truth.failure_step is None else f" at step {truth.failure_step:,}"
         kind = f" ({truth.failure_kind.replace('_', ' ')})" if truth.failure_kind else ""
@@ -316,6 +332,26 @@ def judge_run(
     return replace(verdict, advice=_ADVICE[verdict.kind].format(step=onset))
 
 
+def _with_its_end(verdict: RunVerdict, records: Sequence[Record], unread: str) -> RunVerdict:
+    """The verdict, which cannot be told where the losses end before the log does."""
+    silent = SilentLoss()
+    for record in records:
+        silent.update(record)
+    if silent.since is not None:
+        text = f"CANNOT TELL from step {silent.since:,}: no loss is logged any more"
+        detail = f"the log goes on to step {records[-1].step:,}; some loggers write nan as null or "
+        detail += "as a blank"
+    elif unread:
+        text, detail = f"CANNOT TELL: {unread}", ""
+    else:
+        return verdict
+    before = "" if verdict.kind == "healthy" else f"before it: {verdict.text}"
+    return RunVerdict(
+        kind="cannot_tell", loss=verdict.loss, text=text,
+        detail="; ".join(filter(None, [detail, before])),
+    )  # fmt: skip
+
+
 def _judge(records: Sequence[Record], alarm_steps: Sequence[int]) -> RunVerdict:
     training, validation = _series(records, "training_loss"), _series(records, "validation_loss")
     main = training if training is not None else validation
@@ -336,7 +372,8 @@ def _judge(records: Sequence[Record], alarm_steps: Sequence[int]) -> RunVerdict:
                 loss=main.name,
                 text=f"CANNOT TELL: {counted(len(main.values), 'record')}",
             )
-    verdict = _located(_judged(main, alarm_steps), main)
+    rises_too = validation is not None and main is training and _ending(validation) is not None
+    verdict = _located(_judged(main, alarm_steps, is_loss=rises_too), main)
     if training is None or validation is None or main is not training:
         return verdict
     if not np.isfinite(validation.values[-1]):
@@ -345,12 +382,11 @@ def _judge(records: Sequence[Record], alarm_steps: Sequence[int]) -> RunVerdict:
             text=f"{verdict.text}, but the last validation loss is not finite",
             advice="check the last evaluation before its checkpoint is used",
         )
-    overfits = _overfitting(training, validation) if verdict.severity != "bad" else None
+    rose = _evaluations_rise(training, validation) if verdict.severity != "bad" else None
     if verdict.kind == "healthy":
-        return overfits or verdict
-    if overfits is not None:
-        since = f"; and overfitting since step {overfits.onset_step:,}: {overfits.detail}"
-        return replace(verdict, detail=verdict.detail + since)
+        return rose or verdict
+    if rose is not None:
+        return replace(verdict, detail=f"{verdict.detail}; and {rose.text.lower()}: {rose.detail}")
     return _beside_validation(verdict, validation)
 
 
@@ -376,9 +412,10 @@ def _beside_validation(verdict: RunVerdict, validation: _Series) -> RunVerdict:
     after = validation.values[validation.steps >= onset]
     middle = onset + (int(validation.steps[-1]) - onset) / 2
     known = len(before) and len(after) >= FEWEST_EVALUATIONS and validation.steps[-1] >= middle
-    if not known or not np.isfinite(before[-1]) or not np.isfinite(after).all():
+    if not known or not np.isfinite(before).all() or not np.isfinite(after).all():
         return verdict
-    first, last = float(before[-1]), float(after[-1])
+    # The lowest, as the last evaluation before the onset may show it already.
+    first, last = float(before.min()), float(after[-1])
     if float(after.max()) - first > SHARE_OF_LEVEL / 2 * abs(first):
         return verdict
     return replace(
@@ -517,7 +554,7 @@ def _named_spikes(series: _Series, rises: Sequence[_Rise]) -> str:
     return f"; before it {len(rises)} spikes, recovered, the highest {height} at {at}"
 
 
-def _judged(series: _Series, alarm_steps: Sequence[int]) -> RunVerdict:
+def _judged(series: _Series, alarm_steps: Sequence[int], *, is_loss: bool = False) -> RunVerdict:
     rises, level, spread, singles = _rises(series)
     finite = series.values[np.isfinite(series.values)]
     fall = float(level[0] - np.min(level[np.isfinite(level)]))
@@ -533,7 +570,11 @@ def _judged(series: _Series, alarm_steps: Sequence[int]) -> RunVerdict:
     if not rises:
         burst = _burst(series)
         if burst is None:
-            return _healthy(series, fall, spread, singles)
+            return (
+                _unconfirmed(series, rises, singles, alarm_steps)
+                or _ends_above(series, alarm_steps)
+                or _healthy(series, fall, spread, singles)
+            )
         rises = [burst]
     last = rises[-1]
     now = _level(series.values[-_WIDTH:])
@@ -543,13 +584,15 @@ def _judged(series: _Series, alarm_steps: Sequence[int]) -> RunVerdict:
     if last.end is None:
         earlier = rises[:-1]
         if _steps_inside(series, earlier) >= UNSTABLE_SHARE * series.length:
-            found = _for_good(series, last, level, spread, earlier, alarm_steps)
+            found = _for_good(series, last, level, spread, earlier, alarm_steps, is_loss=is_loss)
             if found.kind == "diverged" and last.base <= earlier[0].base:
                 return found  # it was wholly back in between
             last = replace(earlier[0], end=None)  # it broke there and was back for a while only
             earlier = []
-        return _for_good(series, last, level, spread, earlier, alarm_steps)
-    return _came_back(series, rises, level, spread, singles, alarm_steps)
+        return _for_good(series, last, level, spread, earlier, alarm_steps, is_loss=is_loss)
+    return _unconfirmed(series, rises, singles, alarm_steps) or _came_back(
+        series, rises, level, spread, singles, alarm_steps
+    )
 
 
 def _falls(values: Floats) -> bool:
@@ -620,7 +663,8 @@ def _rises(series: _Series) -> _Rises:
         early = stop <= 3 * _WIDTH or (
             series.places[stop - 1] - series.places[start] < ABRUPT_SHARE * series.length
         )
-        if not at_end and start < _WIDTH and early and len(finite) == len(part):
+        back = bool(np.any(values[stop:] <= values[: max(1, start)].max()))
+        if not at_end and start < _WIDTH and early and back and len(finite) == len(part):
             continue  # it has no past to be above
         onset = _onset(values, start, float(base[start]), float(floor[start]))
         rises.append(
@@ -701,13 +745,15 @@ def _for_good(
     spread: float,
     earlier: Sequence[_Rise],
     alarm_steps: Sequence[int],
+    *,
+    is_loss: bool,
 ) -> RunVerdict:
     """The verdict on a rise that is not over at the end of the log."""
     number = len(earlier) + 1
     step, rest = int(series.steps[rise.first]), series.places[-1] - series.places[rise.first]
     end_level = _level(series.values[rise.first :][-_WIDTH:])
     alarm = _alarm_of(series, rise.first, alarm_steps)
-    before = _before(series, rise)
+    before = _before(series, rise.first, rise.base)
     found = RunVerdict(
         kind="diverged",
         text="",
@@ -718,7 +764,7 @@ def _for_good(
         alarm_step=alarm,
         num_events=number,
     )
-    word = "loss" if series.name == "training_loss" else "validation loss"
+    word = _word(series)
     levels = f"{word} {_number(before)} -> {_number(end_level)}"
     if (
         rest < min(LATE_SHARE * series.length, LATE_STEPS)
@@ -736,7 +782,8 @@ def _for_good(
     ratio = _ratio(peak, rise.base)
     lost = (peak - rise.base) / rise.fall if rise.fall > SPREADS * spread else np.inf
     stepped = _is_step(series, rise, level, at_last, spread)
-    if series.name == "validation_loss" and not _is_abrupt(series, rise, level):
+    abrupt = _is_abrupt(series, rise, level)
+    if series.name == "validation_loss" and not abrupt:
         return replace(
             found,
             kind="cannot_tell",
@@ -745,7 +792,8 @@ def _for_good(
         )
     still_rises = at_last - rise.base >= RISING_SHARE * (peak - rise.base)
     fell = rise.fall > max(2 * spread, SHARE_OF_FALL * (peak - rise.base))
-    if number == 1 and not fell and still_rises and not _is_abrupt(series, rise, level):
+    all_along = rise.first <= max(_WIDTH, ABRUPT_SHARE * len(level)) and not is_loss
+    if number == 1 and not fell and still_rises and all_along and not abrupt:
         return replace(
             found,
             kind="cannot_tell",
@@ -794,7 +842,7 @@ def _came_back(
     step, end_step = int(series.steps[highest.first]), int(series.steps[end])
     lasted = series.places[end] - series.places[highest.first]
     alarm = _alarm_of(series, highest.first, alarm_steps)
-    before = _before(series, highest)
+    before = _before(series, highest.first, highest.base)
     peak = highest.peak if np.isfinite(highest.peak) else None
     found = RunVerdict(
         kind="spike",
@@ -810,7 +858,7 @@ def _came_back(
         event_end_steps=tuple(int(series.steps[_end(series, rise)]) for rise in rises),
     )
     height = _number(peak) if highest.finite else "nan or infinite"
-    word = "loss" if series.name == "training_loss" else "validation loss"
+    word = _word(series)
     height = f"peak {height}" if highest.finite else f"then {height}"
     levels = f"{word} {_number(before)}, {height}"
     inside = sum(float(series.places[rise.end or 0] - series.places[rise.first]) for rise in rises)
@@ -839,10 +887,10 @@ def _came_back(
             onset_step=int(series.steps[first.first]),
             end_step=int(series.steps[last]),
             alarm_step=_alarm_of(series, first.first, alarm_steps),
-            before=_before(series, first),
+            before=_before(series, first.first, first.base),
             text=f"UNSTABLE from step {series.steps[first.first]:,} to {series.steps[last]:,}"
             + (", calm since" if calm else ""),
-            detail=f"{word} {_number(_before(series, first))}, {height}, "
+            detail=f"{word} {_number(_before(series, first.first, first.base))}, {height}, "
             f"end {_number(_last(series.values))}",
         )
     duration = f"recovered in {counted(max(1, int(lasted)), series.unit)}"
@@ -869,6 +917,10 @@ def _single_records(series: _Series, singles: NDArray[np.int64], height: float) 
     return f"; {len(higher):,} single records stand out, the highest {at}"
 
 
+def _word(series: _Series) -> str:
+    return "loss" if series.name == "training_loss" else "validation loss"
+
+
 def _end(series: _Series, rise: _Rise) -> int:
     return len(series.values) - 1 if rise.end is None else rise.end
 
@@ -885,7 +937,7 @@ def _steps_inside(series: _Series, rises: Sequence[_Rise]) -> float:
 
 
 def _healthy(series: _Series, fall: float, spread: float, singles: NDArray[np.int64]) -> RunVerdict:
-    word = "loss" if series.name == "training_loss" else "validation loss"
+    word = _word(series)
     finite = series.values[np.isfinite(series.values)]
     detail = f"{word} {_number(float(finite[0]))} -> {_number(float(finite[-1]))}"
     start = _level(series.values[:_WIDTH])
@@ -912,8 +964,102 @@ def _early_rise(series: _Series) -> str:
     )
 
 
-def _overfitting(training: _Series, validation: _Series) -> RunVerdict | None:
-    """The verdict on an evaluation loss that rises while the training loss falls; None if not."""
+class _Ending(NamedTuple):
+    """The end of a loss that lies above its lowest level, which is over before record `since`."""
+
+    first: float
+    low: float
+    end: float
+    since: int
+    worse: bool
+
+
+def _ending(series: _Series) -> _Ending | None:
+    """Where a loss ends above its lowest level by more than its noise; None if it does not.
+
+    The losses from the last announced change on count.
+    """
+    changed = int(np.flatnonzero(series.planned)[-1]) if series.planned.any() else 0
+    good = np.flatnonzero(np.isfinite(series.values[changed:])) + changed
+    values = series.values[good]
+    fewest = 1 if series.name == "validation_loss" else 2
+    parts = np.array_split(values, max(1, min(PARTS, len(values) // fewest)))
+    if len(parts) < FEWEST_PARTS:
+        return None
+    levels = np.array([np.median(part) for part in parts])
+    pairs = (levels[1:] + levels[:-1]) / 2
+    lowest = int(np.argmin(pairs[:-1]))
+    first, low, end = float(pairs[0]), float(pairs[lowest]), float(pairs[-1])
+    changes = np.diff(levels)
+    away = np.abs(values - np.repeat(levels, [len(part) for part in parts]))
+    noise = max(
+        float(np.median(np.abs(changes - np.median(changes)))),
+        1.25 * 1.4826 * float(np.median(away)) / len(parts[0]) ** 0.5,
+    )
+    least = max(
+        ABOVE_SHARE * max(abs(low), first - low),
+        ABOVE_NOISE * (1 + FEW_LEVELS / len(values)) * noise,
+    )
+    if not end - low > least:
+        return None
+    since = int(good[sum(len(part) for part in parts[: lowest + 2])])
+    return _Ending(first, low, end, since, end - first > least)
+
+
+def _ends_above(series: _Series, alarm_steps: Sequence[int] = ()) -> RunVerdict | None:
+    """The verdict on a loss without a rise that ends above its lowest level; None if not."""
+    ending = _ending(series)
+    if ending is None:
+        return None
+    step, word = int(series.steps[ending.since]), _word(series)
+    before = ending.first if ending.worse else ending.low
+    return RunVerdict(
+        kind="level_rose",
+        loss=series.name,
+        onset_step=step,
+        before=before,
+        after=ending.end,
+        alarm_step=_alarm_of(series, ending.since, alarm_steps),
+        num_events=1,
+        text="WORSE THAN AT THE START" if ending.worse else f"LEVEL ROSE since step {step:,}",
+        detail=f"{word} {_number(before)} -> {_number(ending.end)}",
+        advice="check learning rate and data; the first weights were better"
+        if ending.worse
+        else "",
+    )
+
+
+def _unconfirmed(
+    series: _Series,
+    rises: Sequence[_Rise],
+    singles: NDArray[np.int64],
+    alarm_steps: Sequence[int],
+) -> RunVerdict | None:
+    """The verdict on a last record that stands out, as none follows to tell; None if not."""
+    at = len(series.values) - 1
+    last, before = float(series.values[at]), _before(series, at)
+    if at not in singles or before is None or _ratio(last, before) < RATIO:
+        return None
+    return RunVerdict(
+        kind="cannot_tell",
+        loss=series.name,
+        onset_step=int(series.steps[at]),
+        before=before,
+        after=last,
+        alarm_step=_alarm_of(series, at, alarm_steps),
+        num_events=len(rises) + 1,
+        text=f"CANNOT TELL: the last record is {_number(last)}",
+        detail=f"{_word(series)} {_number(before)} -> {_number(last)}"
+        f"{_named_spikes(series, rises)}",
+        advice="log more steps; no later record says whether it is a spike or a failure",
+    )
+
+
+def _evaluations_rise(training: _Series, validation: _Series) -> RunVerdict | None:
+    """The verdict on an evaluation loss that ends above where it was; None if it does not.
+
+    It is overfitting where the training loss falls.
+    """
     good = np.isfinite(validation.values)
     values, steps = validation.values[good], validation.steps[good]
     if len(values) < 3 or np.any(np.diff(steps) <= 0):
@@ -923,18 +1069,28 @@ def _overfitting(training: _Series, validation: _Series) -> RunVerdict | None:
     fell = float(values[0]) - low
     changes = np.abs(np.diff(values[: lowest + 1])) if lowest else np.array([0.0])
     rise = last - low
-    if (
-        rise <= SHARE_OF_LEVEL * abs(low)
-        or rise <= SHARE_OF_FALL * fell
-        or lowest >= len(values) - 2
-        or (len(changes) > 2 and rise <= 3 * float(np.median(changes)))
-    ):
+    far = (
+        rise > max(SHARE_OF_LEVEL * abs(low), SHARE_OF_FALL * fell)
+        and lowest < len(values) - 2
+        and (len(changes) <= 2 or rise > 3 * float(np.median(changes)))
+    )
+    above = _ends_above(validation)
+    if not far and above is None:
         return None
+    step = int(steps[lowest])
     then = training.values[training.steps <= steps[lowest]][-_WIDTH:]
     now = training.values[-_WIDTH:]
     if not len(then) or not np.median(now) < np.median(then):
-        return None
-    step = int(steps[lowest])
+        return above or RunVerdict(
+            kind="level_rose",
+            loss=validation.name,
+            onset_step=step,
+            before=low,
+            after=float(values[-1]),
+            num_events=1,
+            text=f"LEVEL ROSE since step {step:,}",
+            detail=f"validation loss {_number(low)} -> {_number(float(values[-1]))}",
+        )
     return RunVerdict(
         kind="overfitting",
         loss=validation.name,
@@ -1002,12 +1158,10 @@ def _after_alarm(series: _Series, alarm: int | None) -> str:
     return f"; trained on for {counted(rest, 'step')} ({share:.0f} %) after the live alarm"
 
 
-def _before(series: _Series, rise: _Rise) -> float | None:
-    """The level before a rise: of the last records before it, or the lowest so far."""
-    level = _level(series.values[max(0, rise.first - _WIDTH) : rise.first])
-    if level is None:
-        return rise.base if np.isfinite(rise.base) else None
-    return level
+def _before(series: _Series, first: int, base: float = np.inf) -> float | None:
+    """The level before a record: of the last records before it, or else `base`."""
+    level = _level(series.values[max(0, first - _WIDTH) : first])
+    return base if level is None and np.isfinite(base) else level
 
 
 def _level(values: Floats) -> float | None:
