@@ -122,6 +122,7 @@ class _Following:
         code = 0
         try:
             self.follower.run()
+            self.watch.finish(self.follower.unread)
         except LogError as error:
             code = fail(error, FAILED)
         except KeyboardInterrupt:

@@ -10,9 +10,6 @@ from rmetric.detectors.advice import LOSS, NOT_FINITE
 from rmetric.detectors.contract import NumberDetector
 from rmetric.records import Record
 
-#: Records without the loss, in a row, of which fewer are no sign.
-_FEW_SILENT = 4
-
 
 class FollowedLoss:
     """The training loss; the validation loss of runs that never log a training loss.
@@ -61,41 +58,6 @@ class FollowedLoss:
         if not isfinite(loss):
             return nan
         return log(loss) if loss > 0 else None
-
-
-class SilentLoss:
-    """Tells when a loss that was logged stays away for twice as long as ever before.
-
-    Some loggers write nan as null or as a blank. Records that count have a higher step than any
-    since the last loss; a loss of every k-th record so has k - 1 between.
-
-    Attributes:
-        since: first step at which the loss was due and absent; None while it is logged.
-
-    >>> silent = SilentLoss()
-    >>> for step in range(1, 31):
-    ...     silent.update(Record(step=step, training_loss=2.0 if step <= 20 else None))
-    >>> silent.since
-    21
-    """
-
-    def __init__(self) -> None:
-        self._followed = FollowedLoss()
-        self.since: int | None = None
-        self._due = self._last = self._highest = 0
-        self._missing = self._longest = -1  # before the first loss
-
-    def update(self, record: Record) -> None:
-        step = record.step
-        if self._followed.of(record) is not None:
-            self._longest = max(self._longest, self._missing)
-            if step > self._last:
-                self._due = 2 * step - self._last if self._missing >= 0 else step + 1
-            self._missing, self._last, self._highest, self.since = 0, step, step, None
-        elif self._missing >= 0 and step > self._highest:
-            self._missing, self._highest = self._missing + 1, step
-            if self._missing > max(2 * self._longest, _FEW_SILENT):
-                self.since = self._due
 
 
 class LossDetector(NumberDetector):

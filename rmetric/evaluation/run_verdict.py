@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rmetric._util.printed import counted
-from rmetric.detectors.followed_loss import SilentLoss
+from rmetric.detectors.log_end import SilentLoss
 from rmetric.records import Record, Truth
 
 Floats = NDArray[np.float64]
@@ -309,7 +309,7 @@ def judge_run(
     with np.errstate(all="ignore"):  # losses may be infinite, or as large as a float can be
         verdict = _judge(records, alarm_steps)
     if verdict.severity != "bad":
-        verdict = _with_its_end(verdict, records, unread)
+        verdict = _with_its_end(verdict, records, unread, alarm_steps)
     if truth is not None and truth.failed and verdict.severity != "bad":
         at = "" if truth.failure_step is None else f" at step {truth.failure_step:,}"
         kind = f" ({truth.failure_kind.replace('_', ' ')})" if truth.failure_kind else ""
@@ -332,24 +332,31 @@ def judge_run(
     return replace(verdict, advice=_ADVICE[verdict.kind].format(step=onset))
 
 
-def _with_its_end(verdict: RunVerdict, records: Sequence[Record], unread: str) -> RunVerdict:
+def _with_its_end(
+    verdict: RunVerdict, records: Sequence[Record], unread: str, alarm_steps: Sequence[int]
+) -> RunVerdict:
     """The verdict, which cannot be told where the losses end before the log does."""
     silent = SilentLoss()
     for record in records:
         silent.update(record)
-    if silent.since is not None:
-        text = f"CANNOT TELL from step {silent.since:,}: no loss is logged any more"
-        detail = f"the log goes on to step {records[-1].step:,}; some loggers write nan as null or "
-        detail += "as a blank"
-    elif unread:
-        text, detail = f"CANNOT TELL: {unread}", ""
-    else:
+    since = silent.since
+    if since is None and not unread:
         return verdict
-    before = "" if verdict.kind == "healthy" else f"before it: {verdict.text}"
+    text, advice = f"CANNOT TELL: {unread}", "look at the end of the log"
+    details = [] if verdict.kind == "healthy" else [f"before it: {verdict.text}"]
+    if since is not None:
+        text = f"CANNOT TELL from step {since:,}: no loss is logged any more"
+        advice = "check whether it is nan, which some loggers write as null or as a blank"
+        details.insert(0, f"the log goes on to step {records[-1].step:,}")
     return RunVerdict(
-        kind="cannot_tell", loss=verdict.loss, text=text,
-        detail="; ".join(filter(None, [detail, before])),
-    )  # fmt: skip
+        kind="cannot_tell",
+        text=text,
+        detail="; ".join(details),
+        advice=advice,
+        loss=verdict.loss,
+        onset_step=since,
+        alarm_step=next((step for step in alarm_steps if since and step >= since), None),
+    )
 
 
 def _judge(records: Sequence[Record], alarm_steps: Sequence[int]) -> RunVerdict:

@@ -41,6 +41,9 @@ class Follower:
         wait: seconds to wait for a file that is not there, from 0; inf for no end.
         begun_again: called when the file turned out to be another one.
         caught_up: called with the log once, when what it held already has been handed on.
+
+    Attributes:
+        unread: after `run`, what could not be read of the end, in words; empty for nothing.
     """
 
     def __init__(
@@ -59,7 +62,7 @@ class Follower:
     ) -> None:
         self.path, self.mapping = path, mapping or {}
         self.poll, self.settle, self.stop_after, self.wait = poll, settle, stop_after, wait
-        self.stopped = False
+        self.stopped, self.unread = False, ""
         self._take, self._say, self._caught_up = take, say, caught_up
         self._begun_again = begun_again
         self._gone = self._ran_out = False
@@ -122,6 +125,7 @@ class Follower:
                 break
         else:
             self._reach()
+        self.unread = source.unread
         if source.foreign_lines.bad > 1:
             self._say(f"{self.path}: {source.foreign_lines.note()}")
         if self._ran_out and not self.path.exists():

@@ -69,7 +69,7 @@ EVENTS = {
     "spike": ("verdict: the highest spike", "spike"),
     "level_rose": ("verdict: the level rose here", "level rose"),
     "overfitting": ("verdict: lowest validation loss", "overfits"),
-    "cannot_tell": ("verdict: the loss rose here", "rise"),
+    "cannot_tell": ("verdict: cannot tell from here", "cannot tell"),
 }
 #: The detector whose alarms are drawn as such.
 OURS = "calibrated"
