@@ -94,7 +94,7 @@ SCATTERED_SHARE = 0.2
 #: each of: a share of that level, the same share of what the loss had fallen, and so many times
 #: the noise of a level (of few values 1 + `FEW_LEVELS` / values times as many). A level is the
 #: median of one of these parts of the log, and the last two count together.
-PARTS, FEWEST_PARTS = 8, 4
+PARTS, FEWEST_PARTS = 8, 5
 ABOVE_SHARE, ABOVE_NOISE, FEW_LEVELS = 0.02, 4.0, 4
 #: Share of the log within which a step to a new level is complete.
 STEP_SHARE = 0.02
@@ -379,7 +379,7 @@ def _judge(records: Sequence[Record], alarm_steps: Sequence[int]) -> RunVerdict:
                 loss=main.name,
                 text=f"CANNOT TELL: {counted(len(main.values), 'record')}",
             )
-    rises_too = validation is not None and main is training and _ending(validation) is not None
+    rises_too = validation is not None and main is training and _rises_by_its_end(validation)
     verdict = _located(_judged(main, alarm_steps, is_loss=rises_too), main)
     if training is None or validation is None or main is not training:
         return verdict
@@ -395,6 +395,14 @@ def _judge(records: Sequence[Record], alarm_steps: Sequence[int]) -> RunVerdict:
     if rose is not None:
         return replace(verdict, detail=f"{verdict.detail}; and {rose.text.lower()}: {rose.detail}")
     return _beside_validation(verdict, validation)
+
+
+def _rises_by_its_end(validation: _Series) -> bool:
+    """True for evaluations of which the last two are above the first."""
+    values = validation.values[np.isfinite(validation.values)]
+    if len(values) < 3:
+        return False
+    return float(values[-2:].min() - values[0]) > SHARE_OF_LEVEL * abs(float(values[0]))
 
 
 def _located(verdict: RunVerdict, series: _Series) -> RunVerdict:
@@ -990,24 +998,27 @@ def _ending(series: _Series) -> _Ending | None:
     good = np.flatnonzero(np.isfinite(series.values[changed:])) + changed
     values = series.values[good]
     fewest = 1 if series.name == "validation_loss" else 2
-    parts = np.array_split(values, max(1, min(PARTS, len(values) // fewest)))
-    if len(parts) < FEWEST_PARTS:
+    if len(values) < fewest * FEWEST_PARTS:
         return None
+    parts = np.array_split(values, min(PARTS, len(values) // fewest))
     levels = np.array([np.median(part) for part in parts])
     pairs = (levels[1:] + levels[:-1]) / 2
     lowest = int(np.argmin(pairs[:-1]))
     first, low, end = float(pairs[0]), float(pairs[lowest]), float(pairs[-1])
-    changes = np.diff(levels)
+    bends = np.sort(np.diff(levels, 2) ** 2)[:-1]  # the largest may be where the rise begins
     away = np.abs(values - np.repeat(levels, [len(part) for part in parts]))
     noise = max(
-        float(np.median(np.abs(changes - np.median(changes)))),
+        float(np.mean(bends) / 6) ** 0.5,
         1.25 * 1.4826 * float(np.median(away)) / len(parts[0]) ** 0.5,
     )
     least = max(
         ABOVE_SHARE * max(abs(low), first - low),
         ABOVE_NOISE * (1 + FEW_LEVELS / len(values)) * noise,
     )
-    if not end - low > least:
+    # The noise of few losses that fall fast is not known.
+    last = values[-max(_WIDTH, len(values) // 4) :]
+    doubled = last.min() > max(RATIO * low, low + SHARE_OF_FALL * (first - low)) > 0
+    if not (end - low > least or doubled):
         return None
     since = int(good[sum(len(part) for part in parts[: lowest + 2])])
     return _Ending(first, low, end, since, end - first > least)
@@ -1069,46 +1080,43 @@ def _evaluations_rise(training: _Series, validation: _Series) -> RunVerdict | No
     """
     good = np.isfinite(validation.values)
     values, steps = validation.values[good], validation.steps[good]
-    if len(values) < 3 or np.any(np.diff(steps) <= 0):
+    if len(values) < 2 or np.any(np.diff(steps) <= 0):
         return None
     lowest = int(np.argmin(values))
     low, last = float(values[lowest]), float(np.min(values[-2:]))
-    fell = float(values[0]) - low
-    changes = np.abs(np.diff(values[: lowest + 1])) if lowest else np.array([0.0])
+    step, end = int(steps[lowest]), float(values[-1])
+    found = RunVerdict(
+        kind="level_rose",
+        loss=validation.name,
+        onset_step=step,
+        before=low,
+        after=end,
+        num_events=1,
+        text=f"LEVEL ROSE since step {step:,}",
+        detail=f"validation loss {_number(low)} -> {_number(end)}",
+    )
+    if end >= RATIO * float(values[-3:-1].max()) > 0:
+        text = f"CANNOT TELL: the last evaluation is {_number(end)}"
+        return replace(found, kind="cannot_tell", onset_step=int(steps[-1]), text=text)
+    changes = np.diff(values[: lowest + 1])
+    ups = changes[changes > 0]  # a fall without noise has none
     rise = last - low
     far = (
-        rise > max(SHARE_OF_LEVEL * abs(low), SHARE_OF_FALL * fell)
+        rise > max(SHARE_OF_LEVEL * abs(low), SHARE_OF_FALL * (float(values[0]) - low))
         and lowest < len(values) - 2
-        and (len(changes) <= 2 or rise > 3 * float(np.median(changes)))
+        and (not len(ups) or rise > 3 * float(np.median(ups)))
     )
     above = _ends_above(validation)
     if not far and above is None:
         return None
-    step = int(steps[lowest])
-    then = training.values[training.steps <= steps[lowest]][-_WIDTH:]
-    now = training.values[-_WIDTH:]
-    if not len(then) or not np.median(now) < np.median(then):
-        return above or RunVerdict(
-            kind="level_rose",
-            loss=validation.name,
-            onset_step=step,
-            before=low,
-            after=float(values[-1]),
-            num_events=1,
-            text=f"LEVEL ROSE since step {step:,}",
-            detail=f"validation loss {_number(low)} -> {_number(float(values[-1]))}",
-        )
-    return RunVerdict(
-        kind="overfitting",
-        loss=validation.name,
-        onset_step=step,
-        before=low,
-        after=float(values[-1]),
-        num_events=1,
-        text=f"OVERFITTING since step {step:,}",
-        detail=f"validation loss {_number(low)} -> {_number(float(values[-1]))} while the "
-        "training loss falls",
+    then = training.values[training.steps <= step][-_WIDTH:]
+    if not len(then) or not np.median(training.values[-_WIDTH:]) < np.median(then):
+        return above or found
+    text, detail = (
+        f"OVERFITTING since step {step:,}",
+        f"{found.detail} while the training loss falls",
     )
+    return replace(found, kind="overfitting", text=text, detail=detail)
 
 
 def _is_abrupt(series: _Series, rise: _Rise, level: Floats) -> bool:
