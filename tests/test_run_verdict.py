@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmetric import Record, Truth
-from rmetric.evaluation.run_verdict import SEVERITY, RunVerdict, alarm_words, judge_run
+from rmetric.evaluation import RunVerdict, judge_run
+from rmetric.evaluation.verdict_words import SEVERITY, alarm_words
 from rmetric.metric import HEALTHY_ALARMED
 
 N = 1000

@@ -21,7 +21,7 @@ from rmetric._util.options import path_in
 from rmetric._util.printed import coloured, counted, printable
 from rmetric.cli.progress import ReplayProgress
 from rmetric.cli.watch import FOLLOWING, add_following, follow
-from rmetric.evaluation.run_verdict import SEVERITY, counted_runs
+from rmetric.evaluation.verdict_words import SEVERITY, counted_runs
 from rmetric.metric import HEALTHY_ALARMED, PRESETS
 from rmetric.readers import split_files
 from rmetric.readers.arguments import add_mapping, add_thresholds

@@ -100,7 +100,7 @@ class WithLogEnd:
 
     @property
     def alarm(self) -> bool:
-        return bool(self.reason)
+        return bool(self._detector.alarm or self._losses.since is not None or self._at_end)
 
     @property
     def reason(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rmetric.evaluation.run_verdict import RunVerdict
+from rmetric.evaluation.verdict_words import RunVerdict
 from rmetric.metric import PAPER_WEIGHTS, RMetricConfig
 from rmetric.readers.scored_run import ScoredRun
 from rmetric.records import Record, Run
