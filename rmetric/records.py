@@ -190,6 +190,8 @@ class Run:
         notes: what a reader guessed or had to leave out, in sentences.
         source: the file that the run was read from.
         log_events: alerts and decisions of the live monitor, in the order of the log.
+        unread: what stands behind the last record in the log and could not be read, in words;
+            empty for nothing.
     """
 
     id: str
@@ -199,6 +201,7 @@ class Run:
     notes: list[str] = field(default_factory=list)
     source: Path | None = None
     log_events: list[LogEvent] = field(default_factory=list)
+    unread: str = ""
 
     def to_frame(self) -> DataFrame:
         """The records as a pandas DataFrame; see `records_to_frame`.

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rmetric._util.state import restore_state, state_of
 from rmetric.detectors.calibrated import CalibratedDetector, CalibratedRMetric, Thresholds
-from rmetric.detectors.calibrated.alarm_lifecycle import TOO_EARLY, UNDER_WAY
+from rmetric.detectors.calibrated.alarm_lifecycle import LOST_RATIO, TOO_EARLY, UNDER_WAY
 from rmetric.detectors.calibrated.calibration import FLOORS
 from rmetric.detectors.calibrated.detector import KEPT_OPEN, sources
 from rmetric.readers.archive import read_runs
@@ -393,6 +393,28 @@ def test_a_jump_that_stays_is_under_way_and_one_that_falls_back_is_recovering():
                 "keep the checkpoints from before step 201 until the loss is back"
             )
             assert detector.verdict == "healthy"
+
+
+@pytest.mark.parametrize("ratio", [3.8, 4.6])
+def test_a_loss_far_above_the_spikes_that_come_back_is_lost_at_once(ratio):
+    losses = [2.0 + 0.02 * (t % 3) for t in range(60)] + [2.0 * ratio + 0.01 * t for t in range(9)]
+    words = last_words(*records(np.array(losses[:63])))
+    if ratio < LOST_RATIO:
+        assert words.startswith(f"{TOO_EARLY}: training loss 7.6")
+        assert words.endswith("and wait for ten records")
+    else:
+        assert words.startswith(
+            f"{UNDER_WAY}: the loss is lost, 4.56 times its usual level; training loss 9.22 nats, "
+            "usual 2.02 (the last 3 records at least 7.18 nats above it"
+        )
+        assert words.endswith(
+            "roll back to a checkpoint before step 61 and leave out the data after it"
+        )
+    detector = CalibratedDetector()
+    back = [
+        detector.update(record).verdict for record in records(np.array([*losses, 2.0, 2.0, 2.0]))
+    ]
+    assert "recovering spike" in back, "also of what was lost"
 
 
 def test_evidence_that_is_not_of_the_losses_is_a_failure_at_once_and_stays_one():

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmetric import Record, Truth
-from rmetric.evaluation.run_verdict import SEVERITY, RunVerdict, alarm_words, judge_run
+from rmetric.evaluation import RunVerdict, judge_run
+from rmetric.evaluation.verdict_words import SEVERITY, alarm_words
 from rmetric.metric import HEALTHY_ALARMED
 
 N = 1000
@@ -388,6 +389,99 @@ def test_it_does_not_say_so_where_the_validation_loss_does_not_show_it(evaluatio
     assert found.kind == "diverged"
     assert not found.training_only
     assert "training loss only" not in found.text
+
+
+def fine_tuning(losses, evaluations, every: int = 10) -> RunVerdict:
+    """The verdict on a short log with evaluations at even distances, the last at its end."""
+    log = records(losses, every=every)
+    for i, value in enumerate(evaluations, start=1):
+        log[len(log) * i // len(evaluations) - 1].validation_loss = value
+    return judge_run(log)
+
+
+FLAT = [2.0, 2.02, 1.98, 2.01, 1.99] * 4
+CALM = [2.05, 2.03, 1.99, 2.0, 1.99, 2.01, 1.94, 1.96]
+FALLS = [3.0, 2.6, 2.4, 2.3, 2.2, 2.15, 2.1, 2.05, 2.03, 2.01, 2.0, 1.98, 1.97, 1.97]
+#: training losses, evaluations -> the class, and how the words begin
+SHORT = {
+    "an early rise that never came back": (
+        [2.05, 2.03, 3.4, 2.9, 2.75, 2.6, 2.5, 2.4, 2.4, 2.4, 2.35, 2.3, 2.3, 2.25, 2.25, 2.2, 2.2],
+        [2.95, 2.7, 2.6, 2.55],
+        "unstable", "UNSTABLE from step 21 to ",
+    ),
+    "a slow rise": (
+        [*CALM, 1.95, 2.03, 2.0, 2.0, 2.1, 2.1, 2.2, 2.27, 2.33, 2.25, 2.28, 2.26],
+        [2.29, 2.29, 2.5, 2.6],
+        "level_rose", "WORSE THAN AT THE START",
+    ),
+    "a fall and then a slow rise": (
+        [*FALLS, *np.linspace(1.98, 2.2, 16)], [], "level_rose", "LEVEL ROSE since step ",
+    ),
+    "worse from the start on": (
+        list(np.linspace(2.0, 2.3, 20) + 0.01 * (np.arange(20) % 3)),
+        [],
+        "level_rose", "WORSE THAN AT THE START",
+    ),
+    "worse evaluations alone": (
+        FLAT, [2.3, 2.34, 2.37, 2.4, 2.42, 2.44],
+        "level_rose", "WORSE THAN AT THE START",
+    ),
+    "evaluations that jump": (
+        FLAT, [2.3, 2.2, 2.9, 3.0, 3.0],
+        "level_rose", "LEVEL ROSE since step ",
+    ),
+    "the same while the training loss falls": (
+        FALLS, [2.3, 2.2, 2.9, 3.0, 3.0],
+        "overfitting", "OVERFITTING since step ",
+    ),
+    "a little of it, beyond the noise": (
+        FALLS, [2.3, 2.35, 2.39, 2.44, 2.48, 2.53],
+        "overfitting", "OVERFITTING since step ",
+    ),
+    "one last evaluation": (FALLS, [2.3, 2.2, 2.1, 9.0], "cannot_tell", "CANNOT TELL: the last "),
+    "it explodes": (
+        [*CALM, 2.7, 14.0, 2528.0, 1.3e5, 2.6e6, 5.4e6, 6.4e6, 6.7e6, 6.8e6, 6.8e6],
+        [2.3, 4.5, 6.1e6, 6.7e6],
+        "diverged", "DIVERGED at step 8",
+    ),
+    "it climbs from the first steps on, and so do the evaluations": (
+        list(np.linspace(2.0, 6.0, 20)), [2.3, 3.0, 4.0, 5.0],
+        "diverged", "DIVERGED at step ",
+    ),
+    "it may be no loss": (list(np.linspace(2.0, 6.0, 20)), [], "cannot_tell", "CANNOT TELL: the v"),
+    "healthy": (CALM + [x - 0.05 for x in CALM], [2.3, 2.28, 2.26, 2.26], "healthy", "HEALTHY"),
+    "an early rise that was over": (
+        [2.05, 2.8, 7.6, 5.8, 3.8, 2.4, 2.15, 2.07, *CALM, 1.93, 1.93],
+        [2.86, 2.32, 2.3, 2.29],
+        "healthy", "HEALTHY",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_short_run_is_healthy_only_where_no_loss_ends_above_where_it_was(name):
+    losses, evaluations, kind, text = SHORT[name]
+    found = fine_tuning(losses, evaluations)
+    assert found.kind == kind
+    assert found.text.startswith(text)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_noise_is_no_rise_of_the_level(seed):
+    rng = np.random.default_rng(seed)
+    found = fine_tuning(2.0 + 0.1 * rng.standard_normal(60), 2.3 + 0.01 * rng.standard_normal(6))
+    assert found.kind == "healthy"
+
+
+def test_an_evaluation_just_before_the_onset_may_show_it_already():
+    assert not beside_validation([5, 4, 3.5, 3.2, 3.1, 3.0, 4.9, 4.5, 4.2, 4.0]).training_only
+
+
+@pytest.mark.parametrize("last", [[9.5], [9.5, 9.0]])
+def test_last_records_that_explode_are_undecided(last):
+    found = verdict([*course(400), *last])
+    assert found.severity == "unknown"
+    assert found.onset_step == 401
 
 
 def test_each_spike_has_its_step():

@@ -21,7 +21,7 @@ from rmetric._util.options import path_in
 from rmetric._util.printed import coloured, counted, printable
 from rmetric.cli.progress import ReplayProgress
 from rmetric.cli.watch import FOLLOWING, add_following, follow
-from rmetric.evaluation.run_verdict import SEVERITY, counted_runs
+from rmetric.evaluation.verdict_words import SEVERITY, counted_runs
 from rmetric.metric import HEALTHY_ALARMED, PRESETS
 from rmetric.readers import split_files
 from rmetric.readers.arguments import add_mapping, add_thresholds
@@ -237,7 +237,7 @@ def report(result: Replayed, out: Path) -> int:
         print(f"{printable(row['id'] + file)}: {words}")
         if row["verdict_detail"]:
             print(f"    {printable(row['verdict_detail'])}")
-        for line in in_lines(row):
+        for line in [*in_lines(row), *row["left_out"]]:
             print(f"    {printable(line)}")
     if len(runs) > MOST_LINES:
         print(f"... and {len(runs) - MOST_LINES} more")

@@ -122,6 +122,8 @@ class _Following:
         code = 0
         try:
             self.follower.run()
+            if self.follower.unread is not None:
+                self.watch.finish(self.follower.unread)
         except LogError as error:
             code = fail(error, FAILED)
         except KeyboardInterrupt:

@@ -2,10 +2,11 @@
 
 from rmetric.evaluation.intervals import Estimate
 from rmetric.evaluation.protocols import PROTOCOLS, Outcomes, judge
-from rmetric.evaluation.run_verdict import RunVerdict, judge_run
+from rmetric.evaluation.run_verdict import judge_run
 from rmetric.evaluation.scores import Scores, evaluate, f1_difference, score
 from rmetric.evaluation.study import Study, UnusableStudy, read_study
 from rmetric.evaluation.traces import Trace, trace, trace_all
+from rmetric.evaluation.verdict_words import RunVerdict
 
 __all__ = [
     "PROTOCOLS",

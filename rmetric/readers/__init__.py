@@ -140,8 +140,11 @@ class OpenLog:
         self._note_replacements(self.runs.values())
 
     def _note_replacements(self, runs: Iterable[Run]) -> None:
+        if self._source is None:
+            return
         for run in runs:
-            run.notes += self._source.notes if self._source else []
+            run.notes += self._source.notes
+            run.unread = self._source.unread
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import Any
 
 from rmetric._util.errors import LogError
 from rmetric._util.strict_json import shown
+from rmetric.detectors.log_end import FEW_SILENT
 from rmetric.readers.columns import TARGETS, Columns
 from rmetric.readers.rows import BadRow, Row, flag, number, run_name
 from rmetric.readers.thinning import Thinning
@@ -42,6 +43,9 @@ class RunState:
         first, last: steps of records.
         early: the first step above the first: steps that fall to it start again.
         thinning: says which records have to be built; None for all.
+        blank, longest_blank: rows in a row that hold a step and no measurement, now and at most
+            before. Where they become twice as many as ever, they are records: the log goes on
+            without its losses.
     """
 
     def __init__(self, base: str, path: Path, runs: dict[str, Run]) -> None:
@@ -53,14 +57,19 @@ class RunState:
         self.last: int | None = None
         self.early: int | None = None
         self.thinning: Thinning | None = None
+        self.blank = self.longest_blank = 0
         self.rows = self.empty = self.unplaced = self.resumed = self.repeated = 0
 
     def measured(self, step: int | None, values: dict[str, Any]) -> tuple[str, Record] | None:
         """Take what the next row holds; return the record now complete, with its run's id."""
         self.rows += 1
         if not values.keys() - _CIRCUMSTANCES:
-            self.empty += step is not None
-            return None
+            goes_on = step is not None and (self.last is None or step > self.last)
+            if not (goes_on and self._without_measurement()):
+                self.empty += step is not None
+                return None
+        else:
+            self.measured_again()
         if step is None:
             self.unplaced += 1
             step = self.last or 0
@@ -84,6 +93,13 @@ class RunState:
             self.early = step
         self.runs.setdefault(self.run.id, self.run)
         return complete
+
+    def measured_again(self) -> None:
+        self.blank, self.longest_blank = 0, max(self.blank, self.longest_blank)
+
+    def _without_measurement(self) -> bool:
+        self.blank += 1
+        return self.last is not None and self.blank > max(2 * self.longest_blank, FEW_SILENT)
 
     def release(self) -> list[tuple[str, Record]]:
         """The record that is held back; a row of its step that comes later is another."""

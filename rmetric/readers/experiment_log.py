@@ -125,7 +125,8 @@ def _batches(source: Source, reader: LogReader) -> Iterator[list[Record]]:
             except LogError:
                 if at == 1 or _is_object(line):
                     raise
-                source.foreign_lines.add(at, f"no JSON object: {shown(line)}")
+                of_record = line.lstrip().startswith(b"{")
+                source.foreign_lines.add(at, f"no JSON object: {shown(line)}", of_record=of_record)
                 continue
             if reader.run.id == _UNNAMED:
                 reader.run.id = run_name(source.path)

@@ -158,6 +158,7 @@ def _next_steps(structs: list[Any], state: RunState) -> list[Record]:
     state.pending = records.pop()
     state.last = state.pending.step
     state.rows += len(structs)
+    state.measured_again()
     return records
 
 

@@ -120,7 +120,8 @@ class _Reading:
             return entry
         foreign_lines = self.source.foreign_lines
         foreign_lines.good = self.assembler.num_rows
-        foreign_lines.add(number, f"no JSON object: {shown(line)}")
+        of_record = line.lstrip().startswith(b"{")
+        foreign_lines.add(number, f"no JSON object: {shown(line)}", of_record=of_record)
         return None
 
     def _learn(self, names: list[str]) -> None:

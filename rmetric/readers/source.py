@@ -45,14 +45,21 @@ class ForeignLines:
         self.good = self.bad = 0
         self._first = ""
         self._good_before = self._closing = 0
+        self._unread: list[str] = []
 
-    def add(self, line: int, problem: str) -> None:
-        """Leave out one line; `problem` says what it holds or lacks."""
+    def add(self, line: int, problem: str, *, of_record: bool = False) -> None:
+        """Leave out one line; `problem` says what it holds or lacks.
+
+        `of_record`: it looks like a line with values, and not like what a crash prints.
+        """
         if not self.bad:
             self._first = f"line {line}: {problem}"
             if self._say is not None:
                 self._say(f"a line could not be read and was left out, {self._first}")
-        self._closing = self._closing + 1 if self.good == self._good_before else 1
+        if self.good != self._good_before:
+            self._closing, self._unread = 0, []
+        self._closing += 1
+        self._unread += [f"line {line}: {problem}"] if of_record else []
         self._good_before = self.good
         self.bad += 1
 
@@ -63,6 +70,17 @@ class ForeignLines:
         were, first = ("was", "namely") if self.bad == 1 else ("were", "the first is")
         lines = counted(self.bad, "line")
         return f"{lines} could not be read and {were} left out, {first} {self._first}"
+
+    @property
+    def unread(self) -> str:
+        """In words, the lines with values below the last good one; empty for fewer than two.
+
+        One may be cut off.
+        """
+        lines = self._unread if self.good == self._good_before else []
+        if len(lines) < 2:
+            return ""
+        return f"the last {len(lines):,} lines could not be read, the first is {lines[0]}"
 
     def check(self, path: Path) -> None:
         """Raise LogError where more than half are bad: then it is another kind of file.
@@ -105,6 +123,11 @@ class Source:
         self._replaced = self._first_replaced = self._nulls = 0
         self._blocks = self._unpacked()
         self.head = self._begin()
+
+    @property
+    def unread(self) -> str:
+        """What stands behind the last record and could not be read, in words; empty for nothing."""
+        return "; ".join([*self._notes, *filter(None, [self.foreign_lines.unread])])
 
     @property
     def notes(self) -> list[str]:

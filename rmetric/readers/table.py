@@ -96,7 +96,8 @@ class Table:
 
     def _leave_out(self, line: int, cells: list[str]) -> None:
         size = f"{len(cells)} cells, the header has {len(self._header)}"
-        self.source.foreign_lines.add(line, f"{size}: {shown(self._delimiter.join(cells))}")
+        problem = f"{size}: {shown(self._delimiter.join(cells))}"
+        self.source.foreign_lines.add(line, problem, of_record=_is_number(cells[0]))
 
     def _cells(self) -> Iterator[tuple[int, list[str]]]:
         """Number of the last line and cells of each row below the header that is not blank."""

@@ -13,6 +13,7 @@ from rmetric._util.background import Background
 from rmetric._util.printed import printable
 from rmetric._util.webhook import checked_url, post
 from rmetric.detectors import Detector
+from rmetric.detectors.log_end import WithLogEnd
 from rmetric.records import Record
 
 #: Runs of one file that are watched at once; the one longest silent is forgotten first.
@@ -50,7 +51,12 @@ class AlarmEvent:
 
     @classmethod
     def of(
-        cls, event: str, id: str, step: int, detector: Detector, before: AlarmEvent | None = None
+        cls,
+        event: str,
+        id: str,
+        step: int,
+        detector: Detector | WithLogEnd,
+        before: AlarmEvent | None = None,
     ) -> AlarmEvent:
         """An event of a detector's alarm, `before` the last of the same alarm."""
         return cls(
@@ -84,7 +90,7 @@ class Watch:
     """Takes records of any number of runs; each has a detector of its own.
 
     Args:
-        make: a fresh detector.
+        make: a fresh detector; beside it the losses that stay away are watched (`WithLogEnd`).
         tell: called with each event of an alarm; not again in the same words, as a log brings
             it that is begun again.
 
@@ -96,7 +102,7 @@ class Watch:
     def __init__(self, make: Callable[[], Detector], tell: Callable[[AlarmEvent], None]) -> None:
         self._make, self._tell_new = make, tell
         self._told: deque[tuple[str, str, str]] = deque(maxlen=MOST_RUNS)
-        self._detectors: dict[str, Detector] = {}
+        self._detectors: dict[str, WithLogEnd] = {}
         self.in_alarm: dict[str, AlarmEvent] = {}
         self.num_records = self.num_alarms = self.num_again = 0
 
@@ -106,7 +112,7 @@ class Watch:
         self.in_alarm.clear()
 
     def take(self, id: str, record: Record) -> None:
-        detector = self._detectors.pop(id, None) or self._make()
+        detector = self._detectors.pop(id, None) or WithLogEnd(self._make())
         self._detectors[id] = detector  # ordered by their latest record
         if len(self._detectors) > MOST_RUNS:
             forgotten = next(iter(self._detectors))
@@ -114,17 +120,26 @@ class Watch:
             self.in_alarm.pop(forgotten, None)
         detector.update(record)
         self.num_records += 1
+        self._hear(id, record.step, detector)
+
+    def finish(self, unread: str = "") -> None:
+        """No record follows in any run; `unread` as `Run.unread`."""
+        for id, detector in self._detectors.items():
+            detector.finish(unread)
+            self._hear(id, detector.step, detector)
+
+    def _hear(self, id: str, step: int, detector: WithLogEnd) -> None:
         before = self.in_alarm.get(id)
         if not detector.alarm:
             if before is not None:
                 del self.in_alarm[id]
-                self._tell(AlarmEvent.of(ENDED, id, record.step, detector, before))
+                self._tell(AlarmEvent.of(ENDED, id, step, detector, before))
             return
         if before is None:
             self.num_alarms += 1
-            word = AlarmEvent.of(ALARM, id, record.step, detector)
-        elif before.verdict != getattr(detector, "verdict", ""):
-            word = AlarmEvent.of(CHANGED, id, record.step, detector, before)
+            word = AlarmEvent.of(ALARM, id, step, detector)
+        elif before.verdict != detector.verdict:
+            word = AlarmEvent.of(CHANGED, id, step, detector, before)
         else:
             return
         self.in_alarm[id] = word

@@ -57,6 +57,8 @@ INDEX_COLUMNS = (
     "calibrated_first_alarm_step", "calibrated_judged", "lead_published", "lead_causal", "max_r",
     "stated_max_r", "loss_used", "variance_source", "problem",
 )  # fmt: skip
+#: Notes of a run with these words say what was left out; the console has them too.
+LEFT_OUT, _LEFT_OUT_WORDS = "left_out", ("left out", "could not be read", "damaged")
 #: One more column, after these, where the records of some run were thinned.
 NOTE = "note"
 _LONGEST_NAME = 100
@@ -243,6 +245,8 @@ def write_run(
     row["verdict"], row["verdict_kind"] = verdict.text, verdict.kind
     row["verdict_detail"] = verdict.numbers_and_advice
     row[SPARK] = sparkline_of(scored.run.records, verdict)
+    notes = scored.run.notes
+    row[LEFT_OUT] = [note for note in notes if any(word in note for word in _LEFT_OUT_WORDS)]
     return row
 
 

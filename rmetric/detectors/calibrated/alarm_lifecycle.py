@@ -18,6 +18,9 @@ _RECOVERED = 0.5
 #: Records of an alarm in which a rise of the loss may be either: of the spikes in the public logs
 #: that came back, half were down to half of their height by the ninth record.
 YOUNG = 10
+#: From so many times the usual level (median of three records), and so many usual spreads, it is a
+#: failure at once: none of the rises in the public logs that came back was above 3.9 times.
+LOST_RATIO, LOST_SPREADS = 4.0, 6.0
 #: Records that a level needs at least to get into the past of the training loss.
 _LAG = 5
 #: The smoothed gradient norm trails a loss that comes back.
@@ -31,26 +34,31 @@ class AlarmLifecycle:
 
     Attributes:
         verdict: as the detector's.
+        lost: highest loss of the alarm in units of the usual level, where that is beyond doubt;
+            else 0.
     """
 
     def __init__(self) -> None:
         self.verdict = HEALTHY
         self._age = 0
         self._before = nan
-        self._highest = 0.0
+        self._highest = self.lost = 0.0
         self._only_losses = True
 
     def follow(self, names: Collection[str], loss: TrainingLoss) -> None:
         """Take a record in alarm, with the statistics that it rests on."""
         if self.verdict == HEALTHY:
             self._age, self._only_losses = 0, True
-            self._before, self._highest = loss.before, 0.0
+            self._before, self._highest, self.lost = loss.before, 0.0, 0.0
         self._age += 1
         self._highest = max(self._highest, loss.latest[1] - self._before)  # nan changes nothing
+        ratio = loss.latest[1] / self._before if self._before > 0 else nan
+        if ratio >= LOST_RATIO and loss.statistics.get("loss_jump", 0.0) >= LOST_SPREADS:
+            self.lost = max(self.lost, ratio)
         self._only_losses = self._only_losses and _rests_on(names, _OF_LOSSES)
         if _rests_on(names, _OF_TRAINING_LOSS) and self._is_back(loss):
             self.verdict = RECOVERING
-        elif self._only_losses and self._age <= YOUNG:
+        elif self._only_losses and self._age <= YOUNG and not self.lost:
             self.verdict = TOO_EARLY
         else:
             self.verdict = UNDER_WAY

@@ -8,7 +8,12 @@ from math import inf, nan
 from typing import NamedTuple
 
 from rmetric.detectors.advice import roll_back
-from rmetric.detectors.calibrated.alarm_lifecycle import RECOVERING, TOO_EARLY, AlarmLifecycle
+from rmetric.detectors.calibrated.alarm_lifecycle import (
+    RECOVERING,
+    TOO_EARLY,
+    UNDER_WAY,
+    AlarmLifecycle,
+)
 from rmetric.detectors.calibrated.gradients import Gradients
 from rmetric.detectors.calibrated.hardware import HardwareEvents
 from rmetric.detectors.calibrated.held_out_loss import ProbeLoss, ValidationLoss
@@ -86,7 +91,8 @@ class CalibratedDetector:
         reason: the verdict; each piece of evidence with its usual value and since when; a jump of
             the learning rate where one that nobody announced came before; and a suggested action.
         verdict: ``healthy``; ``spike or failure, too early to tell`` in the first ten records of
-            an alarm that rests on the losses; then ``recovering spike`` or ``failure under way``.
+            an alarm that rests on the losses, unless they are far beyond the spikes that come
+            back; then ``recovering spike`` or ``failure under way``.
         ended: why the last alarm ended, in words, from the record on at which it did; empty
             before that and while there is an alarm.
         evidence: statistic -> its strength, 1 being enough for an alarm: alone, or, where
@@ -315,7 +321,9 @@ class CalibratedDetector:
             for index, name in self._leading
         ]
         rate = f"; {self._because_of_rate}" if self._because_of_rate else ""
-        return f"{self.verdict}: {'; and '.join(parts)}{rate}"
+        lost = f"the loss is lost, {self._course.lost:.3g} times its usual level; "
+        lost = lost if self._course.lost and self.verdict == UNDER_WAY else ""
+        return f"{self.verdict}: {lost}{'; and '.join(parts)}{rate}"
 
     def _advice(self, since: int) -> str:
         if self.verdict == RECOVERING:

@@ -18,7 +18,7 @@ import numpy as np
 
 from rmetric._util.version import __version__
 from rmetric.evaluation import RunVerdict, judge_run
-from rmetric.evaluation.run_verdict import SEVERITY, alarm_words, counted_runs
+from rmetric.evaluation.verdict_words import SEVERITY, alarm_words, counted_runs
 from rmetric.readers.scored_run import ScoredRun
 from rmetric.records import LogEvent, Run
 from rmetric.reporting.decisions import decisions_of, short_words, summed_up
@@ -126,7 +126,7 @@ def page_of(
 def verdict_of(run: Run, traces: Sequence[DetectorTrace]) -> RunVerdict:
     """The verdict on a run, with the alarms of the calibrated detector among its traces."""
     alarms = next((trace.alarm_steps for trace in traces if trace.name == OURS), [])
-    return judge_run(run.records, alarms, truth=run.truth)
+    return judge_run(run.records, alarms, truth=run.truth, unread=run.unread)
 
 
 def live_alarm(verdict: RunVerdict, traces: Sequence[DetectorTrace]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rmetric.evaluation.run_verdict import RunVerdict
+from rmetric.evaluation.verdict_words import RunVerdict
 from rmetric.metric import PAPER_WEIGHTS, RMetricConfig
 from rmetric.readers.scored_run import ScoredRun
 from rmetric.records import Record, Run
@@ -69,7 +69,7 @@ EVENTS = {
     "spike": ("verdict: the highest spike", "spike"),
     "level_rose": ("verdict: the level rose here", "level rose"),
     "overfitting": ("verdict: lowest validation loss", "overfits"),
-    "cannot_tell": ("verdict: the loss rose here", "rise"),
+    "cannot_tell": ("verdict: cannot tell from here", "cannot tell"),
 }
 #: The detector whose alarms are drawn as such.
 OURS = "calibrated"

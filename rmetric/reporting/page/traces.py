@@ -11,6 +11,7 @@ import numpy as np
 
 from rmetric.detectors import DETECTORS, make_detector
 from rmetric.detectors.calibrated import Thresholds
+from rmetric.detectors.log_end import WithLogEnd
 from rmetric.evaluation import Trace
 from rmetric.evaluation.traces import SEED, generator_for
 from rmetric.metric import reason_for
@@ -101,12 +102,14 @@ def trace_with_reasons(
 ) -> DetectorTrace:
     """Show `run` to a fresh detector of `DETECTORS`, and keep what it says beside its score.
 
+    It also alarms where the losses stay away and at the log's end, as `rmetric watch` does.
     `on_records` is called now and then with the number of records shown, and of all.
     """
     entry = DETECTORS[name]
-    detector = make_detector(name, generator_for(seed, name, run.id), thresholds)
+    made = make_detector(name, generator_for(seed, name, run.id), thresholds)
     if entry.sees_future:
-        detector.fit(run)  # type: ignore[attr-defined]
+        made.fit(run)  # type: ignore[attr-defined]
+    detector = WithLogEnd(made)
     count = len(run.records)
     scores, alarms = np.full(count, nan), np.zeros(count, dtype=bool)
     evidence: dict[str, Floats] = {}
@@ -117,8 +120,10 @@ def trace_with_reasons(
         if on_records is not None and position % REPORTED_EVERY == 0:
             on_records(position, count)
         detector.update(record)
+        if position == count - 1:
+            detector.finish(run.unread)
         scores[position], alarms[position] = detector.score, detector.alarm
-        now = (bool(detector.alarm), str(getattr(detector, "verdict", "")))
+        now = (detector.alarm, detector.verdict)
         if before[0] and now != before:
             ended = "" if now[0] else str(getattr(detector, "ended", ""))
             began[-1] = replace(began[-1], until=position, ended=ended)

@@ -1,0 +1,121 @@
+"""What no detector of single records sees: losses that stay away, and a last record that explodes.
+
+Some loggers write nan as null or as a blank, and of a last record nobody knows what follows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from rmetric.detectors.contract import Detector
+from rmetric.detectors.followed_loss import FollowedLoss
+from rmetric.records import Record
+
+#: Records in a row without the loss that are no sign.
+FEW_SILENT = 4
+#: A last loss explodes from so many times the highest of so many before; so many must be known.
+_RATIO, _BEFORE, _KNOWN = 2.0, 20, 5
+#: Last losses that are too few for a detector of jumps.
+_UNCONFIRMED = 2
+
+
+class SilentLoss:
+    """Tells when a loss that was logged stays away for twice as long as ever before.
+
+    Records that count have a higher step than any since the last loss; a loss of every k-th
+    record so has k - 1 between.
+
+    Attributes:
+        since: first step at which the loss was due and absent; None while it is logged.
+        last: the newest losses.
+
+    >>> silent = SilentLoss()
+    >>> for step in range(1, 31):
+    ...     silent.update(Record(step=step, training_loss=2.0 if step <= 20 else None))
+    >>> silent.since
+    21
+    """
+
+    def __init__(self) -> None:
+        self._followed = FollowedLoss()
+        self.last: deque[float] = deque(maxlen=_BEFORE + _UNCONFIRMED)
+        self.since: int | None = None
+        self._due = self._last = self._highest = 0
+        self._missing = self._longest = -1  # before the first loss
+
+    def update(self, record: Record) -> None:
+        step = record.step
+        loss = self._followed.of(record)
+        if loss is not None:
+            self.last.append(loss)
+            self._longest = max(self._longest, self._missing)
+            if step > self._last:
+                self._due = 2 * step - self._last if self._missing >= 0 else step + 1
+            self._missing, self._last, self._highest, self.since = 0, step, step, None
+        elif self._missing >= 0 and step > self._highest:
+            self._missing, self._highest = self._missing + 1, step
+            if self._missing > max(2 * self._longest, FEW_SILENT):
+                self.since = self._due
+
+    @property
+    def explodes(self) -> bool:
+        """True if the last losses are far above those before, and too few for a detector."""
+        for count in range(1, _UNCONFIRMED + 1):
+            before = list(self.last)[-count - _BEFORE : -count]
+            if len(before) >= _KNOWN and min(list(self.last)[-count:]) >= _RATIO * max(before) > 0:
+                return True
+        return False
+
+
+class WithLogEnd:
+    """A detector that also alarms where the losses stay away, and at the end of a log.
+
+    What it does not have itself is the detector's.
+
+    Args:
+        detector: takes each record.
+    """
+
+    def __init__(self, detector: Detector) -> None:
+        self._detector, self._losses = detector, SilentLoss()
+        self._at_end = ""
+
+    def update(self, record: Record) -> WithLogEnd:
+        self._detector.update(record)
+        self._losses.update(record)
+        self.step = record.step
+        return self
+
+    def finish(self, unread: str = "") -> None:
+        """No record follows; `unread` says what could not be read of the end, in words."""
+        losses = self._losses
+        if losses.explodes:
+            self._at_end = (
+                f"the last loss is {losses.last[-1]:.4g}, and no later record confirms it: keep "
+                f"the checkpoints from before step {self.step}"
+            )
+        elif unread:
+            self._at_end = f"{unread}: check the log"
+
+    @property
+    def alarm(self) -> bool:
+        return bool(self._detector.alarm or self._losses.since is not None or self._at_end)
+
+    @property
+    def reason(self) -> str:
+        if self._detector.alarm:
+            return self._detector.reason
+        if self._losses.since is not None:
+            return (
+                f"no loss is logged any more, since step {self._losses.since}: check the training, "
+                "some loggers write nan as null or as a blank"
+            )
+        return self._at_end
+
+    @property
+    def verdict(self) -> str:
+        return getattr(self._detector, "verdict", "") if self._detector.alarm else ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._detector, name)
