@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from rmetric._util.strict_json import plain_non_finite
 from rmetric.readers.columns import TARGETS, Columns, choose_columns
 from rmetric.readers.rows import Row, UnknownFormat
 from rmetric.readers.source import Source
@@ -37,7 +38,7 @@ def _rows(source: Source, mapping: Mapping[str, str]) -> Iterator[Row]:
     losses = {mapping[t] for t in ("loss", "eval_loss") if t in mapping}
     found = False
     for number, line in source.lines():
-        cells = {name: value for name, value in _PAIR.findall(line) if name in wanted}
+        cells = {name: value for name, value in _PAIR.findall(plain_non_finite(line)) if name in wanted}
         found = found or bool(cells.keys() & losses)
         # What stands alone, such as "step 5" in a message, is no measurement.
         if cells.keys() & losses or len(cells) > 1:

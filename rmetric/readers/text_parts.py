@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
+from rmetric._util.strict_json import plain_non_finite
 from rmetric.readers.rows import BadRow, Row
 
 LONGEST = 1 << 16
@@ -21,14 +22,14 @@ _RANK = re.compile(r"\s*\[?(?:rank|default|trainer|worker)[ _]?(\d+)[^\]:]*\]?:?
 
 
 def pieces(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """The lines without colours, cut where a progress bar went back to the line's beginning.
+    """The lines without colours, nan as `float` takes it, cut where a progress bar went back to the line's beginning.
 
     No program prints a step in `LONGEST` characters: longer ones are passed over.
     """
     for number, text in lines:
         for piece in text.split("\r") if "\r" in text else (text,):
             if piece and len(piece) <= LONGEST:
-                yield number, without_colours(piece)
+                yield number, plain_non_finite(without_colours(piece))
 
 
 def without_colours(text: str) -> str:
