@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import importlib
 from math import inf, nan
 
 import pytest
@@ -12,6 +12,9 @@ from rmetric._util.strict_json import parse_line
 from rmetric.cli.main import main
 from rmetric.logs import start_line
 from rmetric.readers import open_log, read_log
+from rmetric.readers.assembler import Assembler
+from rmetric.readers.source import Source
+from rmetric.readers.text_pairs import name_in
 from tests.test_readers_formats import only, read, write
 
 #: As Python, C and C++ print them.
@@ -73,3 +76,124 @@ def test_words_in_strings_and_what_is_no_number_stay_what_they_are():
     for line in (b'{"a": nano}', b'{"a": nan', b'{"a": nan.5}', b'{"a": 1.#}', b'{"a": "nan}'):
         with pytest.raises(ValueError, match="not JSON"):
             parse_line(line)
+
+
+# One log does not cost the others, and a line not the log that is watched
+
+
+def healthy(form: str = "flat", last: int = 60, first: int = 1) -> str:
+    return log_of(form, [round(3.0 - s / 100 + 0.01 * (s % 3), 3) for s in range(last)], first)
+
+
+@pytest.mark.parametrize("blank", ["", "\t", "\u00a0", "\t \u2003", ":\t", "(\t["])
+def test_a_sign_after_nothing_but_blanks_names_nothing(blank):
+    assert name_in(f"{blank}= ", frozenset()) == ("", True)
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """The assembler fails as no reader should, at one cell."""
+    take = Assembler.take
+
+    def take_or_fail(self, row):
+        return {}["absent"] if row.cells.get("loss") == 6.5 else take(self, row)
+
+    monkeypatch.setattr(Assembler, "take", take_or_fail)
+
+
+def test_an_error_of_a_reader_names_its_file_and_costs_no_other(tmp_path, capsys, broken):
+    write(tmp_path, "a.jsonl", '{"step": 1, "train": {"loss": 2.0}, "loss": 6.5}\n')
+    write(tmp_path, "b.jsonl", healthy("nested"))
+    told = "a.jsonl: cannot be read: an error of the reader (KeyError: 'absent')"
+    for command in ("replay", "calibrate"):
+        code = main([command, str(tmp_path), "--out", str(tmp_path / f"{command}.d")])
+        said = capsys.readouterr()
+        assert told in said.err, command
+        assert code == 1, command
+    assert (tmp_path / "replay.d" / "b" / "summary.json").exists()
+    assert (tmp_path / "calibrate.d").is_file()
+    assert main(["watch", str(tmp_path / "a.jsonl"), "--stop-after", "0"]) == 1
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("where", ["rmetric.reporting.replay_report.score_run",
+                                   "rmetric.cli.calibrate.watch"])  # fmt: skip
+def test_an_error_after_reading_names_its_file_and_costs_no_other(
+    tmp_path, capsys, monkeypatch, where
+):
+    module, name = where.rsplit(".", 1)
+    whole = getattr(importlib.import_module(module), name)
+
+    def failing(run, *rest):
+        return whole(run, *rest) if run.id != "a" else {}["absent"]
+
+    monkeypatch.setattr(where, failing)
+    for name in ("a.jsonl", "b.jsonl"):
+        write(tmp_path, name, healthy())
+    command = "replay" if "replay" in where else "calibrate"
+    assert main([command, str(tmp_path), "--out", str(tmp_path / "out.d")]) == 1
+    said = capsys.readouterr()
+    assert "a.jsonl: cannot be " in said.err
+    assert "KeyError" in said.err
+    assert "b.jsonl" not in said.err
+
+
+BAD_CELLS = [
+    '"oops"',
+    "[1]",
+    "true",
+    '"1,234.5"',
+    "#N/A",
+    "5 %",
+    "[" * 50_000,
+    "[" * 900 + "]" * 900,
+]
+
+BAD_STEPS = ['"x"', "1e30", "300.5", "9" * 25, "9" * 5000, "[1]", "-nan"]
+BAD_LINES = {
+    **{f"loss {cell[:9]}": ("flat", 30, cell) for cell in BAD_CELLS},
+    **{f"step {cell[:9]}": ("flat", cell, 2.0) for cell in BAD_STEPS},
+    **{f"own loss {cell[:9]}": ("own", 30, cell) for cell in BAD_CELLS},
+    **{f"own step {cell[:9]}": ("own", cell, 2.0) for cell in BAD_STEPS[:6]},
+    **{f"csv {cell}": ("csv", 30, cell) for cell in ("oops", "#N/A", "5 %", "true", "1,234.5")},
+    **{f"csv step {cell[:9]}": ("csv", cell, 2.0) for cell in ("x", "1e30", "300.5", "9" * 25)},
+    "step of text": ("nanogpt", "9" * 25, 2.0),
+}
+
+
+@pytest.mark.parametrize("name", BAD_LINES)
+@pytest.mark.parametrize("at", [0, 30])
+def test_watch_leaves_out_a_bad_line_and_tells_it_at_once(tmp_path, capsys, name, at):
+    form, step, loss = BAD_LINES[name]
+    head, line = FORMS[form]
+    bad = line.format(step, loss)
+    before, after = (
+        log_of(form, [2.0] * at)[len(head) :],
+        log_of(form, [2.0] * 40, at + 2)[len(head) :],
+    )
+    path = write(tmp_path, "run", head + before + bad + after + line.format(at + 42, 90.0) * 2)
+    code = main(["watch", str(path), "--stop-after", "0", "--detector", "loss_ewma"])
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    assert f"ALARM run: step {at + 42}: " in said.out
+    assert (
+        f"{path}: a line could not be read and was left out, line {at + 1 + head.count(chr(10))}: "
+        in said.err
+    )
+
+
+@pytest.mark.parametrize("form", ["flat", "own", "csv", "nanogpt", "text"])
+def test_watch_leaves_out_a_line_of_any_length_without_loading_it(
+    tmp_path, capsys, monkeypatch, form
+):
+    monkeypatch.setitem(Source.__init__.__kwdefaults__, "longest_line", 1 << 19)
+    head, line = FORMS[form]
+    bad = "x" * (1 << 20) + "\n"
+    after = log_of(form, [2.0] * 40, 32)[len(head) :] + line.format(72, 90.0) * 2
+    path = write(tmp_path, "run", log_of(form, [2.0] * 30) + bad + after)
+    code = main(["watch", str(path), "--stop-after", "0", "--detector", "loss_ewma"])
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    assert "ALARM run: step 72: " in said.out
+    number = 31 + head.count("\n")
+    assert f"left out, line {number}: the line is longer than 524,288 bytes" in said.err

@@ -122,10 +122,12 @@ def _batches(source: Source, reader: LogReader) -> Iterator[list[Record]]:
                 continue
             try:
                 record = reader.take(at, source.decoded(at, line).encode())
-            except LogError:
-                if at == 1 or _is_object(line):
+            except LogError as error:
+                is_object = _is_object(line)
+                if (at == 1 or is_object) and not source.foreign_lines.forgiving:
                     raise
-                source.foreign_lines.add(at, f"no JSON object: {shown(line)}")
+                problem = error.problem if is_object else f"no JSON object: {shown(line)}"
+                source.foreign_lines.add(at, problem)
                 continue
             if reader.run.id == _UNNAMED:
                 reader.run.id = run_name(source.path)

@@ -33,15 +33,16 @@ class ForeignLines:
     """Counts the lines that could not be read, as a crash or a second writer leaves them.
 
     Args:
-        say: called with a sentence at the first of them.
+        say: called with a sentence at the first of them, of a log that grows.
 
     Attributes:
+        forgiving: True for a log that grows: a wrong value costs its line, and not the log.
         good: lines that were read; the reader counts them up.
         bad: lines that were left out.
     """
 
     def __init__(self, say: Callable[[str], None] | None = None) -> None:
-        self._say = say
+        self._say, self.forgiving = say, say is not None
         self.good = self.bad = 0
         self._first = ""
         self._good_before = self._closing = 0
@@ -72,7 +73,7 @@ class ForeignLines:
         """
         closing = self._closing if self.good == self._good_before and self.good else 0
         inside = self.bad - closing
-        if inside > self.good:
+        if inside > self.good and not self.forgiving:
             share = f"{inside:,} of {inside + self.good:,} lines could not be read"
             raise LogError(path, None, f"{share}, half are allowed; the first is {self._first}")
 
@@ -138,17 +139,23 @@ class Source:
 
         Only the last line of the file may lack its end; `cut` says so then.
         """
-        line, held, size = 1, [], 0
+        line, held, size, too_long = 1, [], 0, False
         for block in self._texts():
             end = block.rfind(b"\n") + 1
             size += len(block) if not end else block.find(b"\n")
-            if size > self.longest_line:
-                raise LogError(
-                    self.path, line, f"the line is longer than {self.longest_line:,} bytes"
-                )
+            if size > self.longest_line and not too_long:
+                problem = f"the line is longer than {self.longest_line:,} bytes"
+                if not self.foreign_lines.forgiving:
+                    raise LogError(self.path, line, problem)
+                self.foreign_lines.add(line, problem)
+                held, too_long = [], True
             if not end:
-                held.append(block)
+                held += [] if too_long else [block]
                 continue
+            if too_long:
+                # An empty line stands for it in the count.
+                block, too_long = block[block.find(b"\n") :], False
+                end = block.rfind(b"\n") + 1
             chunk = b"".join((*held, block[:end]))
             held, size = [block[end:]], len(block) - end
             yield line, chunk

@@ -365,8 +365,8 @@ def name_in(before: str, known: frozenset[str]) -> tuple[str, bool]:
     """
     stripped = before.rstrip()
     words = stripped.rstrip(":=([{ ")
-    if stripped.endswith("=") and words:
-        words = words.split()[-1]
+    if stripped.endswith("="):
+        words = " ".join(words.split()[-1:])
     words = _BREAK.split(words)[-1].replace(":", " ").replace("=", " ")
     plain = [w for w in (plain_name(word).lstrip("_") for word in words.split()[-8:]) if w]
     if len(plain) > 1 and plain[-1] in _FILLING:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 from rmetric._util.strict_json import plain_non_finite
-from rmetric.readers.rows import BadRow, Row
+from rmetric.readers.rows import Row
 
 LONGEST = 1 << 16
 FAR = 2**63
@@ -134,7 +134,6 @@ def whole(text: str | None) -> int | None:
 
 
 def row(line: int, step: int | str, cells: dict[str, float | bool]) -> Row:
-    """A row; raises BadRow for a step in more digits than a step can have."""
-    if isinstance(step, str) and len(step) > LONGEST_STEP:
-        raise BadRow(line, f"the step has {len(step)} digits: a step below 2^63 is accepted")
-    return Row(line, {"step": int(step), **cells})
+    """A row; a step in more digits than a step can have stays a text, which no step is read of."""
+    is_step = isinstance(step, int) or len(step) <= LONGEST_STEP
+    return Row(line, {"step": int(step) if is_step else step, **cells})
