@@ -11,8 +11,9 @@ from rmetric import RMetricConfig
 from rmetric._util.strict_json import parse_line
 from rmetric.cli.main import main
 from rmetric.logs import start_line
-from rmetric.readers import open_log, read_log
+from rmetric.readers import LogError, open_log, read_log
 from rmetric.readers.assembler import Assembler
+from rmetric.readers.follow import Follower
 from rmetric.readers.source import Source
 from rmetric.readers.text_pairs import name_in
 from tests.test_readers_formats import only, read, write
@@ -197,3 +198,42 @@ def test_watch_leaves_out_a_line_of_any_length_without_loading_it(
     assert "ALARM run: step 72: " in said.out
     number = 31 + head.count("\n")
     assert f"left out, line {number}: the line is longer than 524,288 bytes" in said.err
+
+
+# A quote in a table
+
+STRAY = {
+    "in a text": ('{0},{1},"a, b', True),
+    "in a number": ('{0},"{1},a', False),
+    "before a number": ('"{0},{1},a', False),
+    "twice": ('{0},{1},"a"b"\n{0},"{1},a', False),
+    "within a cell": ('{0},{1},5" disk', True),
+}
+
+
+@pytest.mark.parametrize("name", STRAY)
+@pytest.mark.parametrize("at", [0, 20, 59, 60])
+def test_a_stray_quote_costs_its_line_at_most(tmp_path, name, at):
+    line, readable = STRAY[name]
+    before, after = log_of("csv", [2.0] * at), log_of("csv", [2.0] * (60 - at), at + 2)
+    after = after.removeprefix(FORMS["csv"][0])
+    path = write(tmp_path, "log", before + line.format(at + 1, 2.5) + "\n" + after)
+    if readable:
+        assert [r.step for r in only(read_log(path).runs).records] == list(range(1, 62))
+    else:
+        where = at + 2 if "\n" not in line else at + 3
+        with pytest.raises(LogError, match=f"line {where}: "):
+            read_log(path)
+    followed = []
+    Follower(path, lambda _, r: followed.append(r.step), str, stop_after=0.0).run()
+    assert followed == [s for s in range(1, 62) if s != at + 1 or "\n" in line or readable]
+
+
+def test_quoted_cells_of_several_lines_stay_whole(tmp_path):
+    text = (
+        'step,loss,note\n1,3.0,"one,\n2,two ""so""\n\nthree, 4,"\n2,2.5,"5, 6\n7"\n'
+        '"3","2.25","a ""b"", c"\n4,2.0,"\n5,1.9,"",\n"\n5,1.75,\n'
+    )
+    assert [r.step for r in only(read(tmp_path, text)).records] == [1, 2, 3, 4, 5]
+    lists = 'seed,train_loss\n1,"[3.0, 2.5,\n 2.0]"\n2,"[1, 2,\n3, 4]"\n'
+    assert [len(run.records) for run in read(tmp_path, lists)] == [3, 4]

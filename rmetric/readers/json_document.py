@@ -18,7 +18,9 @@ from rmetric.readers.stream import Reader, Stream, columns_of_table, stream_rows
 
 _BEGINS = re.compile(r'\s*(\{\s*"|\[\s*\{)')
 #: A list of numbers or of lists of numbers, up to where the head of a file ends.
-_NUMBERS = re.compile(r"\s*\[\s*(?:\[\s*)?(?:-?[\d.][\d.eE+-]*|[-+]?nan|[-+]?inf\w*|null)\s*,", re.I)
+_NUMBERS = re.compile(
+    r"\s*\[\s*(?:\[\s*)?(?:-?[\d.][\d.eE+-]*|[-+]?(?:nan|inf)[\w()]*|null)\s*,", re.IGNORECASE
+)
 _OTHER_THAN_NUMBERS = re.compile(r"[^\s\d\[\],.eE+\-NaInfityul]")
 _SCALAR = (int, float, str, type(None))
 

@@ -38,7 +38,8 @@ def _rows(source: Source, mapping: Mapping[str, str]) -> Iterator[Row]:
     losses = {mapping[t] for t in ("loss", "eval_loss") if t in mapping}
     found = False
     for number, line in source.lines():
-        cells = {name: value for name, value in _PAIR.findall(plain_non_finite(line)) if name in wanted}
+        pairs = _PAIR.findall(plain_non_finite(line))
+        cells = {name: value for name, value in pairs if name in wanted}
         found = found or bool(cells.keys() & losses)
         # What stands alone, such as "step 5" in a message, is no measurement.
         if cells.keys() & losses or len(cells) > 1:

@@ -22,8 +22,9 @@ _RANK = re.compile(r"\s*\[?(?:rank|default|trainer|worker)[ _]?(\d+)[^\]:]*\]?:?
 
 
 def pieces(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """The lines without colours, nan as `float` takes it, cut where a progress bar went back to the line's beginning.
+    """The lines without colours, cut where a progress bar went back to the line's beginning.
 
+    Numbers that are not finite are those that `float` takes.
     No program prints a step in `LONGEST` characters: longer ones are passed over.
     """
     for number, text in lines:
