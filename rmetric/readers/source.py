@@ -139,7 +139,8 @@ class Source:
 
         Only the last line of the file may lack its end; `cut` says so then.
         """
-        line, held, size, too_long = 1, [], 0, False
+        line, size, too_long = 1, 0, False
+        held: list[bytes] = []
         for block in self._texts():
             end = block.rfind(b"\n") + 1
             size += len(block) if not end else block.find(b"\n")

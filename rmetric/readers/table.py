@@ -121,8 +121,11 @@ class Table:
                 # The module joins lines within quotes by the ends that they have.
                 yield f"{line}\n"
 
-        quoting = csv.QUOTE_NONE if printed else csv.QUOTE_MINIMAL
-        reader = csv.reader(numbered(), delimiter=delimiter, quoting=quoting)
+        reader = csv.reader(
+            numbered(),
+            delimiter=delimiter,
+            quoting=csv.QUOTE_NONE if printed else csv.QUOTE_MINIMAL,
+        )
         try:
             for cells in reader:
                 if any(cells):
@@ -162,7 +165,7 @@ def _without_stray_quotes(lines: _Lines, delimiter: str, size: int) -> Iterator[
 
 
 def _is_record(line: str, numbers: list[int], delimiter: str, size: int) -> bool:
-    """True for `size` cells with numbers at these places, where the line with the quote has them."""
+    """True for `size` cells with numbers where the line with the quote has them."""
     if re.match(rf'[^"]*(?:""[^"]*)*"(?:{re.escape(delimiter)}|$)', line):
         return False  # it closes the quote
     cells = _cells(line, delimiter)
