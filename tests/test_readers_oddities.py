@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import json
 from math import inf, nan
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rmetric import RMetricConfig
 from rmetric._util.strict_json import parse_line
@@ -16,7 +19,7 @@ from rmetric.readers.assembler import Assembler
 from rmetric.readers.follow import Follower
 from rmetric.readers.source import Source
 from rmetric.readers.text_pairs import name_in
-from tests.test_readers_formats import only, read, write
+from tests.test_readers_formats import only, read, said, write
 
 #: As Python, C and C++ print them.
 PRINTED = {
@@ -237,3 +240,150 @@ def test_quoted_cells_of_several_lines_stay_whole(tmp_path):
     assert [r.step for r in only(read(tmp_path, text)).records] == [1, 2, 3, 4, 5]
     lists = 'seed,train_loss\n1,"[3.0, 2.5,\n 2.0]"\n2,"[1, 2,\n3, 4]"\n'
     assert [len(run.records) for run in read(tmp_path, lists)] == [3, 4]
+
+
+# Odd logs, generated
+
+DEEP = "[" * 50_000
+ODDITIES: dict[str, bytes] = {
+    "nothing": b"",
+    "blank lines": b"\n \n\t\n\xc2\xa0\n",
+    "zero bytes": b"\0" * 5000 + b"\n",
+    "zero bytes without an end": b"\0" * 300,
+    "a mark of the byte order": b"\xef\xbb\xbf\n",
+    "no UTF-8": b"\xff\xfe\x80 \xc3(\n",
+    "control characters": b"\x1b[31m\x07\x1e\x1c\x85\x0c\x0b\n",
+    "line ends": b"\r\r\n\n\r",
+    "a crash": b'Traceback (most recent call last):\n  File "train.py"\nValueError: bad, "loss"\n',
+    "a sign after a tab": b"loss 2.5\n\t= 3\n",
+    "a sign after a no-break space": "loss 2.5\n\u00a0= 3\n".encode(),
+    "braces": b"{\n}\n{{{{\n}}}}\n{]\n[\n",
+    "an open brace": b'{"a":\n',
+    "half a line": b'{"step": 31, "lo\n',
+    "half a row": b"31\n",
+    "quotes": b'"\n',
+    "a quote in a row": b'"31,"2.0,"\n',
+    "nested": f'{{"loss": {DEEP}\n{DEEP}\n'.encode(),
+    "nested objects": b'{"a":' * 20_000 + b"\n",
+    "a long line": b"x" * 300_000 + b"\n",
+    "a long line of words": b"loss = " * 9_000 + b"\n",
+    "signs": b"=::=,;|[]()<>-- /%#@\n" * 5,
+    "other digits": "step ٣ loss ٣.٥ loss=²\n".encode(),
+    "surrogates": b'{"a": "\\ud800", "\\udfff": 1}\n',
+    "a huge number": b"9" * 5_000 + b"\n",
+    "no object": b'null\n[]\n"a"\n1\n',
+    "words with commas": b"one, two, three\nfour, five\n",
+}  # fmt: skip
+WRONG_CELLS = ("oops", "true", "[1]", "{", "#N/A", "5 %", '"1,234.5"', "1e", "--1", "0x1F", "٣x")
+
+
+@st.composite
+def odd_logs(draw):
+    """Form, losses, place of the oddity, and what stands there."""
+    form = draw(st.sampled_from(sorted(FORMS.keys() - {"mlperf", "fairseq"})))
+    losses = [round(3.0 - s / 80 + 0.01 * (s % 3), 3) for s in range(80)]
+    if draw(st.booleans()):
+        onset = draw(st.integers(20, 78))
+        losses[onset:] = [round(9.0 + s, 1) for s in range(80 - onset)]
+    at = draw(st.integers(10, 79))  # the format is recognised before
+    line = FORMS[form][1]
+    odd = draw(
+        st.sampled_from(sorted(ODDITIES.values()))
+        | st.sampled_from(sorted(PRINTED)).map(lambda loss: line.format(at, loss).encode())
+        | st.sampled_from(WRONG_CELLS).map(lambda loss: line.format(at, loss).encode())
+        | st.sampled_from(WRONG_CELLS).map(lambda step: line.format(step, 2.0).encode())
+        | st.binary(max_size=40).map(lambda data: data + b"\n")
+    )
+    return form, losses, at, odd
+
+
+@pytest.mark.long
+@settings(deadline=None, max_examples=150)
+@given(odd_logs())
+def test_losses_on_both_sides_of_an_oddity_arrive(tmp_path_factory, log):
+    form, losses, at, odd = log
+    head = FORMS[form][0]
+    before = log_of(form, losses[:at])
+    after = log_of(form, losses[at:], at + 1).removeprefix(head)
+    path = write(tmp_path_factory.mktemp("odd"), "log", before.encode() + odd + after.encode())
+    wanted = list(enumerate(losses, 1))
+    followed: list[tuple] = []
+    Follower(path, lambda _, r: followed.append((r.step, r.training_loss)), str,
+             stop_after=0.0).run()  # fmt: skip
+    assert [one for one in followed if one in wanted] == wanted
+    refused = None
+    try:
+        runs = read_log(path).runs
+    except LogError as error:
+        refused = error.line
+        # A replay refuses a wrong value with its line.
+        lines = before.count("\n"), odd.count(b"\n") + odd.count(b"\r") + 1
+        if refused is None or not lines[0] < refused <= sum(lines):
+            raise
+    if refused is None:
+        found = [(r.step, r.training_loss) for run in runs for r in run.records]
+        assert [one for one in found if one in wanted] == wanted
+
+
+@pytest.mark.long
+def test_odd_logs_cost_no_other_and_end_no_command(tmp_path, capsys):
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    for n, odd in enumerate([*ODDITIES.values(), *map(str.encode, WRONG_CELLS)]):
+        for form in ("flat", "csv", "text"):
+            text = healthy(form, 30).encode()
+            write(folder, f"{n}_{form}", text + odd + healthy(form, 30, 31).encode())
+        write(folder, f"{n}_alone.jsonl", odd)
+    write(folder, "z.jsonl", healthy())
+    assert main(["replay", str(folder), "--plots", "none", "--out", str(tmp_path / "out")]) == 1
+    assert (tmp_path / "out" / "z" / "summary.json").exists()
+    assert "reader (" not in capsys.readouterr().err
+    assert main(["calibrate", str(folder), "--out", str(tmp_path / "t.json")]) == 1
+    assert (tmp_path / "t.json").exists()
+    assert "cannot be used" not in capsys.readouterr().err
+
+
+# Zero bytes and a long beginning
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("size", [1, 4096, 1 << 19])
+@pytest.mark.parametrize("where", ["begin", "middle", "end", "line"])
+def test_zero_bytes_are_left_out_and_counted_wherever_they_are(tmp_path, form, size, where):
+    text, zeros = healthy(form).encode(), b"\0" * size
+    lines = text.splitlines(keepends=True)
+    data = {
+        "begin": zeros + text,
+        "middle": b"".join([*lines[:20], zeros, *lines[20:]]),
+        "end": text + zeros,
+        "line": b"".join([*lines[:20], zeros + b"\n", *lines[20:]]),
+    }[where]
+    path = write(tmp_path, "log", data)
+    run = only(read_log(path).runs)
+    assert run.records == only(read(tmp_path, text)).records
+    assert said(run, f"{size} zero bytes between the lines were left out")
+    followed = []
+    Follower(path, lambda _, r: followed.append(r.step), str, stop_after=0.0).run()
+    assert followed == [record.step for record in run.records]
+
+
+PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\1\0\0\0\1\0\x08"
+
+
+@pytest.mark.parametrize("data", [bytes(range(256)), "step,loss\n1,2\n".encode("utf-16-le"), PNG])
+def test_binary_files_stay_binary(tmp_path, data):
+    with pytest.raises(LogError, match="binary"):
+        read(tmp_path, data)
+
+
+@pytest.mark.parametrize("form", ["flat", "nested", "own"])
+@pytest.mark.parametrize("size", [1 << 16, 1 << 18, 3 << 20])
+def test_the_first_of_json_lines_may_be_long(tmp_path, form, size):
+    text = healthy(form)
+    first = {"event": "EXPERIMENT_START"} if form == "own" else {"step": 0}
+    long = json.dumps(first | {"config": {"x": "y" * size}}) + "\n"
+    path = write(tmp_path, "log", long + text.removeprefix(START))
+    assert only(read_log(path).runs).records == only(read(tmp_path, text)).records
+    followed = []
+    Follower(path, lambda _, r: followed.append(r.step), str, stop_after=0.0).run()
+    assert followed == list(range(1, 61))

@@ -161,14 +161,14 @@ class _Reading:
     def _first_entries(self) -> list[dict[str, Any]]:
         """The objects in the file's beginning; wrong lines are reported when they are read."""
         entries = map(_object, self.source.head.splitlines())
-        return [entry for entry in entries if entry is not None and _is_shallow(entry)]
+        return [entry for entry in entries if entry is not None and _is_plain(entry)]
 
 
-def _is_shallow(entry: Mapping[str, Any]) -> bool:
-    """True if an object can be walked through: the parser takes deeper ones."""
+def _is_plain(entry: Mapping[str, Any]) -> bool:
+    """False for an object that is too deep, or has half of a surrogate: the parser takes these."""
     try:
         return bool(msgspec.json.encode(flat(entry)))
-    except RecursionError:
+    except (RecursionError, UnicodeEncodeError):
         return False
 
 

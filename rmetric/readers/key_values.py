@@ -17,9 +17,12 @@ from rmetric.readers.source import Source
 from rmetric.readers.stream import Reader, Stream, stream_rows
 
 _NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
-#: With a decimal comma, which no number may have, so that it is not cut off there.
+#: With a decimal comma, which no number may have, so that it is not cut off there. A name is looked
+#: for where a word begins: from each of its letters it would take the square of its length.
 _PAIR = re.compile(
-    rf"([A-Za-z_][\w./-]*)\s*[=:]?\s*({_NUMBER}(?:,\d[\d.,eE+-]*)?)(?![\w.])", re.IGNORECASE
+    rf"(?<![\w./-])[\d./-]*([A-Za-z_][\w./-]*)(?:\s*[=:]\s*|\s+)"
+    rf"({_NUMBER}(?:,\d[\d.,eE+-]*)?)(?![\w.])",
+    re.IGNORECASE,
 )
 
 
