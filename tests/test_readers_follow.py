@@ -253,7 +253,7 @@ def test_a_user_and_password_in_a_url_are_sent_as_its_header():
 
 @pytest.mark.parametrize("url", NEVER)
 def test_a_url_that_can_never_work_is_in_no_message(url):
-    with pytest.raises(ValueError, match="^name ") as caught:
+    with pytest.raises(ValueError, match=r"^name ") as caught:
         checked_url(url, "name")
     assert url.strip() not in str(caught.value)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
+import time
 from math import inf, nan
 
 import pytest
@@ -13,6 +15,10 @@ from hypothesis import strategies as st
 from rmetric import RMetricConfig
 from rmetric._util.strict_json import parse_line
 from rmetric.cli.main import main
+from rmetric.diagnosis.decide import decide
+from rmetric.diagnosis.ingest import ingest
+from rmetric.diagnosis.library import SignatureLibrary
+from rmetric.diagnosis.patterns import steps
 from rmetric.logs import start_line
 from rmetric.readers import LogError, open_log, read_log
 from rmetric.readers.assembler import Assembler
@@ -387,3 +393,63 @@ def test_the_first_of_json_lines_may_be_long(tmp_path, form, size):
     followed = []
     Follower(path, lambda _, r: followed.append(r.step), str, stop_after=0.0).run()
     assert followed == list(range(1, 61))
+
+
+# Hostile texts
+
+#: What a line is made of, again and again; behind each beginning.
+UNITS = [
+    "{", '{"a":', ":", "a ", "a.", "[", "]", "(", ")", "=", "a=", "1", "1.", "1,", "0 ", "1:", "-", "_",
+    "/", "a/", "a", "A", "'", '"', '"a": ', "|", " | ", "<", ">", "%", "#", "\t", " ", "\\", "x1",
+    "loss ", "loss=", "step 1 ", "rank", "error", "Error: ", "[rank0]: ", "12:00:01 ", ", ", "a-",
+    "10.0.0.1 ", "a@b", "{}", "[]", "()", "1/1 [", "=[", "job id", "1e", "nan", "nan(", "1.#",
+]  # fmt: skip
+BEGINNINGS = {
+    "diagnose": ("", "ERROR: ", "[rank3]: ", "step 1 loss ", "2024-05-03 12:00:01 "),
+    "replay": (
+        "", "step=1 loss=2.0 ", "step:5/10 loss:2.0 ", "Step 1 | loss:2.0 ", "iter 1: loss 2.0, ",
+        " iteration 1/ 2 | lm loss: 2.0 | ", "| epoch 1:  1 / 2 loss=2.0, ",
+        "{'loss': 1, 'epoch': 1, ", ':::MLLOG {"key": "loss", ', '{"step": 1, "loss": 2.0, ',
+        "step,loss\n1,2.0,", "step 1 | loss: 2.0 | ", "step     loss\n1     2.0 ",
+    ),
+    "replay --map": ("", "ce=2.0 "),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def library():
+    return SignatureLibrary.shipped()
+
+
+def seconds(path, command, library, line: str, number: int = 2) -> float:
+    """Processor time of reading a log of a few such lines."""
+    path.write_text("".join(f"{line}{end}\n" for end in "abcd"[:number]))
+    began = time.process_time()
+    if command == "diagnose":
+        decide(ingest([path], library, cores=1), library)
+    else:
+        with contextlib.suppress(LogError):
+            read_log(path, {"loss": "ce"} if "map" in command else {})
+    return time.process_time() - began
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("command", "beginning"), [(c, b) for c, all in BEGINNINGS.items() for b in all]
+)
+def test_reading_takes_time_linear_in_the_length_of_a_line(tmp_path, library, command, beginning):
+    slow = []
+    for unit in UNITS:
+        lines = [beginning + (unit * size)[:size] for size in (1_500, 6_000)]
+        # A quadratic pattern takes sixteen times as long, and here a fifth of a second.
+        once, more = (seconds(tmp_path / "log", command, library, line) for line in lines)
+        if more > max(0.1, 8 * once):
+            slow.append((unit, once, more))
+    assert not slow
+
+
+@pytest.mark.parametrize("count", [18, 36, 2_000])
+def test_numbers_before_a_bar_do_not_double_the_time(count):
+    began = time.process_time()
+    assert steps.match_step(f"{'1' * count} x 5/10 [00:01<00:01]") is None
+    assert time.process_time() - began < 0.3

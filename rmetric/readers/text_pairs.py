@@ -281,7 +281,7 @@ def _whole(value: float | None) -> int | None:
 _NUMBER = re.compile(
     r"(?<![\w.])([-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?(?:e[-+]?\d+)?|[-+]?\.\d+(?:e[-+]?\d+)?"
     r"|[-+]?nan|[-+]?inf(?:inity)?)"
-    r"(?:\s*/\s*(\d[\d,]*))?([KMBG](?![\w/])|%|ms|it/s|s/it|[smhx])?(?![\w.]*\w)",
+    r"(?:\s*/\s*(\d[\d,]*))?([KMBG](?![\w/])|%|ms|it/s|s/it|[smhx])?(?!\.*\w)",
     re.IGNORECASE,
 )
 #: Neither a list, nor a date, nor two groups of thousands.
