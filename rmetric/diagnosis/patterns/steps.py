@@ -40,9 +40,7 @@ _OF_EPOCH = re.compile(
     r"\bepochs?\b[^\d\n]{0,4}(?P<epoch>\d+)(?P<of>[ \t]*/[ \t]*\d+)?[^\n]{0,40}?"
     r"(?:\[|\b(?:step|iter|iteration|batch)\b[: \[]*)[ \t]*(?P<step>\d+)[ \t]*/[ \t]*(?P<all>\d+)"
 )
-_BAR = re.compile(
-    r"(?<!\d)(?:\d+%\|[^\n|]*\| *)?(?P<step>\d+)/(?P<all>\d+) \[\d+:\d+[^\n\r\]]*"
-)
+_BAR = re.compile(r"(?<!\d)(?:\d+%\|[^\n|]*\| *)?(?P<step>\d+)/(?P<all>\d+) \[\d+:\d+[^\n\r\]]*")
 _BETWEEN_BARS = re.compile(r"[\n|\r]")
 _ENDLESS_BAR = re.compile(r"^(?P<what>[^\n|\d]*)(?P<step>\d+)it \[\d+:\d+")
 _ANY_BAR = re.compile(r"\d/\d+ \[\d+:\d|\dit \[\d+:\d")
