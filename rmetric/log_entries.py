@@ -122,6 +122,8 @@ class FullMetricsLine(MetricsLine, gc=False):
     loss_drift_normalised: float | None = None
 
 
+#: What the decoder raises for a line that is another, is no JSON or is nested too deeply.
+NOT_DECODED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _DECODER = msgspec.json.Decoder(MetricsLine)
 _FULL_DECODER = msgspec.json.Decoder(FullMetricsLine)
 
@@ -139,7 +141,7 @@ def records_from_lines(lines: bytes, *, ours: bool) -> tuple[list[Record], bool]
     """
     try:
         decoded: Any = (_DECODER if ours else _FULL_DECODER).decode_lines(lines)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except NOT_DECODED:
         return None
     ours = ours or any(
         not line.lambda_source == line.sigma_sq_source == line.delta_l_source == "logged"

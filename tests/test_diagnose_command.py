@@ -418,3 +418,13 @@ def test_standard_input_is_read_as_a_log():
     twice = subprocess.run([*run, "-"], input=log, capture_output=True, text=True, check=False)
     assert twice.returncode == 2
     assert "given twice" in twice.stderr
+
+
+@pytest.mark.parametrize("option", ["--json-file", "--page"])
+def test_an_output_that_is_read_is_refused(tmp_path, capsys, option):
+    name = "a.json" if option == "--json-file" else "a.html"
+    log = tmp_path / name
+    log.write_text("step 1 loss 2.0\n")
+    assert main(["diagnose", str(log), option, str(tmp_path / "." / name)]) == 2
+    assert "it is read too, and would be lost" in capsys.readouterr().err
+    assert log.read_text() == "step 1 loss 2.0\n"

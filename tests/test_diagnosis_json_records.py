@@ -227,3 +227,27 @@ def test_events_of_kubernetes_are_read_with_their_times(document: str, tmp_path:
     path.write_text(DOCUMENTS[document](events))
     found = diagnose([path])
     assert (found.family, found.time) == ("preempted", (begin + timedelta(seconds=90)).timestamp())
+
+
+BESIDE_A_LINE = {
+    "docker": {"stream": "stderr", "time": "2026-02-03T04:05:00Z"},
+    "a time alone": {"time": "2026-02-03T04:05:00Z"},
+    "an upper-case time": {"@timestamp": "2026-02-03T04:05:00Z"},
+    "nothing": {},
+    "attributes": {"attrs": {"tag": "a"}, "time": "2026-02-03T04:05:00Z"},
+    "fluentd's driver": {"container_id": "f00", "container_name": "/fit", "source": "stderr"},
+}
+
+
+@pytest.mark.parametrize("beside", BESIDE_A_LINE)
+def test_a_line_of_a_container_is_read_whatever_stands_beside_it(tmp_path, beside):
+    said = [
+        "step 1 loss 2.5", "Traceback (most recent call last):",
+        '  File "/srv/fit.py", line 30, in main', "ValueError: bad config",
+    ]  # fmt: skip
+    path = tmp_path / "log"
+    records = [{"log": f"{line}\n", **BESIDE_A_LINE[beside]} for line in said]
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    found = diagnose([path])
+    assert found.outcome == "failed"
+    assert "bad config" in found.title

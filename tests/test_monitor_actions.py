@@ -392,7 +392,7 @@ class TestWebhook:
 
     def test_the_address_appears_nowhere(self, monkeypatch, caplog):
         caplog.set_level(logging.DEBUG)
-        address = f"http://127.0.0.1:9/ {SECRET}\x7f"
+        address = f"http://127.0.0.1:9/{SECRET}"
         monkeypatch.setenv("RMETRIC_TEST_WEBHOOK", address)
         webhook = Webhook(variable="RMETRIC_TEST_WEBHOOK", timeout=0.5)
         monitor = train(make_model(), watched(webhook), spoil=nan_at(12))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from base64 import b64encode
 from importlib import import_module
 from math import inf
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from rmetric._util.webhook import checked_url, post
 from rmetric.cli import COMMANDS
 from rmetric.cli.main import main
 from rmetric.detectors import make_detector
@@ -224,6 +226,38 @@ def test_a_webhook_that_hangs_is_given_up(tmp_path):
     assert len(said) == 1
 
 
+#: URLs that no post can reach.
+NEVER = {
+    "http://host:99999/x": "a port that is none of 1 to 65535",
+    "http://host:0/x": "a port that is none",
+    "http://host:http/x": "a port that is none",
+    "http://host/a b": "a blank",
+    " http://host/x": "a blank",
+    "http://host/x\r\nA: b": "a line end",
+    "http://host/x\n": "a line end",
+    "http://ho\tst/x": "another letter",
+    "http://host/\u00e4": "another letter",
+    "http://a..b/x": "a host that is no name",
+    "http:///x": "name a host",
+    "http://[::1/x": "--webhook",
+}
+
+
+def test_a_user_and_password_in_a_url_are_sent_as_its_header():
+    with WebhookServer() as server:
+        url = server.url.replace("//", "//me:p%40ss@", 1) + "/hook"
+        assert post(checked_url(url, "--webhook"), {}, 5.0) == ""
+        assert server.messages == [("/hook", "application/json", {})]
+        assert server.authorizations == ["Basic " + b64encode(b"me:p@ss").decode()]
+
+
+@pytest.mark.parametrize("url", NEVER)
+def test_a_url_that_can_never_work_is_in_no_message(url):
+    with pytest.raises(ValueError, match=r"^name ") as caught:
+        checked_url(url, "name")
+    assert url.strip() not in str(caught.value)
+
+
 # The command
 
 
@@ -288,6 +322,7 @@ def test_watch_ends_with_0_when_the_log_no_longer_grows(tmp_path, capsys):
     [
         (["absent.jsonl"], 1, "no such file"),
         (["x", "--webhook", "ftp://x"], 2, "http:// or https://"),
+        *((["x", "--webhook", url], 2, problem) for url, problem in NEVER.items()),
         (["x", "--stop-after", "-1"], 2, "a number of seconds"),
         (["x", "--map", "los=x"], 2, "TARGET one of"),
     ],

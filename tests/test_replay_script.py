@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmetric import Record, RMetric, RMetricConfig, Run, Truth
+from rmetric.cli.main import main
 from rmetric.evaluation import Study
 from rmetric.logs import run_lines
 from rmetric.readers.scored_run import alarm_spans, score_run
@@ -624,3 +625,13 @@ def test_a_seed_of_any_kind_has_its_place_in_the_provenance(seed):
     study = Study(folder=Path(), runs={"FULL_METRIC": runs}, missing=[], skipped=[], digest="")
     stated = seed if isinstance(seed, int) else str(seed)
     assert provenance("", study)["seeds"]["study"] == [3, stated]
+
+
+def test_a_table_that_no_replay_wrote_is_not_overwritten(tmp_path, capsys):
+    log = tmp_path / "index.csv"
+    log.write_text(GOOD)
+    assert main(["replay", str(log), "--out", str(tmp_path), "--plots", "none"]) == 2
+    assert "its index.csv is of no replay, and would be lost" in capsys.readouterr().err
+    assert log.read_text() == GOOD
+    for _ in range(2):  # its own is
+        assert main(["replay", str(log), "--out", str(tmp_path / "out"), "--plots", "none"]) == 0

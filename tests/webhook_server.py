@@ -11,6 +11,7 @@ class WebhookServer:
 
     def __init__(self, status=200, hangs=False):
         self.messages, self.released = [], threading.Event()
+        self.authorizations = []
         if not hangs:
             self.released.set()
         outer = self
@@ -19,6 +20,7 @@ class WebhookServer:
             def do_POST(self):
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 outer.messages.append((self.path, self.headers["Content-Type"], json.loads(body)))
+                outer.authorizations.append(self.headers["Authorization"])
                 outer.released.wait(30)
                 self.send_response(status)
                 if status == 302:

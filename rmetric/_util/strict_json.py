@@ -10,6 +10,7 @@ accepted; `field` adds the key.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from math import inf, isfinite, nan
 from typing import Any, TypeVar
@@ -19,6 +20,14 @@ import orjson
 T = TypeVar("T")
 
 _NON_FINITE = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}
+#: As Python, C and C++ print them: nan, -nan(ind), +inf, 1.#QNAN, -1.#INF00e+000, ...
+_PRINTED = (
+    r"(?<![\w.])(?:([-+]?)(inf(?:inity)?|1\.#(?:INF|J)\w*(?:[-+]\d+)?)"
+    r"|[-+]?(?:nan(?:\(\w*\))?|1\.#\w+(?:[-+]\d+)?))(?![\w.])"
+)
+_PRINTED_NUMBER = re.compile(_PRINTED, re.IGNORECASE)
+#: The same outside of strings; the end of a string may be cut off.
+_PRINTED_IN_JSON = re.compile(rf'"(?:[^"\\]|\\.)*"?|{_PRINTED}', re.IGNORECASE | re.DOTALL)
 
 
 def encode_number(value: float) -> float | str:
@@ -48,15 +57,47 @@ def encode_line(entry: dict[str, Any]) -> bytes:
 
 
 def parse_line(line: bytes) -> Any:
-    """One line as JSON; bare NaN and Infinity, which many loggers write, are accepted."""
+    """One line as JSON; nan and inf, which many loggers write without quotes, are accepted."""
     try:
         return orjson.loads(line)
     except orjson.JSONDecodeError:
         pass
     try:
-        return json.loads(line.decode("utf-8-sig"))
+        return loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError):
         raise ValueError(f"not JSON: {shown(line)}") from None
+
+
+def loads(text: str, decode: Callable[[str], Any] = json.loads) -> Any:
+    """`text` as JSON in which nan and the infinities stand as any program prints them.
+
+    Raises what `decode` raises for the text as it is.
+
+    >>> loads('{"loss": [-nan(ind), inf, 1.#QNAN], "note": "nan"}')
+    {'loss': [nan, inf, nan], 'note': 'nan'}
+    """
+    try:
+        return decode(text)
+    except ValueError:
+        plain = _PRINTED_IN_JSON.sub(_as_json, text)
+        if plain == text:
+            raise
+        return decode(plain)
+
+
+def plain_non_finite(text: str) -> str:
+    """`text` with nan and the infinities as Python's `float` takes them.
+
+    >>> plain_non_finite("loss -nan(ind), norm 1.#INF")
+    'loss NaN, norm Infinity'
+    """
+    return _PRINTED_NUMBER.sub(_as_json, text) if "#" in text or "(" in text else text
+
+
+def _as_json(found: re.Match[str]) -> str:
+    if found[0].startswith('"'):
+        return found[0]
+    return "NaN" if not found[2] else "-Infinity" if found[1] == "-" else "Infinity"
 
 
 def field(entry: dict[str, Any], key: str, read: Callable[[Any], T]) -> T | None:

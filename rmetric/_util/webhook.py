@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 
 from rmetric._util.strict_json import encode
 
@@ -16,12 +17,40 @@ def checked_url(url: str, name: str) -> str:
     """`url`, if it can be posted to. Raises ValueError that says `name` and not the URL."""
     try:
         parts = urlsplit(url)
-        fine = parts.scheme in ("http", "https") and bool(parts.hostname)
-    except ValueError:
-        fine = False
-    if not fine:
-        raise ValueError(f"{name} must begin with http:// or https:// and name a host")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("must begin with http:// or https:// and name a host")
+        if not url.isprintable() or " " in url or not f"{parts.path}{parts.query}".isascii():
+            raise ValueError("holds a blank, a line end or another letter that no URL may have")
+        if _port_of(parts) == 0:
+            raise ValueError("has a port that is none of 1 to 65535")
+        _host_of(parts)
+    except ValueError as error:
+        raise ValueError(f"{name} {error}") from None
     return url
+
+
+def _port_of(parts: SplitResult) -> int | None:
+    try:
+        return parts.port
+    except ValueError:
+        return 0
+
+
+def _host_of(parts: SplitResult) -> bytes:
+    try:
+        return str(parts.hostname).encode("idna")
+    except UnicodeError:
+        raise ValueError("has a host that is no name") from None
+
+
+def _request(url: str, message: Mapping[str, Any]) -> urllib.request.Request:
+    """The post; a user and password in the URL become its header, as curl does it."""
+    headers, parts = {"Content-Type": "application/json"}, urlsplit(url)
+    user, at, host = parts.netloc.rpartition("@")
+    if at:
+        headers["Authorization"] = f"Basic {b64encode(unquote_to_bytes(user)).decode()}"
+        url = parts._replace(netloc=host).geturl()
+    return urllib.request.Request(url, json.dumps(encode(message)).encode(), headers)
 
 
 def post(url: str, message: Mapping[str, Any], timeout: float) -> str:
@@ -29,13 +58,9 @@ def post(url: str, message: Mapping[str, Any], timeout: float) -> str:
 
     Returns "" where it was taken, else what happened, in words for "the webhook ...".
     """
-    request = urllib.request.Request(
-        url,
-        data=json.dumps(encode(message)).encode(),
-        headers={"Content-Type": "application/json"},
-    )
     try:
-        with urllib.request.build_opener(_NoRedirect).open(request, timeout=timeout):
+        opener = urllib.request.build_opener(_NoRedirect)
+        with opener.open(_request(url, message), timeout=timeout):
             return ""
     except urllib.error.HTTPError as error:
         return f"answered {error.code}"

@@ -80,8 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     failed: list[str] = []
     mapping = dict(options.map)
-    runs = _healthy(options.paths, options.out, mapping, failed)
-    shown = [watch(each) for each in runs]
+    shown = list(_healthy(options.paths, options.out, mapping, failed))
     unknown = sorted(set(options.keep) - {each.run_id for each in shown})
     if unknown:
         ids = ", ".join(sorted(each.run_id for each in shown)[:_MOST_NAMED])
@@ -224,10 +223,10 @@ def _raised(raised: dict[str, dict[str, Any]]) -> list[str]:
 
 def _healthy(
     paths: Sequence[Path], out: Path, mapping: Mapping[str, str], failed: list[str]
-) -> Iterator[Run]:
-    """Runs of all logs but those that their own log labels as not healthy.
+) -> Iterator[Shown]:
+    """Runs of all logs but those that their own log labels as not healthy, shown to the detector.
 
-    Logs that cannot be read are printed, added to `failed` and skipped.
+    Logs that cannot be read or shown are printed, added to `failed` and skipped.
     """
     from rmetric.readers.archive import read_runs as read_archive
 
@@ -238,7 +237,7 @@ def _healthy(
             is_archive = path.name.endswith(ARCHIVE)
             for each in read_archive(path) if is_archive else read_runs(path, mapping=mapping):
                 if _may_be_healthy(each):
-                    yield each
+                    yield watch(each)
                 else:
                     assert each.truth is not None
                     why = f"{each.truth.fault}, {each.truth.outcome}"
@@ -247,6 +246,8 @@ def _healthy(
             _failed(failed, str(error))
         except OSError as error:
             _failed(failed, f"{path}: cannot be read ({error.strerror})")
+        except Exception as error:  # no log may cost the others
+            _failed(failed, f"{path}: cannot be used ({type(error).__name__}: {error})")
 
 
 def _logs(paths: Sequence[Path], failed: list[str]) -> list[Path]:

@@ -176,6 +176,15 @@ def _check(options: argparse.Namespace) -> None:
             raise ValueError(
                 f"--{name} {path}: a file *{suffix} in a folder that is there is accepted"
             )
+        inputs = (
+            *options.paths,
+            *options.healthy,
+            options.pool,
+            options.metrics,
+            options.telemetry,
+        )
+        if path.exists() and any(one and one.exists() and path.samefile(one) for one in inputs):
+            raise ValueError(f"--{name} {path}: it is read too, and would be lost")
     for path in (options.pool, options.metrics, options.telemetry, *options.signatures):
         if path is not None and not path.exists():
             raise FileNotFoundError(2, "no such file", str(path))

@@ -149,6 +149,8 @@ def replay(options: argparse.Namespace) -> int:
         return fail(f"{error}{hint}")
     if options.out is None:
         options.out = free_folder(DEFAULT_OUT, found)
+    if (kept := options.out / INDEX).exists() and not _is_index(kept):
+        return fail(f"--out {options.out}: its {INDEX} is of no replay, and would be lost")
     out = options.out.resolve()
     paths = [path for path in found if out not in path.resolve().parents]
     try:
@@ -203,6 +205,15 @@ def free_folder(folder: Path, logs: Sequence[Path]) -> Path:
     if place != folder:
         print(f"{folder} holds other runs: the results go to {place}", file=sys.stderr)
     return place
+
+
+def _is_index(path: Path) -> bool:
+    """True for a table that a replay wrote."""
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            return {"source", "problem"} <= set(next(csv.reader(file), ()))
+    except (OSError, ValueError, csv.Error):
+        return False
 
 
 def _sources(folder: Path) -> set[str]:

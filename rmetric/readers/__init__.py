@@ -149,13 +149,20 @@ class OpenLog:
 
 @contextmanager
 def _errors_of(path: Path) -> Iterator[None]:
-    """Turn what reading may raise into LogError."""
+    """Turn whatever reading raises into LogError: no log may cost the others."""
     try:
         yield
+    except LogError:
+        raise
+    except OSError as error:
+        raise LogError(path, None, f"cannot be read: {error.strerror or error}") from None
     except BadRow as error:
         raise LogError(path, error.line, error.problem) from None
     except RecursionError:
         raise LogError(path, None, "nested too deeply to be read") from None
+    except Exception as error:
+        problem = f"cannot be read: an error of the reader ({type(error).__name__}: {error})"
+        raise LogError(path, None, problem) from error
 
 
 def find_logs(paths: Iterable[str | Path]) -> list[Path]:
@@ -253,7 +260,8 @@ def read_log(
     """
     log = open_log(Path(path), mapping, on_bytes=on_bytes)
     if log.format == experiment_log.READER.name and log._source is not None:
-        run, note = experiment_log.read(log._source, mapping or {}, most_records)
+        with _errors_of(log.path):
+            run, note = experiment_log.read(log._source, mapping or {}, most_records)
         log._note_replacements([run])
         return ReadLog(log.format, [run], {run.id: note} if note else {})
     collected = collect(log._batches(), log.runs, most_records, log._stream.thin)

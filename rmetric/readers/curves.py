@@ -106,7 +106,6 @@ def _clocks(num: int, num_main: int, curves: Mapping[str, Sequence[Any]]) -> lis
 
 
 _LIST_CELL = re.compile(r'(^|[,;\t])"?\[')
-_NON_FINITE = {"nan": "NaN", "inf": "Infinity"}
 
 
 def _matches(head: str) -> bool:
@@ -135,7 +134,7 @@ def _is_list(row: Row, name: str) -> bool:
 
 
 def _curve(source: Source, row: Row, name: str) -> list[Any]:
-    cell = re.sub(r"\b(nan|inf)\b", lambda found: _NON_FINITE[found[0]], row.cells[name])
+    cell = row.cells[name]
     try:
         curve: list[Any] = parse_line(cell.encode())
     except ValueError:

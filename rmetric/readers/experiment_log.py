@@ -122,11 +122,13 @@ def _batches(source: Source, reader: LogReader) -> Iterator[list[Record]]:
                 continue
             try:
                 record = reader.take(at, source.decoded(at, line).encode())
-            except LogError:
-                if at == 1 or _is_object(line):
+            except LogError as error:
+                is_object = _is_object(line)
+                if (at == 1 or is_object) and not source.foreign_lines.forgiving:
                     raise
+                problem = error.problem if is_object else f"no JSON object: {shown(line)}"
                 of_record = line.lstrip().startswith(b"{")
-                source.foreign_lines.add(at, f"no JSON object: {shown(line)}", of_record=of_record)
+                source.foreign_lines.add(at, problem, of_record=of_record)
                 continue
             if reader.run.id == _UNNAMED:
                 reader.run.id = run_name(source.path)

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from rmetric.log_entries import WholeNumber
+from rmetric.log_entries import NOT_DECODED, WholeNumber
 from rmetric.readers.assembler import Batches, RunState
 from rmetric.readers.columns import STATED, TARGETS, Columns
 from rmetric.readers.thinning import PASSED_OVER, Thinning
@@ -32,7 +32,7 @@ from rmetric.records import Record
 _FIELDS = [str(t.field) for name, t in TARGETS.items() if t.field and name not in STATED]
 _MEASURED = [field for field in _FIELDS if field != "step"]
 #: What msgspec does not take in the name of a field.
-_NOT_IN_NAMES = re.compile(r'["\\\x00-\x1f]')
+_NOT_IN_NAMES = re.compile(r'["\\\x00-\x1f\ud800-\udfff]')
 _EXAMPLES = 1000
 
 OneByOne = Callable[[int, list[bytes]], Batches]
@@ -88,7 +88,7 @@ class Decoders:
         for at, line in enumerate(chunk.split(b"\n"), start=number):
             try:
                 structs = [decode(line)]
-            except (msgspec.MsgspecError, UnicodeDecodeError):
+            except NOT_DECODED:
                 yield from one_by_one(at, [line])
             else:
                 yield from _taken(structs, _odd(structs), state)
@@ -103,7 +103,7 @@ class Decoders:
                 structs = self._strict.decode_lines(chunk)
             else:  # A new key in place of a known one shows in the last line.
                 self._strict.decode(chunk[chunk.rfind(b"\n", 0, len(chunk) - 1) + 1 :])
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except NOT_DECODED:
             return None
         return structs, odd
 

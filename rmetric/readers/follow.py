@@ -22,8 +22,8 @@ Take = Callable[[str, Record], None]
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
-class _Replaced(Exception):
-    """The file was cut short or another has taken its name; says how."""
+class _Replaced(BaseException):
+    """The file was cut short or another has taken its name; says how. No error of a reader."""
 
 
 class Follower:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rmetric._util.errors import LogError
+from rmetric._util.strict_json import loads
 from rmetric.readers.columns import choose_columns, find_mapped
 from rmetric.readers.curves import Curves, stream_curves
 from rmetric.readers.json_lines import flat
@@ -17,7 +18,9 @@ from rmetric.readers.stream import Reader, Stream, columns_of_table, stream_rows
 
 _BEGINS = re.compile(r'\s*(\{\s*"|\[\s*\{)')
 #: A list of numbers or of lists of numbers, up to where the head of a file ends.
-_NUMBERS = re.compile(r"\s*\[\s*(?:\[\s*)?(?:-?[\d.][\d.eE+-]*|NaN|-?Infinity|null)\s*,")
+_NUMBERS = re.compile(
+    r"\s*\[\s*(?:\[\s*)?(?:-?[\d.][\d.eE+-]*|[-+]?(?:nan|inf)[\w()]*|null)\s*,", re.IGNORECASE
+)
 _OTHER_THAN_NUMBERS = re.compile(r"[^\s\d\[\],.eE+\-NaInfityul]")
 _SCALAR = (int, float, str, type(None))
 
@@ -33,7 +36,7 @@ def _is_list_of_numbers(head: str) -> bool:
     if _OTHER_THAN_NUMBERS.search(head) is None:
         return True
     try:
-        return isinstance(json.loads(head), list)
+        return isinstance(loads(head), list)
     except ValueError:
         return False
 
@@ -178,7 +181,7 @@ def _matches_trainer_state(head: str) -> bool:
     if '"log_history"' in first:
         return True
     try:
-        json.loads(first)
+        loads(first)
     except ValueError:
         return True
     return False
@@ -204,7 +207,7 @@ def _stream_trainer_state(source: Source, mapping: Mapping[str, str]) -> Stream:
 def parse_document(source: Source) -> Any:
     """The whole file as JSON, in which nan and the infinities may stand bare."""
     try:
-        return json.loads(source.whole())
+        return loads(source.whole())
     except json.JSONDecodeError as error:
         raise LogError(source.path, error.lineno, f"no whole JSON: {error.msg}") from None
     except ValueError:

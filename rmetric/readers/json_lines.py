@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from rmetric._util.errors import LogError
 from rmetric._util.strict_json import shown
 from rmetric.logs import parse_line
@@ -21,7 +23,7 @@ from rmetric.readers.columns import (
     unused_notes,
 )
 from rmetric.readers.fast_json_lines import Decoders, names_in
-from rmetric.readers.rows import Row
+from rmetric.readers.rows import BadRow, Row
 from rmetric.readers.source import Source
 from rmetric.readers.stream import Reader, Stream, check_has_loss
 from rmetric.readers.thinning import Thinning
@@ -34,8 +36,10 @@ _OF_ONE_STEP = {"step", "global_step", "iteration", "loss", "train_loss"}
 def matches(head: str) -> bool:
     lines = [line for line in head.split("\n", _LOOKED_AT) if line.strip()]
     first, *more = [_object(line.encode()) for line in lines[:_LOOKED_AT]] or [None]
+    if first is None:  # a wrong line may be the first too
+        return len(more) > 1 and all(more) and lines[0].lstrip().startswith("{")
     # A program that prints its settings as JSON, and then text, writes no JSONL.
-    if first is None or (len(more) > 1 and not any(more)):
+    if len(more) > 1 and not any(more):
         return False
     return bool(more) or not _is_document(first)
 
@@ -97,10 +101,13 @@ class _Reading:
             entry = self._entry(at, line, last=at == number + len(lines) - 1)
             if entry is None:
                 continue
-            cells = flat(entry)
-            if not cells.keys() <= self.names.keys():
-                self._learn([name for name in cells if name not in self.names])
-            complete = self.assembler.take(Row(at, cells))
+            try:
+                complete = self._take(at, flat(entry))
+            except (BadRow, RecursionError) as error:
+                if not self.source.foreign_lines.forgiving:
+                    raise
+                self._leave_out(at, getattr(error, "problem", "nested too deeply"))
+                continue
             if complete is not None:
                 yield complete[0], [complete[1]]
 
@@ -118,11 +125,18 @@ class _Reading:
                 entry = None
         if isinstance(entry, dict):
             return entry
-        foreign_lines = self.source.foreign_lines
-        foreign_lines.good = self.assembler.num_rows
         of_record = line.lstrip().startswith(b"{")
-        foreign_lines.add(number, f"no JSON object: {shown(line)}", of_record=of_record)
+        self._leave_out(number, f"no JSON object: {shown(line)}", of_record=of_record)
         return None
+
+    def _take(self, number: int, cells: dict[str, Any]) -> tuple[str, Record] | None:
+        if not cells.keys() <= self.names.keys():
+            self._learn([name for name in cells if name not in self.names])
+        return self.assembler.take(Row(number, cells))
+
+    def _leave_out(self, number: int, problem: str, *, of_record: bool = True) -> None:
+        self.source.foreign_lines.good = self.assembler.num_rows
+        self.source.foreign_lines.add(number, problem, of_record=of_record)
 
     def _learn(self, names: list[str]) -> None:
         """Take up columns that turn up in the middle of the log."""
@@ -148,7 +162,15 @@ class _Reading:
     def _first_entries(self) -> list[dict[str, Any]]:
         """The objects in the file's beginning; wrong lines are reported when they are read."""
         entries = map(_object, self.source.head.splitlines())
-        return [entry for entry in entries if entry is not None]
+        return [entry for entry in entries if entry is not None and _is_plain(entry)]
+
+
+def _is_plain(entry: Mapping[str, Any]) -> bool:
+    """False for an object that is too deep, or has half of a surrogate: the parser takes these."""
+    try:
+        return bool(msgspec.json.encode(flat(entry)))
+    except (RecursionError, UnicodeEncodeError):
+        return False
 
 
 def flat(entry: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

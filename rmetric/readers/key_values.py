@@ -10,15 +10,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from rmetric._util.strict_json import plain_non_finite
 from rmetric.readers.columns import TARGETS, Columns, choose_columns
 from rmetric.readers.rows import Row, UnknownFormat
 from rmetric.readers.source import Source
 from rmetric.readers.stream import Reader, Stream, stream_rows
 
 _NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
-#: With a decimal comma, which no number may have, so that it is not cut off there.
+#: With a decimal comma, which no number may have, so that it is not cut off there. A name is looked
+#: for where a word begins: from each of its letters it would take the square of its length.
 _PAIR = re.compile(
-    rf"([A-Za-z_][\w./-]*)\s*[=:]?\s*({_NUMBER}(?:,\d[\d.,eE+-]*)?)(?![\w.])", re.IGNORECASE
+    rf"(?<![\w./-])[\d./-]*([A-Za-z_][\w./-]*)(?:\s*[=:]\s*|\s+)"
+    rf"({_NUMBER}(?:,\d[\d.,eE+-]*)?)(?![\w.])",
+    re.IGNORECASE,
 )
 
 
@@ -37,7 +41,8 @@ def _rows(source: Source, mapping: Mapping[str, str]) -> Iterator[Row]:
     losses = {mapping[t] for t in ("loss", "eval_loss") if t in mapping}
     found = False
     for number, line in source.lines():
-        cells = {name: value for name, value in _PAIR.findall(line) if name in wanted}
+        pairs = _PAIR.findall(plain_non_finite(line))
+        cells = {name: value for name, value in pairs if name in wanted}
         found = found or bool(cells.keys() & losses)
         # What stands alone, such as "step 5" in a message, is no measurement.
         if cells.keys() & losses or len(cells) > 1:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rmetric._util.errors import LogError
+from rmetric._util.strict_json import plain_non_finite
 
 _NOT_LOGGED = {"", "none", "null", "-", "n/a"}
 _FLAGS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
@@ -52,7 +53,7 @@ def number(cell: Any) -> float | None:
     if isinstance(cell, str):
         if cell.strip().lower() in _NOT_LOGGED:
             return None
-        return float(cell)
+        return float(plain_non_finite(cell))
     if cell is None:
         return None
     if isinstance(cell, bool) or not isinstance(cell, (int, float)):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from fnmatch import fnmatch
+from fnmatch import translate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +31,7 @@ _SETTINGS = (
     "scheduler.json", "zero_to_fp32.py", "latest", "hparams.yaml", "config.yaml",
     "wandb-metadata.json", "wandb-summary.json", "requirements.txt", "conda-environment.yaml",
 )  # fmt: skip
+_IS_SETTINGS = re.compile("|".join(map(translate, _SETTINGS)))
 _STATE = "trainer_state.json"
 #: What LLaMA-Factory and ms-swift write beside the Trainer's state.
 _TRAINER_LOGS = ("trainer_log.jsonl", "logging.jsonl")
@@ -89,7 +90,7 @@ def _is_no_log(file: Path) -> bool:
     name = file.name.lower()
     if file.suffix == ".wandb" and _WANDB_RUN.fullmatch(file.parent.name):
         return False
-    return file.suffix.lower() in _NO_LOGS or any(fnmatch(name, known) for known in _SETTINGS)
+    return file.suffix.lower() in _NO_LOGS or _IS_SETTINGS.match(name) is not None
 
 
 def _states(files: Sequence[Path]) -> dict[Path, list[Path]]:

@@ -8,6 +8,7 @@ foreign letter must not cost a log, and in a number it is an error of that cell.
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -23,9 +24,14 @@ BLOCK = 1 << 16
 #: Bytes that the format and the columns are told by.
 HEAD = 1 << 18
 SHOWN = 1 << 16
+#: Of a first line that begins with an object: settings may be long.
+LONGEST_FIRST = 8 << 20
 LONGEST_LINE = 64 << 20
 #: Formats that are one JSON document or one table of lists are held in memory.
 LONGEST_DOCUMENT = 1 << 30
+#: What no text has, in a file with zero bytes.
+_ODD = re.compile(rb"\0+|[\x01-\x06\x0e-\x1a]")
+_OBJECT = re.compile(rb"\s*\{")
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -33,15 +39,16 @@ class ForeignLines:
     """Counts the lines that could not be read, as a crash or a second writer leaves them.
 
     Args:
-        say: called with a sentence at the first of them.
+        say: called with a sentence at the first of them, of a log that grows.
 
     Attributes:
+        forgiving: True for a log that grows: a wrong value costs its line, and not the log.
         good: lines that were read; the reader counts them up.
         bad: lines that were left out.
     """
 
     def __init__(self, say: Callable[[str], None] | None = None) -> None:
-        self._say = say
+        self._say, self.forgiving = say, say is not None
         self.good = self.bad = 0
         self._first = ""
         self._good_before = self._closing = 0
@@ -90,7 +97,7 @@ class ForeignLines:
         """
         closing = self._closing if self.good == self._good_before and self.good else 0
         inside = self.bad - closing
-        if inside > self.good:
+        if inside > self.good and not self.forgiving:
             share = f"{inside:,} of {inside + self.good:,} lines could not be read"
             raise LogError(path, None, f"{share}, half are allowed; the first is {self._first}")
 
@@ -104,7 +111,7 @@ class Source:
         on_bytes: called with the bytes of the file that were read so far, packed as they are.
 
     Attributes:
-        head: its beginning as UTF-8, about `HEAD` bytes.
+        head: its beginning as UTF-8 without zero bytes, about `HEAD` bytes.
         cut: whether the line that was read last lacks its end.
         foreign_lines: lines that the reader could not read and passed over.
     """
@@ -120,7 +127,7 @@ class Source:
         self._on_bytes = on_bytes
         self.cut, self.foreign_lines = False, ForeignLines()
         self._notes: list[str] = []
-        self._replaced = self._first_replaced = self._nulls = 0
+        self._replaced = self._first_replaced = self._nulls = self._num_odd = 0
         self._blocks = self._unpacked()
         self.head = self._begin()
 
@@ -145,15 +152,20 @@ class Source:
         return notes
 
     def head_text(self) -> str:
-        """The beginning, by which a format is recognised, up to `SHOWN` bytes."""
-        text = self.head[:SHOWN].decode("utf-8", "replace")
+        """The beginning, by which a format is recognised, up to `SHOWN` bytes.
+
+        An object on the first line is shown whole.
+        """
+        first = self.head.find(b"\n") + 1 if _OBJECT.match(self.head) else 0
+        text = self.head[: max(SHOWN, first)].decode("utf-8", "replace")
         return text.replace("\r\n", "\n").replace("\r", "\n")
 
     def check_is_text(self) -> None:
         """Raise LogError for what cannot be a log in text."""
-        if not self.head.strip():
+        if not self.head_text().strip():
             raise LogError(self.path, None, "the file is empty")
-        if b"\0" in self.head:
+        # A crash leaves zero bytes between lines or at the end: at most once a line.
+        if self._num_odd > self.head.count(b"\n") + self.head.count(b"\r"):
             raise LogError(self.path, None, f"a binary file; a log is text, {PACKED} allowed")
 
     def chunks(self) -> Iterator[tuple[int, bytes]]:
@@ -161,17 +173,24 @@ class Source:
 
         Only the last line of the file may lack its end; `cut` says so then.
         """
-        line, held, size = 1, [], 0
+        line, size, too_long = 1, 0, False
+        held: list[bytes] = []
         for block in self._texts():
             end = block.rfind(b"\n") + 1
             size += len(block) if not end else block.find(b"\n")
-            if size > self.longest_line:
-                raise LogError(
-                    self.path, line, f"the line is longer than {self.longest_line:,} bytes"
-                )
+            if size > self.longest_line and not too_long:
+                problem = f"the line is longer than {self.longest_line:,} bytes"
+                if not self.foreign_lines.forgiving:
+                    raise LogError(self.path, line, problem)
+                self.foreign_lines.add(line, problem)
+                held, too_long = [], True
             if not end:
-                held.append(block)
+                held += [] if too_long else [block]
                 continue
+            if too_long:
+                # An empty line stands for it in the count.
+                block, too_long = block[block.find(b"\n") :], False
+                end = block.rfind(b"\n") + 1
             chunk = b"".join((*held, block[:end]))
             held, size = [block[end:]], len(block) - end
             yield line, chunk
@@ -214,14 +233,23 @@ class Source:
         return self.decoded(1, b"".join(parts))
 
     def _begin(self) -> bytes:
-        """The first block, in UTF-8; what follows is decoded alike."""
-        first = b""
+        """The first block, in UTF-8 without zero bytes; what follows is decoded alike."""
+        first, has_line = b"", False
         for block in self._blocks:
+            if block and not first and not block.strip(b"\0"):
+                self._nulls += len(block)
+                continue
             first += block
-            if len(first) >= HEAD or (not block and b"\n" in first):
+            has_line = has_line or b"\n" in block
+            enough = HEAD if has_line or not _OBJECT.match(first) else LONGEST_FIRST
+            if len(first) >= enough or (not block and has_line):
                 break
         self._decode = _decoder(first)
-        return self._decode(first.removeprefix(codecs.BOM_UTF8))
+        head = self._decode(first.removeprefix(codecs.BOM_UTF8))
+        if b"\0" in head:
+            self._nulls += head.count(b"\0")
+            self._num_odd = len(_ODD.findall(head))
+        return head.replace(b"\0", b"")
 
     def _texts(self) -> Iterator[bytes]:
         """Blocks in UTF-8 in which LF alone ends lines."""

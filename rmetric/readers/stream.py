@@ -74,10 +74,11 @@ def stream_rows(
             try:
                 complete = assembler.take(row)
             except BadRow as error:
-                if error.line is None or any(map(_is_number, row.cells.values())):
+                forgiven = source.foreign_lines.forgiving
+                if error.line is None or not (forgiven or _is_text(row)):
                     raise
                 source.foreign_lines.good -= 1
-                source.foreign_lines.add(error.line, error.problem)
+                source.foreign_lines.add(error.line, error.problem, of_record=True)
                 continue
             if complete is not None:
                 yield complete[0], [complete[1]]
@@ -93,6 +94,10 @@ def stream_rows(
         held=assembler.held,
         guessed=lambda: [*columns.notes, *(notes or [])],
     )
+
+
+def _is_text(row: Row) -> bool:
+    return not any(map(_is_number, row.cells.values()))
 
 
 def _is_number(cell: object) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from rmetric._util.errors import LogError
@@ -110,14 +110,23 @@ class Table:
 
         def numbered() -> Iterator[str]:
             nonlocal at
-            for number, line in self._lines:
+            lines = (
+                self._lines
+                if printed
+                else _without_stray_quotes(self._lines, delimiter, len(self._header))
+            )
+            for number, line in lines:
                 at = number
                 if printed:
                     line = "" if _RULE.fullmatch(line) else "\t".join(_cells(line, self._delimiter))
                 # The module joins lines within quotes by the ends that they have.
                 yield f"{line}\n"
 
-        reader = csv.reader(numbered(), delimiter=delimiter)
+        reader = csv.reader(
+            numbered(),
+            delimiter=delimiter,
+            quoting=csv.QUOTE_NONE if printed else csv.QUOTE_MINIMAL,
+        )
         try:
             for cells in reader:
                 if any(cells):
@@ -127,6 +136,58 @@ class Table:
 
 
 _LONGEST_CELL = min(sys.maxsize, 2**31 - 1)
+_Lines = Iterable[tuple[int, str]]
+
+
+def _without_stray_quotes(lines: _Lines, delimiter: str, size: int) -> Iterator[tuple[int, str]]:
+    """The lines, with a quote that is never closed as a letter of its cell.
+
+    A quoted cell may go on on the next lines; its quote is stray where one of these is a record
+    by itself.
+    """
+    held: list[tuple[int, str]] = []
+    numbers: list[int] = []
+    for number, line in lines:
+        if held and _is_record(line, numbers, delimiter, size):
+            yield from _by_themselves(held, delimiter, size)
+            held = []
+        if held or '"' in line:
+            is_open = _is_open(f'"{line}' if held else line, delimiter)
+            if is_open and not held:
+                cells = _cells(line, delimiter)[:-1]
+                numbers = [i for i, cell in enumerate(cells) if _is_number(cell)]
+            held.append((number, line))
+            if not is_open:
+                yield from held
+                held = []
+        else:
+            yield number, line
+    yield from _by_themselves(held, delimiter, size)
+
+
+def _is_record(line: str, numbers: list[int], delimiter: str, size: int) -> bool:
+    """True for `size` cells with numbers where the line with the quote has them."""
+    if re.match(rf'[^"]*(?:""[^"]*)*"(?:{re.escape(delimiter)}|$)', line):
+        return False  # it closes the quote
+    cells = _cells(line, delimiter)
+    if len(cells) != size:
+        return False
+    found = [_is_number(cells[i]) for i in numbers or range(size) if cells[i].strip()]
+    return any(found) and (not numbers or all(found))
+
+
+def _is_open(line: str, delimiter: str) -> bool:
+    """True if a quoted cell of the line goes on on the next one."""
+    return _cells(f"{line}\n", delimiter)[-1].endswith("\n")
+
+
+def _by_themselves(held: _Lines, delimiter: str, size: int) -> Iterator[tuple[int, str]]:
+    for number, line in held:
+        if '"' in line and _is_open(line, delimiter):
+            *cells, last = _cells(line, delimiter)
+            cells += [f'"{last}'] if len(cells) + 1 == size else f'"{last}'.split(delimiter)
+            line = delimiter.join('"' + cell.replace('"', '""') + '"' for cell in cells)
+        yield number, line
 
 
 def matches(head: str) -> bool:
@@ -134,7 +195,7 @@ def matches(head: str) -> bool:
     delimiter = _delimiter(head.lstrip("\r\n").split("\n", 1)[0])
     below = [line for line in head.lstrip("\r\n").split("\n", 3)[1:3] if not _RULE.fullmatch(line)]
     # Prose has commas too; below a header at least one cell is a number.
-    cells = _cells(below[0], delimiter) if below else ["0"]
+    cells = _cells(below[0].replace('"', ""), delimiter) if below else ["0"]
     # It has blanks and bars more often still.
     if delimiter in (_BARS, _BLANKS) and (
         len(cells) != len(names) or not any(map(_is_loss, names))

@@ -7,11 +7,11 @@ updates: it belongs to the next line.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from rmetric._util.strict_json import loads
 from rmetric.readers.rows import Row
 from rmetric.readers.text_parts import pieces, put, row, whole
 
@@ -67,7 +67,7 @@ def _entry(text: str) -> tuple[str, dict[str, Any]]:
     if found := _JSON.search(text):
         kind = "valid" if found[1].startswith("valid") else found[1]
         try:
-            values = json.loads(found[2])
+            values = loads(found[2])
         except ValueError:
             return kind, {}
         return kind, {re.sub(r"^(?:train|valid\w*?)_(?!wall)", "", n): v for n, v in values.items()}

@@ -163,7 +163,7 @@ NANOGPT = LineFormat(NAME="nanoGPT text", mark=_any_of(_NANOGPT_FORMS), forms=_N
 
 _UNITS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0}
 _TIME = re.compile(r"([\d.]+)(ms|s|min|m)$")
-_MODDED_PAIR = re.compile(r"([A-Za-z][\w/]*):\s?(\S+)")
+_MODDED_PAIR = re.compile(r"(?<![\w/])[\d_/]*([A-Za-z][\w/]*):\s?(\S+)")
 
 
 def _training_time() -> Complete:
@@ -250,7 +250,7 @@ TORCHTITAN = LineFormat(
     ranks=True,
 )  # fmt: skip
 
-_TORCHTUNE_PAIR = re.compile(r"(\w+):(\S+)")
+_TORCHTUNE_PAIR = re.compile(r"\b(\w+):(\S+)")
 TORCHTUNE = LineFormat(
     NAME="torchtune text",
     mark=re.compile(

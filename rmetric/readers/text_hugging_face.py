@@ -22,7 +22,7 @@ _READ = ("loss", "eval_loss", "grad_norm", "learning_rate")
 _STEPS = ("step", "global_step", "global_step/max_steps")
 # In double quotes it would be JSON, which has readers of its own.
 _MARK = re.compile(
-    r"\{(?=[^{}]*'(?:eval_)?loss'\s*:\s*'?(?:-?[\d.]|nan|inf))"
+    r"\{(?=[^{}]*'(?:eval_)?loss'\s*:\s*'?[-+]?(?:[\d.]|nan|inf))"
     r"(?=[^{}]*'(?:epoch|learning_rate|global_step/max_steps)')[^{}]*\}",
     re.IGNORECASE,
 )

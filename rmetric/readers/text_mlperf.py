@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from rmetric._util.strict_json import loads
 from rmetric.readers.rows import Row
 from rmetric.readers.text_parts import FAR, number_in, pieces, row
 
@@ -56,7 +57,7 @@ def _entry(text: str) -> dict[str, Any]:
     if found is None:
         return {}
     try:
-        entry, _ = _DECODER.raw_decode(text, found.end() - 1)
+        entry, _ = loads(text[found.end() - 1 :], _DECODER.raw_decode)
     except ValueError:
         return {}
     return entry if isinstance(entry, dict) else {}

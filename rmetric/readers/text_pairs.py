@@ -281,7 +281,7 @@ def _whole(value: float | None) -> int | None:
 _NUMBER = re.compile(
     r"(?<![\w.])([-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?(?:e[-+]?\d+)?|[-+]?\.\d+(?:e[-+]?\d+)?"
     r"|[-+]?nan|[-+]?inf(?:inity)?)"
-    r"(?:\s*/\s*(\d[\d,]*))?([KMBG](?![\w/])|%|ms|it/s|s/it|[smhx])?(?![\w.]*\w)",
+    r"(?:\s*/\s*(\d[\d,]*))?([KMBG](?![\w/])|%|ms|it/s|s/it|[smhx])?(?!\.*\w)",
     re.IGNORECASE,
 )
 #: Neither a list, nor a date, nor two groups of thousands.
@@ -365,8 +365,8 @@ def name_in(before: str, known: frozenset[str]) -> tuple[str, bool]:
     """
     stripped = before.rstrip()
     words = stripped.rstrip(":=([{ ")
-    if stripped.endswith("=") and words:
-        words = words.split()[-1]
+    if stripped.endswith("="):
+        words = " ".join(words.split()[-1:])
     words = _BREAK.split(words)[-1].replace(":", " ").replace("=", " ")
     plain = [w for w in (plain_name(word).lstrip("_") for word in words.split()[-8:]) if w]
     if len(plain) > 1 and plain[-1] in _FILLING:

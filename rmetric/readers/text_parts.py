@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
-from rmetric.readers.rows import BadRow, Row
+from rmetric._util.strict_json import plain_non_finite
+from rmetric.readers.rows import Row
 
 LONGEST = 1 << 16
 FAR = 2**63
@@ -23,12 +24,13 @@ _RANK = re.compile(r"\s*\[?(?:rank|default|trainer|worker)[ _]?(\d+)[^\]:]*\]?:?
 def pieces(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
     """The lines without colours, cut where a progress bar went back to the line's beginning.
 
+    Numbers that are not finite are those that `float` takes.
     No program prints a step in `LONGEST` characters: longer ones are passed over.
     """
     for number, text in lines:
         for piece in text.split("\r") if "\r" in text else (text,):
             if piece and len(piece) <= LONGEST:
-                yield number, without_colours(piece)
+                yield number, plain_non_finite(without_colours(piece))
 
 
 def without_colours(text: str) -> str:
@@ -133,7 +135,6 @@ def whole(text: str | None) -> int | None:
 
 
 def row(line: int, step: int | str, cells: dict[str, float | bool]) -> Row:
-    """A row; raises BadRow for a step in more digits than a step can have."""
-    if isinstance(step, str) and len(step) > LONGEST_STEP:
-        raise BadRow(line, f"the step has {len(step)} digits: a step below 2^63 is accepted")
-    return Row(line, {"step": int(step), **cells})
+    """A row; a step in more digits than a step can have stays a text, which no step is read of."""
+    is_step = isinstance(step, int) or len(step) <= LONGEST_STEP
+    return Row(line, {"step": int(step) if is_step else step, **cells})

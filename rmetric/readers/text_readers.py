@@ -56,7 +56,8 @@ WINDOW = 1 << 16
 FURTHEST = 4 << 20
 
 
-_NUMBERS = re.compile(r" *[-+]?(?:\d[\d.,]*(?:e[-+]?\d*)?|nan|inf)", re.IGNORECASE)
+_BLANKS = re.compile(r" +")
+_NUMBERS = re.compile(r" ?[-+]?(?:\d[\d.,]*(?:e[-+]?\d*)?|nan|inf)", re.IGNORECASE)
 
 
 class TextReader(Protocol):
@@ -142,7 +143,7 @@ def whole_lines(source: Source, notes: list[str]) -> Iterator[tuple[int, str]]:
 
 
 def _shape(text: str) -> str:
-    return _NUMBERS.sub("0", text[:LONGEST].rstrip())
+    return _NUMBERS.sub("0", _BLANKS.sub(" ", text[:LONGEST].rstrip()))
 
 
 #: Asked after all that know a program's lines, and before a table, which any commas look like.

@@ -6,7 +6,6 @@ these only the history is read, the values that a program logged, and no package
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from rmetric._util.errors import LogError
 from rmetric._util.printed import counted
+from rmetric._util.strict_json import parse_line
 from rmetric.readers.rows import Row
 from rmetric.readers.source import ForeignLines, Source
 from rmetric.readers.stream import Reader, Stream, columns_of_table, stream_rows
@@ -178,7 +178,7 @@ def _item(message: bytes) -> tuple[str, Any]:
         if part.number in (_KEY, _NESTED) and part.value:
             names.append(part.value.decode("utf-8", "replace"))
         elif part.number == _JSON:
-            value = json.loads(part.value)
+            value = parse_line(part.value)
     return "/".join(names), value
 
 

@@ -64,7 +64,10 @@ NOTE = "note"
 _LONGEST_NAME = 100
 _MOST_ALARMS = 1000
 #: What a log can still do to a replay after it was read: none of it is worth the other logs.
-_UNUSABLE = (ValueError, OverflowError, MemoryError, RecursionError)
+_UNUSABLE = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError,
+    TypeError, ValueError,
+)  # fmt: skip
 
 
 @dataclass(kw_only=True)

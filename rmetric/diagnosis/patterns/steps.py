@@ -40,13 +40,12 @@ _OF_EPOCH = re.compile(
     r"\bepochs?\b[^\d\n]{0,4}(?P<epoch>\d+)(?P<of>[ \t]*/[ \t]*\d+)?[^\n]{0,40}?"
     r"(?:\[|\b(?:step|iter|iteration|batch)\b[: \[]*)[ \t]*(?P<step>\d+)[ \t]*/[ \t]*(?P<all>\d+)"
 )
-_BAR = re.compile(
-    r"(?P<what>[^\n|\r]*?)(?:\d+%\|[^\n|]*\| *)?(?P<step>\d+)/(?P<all>\d+) \[\d+:\d+[^\n\r\]]*"
-)
+_BAR = re.compile(r"(?<!\d)(?:\d+%\|[^\n|]*\| *)?(?P<step>\d+)/(?P<all>\d+) \[\d+:\d+[^\n\r\]]*")
+_BETWEEN_BARS = re.compile(r"[\n|\r]")
 _ENDLESS_BAR = re.compile(r"^(?P<what>[^\n|\d]*)(?P<step>\d+)it \[\d+:\d+")
 _ANY_BAR = re.compile(r"\d/\d+ \[\d+:\d|\dit \[\d+:\d")
 _BAR_OF_TRAINING = re.compile(
-    r"^\W*((train(ing)?|epochs?|steps?|iter(ation)?s?|it|progress|rank|of)\W*|\d+\W*)*$"
+    r"^(?:train(ing)?|epochs?|steps?|iter(ation)?s?|it|progress|rank|of|\d|\W)*$"
 )
 _EPOCH = re.compile(r"\bepochs? *\[?(\d+)")
 _BATCHES = re.compile(
@@ -79,14 +78,18 @@ def _mlperf(text: str) -> StepMatch | None:
 
 def _progress_bar(text: str) -> StepMatch | None:
     """tqdm; "Epoch 3: 45%|..| 120/267 [" counts epochs from 0, as Lightning does."""
-    found = None
-    for found in _BAR.finditer(text):  # noqa: B007 - the last bar of an entry is the newest
-        pass
-    if found is None:
+    # The last bar of an entry is the newest; what it counts stands behind the one before.
+    begin, found = 0, None
+    for bar in _BAR.finditer(text):
+        begin, found = found.end() if found else 0, bar
+    if found is not None:
+        what = _BETWEEN_BARS.split(text[begin : found.start()])[-1]
+    else:
         found = _ENDLESS_BAR.search(text)
-    if found is None or not _BAR_OF_TRAINING.match(found["what"]):
+        what = found["what"] if found else ""
+    if found is None or not _BAR_OF_TRAINING.match(what):
         return None
-    step, epoch = int(found["step"]), _EPOCH.search(found["what"])
+    step, epoch = int(found["step"]), _EPOCH.search(what)
     if epoch and "all" in found.groupdict():
         step += int(epoch[1]) * int(found["all"])
     return StepMatch("bar", step)

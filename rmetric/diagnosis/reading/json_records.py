@@ -46,6 +46,8 @@ _KEYS_OF_COLLECTORS = frozenset(
         "__REALTIME_TIMESTAMP", "LogEntry", "LogMessage",
     )
 )  # fmt: skip
+#: Keys beside "log" that state which container wrote it.
+_ORIGINS = frozenset(("stream", "container_id", "container_name"))
 #: Bytes in which the list of a document begins, and its beginning.
 _NEAR = 4096
 _LIST = re.compile(r"\[\s*(?=\{)")
@@ -266,7 +268,8 @@ def _of_collector(record: Any) -> bool:
     return bool(
         _KEYS_OF_COLLECTORS & keys
         or "kubernetes" in within
-        or {"stream", "log"} <= keys  # docker and the runtimes of Kubernetes
+        # docker and the runtimes of Kubernetes: a line with its origin, or with its time alone
+        or ("log" in keys and (_ORIGINS & keys or keys <= {"log", "attrs", *_TIMES}))
         or ("labels" in within and "line" in keys)
         or ("stream" in within and isinstance(record.get("values"), list))
         or ("attributes" in within and "message" in record["attributes"])

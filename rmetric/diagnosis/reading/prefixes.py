@@ -24,6 +24,8 @@ from rmetric.diagnosis.reading.timestamps import HEAD, may_be_time, may_state, p
 _REMEMBERED = 1 << 16
 #: Lines whose heads are remembered, of each pattern, and the length of the longest.
 _REMEMBERED_HEADS = 1 << 14
+#: Bytes of a line in which its prefix is looked for.
+_LONGEST_HEAD = 1000
 _LONGEST_HEAD = 512
 #: To "0" every digit that no pattern tells from it; all of them, where no seconds of an epoch are.
 _ALIKE = bytes.maketrans(b"23456789", b"0" * 8)
@@ -342,7 +344,7 @@ def _agree(form: str, lines: list[bytes], count: int) -> bool:
     """
     if len(lines) < 0.1 * count:
         return False
-    heads = [match for line in lines if (match := _COMPILED[form].match(line))]
+    heads = [match for line in lines if (match := _COMPILED[form].match(line, 0, _LONGEST_HEAD))]
     share = len(heads) / max(count, 1)
     if len(heads) < 3 or share < 0.1:
         return False

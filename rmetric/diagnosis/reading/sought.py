@@ -11,6 +11,9 @@ from collections.abc import Collection, Sequence
 
 from rmetric.diagnosis.library.any_digits import any_digits
 
+#: Characters of a form; longer ones may match.
+LONGEST_FORM = 2000
+
 
 class Sought:
     """A pattern with a looser one, which matches a line without its digits if the pattern matches.
@@ -40,8 +43,11 @@ class Sought:
             bare: the line without its digits.
             lower: the same in lower case.
         """
-        # `re` keeps what it has compiled; most of these patterns no log needs.
-        return has_in_order(lower, self._rows) and re.search(self._loose, bare) is not None
+        # `re` keeps what it has compiled; most of these patterns no log needs. Without the borders
+        # of its words a pattern may take the square of a line's length.
+        return has_in_order(lower, self._rows) and (
+            len(bare) > LONGEST_FORM or re.search(self._loose, bare) is not None
+        )
 
 
 def those_that_may(sought: Collection[Sought], bare: str) -> frozenset[Sought]:

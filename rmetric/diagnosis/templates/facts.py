@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 EXCEPTION = re.compile(r"\b[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b: ")
 #: Code that names an exception, where none is raised.
 _CODE = re.compile(r"(?:\b(?:except|raise|as)\b|[\"'(#`,])\s*$")
-#: What a structured line is about: :::MLLOG {"key": "run_stop", ...}, {"event": "eval", ...}.
-_KEY = re.compile(r"\{.*?\"(?:key|event|event_name)\": ?\"([\w./-]+)\"")
+#: What a structured line is about: :::MLLOG {"key": "run_stop", ...}, {"event": "eval", ...}. It is
+#: looked for behind the first brace: behind each it would take the square of a line's length.
+_KEY = re.compile(r"[^{]*\{.*?\"(?:key|event|event_name)\": ?\"([\w./-]+)\"")
 #: The number of the scheduler's job.
 JOB_ID = re.compile(
     r"(?i)\bSLURM_JOB_?ID\W{1,3}(\d+)|\*\*\* (?:JOB|STEP) (\d+)|(?<!:)\bjob[ _]?id\W{1,3}(\d+)"
@@ -149,7 +150,7 @@ class LineAnalyser:
 
     def _new_facts(self, plain: bytes) -> Facts:
         text = clean(plain)
-        own_level, key = level(text), _KEY.search(text)
+        own_level, key = level(text), _KEY.match(text)
         form = plain.lower().translate(None, b"0")
         words = words_of(form)
         look, rules = self.library.gate(form, words), possible_rules(form, words)
