@@ -7,10 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rmetric.detectors.no_update import NoUpdate
+from rmetric.evaluation import judge_run
 from rmetric.monitor import Monitor
 from rmetric.monitor.actions import SkipStep
 from rmetric.monitor.learning_rates import LearningRates
-from rmetric.monitor.no_update import NoUpdate
 from rmetric.records import Record
 
 
@@ -102,7 +103,7 @@ def test_a_scheduler_without_a_rate_for_each_group_is_none(scheduler):
     assert not found.off
 
 
-ALIVE = {"gradient_norm": 0.5, "learning_rate": 1e-3, "update_norm": 0.1}
+ALIVE = {"gradient_norm": 0.53, "learning_rate": 1.7e-3, "update_norm": 0.13}
 
 
 def reasons(records):
@@ -129,7 +130,7 @@ def test_a_planned_warm_up_never_alarms(warm_up, steps):
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=8))
 def test_gradients_that_are_zero_now_and_then_never_alarm(rows):
-    norms = [x for row in rows for x in (0.5, *[0.0] * row)]
+    norms = [x for row in rows for x in (0.53, *[0.0] * row)]
     records = [Record(step=i, gradient_norm=norm) for i, norm in enumerate(norms)]
     assert not any(reason for reason, _ in reasons(records))
 
@@ -139,6 +140,30 @@ def test_steps_that_are_left_out_and_records_without_values_say_nothing():
     records += [Record(step=i, gradient_norm=0.0, skipped=True) for i in range(2, 30)]
     records += [Record(step=i) for i in range(30, 60)]
     assert not any(reason for reason, _ in reasons(records))
+
+
+@pytest.mark.parametrize("last", [0.0003, 5e-7, 1.0])
+def test_a_number_of_one_digit_may_have_been_rounded_to_zero(last):
+    records = [Record(step=i, learning_rate=last if i < 20 else 0.0) for i in range(60)]
+    assert not any(reason for reason, _ in reasons(records))
+
+
+@pytest.mark.parametrize("name", ["gradient_norm", "learning_rate"])
+def test_a_log_that_ends_in_steps_that_change_nothing_is_stuck(name):
+    def verdict(end):
+        records = [
+            Record(step=i, training_loss=2 - 0.005 * min(i, 40) + 0.01 * (i % 3), **ALIVE)
+            for i in range(1, 100)
+        ]
+        for record in records[40:end]:
+            setattr(record, name, 0.0)
+            record.update_norm = 0.0
+        return judge_run(records)
+
+    stuck, healthy = verdict(99), verdict(60)
+    assert (stuck.kind, stuck.severity, stuck.onset_step) == ("stuck", "bad", 41)
+    assert stuck.text.startswith("STUCK: the ")
+    assert healthy.kind != "stuck"
 
 
 def trained(at, *, scheduler=False, actions=(), steps=30):

@@ -15,6 +15,7 @@ import numpy as np
 
 from rmetric._util.printed import counted
 from rmetric.detectors.log_end import SilentLoss
+from rmetric.detectors.no_update import NoUpdate
 from rmetric.evaluation import verdict_words as words
 from rmetric.evaluation.loss_course import (
     FEWEST_RECORDS,
@@ -107,10 +108,11 @@ def _of_losses(records: Sequence[Record], alarms: Sequence[int]) -> RunVerdict:
 def _with_end(
     verdict: RunVerdict, records: Sequence[Record], unread: str, alarms: Sequence[int]
 ) -> RunVerdict:
-    """The verdict, which cannot be told where the losses end before the log does."""
-    silent = SilentLoss()
+    """The verdict, unless the losses end before the log does, or nothing is learnt at its end."""
+    silent, stuck = SilentLoss(), NoUpdate()
     for record in records:
         silent.update(record)
+        stuck.update(record)
     since, before = silent.since, f"before it: {verdict.text}"
     before = "" if verdict.kind == "healthy" else before
     if since is not None:
@@ -123,6 +125,10 @@ def _with_end(
             onset_step=since,
             alarm_step=next((step for step in alarms if step >= since), None),
         )
+    if stuck.reason:
+        text = f"STUCK: {stuck.reason}"
+        return replace(verdict, kind="stuck", text=text, detail=before, advice="",
+                       onset_step=stuck.since)  # fmt: skip
     if unread:
         return cannot_tell(f": {unread}", verdict.loss, detail=before, advice=words.UNREAD)
     return verdict

@@ -12,7 +12,7 @@ from rmetric._util.printed import counted
 from rmetric.evaluation.loss_course import SHARE_OF_LEVEL, WIDTH, Course, Loss, Rise
 
 Kind = Literal[
-    "diverged", "not_finite", "unstable", "failed", "spike", "level_rose", "overfitting",
+    "diverged", "not_finite", "unstable", "failed", "stuck", "spike", "level_rose", "overfitting",
     "cannot_tell", "healthy",
 ]  # fmt: skip
 Severity = Literal["bad", "warning", "good", "unknown"]
@@ -23,6 +23,7 @@ SEVERITY: dict[Kind, Severity] = {
     "not_finite": "bad",
     "unstable": "bad",
     "failed": "bad",
+    "stuck": "bad",
     "spike": "warning",
     "level_rose": "warning",
     "overfitting": "warning",
@@ -35,6 +36,7 @@ ADVICE: dict[Kind, str] = {
     "not_finite": "stop, go back to a checkpoint before step {step}",
     "unstable": "lower the learning rate, or clip the gradients, in the next run",
     "failed": "look for the error in the log",
+    "stuck": "look at the loss, the frozen weights and the schedule; nothing is learnt since",
     "spike": "watch whether it comes again",
     "level_rose": "check whether data or learning rate changed there",
     "overfitting": "use the checkpoint of step {step}",

@@ -12,13 +12,13 @@ from typing import Any
 from rmetric._util.state import restore_or_keep, state_of
 from rmetric.detectors.advice import leave_out_or_roll_back
 from rmetric.detectors.calibrated import read_thresholds
+from rmetric.detectors.no_update import NoUpdate
 from rmetric.detectors.registry import make_detector
 from rmetric.metric import RMetric
 from rmetric.monitor.alert_delivery import AlertDelivery
 from rmetric.monitor.alerts import Alert
 from rmetric.monitor.config import LEARNING_RATE, NO_UPDATE, MonitorConfig
 from rmetric.monitor.learning_rates import LearningRates
-from rmetric.monitor.no_update import NoUpdate
 from rmetric.monitor.optimizer_steps import is_scaling
 from rmetric.monitor.pending import Pending
 from rmetric.monitor.rules import StepRules

@@ -67,6 +67,7 @@ EVENTS = {
     "not_finite": ("verdict: not finite from here", "not finite"),
     "unstable": ("verdict: unstable from here", "unstable"),
     "spike": ("verdict: the highest spike", "spike"),
+    "stuck": ("verdict: nothing is learnt from here on", "stuck"),
     "level_rose": ("verdict: the level rose here", "level rose"),
     "overfitting": ("verdict: lowest validation loss", "overfits"),
     "cannot_tell": ("verdict: cannot tell from here", "cannot tell"),

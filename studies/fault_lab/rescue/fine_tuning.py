@@ -51,7 +51,8 @@ AIMS = {
 #: What rescue decides by, and what draws the runs.
 DECIDING = (
     *(f"rmetric/rescue/{name}.py" for name in ("action", "evidence", "loss_level", "policy")),
-    *(f"rmetric/monitor/{name}.py" for name in ("learning_rates", "no_update", "rules")),
+    *(f"rmetric/monitor/{name}.py" for name in ("learning_rates", "rules")),
+    "rmetric/detectors/no_update.py",
     "rmetric/detectors/calibrated/thresholds.json",
     "studies/fault_lab/rescue/fine_tuning_run.py",
 )

@@ -18,7 +18,8 @@ class NoUpdate:
 
     Five records in a row are needed, and more than three times the longest such row before: where
     the reward of all answers is equal, say, the gradient is 0 now and then. A quantity that was
-    never above 0 counts after twenty records.
+    never above 0 counts after twenty records. What was last a number of one digit, such as 0.0001,
+    may have been rounded to 0 and does not count.
 
     Attributes:
         reason: in words; empty without an alarm.
@@ -54,7 +55,7 @@ class _Row:
 
     def __init__(self) -> None:
         self.first = self.length = self._longest = 0
-        self._was_above = False
+        self._was_above, self._last = False, 0.0
 
     def take(self, step: int, value: float | None) -> None:
         if value is None:
@@ -64,9 +65,14 @@ class _Row:
             self.length += 1
         else:
             self._longest = max(self._longest, self.length if self._was_above else 0)
-            self.length, self._was_above = 0, True
+            self.length, self._was_above, self._last = 0, True, value
 
     @property
     def is_long(self) -> bool:
         needed = max(_RECORDS, _TIMES * self._longest + 1)
-        return self.length >= (needed if self._was_above else 4 * _RECORDS)
+        long = self.length >= (needed if self._was_above else 4 * _RECORDS)
+        return long and not _has_one_digit(self._last)
+
+
+def _has_one_digit(value: float) -> bool:
+    return value != 0 and float(f"{value:.0e}") == value
