@@ -62,8 +62,8 @@ def replica(arguments: list[str]) -> int:
     from torch.distributed import TCPStore
     from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 
-    from studies.tiny_llama.model import Llama, initialise
-    from studies.tiny_llama.shape import Shape
+    from studies.common.llama import Llama, initialise
+    from studies.common.llama_shape import Shape
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True)

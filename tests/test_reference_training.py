@@ -20,18 +20,18 @@ from rmetric.guard.planner.model_shape import ModelShape
 from rmetric.guard.run_folder import FOLDER_VARIABLE, RunFolder
 from rmetric.logs import read_log
 from rmetric.records import Record
+from studies.common.llama_shape import Shape, check_layout, feed_forward_of
 from studies.tiny_llama.__main__ import main
 from studies.tiny_llama.arguments import parser
 from studies.tiny_llama.data import ENTROPY, SUCCESSION, Chain, TokenFile, rows_of
 from studies.tiny_llama.injection import InjectedError, Injection, Injector
 from studies.tiny_llama.loss_log import LossLog, cut_back
 from studies.tiny_llama.settings import settings_of
-from studies.tiny_llama.shape import Shape, check_layout, feed_forward_of
 
 torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
     pytest.skip("torch is without its distributed part", allow_module_level=True)
-from studies.tiny_llama.model import Llama, initialise  # noqa: E402
+from studies.common.llama import Llama, initialise  # noqa: E402
 from tests.monitor_ranks import on_ranks  # noqa: E402
 from tests.reference_runs import (  # noqa: E402
     SMALL,

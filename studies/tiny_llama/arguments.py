@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from rmetric._util.options import layout_of, renamed
+from studies.common.llama_shape import Shape
 from studies.tiny_llama.injection import KINDS
-from studies.tiny_llama.shape import Shape
 
 DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("float32", "float64")

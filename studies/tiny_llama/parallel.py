@@ -37,8 +37,8 @@ from torch.nn import functional
 
 from rmetric.guard.batch_share import batch_share
 from rmetric.guard.layout import Layout
-from studies.tiny_llama.model import Llama, initialise
-from studies.tiny_llama.shape import Shape, check_layout
+from studies.common.llama import Llama, initialise
+from studies.common.llama_shape import Shape, check_layout
 
 # A tensor-parallel head gives a view. It is only read here, so its hooks stay where they are.
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")

@@ -12,9 +12,9 @@ from typing import Any
 from rmetric.guard.layout import Layout
 from rmetric.guard.policy import PolicyConfig
 from rmetric.guard.run_folder import FOLDER_VARIABLE, RunFolder
+from studies.common.llama_shape import Shape, check_layout, feed_forward_of
 from studies.tiny_llama.data import Chain, TokenFile, TokenSource
 from studies.tiny_llama.injection import Injection
-from studies.tiny_llama.shape import Shape, check_layout, feed_forward_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,9 +26,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from rmetric.monitor import Monitor
 from rmetric.rescue import Rescue, RescueConfig
+from studies.common.llama import Llama, initialise
+from studies.common.llama_shape import Shape
 from studies.fault_lab.corpus import corpus
-from studies.tiny_llama.model import Llama, initialise
-from studies.tiny_llama.shape import Shape
 
 SHAPE = Shape(layers=2, heads=4, kv_heads=2, hidden=64, ffn=172, vocabulary=256, sequence=64)
 BATCH, PRETRAINING, HELD_OUT_BATCHES = 16, 1200, 4

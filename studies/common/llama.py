@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from studies.tiny_llama.shape import Shape
+from studies.common.llama_shape import Shape
 
 WEIGHTS_DEVIATION = 0.02
 ROTARY_BASE = 10_000.0
