@@ -197,7 +197,9 @@ def test_the_class_itself_is_one_without_a_log_or_actions(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"actions": [SkipStep]}, {"actions": SkipStep()}, {"config": {}}], ids=str
+    "settings",
+    [{"actions": [SkipStep]}, {"actions": SkipStep()}, {"config": {}}],
+    ids=["a class", "no list", "no config"],
 )
 def test_wrong_settings_are_refused_when_it_is_made(settings):
     with pytest.raises(TypeError, match=r"SkipStep|config is {}"):
