@@ -101,7 +101,12 @@ def test_a_log_whose_last_lines_could_not_be_read_is_not_healthy(tmp_path, form)
     lines = [(good if s <= 250 else bad).format(s, x) for s, x in enumerate(course(), 1)]
     path.write_text(head + "".join(lines))
     assert judged(path).text.startswith("CANNOT TELL: the last 150 lines could not be read, the ")
-    again = [*lines, good.format(401, 2.0), "Traceback (most recent call last):\n", "  x = loss\n"]
+    again = [
+        *lines,
+        good.format(401, 2.0),
+        "Traceback (most recent call last):\n",
+        *["  loss, x = f(x)\n"] * 3,
+    ]
     path.write_text(head + "".join(again))
     assert judged(path).kind == "healthy", "what a crash prints is no line of the log"
 

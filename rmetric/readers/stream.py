@@ -78,7 +78,7 @@ def stream_rows(
                 if error.line is None or not (forgiven or _is_text(row)):
                     raise
                 source.foreign_lines.good -= 1
-                source.foreign_lines.add(error.line, error.problem, of_record=True)
+                source.foreign_lines.add(error.line, error.problem, of_record=not _is_text(row))
                 continue
             if complete is not None:
                 yield complete[0], [complete[1]]
