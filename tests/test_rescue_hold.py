@@ -175,7 +175,7 @@ def test_an_alarm_near_the_end_takes_both_ranks_back(launched):
     for found in launched[0]:
         late = found["late"]
         assert [(e["action"], e["step"], e["to"]) for e in late["decisions"]] == [
-            ("go_back", STEPS, 35)
+            ("go_back", STEPS, 30)  # the evidence may name its onset late
         ]
         assert same(late, found["twin"])
 
