@@ -19,7 +19,7 @@ SCRIPTS = {
     "lightning_trainer": (["lightning"], r"step 20: loss \d\.\d+, gradient norm \d+\.\d+\n$"),
     "rescue": (
         ["torch", "transformers"],
-        r"(step 15\d: go_back to 130\n){2}  skipped batches 150 to (.|\n)*250 steps, .* 0\.\d+\n$",
+        r"(step 15\d: go_back to \d+\n){2}  skipped batches 150 to (.|\n)*250 steps, .* 0\.\d+\n$",
     ),
     "watch": ([], r"ALARM   of simulated: step 25\d\d: (.|\n)*500 records, [1-9] alarms\n$"),
     "diagnose": ([], r"^FAILED(.|\n)*outcome failed, cause cuda_out_of_memory, actor user\n$"),
