@@ -292,7 +292,8 @@ class Rescue(Action):
         self._steps_alone, back = 0, False
         if self._on:
             try:
-                self._time_step()
+                if self._pace is not None and self._ended:
+                    self._pace.step_made(time.perf_counter() - self._ended)
                 back = self._boundary(last)
             except Exception as error:
                 self._fail(error)
@@ -588,10 +589,14 @@ class Rescue(Action):
 
     def _any_rank(self, value: bool) -> bool:
         """True on all ranks if the value of one is True."""
+        return bool(self._most_of_ranks(int(value)))
+
+    def _most_of_ranks(self, value: int) -> int:
+        """The largest value of all ranks, which ask at the same place."""
         if self._vote is None:
             return value
         try:
-            return self._vote.any(value)
+            return self._vote.most(value)
         except RankLeftError:
             self._vote = None
             raise
@@ -615,6 +620,10 @@ class Rescue(Action):
         )
 
     def _take_snapshot(self, step: int) -> None:
+        if self._pace is not None and self._pace.is_known:
+            self._settle_distance(self._pace)
+            if not self.policy.snapshot_due(step):
+                return
         parts = self._parts()
         if self._any_rank(parts.not_finite()):
             if not self._refused:
@@ -635,17 +644,9 @@ class Rescue(Action):
             self._pace.snapshot_taken(seconds)
         self._announce(snapshot, seconds)
 
-    def _time_step(self) -> None:
-        """Find the distance of the snapshots when the first ones and their steps are timed."""
-        pace = self._pace
-        if pace is None or not self._ended:
-            return
-        pace.step_made(time.perf_counter() - self._ended)
-        if not pace.is_known:
-            return
-        self._pace, every = None, pace.distance
-        if self._vote is not None:
-            every = int(self._vote.ranks.broadcast(str(every)))
+    def _settle_distance(self, pace: SnapshotPace) -> None:
+        """Go on with the distance that the first snapshots allow, on all ranks with the largest."""
+        self._pace, every = None, self._most_of_ranks(pace.distance)
         self.policy.state.every = every
         logger.info(
             "rmetric: rescue takes a snapshot every %d steps: %s, and %g %% of the time is allowed",

@@ -12,7 +12,7 @@ from rmetric.guard.ranks import Ranks
 from rmetric.rescue.policy import KINDS, Evidence
 
 _WIDTH = 9
-_QUESTION = -1  # step of a ballot of `Vote.any`
+_QUESTION = -1  # step of a ballot of `Vote.most`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,17 +109,17 @@ class Vote:
             words[self.ranks.rank] += f": {self._words}"
         return [Ballot.decoded(row.tolist(), words[i]) for i, row in enumerate(self._gathered)]
 
-    def any(self, value: bool) -> bool:
-        """True on all ranks if the value of one is True; waits for all of them.
+    def most(self, value: int) -> int:
+        """The largest value of all ranks, from 0; waits for all of them.
 
         Raises:
             RankLeftError: a rank has sent another kind of ballot.
         """
-        self.post(Ballot(step=_QUESTION, due=int(value)))
+        self.post(Ballot(step=_QUESTION, due=value))
         ballots = self.take() or []
         if any(ballot.leaving or ballot.step != _QUESTION for ballot in ballots):
             raise RankLeftError("the rescue of another rank is switched off")
-        return any(ballot.due for ballot in ballots)
+        return max((ballot.due for ballot in ballots), default=value)
 
 
 def joint_evidence(ballots: list[Ballot], step: int) -> Evidence | None:
