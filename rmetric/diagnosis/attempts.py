@@ -46,15 +46,6 @@ INTERLEAVED_STEPS = 2
 MIN_PAUSE_SECONDS = 60.0
 MIN_PAUSE_RATIO = 5.0
 
-#: The signature of a launcher's line behind which the next attempt begins.
-RESTART = "launcher_restarts_ranks"
-#: Signatures of little confidence that are the last words of a rank all the same.
-ENDS_A_RANK = ("paddle_told_to_end",)
-#: The signature of such a line that the first attempt has too.
-START = "launcher_starts_ranks"
-#: A shell's line that starts the program: an attempt where the same command was given before.
-COMMAND = "command_starts_ranks"
-
 #: A line of a kernel's log, which repeats itself and begins nothing.
 KERNEL_LINE = re.compile(
     rb"(?:<\d+>)?\[ *\d+\.\d{6}\] "

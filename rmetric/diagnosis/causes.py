@@ -14,12 +14,7 @@ from dataclasses import dataclass, replace
 from rmetric.diagnosis.job import HEAD, TAIL, Job, JobStream, Match, Occurrence, short
 from rmetric.diagnosis.ordering import Ordering, may_be_time_zone, stepping_streams
 from rmetric.diagnosis.patterns.clocks import (
-    BROKEN_GPU,
-    KILLED,
-    LOST_GPU,
-    LOST_LINK,
     MAX_AFTER_LOST_GPU_SECONDS,
-    NO_ANSWER,
     is_deadly,
     timed_on_its_node,
 )
@@ -40,49 +35,13 @@ IN_FLIGHT = 2
 MIN_STEP_SHARE = 0.05
 #: From this confidence on a symptom or an echo makes an ending that follows its consequence.
 MIN_CONFIDENCE_OF_FAILURE = 0.4
-#: Families that a job's planned end does not excuse.
-OUTLASTS_SUCCESS = ("nan loss",)
 #: Actors whose faults are of one machine.
 MACHINES = ("hardware", "platform")
-#: What takes a fault back, where the same stream logs it later.
-TAKEN_BACK = {
-    "network_file_system_trouble": "network_file_system_is_back",
-    "pod_image_pull_failed": "pod_image_pulled",
-    "pod_not_scheduled": "pod_scheduled",
-}
 #: Lines of a training without a step.
 LOSS = re.compile(r"(?i)\bloss\b\W{1,4}<")
-#: Families of connections: each rank closes its own at the end, and others may still use them.
-CONNECTIONS = ("network", "collective communication", "rendezvous")
-#: What states no reason -> the families of what may state it later.
-WITHOUT_REASON = {
-    "slurm_cancelled": ("preempted", "time limit"),
-    "checkpoint_write_failed": ("disk full", "quota"),
-    # Paddle raises it for a GPU's memory too, and says so below.
-    "python_memory_error": ("out of GPU memory",),
-}
-#: What a tool shows is no consequence of what came before.
-SHOWN = ("disk_shown_full",)
-#: What a rank's GPU says that does not say why.
-UNSPECIFIC = ("cuda_launch_failure", "nccl_cuda_error", "hip_gpu_hang")
-#: What the scheduler says of a job that ended well, and the program of a training.
-RECORDED = "job_succeeded"
-COMPLETED = ("training_completed", "planned_exit", "mlperf_run_succeeded")
-#: Names that cannot be resolved: of the node that looks them up.
-UNKNOWN_NAMES = ("rendezvous_name_unknown", "name_not_resolved")
-#: Signatures of a pod that does not begin.
-NOT_BEGUN = ("pod_not_scheduled", "pod_image_pull_failed", "container_volume_failed")
-#: Reports that a process or a program has ended.
-REPORTS = ("ray_actor_died", "ray_task_failed", "hydra_job_failed", "sagemaker_job_failed")
-#: Tells on which node a pod runs.
-PLACED = "pod_scheduled"
-#: Endings that state a signal and no reason; the scheduler's line may come after it.
-SIGNALLED = ("launcher_received_sigterm", "paddle_told_to_end")
 #: Seconds between a broken device's record by the kernel and the communication that it broke,
 #: whichever is logged first.
 SAME_MOMENT = 60.0
-#: But no rank waits for another one behind the last step.
-_WAITS = re.compile(r"time|wait|stall|lagging|barrier|heartbeat|task")
 #: Roles that explain a failure, and their weights.
 EXPLAINS = {"cause": 1.0, "ending": 1.0, "echo": 0.6, "symptom": 0.45}
 #: Ends of a process by an abort, as launchers write them.
@@ -210,12 +169,12 @@ def _survived(
 ) -> bool:
     """Return True if training continued, or ended as planned, after the last match."""
     own = job.streams[match.stream]
-    if signature.family == "node failure" and _is_elsewhere(job, match):
+    if "node failure" in signature.traits and _is_elsewhere(job, match):
         return True
-    if signature.id in NOT_BEGUN and job.trained and ordering.seconds(match.last) is None:
+    if "not begun" in signature.traits and job.trained and ordering.seconds(match.last) is None:
         return True  # kubectl's list of events has ages only
     if (
-        signature.family in OUTLASTS_SUCCESS
+        "outlasts success" in signature.traits
         and own.last_step is not None
         and match.last.step is not None
         and match.last.step >= own.last_step  # still logged at the last step
@@ -224,25 +183,26 @@ def _survived(
         return False
     if any(ordering.after(end.last, match.last) for end in ends) or _is_recorded(job):
         return True
-    if match.signature in KILLED and _is_reported(job, match):
+    if "kernel kill" in match.traits and _is_reported(job, match):
         return False
     if is_deadly(job, match) and _ended_node(job, match, ordering):
         return False  # whatever the clocks of other nodes say
     if ends and not own.steps and _since_boot(match, ordering):
         return True  # a job that ended as planned
-    back = job.matches.get((TAKEN_BACK.get(signature.id, ""), match.stream))
-    if back is not None and ordering.after(back.last, match.last):
-        return True
-    if signature.family in CONNECTIONS and _completed(job, match, signature, ends, ordering):
+    for id in signature.taken_back_by:
+        back = job.matches.get((id, match.stream))
+        if back is not None and ordering.after(back.last, match.last):
+            return True
+    if "connection" in signature.traits and _completed(job, match, signature, ends, ordering):
         return True
     if signature.actor in MACHINES and not own.steps and _is_of_later(match, job, ends, ordering):
         return True
     if signature.role == "ending":
         # What is interrupted from the keyboard after the planned end is a server or a wait.
         after_end = any(ordering.after(match.first, end.first) for end in ends)
-        if signature.id == "slurm_cancelled" and not own.steps and ends and _made_all_steps(job):
+        if "ends a step" in signature.traits and not own.steps and ends and _made_all_steps(job):
             return True  # a step of servers that the job's script ends
-        return after_end and signature.id == "keyboard_interrupt"
+        return after_end and "interrupted" in signature.traits
     # A file of errors without times, or by a clock since boot, beside a training that made all its
     # steps or ended as planned.
     if signature.survivable and not own.steps:
@@ -293,7 +253,7 @@ def _survived(
 def _is_reported(job: Job, kill: Match) -> bool:
     """True for the kill of a process whose end a launcher or a framework reports too."""
     pids = _pids(kill)
-    others = (match for match in job.matches.values() if match.signature not in KILLED)
+    others = (match for match in job.matches.values() if "kernel kill" not in match.traits)
     return any(not pids.isdisjoint(_pids(match)) for match in others)
 
 
@@ -306,8 +266,8 @@ def _is_recorded(job: Job) -> bool:
 
     Whatever else its files hold, in whatever order and by whatever clock, was outlived.
     """
-    ids = {id for id, _ in job.matches}
-    return RECORDED in ids and (not ids.isdisjoint(COMPLETED) or _made_all_steps(job))
+    traits = {trait for one in job.matches.values() for trait in one.traits}
+    return "recorded" in traits and ("completed" in traits or _made_all_steps(job))
 
 
 def _made_all_steps(job: Job) -> bool:
@@ -350,8 +310,8 @@ def _is_elsewhere(job: Job, match: Match) -> bool:
     """True if the nodes that it names are others than those which the job's pods were given."""
     placed = {
         short(fields["placed"])
-        for (id, _), one in job.matches.items()
-        for fields in (one.named if id == PLACED else ())
+        for one in job.matches.values()
+        for fields in (one.named if "placed" in one.traits else ())
         if "placed" in fields
     }
     named = {short(fields["node"]) for fields in match.named if fields.get("node")}
@@ -382,7 +342,7 @@ def _completed(
     if any(ordering.after(match.first, end.first) for end in ends):
         return True
     last = job.furthest.last_step_at if job.furthest else None
-    if last is None or _WAITS.search(signature.id) or not ordering.after(match.first, last):
+    if last is None or "waiting" in signature.traits or not ordering.after(match.first, last):
         return False
     return _is_last_step(job, last)
 
@@ -409,7 +369,7 @@ def _losses_after(job: Job, match: Match, ordering: Ordering) -> int:
 def weigh(causes: Sequence[Cause], ordering: Ordering) -> list[Cause]:
     """Score the causes that were not survived; returns them, the best first."""
     live = [one for one in causes if not one.survived]
-    killers = [one for one in live if one.signature.family == "oom killer"]
+    killers = [one for one in live if "kill" in one.signature.traits]
     for one in live:
         one.score = one.signature.confidence * EXPLAINS[one.signature.role]
         before = _killer_of(one, killers) or _explained_by(one, live, ordering)
@@ -455,7 +415,7 @@ def _killer_of(one: Cause, killers: Sequence[Cause]) -> Cause | None:
 
 def _aborted(one: Cause) -> bool:
     """True for processes ended by an abort, which is how a collective's watchdog ends its own."""
-    if one.signature.id == "python_aborted":
+    if "abort" in one.signature.traits:
         return True
     codes = [
         fields.get("signal") or fields.get("code")
@@ -467,12 +427,12 @@ def _aborted(one: Cause) -> bool:
 
 def _is_report(one: Cause) -> bool:
     """True for a framework's report that one of its processes has ended."""
-    return one.signature.id in REPORTS
+    return "report" in one.signature.traits
 
 
 def _explained_by(one: Cause, live: Iterable[Cause], ordering: Ordering) -> Cause | None:
     """An earlier cause of which this is the likely consequence."""
-    for other in live if one.signature.id not in SHOWN else ():
+    for other in live if "observed" not in one.signature.traits else ():
         ended_by = (
             one.signature.role == "ending" and other.signature.role in ("symptom", "echo")
         ) or (other.signature.role == "echo" and (_aborted(one) or _is_report(one)))
@@ -484,7 +444,7 @@ def _explained_by(one: Cause, live: Iterable[Cause], ordering: Ordering) -> Caus
             continue
         if other.signature.confidence < (MIN_CONFIDENCE_OF_FAILURE if ended_by else GENERIC):
             continue
-        if _is_broken(one) and other.signature.family in CONNECTIONS:
+        if _is_broken(one) and "connection" in other.signature.traits:
             continue
         if _met_lost_gpu(other, one, ordering):
             continue
@@ -531,18 +491,16 @@ def _is_reason(one: Cause, other: Cause, ordering: Ordering) -> bool:
     vain for one that fails by itself.
     """
     apart = abs(ordering.later_by(one.first, other.first) or 0.0)
-    if other.signature.family == "rendezvous":  # nodes that wait in vain for another one
+    if "meeting" in other.signature.traits:  # nodes that wait in vain for another one
         certain = one.signature.role == "cause" and one.signature.confidence >= GENERIC
-        own = one.signature.family not in CONNECTIONS or one.signature.id in UNKNOWN_NAMES
+        own = "connection" not in one.signature.traits or "unknown name" in one.signature.traits
         others = not set(other.streams) <= set(one.streams)
         return certain and own and others and apart <= FOLLOWS_WITHIN
-    if other.signature.id in WITHOUT_REASON:
-        return (
-            one.signature.family in WITHOUT_REASON[other.signature.id] and apart <= FOLLOWS_WITHIN
-        )
+    if other.signature.reason_in:
+        return one.signature.family in other.signature.reason_in and apart <= FOLLOWS_WITHIN
     return (
-        other.signature.id in SIGNALLED
-        and one.signature.id not in SIGNALLED
+        "signalled" in other.signature.traits
+        and "signalled" not in one.signature.traits
         and one.signature.role == "ending"
         and (apart <= SAME_MOMENT or may_be_time_zone(apart))
     )
@@ -556,8 +514,8 @@ def _is_broken(one: Cause) -> bool:
     signature = one.signature
     return (
         signature.role == "cause"
-        and (signature.actor == "hardware" or signature.family in ("oom killer", "node failure"))
-        and signature.family not in CONNECTIONS
+        and (signature.actor == "hardware" or "machine broke" in signature.traits)
+        and "connection" not in signature.traits
         and not (signature.survivable and signature.confidence <= WEAK)
     )
 
@@ -567,7 +525,7 @@ def _met_lost_gpu(one: Cause, lost: Cause, ordering: Ordering) -> bool:
 
     One that states no time came between those of its file that do.
     """
-    if lost.signature.id not in (*LOST_GPU, *BROKEN_GPU) or one.signature.id not in UNSPECIFIC:
+    if "breaks the GPU" not in lost.signature.traits or "unspecific" not in one.signature.traits:
         return False
     begin = ordering.later_by(one.first, lost.first) or 0.0
     end = ordering.later_by(ordering.at_latest(one.first) or one.first, lost.first) or 0.0
@@ -579,10 +537,10 @@ def _broke(other: Cause, one: Cause, ordering: Ordering) -> bool:
 
     Of a link that went down the kernel's clock may be that of another zone.
     """
-    if other.signature.id == LOST_LINK and one.signature.id == NO_ANSWER:
+    if "link down" in other.signature.traits and "no answer" in one.signature.traits:
         latest = ordering.at_latest(one.first) or one.first
         apart = abs(ordering.later_by(latest, other.first) or 0.0)
         return apart <= SAME_MOMENT or may_be_time_zone(apart)
-    if not _is_broken(other) or one.signature.family not in CONNECTIONS:
+    if not _is_broken(other) or "connection" not in one.signature.traits:
         return False
     return abs(ordering.later_by(one.first, other.first) or 0.0) <= SAME_MOMENT

@@ -23,7 +23,6 @@ from rmetric.diagnosis.causes import (
     GENERIC,
     IN_FLIGHT,
     LOSS,
-    OUTLASTS_SUCCESS,
     Cause,
     collect,
     ended_alone,
@@ -53,6 +52,7 @@ from rmetric.diagnosis.inferred_causes import (
 from rmetric.diagnosis.ingest import ingest_attempts
 from rmetric.diagnosis.job import Job, JobStream, Match, Occurrence
 from rmetric.diagnosis.library import SignatureLibrary
+from rmetric.diagnosis.library.files import traits_of
 from rmetric.diagnosis.library.load import SPECIFIC
 from rmetric.diagnosis.lost_connections import (
     evidence_from_lost_connections,
@@ -63,7 +63,7 @@ from rmetric.diagnosis.patterns.not_finite import loss_not_finite
 from rmetric.diagnosis.patterns.stages import awaited, stage_of_wait
 from rmetric.diagnosis.patterns.steps import planned_steps
 from rmetric.diagnosis.pool import Pool, learn, ordinary
-from rmetric.diagnosis.progress import WATCHED, Hang, end_of, find_hang
+from rmetric.diagnosis.progress import Hang, end_of, find_hang
 from rmetric.diagnosis.result import (
     FOLLOWS,
     LIKELY,
@@ -121,39 +121,12 @@ LOSSES_HINT = "Losses are not evaluated here; use rmetric replay."
 JOB_ENDED_HINT = (
     "If the job has ended, check the scheduler's record and the node's kernel log (OOM kill)."
 )
-#: Families of a broken GPU, and of what the next attempt meets where it was not replaced.
-BROKEN = ("GPU hardware", "GPU memory error", "NVLink")
-MISSING = ("GPU not available",)
 #: Entries of a stream that are its end.
 NUM_FINAL_ENTRIES = 3
 
 #: Stages that a job leaves with its first step.
 _BEFORE_TRAINING = ("launch", "initialise", "load data", "compile")
-#: Family of faults -> the stage in which most of them come, where a log tells nothing else.
-_STAGE_OF_FAMILY = {
-    "missing module": "launch",
-    "port in use": "launch",
-    "rendezvous": "launch",
-    "installation": "initialise",
-    "version mismatch": "initialise",
-    "configuration": "initialise",
-    "data loading": "load data",
-    "tokenizer": "load data",
-    "compilation": "compile",
-    "nan loss": "train",
-    "numerics": "train",
-}
 
-#: Families of faults that a checkpoint meets when it is written.
-_STORAGE = ("disk full", "quota")
-#: Family of kills without a reason.
-KILLS = "killed"
-#: Aborts, which may be those of a collective's watchdog.
-ABORTS = ("process_aborted", "python_aborted", "paddle_aborted")
-#: Families of faults that are of one node.
-OF_A_NODE = ("disk full", "oom killer")
-#: Of what cannot begin, whatever the other ranks have begun meanwhile.
-_BEFORE_START = ("container_start_failed", "container_volume_failed")
 #: Where a stack tells of a rank, and nothing tells which.
 _SOME_RANK = Suspect(name="one rank", rank=None, node=None, score=1.0, why="")
 
@@ -241,8 +214,8 @@ def _beside_others(
 
 def _still_broken(found: Diagnosis, before: Sequence[Diagnosis]) -> Diagnosis:
     """A GPU that broke in an attempt before explains why the next one finds none."""
-    broke = next((one for one in reversed(before) if one.family in BROKEN), None)
-    if broke is None or found.family not in MISSING:
+    broke = next((one for one in reversed(before) if "broken GPU" in traits_of(one.family)), None)
+    if broke is None or "missing GPU" not in traits_of(found.family):
         return found
     return replace(
         found,
@@ -354,7 +327,7 @@ def _without_absence_beside_hardware(
     Or where a write failed: whoever writes nothing more is no suspect.
     """
     lead = next((one for one in causes if one.signature.role in LEAD_ROLES), None)
-    if lead is not None and lead.score >= LIKELY and lead.signature.family in _STORAGE:
+    if lead is not None and lead.score >= LIKELY and "write fails" in lead.signature.traits:
         met = {one.stream for one in signs if one.kind == "own cause"}
         return [one for one in signs if one.stream in met or one.kind not in {*LACKS, *COMPARED}]
     own = {one.stream for one in signs if one.kind in ("own cause", "kernel")}
@@ -414,11 +387,12 @@ class _Case:
         if hang is not None:
             return self._hung(hang, lead)
         if lead is not None and (
-            (ended and self.beside.odd) or (lead.signature.id == WATCHED and self._odd_stacks())
+            (ended and self.beside.odd)
+            or ("watched" in lead.signature.traits and self._odd_stacks())
         ):
             return self._by_kind(STANDS_ELSEWHERE, "stack", lead)
         stopped = next(
-            (one for one in self.causes if one.signature.id == rank_evidence.STOPPED), None
+            (one for one in self.causes if "stopped process" in one.signature.traits), None
         )
         if stopped is not None and (lead is stopped or ended):
             return self._explained(stopped)
@@ -429,7 +403,7 @@ class _Case:
             silent = self._silent_before(lead) if lead.signature.role == "ending" else None
             return self._silence(silent, lead.signature.title) if silent else self._explained(lead)
         symptom = self._best_symptom()
-        timed_out = symptom is not None and symptom.signature.id in rank_evidence.TIMEOUTS
+        timed_out = symptom is not None and "timeout" in symptom.signature.traits
         odd = self.beside.odd or (timed_out and self.beside.awaited)
         generic = symptom is not None and symptom.signature.confidence < GENERIC
         killed = symptom is not None and self.beside.odd and self._is_put_down(symptom)
@@ -439,7 +413,7 @@ class _Case:
         odd = odd and (self._apart is None or bool(self.beside.awaited))
         if odd and (symptom is None or generic or killed or symptom.signature.role == "echo"):
             return self._by_kind(STANDS_ELSEWHERE, "stack", symptom if killed else None)
-        if symptom is not None and symptom.signature.family in OUTLASTS_SUCCESS:
+        if symptom is not None and "outlasts success" in symptom.signature.traits:
             return self._explained(symptom)
         if self.job.succeeded is not None and not self.alone:
             return self._healthy(CONFIDENCE_PLANNED_END, self.job.succeeded.text)
@@ -529,17 +503,15 @@ class _Case:
         nodes = {
             match.stream
             for one in self.causes
-            if one.signature.id == rank_evidence.BLOCKED
+            if "blocked process" in one.signature.traits
             for match in one.matches
         }
+        stages = {"blocked in a write": "checkpoint", "blocked in a read": "load data"}
         found = {
-            stage
-            for signature, stage in (
-                ("blocked_in_write", "checkpoint"),
-                ("blocked_in_read", "load data"),
-            )
-            for node in nodes
-            if (signature, node) in self.job.matches
+            stages[trait]
+            for match in self.job.matches.values()
+            if match.stream in nodes
+            for trait in stages.keys() & match.traits
         }
         return min(found) if len(found) == 1 else ""
 
@@ -658,7 +630,7 @@ class _Case:
     def _only_node(self, lead: Cause) -> tuple[Suspect, ...]:
         """The node of a job that has one, for a fault of a node's own."""
         node = only_node(self.job)
-        own = lead.signature.family in OF_A_NODE or lead.signature.actor == "hardware"
+        own = "of one node" in lead.signature.traits or lead.signature.actor == "hardware"
         if node is None or not own:
             return ()
         why = "the only node of the job"
@@ -809,10 +781,10 @@ class _Case:
 
     def _is_put_down(self, symptom: Cause) -> bool:
         """True for processes that something else ended, as a collective's watchdog does."""
-        if symptom.signature.family == KILLS:
+        if "unexplained kill" in symptom.signature.traits:
             return True
-        waited = any(one.signature.id in rank_evidence.TIMEOUTS for one in self.causes)
-        return symptom.signature.id in ABORTS and waited and bool(self.beside.awaited)
+        waited = any("timeout" in one.signature.traits for one in self.causes)
+        return "abort" in symptom.signature.traits and waited and bool(self.beside.awaited)
 
     def _ends_badly(self) -> bool:
         """Return True if most streams end with a matched event among their last entries."""
@@ -891,15 +863,16 @@ class _Case:
     def _stage(self, place: Occurrence | None) -> str:
         """As `_logged_stage`; a checkpoint that fails is written or read, whatever was logged."""
         stage = self._logged_stage(place)
-        families = [one.signature.family for one in self.causes]
-        lead = families[0] if families else ""
+        traits = [one.signature.traits for one in self.causes]
+        lead = traits[0] if traits else ()
         named = place is not None and awaited(place.text) == "checkpoint"
-        fails = lead == "checkpoint" or (lead in _STORAGE and (named or "checkpoint" in families))
+        named |= any("checkpoint" in one for one in traits)
+        fails = "checkpoint" in lead or ("write fails" in lead and named)
         return "checkpoint" if fails and stage == "train" else stage
 
     def _logged_stage(self, place: Occurrence | None) -> str:
         """Stage from the own traceback, else the log, else other tracebacks, else the fault."""
-        if self.causes and self.causes[0].signature.id in _BEFORE_START:
+        if self.causes and "before start" in self.causes[0].signature.traits:
             return "launch"
         matches = [match for one in self.causes for match in one.matches]
         own = [
@@ -922,8 +895,8 @@ class _Case:
         if stage:
             return stage
         probable = map(probable_stage_of, [place.text, *own] if place else [])
-        family = self.causes[0].signature.family if self.causes else ""
-        return next(filter(None, probable), "") or _STAGE_OF_FAMILY.get(family, "")
+        usual = self.causes[0].signature.usual_stage if self.causes else ""
+        return next(filter(None, probable), "") or usual
 
     def _in_training(self, matches: Sequence[Match]) -> bool:
         """Return True if the traceback of a rank's failure passes through the training loop."""

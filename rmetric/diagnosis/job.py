@@ -158,6 +158,7 @@ class Match:
 
     Attributes:
         signature: id of the signature.
+        traits: of the signature.
         events: numbers of the events that it matched.
         named: what the pattern's named groups caught, e.g. rank, xid: each different one once,
             in the order of their coming, at most `MAX_NAMED`.
@@ -168,6 +169,7 @@ class Match:
     count: int
     first: Occurrence
     last: Occurrence
+    traits: tuple[str, ...] = ()
     events: set[int] = field(default_factory=set)
     named: list[dict[str, str]] = field(default_factory=list)
 

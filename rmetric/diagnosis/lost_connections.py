@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
-from rmetric.diagnosis.causes import CONNECTIONS, Cause
+from rmetric.diagnosis.causes import Cause
 from rmetric.diagnosis.job import Job, Occurrence, short
 from rmetric.diagnosis.rank_evidence import numbers_in
 from rmetric.diagnosis.suspects import RankEvidence
@@ -76,7 +76,7 @@ def evidence_from_remote_hosts(job: Job, causes: Sequence[Cause]) -> list[RankEv
     reporting: set[str] = set()
     losing: set[str] = set()
     for cause in causes:
-        if cause.signature.family in CONNECTIONS:
+        if "connection" in cause.signature.traits:
             losing |= {job.node_of(job.streams[name]) or "" for name in cause.streams}
         for match in cause.matches if cause.signature.role == "echo" else ():
             stated = [fields for fields in match.named if fields.get("remote_host")]

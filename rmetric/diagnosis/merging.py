@@ -201,7 +201,14 @@ class _Merging:
         first, last = part.first, part.last
         match = self.job.matches.setdefault(
             (part.signature, name),
-            Match(signature=part.signature, stream=name, count=0, first=first, last=last),
+            Match(
+                signature=part.signature,
+                stream=name,
+                count=0,
+                first=first,
+                last=last,
+                traits=part.traits,
+            ),
         )
         named = [match.named, part.named]
         if _earlier(match.first, first) is not match.first:

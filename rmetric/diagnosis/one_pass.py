@@ -15,13 +15,9 @@ from operator import itemgetter
 from typing import Any
 
 from rmetric.diagnosis.attempts import (
-    COMMAND,
-    ENDS_A_RANK,
     KERNEL_LINE,
     MIN_PAUSE_RATIO,
     MIN_PAUSE_SECONDS,
-    RESTART,
-    START,
     Opening,
     StartMarks,
 )
@@ -572,14 +568,16 @@ class FilePass:
             if signature.role == "success":
                 self.succeeded = raw
             noted = entry.facts.level in _NOTED and signature.role in ("cause", "echo")
-            sure = signature.confidence >= MIN_END_CONFIDENCE or signature.id in ENDS_A_RANK
+            sure = signature.confidence >= MIN_END_CONFIDENCE or "last words" in signature.traits
             if signature.role in _ENDS and sure and not noted:
                 self.marks.add_end(entry.last_line, stream.number)
-            if signature.id == RESTART or (signature.id == START and self.marks.under_way):
+            if "restarts ranks" in signature.traits or (
+                "starts ranks" in signature.traits and self.marks.under_way
+            ):
                 number = str(stream.number) if stream.number >= 0 else ""
                 writer = stream.prefix.node or number
                 self.marks.add_restart(raw[0], entry.steps_before, writer)
-            if signature.id == COMMAND:
+            if "command" in signature.traits:
                 command = stream.key, _NUMBERS.sub("", said)[:MAX_COMMAND]
                 again = self.marks.under_way or raw[0] == self.first_line
                 self.marks.add_command(raw[0], entry.steps_before, command, again)

@@ -139,6 +139,7 @@ class _PartBuilder:
             Match(
                 signature=id,
                 stream=one.key,
+                traits=self.file.analyser.library[id].traits,
                 count=found.count,
                 first=self._entry(found.first),
                 last=self._entry(found.last),

@@ -51,8 +51,6 @@ _BEGUN_AND_DONE = (
 _END_OF_SENTENCE = re.compile(r"[\W_]+$")
 MAX_LEFT_OPEN = 2
 _RANK_OF_FILE = re.compile(r"(?i)(?<![a-z])rank[_=-]?0*(\d{1,6})(?!\d)")
-#: The signature of a script that ended a training without progress.
-WATCHED = "ended_without_progress"
 #: What watches a log and sees nothing new in it.
 _NO_PROGRESS = re.compile(
     r"(?i)\bunchanged for \d"
@@ -61,8 +59,6 @@ _NO_PROGRESS = re.compile(
 _UNCHANGED = re.compile(r"(?i)\bunchanged for (\d{1,9}) ?s\b")
 #: The time for which a job ran, as a batch system states it.
 _RAN = re.compile(r"\bwalltime (\d{2,8}) exceeded limit\b")
-#: Ends without a reason, which a person may have wanted.
-BY_A_PERSON = ("slurm_cancelled", "batch_cancelled")
 #: A hang is at least so many seconds, and so many times the longest pause between two steps.
 MIN_SECONDS = 120.0
 MIN_RATIO = 5.0
@@ -209,7 +205,7 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
         )
     last_entry = max((time for time, _ in entries), default=last_step if rates else None)
     if last_entry is None:
-        return _by_stacks(job) if lead.signature.id in BY_A_PERSON else None
+        return _by_stacks(job) if "by a person" in lead.signature.traits else None
     timed = [entry for _, entry in entries if entry.time is not None]
     one_clock = not timed or names_zone(timed[-1].text) == names_zone(lead.first.text)
     longest = max((one.longest_pause for one in stepping), default=0.0)
@@ -225,7 +221,7 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
     gap = end - (last_entry if last_step is None else max(last_entry, last_step))
     if gap < -HALF_YEAR_SECONDS:
         gap += YEAR_SECONDS
-    limit = lead.signature.family == "time limit"
+    limit = "time limit" in lead.signature.traits
     # Only the last gap may be one between two clocks: an entry before the end keeps its own.
     other_clock = gap < 0 or (
         may_be_time_zone(gap)
@@ -254,7 +250,7 @@ def find_hang(job: Job, causes: Sequence[Cause], ordering: Ordering) -> Hang | N
     if known < least and not other_clock:
         known = before + gap
     at_least = other_clock or known < before + gap
-    if lead.signature.id == WATCHED and last_step is not None:
+    if "watched" in lead.signature.traits and last_step is not None:
         confidence = CONFIDENCE_WATCHED if known < least else confidence
     elif known < least:
         return None

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from operator import itemgetter
 
-from rmetric.diagnosis.causes import CONNECTIONS, GENERIC, WITHOUT_REASON, Cause
+from rmetric.diagnosis.causes import GENERIC, Cause
 from rmetric.diagnosis.job import Job, Match, short
 from rmetric.diagnosis.ordering import Ordering
 from rmetric.diagnosis.reading.world import expanded
@@ -22,28 +22,6 @@ MIN_AGREEING_SHARE = 0.75
 MAX_PER_NODE = 8
 #: Largest share of the ranks that may lack the timeout of all others.
 MAX_LACKING_SHARE = 0.25
-#: The step's report of a task that ended with an error.
-TASK_FAILED = "slurm_task_failed"
-#: Families of connections that ranks have lost.
-LOSSES = ("network", "collective communication")
-#: Ranks that log these waited in vain for another one.
-TIMEOUTS = (
-    "nccl_timeout",
-    "nccl_failed_or_timed_out",
-    "gloo_timeout",
-    "monitored_barrier_failed",
-    "store_timeout",
-    "hccl_notify_timeout",
-    "npu_task_timeout",
-    "xla_rendezvous_stuck",
-    "xla_barrier_timeout",
-)
-#: The signature of a process that a kernel finds waiting, which may be no rank's.
-BLOCKED = "task_blocked"
-#: A process in state T, which explains why others waited until the job was ended.
-STOPPED = "process_stopped"
-#: Of these, what a rank may log that only heard of another one's.
-HEARD_OF = ("nccl_failed_or_timed_out", "store_timeout")
 #: Largest number of ranks in one range.
 MAX_RANGE_LENGTH = 10_000
 #: Entries of an error in a log without ranks that are of all ranks rather than of one.
@@ -52,8 +30,6 @@ BY_ALL = 4
 _PCI = re.compile(r"(?:\b[0-9a-fA-F]{4,8}:)([0-9a-fA-F]{2}:[0-9a-fA-F]{2})\b")
 #: The process of a task of Ray, at the head of its traceback.
 _RAY_TASK = re.compile(r"\bray::\S+ \(pid=(?P<pid>\d{1,9}), ip=(?P<ip>[\d.a-f:]+)")
-#: Families of causes that a machine's kernel records.
-OF_KERNELS = ("oom killer", "storage")
 #: Exit by these signals is the process's own doing or a kill from outside; SIGTERM and SIGABRT
 #: are also how a launcher and a watchdog end the innocent.
 _KILL_SIGNALS = (
@@ -220,7 +196,7 @@ def evidence_from_causes(
         for one in causes
         if one.signature.role == "echo"
         or one.signature.of_two
-        or (one.signature.role == "cause" and one.follows and one.signature.family in CONNECTIONS)
+        or (one.signature.role == "cause" and one.follows and "connection" in one.signature.traits)
         or (one.signature.role == "cause" and not index.is_minority(len(one.streams)))
     )
     index = RankIndex(job, innocent={name for one in stated for name in one.streams})
@@ -235,7 +211,7 @@ def evidence_from_causes(
             evidence += _from_own_log(cause, index, ordering)
             evidence += _from_writers(cause, index)
             evidence += [*_from_kernel(job, cause), *_from_ray(job, cause)]
-        if cause.signature.role == "cause" or cause.signature.family == "hang":
+        if cause.signature.role == "cause" or "hang" in cause.signature.traits:
             evidence += _from_processes(job, cause, index)
         if cause.signature.role == "symptom" and _of_many(causes, cause, index, ordering):
             continue
@@ -270,9 +246,9 @@ def _of_many(causes: Sequence[Cause], exits: Cause, index: RankIndex, ordering: 
     """
     fields = [one for match in exits.matches for one in match.named]
     sure = [one for one in causes if one.signature.role == "cause" and one.score >= GENERIC]
-    lost = [one for one in causes if one.signature.family in LOSSES]
+    lost = [one for one in causes if "lost connection" in one.signature.traits]
     behind = (ordering.after(exits.first, one.first) or exits.first.time is None for one in lost)
-    if exits.signature.id == TASK_FAILED and all(one in lost for one in sure) and any(behind):
+    if "task exit" in exits.signature.traits and all(one in lost for one in sure) and any(behind):
         return True  # whoever loses another one ends, the first as well as the last
     if any(_signal(one) for one in fields) or exits.signature.role != "symptom" or index.ranks:
         return False
@@ -280,7 +256,7 @@ def _of_many(causes: Sequence[Cause], exits: Cause, index: RankIndex, ordering: 
         ordering.after(exits.first, one.first)
         and (
             # The launcher that ends the others is an echo too, and says which was the first.
-            (one.signature.role == "echo" and one.signature.family in CONNECTIONS)
+            (one.signature.role == "echo" and "connection" in one.signature.traits)
             or (one.signature.actor == "user" and one.count >= BY_ALL and not one.follows)
         )
         for one in causes
@@ -294,11 +270,11 @@ def _from_own_log(cause: Cause, index: RankIndex, ordering: Ordering) -> list[Ra
     own = [match for match in cause.matches if match.stream in active]
     named = any(fields.get("node") for match in cause.matches for fields in match.named)
     placed = any(name in index.ranks or name.startswith("node ") for name in cause.streams)
-    elsewhere = named and (cause.signature.family == "node failure" or not placed)
-    if elsewhere or cause.signature.id == STOPPED:
+    elsewhere = named and ("node failure" in cause.signature.traits or not placed)
+    if elsewhere or "stopped process" in cause.signature.traits:
         return []  # who tells of it is another one
     # Of a machine, even where only ranks have logs.
-    if cause.signature.actor == "hardware" or cause.signature.family in OF_KERNELS:
+    if cause.signature.actor == "hardware" or "kernel record" in cause.signature.traits:
         nodes = [match for match in cause.matches if match.stream.startswith("node ")]
         alone = alone and not nodes
         own = own or nodes
@@ -317,7 +293,7 @@ def _from_own_log(cause: Cause, index: RankIndex, ordering: Ordering) -> list[Ra
     if len(own) == 1 or ordering.after(own[1].first, own[0].first):
         first = "was the first to log it"
         evidence.append(RankEvidence(own[0].stream, "first", first, cause.score))
-        if cause.follows and cause.signature.id in WITHOUT_REASON:  # its reason was seen by others
+        if cause.follows and cause.signature.reason_in:  # its reason was seen by others
             evidence.append(RankEvidence(own[0].stream, "own cause", words))
     return evidence
 
@@ -421,7 +397,9 @@ def _from_processes(job: Job, cause: Cause, index: RankIndex) -> list[RankEviden
             of = ranks.get(int(number), set()) if number.isdigit() else set()
             if node != match.stream:  # of a kernel
                 known = job.rank_of_pid.get((node, int(number))) if number.isdigit() else None
-                blocked = cause.signature.id in (BLOCKED, STOPPED)
+                blocked = not {"blocked process", "stopped process"}.isdisjoint(
+                    cause.signature.traits
+                )
                 of = ({known} if known is not None else of) if blocked else set()
                 found |= {match.stream} if blocked and len(of) != 1 else set()
             if len(of) == 1:
@@ -456,7 +434,7 @@ def _of_process(job: Job, node: str, pid: int) -> int | None:
 
 def _from_kernel(job: Job, cause: Cause) -> list[RankEvidence]:
     """Evidence against the ranks whose GPUs or processes a node's kernel names."""
-    if cause.follows and cause.signature.family != "oom killer":  # which says several things
+    if cause.follows and "kill" not in cause.signature.traits:  # which says several things
         return []
     ranks: dict[int, str] = {}
     for match in cause.matches:
@@ -541,8 +519,8 @@ def evidence_from_echoes(job: Job, causes: Sequence[Cause]) -> list[RankEvidence
     """
     index = RankIndex(job)
     echoes = [cause for cause in causes if cause.signature.role == "echo"]
-    own = [one for one in echoes if one.signature.id not in HEARD_OF]
-    if not any(one.signature.id in TIMEOUTS for one in own):
+    own = [one for one in echoes if "hearsay" not in one.signature.traits]
+    if not any("timeout" in one.signature.traits for one in own):
         own = []
     waiting, others = _reporting(own, index)
     reporting, lacking = _reporting(echoes, index)

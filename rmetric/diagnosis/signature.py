@@ -21,6 +21,63 @@ ROLES = {
     "harmless": "looks like a fault and is none; takes the place of every other match",
 }
 
+#: What else the diagnosis has to know of a signature, or of all of a family (families.yaml).
+TRAITS = {
+    # of a rank that waits for others, or has lost them
+    "connection": "a connection failed; each rank closes its own at the end, others use theirs on",
+    "lost connection": "of ranks that had one",
+    "meeting": "ranks do not meet at the start; those that came wait in vain",
+    "waiting": "a rank still waits: nobody does so behind the last step",
+    "timeout": "a rank waited in vain for another one",
+    "hearsay": "a timeout that a rank may log which only heard of another's",
+    "unknown name": "a name cannot be resolved: of the node that looks it up",
+    "link down": "a port lost its link, by the kernel",
+    "no answer": "what the ranks at both ends of a broken link log",
+    # of machines
+    "machine broke": "a machine's own record of what ended its processes",
+    "broken GPU": "a GPU that the next attempt does not have, if it was not replaced",
+    "missing GPU": "what an attempt meets then",
+    "breaks the GPU": "no process that uses the GPU outlives it",
+    "unspecific": "what a rank's GPU says that does not say why",
+    "kernel record": "recorded by a machine's kernel",
+    "kernel kill": "the kernel killed a process for want of memory",
+    "of one node": "a fault of the node that reports it",
+    "node failure": "a node failed; who tells of it is another one",
+    "blocked process": "a process that a kernel finds waiting, which may be no rank's",
+    "blocked in a read": "it waits for data",
+    "blocked in a write": "it waits for a checkpoint",
+    "stopped process": "a process in state T: why others waited until the job was ended",
+    "observed": "a tool's look at a machine: no consequence of what came before",
+    "write fails": "what a checkpoint meets when it is written",
+    # of launchers, schedulers and their reports
+    "report": "a process or a program has ended, whatever the cause",
+    "task exit": "a scheduler's report of a task that ended with an error",
+    "abort": "a process ended by an abort, as a collective's watchdog ends its own",
+    "kill": "the record of a kill, with its reason",
+    "unexplained kill": "a kill without its reason",
+    "signalled": "states a signal and no reason; the scheduler's line may come after it",
+    "takes down": "what a process logs last",
+    "last words": "ends a rank, though of little confidence",
+    "not begun": "of a pod that does not begin; a list of events states ages only",
+    "before start": "of what cannot begin, whatever the other ranks have begun meanwhile",
+    "placed": "tells on which node a pod runs",
+    "restarts ranks": "behind it the next attempt begins",
+    "starts ranks": "the same, but the first attempt has it too",
+    "command": "starts the program: an attempt where the same command was given before",
+    # of the end
+    "recorded": "the scheduler's record of a good end",
+    "completed": "the program's statement that the training is complete",
+    "outlasts success": "not excused by the planned end of the job",
+    "by a person": "an end without a reason, which a person may have wanted",
+    "ends a step": "may end a step of servers, after the training",
+    "interrupted": "from the keyboard: after the planned end, a server or a wait",
+    "watched": "a script ended a training without progress",
+    "time limit": "the time of the job was over",
+    # further families
+    "checkpoint": "a checkpoint cannot be written or read",
+    "hang": "a training stood still",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
@@ -44,6 +101,10 @@ class Signature:
         to_do: what to do, one to three short sentences in the imperative.
         survivable: a training often goes on after it, so it explains a failure only at the end.
         of_two: logged by one of two that do not agree, not always the one at fault.
+        traits: of `TRAITS`, those of its family among them.
+        taken_back_by: ids that take it back, where the same stream logs them later.
+        reason_in: it states no reason; the families of what may state it later.
+        usual_stage: in which most faults of its family come.
         source: where it is documented: a page's title or an issue (owner/name#number).
         matches, misses: entries that it must and must not match, which are its tests.
     """
@@ -61,6 +122,10 @@ class Signature:
     confidence: float = 0.9
     survivable: bool = False
     of_two: bool = False
+    traits: tuple[str, ...] = ()
+    taken_back_by: tuple[str, ...] = ()
+    reason_in: tuple[str, ...] = ()
+    usual_stage: str = ""
     source: str = ""
     matches: tuple[str, ...] = ()
     misses: tuple[str, ...] = ()

@@ -33,17 +33,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import regex
 import yaml
 
-from rmetric.diagnosis.signature import ACTORS, LEVELS, ROLES, Signature
+from rmetric.diagnosis.signature import ACTORS, LEVELS, ROLES, TRAITS, Signature
 
 #: Roles after which nobody has anything to do.
 QUIET_ROLES = ("success", "harmless")
-_LISTS = ("patterns", "gates", "to_do", "levels", "matches", "misses")
+_LISTS = (
+    "patterns", "gates", "to_do", "levels", "matches", "misses", "traits", "taken_back_by",
+    "reason_in",
+)  # fmt: skip
+_FAMILIES = Path(__file__).with_name("families.yaml")
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "rank": ((int,), "a whole number"),
     "confidence": ((int, float), "a number"),
@@ -51,7 +56,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "of_two": ((bool,), "true or false"),
 }
 _REQUIRED = {field.name for field in fields(Signature) if field.default is MISSING}
-_FIELDS = {field.name for field in fields(Signature)}
+_FIELDS = {field.name for field in fields(Signature)} - {"usual_stage"}
 _DIGITS = b"0123456789"
 
 
@@ -103,9 +108,24 @@ def _signature(path: Path, place: int, entry: Any) -> Signature:
     for key in sorted(required - set(entry)):
         raise wrong(path, name, key, "nothing", "a value: the field is required")
     values = {key: _value(path, name, key, value) for key, value in entry.items()}
+    family = values["family"]
+    values["traits"] = (*values.get("traits", ()), *traits_of(family))
+    values["usual_stage"] = families().get(family, {}).get("stage", "")
     signature = Signature(**{"to_do": (), "actor": "", **values})
     _check_values(path, signature)
     return signature
+
+
+@cache
+def families() -> dict[str, dict[str, Any]]:
+    """Family -> `traits` and `stage` of its signatures."""
+    read: dict[str, dict[str, Any]] = yaml.safe_load(_FAMILIES.read_text(encoding="utf-8"))
+    return read
+
+
+def traits_of(family: str) -> tuple[str, ...]:
+    """What holds of all signatures of a family."""
+    return tuple(families().get(family, {}).get("traits", ()))
 
 
 def _value(path: Path, name: Any, key: str, value: Any) -> Any:
@@ -133,6 +153,9 @@ def _check_values(path: Path, one: Signature) -> None:
     for level in one.levels:
         if level not in LEVELS:
             raise wrong(path, one.id, "levels", repr(level), f"of {', '.join(LEVELS)}")
+    for trait in one.traits:
+        if trait not in TRAITS:
+            raise wrong(path, one.id, "traits", repr(trait), f"of {', '.join(TRAITS)}")
     for key in ("patterns", "gates", "title", "family", *(() if not one.actor else ("to_do",))):
         if not getattr(one, key):
             raise wrong(path, one.id, key, "nothing", "at least one")

@@ -31,16 +31,6 @@ MIN_JOB_GAP_SECONDS = 3600.0
 #: Least number of common anchors of files of one job: a common step, a common first entry.
 MIN_COMMON_ANCHORS = 2
 
-#: What a process logs last: PyTorch's watchdog takes it down.
-_TAKES_DOWN = "nccl_failed_or_timed_out"
-#: The kernel's lines of a GPU that fell off the bus.
-LOST_GPU = ("gpu_fell_off_the_bus", "xid_79_fallen_off_the_bus")
-#: And of one whose memory is broken.
-BROKEN_GPU = ("amdgpu_ras_error", "xid_48_double_bit_ecc", "xid_95_uncontained_memory_error")
-#: The kernel's lines of a process that it killed for want of memory.
-KILLED = ("kernel_out_of_memory", "cgroup_out_of_memory")
-#: A port that lost its link, and what the ranks at both of its ends log then.
-LOST_LINK, NO_ANSWER = "ib_port_error", "ib_retry_exceeded"
 #: Seconds in which the ranks of its node end.
 MAX_AFTER_LOST_GPU_SECONDS = 120.0
 _HOUR = 3600.0
@@ -85,9 +75,9 @@ def _by_ends(job: Job) -> dict[str, float]:
     that logs UTC.
     """
     found = {}
-    for (signature, name), match in job.matches.items():
+    for (_, name), match in job.matches.items():
         last, end = job.streams[name].last_step_at, match.last
-        if signature != _TAKES_DOWN or last is None or last.file == end.file:
+        if "takes down" not in match.traits or last is None or last.file == end.file:
             continue
         if last.time is None or end.time is None or min(last.time, end.time) < NO_YEAR[0]:
             continue
@@ -102,11 +92,11 @@ def is_deadly(job: Job, match: Match) -> bool:
 
     A lost or broken GPU, a link whose other end has no answer, or the kill of one of the ranks.
     """
-    if match.signature in (*LOST_GPU, *BROKEN_GPU):
+    if "breaks the GPU" in match.traits:
         return True
-    if match.signature == LOST_LINK:
-        return any(signature == NO_ANSWER for signature, _ in job.matches)
-    if match.signature not in KILLED:
+    if "link down" in match.traits:
+        return any("no answer" in one.traits for one in job.matches.values())
+    if "kernel kill" not in match.traits:
         return False
     ranks = job.ranks_of_numbers
     killed = (fields.get("pid", "") for fields in match.named)
