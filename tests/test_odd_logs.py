@@ -122,35 +122,48 @@ def test_a_packed_log_that_is_cut_off_is_not_healthy(tmp_path):
 
 # At the command line
 
-ODD: dict[str, tuple[Callable[[], str], str, str]] = {
+ODD: dict[str, tuple[Callable[[], str], str, str, int]] = {
     "null": (
         lambda: jsonl([*course()[:200], *[None] * 200]),
         "CANNOT TELL from step 201: no loss is logged any more",
         "ALARM run: step 209: no loss is logged any more, since step 201: check the training",
+        5,
+    ),
+    "dead": (
+        lambda: "".join(
+            json.dumps({"step": s, "loss": x, "grad_norm": 0.53 if s < 201 else 0.0}) + "\n"
+            for s, x in enumerate(course(), 1)
+        ),
+        "STUCK: the gradient norm is exactly 0 since step 201",
+        "ALARM run: step 205: the gradient norm is exactly 0 since step 201: nothing is learnt; ",
+        3,
     ),
     "explodes": (
         lambda: jsonl([*course()[:399], 1e9]),
         "CANNOT TELL: the last record is 1e+09",
         "ALARM run: step 400: the last loss is 1e+09, and no later record confirms it: keep the",
+        5,
     ),
     "unread": (
         lambda: jsonl(course()[:200]) + '{"step": 1, "loss": ****}\n' * 9,
         "CANNOT TELL: the last 9 lines could not be read, the first is line 201: ",
         "ALARM run: step 200: the last 9 lines could not be read, the first is line 201: ",
+        5,
     ),
 }
 
 
 @pytest.mark.parametrize("odd", ODD)
 def test_replay_and_watch_tell_what_the_end_hides(tmp_path, capsys, odd):
-    make, verdict, alarm = ODD[odd]
+    make, verdict, alarm, code = ODD[odd]
     path = tmp_path / "run.jsonl"
     path.write_text(make())
     out = ["--out", str(tmp_path / "out"), "--plots", "none"]
-    assert main(["replay", str(path), *out, "--exit-on-alarm"]) == 5
+    assert main(["replay", str(path), *out, "--exit-on-alarm"]) == code
     said = capsys.readouterr().out
     assert verdict in said
     assert "live alarm (calibrated detector): at step " in said
+    assert "before the onset" not in said
     assert main(["watch", str(path), "--stop-after", "0", "--exit-on-alarm"]) == 3
     assert alarm in capsys.readouterr().out
 

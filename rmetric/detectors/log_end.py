@@ -1,4 +1,4 @@
-"""What no detector of single records sees: losses that stay away, and a last record that explodes.
+"""What no detector sees: losses that stay away, no updates, and a last record that explodes.
 
 Some loggers write nan as null or as a blank, and of a last record nobody knows what follows.
 """
@@ -10,6 +10,7 @@ from typing import Any
 
 from rmetric.detectors.contract import Detector
 from rmetric.detectors.followed_loss import FollowedLoss
+from rmetric.detectors.no_update import ADVICE, NoUpdate
 from rmetric.records import Record
 
 #: Records in a row without the loss that are no sign.
@@ -69,7 +70,7 @@ class SilentLoss:
 
 
 class WithLogEnd:
-    """A detector that also alarms where the losses stay away, and at the end of a log.
+    """A detector that also alarms where losses stay away or nothing is learnt, and at a log's end.
 
     What it does not have itself is the detector's.
 
@@ -78,12 +79,13 @@ class WithLogEnd:
     """
 
     def __init__(self, detector: Detector) -> None:
-        self._detector, self._losses = detector, SilentLoss()
+        self._detector, self._losses, self._updates = detector, SilentLoss(), NoUpdate()
         self._at_end = ""
 
     def update(self, record: Record) -> WithLogEnd:
         self._detector.update(record)
         self._losses.update(record)
+        self._updates.update(record)
         self.step = record.step
         return self
 
@@ -100,17 +102,21 @@ class WithLogEnd:
 
     @property
     def alarm(self) -> bool:
-        return bool(self._detector.alarm or self._losses.since is not None or self._at_end)
+        return bool(self._detector.alarm or self._beside)
 
     @property
     def reason(self) -> str:
-        if self._detector.alarm:
-            return self._detector.reason
+        return self._detector.reason if self._detector.alarm else self._beside
+
+    @property
+    def _beside(self) -> str:
         if self._losses.since is not None:
             return (
                 f"no loss is logged any more, since step {self._losses.since}: check the training, "
                 "some loggers write nan as null or as a blank"
             )
+        if self._updates.reason:
+            return f"{self._updates.reason}: {ADVICE}"
         return self._at_end
 
     @property

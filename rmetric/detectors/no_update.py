@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from rmetric.records import Record
 
+#: What an alarm says beside the reason.
+ADVICE = "nothing is learnt; look at the loss, the frozen weights and the schedule"
 #: Records in a row, and how many times the longest row before that ended.
 _RECORDS, _TIMES = 5, 3
 _WATCHED = {

@@ -113,9 +113,10 @@ def _with_end(
     for record in records:
         silent.update(record)
         stuck.update(record)
-    since, before = silent.since, f"before it: {verdict.text}"
-    before = "" if verdict.kind == "healthy" else before
-    if since is not None:
+    since = stuck.since if silent.since is None else silent.since
+    alarm = next((step for step in alarms if step >= since), None)
+    before = "" if verdict.kind == "healthy" else f"before it: {verdict.text}"
+    if silent.since is not None:
         goes_on = f"the log goes on to step {records[-1].step:,}"
         return cannot_tell(
             f" from step {since:,}: no loss is logged any more",
@@ -123,12 +124,12 @@ def _with_end(
             detail="; ".join(filter(None, [goes_on, before])),
             advice=words.SILENT,
             onset_step=since,
-            alarm_step=next((step for step in alarms if step >= since), None),
+            alarm_step=alarm,
         )
     if stuck.reason:
         text = f"STUCK: {stuck.reason}"
-        return replace(verdict, kind="stuck", text=text, detail=before, advice="",
-                       onset_step=stuck.since)  # fmt: skip
+        return RunVerdict(kind="stuck", loss=verdict.loss, text=text, detail=before,
+                          onset_step=since, alarm_step=alarm)  # fmt: skip
     if unread:
         return cannot_tell(f": {unread}", verdict.loss, detail=before, advice=words.UNREAD)
     return verdict

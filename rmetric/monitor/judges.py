@@ -12,7 +12,7 @@ from typing import Any
 from rmetric._util.state import restore_or_keep, state_of
 from rmetric.detectors.advice import leave_out_or_roll_back
 from rmetric.detectors.calibrated import read_thresholds
-from rmetric.detectors.no_update import NoUpdate
+from rmetric.detectors.no_update import ADVICE, NoUpdate
 from rmetric.detectors.registry import make_detector
 from rmetric.metric import RMetric
 from rmetric.monitor.alert_delivery import AlertDelivery
@@ -134,8 +134,7 @@ class UpdateJudge:
         """Take a complete record."""
         self.no_update.update(record)
         if reason := self.no_update.reason:
-            advice = "nothing is learnt; look at the loss, the frozen weights and the schedule"
-            self._raise(record.step, NO_UPDATE, f"{reason}: {advice}", self.no_update.since)
+            self._raise(record.step, NO_UPDATE, f"{reason}: {ADVICE}", self.no_update.since)
 
     def _raise(self, step: int, source: str, reason: str, since: int) -> None:
         """An alert of this rank alone."""

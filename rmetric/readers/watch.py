@@ -90,7 +90,7 @@ class Watch:
     """Takes records of any number of runs; each has a detector of its own.
 
     Args:
-        make: a fresh detector; beside it the losses that stay away are watched (`WithLogEnd`).
+        make: a fresh detector; what no detector sees is watched beside it (`WithLogEnd`).
         tell: called with each event of an alarm; not again in the same words, as a log brings
             it that is begun again.
 

@@ -102,7 +102,7 @@ def trace_with_reasons(
 ) -> DetectorTrace:
     """Show `run` to a fresh detector of `DETECTORS`, and keep what it says beside its score.
 
-    It also alarms where the losses stay away and at the log's end, as `rmetric watch` does.
+    It also alarms where losses stay away or nothing is learnt, and at the end, as `rmetric watch`.
     `on_records` is called now and then with the number of records shown, and of all.
     """
     entry = DETECTORS[name]
