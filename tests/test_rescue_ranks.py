@@ -4,6 +4,8 @@ import pytest
 
 from rmetric.rescue import Rescue, RescueConfig
 from rmetric.rescue.policy import Evidence
+from rmetric.rescue.snapshot_pace import SnapshotPace
+from rmetric.rescue.vote import Ballot, RankLeftError, Vote
 from tests.monitor_ranks import on_ranks
 from tests.rescue_trainings import NANS, SMALL, actions, bad, make_loader, same, train
 
@@ -196,3 +198,32 @@ def test_the_mean_without_a_worker_is_that_of_the_others():
     assert torch.allclose(mean, torch.tensor([2.0, 3, 4]))
     with pytest.raises(ValueError, match="no rank is left"):
         out.set([0, 1, 2])
+
+
+def asks(rank):
+    """What the ballots of `Vote.most` give, and what becomes of two trainings with every="auto"."""
+    vote, found = Vote(), []
+    for values in [(3, 0, 20), (20, 3, 0), (0, 0, 0)]:
+        found.append(vote.most(values[rank]))
+    for other in (Ballot(step=0, leaving=True), Ballot(step=7)):
+        try:
+            if rank == 2:
+                vote.post(other)
+                raise RankLeftError(vote.take())
+            found.append(vote.most(90))
+        except RankLeftError:
+            found.append("left")
+    rescues = Rescue(), Rescue()
+    for rescue, distances in zip(rescues, [(10, 30, 20), (10, 30, None)], strict=True):
+        SnapshotPace.distance = property(lambda pace, own=distances[rank]: own + 0)
+        found.append(train(rescue, kind="ddp", rank=rank, steps=60)["taken"][-1])
+    return found, rescues[0].policy.every, [rescue.problem for rescue in rescues]
+
+
+@pytest.mark.long
+def test_the_ranks_agree_on_the_largest_distance_of_snapshots_and_none_waits_for_one_that_left():
+    ranks = on_ranks(asks, ranks=3, seconds=120.0)
+    for rank, (found, every, (none, problem)) in enumerate(ranks):
+        assert found == [20, 20, 0, "left", "left", 60, 60]
+        assert (every, none) == (30, "")
+        assert ("TypeError" if rank == 2 else "another rank is switched off") in problem
