@@ -16,6 +16,7 @@ from rmetric.logs import read_log
 from rmetric.rescue import Rescue, RescueConfig
 from rmetric.rescue import action as action_module
 from rmetric.rescue import hold as hold_module
+from rmetric.rescue.policy import Evidence
 from tests.monitor_ranks import on_ranks
 from tests.rescue_trainings import SMALL, STEPS, actions, bad, same, train
 from tests.test_rescue_action import ALWAYS, lasting
@@ -245,6 +246,25 @@ def test_an_alarm_that_lasts_to_the_end_is_reported(caplog):
         "rmetric: rescue: the training ended during an alarm (it is bad): do not trust its weights "
         "since step 36"
     ]
+
+
+@pytest.mark.parametrize("tries", [0, 1])
+def test_a_run_without_a_snapshot_of_before_its_fault_is_told_once_that_rescue_gives_up(
+    tries, caplog
+):
+    """As where the onset turns out to be older than what is kept."""
+    rescue = Rescue(RescueConfig(every=5, probation=5, far=20, observe=5))
+
+    def lasts(detector, step):
+        if step <= 22:
+            return None
+        since = 22 if len(rescue.decisions) < tries else 0
+        return Evidence(step=step, since=since, kind="no_update", words=f"{step} is bad")
+
+    rescued = train(rescue, evidence_of=lasts)
+    assert actions(rescued) == ["go_back"] * tries
+    [said] = [each.message for each in caplog.records if "gives up" in each.message]
+    assert said.endswith(" is bad, and no snapshot of before step 0 is kept")
 
 
 def test_returns_for_the_same_reason_are_one_warning_until_the_hold(tmp_path, caplog):

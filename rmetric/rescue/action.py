@@ -174,6 +174,7 @@ class Rescue(Action):
         self._level = LossLevel()
         self._all_back: bool | None = None  # of several ranks, by their last ballots
         self._first_records: deque[Record] = deque(maxlen=_COLD)
+        self._gave_up = False  # in this incident, and it is told
         self._on_plan = _SET_BACK_AGAIN  # checks since a learning rate was set back
         self._steps_alone = 0  # since the last boundary
         self._resumed: Mapping[str, Any] = {}  # of the data, from a checkpoint
@@ -468,8 +469,12 @@ class Rescue(Action):
         incident = self.policy.state.incident
         if incident is None:
             self._level.forget()
+            self._gave_up = False
         else:
             self._level.mark(incident.onset)
+        if decision.action == "go_on" and decision.reason and not self._gave_up:
+            self._gave_up = True
+            logger.warning("rmetric: rescue %s", decision.reason)
         if decision.action in ("go_back", "hold"):
             self._due = decision, step
         elif decision.action == "leave_out":

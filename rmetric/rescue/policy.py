@@ -132,7 +132,7 @@ class Decision:
             last may be to come. None to use all data again.
         workers: ranks that are left out of the gradient from now on.
         settings: the planned settings of the optimiser are set at each step from now on.
-        reason: in words; empty for ``go_on``.
+        reason: in words; of ``go_on`` empty, unless there is no snapshot to hold at.
     """
 
     action: str = "go_on"
@@ -418,11 +418,14 @@ class RescuePolicy:
         return self._hold_before(evidence, incident)
 
     def _hold_before(self, evidence: Evidence, incident: Incident) -> Decision:
-        """Hold at a snapshot of before the incident; go on if there is none."""
+        """Hold at a snapshot of before the incident; go on, with a reason, if there is none."""
         good = [s for s in self.state.snapshots if s < incident.onset]
         if incident.target in good:
             return self._hold(evidence, incident.target)
-        return self._hold(evidence, good[-1]) if good else self._go_on()
+        if good:
+            return self._hold(evidence, good[-1])
+        words = f"gives up, neither goes back nor holds: {evidence.words}, and no snapshot of before "
+        return self._decision("go_on", f"{words}step {incident.onset} is kept")
 
     def _hold(self, evidence: Evidence, target: int) -> Decision:
         self.state.held = True
