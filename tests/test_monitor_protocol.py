@@ -67,6 +67,7 @@ WRONG = {
     "empty": (torch.ones(0), r"is a tensor of shape \(0,\)"),
     "text": ("3.0", "is '3.0': a number or a tensor with one element is accepted"),
     "outputs": ({"loss": torch.tensor(1.0)}, "is {'loss': tensor"),
+    "nothing": ({}, "is {}: a number"),
     "class": (float, "is the class float"),
     "list": ([1.0], r"is \[1.0\]"),
 }
@@ -258,14 +259,14 @@ def test_the_optimizer_of_another_model_is_told_at_the_first_step(stepped, caplo
     assert "none of the optimizer's parameters is one of the model's" in message
 
 
-@pytest.mark.parametrize("shared", ["log", "action", "nothing", "one after the other"])
+@pytest.mark.parametrize("shared", ["log", "action", "rescue", "nothing", "one after the other"])
 def test_what_two_open_monitors_share_is_told(shared, tmp_path, caplog):
-    action, model = Stop(), make_model()
+    action, model = Rescue() if shared == "rescue" else Stop(), make_model()
     settings = {"log": tmp_path / "run.jsonl", "actions": [action, print]}
     first = Monitor(model, **settings)
     if shared == "one after the other":
         first.close()
-    if shared in ("action", "nothing"):
+    if shared in ("action", "rescue", "nothing"):
         settings["log"] = tmp_path / "other.jsonl"
     if shared in ("log", "nothing"):
         settings["actions"] = [Stop(), print]
@@ -273,6 +274,7 @@ def test_what_two_open_monitors_share_is_told(shared, tmp_path, caplog):
     first.close()
     second.close()
     expected = {"log": ["run.jsonl is the log of"], "action": ["this Stop is an action of"]}
+    expected["rescue"] = ["this Rescue is an action of"]
     expected = expected.get(shared, [])
     assert [words in message for message, words in zip(told(caplog), expected, strict=True)] == [
         True

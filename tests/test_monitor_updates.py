@@ -201,8 +201,9 @@ def dead(step, optimizer, monitor):
 
 
 @pytest.mark.parametrize("scheduler", [True, False])
-def test_an_alert_of_its_own_names_the_rate_at_its_step(scheduler):
+def test_an_alert_of_its_own_names_the_rate_at_its_step(scheduler, caplog):
     assert trained(rate, scheduler=scheduler)[0] == (20, "learning_rate", 20)
+    assert "the learning rate of group 0 is 0.5, 50 times " in caplog.text
     found = trained(announced, scheduler=scheduler)
     assert "learning_rate" not in [source for _, source, _ in found]
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from rmetric.detectors.calibrated import CalibratedDetector
 from rmetric.logs import read_log
 from rmetric.monitor import Monitor
 from rmetric.monitor.actions import restore
@@ -86,6 +87,23 @@ def test_the_step_zero_is_a_place_to_go_back_to():
     rescued = train(Rescue(config), evidence_of=bad(3, since=2))
     assert [entry["to"] for entry in rescued["decisions"]] == [0]
     assert same(rescued, train())
+
+
+def test_a_detector_that_went_back_to_the_first_steps_is_told_what_came_before_the_evidence(
+    monkeypatch,
+):
+    told, update = [], CalibratedDetector.update
+
+    def noted(detector, record):
+        told.append(record.step)
+        return update(detector, record)
+
+    monkeypatch.setattr(CalibratedDetector, "update", noted)
+    config = RescueConfig(every=20, probation=5, far=20)
+    rescued = train(Rescue(config), evidence_of=bad(15, since=12))
+    assert [entry["to"] for entry in rescued["decisions"]] == [0]
+    again = told.index(1, 1)
+    assert told[again : again + 12] == [*range(1, 12), 1]
 
 
 def test_without_evidence_nothing_is_touched():

@@ -179,6 +179,8 @@ def test_the_end_is_no_worse_than_without_rescue_or_it_is_held(trainer, fault, o
         twin = trained(trainer, tmp_path / "twin")
         assert weights == twin[1]
         assert [entry["action"] for entry in rescue.decisions] == ["set_back"]
+    if fault == "gradient_zero":
+        assert "the gradient norm is exactly 0 since step " in rescue.held["reason"]
 
 
 @pytest.mark.parametrize("onset", [5, 30])

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from rmetric.detectors.calibrated import CalibratedDetector
 from rmetric.records import Record
+from rmetric.rescue.evidence import evidence_of
 from rmetric.rescue.policy import (
     KINDS,
     REMEDIES,
@@ -238,6 +239,16 @@ def test_a_setting_that_cannot_be_is_named(wrong, named):
 
 def test_decisions_are_values():
     assert Decision() == Decision(action="go_on")
+
+
+@pytest.mark.parametrize(("rise", "since"), [(1.25, {None}), (1.4, {None, 6})])
+def test_before_there_is_a_baseline_a_rise_that_healthy_runs_do_not_have_is_evidence(rise, since):
+    detector, found = CalibratedDetector(), []
+    for step in range(1, 9):
+        loss = (2.0 + 0.01 * (step % 3)) * (rise if step > 5 else 1.0)
+        detector.update(Record(step=step, training_loss=loss))
+        found.append(evidence_of(detector, step))
+    assert {each and each.since for each in found} == since
 
 
 @pytest.mark.parametrize(("dead", "odd"), [((2,), 2), ((0, 1, 3), None)])
