@@ -194,6 +194,7 @@ def test_the_class_itself_is_one_without_a_log_or_actions(tmp_path):
     ]
     assert callback.monitor.last.step == 6
     assert [(alert.step, alert.source) for alert in callback.monitor.alerts] == [(4, "non_finite")]
+    assert callback.monitor.log_path is None
 
 
 @pytest.mark.parametrize(
