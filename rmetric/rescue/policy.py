@@ -424,8 +424,9 @@ class RescuePolicy:
             return self._hold(evidence, incident.target)
         if good:
             return self._hold(evidence, good[-1])
-        words = f"gives up, neither goes back nor holds: {evidence.words}, and no snapshot of before "
-        return self._decision("go_on", f"{words}step {incident.onset} is kept")
+        missing = f"no snapshot of before step {incident.onset} is kept"
+        words = f"gives up, neither goes back nor holds: {evidence.words}, and {missing}"
+        return self._decision("go_on", words)
 
     def _hold(self, evidence: Evidence, target: int) -> Decision:
         self.state.held = True
