@@ -29,7 +29,6 @@ from rmetric.diagnosis.stack_dumps import (
     read_stacks,
     stacks_in_logs,
 )
-from rmetric.diagnosis.suspects import RankEvidence, divided
 
 #: Suffixes of files that may be read here though they are no logs.
 BESIDE_SUFFIXES = (".json", ".pkl", ".pickle", ".csv")
@@ -55,18 +54,20 @@ class BesideFindings(NamedTuple):
     """Findings in them.
 
     Attributes:
-        signs: evidence against ranks.
+        recorded: rank -> how it differs in the collectives of the flight recorders.
+        stood: rank -> where its stack stands, unlike most.
         stuck: the collective in which ranks wait; None where the dumps show none.
-        odd: a rank stands in another function than most, and does not move.
+        stays: one of these ranks does not move.
         awaited: rank -> what it waits for outside the job, as its stack shows; "" for a process
             of which no more is known.
         unnamed: the stack of that.
         collectives: rank -> where it waits, in another collective than the others.
     """
 
-    signs: tuple[RankEvidence, ...] = ()
+    recorded: Mapping[str, str] = {}
+    stood: Mapping[str, str] = {}
     stuck: Stuck | None = None
-    odd: bool = False
+    stays: bool = False
     awaited: Mapping[str, str] = {}
     unnamed: OddStack = OddStack("", "")
     collectives: Mapping[str, str] = {}
@@ -117,20 +118,14 @@ def find_beside(
     """
     beside = job.beside or BesideLogs()
     stuck = stuck_collectives(beside.dumps)
-    blamed = culprits(stuck)
-    recorded = {f"rank {rank}": words for rank, words in blamed.items()}
     stacks = assign(job, beside.stacks, on_node) or stacks_in_logs(job, after)
     odd = odd_stacks(stacks)
-    stood = {name: one.words for name, one in odd.items() if name}
     return BesideFindings(
-        (*_signs(recorded, "recorder"), *_signs(stood, "stack")),
-        stuck[0] if stuck else None,
-        any(one.stays for one in stacks if one.stream in odd),
-        {name: one.awaits for name, one in odd.items() if one.awaits},
-        odd.get("", BesideFindings().unnamed),
-        {name: one.words for name, one in odd.items() if one.collective},
+        recorded={f"rank {rank}": words for rank, words in culprits(stuck).items()},
+        stood={name: one.words for name, one in odd.items() if name},
+        stuck=stuck[0] if stuck else None,
+        stays=any(one.stays for one in stacks if one.stream in odd),
+        awaited={name: one.awaits for name, one in odd.items() if one.awaits},
+        unnamed=odd.get("", OddStack("", "")),
+        collectives={name: one.words for name, one in odd.items() if one.collective},
     )
-
-
-def _signs(words: dict[str, str], kind: str) -> list[RankEvidence]:
-    return [one._replace(words=words[one.stream]) for one in divided([*words], kind, "")]

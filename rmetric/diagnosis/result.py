@@ -128,9 +128,10 @@ class Diagnosis:
         title: the cause in words; where there is none, the known facts.
         actor: who should act: hardware, user, framework or platform.
         confidence: in the cause, 0 to 1; in the outcome where there is no cause.
-        score: strength of the evidence, 0 to 1, of which `confidence` is made.
-        basis: kind of the evidence, of `confidence.KINDS`; "" where it is not known.
+        score: probability of the cause by the model, of which `confidence` is made.
+        basis: kind of the answer, of the shares in model.json.
         why: the reason.
+        because: what carried this answer over the next, in words.
         stage: the job's stage at the failure.
         iteration: the last step in the logs.
         since: the first iteration that differed from those before; None where none did.
@@ -155,6 +156,7 @@ class Diagnosis:
     score: float = 0.0
     basis: str = ""
     why: str = ""
+    because: tuple[str, ...] = ()
     stage: str = ""
     iteration: int | None = None
     since: int | None = None

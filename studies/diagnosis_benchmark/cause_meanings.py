@@ -13,11 +13,12 @@ An entry is a family of the library ("NVLink"), a part of it by a pattern of ids
 from __future__ import annotations
 
 from collections.abc import Collection
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from rmetric.diagnosis.inferred_causes import INFERRED
+from rmetric.diagnosis.inferred import inferred_causes
 from rmetric.diagnosis.library import SignatureLibrary
-from rmetric.diagnosis.usual_causes import USUAL, is_named
+
 from studies.diagnosis_benchmark.blind.causes import CAUSES
 
 #: Timeouts of collectives: a rank did not take part.
@@ -219,7 +220,7 @@ class Named(NamedTuple):
         entry, _, stage = entry.partition("@")
         return (
             self.cause is not None
-            and is_named(self.cause, self.family, entry)
+            and _is_named(self.cause, self.family, entry)
             and stage in ("", self.stage)
         )
 
@@ -244,7 +245,13 @@ def verdict(answer: Named, classes: Collection[str]) -> str:
     return "wrong"
 
 
+def _is_named(cause: str, family: str, entry: str) -> bool:
+    """True if an entry, "family" or "family/pattern of ids", means a cause of a family."""
+    of, _, pattern = entry.partition("/")
+    return of == family and (not pattern or fnmatchcase(cause, pattern))
+
+
 def family_of(cause: str, library: SignatureLibrary) -> str:
     """The family of a signature, or of a cause without one."""
-    families = {one.id: one.family for one in INFERRED} | {one.id: one.family for one in USUAL}
+    families = {one.id: one.family for one in inferred_causes().values()}
     return families.get(cause) or library[cause].family

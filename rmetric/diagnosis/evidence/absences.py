@@ -1,7 +1,7 @@
 """Find absences: ranks that are silent, stop early or lack events that all others log.
 
-This channel complements L4's filtering: removing normal events removes the only trace of a fault
-that is an absence.
+They complement L4's filtering: removing normal events removes the only trace of a fault that is
+an absence.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from math import exp
 from statistics import median
 
+from rmetric.diagnosis.evidence.row import Row, Scene
+from rmetric.diagnosis.faults import IN_FLIGHT
+from rmetric.diagnosis.inferred import SILENT
 from rmetric.diagnosis.job import Job, Occurrence
 from rmetric.diagnosis.ordering import Ordering
 from rmetric.diagnosis.patterns.baseline import robust_deviation
 from rmetric.diagnosis.patterns.peers import Peer, may_be_same, peers, same_events
-from rmetric.diagnosis.suspects import RankEvidence
 
 #: Largest share of the peers that are outliers (or one peer).
 MAX_OUTLIER_SHARE = 0.25
@@ -36,30 +38,46 @@ MIN_PEERS = 3
 ENTRIES_SCALE = 4.0
 #: Factor on leaders, which have own duties, where there is no healthy job to compare.
 LEADER_WEIGHT = 0.3
+#: Least strength of a silence that may explain a failure: it is of one or two ranks, not of many.
+MIN_SILENCE = 0.6
 
 
-def absences(
-    job: Job, *, siblings: Sequence[Job] = (), offsets: Mapping[str, float] | None = None
-) -> list[RankEvidence]:
-    """All absences of a job, the strongest first.
+def absences(scene: Scene) -> list[Row]:
+    """Rows against the ranks that lack something, the strongest first.
 
     Their kinds are "silent", "ended early", "last words" and "missing event".
-
-    Args:
-        job: the job.
-        siblings: healthy jobs of similar settings.
-        offsets: file -> seconds that its clock is ahead, of `clocks.clock_offsets`.
     """
-    every = peers(job)
+    every = peers(scene.job)
     if len(every) < 2:
         return []
+    siblings = scene.known.siblings
     found = _silent(every)
     active = [one for one in every if one.stream is not None]
     if len(active) >= MIN_PEERS:
-        found += _ended_early(job, active, offsets or {})
-        found += _last_words(job, active, alone=not siblings)
-        found += _missing(job, active, siblings)
-    return sorted(found, key=lambda one: (-one.strength, one.stream, one.kind))
+        found += _ended_early(scene.job, active, scene.ordering)
+        found += _last_words(scene.job, active, alone=not siblings)
+        found += _missing(scene.job, active, siblings)
+    found = [_silence(scene, one) for one in found]
+    return sorted(found, key=lambda one: (-one.strength, one.target, one.kind))
+
+
+def _silence(scene: Scene, row: Row) -> Row:
+    """The row, which may explain the failure: the others did not go on without this rank.
+
+    All ranks take part in a step, so that one that was not needed had only nothing to log.
+    """
+    stream = scene.job.streams.get(row.target)
+    if row.kind not in ("silent", "ended early") or row.strength < MIN_SILENCE:
+        return row
+    last = stream.last if stream is not None else None
+    later = {
+        entry.step
+        for one in scene.job.streams.values()
+        if one.steps and last is not None
+        for entry in one.tail
+        if entry.step is not None and scene.ordering.after(entry, last)
+    }
+    return row if len(later) > IN_FLIGHT else row._replace(hypothesis=SILENT, entry=last)
 
 
 #: Entries of the rank that logs fewest, at which a silent rank has 63 % of its weight.
@@ -76,7 +94,7 @@ def _weight(active: Sequence[Peer]) -> float:
     return 1.0 - exp(-float(usual) / ENTRIES_SCALE)
 
 
-def _silent(every: Sequence[Peer]) -> list[RankEvidence]:
+def _silent(every: Sequence[Peer]) -> list[Row]:
     silent = [one for one in every if one.stream is None]
     if not _few(len(silent), len(every)):
         return []
@@ -86,18 +104,15 @@ def _silent(every: Sequence[Peer]) -> list[RankEvidence]:
     fewest = min((sum(one.counts.values()) for one in active), default=0)
     weight = min(_weight(active), 1.0 - exp(-float(fewest) / FEWEST_SCALE))
     strength = round(weight / len(silent) ** 0.5, 3)
-    return [RankEvidence(one.name, "silent", words, strength) for one in silent]
+    return [Row(one.name, "silent", words, strength) for one in silent]
 
 
 def _last(one: Peer) -> Occurrence | None:
     return None if one.stream is None else one.stream.last
 
 
-def _ended_early(
-    job: Job, active: Sequence[Peer], offsets: Mapping[str, float]
-) -> list[RankEvidence]:
+def _ended_early(job: Job, active: Sequence[Peer], ordering: Ordering) -> list[Row]:
     """Early ends by time, by step and, in a shared log, by entries; the strongest per peer."""
-    ordering = Ordering(job=job, offsets=offsets)
     ends = [(one, _last(one)) for one in active]
     # Times of entries before the last may be of another zone.
     times = {
@@ -106,7 +121,7 @@ def _ended_early(
     steps = {one.name: one.stream.last_step for one in active if one.stream is not None}
     shared = len(job.files) <= 1
     orders = {one.name: last.order / len(active) for one, last in ends if last and shared}
-    found: dict[str, RankEvidence] = {}
+    found: dict[str, Row] = {}
     for values, least, unit, words in (
         (times, MIN_LAG_SECONDS, MIN_LAG_SECONDS, "its last entry is {:.0f} s before the others'"),
         (steps, 1.0, LAG_SCALE_STEPS, "its last step is {:.0f} before the others'"),
@@ -119,7 +134,7 @@ def _ended_early(
     ):
         for name, lag, strength in _behind(values, len(active), least, unit):
             if name not in found or strength > found[name].strength:
-                found[name] = RankEvidence(name, "ended early", words.format(lag), strength)
+                found[name] = Row(name, "ended early", words.format(lag), strength)
     return list(found.values())
 
 
@@ -141,7 +156,7 @@ def _behind(
     ]
 
 
-def _last_words(job: Job, active: Sequence[Peer], *, alone: bool) -> list[RankEvidence]:
+def _last_words(job: Job, active: Sequence[Peer], *, alone: bool) -> list[Row]:
     """Peers whose last event differs from most; `alone`: there is no healthy job to compare."""
     leads = {one.name for one in active if one.leads and alone}
     ends = {one.name: last.event for one in active if (last := _last(one)) is not None}
@@ -159,11 +174,11 @@ def _last_words(job: Job, active: Sequence[Peer], *, alone: bool) -> list[RankEv
     found = []
     for name in others:
         weight = LEADER_WEIGHT if name in leads else 1.0
-        found.append(RankEvidence(name, "last words", words, round(strength * weight, 3)))
+        found.append(Row(name, "last words", words, round(strength * weight, 3)))
     return found
 
 
-def _missing(job: Job, active: Sequence[Peer], siblings: Sequence[Job]) -> list[RankEvidence]:
+def _missing(job: Job, active: Sequence[Peer], siblings: Sequence[Job]) -> list[Row]:
     """Events that all peers but one have; with siblings, that it has in all of them."""
     template = {one.number: one.template for one in job.events}
     lacks: dict[str, list[int]] = {}
@@ -196,5 +211,5 @@ def _missing(job: Job, active: Sequence[Peer], siblings: Sequence[Job]) -> list[
         strength = round(strength * (LEADER_WEIGHT if name in leads else 1.0), 3)
         shown = template[new[0]][:60] + (f" (and {len(new) - 1} more)" if len(new) > 1 else "")
         words = f"lacks an event that all others logged: {shown}"
-        found.append(RankEvidence(name, "missing event", words, strength))
+        found.append(Row(name, "missing event", words, strength))
     return found

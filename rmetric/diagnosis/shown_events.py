@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from rmetric._util.printed import counted
-from rmetric.diagnosis.causes import Cause
+from rmetric.diagnosis.faults import Fault
 from rmetric.diagnosis.job import Event, Job, Occurrence
 from rmetric.diagnosis.library.files import compiled
 from rmetric.diagnosis.library.load import PATTERN_SECONDS
@@ -23,7 +23,7 @@ LEAST = 0.3
 _ORDER = ("cause", "ending", "symptom", "echo", "odd")
 
 
-def of_causes(job: Job, causes: Sequence[Cause], ordering: Ordering) -> tuple[Evidence, ...]:
+def of_causes(job: Job, causes: Sequence[Fault], ordering: Ordering) -> tuple[Evidence, ...]:
     """One for each event that a cause matched, the causes first; generic ones if nothing else."""
     specific = [one for one in causes if one.signature.rank and one.signature.confidence >= LEAST]
     shown: dict[int, Evidence] = {}
@@ -92,7 +92,7 @@ def _point(patterns: Sequence[str], text: str) -> str:
         return ""
 
 
-def how_often(cause: Cause, job: Job) -> str:
+def how_often(cause: Fault, job: Job) -> str:
     """Number of entries of a cause, and of the ranks, nodes and other files that logged it."""
     times = "logged once" if cause.count == 1 else f"logged {cause.count:,} times"
     if len(cause.streams) == 1:

@@ -1,0 +1,74 @@
+"""The evidence table: each extractor looks at a job and yields rows; none reads another's rows.
+
+To add evidence, write a function of `Scene` that yields `Row`s, list it here, and fit the model
+anew (`python -m studies.diagnosis_benchmark.fit`), which gives a weight to its kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from rmetric.diagnosis.evidence.absences import absences
+from rmetric.diagnosis.evidence.ends import done_alone, not_finite
+from rmetric.diagnosis.evidence.hang import hang
+from rmetric.diagnosis.evidence.links import links
+from rmetric.diagnosis.evidence.lost_connections import lost_hosts
+from rmetric.diagnosis.evidence.named_ranks import named_ranks
+from rmetric.diagnosis.evidence.own_faults import own_faults
+from rmetric.diagnosis.evidence.peers import (
+    odd_iterations,
+    unlike_events,
+    unlike_numbers,
+    unlike_settings,
+)
+from rmetric.diagnosis.evidence.places import last_waits, recorders, stacks
+from rmetric.diagnosis.evidence.processes import processes
+from rmetric.diagnosis.evidence.row import Row, Scene
+from rmetric.diagnosis.evidence.waits import collectives, lacking_echoes, waited_for
+
+#: Extractor -> the part of the method that it is of (`Switches`).
+EXTRACTORS: dict[Callable[[Scene], Iterable[Row]], str] = {
+    own_faults: "library",
+    named_ranks: "library",
+    processes: "library",
+    links: "library",
+    waited_for: "library",
+    collectives: "library",
+    lacking_echoes: "unfiltered",
+    lost_hosts: "unfiltered",
+    absences: "unfiltered",
+    unlike_events: "spatial",
+    unlike_numbers: "spatial",
+    unlike_settings: "spatial",
+    odd_iterations: "temporal",
+    hang: "temporal",
+    recorders: "places",
+    stacks: "places",
+    last_waits: "places",
+    done_alone: "ends",
+    not_finite: "ends",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switches:
+    """Parts of the method, to be turned off one by one in an ablation."""
+
+    cross_job: bool = True
+    spatial: bool = True
+    temporal: bool = True
+    library: bool = True
+    unfiltered: bool = True
+    places: bool = True
+    ends: bool = True
+
+
+def evidence(scene: Scene, switches: Switches) -> Iterator[Row]:
+    """All rows of a job, but those of the parts that are switched off."""
+    for extractor, part in EXTRACTORS.items():
+        if getattr(switches, part):
+            yield from extractor(scene)
+
+
+__all__ = ["EXTRACTORS", "Row", "Scene", "Switches", "evidence"]

@@ -1,0 +1,389 @@
+"""A hang: the training had stopped making progress long before something ended it.
+
+A time limit, a cancellation or a watchdog then explains the end of the job, not its failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+
+from rmetric.diagnosis.evidence.progress import (
+    MIN_HEARTBEATS,
+    QUIET_STAGES,
+    Rate,
+    Timed,
+    are_heartbeats,
+    begun,
+    end_by_limit,
+    heartbeats,
+    last_step_time,
+    ran_for_little,
+    rate_of,
+    says_no_progress,
+    stated_silence,
+    timed_entries,
+)
+from rmetric.diagnosis.evidence.row import Row, Scene
+from rmetric.diagnosis.evidence.standing import (
+    alone_waiting,
+    behind,
+    elsewhere,
+    fell_silent,
+    idle_gpus,
+    last_words,
+    left_open,
+    span,
+    unfinished,
+)
+from rmetric.diagnosis.faults import Fault
+from rmetric.diagnosis.gpu_monitor import Spinning, spinning
+from rmetric.diagnosis.inferred import HUNG
+from rmetric.diagnosis.job import JobStream, Occurrence
+from rmetric.diagnosis.ordering import SAME_MOMENT, ZONE_TOLERANCE, may_be_time_zone
+from rmetric.diagnosis.patterns.stages import stage_of_wait
+from rmetric.diagnosis.reading.timestamps import names_zone
+from rmetric.diagnosis.stack_dumps import wait_together
+
+#: A hang is at least so many seconds, and so many times the longest pause between two steps.
+MIN_SECONDS = 120.0
+MIN_RATIO = 5.0
+#: Least seconds where no two steps were logged, so that their pauses are not known.
+MIN_SECONDS_WITHOUT_STEPS = 1800.0
+#: All zones are whole quarters of an hour apart, so what is left of a silence is real.
+QUARTER_SECONDS = 900.0
+#: Without years December is later than the January behind it, by so many seconds at least.
+HALF_YEAR_SECONDS, YEAR_SECONDS = 183 * 86400.0, 366 * 86400.0
+#: But no time limit is so much shorter than a difference of zones.
+MIN_SHARE_BEFORE_LIMIT = 0.125
+#: A shorter time is not stated.
+MIN_SHOWN_SECONDS = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hang:
+    """A training that had stopped before it was ended.
+
+    Attributes:
+        kind: "hang" where nothing was logged any more, "hang with heartbeats" where monitors
+            logged on, "hang without steps" where the pauses of steps are not known, "hang that
+            was watched" where only who ended the training says so.
+        seconds: from the last sign of progress to the end; 0.0 where nothing states a time.
+        least: no more is known than that it was so long: clocks of two zones may be compared.
+        ended: something ended it; else the logs stop.
+        rows: evidence against ranks that are behind the others.
+        last_words: of the rank at which it stands, where they are known.
+        spin: GPUs that waited in a kernel meanwhile, by tables beside the logs.
+        stated: seconds that the steps took by their own lines, where no line states a time.
+    """
+
+    kind: str
+    seconds: float = 0.0
+    least: bool = True
+    ended: bool = True
+    rows: Sequence[Row] = ()
+    last_words: str = ""
+    spin: Spinning | None = None
+    stated: float = 0.0
+
+    def words(self, step: int | None) -> str:
+        """When it stopped, and for how long."""
+        after = "before the first step" if step is None else f"after step {step}"
+        if self.seconds < MIN_SHOWN_SECONDS:
+            return f"{after} and was ended later"
+        later = f"at least {span(self.seconds)}" if self.least else span(self.seconds)
+        return f"{after} and was ended {later} later" if self.ended else f"{after}, for {later}"
+
+
+def hang(scene: Scene) -> list[Row]:
+    """The row of a hang, and rows against the ranks that are behind; none without one."""
+    found = find_hang(scene)
+    if found is None:
+        return []
+    furthest = scene.job.furthest
+    step = furthest.last_step if furthest and not furthest.counts_samples else None
+    place = furthest.last_step_at if furthest else None
+    stage = stage_of_wait(found.last_words) if found.last_words else ""
+    rows = [Row("", found.kind, found.words(step), 1.0, HUNG, place, stage), *found.rows]
+    if found.spin is not None:
+        many = f"{found.spin.number} GPUs were" if found.spin.number > 1 else "1 GPU was"
+        rows.append(Row("", "spin", f"{many} busy at little power meanwhile", 1.0, HUNG))
+    if found.stated:
+        rows.append(Row("", "short work", f"its steps took {span(found.stated)} in all", 1.0, HUNG))
+    return rows
+
+
+def find_hang(scene: Scene) -> Hang | None:
+    """The hang that an end from outside ended, or none, while monitors logged on; None without."""
+    if not scene.faults:
+        return _unended(scene) if scene.job.succeeded is None else None
+    endings = [one for one in scene.faults if one.role == "ending" and not one.follows]
+    ending = max(endings, key=lambda one: one.confidence, default=None)
+    if ending is None:
+        return None
+    end = (
+        end_by_limit(scene.job, ending.first)
+        or scene.ordering.dated(ending.first)
+        or _last_time(scene)
+    )
+    return None if end is None else _Ended(scene, ending, end).hang()
+
+
+def _last_time(scene: Scene) -> float | None:
+    """The last time that a fault or an ending states; None where none does."""
+    entries = (entry for one in scene.faults for entry in (one.first, one.last))
+    times = (scene.ordering.dated(one) for one in entries)
+    return max((time for time in times if time is not None), default=None)
+
+
+@dataclass
+class _Ended:
+    """What is known of a job before it was ended from outside.
+
+    Attributes:
+        ending: what ended it.
+        end: when, in seconds.
+        kind: of the hang, if it was one.
+        least: seconds from which on a silence is one.
+    """
+
+    scene: Scene
+    ending: Fault
+    end: float
+    kind: str = ""
+    least: float = field(default=0.0)
+
+    @cached_property
+    def stepping(self) -> list[JobStream]:
+        return [one for one in self.scene.job.streams.values() if one.last_step_at is not None]
+
+    @cached_property
+    def last_step(self) -> float | None:
+        return last_step_time(self.scene, self.stepping, self.end)
+
+    @cached_property
+    def entries(self) -> list[Timed]:
+        """The last entries that state a time and are of the time before the end."""
+        return timed_entries(self.scene, self.is_before)
+
+    @cached_property
+    def own_times(self) -> list[Timed]:
+        # A note or a stack that states no time is no sign of progress beside lines that do.
+        return [one for one in self.entries if one[1].time is not None] or self.entries
+
+    @cached_property
+    def later(self) -> list[Timed]:
+        """Those behind the last step."""
+        last = self.last_step
+        return [one for one in self.own_times if last is not None and one[0] > last]
+
+    @cached_property
+    def beats(self) -> set[int]:
+        return heartbeats(self.own_times if self.last_step is None else self.later)
+
+    @cached_property
+    def longest(self) -> float:
+        """The longest pause between two steps; 0.0 where none is known."""
+        return max((one.longest_pause for one in self.stepping), default=0.0)
+
+    @cached_property
+    def rates(self) -> list[Rate]:
+        found = (rate_of(self.scene, one) for one in self.stepping)
+        return [rate for rate in found if rate is not None]
+
+    @cached_property
+    def behind(self) -> list[Row]:
+        return behind(self.stepping)
+
+    @cached_property
+    def elsewhere(self) -> list[tuple[Row, str]]:
+        return elsewhere(
+            self.scene, lambda one: self.is_before(one) and one.event not in self.beats
+        )
+
+    def is_before(self, entry: Occurrence) -> bool:
+        """True for an entry of the time before the end, and not of its announcement."""
+        # No training goes on for long after its end: the clock of that file is another.
+        other = self.last_step is not None and self.last_step > self.end + MIN_SECONDS
+        comparable = entry.file == self.ending.first.file or not other
+        if says_no_progress(entry.text) or self._announces_end(entry):
+            return False
+        late = comparable and self.scene.ordering.after(entry, self.ending.first)
+        return entry.event not in self.scene.matched_events and not late
+
+    def _announces_end(self, entry: Occurrence) -> bool:
+        """Of the moment in which a launcher that logs no steps ends the job."""
+        ender = self.scene.job.streams[self.ending.first.stream]
+        if ender.steps or entry.stream != ender.name:
+            return False
+        time = self.scene.ordering.dated(entry)
+        return time is not None and abs(self.end - time) <= SAME_MOMENT
+
+    def hang(self) -> Hang | None:
+        stated = 0.0 if self.rates else ran_for_little(
+            self.scene.job, self.stepping, self.ending.first, MIN_SECONDS_WITHOUT_STEPS
+        )  # fmt: skip
+        if stated:
+            rows = self.behind or [row for row, _ in self.elsewhere]
+            return Hang(kind="hang without steps", rows=rows, stated=stated)
+        times = [time for time, _ in self.entries]
+        last_entry = max(times, default=self.last_step if self.rates else None)
+        if last_entry is None:
+            return self._by_stacks()
+        silence = self._silence(last_entry)
+        return None if silence is None else self._located(*silence)
+
+    def _by_stacks(self) -> Hang | None:
+        """A training without times that a person ended, and whose processes were asked before.
+
+        Who takes the stacks of all and then ends the job has seen that it does not move.
+        """
+        job = self.scene.job
+        seen = job.beside is not None and wait_together(job.beside.stacks)
+        steps = job.furthest is not None and not job.furthest.counts_samples
+        by_person = self.ending.has("by a person")
+        return Hang(kind="hang that was watched") if by_person and seen and steps else None
+
+    def _silence(self, last_entry: float) -> tuple[float, bool] | None:
+        """Seconds without progress, and whether they are the least; None for no hang."""
+        self._set_least()
+        last_step = self.last_step
+        apart = self.behind or self.elsewhere
+        if last_step is not None and last_step > last_entry and apart:
+            # The steps state no times. That a rank is elsewhere tells of a hang all the same.
+            last_step, self.kind = None, "hang that was watched"
+        gap = self.end - (last_entry if last_step is None else max(last_entry, last_step))
+        gap += YEAR_SECONDS if gap < -HALF_YEAR_SECONDS else 0.0
+        other_clock = self._may_be_of_clocks(gap, last_entry)
+        before = self._since_last_progress(last_step, last_entry, gap)
+        one_clock = self._is_of_one_clock()
+        known = before + (_apart_from_zones(gap) if other_clock or not one_clock else gap)
+        known = max(known, min(stated_silence(self.scene.job), gap))
+        if known < self.least and not other_clock:
+            known = before + gap
+        if self.ending.has("watched") and last_step is not None:
+            self.kind = "hang that was watched" if known < self.least else self.kind
+        elif known < self.least:
+            return None
+        return known, other_clock or known < before + gap
+
+    def _set_least(self) -> None:
+        self.kind = "hang" if self.longest else "hang without steps"
+        if self.longest:
+            self.least = max(MIN_SECONDS, MIN_RATIO * self.longest)
+        elif self.rates:
+            pause = max(rate.pause for rate in self.rates)
+            self.least = max(MIN_SECONDS_WITHOUT_STEPS, MIN_RATIO * pause)
+        else:
+            apart = self.behind or self.elsewhere
+            self.least = MIN_SECONDS if apart else MIN_SECONDS_WITHOUT_STEPS
+
+    def _is_of_one_clock(self) -> bool:
+        timed = [entry for _, entry in self.entries if entry.time is not None]
+        return not timed or names_zone(timed[-1].text) == names_zone(self.ending.first.text)
+
+    def _may_be_of_clocks(self, gap: float, last_entry: float) -> bool:
+        """True if the gap may be one between two clocks: an entry before keeps its own."""
+        if gap < 0:
+            return True
+        if not may_be_time_zone(gap):
+            return False
+        limit = self.ending.has("time limit") and self._is_of_one_clock()
+        ran = last_entry - begun(self.scene, last_entry)
+        return not (limit and ran < MIN_SHARE_BEFORE_LIMIT * gap)
+
+    def _since_last_progress(self, last_step: float | None, last_entry: float, gap: float) -> float:
+        """Seconds from the last sign of progress to the last entry; sets `kind` and `least`."""
+        if last_step is None or not self.later:
+            return 0.0
+        if are_heartbeats(self.later, self.stepping):
+            before = last_entry - last_step
+            self.kind = self.kind if before < gap else "hang with heartbeats"
+            return before
+        if self.beats:  # after a checkpoint or an evaluation, say, which may take its time
+            quiet = [time for time, one in self.later if one.event not in self.beats]
+            self.kind = "hang with heartbeats"
+            self.least = max(self.least, MIN_SECONDS_WITHOUT_STEPS)
+            return last_entry - max(quiet, default=last_step)
+        pauses = [after[0] - before[0] for before, after in pairwise(self.later)]
+        self.least = max(self.least, MIN_RATIO * max(pauses, default=0.0))
+        return 0.0
+
+    def _located(self, seconds: float, least: bool) -> Hang:
+        """The hang, with the ranks at which it stands."""
+        job, last_step = self.scene.job, self.last_step
+        spin = None
+        if last_step is not None and job.beside is not None:
+            spin = spinning(job.beside.monitors, last_step)
+        idle = idle_gpus(job, spin)
+        rows = fell_silent(job, self.entries, MIN_SECONDS, MIN_RATIO) or self.behind
+        last = unfinished(job, self.later) or ([] if rows else self.elsewhere)
+        last = last if rows or last or idle else last_words(self.later)
+        return Hang(
+            kind=self.kind,
+            seconds=seconds,
+            least=least,
+            rows=(*idle, *rows, *(row for row, _ in last)),
+            last_words=last[0][1] if last else left_open(job),
+            spin=spin,
+        )
+
+
+def _apart_from_zones(seconds: float) -> float:
+    """Seconds of a silence that no difference of time zones explains."""
+    left = seconds % QUARTER_SECONDS
+    return left if left < QUARTER_SECONDS - ZONE_TOLERANCE else 0.0
+
+
+def _unended(scene: Scene) -> Hang | None:
+    """A training without steps to the end of logs in which nothing but heartbeats goes on."""
+    job = scene.job
+    stepping = [one for one in job.streams.values() if one.last_step_at is not None]
+    entries = timed_entries(scene)
+    end = max((time for time, _ in entries), default=None)
+    longest = max((one.longest_pause for one in stepping), default=0.0)
+    last_step = last_step_time(scene, stepping, end) if end is not None and longest else None
+    if end is None or last_step is None:
+        return None
+    spin = spinning(job.beside.monitors, last_step) if job.beside is not None else None
+    end = max(end, spin.until) if spin is not None else end
+    later = [one for one in entries if one[0] > last_step]
+    beats = heartbeats(later, of_all=False)
+    if end - last_step < max(MIN_SECONDS, MIN_RATIO * longest):
+        return None
+    if not _only_beats(later, stepping, last_step, end, longest):
+        quiet = [one for one in later if one[1].event not in beats]
+        names = {one.name for one in stepping}
+        at_work = any(one.stage in QUIET_STAGES for _, one in quiet if one.stream in names)
+        least = MIN_SECONDS_WITHOUT_STEPS if at_work else MIN_SECONDS
+        since = max((one[0] for one in quiet), default=last_step)
+        if not (beats or spin) or end - since < max(least, MIN_RATIO * longest):
+            return None
+    idle, rows = idle_gpus(job, spin), fell_silent(job, entries, MIN_SECONDS, MIN_RATIO)
+    rows = rows or behind(stepping)
+    last = [] if rows else alone_waiting(job, later, beats)
+    last = last if rows or last or idle else last_words(later)
+    return Hang(
+        kind="hang with heartbeats",
+        seconds=end - last_step,
+        ended=False,
+        rows=(*idle, *rows, *(row for row, _ in last)),
+        last_words=last[0][1] if last else "",
+        spin=spin,
+    )
+
+
+def _only_beats(
+    later: Sequence[Timed],
+    stepping: Sequence[JobStream],
+    last_step: float,
+    end: float,
+    longest: float,
+) -> bool:
+    """True if nothing but a few recurring entries follows the last step, far apart."""
+    times = [last_step, *(time for time, _ in later), end]
+    apart = max(after - before for before, after in pairwise(times))
+    enough = len(later) >= MIN_HEARTBEATS and apart > MIN_RATIO * longest
+    return enough and are_heartbeats(later, stepping)

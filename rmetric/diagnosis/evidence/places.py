@@ -1,0 +1,76 @@
+"""Where ranks stand, by flight recorders, stacks and the last words of their logs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rmetric.diagnosis.evidence.row import MAX_COMMON_SHARE, Row, Scene
+from rmetric.diagnosis.faults import IN_FLIGHT
+from rmetric.diagnosis.inferred import DIFFERENT, ELSEWHERE, KEPT_WAITING, NOT_ENTERED
+from rmetric.diagnosis.patterns.stages import awaited
+
+
+def recorders(scene: Scene) -> Iterator[Row]:
+    """Rows against the ranks that did not enter the collective in which the others wait."""
+    found = scene.beside.recorded
+    cause = NOT_ENTERED if scene.beside.stuck is not None else ""
+    for name, words in found.items():
+        yield Row(name, "recorder", words, len(found) ** -0.5, cause)
+
+
+def stacks(scene: Scene) -> Iterator[Row]:
+    """Rows against the ranks whose stack is not that of most."""
+    beside = scene.beside
+    for name, words in beside.stood.items():
+        kind = "stack" if beside.stays else "stack of one that moves"
+        stage = beside.awaited.get(name, "")
+        yield Row(name, kind, words, len(beside.stood) ** -0.5, ELSEWHERE, stage=stage)
+    if "" in beside.awaited:  # of a process of which no more is known
+        yield Row("", "stack", beside.unnamed.words, 1.0, ELSEWHERE, stage=beside.awaited[""])
+    for name, words in beside.collectives.items():
+        each = len(beside.collectives) ** -0.5
+        yield Row(name, "stack in a collective", words, each, DIFFERENT)
+
+
+def last_waits(scene: Scene) -> list[Row]:
+    """Rows against the few ranks that logged last that they wait for data or a checkpoint.
+
+    Where the others ran into a timeout: they waited for it.
+    """
+    first = min(
+        (one.first for one in scene.faults if one.has("timeout")),
+        key=scene.ordering.key,
+        default=None,
+    )
+    if first is None:
+        return []
+    furthest = scene.job.furthest
+    found = {}
+    for stream in scene.job.active_streams:
+        last = scene.last_own(stream, first)
+        if last is None or "\n" in last.text or not (stage := awaited(last.text)):
+            continue
+        if furthest is not None and furthest.last_step_at is not None:
+            near = last.step is not None and last.step >= (furthest.last_step or 0) - IN_FLIGHT
+            if not near and not scene.ordering.after(last, furthest.last_step_at):
+                continue  # it has logged nothing since
+        found[stream.name] = last, stage
+    if len(found) > MAX_COMMON_SHARE * len(scene.job.active_streams):
+        return []
+    each = len(found) ** -0.5 if found else 0.0
+    return [
+        Row(name, "last wait", repr(end_of(last.text)), each, KEPT_WAITING, last, stage)
+        for name, (last, stage) in found.items()
+    ]
+
+
+#: Characters that are quoted of an entry.
+MAX_QUOTED = 60
+
+
+def end_of(text: str) -> str:
+    """The last words of a text."""
+    if len(text) <= MAX_QUOTED:
+        return text
+    end = text[-MAX_QUOTED:]
+    return "…" + (end.partition(" ")[2] or end)

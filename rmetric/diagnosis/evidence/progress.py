@@ -1,0 +1,245 @@
+"""Signs of progress in logs: steps and their times, heartbeats, and what a line says of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from operator import itemgetter
+from typing import NamedTuple
+
+from rmetric.diagnosis.evidence.row import Scene
+from rmetric.diagnosis.job import Job, JobStream, Occurrence
+from rmetric.diagnosis.reading.timestamps import parse, without_year
+
+#: An entry with its time in seconds.
+Timed = tuple[float, Occurrence]
+#: But those of the time that passes: "waited 60s".
+_COUNTS = re.compile(r"(?<!\d)\d+(?!\d| ?(?:ms|s|secs?|seconds?|m|mins?|minutes?|h|hours?)\b)")
+#: The value of such a key: `"no_progress_s": 600`.
+_DURATION = re.compile(
+    r"(?i)\b\w*(?:_s|_ms|_secs?|_seconds|_mins?|_minutes|elapsed|waited|idle|stalled)\"?\s?[:=]\s?[\d.]+"
+)
+#: What is counted during an evaluation or another work without steps.
+_WORK = re.compile(r"(?i)eval|valid|\btest|batch|sample|shard|export|upload|download|generat")
+#: What watches a log and sees nothing new in it.
+_NO_PROGRESS = re.compile(
+    r"(?i)\bunchanged for \d"
+    r"|\bno (?:new )?(?:progress|steps?|lines?|output)\b.{0,20}\b(?:for|since)\b"
+)
+_UNCHANGED = re.compile(r"(?i)\bunchanged for (\d{1,9}) ?s\b")
+#: The time for which a job ran, as a batch system states it.
+_RAN = re.compile(r"\bwalltime (\d{2,8}) exceeded limit\b")
+#: So many different entries may recur during a hang: heartbeats, monitors.
+MAX_HEARTBEATS = 2
+#: Least number of entries after the last step of logs that state no end.
+MIN_HEARTBEATS = 3
+#: Least number of step lines without times from which their rate is derived, and by how much
+#: slower the last ones may be.
+MIN_STEPS, RATE_MARGIN = 20, 2.0
+#: A training whose steps took so small a share of the job's time, by their own account, is not
+#: likely to be ended just then.
+MAX_STATED_SHARE = 0.1
+#: All the time of a step as its line states it, and that since the first as a bar does. Others
+#: leave out what a step waited for.
+_STATED = re.compile(
+    r"(?i)\b(?:completed step: ?\d+, seconds|elapsed time per (?:step|iteration)) ?(?P<ms>\(ms\))?"
+    r" ?[:=] ?(?P<each>\d+(?:\.\d+)?)"
+)
+_BAR = re.compile(r"\[(?:(?P<hours>\d+):)?(?P<minutes>\d+):(?P<seconds>\d\d)<")
+#: The step of a checkpoint as its path or name states it.
+_SAVED_STEP = re.compile(r"(?i)(?:global_?step|checkpoint|iter|step)[-_=/ ]?0*(\d+)(?!\d)")
+#: Stages in which nothing may be logged for long.
+QUIET_STAGES = {"load data", "compile", "evaluate", "checkpoint", "tear-down"}
+
+
+def ran_for_little(
+    job: Job, stepping: Sequence[JobStream], end: Occurrence, margin: float
+) -> float:
+    """Seconds that the steps took by their own lines, if that is little of the time to the end.
+
+    For logs whose steps state no times; 0.0 else. What starts for so long is seldom ended in its
+    first steps.
+    """
+    at_work = all(one.stage == "train" for one in stepping)
+    timed = any(one.last_step_at is not None and one.last_step_at.time for one in stepping)
+    begun = job.streams[end.stream].first_time
+    if not stepping or not at_work or timed or end.time is None or begun is None:
+        return 0.0
+    stated = [_stated_seconds(one) for one in stepping]
+    least = max(margin + max(stated), max(stated) / MAX_STATED_SHARE)
+    lasted = without_year(end.time) - without_year(begun)
+    return max(stated) if all(stated) and lasted > least else 0.0
+
+
+def _stated_seconds(stream: JobStream) -> float:
+    """Seconds that a stream's steps took, as the last one states; 0.0 where it does not."""
+    text = stream.last_step_at.text if stream.last_step_at is not None else ""
+    if stream.fell_back:
+        return 0.0
+    if bar := _BAR.search(text):
+        return 3600.0 * int(bar["hours"] or 0) + 60.0 * int(bar["minutes"]) + int(bar["seconds"])
+    found = _STATED.search(text)
+    if found is None:
+        return 0.0
+    first = min((one.step for one in stream.head if one.step is not None), default=0)
+    steps = max(stream.steps, (stream.last_step or 0) - first + 1)
+    return steps * float(found["each"]) * (1e-3 if found["ms"] else 1.0)
+
+
+def begun(scene: Scene, last: float) -> float:
+    """When the job began, by any line that states it before the `last` sign of progress."""
+    ordering = scene.ordering
+    heads = (ordering.dated(one) for stream in scene.job.streams.values() for one in stream.head)
+    known = [time for time in heads if time is not None and time <= last]
+    return min([*known, ordering.span[0] if ordering.span else last])
+
+
+def end_by_limit(job: Job, end: Occurrence) -> float | None:
+    """When a job ended whose undated last line states for how many seconds it had run."""
+    found = _RAN.search(end.text) if end.time is None else None
+    if found is None:
+        return None
+    own = [one for one in job.streams.values() if end.file in one.files]
+    begins = [one.first_time for one in own if one.first_time is not None]
+    return min(begins) + float(found[1]) if begins else None
+
+
+def stated_silence(job: Job) -> float:
+    """Seconds for which a watcher of the log saw nothing new, as its last words state."""
+    said = (_UNCHANGED.search(one.text) for stream in job.streams.values() for one in stream.tail)
+    return max((float(match[1]) for match in said if match), default=0.0)
+
+
+def last_step_time(scene: Scene, stepping: Sequence[JobStream], end: float) -> float | None:
+    """When the last step was logged at the latest; None without steps.
+
+    A line that states no time may be as late as the next one that does, or as the end.
+    """
+    found = None
+    timed = [one for one in stepping if one.last_step_at and one.last_step_at.time is not None]
+    ordering = scene.ordering
+    saved = _saved_steps(scene) if len(timed) < len(stepping) else []
+    top = max((one.last_step or 0 for one in timed), default=-1)
+    for one in stepping:
+        # Another entry of the same step is no progress.
+        if one.last_step_at is not None and (one in timed or (one.last_step or 0) > top):
+            at = ordering.at_latest(one.last_step_at)
+            time = end if at is None else ordering.dated(at)
+            known = [
+                when
+                for step, file, when in saved
+                if one not in timed and step == one.last_step and file not in one.files
+            ]
+            if (rate := rate_of(scene, one)) is not None:
+                known.append(rate.last)
+            time = None if time is None else min([time, *known])
+            if time is not None and (found is None or time > found):
+                found = time
+    return found
+
+
+def _saved_steps(scene: Scene) -> list[tuple[int, str, float]]:
+    """Steps that checkpoints are named after, each with the file that states it, and when."""
+    return [
+        (int(step), entry.file, time)
+        for one in scene.job.streams.values()
+        for entry in one.tail
+        if entry.stage == "checkpoint" and (time := scene.ordering.dated(entry)) is not None
+        for step in _SAVED_STEP.findall(entry.text)
+    ]
+
+
+class Rate(NamedTuple):
+    """Steps without times, by the entries between them that state one.
+
+    Attributes:
+        last: when the last one was logged at the latest.
+        pause: seconds between two lines of steps, on average.
+    """
+
+    last: float
+    pause: float
+
+
+def rate_of(scene: Scene, stream: JobStream) -> Rate | None:
+    """Derived from checkpoints, evaluations and warnings; None where the steps state times."""
+    last, end = stream.last_step_at, stream.last_step
+    if last is None or end is None or last.time is not None or stream.steps < MIN_STEPS:
+        return None
+    events = (entry for event in scene.job.events for entry in (event.first, event.last))
+    entries = [
+        (one.step, one)
+        for one in (*stream.head, *stream.tail, *events)
+        if one.stream == stream.name and one.step is not None
+    ]
+    timed = {
+        (step, time)
+        for step, one in entries
+        if step < end and one.time is not None and (time := scene.ordering.dated(one)) is not None
+    }
+    (step, begin), (to_step, time) = min(timed, default=(0, 0.0)), max(timed, default=(0, 0.0))
+    if to_step == step or time <= begin:
+        return None
+    each = (time - begin) / (to_step - step)
+    steps_a_line = (end - min(step for step, _ in entries)) / (stream.steps - 1)
+    return Rate(time + RATE_MARGIN * (end - to_step) * each, steps_a_line * each)
+
+
+def timed_entries(
+    scene: Scene, counts: Callable[[Occurrence], bool] = lambda _: True
+) -> list[Timed]:
+    """The last entries of all streams with their times, in time; those that count."""
+    found = [
+        (time, entry)
+        for one in scene.job.streams.values()
+        for entry in one.tail
+        if counts(entry) and (time := scene.ordering.dated(entry)) is not None
+    ]
+    return sorted(found, key=itemgetter(0))
+
+
+def are_heartbeats(later: Sequence[Timed], stepping: Sequence[JobStream]) -> bool:
+    """True if what follows the last step is little that recurs, and no evaluation or checkpoint."""
+    names = {one.name for one in stepping}
+    stages = {entry.stage for _, entry in later if entry.stream in names}
+    texts: dict[int, list[str]] = {}
+    for _, entry in later:
+        texts.setdefault(entry.event, []).append(entry.text)
+    recurring = len(texts) <= MAX_HEARTBEATS and not any(map(_counts_work, texts.values()))
+    return recurring and not stages & QUIET_STAGES
+
+
+def heartbeats(later: Sequence[Timed], *, of_all: bool = True) -> set[int]:
+    """Events that recur after the last step without counting anything; none if there are many.
+
+    An evaluation counts its batches, which is progress.
+
+    Args:
+        later: entries behind the last step, with their times.
+        of_all: nothing else may follow, but several of them.
+    """
+    texts: dict[tuple[str, int], list[str]] = {}
+    for _, entry in later:
+        texts.setdefault((entry.stream, entry.event), []).append(entry.text)
+    beats = {event for (_, event), each in texts.items() if len(each) >= MIN_HEARTBEATS}
+    counting = any(_counts_work(each) for (_, event), each in texts.items() if event in beats)
+    quiet = max((time for time, entry in later if entry.event not in beats), default=0.0)
+    since = sum(time > quiet for time, entry in later if entry.event in beats)
+    at_the_end = since >= MIN_HEARTBEATS or not of_all
+    return beats if at_the_end and not counting and len(beats) <= MAX_HEARTBEATS else set()
+
+
+def _counts_work(texts: Sequence[str]) -> bool:
+    """True if a number rises from entry to entry, and they are not of the time that passes."""
+    if len(texts) < MIN_HEARTBEATS or not _WORK.search(texts[-1]):
+        return False
+    rests = (text[(parse(text) or (0.0, 0))[1] :] for text in texts)
+    found = [_COUNTS.findall(_DURATION.sub("", rest)) for rest in rests]
+    numbers = (list(map(int, each)) for each in zip(*found, strict=False))
+    return any(all(one < other for one, other in pairwise(each)) for each in numbers)
+
+
+def says_no_progress(text: str) -> bool:
+    """True for the words of what watches a log and sees nothing new in it."""
+    return _NO_PROGRESS.search(text) is not None

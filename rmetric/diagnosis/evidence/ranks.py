@@ -1,0 +1,198 @@
+"""Names of the ranks and nodes of a job, and the numbers and signals by which lines name them."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from rmetric.diagnosis.job import Job, Match, short
+from rmetric.diagnosis.reading.world import expanded
+
+#: Behaviour of more than this share of the ranks is no evidence against one of them.
+MAX_COMMON_SHARE = 0.5
+#: A larger number of ranks is of several nodes where no line states how many a node has.
+MAX_PER_NODE = 8
+#: Largest number of ranks in one range.
+MAX_RANGE_LENGTH = 10_000
+#: Exit by these signals is the process's own doing or a kill from outside; SIGTERM and SIGABRT
+#: are also how a launcher and a watchdog end the innocent.
+KILL_SIGNALS = (
+    signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE,
+)  # fmt: skip
+
+
+class RankIndex:
+    """Names of the ranks and nodes that can be implicated.
+
+    Attributes:
+        active, silent: names of streams with log lines, and of ranks without any.
+        ranks: name -> rank, of active streams that have one.
+        innocent: names to exclude, though a launcher reports them.
+    """
+
+    def __init__(self, job: Job, innocent: Collection[str] = ()) -> None:
+        self.innocent = frozenset(innocent)
+        self.active = {one.name for one in job.active_streams}
+        self.ranks = {one.name: one.rank for one in job.active_streams if one.rank is not None}
+        self.silent = {f"rank {rank}" for rank in job.silent_ranks}
+        self._job = job
+        on_nodes = Counter(job.node_of_rank.values())
+        #: several of them run on one node
+        self._tasks_are_ranks = not job.tasks_launch and max(on_nodes.values(), default=0) > 1
+        self._on_node: dict[str, list[tuple[int, str]]] = {}
+        self._whole_name: dict[str, str] = {}
+        for one in job.streams.values():
+            if one.rank is not None and (node := job.node_of(one)) is not None:
+                self._on_node.setdefault(short(node), []).append((one.rank, one.name))
+                self._whole_name.setdefault(short(node), node)
+
+    def is_minority(self, count: int) -> bool:
+        """Return True if `count` streams are few enough to be suspicious."""
+        return count <= MAX_COMMON_SHARE * max(2, len(self.active), self._job.world_size or 0)
+
+    def is_known(self, name: str) -> bool:
+        return name in self.active or name in self.silent
+
+    def prefer_known(self, names: dict[str, str]) -> dict[str, str]:
+        """Those that the job has, if it has any; a node may have left no log."""
+        return {name: words for name, words in names.items() if self.is_known(name)} or names
+
+    def implicated_ranks(self, fields: dict[str, str], stream: str = "") -> list[str]:
+        """Streams of the ranks or the nodes that an entry names; they may have no log lines.
+
+        Args:
+            fields: of the entry.
+            stream: that logged it, which is meant where the field `own` is set; a local rank
+                without a node is of its node.
+        """
+        if signal_of(fields) == signal.SIGTERM:  # a launcher's own doing
+            return []
+        if "own" in fields and stream in self.ranks:  # the entry's prefix names the rank
+            return [stream]
+        tasks = "" if self._job.tasks_launch else fields.get("tasks", "")
+        ranks = numbers_in(fields.get("rank") or tasks)
+        known = [name for rank in ranks if self.is_known(name := f"rank {rank}")]
+        one_task = self._tasks_are_ranks and len(ranks) == 1
+        local = fields.get("local_rank", "")
+        return (
+            known
+            or (self.without_logs(ranks) if fields.get("rank") or one_task else [])
+            or [
+                name
+                for node in expanded(fields.get("node", ""))
+                for name in self._streams_on(node, local)
+            ]
+            or (self._of_local_rank(int(local), stream) if local.isdigit() else [])
+        )
+
+    def at(self, node: str, local_rank: str) -> list[str]:
+        """Streams of the rank of a number within a node; the node's where that is not known."""
+        return self.implicated_ranks({"node": node, "local_rank": local_rank})
+
+    def without_logs(self, ranks: Sequence[int]) -> list[str]:
+        """Names of ranks without log lines that the job may have."""
+        size = self._job.world_size
+        return [f"rank {rank}" for rank in ranks if size is None or rank < size != 1]
+
+    def node_of_all(self, names: Collection[str]) -> str | None:
+        """The node, of several, whose ranks these are, all of them; None otherwise."""
+        if len(names) < 2:
+            return None
+        on_nodes = {node: {name for _, name in ranks} for node, ranks in self._on_node.items()}
+        for rank, node in self._job.node_of_rank.items():
+            self._whole_name.setdefault(short(node), node)
+            on_nodes.setdefault(short(node), set()).add(f"rank {rank}")
+        found = next((node for node, ranks in on_nodes.items() if ranks == set(names)), None)
+        return self._whole_name[found] if found is not None and len(on_nodes) > 1 else None
+
+    def only_node_of(self, matches: Sequence[Match]) -> str | None:
+        """The node of these several ranks, where other nodes have ranks too; None otherwise."""
+        if len(matches) < 2 or len(self._on_node) < 2:
+            return None
+        if any(one.stream not in self.ranks for one in matches):
+            return None
+        nodes = {self._job.node_of(self._job.streams[one.stream]) for one in matches}
+        return nodes.pop() if len(nodes) == 1 else None
+
+    def on_node(self, name: str) -> set[str]:
+        """Names of the ranks on the node of a stream `node NAME`."""
+        return {one for _, one in self._on_node.get(short(name.removeprefix("node ")), [])}
+
+    def _of_local_rank(self, local_rank: int, stream: str) -> list[str]:
+        """The rank on the stream's node; where there is one node only, of the same number.
+
+        A log of one launcher alone whose lines state no ranks is taken to be of one node.
+        """
+        own = self._job.streams.get(stream)
+        node = self._job.node_of(own) if own is not None else None
+        if node is not None and len(self._on_node) > 1:
+            return self._at(sorted(self._on_node.get(short(node), [])), local_rank)
+        size = self._job.world_size or max(self.ranks.values(), default=0) + 1
+        if node in self._job.nodes and (each := self._job.ranks_per_node) and local_rank < each:
+            return self.without_logs([self._job.nodes.index(node) * each + local_rank])
+        one_node = len(self._on_node) <= 1 and size <= (self._job.ranks_per_node or MAX_PER_NODE)
+        name = f"rank {local_rank}"
+        if not one_node:
+            return []
+        if self.is_known(name):
+            return [name]
+        alone = not self.ranks and len(self._job.files) == 1
+        return self.without_logs([local_rank]) if alone else []
+
+    def _at(self, ranks: Sequence[tuple[int, str]], local_rank: int) -> list[str]:
+        """The rank of a number among those of one node, some of which may be silent."""
+        each = self._job.ranks_per_node
+        in_row = bool(ranks) and ranks[-1][0] - ranks[0][0] == len(ranks) - 1
+        if not ranks or len(ranks) == each or (in_row and not each):
+            return [name for _, name in ranks[local_rank : local_rank + 1]]
+        wanted = ranks[0][0] // (each or MAX_PER_NODE) * (each or MAX_PER_NODE) + local_rank
+        # It may be known by another name of its node.
+        return [name] if self.is_known(name := f"rank {wanted}") else []
+
+    def _streams_on(self, node: str, local_rank: str) -> list[str]:
+        """Streams of a node: its ranks where they are known, else the node itself."""
+        for name in (node, short(node)):
+            if f"node {name}" in self.active:
+                return [f"node {name}"]
+            ranks = sorted(self._on_node.get(name, []))
+            if ranks and local_rank.isdigit():
+                return self._at(ranks, int(local_rank)) or [f"node {node}"]
+            if ranks:
+                return [one for _, one in ranks]
+        # A file of a pod may be called after the end of its name.
+        ends = [
+            one
+            for one in self.active
+            if one.startswith("node ") and f"-{node}".endswith(f"-{one[5:]}")
+        ]
+        return ends if len(ends) == 1 else [f"node {node}"]
+
+
+def numbers_in(text: str) -> list[int]:
+    """Expand a list of numbers as launchers write it.
+
+    >>> numbers_in("3,8-10")
+    [3, 8, 9, 10]
+    """
+    found: list[int] = []
+    for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
+        found += range(int(first), min(int(last or first), int(first) + MAX_RANGE_LENGTH) + 1)
+    return found
+
+
+def signal_of(fields: dict[str, str]) -> int:
+    """The signal that ended a process, as an entry states it; 0 for none."""
+    code = fields.get("signal") or fields.get("code") or ""
+    if code.upper().startswith("SIG") and code.upper() in signal.Signals.__members__:
+        return int(signal.Signals[code.upper()])
+    try:
+        number = int(code)
+    except ValueError:
+        return 9 if code.lower() == "killed" else 0
+    if "signal" in fields:
+        return abs(number)
+    if number > 224:  # of a byte without a sign
+        number -= 256
+    return -number if number < 0 else number - 128 if 128 < number < 160 else 0

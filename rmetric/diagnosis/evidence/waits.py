@@ -1,0 +1,145 @@
+"""Ranks wait for others: who does not wait, for whom, and in which collective."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from rmetric.diagnosis.evidence.links import entries
+from rmetric.diagnosis.evidence.row import MAX_COMMON_SHARE, Row, Scene, divided
+from rmetric.diagnosis.faults import Fault
+from rmetric.diagnosis.inferred import DIFFERENT, SILENT
+
+#: Least share of ranks in the same collective for the others to be outliers.
+MIN_AGREEING_SHARE = 0.75
+#: Largest share of the ranks that may lack the timeout of all others.
+MAX_LACKING_SHARE = 0.25
+
+
+def lacking_echoes(scene: Scene) -> list[Row]:
+    """Rows against ranks without the lost-peer error that most of their peers report.
+
+    Where nearly all waited in vain for a collective, those that did not are the ones; they may
+    have logged that they heard of it.
+    """
+    active = scene.index.active
+    echoes = [fault for fault in scene.faults if fault.role == "echo"]
+    own = [one for one in echoes if not one.has("hearsay")]
+    if not any(one.has("timeout") for one in own):
+        own = []
+    waiting, others = _reporting(scene, own)
+    reporting, lacking = _reporting(scene, echoes)
+    few = max(1, MAX_LACKING_SHARE * len(waiting))
+    if len(active) >= 3 and 0 < len(others) <= few and set(others) - set(lacking):
+        return divided(others, "not waiting", f"does not wait, as {len(waiting)} others do")
+    most = max(1, (1.0 - MAX_COMMON_SHARE) * len(active))
+    if len(active) < 3 or not reporting or len(lacking) > most:
+        return []
+    words = f"lacks an error that {len(reporting)} others report"
+    return divided(lacking, "no echo", words, hypothesis=SILENT)
+
+
+def _reporting(scene: Scene, faults: Sequence[Fault]) -> tuple[set[str], list[str]]:
+    """The streams that report any of these, and those that do not."""
+    index = scene.index
+    reporting = index.active & {stream for one in faults for stream in one.streams}
+    return reporting, [*sorted(index.active - reporting), *sorted(index.silent)]
+
+
+def waited_for(scene: Scene) -> Iterator[Row]:
+    """Rows against ranks for which most waiting ranks wait."""
+    for fault in scene.faults:
+        awaited = [
+            {
+                f"rank {int(remote)}"
+                for fields in match.named
+                if (remote := fields.get("remote_rank", "")).isdigit()
+            }
+            for match in fault.matches
+        ]
+        stated = [names for names in awaited if names]
+        counts = Counter(name for names in stated for name in names)
+        for name, count in counts.items():
+            if scene.index.is_known(name) and count > MAX_COMMON_SHARE * len(stated):
+                words = f"{count} of the waiting ranks wait for it"
+                yield Row(name, "waited for", words, 1.0 if count > 1 else 0.7)
+
+
+def collectives(scene: Scene) -> Iterator[Row]:
+    """Rows against ranks that wait in another collective than most, or in none.
+
+    Timeouts name the collective, by its number or its operation; the few that are not where the
+    others are kept the others waiting. What holds up one rank holds up its group in another
+    operation.
+    """
+    awaited = scene.beside.awaited
+    rows: list[Row] = []
+    for fault in scene.faults:
+        if fault.role in ("echo", "symptom"):
+            words = "waits in collective {}, the others in {}"
+            rows += _unlike_most(fault, "sequence", words)
+            rows += _unlike_most(fault, "operation", "waits in {}, the others in {}", DIFFERENT)
+    rows += _not_enqueued(scene)
+    return (one for one in rows if not awaited or one.target in awaited)
+
+
+def _unlike_most(fault: Fault, field: str, words: str, hypothesis: str = "") -> list[Row]:
+    stated = {}
+    for match in fault.matches:
+        values = [fields[field] for fields in match.named if fields.get(field)]
+        if values:
+            stated[match.stream] = values[0]
+    if len(stated) < 3:
+        return []
+    ((usual, times),) = Counter(stated.values()).most_common(1)
+    if times < MIN_AGREEING_SHARE * len(stated):
+        return []
+    others = {
+        stream: value
+        for stream, value in stated.items()
+        if value != usual and (field != "sequence" or _behind(value, usual))
+    }
+    each = 1.0 / max(1, len(others)) ** 0.5
+    return [
+        Row(name, "other collective", words.format(value, usual), each, hypothesis)
+        for name, value in others.items()
+    ]
+
+
+def _behind(value: str, usual: str) -> bool:
+    return value.isdigit() and usual.isdigit() and int(value) < int(usual)
+
+
+def _not_enqueued(scene: Scene) -> list[Row]:
+    """Rows against ranks that never enqueued the collective for which the others wait."""
+    groups: dict[str, dict[str, tuple[int, int]]] = {}
+    for stream, fields in entries(scene):
+        if {"enqueued", "completed"} <= fields.keys():
+            own = stream if stream.startswith("rank ") else f"rank {fields.get('last_rank', '')}"
+            group = groups.setdefault(fields.get("group", ""), {})
+            group[own] = int(fields["enqueued"]), int(fields["completed"])
+    rows = _with_nothing_in_flight(groups.values())
+    for stated in groups.values():
+        waiting = [done for enqueued, done in stated.values() if enqueued > done]
+        if len(waiting) < 2:
+            continue
+        ((done, times),) = Counter(waiting).most_common(1)
+        behind = [name for name, (enqueued, _) in stated.items() if enqueued <= done]
+        agree = times > 1 and times >= MIN_AGREEING_SHARE * (len(stated) - len(behind))
+        if behind and agree and len(behind) <= MAX_COMMON_SHARE * len(stated):
+            words = f"did not enqueue collective {done + 1}, for which {times} others wait"
+            rows += divided(behind, "accused", words)
+    return rows
+
+
+def _with_nothing_in_flight(groups: Iterable[dict[str, tuple[int, int]]]) -> list[Row]:
+    """Rows against ranks that wait in no group, while nearly all others wait in one."""
+    waits: dict[str, bool] = {}
+    for stated in groups:
+        for name, (enqueued, done) in stated.items():
+            waits[name] = waits.get(name, False) or enqueued > done
+    idle = sorted(name for name, one in waits.items() if not one)
+    others = len(waits) - len(idle)
+    if others < 2 or len(idle) > max(1, MAX_LACKING_SHARE * others):
+        return []
+    return divided(idle, "accused", f"has no collective under way, for which {others} others wait")

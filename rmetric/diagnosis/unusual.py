@@ -1,0 +1,96 @@
+"""Events and iterations that are unusual, to be shown beside the known faults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rmetric.diagnosis.evidence import Switches
+from rmetric.diagnosis.evidence.peers import compared, took
+from rmetric.diagnosis.evidence.row import Scene
+from rmetric.diagnosis.job import Iteration, Occurrence
+from rmetric.diagnosis.patterns.numbers import number_outliers
+from rmetric.diagnosis.reading.text import level
+
+#: Largest number of unusual events that are kept.
+MAX_ODD = 12
+#: Events of an outlier that are unusual ones.
+MAX_EVENTS_OF_OUTLIER = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unusual:
+    """Unusual events of a job.
+
+    Attributes:
+        events: (event, why), the oddest first.
+        errors: (event, why) of errors that first occur after the last step, in order.
+        numbers: (entry, why) of those whose numbers deviate from other ranks'.
+        slow: (entry, why) of slow steps.
+        first_odd: the first iteration that differs in its events or its duration, and from which
+            the training did not recover.
+        notes: on numbers that deviate.
+    """
+
+    events: tuple[tuple[int, str], ...] = ()
+    errors: tuple[tuple[int, str], ...] = ()
+    numbers: tuple[tuple[Occurrence, str], ...] = ()
+    slow: tuple[tuple[Occurrence, str], ...] = ()
+    first_odd: Iteration[Occurrence] | None = None
+    notes: tuple[str, ...] = ()
+
+
+def unusual(scene: Scene, switches: Switches) -> Unusual:
+    """Everything unusual in a job, by the parts that are not switched off."""
+    job, ordering = scene.job, scene.ordering
+    iterations = list(job.odd_iterations.values()) if switches.temporal else []
+    numbers = number_outliers(job) if switches.spatial else []
+    steps = [one.last_step_at for one in job.streams.values() if one.last_step_at is not None]
+    last = max(steps, key=ordering.key, default=None)
+    return Unusual(
+        events=tuple(_odd_events(scene, last, switches))[:MAX_ODD],
+        errors=tuple(_new_errors(scene, last))[:MAX_ODD],
+        numbers=tuple((one.place, f"{one.stream}: {compared(one)}") for one in numbers),
+        slow=tuple((one.place, took(one)) for one in iterations if one.seconds is not None),
+        first_odd=min(
+            (one for one in iterations if not one.recovered),
+            key=lambda one: ordering.key(one.place),
+            default=None,
+        ),
+        notes=tuple(
+            f"{one.stream}: {compared(one)}, at {one.steps} of the last steps"
+            for one in numbers[:1]
+        ),
+    )
+
+
+def _odd_events(
+    scene: Scene, last: Occurrence | None, switches: Switches
+) -> Iterator[tuple[int, str]]:
+    """Events after the last step that are errors, or that healthy jobs lack; those of outliers."""
+    job, known, ordering, shown = scene.job, scene.known, scene.ordering, set()
+    for event in sorted(job.events, key=lambda one: ordering.key(one.first)):
+        at_end = last is None or ordering.after(event.last, last)
+        if event.number in known.ordinary or not at_end:
+            continue
+        if level(event.last.text) == "error":
+            shown.add(event.number)
+            yield event.number, "an error, after the last step"
+        elif known.pool is not None and last is not None:
+            shown.add(event.number)
+            yield event.number, "not in healthy jobs, after the last step"
+    for one in scene.outliers if switches.spatial else ():
+        for number in one.events[:MAX_EVENTS_OF_OUTLIER]:
+            if number not in shown and job.events[number].counts.get(one.name):
+                shown.add(number)
+                yield number, f"makes {one.name} differ from its peers"
+
+
+def _new_errors(scene: Scene, last: Occurrence | None) -> Iterator[tuple[int, str]]:
+    """Yield errors that first occur after the last step; they often describe the failure."""
+    if last is None:
+        return
+    for event in scene.job.events:
+        new = event.number not in scene.known.ordinary and scene.ordering.after(event.first, last)
+        if new and level(event.first.text) == "error":
+            yield event.number, "an error, after the last step"
