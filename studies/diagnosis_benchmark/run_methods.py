@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from rmetric.diagnosis.channels import Switches
+from rmetric.diagnosis.evidence import Switches
 from rmetric.diagnosis.decide import decide
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.job import Job
