@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,17 +51,16 @@ def write_atomically(path: Path, lines: Iterable[bytes]) -> None:
 
     Raises OSError that names `path`.
     """
-    part = None
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-        part = Path(name)
-        with os.fdopen(handle, "wb") as file:
-            file.writelines(lines)
-        part.chmod(0o644)
+        with open(part, "xb") as file:
+            try:
+                file.writelines(lines)
+            except BaseException:
+                part.unlink(missing_ok=True)
+                raise
         part.replace(path)
     except BaseException as error:
-        if part is not None:
-            part.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno is not None:
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rmetric.diagnosis.job import HEAD, TAIL, Job, JobStream, Match, Occurrence, short
-from rmetric.diagnosis.ordering import Ordering, may_be_time_zone, stepping_streams
+from rmetric.diagnosis.ordering import MOST_COMPARED, Ordering, may_be_time_zone
 from rmetric.diagnosis.patterns.clocks import (
     MAX_AFTER_LOST_GPU_SECONDS,
     is_deadly,
@@ -103,7 +103,9 @@ def collect(
         matches.sort(key=lambda one: ordering.key(one.first))
         fatal = []
         for one in matches:
-            own = [end for end in ends if end.stream not in alone or end.stream == one.stream]
+            own = ends
+            if alone:
+                own = [end for end in ends if end.stream not in alone or end.stream == one.stream]
             # Of a node's kernel and its rank, whose clocks may differ, either may be the last.
             # A tool lists the newest record first.
             apart = one.first.file != one.last.file or (one.first.time or 0) > (one.last.time or 0)
@@ -112,7 +114,8 @@ def collect(
                 apart and not _survived(job, _first_of(one), signatures[name], own, ordering)
             ):
                 fatal.append(one)
-        files = {one.last.file for one in matches if one not in fatal}
+        ended = {one.stream for one in fatal}
+        files = {one.last.file for one in matches if one.stream not in ended}
         if (
             files
             and all(map(_at_the_beginning, matches))
@@ -122,7 +125,8 @@ def collect(
         # What one node outlived is not what another one met later.
         kept = matches
         if fatal and signatures[name].actor in MACHINES:
-            late = [one for one in fatal if not _is_long_before_others(one, fatal, ordering)]
+            latest = fatal[-MOST_COMPARED:]
+            late = [one for one in fatal if not _is_long_before_others(one, latest, ordering)]
             kept = late or fatal
         last = max((one.last for one in kept), key=ordering.key)
         causes.append(
@@ -218,8 +222,8 @@ def _survived(
     # Steps without times cannot be compared with another file's lines.
     of_own_file = last is not None and last.file == match.last.file
     comparable = of_own_file or (last is not None and ordering.seconds(last) is not None)
-    stepping = [one for one in job.streams.values() if one.steps]
-    if comparable and own in stepping_streams(job, MIN_STEP_SHARE):
+    stepping = ordering.stepping
+    if comparable and own.steps >= max(1.0, MIN_STEP_SHARE * job.most_steps):
         stepping = [own]
     if not stepping:
         return _losses_after(job, match, ordering) > IN_FLIGHT
@@ -266,8 +270,9 @@ def _is_recorded(job: Job) -> bool:
 
     Whatever else its files hold, in whatever order and by whatever clock, was outlived.
     """
-    traits = {trait for one in job.matches.values() for trait in one.traits}
-    return "recorded" in traits and ("completed" in traits or _made_all_steps(job))
+    if "recorded" not in job.traits:
+        return False
+    return "completed" in job.traits or _made_all_steps(job)
 
 
 def _made_all_steps(job: Job) -> bool:

@@ -214,14 +214,10 @@ def _exits(causes: Sequence[Cause]) -> list[int]:
 
 def _weight_near(rank: int, weights: Mapping[int, float], size: int) -> float:
     """Sum of the weights next to it, or a power of two away."""
-    total = 0.0
-    for other, weight in weights.items():
-        apart = _ring_distance(rank, other, size)
-        if apart <= 1:
-            total += weight
-        elif apart & (apart - 1) == 0:
-            total += POWER_OF_TWO_WEIGHT * weight
-    return total
+    near = {(rank + apart) % size: 1.0 for apart in (-1, 0, 1)}
+    for apart in (1 << power for power in range(1, (size // 2).bit_length())):
+        near |= dict.fromkeys(((rank - apart) % size, (rank + apart) % size), POWER_OF_TWO_WEIGHT)
+    return sum(share * weights.get(other, 0.0) for other, share in near.items())
 
 
 def _ring_distance(one: int, other: int, size: int) -> int:
