@@ -22,14 +22,14 @@ def test_a_file_is_whole_or_what_it_was(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("mask", [0o022, 0o027, 0o077])
-def test_a_result_has_the_mode_that_the_umask_leaves(tmp_path, mask):
+@pytest.mark.parametrize("mask", [0, 0o022, 0o027, 0o077])
+def test_a_result_has_the_mode_that_the_umask_leaves_and_is_not_for_others_to_write(tmp_path, mask):
     before = os.umask(mask)
     try:
         write_atomically(tmp_path / "result", [b"1"])
     finally:
         os.umask(before)
-    assert (tmp_path / "result").stat().st_mode & 0o777 == 0o666 & ~mask
+    assert (tmp_path / "result").stat().st_mode & 0o777 == 0o644 & ~mask
 
 
 def test_no_file_of_a_replay_follows_a_planted_link(tmp_path):

@@ -7,7 +7,7 @@ import os
 import secrets
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -53,14 +53,12 @@ def write_atomically(path: Path, lines: Iterable[bytes]) -> None:
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
-        with open(part, "xb") as file:
-            try:
-                file.writelines(lines)
-            except BaseException:
-                part.unlink(missing_ok=True)
-                raise
+        with open(part, "xb", opener=no_follow) as file:
+            file.writelines(lines)
         part.replace(path)
     except BaseException as error:
+        with suppress(OSError):
+            part.unlink()
         if isinstance(error, OSError) and error.errno is not None:
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
