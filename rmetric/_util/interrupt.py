@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import current_thread, main_thread
 
 INTERRUPTED = 130
 
@@ -14,15 +15,12 @@ def ends_at_once() -> Iterator[None]:
 
     An extension whose import is broken off by an exception may crash, or name another reason.
     """
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield  # a caller's own
-        return
-    try:
+    before = signal.getsignal(signal.SIGINT)
+    own = before is signal.default_int_handler and current_thread() is main_thread()
+    if own:
         signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
-    except ValueError:  # on another thread, which gets no signals
-        yield
-        return
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if own:
+            signal.signal(signal.SIGINT, before)

@@ -302,7 +302,6 @@ class Job:
 
     @cached_property
     def most_steps(self) -> int:
-        """The most step lines of a stream."""
         return max((one.steps for one in self.stepping), default=0)
 
     @cached_property
