@@ -2,7 +2,14 @@
 
 import sys
 
-from rmetric.cli.main import main
+from rmetric._util.interrupt import ends_at_once
+
+
+def main() -> int:
+    with ends_at_once():
+        from rmetric.cli.main import main as run
+    return run()
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -121,7 +121,8 @@ def test_a_wrong_file_names_file_signature_and_field(tmp_path, case):
 @pytest.mark.parametrize(
     ("text", "words"),
     [("", "found nothing, expected a list"), ("id: x", "found a mapping"), ("- x", "found a text"),
-     ("- [", "cannot be read as YAML")],
+     ("- [", "cannot be read as YAML"), ("- id: " + "9" * 100_000, "cannot be read as YAML"),
+     ("- id: 2024-99-99", "cannot be read as YAML")],
 )  # fmt: skip
 def test_a_file_of_another_shape_is_refused(tmp_path, text, words):
     with pytest.raises(SignatureError, match=f"own.yaml: .*{words}"):

@@ -1,6 +1,10 @@
+import os
+from pathlib import Path
+
 import pytest
 
-from rmetric._util.durable import durable_file
+from rmetric._util.durable import durable_file, write_atomically
+from rmetric.cli.main import main
 
 
 def write(path, *pieces):
@@ -16,3 +20,29 @@ def test_a_file_is_whole_or_what_it_was(tmp_path):
         write(path, b"half", None)
     assert path.read_bytes() == b"whole"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("mask", [0, 0o022, 0o027, 0o077])
+def test_a_result_has_the_mode_that_the_umask_leaves_and_is_not_for_others_to_write(tmp_path, mask):
+    before = os.umask(mask)
+    try:
+        write_atomically(tmp_path / "result", [b"1"])
+    finally:
+        os.umask(before)
+    assert (tmp_path / "result").stat().st_mode & 0o777 == 0o644 & ~mask
+
+
+def test_no_file_of_a_replay_follows_a_planted_link(tmp_path):
+    (tmp_path / "run.csv").write_text("step,loss\n1,2.0\n2,1.9\n3,1.8\n")
+    argv = ["replay", str(tmp_path / "run.csv"), "--plots", "none", "--out", str(tmp_path / "out")]
+    code = main(argv)
+    files = list((tmp_path / "out" / "run").iterdir())
+    target = tmp_path / "outside"
+    target.write_text("untouched")
+    for path in files:
+        path.unlink()
+        path.symlink_to(target)
+    assert main(argv) == code
+    assert target.read_text() == "untouched"
+    assert files
+    assert not any(map(Path.is_symlink, files))

@@ -178,6 +178,22 @@ def test_errors_have_one_code_each():
     assert exit_code_of(FileNotFoundError()) == exit_code_of(ValueError()) == WRONG
 
 
+@pytest.mark.parametrize("module", ["rmetric.cli.main", "rmetric.cli.replay", "numpy"])
+def test_ctrl_c_during_the_imports_is_130_without_a_traceback(module):
+    """An import of numpy that is broken off may crash the process."""
+    code = (
+        "import builtins, os, runpy, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "find = type('', (), {'find_spec': staticmethod(lambda name, *_: "
+        f"os.kill(os.getpid(), signal.SIGINT) if name == {module!r} else None)}})\n"
+        "sys.meta_path.insert(0, find)\n"
+        "sys.argv[1:] = ['replay', 'absent.log']\n"
+        "runpy.run_module('rmetric', run_name='__main__')"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (130, b"")
+
+
 def test_ctrl_c_is_130(capsys):
     def interrupted() -> int:
         raise KeyboardInterrupt

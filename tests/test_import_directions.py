@@ -39,7 +39,7 @@ IMPORTS = {
     "guard": "_util detectors telemetry readers monitor",
     "rescue": "_util records detectors monitor guard",
     "cli": "_util records metric detectors telemetry readers evaluation reporting diagnosis guard",
-    "__main__": "cli",
+    "__main__": "_util cli",
     "__init__": "_util records metric detectors simulation readers evaluation monitor diagnosis "
     "guard",
 }

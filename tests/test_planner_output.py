@@ -343,6 +343,8 @@ def test_a_wrong_question(config, capsys, arguments, words):
     ("arguments", "words"),
     [
         (["--gpus", "-1", "--batch", "8"], "a whole number from 0"),
+        (["--gpus", "8", "--batch", "9" * 400], "999...: a whole number from 0 is accepted, below"),
+        (["--gpus", "8", "--batch", "8", "--sequence", "9" * 5_000], "below 10^18"),
         (["--nodes", "8,x", "--batch", "8"], "8,7,8 or a:8,b:7"),
         (["--gpus", "8", "--batch", "8", "--current", "2,1"], "NAME=N"),
         (["--gpus", "8", "--batch", "8", "--current", "2,1,4"], "now tensor=2,pipeline=1,data=4"),
@@ -365,6 +367,7 @@ def test_a_wrong_argument(config, capsys, arguments, words):
     [
         (None, "cannot be read (No such file or directory)"),
         ("{", "not JSON"),
+        ('{"layers": %s}' % ("9" * 5_000), "a number has thousands of digits"),
         ("\xff", "not JSON"),
         ("3", "found 3; a JSON object is accepted"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import cProfile
 import importlib
 import json
 import time
@@ -453,3 +454,64 @@ def test_numbers_before_a_bar_do_not_double_the_time(count):
     began = time.process_time()
     assert steps.match_step(f"{'1' * count} x 5/10 [00:01<00:01]") is None
     assert time.process_time() - began < 0.3
+
+
+# Many files, ranks and names
+
+#: What each of many ranks logs at the end of its steps.
+LAST_WORDS = {
+    "watchdog": "[Rank {0}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, "
+    "OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600010 milliseconds before timing out.",
+    "error": "ERROR ValueError: bad shard {0}",
+    "gpu": "kernel: NVRM: Xid (PCI:0000:3b:00): 79, pid={0}, GPU has fallen off the bus.",
+    "memory": "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+    "connection": "[Rank {0}] NCCL WARN Call to recv from 10.0.0.{0}<2000> failed : Connection "
+    "reset by peer",
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", LAST_WORDS.values(), ids=LAST_WORDS)
+@pytest.mark.parametrize("silent", [False, True], ids=["all step", "half step"])
+def test_the_work_of_a_diagnosis_grows_with_the_ranks_and_not_with_their_square(
+    tmp_path, library, words, silent
+):
+    calls = []
+    for number in (100, 400):
+        for rank in range(number):
+            said = [f"INFO step {at} loss 2.5" for at in range(0 if silent and rank % 2 else 5)]
+            lines = enumerate([*said, words.format(rank)])
+            text = "".join(f"2024-05-06 10:00:0{at} {line}\n" for at, line in lines)
+            write(tmp_path, f"rank_{rank}.log", text)
+        job, profile = ingest([tmp_path], library), cProfile.Profile()
+        profile.runcall(decide, job, library)
+        calls.append(sum(entry.callcount for entry in profile.getstats()))
+    assert calls[1] < 6 * calls[0]  # 16 times where each is compared with each
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"step": 61, "loss": 2, "x": ' + "9" * 5_000 + "}", "a number has thousands of digits"),
+        ("[" * 50_000, "nested too deeply"),
+        ('{"step": 61, "loss": }', "no JSON object"),
+    ],
+)
+def test_a_line_that_is_left_out_states_its_own_reason(tmp_path, line, problem):
+    run = only(read(tmp_path, healthy("flat") + line + "\n" + healthy("flat", 5, 62)))
+    assert said(run, f"line 61: {problem}")
+
+
+@pytest.mark.parametrize(
+    ("first", "problem"),
+    [
+        ("step,loss," + ",".join(f"k{n}" for n in range(60_000)) + "\n1,2\n", "without an end"),
+        (healthy() + json.dumps({f"k{n}": 1 for n in range(100_001)}) + "\n",
+         "line 61: 100,001 names that no line before has; the log may have 100,000"),
+        ('[{"step": 1, "loss": 2}, ' + "1, " * 50_000 + "1]", "one document of more than"),
+    ],
+)  # fmt: skip
+def test_a_log_beyond_a_bound_is_refused_with_the_bound(tmp_path, monkeypatch, first, problem):
+    monkeypatch.setattr("rmetric.readers.source.LONGEST_DOCUMENT", 100_000)
+    with pytest.raises(LogError, match=problem):
+        read(tmp_path, first)

@@ -180,12 +180,13 @@ def test_a_damaged_log_is_made_again_and_a_strangers_is_refused(kind, uninterrup
         small_study.run_kind(kind, tmp_path)
         assert small_study.contents(tmp_path) == uninterrupted_of[kind]
     foreign = re.sub(rb'"seed":\d', b'"seed":9', cut.read_bytes())
-    cut.write_bytes(foreign)
     (sorted((tmp_path / "logs_FULL_METRIC").iterdir())[0]).unlink()
-    before = small_study.contents(tmp_path)
-    with pytest.raises(study.StudyError, match=rf"{cut.name} is the log of another run"):
-        small_study.run_kind(kind, tmp_path)
-    assert small_study.contents(tmp_path) == before
+    for content in (foreign, bytes(9000), b"my notes"):
+        cut.write_bytes(content)
+        before = small_study.contents(tmp_path)
+        with pytest.raises(study.StudyError, match=rf"{cut.name} is the log of another run"):
+            small_study.run_kind(kind, tmp_path)
+        assert small_study.contents(tmp_path) == before
 
 
 @pytest.mark.parametrize(("kind", "other"), [KINDS, KINDS[::-1]])

@@ -1,6 +1,7 @@
 """Workers of studies end with the process that started them."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -89,3 +90,10 @@ def test_a_study_reports_progress_before_its_first_run_is_whole(tmp_path, monkey
     study = run_study(specs, ["FULL_METRIC"], tmp_path, num_processes=1, on_progress=seen.append)
     assert sum(study) == len(specs)
     assert any(0 < number < len(specs) for number in seen)
+
+
+def test_no_study_starts_workers_that_outlive_it():
+    of_joblib = re.compile(r"from joblib import .*\bdelayed\b|joblib\.delayed\(")
+    files = [path for folder in ("rmetric", "studies") for path in Path(folder).rglob("*.py")]
+    plain = [path for path in files if of_joblib.search(path.read_text(encoding="utf-8"))]
+    assert plain == [Path("rmetric/_util/workers.py")]

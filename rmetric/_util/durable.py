@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -51,17 +51,14 @@ def write_atomically(path: Path, lines: Iterable[bytes]) -> None:
 
     Raises OSError that names `path`.
     """
-    part = None
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-        part = Path(name)
-        with os.fdopen(handle, "wb") as file:
+        with open(part, "xb", opener=no_follow) as file:
             file.writelines(lines)
-        part.chmod(0o644)
         part.replace(path)
     except BaseException as error:
-        if part is not None:
-            part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
         if isinstance(error, OSError) and error.errno is not None:
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise

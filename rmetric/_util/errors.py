@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from rmetric._util.interrupt import INTERRUPTED as INTERRUPTED
 from rmetric._util.printed import printable
 
 #: Exit codes that mean the same in every command; docs/commands.md has them all.
-FAILED, WRONG, INTERRUPTED = 1, 2, 130
+FAILED, WRONG = 1, 2
 
 
 class LogError(ValueError):

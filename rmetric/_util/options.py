@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from rmetric._util.errors import LogError
 from rmetric._util.special import refuse_special
+from rmetric._util.strict_json import shown
 
 #: Of `rmetric plan` and `rmetric supervise`, which plans in the same way.
 DEFAULT_GPU = "h100"
@@ -134,8 +135,9 @@ def whole(least: int) -> Callable[[str], int]:
     """A whole number from `least`."""
 
     def read(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r}: a whole number from {least} is accepted")
+        if not text.isdecimal() or len(text) > 18 or int(text) < least:
+            accepted = f"a whole number from {least} is accepted, below 10^18"
+            raise argparse.ArgumentTypeError(f"{shown(text)}: {accepted}")
         return int(text)
 
     return read

@@ -64,8 +64,20 @@ def parse_line(line: bytes) -> Any:
         pass
     try:
         return loads(line.decode("utf-8-sig"))
-    except (ValueError, RecursionError):
-        raise ValueError(f"not JSON: {shown(line)}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{why_not_read(error)}: {shown(line)}") from None
+
+
+def why_not_read(error: Exception) -> str:
+    """What is wrong with a text of which `json` raises this.
+
+    >>> why_not_read(RecursionError())
+    'nested too deeply'
+    """
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    unread = isinstance(error, (json.JSONDecodeError, UnicodeError))
+    return "not JSON" if unread else "a number has thousands of digits"
 
 
 def loads(text: str, decode: Callable[[str], Any] = json.loads) -> Any:

@@ -7,6 +7,7 @@ import sys
 from importlib import import_module
 
 from rmetric._util.errors import FAILED, INTERRUPTED, fail
+from rmetric._util.interrupt import ends_at_once
 from rmetric._util.lazy import install_hint
 from rmetric._util.standard_output import OutputError, told_apart
 from rmetric._util.version import __version__
@@ -45,7 +46,8 @@ def _run(given: list[str]) -> int:
         # Only the command that is meant is loaded: some take a while.
         if given and given[0] == name:
             try:
-                module = import_module(f"rmetric.cli.{name}")
+                with ends_at_once():
+                    module = import_module(f"rmetric.cli.{name}")
                 command.description, command.epilog = module.__doc__, module.EXAMPLES
                 module.add_arguments(command)
             except ModuleNotFoundError as error:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rmetric.diagnosis.job import HEAD, TAIL, Job, JobStream, Match, Occurrence, short
-from rmetric.diagnosis.ordering import Ordering, may_be_time_zone, stepping_streams
+from rmetric.diagnosis.ordering import MOST_COMPARED, Ordering, may_be_time_zone
 from rmetric.diagnosis.patterns.clocks import (
     MAX_AFTER_LOST_GPU_SECONDS,
     is_deadly,
@@ -131,14 +131,17 @@ def _fault(
     matches.sort(key=lambda one: ordering.key(one.first))
     fatal = []
     for one in matches:
-        own = [end for end in ends if end.stream not in alone or end.stream == one.stream]
+        own = ends
+        if alone:
+            own = [end for end in ends if end.stream not in alone or end.stream == one.stream]
         # Of a node's kernel and its rank, whose clocks may differ, either may be the last.
         # A tool lists the newest record first.
         apart = one.first.file != one.last.file or (one.first.time or 0) > (one.last.time or 0)
         ways = [one, replace(one, last=one.first)] if apart and signature.role == "cause" else [one]
         if not all(_survived(job, way, signature, own, ordering) for way in ways):
             fatal.append(one)
-    files = {one.last.file for one in matches if one not in fatal}
+    ended = {one.stream for one in fatal}
+    files = {one.last.file for one in matches if one.stream not in ended}
     if (
         files
         and all(map(_at_the_beginning, matches))
@@ -147,7 +150,8 @@ def _fault(
         fatal = []  # who logs steps outlived it
     kept = matches
     if fatal and signature.actor in MACHINES:  # what one node outlived, another one met later
-        kept = [one for one in fatal if not _is_long_before_others(one, fatal, ordering)] or fatal
+        latest = fatal[-MOST_COMPARED:]
+        kept = [one for one in fatal if not _is_long_before_others(one, latest, ordering)] or fatal
     last = max((one.last for one in kept), key=ordering.key)
     return Fault(signature=signature, matches=kept, last=last, survived=not fatal)
 
@@ -268,7 +272,7 @@ def _before_the_end(met: _Met) -> bool | None:
     """
     if any(met.ordering.after(end.last, met.match.last) for end in met.ends):
         return True
-    traits = {trait for one in met.job.matches.values() for trait in one.traits}
+    traits = met.job.traits
     done = "recorded" in traits and ("completed" in traits or _made_all_steps(met.job))
     return True if done else None
 
@@ -371,8 +375,8 @@ def _went_on(met: _Met) -> bool:
     # Steps without times cannot be compared with another file's lines.
     of_own_file = at is not None and at.file == match.last.file
     comparable = of_own_file or (at is not None and ordering.seconds(at) is not None)
-    stepping = [one for one in job.streams.values() if one.steps]
-    if comparable and own in stepping_streams(job, MIN_STEP_SHARE):
+    stepping = ordering.stepping
+    if comparable and own.steps >= max(1.0, MIN_STEP_SHARE * job.most_steps):
         stepping = [own]
     if not stepping:
         return _losses_after(job, match, ordering) > IN_FLIGHT

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
@@ -220,7 +221,7 @@ class Iteration(Generic[Place]):
 
 @dataclass(kw_only=True)
 class Job:
-    """One job, as read from its logs.
+    """One job, as read from its logs; its properties are of the complete job.
 
     Attributes:
         files: name -> number of lines.
@@ -269,19 +270,41 @@ class Job:
     def lines(self) -> int:
         return sum(self.files.values())
 
-    @property
+    @cached_property
     def active_streams(self) -> list[JobStream]:
         """Streams to compare: ranks where there are any, else nodes, else all streams."""
         every = list(self.streams.values())
         ranks = [one for one in every if one.rank is not None]
         return ranks or [one for one in every if one.node is not None] or every
 
-    @property
+    @cached_property
     def trained(self) -> bool:
         """True if any stream logged more than one step."""
         return any(one.steps > 1 for one in self.streams.values())
 
-    @property
+    @cached_property
+    def traits(self) -> frozenset[str]:
+        """The traits of the signatures found in any stream."""
+        return frozenset(trait for one in self.matches.values() for trait in one.traits)
+
+    @cached_property
+    def stepping(self) -> list[JobStream]:
+        """Streams that log steps."""
+        return [one for one in self.streams.values() if one.steps]
+
+    @cached_property
+    def of_node(self) -> dict[str | None, list[JobStream]]:
+        """Node, None where it is not known -> its streams."""
+        found: dict[str | None, list[JobStream]] = {}
+        for one in self.streams.values():
+            found.setdefault(self.node_of(one), []).append(one)
+        return found
+
+    @cached_property
+    def most_steps(self) -> int:
+        return max((one.steps for one in self.stepping), default=0)
+
+    @cached_property
     def furthest(self) -> JobStream | None:
         """Stream with the greatest last step; None without step lines."""
         stepping = [one for one in self.streams.values() if one.last_step is not None]
@@ -297,7 +320,7 @@ class Job:
         whole = stream.rank < len(self.nodes) * each == self.world_size
         return self.nodes[stream.rank // each] if whole else None
 
-    @property
+    @cached_property
     def ranks_of_numbers(self) -> dict[int, set[int]]:
         """Process number -> the ranks that have it, on whichever node."""
         ranks: dict[int, set[int]] = {}

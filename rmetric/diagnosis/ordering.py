@@ -26,6 +26,8 @@ NEXT = 1e-6
 ZONE_SECONDS = 1800.0
 ZONE_TOLERANCE = 90.0
 MAX_ZONE_SECONDS = 14 * 3600.0
+#: Of more streams or entries, those that are the last are compared with each other.
+MOST_COMPARED = 64
 #: Largest distance of a completed date from the job's other times, in seconds.
 NEAR = 2 * 86400.0
 
@@ -89,6 +91,13 @@ class Ordering:
         for entries in found.values():
             entries.sort(key=attrgetter("order"))
         return {file: ([one.order for one in all_of], all_of) for file, all_of in found.items()}
+
+    @cached_property
+    def stepping(self) -> list[JobStream]:
+        """Streams that log steps; of more than `MOST_COMPARED`, those that step last."""
+        last = [(one.last_step_at, one) for one in self.job.stepping]
+        timed = sorted((self.key(at) if at else (-inf, 0), n) for n, (at, _) in enumerate(last))
+        return [last[n][1] for _, n in timed[-MOST_COMPARED:]]
 
     def dated(self, one: Occurrence) -> float | None:
         """The time that the entry states, with the job's year where it can be derived."""
@@ -161,9 +170,8 @@ _MIN_STEP_SHARE = 0.5
 
 def stepping_streams(job: Job, share: float) -> list[JobStream]:
     """Streams that log steps, at least a share of the most step lines of a stream."""
-    most = max((one.steps for one in job.streams.values()), default=0)
-    least = max(1.0, share * most)
-    return [one for one in job.streams.values() if one.steps >= least]
+    least = max(1.0, share * job.most_steps)
+    return [one for one in job.stepping if one.steps >= least]
 
 
 def stage_at(job: Job, place: Occurrence, ordering: Ordering) -> str:

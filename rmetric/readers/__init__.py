@@ -35,7 +35,7 @@ from rmetric.readers.columns import TARGETS
 from rmetric.readers.evaluations import with_evaluations_in_place
 from rmetric.readers.rows import BadRow, UnknownFormat
 from rmetric.readers.run_folders import FolderFiles, logs_among
-from rmetric.readers.source import LONGEST_LINE, Source
+from rmetric.readers.source import HEAD, LONGEST_LINE, Source
 from rmetric.readers.stream import Reader, Stream
 from rmetric.readers.text_readers import (
     LAST_READERS,
@@ -293,10 +293,10 @@ def _reader_of(source: Source, mapping: Mapping[str, str]) -> Reader:
         return further
     if not mapping and WITHOUT_STEP.matches(head):
         return WITHOUT_STEP
-    raise _unknown(source.path, head)
+    raise _unknown(source, head)
 
 
-def _unknown(path: Path, head: str) -> UnknownFormat:
+def _unknown(source: Source, head: str) -> UnknownFormat:
     lines = enumerate(head.splitlines(), start=1)
     number, first = next((n, line.strip()) for n, line in lines if line.strip())
     by_bytes = (tensorboard_events.READER, wandb_file.READER)
@@ -307,10 +307,13 @@ def _unknown(path: Path, head: str) -> UnknownFormat:
         if hint
         else "where its lines hold NAME=number, --map loss=NAME says which to read"
     )
+    is_long = len(source.head) >= HEAD and b"\n" not in source.head
+    long = f", without an end within {len(source.head):,} bytes" if is_long else ""
     return UnknownFormat(
-        path,
+        source.path,
         None,
-        f"not a log that replay knows; its first line, line {number}, is {first[:60]!r}; {remedy}; "
+        f"not a log that replay knows; its first line, line {number}{long}, is {first[:60]!r}; "
+        f"{remedy}; "
         f"known are: {known}",
     )
 

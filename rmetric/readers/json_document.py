@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rmetric._util.errors import LogError
-from rmetric._util.strict_json import loads
+from rmetric._util.strict_json import loads, why_not_read
 from rmetric.readers.columns import choose_columns, find_mapped
 from rmetric.readers.curves import Curves, stream_curves
 from rmetric.readers.json_lines import flat
@@ -206,12 +206,13 @@ def _stream_trainer_state(source: Source, mapping: Mapping[str, str]) -> Stream:
 
 def parse_document(source: Source) -> Any:
     """The whole file as JSON, in which nan and the infinities may stand bare."""
+    text = source.whole()
     try:
-        return loads(source.whole())
+        return loads(text)
     except json.JSONDecodeError as error:
         raise LogError(source.path, error.lineno, f"no whole JSON: {error.msg}") from None
-    except ValueError:
-        raise LogError(source.path, None, "a number has thousands of digits") from None
+    except ValueError as error:
+        raise LogError(source.path, None, why_not_read(error)) from None
 
 
 READER = Reader("JSON (a list of objects, or arrays)", matches, stream)

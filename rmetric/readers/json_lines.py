@@ -30,6 +30,8 @@ from rmetric.readers.thinning import Thinning
 from rmetric.records import Record
 
 _LOOKED_AT = 5
+#: Different names of values in one log.
+MOST_NAMES = 100_000
 _OF_ONE_STEP = {"step", "global_step", "iteration", "loss", "train_loss"}
 
 
@@ -113,6 +115,7 @@ class _Reading:
 
     def _entry(self, number: int, line: bytes, *, last: bool) -> dict[str, Any] | None:
         """The object on line `number`; None if it is cut off or no object."""
+        problem = "not JSON"
         try:
             entry = parse_line(line)
         except ValueError:
@@ -121,17 +124,23 @@ class _Reading:
                 return None
             try:
                 entry = parse_line(self.source.decoded(number, line).encode())
-            except ValueError:
-                entry = None
+            except ValueError as error:
+                entry, problem = None, str(error)
         if isinstance(entry, dict):
             return entry
         of_record = line.lstrip().startswith(b"{")
-        self._leave_out(number, f"no JSON object: {shown(line)}", of_record=of_record)
+        if problem.startswith("not JSON"):
+            problem = f"no JSON object: {shown(line)}"
+        self._leave_out(number, problem, of_record=of_record)
         return None
 
     def _take(self, number: int, cells: dict[str, Any]) -> tuple[str, Record] | None:
         if not cells.keys() <= self.names.keys():
-            self._learn([name for name in cells if name not in self.names])
+            new = [name for name in cells if name not in self.names]
+            if len(self.names) + len(new) > MOST_NAMES:
+                problem = f"{len(new):,} names that no line before has; the log may have"
+                raise BadRow(number, f"{problem} {MOST_NAMES:,} names")
+            self._learn(new)
         return self.assembler.take(Row(number, cells))
 
     def _leave_out(self, number: int, problem: str, *, of_record: bool = True) -> None:

@@ -215,6 +215,7 @@ PRINTED = {
 }
 
 
+@lru_cache(maxsize=1 << 17)
 def plain_name(column: str) -> str:
     """A column's name in lower case, its separators as ``_``.
 
@@ -247,7 +248,7 @@ _SAME = {
 }
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1 << 17)
 def meaning(column: str) -> frozenset[str]:
     """The words of a column's name, one word for each meaning.
 

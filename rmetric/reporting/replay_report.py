@@ -239,9 +239,9 @@ def write_run(
     verdict = verdict_of(scored.run, traces)
     report = summary(scored, traces, origin, verdict)
     text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False)
-    (folder / "summary.json").write_text(text + "\n", encoding="utf-8")
+    write_atomically(folder / "summary.json", [f"{text}\n".encode()])
     page = page_of(scored, traces, origin, report["versions"], verdict)
-    (folder / PAGE_NAME).write_text(page, encoding="utf-8")
+    write_atomically(folder / PAGE_NAME, [page.encode()])
     if draw:
         _draw(scored, folder / "case_study", verdict, traces)
     row = _index_row(report | {"folder": folder.name})
@@ -370,20 +370,19 @@ def write_scores(scored: ScoredRun, others: Sequence[DetectorTrace], path: Path)
         header += [f"{trace.name}_score", f"{trace.name}_alarm"]
         columns += [map(_or_blank, trace.scores.tolist()), trace.alarms.astype(int).tolist()]
     rows = zip(*columns, strict=True) if columns else repeat(())
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
-        for score, more in zip(scored.scores, rows, strict=False):
-            writer.writerow(
-                [
-                    score.step,
-                    *map(_or_blank, score.raw),
-                    *map(repr, score.normalised),
-                    _or_blank(score.score),
-                    "" if isnan(score.score) else int(score.alarm),
-                    *more,
-                ]
-            )
+    lines = (
+        [
+            str(score.step),
+            *map(_or_blank, score.raw),
+            *map(repr, score.normalised),
+            _or_blank(score.score),
+            "" if isnan(score.score) else str(int(score.alarm)),
+            *map(str, more),
+        ]
+        for score, more in zip(scored.scores, rows, strict=False)
+    )
+    # No cell has a comma: they are numbers, and names of detectors.
+    write_atomically(path, (f"{','.join(cells)}\n".encode() for cells in (header, *lines)))
 
 
 def _or_blank(value: float) -> str:

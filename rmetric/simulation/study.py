@@ -134,12 +134,11 @@ def _is_whole(path: Path, spec: RunSpec, mode: str, config: RMetricConfig) -> bo
     if not path.exists():
         return False
     content = path.read_bytes()
-    last = content.rstrip(b"\n").rpartition(b"\n")[2]
-    if not (content.endswith(b"}\n") and b'"event":"EXPERIMENT_' in last):
-        return False
-    if not content.startswith(start_line(config_of(spec), spec.experiment_id, config, mode)):
+    first = start_line(config_of(spec), spec.experiment_id, config, mode)
+    if not first.startswith(content[: len(first)]):
         raise another_run(path)
-    return True
+    last = content.rstrip(b"\n").rpartition(b"\n")[2]
+    return content.endswith(b"}\n") and b'"event":"EXPERIMENT_' in last
 
 
 def another_run(path: Path) -> StudyError:

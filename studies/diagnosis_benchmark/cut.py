@@ -17,10 +17,11 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from joblib import Parallel, delayed
+from joblib import Parallel
 
 from rmetric._util.errors import LogError, exit_with
 from rmetric._util.options import add_jobs
+from rmetric._util.workers import delayed
 from rmetric.diagnosis.decide import diagnose
 from rmetric.diagnosis.result import SURE
 from studies.diagnosis_benchmark.blind.cases import WrittenCase

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
-from joblib import Parallel, delayed
+from joblib import Parallel
 from tqdm import tqdm
 
 from rmetric._util.errors import LogError, exit_with
+from rmetric._util.workers import delayed
 from rmetric.diagnosis.decide import diagnose
 
 RESULTS = Path(__file__).parent / "results"

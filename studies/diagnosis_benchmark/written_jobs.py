@@ -82,7 +82,9 @@ def score(job: WrittenCase) -> WrittenScores:
 
 def score_all(jobs: Sequence[WrittenCase], processes: int) -> list[WrittenScores]:
     """In the order of the jobs."""
-    from joblib import Parallel, delayed
+    from joblib import Parallel
+
+    from rmetric._util.workers import delayed
 
     return list(Parallel(n_jobs=processes)(delayed(score)(job) for job in jobs))
 

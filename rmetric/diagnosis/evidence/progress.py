@@ -117,19 +117,21 @@ def last_step_time(scene: Scene, stepping: Sequence[JobStream], end: float) -> f
     A line that states no time may be as late as the next one that does, or as the end.
     """
     found = None
-    timed = [one for one in stepping if one.last_step_at and one.last_step_at.time is not None]
+    timed = {
+        one.name: one for one in stepping if one.last_step_at and one.last_step_at.time is not None
+    }
     ordering = scene.ordering
     saved = _saved_steps(scene) if len(timed) < len(stepping) else []
-    top = max((one.last_step or 0 for one in timed), default=-1)
+    top = max((one.last_step or 0 for one in timed.values()), default=-1)
     for one in stepping:
         # Another entry of the same step is no progress.
-        if one.last_step_at is not None and (one in timed or (one.last_step or 0) > top):
+        if one.last_step_at is not None and (one.name in timed or (one.last_step or 0) > top):
             at = ordering.at_latest(one.last_step_at)
             time = end if at is None else ordering.dated(at)
             known = [
                 when
                 for step, file, when in saved
-                if one not in timed and step == one.last_step and file not in one.files
+                if one.name not in timed and step == one.last_step and file not in one.files
             ]
             if (rate := rate_of(scene, one)) is not None:
                 known.append(rate.last)

@@ -88,7 +88,8 @@ def read(path: Path) -> Iterator[Signature]:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         entries = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    # A date that is none or a number of thousands of digits is a plain ValueError.
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise SignatureError(f"{path}: cannot be read as YAML: {error}") from None
     if not isinstance(entries, list):
         raise SignatureError(f"{path}: found {_kind(entries)}, expected a list of signatures")

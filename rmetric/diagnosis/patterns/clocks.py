@@ -55,12 +55,16 @@ def clock_offsets(job: Job) -> dict[str, float]:
         return _by_deaths(job)
     moments, kin = _moments(anchors), _of_one_program(job)
     found = {}
+    alike: dict[int, list[float]] = defaultdict(list)
+    for name, event in kin.items():
+        if name in starts:
+            alike[event].append(starts[name])
+    usual = {event: median_low(times) for event, times in alike.items()}
     for name in starts:
         offset = _by_anchors(anchors.get(name, {}), moments)
         if offset is None:
             # A kernel's or a launcher's log begins at any time.
-            alike = [starts[other] for other in starts if kin.get(other, name) == kin.get(name)]
-            offset = starts[name] - median_low(alike or [starts[name]])
+            offset = starts[name] - (usual[kin[name]] if name in kin else starts[name])
             if not MIN_START_OFFSET_SECONDS <= abs(offset) < OTHER_EPOCH_SECONDS:
                 continue
         if abs(offset) >= MIN_OFFSET_SECONDS:
@@ -95,7 +99,7 @@ def is_deadly(job: Job, match: Match) -> bool:
     if "breaks the GPU" in match.traits:
         return True
     if "link down" in match.traits:
-        return any("no answer" in one.traits for one in job.matches.values())
+        return "no answer" in job.traits
     if "kernel kill" not in match.traits:
         return False
     ranks = job.ranks_of_numbers
@@ -106,14 +110,19 @@ def is_deadly(job: Job, match: Match) -> bool:
 def _by_deaths(job: Job) -> dict[str, float]:
     """Kernels' logs of what no rank outlives, whole hours from the end of its node."""
     found = {}
+    ends: dict[str | None, list[tuple[float, str]]] = {}
     for match in job.matches.values():
         fault = match.first
         if not is_deadly(job, match) or fault.time is None or fault.time < NO_YEAR[0]:
             continue
-        times = [entry.time or 0.0 for entry in timed_on_its_node(job, match)]
-        dated = [without_year(time) for time in times if time >= NO_YEAR[0]]
-        end = max(dated, default=without_year(fault.time))
-        apart = end - without_year(fault.time)
+        node = job.node_of(job.streams[match.stream])
+        if node not in ends:
+            times = ((one.time or 0.0, one.file) for one in _timed_on(job, node))
+            dated = sorted((without_year(at), file) for at, file in times if at >= NO_YEAR[0])
+            latest = {file: at for at, file in dated}
+            ends[node] = sorted(((at, file) for file, at in latest.items()), reverse=True)[:2]
+        own = without_year(fault.time)
+        apart = next((at for at, file in ends[node] if file != fault.file), own) - own
         hours = round(apart / _HOUR)
         near = abs(apart - hours * _HOUR) <= MAX_AFTER_LOST_GPU_SECONDS
         if 0 < abs(hours) <= MAX_ZONE_HOURS and near:
@@ -123,14 +132,14 @@ def _by_deaths(job: Job) -> dict[str, float]:
 
 def timed_on_its_node(job: Job, match: Match) -> Iterator[Occurrence]:
     """The last entries with a time in other files about the node of a match."""
-    node = job.node_of(job.streams[match.stream])
-    for one in job.streams.values():
-        if job.node_of(one) in (node, None):  # a log of no node ends as the job does
-            yield from (
-                entry
-                for entry in one.tail
-                if entry.file != match.first.file and entry.time is not None
-            )
+    entries = _timed_on(job, job.node_of(job.streams[match.stream]))
+    return (entry for entry in entries if entry.file != match.first.file)
+
+
+def _timed_on(job: Job, node: str | None) -> Iterator[Occurrence]:
+    for of in {node, None}:  # a log of no node ends as the job does
+        for one in job.of_node.get(of, ()):
+            yield from (entry for entry in one.tail if entry.time is not None)
 
 
 def _of_one_program(job: Job) -> dict[str, int]:

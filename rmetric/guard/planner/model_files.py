@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from rmetric._util.strict_json import shown
+from rmetric._util.strict_json import shown, why_not_read
 from rmetric.guard.planner.model_shape import ModelShape
 
 #: What each model type is where its config does not say, as transformers has it.
@@ -60,8 +60,8 @@ def _read(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError):
-        raise ValueError(f"{path}: not JSON") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: {why_not_read(error)}") from None
 
 
 def _shape(entry: dict[str, Any], sequence: int | None) -> ModelShape:

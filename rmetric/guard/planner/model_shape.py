@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from rmetric._util.strict_json import shown
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
@@ -73,9 +75,10 @@ class ModelShape:
         for field in fields(self):
             value = getattr(self, field.name)
             least = 1 if field.default is MISSING else 0  # what a model need not have may be 0
-            if field.type == "int" and (type(value) is not int or value < least):
+            if field.type == "int" and (type(value) is not int or not least <= value < 2**63):
                 raise ValueError(
-                    f"{field.name} is {value!r}: it must be a whole number of at least {least}"
+                    f"{field.name} is {shown(value)}: it must be a whole number of at least "
+                    f"{least}, below 2^63"
                 )
             if field.type == "bool" and type(value) is not bool:
                 raise ValueError(f"{field.name} is {value!r}: it must be true or false")
