@@ -1,7 +1,7 @@
 """The sets of written jobs: archives with the jobs' logs and labels, and what is known of each set.
 
 sets/NAME.tar.xz holds JOB/logs/... and JOB/manifest.json. sets/sets.csv has a row for each: who
-wrote it, its number of jobs, the SHA-256 of its manifests, and of numbered sets the day and the
+wrote it, its number of jobs, the SHA-256 of its archive, and of numbered sets the day and the
 commit of the code of their first look. Numbered sets were judged once before anybody looked at
 them; set 01 was sealed by a digest. `development` and `opened` were looked at from the start.
 """
@@ -33,7 +33,7 @@ class WrittenSet(NamedTuple):
     jobs: int
     first_look: str
     commit: str
-    manifests_sha256: str
+    sha256: str
 
     @property
     def archive(self) -> Path:
@@ -84,7 +84,7 @@ def unpacked(of: WrittenSet, folder: Path) -> list[WrittenCase]:
 
 
 def packed(folder: Path, archive: Path) -> str:
-    """Pack the jobs in FOLDER/JOB, without owners and times; the SHA-256 of their manifests."""
+    """Pack the jobs in FOLDER/JOB, without owners and times; the archive's SHA-256."""
 
     def bare(info: tarfile.TarInfo) -> tarfile.TarInfo:
         info.mtime, info.mode = 0, 0o755 if info.isdir() else 0o644
@@ -95,7 +95,7 @@ def packed(folder: Path, archive: Path) -> str:
     with tarfile.open(archive, "w:xz", format=tarfile.PAX_FORMAT, preset=9) as tar:
         for job in sorted(folder.iterdir()):
             tar.add(job, job.name, filter=bare)
-    return digest(sorted(folder.glob("*/manifest.json")))
+    return digest([archive])
 
 
 def digest(paths: Sequence[Path]) -> str:
