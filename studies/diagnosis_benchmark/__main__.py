@@ -111,7 +111,7 @@ def judge_written(options: argparse.Namespace) -> None:
             new = new - {job.set for job in kept}
         rows = [job for job in kept if job.set not in new] + [job for job in jobs if job.set in new]
         write_rows(path, WrittenScores, sorted(rows, key=lambda job: (job.set, job.job)))
-    note(options.out, "written", {"jobs": len(jobs), "sets": sorted(judged)})
+    note(options.out, "written", {"jobs": len(jobs), "sets": " ".join(sorted(judged))})
 
 
 def judge_real(options: argparse.Namespace) -> None:
