@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+import tarfile
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,13 +16,9 @@ from rmetric.diagnosis.inferred_causes import INFERRED
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.result import Attempt, Candidate, Diagnosis, Suspect
 from rmetric.diagnosis.usual_causes import USUAL
+from studies.diagnosis_benchmark import gpualert
 from studies.diagnosis_benchmark.__main__ import main
 from studies.diagnosis_benchmark.answers import Answer
-from studies.diagnosis_benchmark.blind.cases import WrittenCase
-from studies.diagnosis_benchmark.blind.causes import CAUSES
-from studies.diagnosis_benchmark.blind.job import dumped
-from studies.diagnosis_benchmark.blind.make import TITLES
-from studies.diagnosis_benchmark.blind.make import jobs as made_jobs
 from studies.diagnosis_benchmark.cases import Case
 from studies.diagnosis_benchmark.cause_meanings import (
     CLASSES,
@@ -29,31 +28,27 @@ from studies.diagnosis_benchmark.cause_meanings import (
     Named,
     verdict,
 )
-from studies.diagnosis_benchmark.first_answers import answers_of, read_first_answers
-from studies.diagnosis_benchmark.first_answers import main as first_answers
+from studies.diagnosis_benchmark.causes import CAUSES
+from studies.diagnosis_benchmark.classes import FAMILIES
+from studies.diagnosis_benchmark.csv_rows import read_rows, write_rows
 from studies.diagnosis_benchmark.fit_confidence import Evidence, cross_validated, evidence_of, fit
 from studies.diagnosis_benchmark.injected.plan import KINDS as INJECTED
 from studies.diagnosis_benchmark.job_scores import WHOLE, JobScores
 from studies.diagnosis_benchmark.reliability import (
     FIRST,
+    TODAY,
     Stated,
     calibration_error,
     calibration_tables,
     is_right,
     reliability,
     stated,
-    stated_on_written,
 )
 from studies.diagnosis_benchmark.results import Results
-from studies.diagnosis_benchmark.written_jobs import (
-    WrittenResults,
-    load,
-    read_written,
-    scored,
-)
-from studies.diagnosis_benchmark.written_tables import scores
+from studies.diagnosis_benchmark.written_jobs import REFUSED, WrittenScores, scored
+from studies.diagnosis_benchmark.written_sets import WrittenCase
+from studies.diagnosis_benchmark.written_tables import written_tables
 
-RESULTS = Path(__file__).parents[1] / "studies" / "diagnosis_benchmark" / "results"
 KNOWN = [(one.family, one.id) for one in (*SignatureLibrary.shipped(), *INFERRED, *USUAL)]
 
 
@@ -112,7 +107,7 @@ def job(**told: object) -> WrittenCase:
         name="job-1", group="job-1", folder=Path(), outcome="failed", kind="storage", rank=2,
         node="n1", node_of_rank={0: "n0", 2: "n1"}, cause_class="disk_full",
     )  # fmt: skip
-    return WrittenCase(case=case, told={**base, **told})
+    return WrittenCase(case=case, set="05", told={**base, **told})
 
 
 def attempt(number: int, outcome: str) -> Attempt:
@@ -136,7 +131,7 @@ def said(**fields: object) -> Diagnosis:
 def test_an_answer_is_scored_on_all_its_parts() -> None:
     found = scored(job(), said())
     assert (found.outcome_right, found.cause, found.cause_at) == (True, "wrong", 2)
-    assert (found.where, found.stage_right) == ([1.0] * 4, True)
+    assert (found.first, found.among_five, found.stage_right) == (1.0, 1.0, True)
     assert (found.attempts, found.attempts_found, found.ends_right) == (2, 2, 1)
     whole = scored(job(), said(attempts=(), stage="launch", outcome="healthy", cause=None))
     assert (whole.outcome_right, whole.cause, whole.cause_at) == (False, "unknown", 2)
@@ -146,22 +141,9 @@ def test_an_answer_is_scored_on_all_its_parts() -> None:
 def test_a_node_counts_where_no_rank_is_labelled() -> None:
     base = job()
     on_node = replace(base, case=replace(base.case, rank=None))
-    assert scored(on_node, said()).where == [1.0] * 4
+    assert scored(on_node, said()).first == 1.0
     nowhere = replace(base, case=replace(base.case, rank=None, node=None))
-    assert scored(nowhere, said()).where is None
-
-
-def test_shares_are_of_the_jobs_that_have_the_label() -> None:
-    one = scored(job(), said())
-    other = scored(job(stages=[""]), said(cause="disk_full", family="disk full"))
-    healthy = replace(one, outcomes=("healthy",), causes=(), cause="", where=None, stage_right=None)
-    table = scores(WrittenResults(split="development", jobs=[one, other, healthy], made={}))
-    rows = {(what, word): (number, total) for what, word, number, total, _ in table.rows}
-    assert rows["Cause", "right"] == (2, 1)
-    assert rows["Cause", "right, among 5"] == (2, 2)
-    assert rows["Stage", "right"] == (1, 1)
-    assert rows["Rank or node", "among the first 1"] == (2, 2)
-    assert rows["Healthy", "no cause named"] == (1, 0)
+    assert scored(nowhere, said()).first is None
 
 
 def test_the_calibration_error_by_hand() -> None:
@@ -175,7 +157,7 @@ def test_the_calibration_error_by_hand() -> None:
     assert calibration_error(answers).point == pytest.approx((0.86 + 0.45 + 0.1) / 4)
     assert calibration_error([Stated(1.0, True, "a")]).point == 0.0
     rows = reliability({"x": answers}).rows
-    assert [row[1:3] for row in rows if row[0] == "all"] == [
+    assert [row[1:3] for row in rows] == [
         ("0.0 to 0.2", 1),
         ("0.5 to 0.6", 1),
         ("0.9 to 1.0", 2),
@@ -200,48 +182,6 @@ def test_a_fit_is_monotone_and_its_validation_leaves_the_group_out() -> None:
     assert least < min(one.confidence for one in validated if one.group == "2")
 
 
-def test_the_command_scores_written_jobs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, files, told in made_jobs("development", 1):
-        if told["variant"] in ("full", "requeued, four"):
-            folder = tmp_path / "jobs" / "development" / name
-            for path, data in files.items():
-                (folder / "logs" / path).parent.mkdir(parents=True, exist_ok=True)
-                (folder / "logs" / path).write_bytes(data)
-            (folder / "manifest.json").write_bytes(dumped(told))
-    monkeypatch.chdir(tmp_path)
-    arguments = ["written", "--written", "jobs", "--out", "out", "--jobs", "1"]
-    assert main(arguments) == 0
-    printed = capsys.readouterr().out
-    assert "Several attempts" in printed
-    assert "Expected calibration error" in printed
-    results = read_written(tmp_path / "out" / "written_development.json")
-    assert [one.attempts_found for one in results.jobs if one.attempts > 1] == [4]
-    assert all(one.cause == "right" for one in results.jobs)
-    assert (tmp_path / "out" / "reliability.csv").exists()
-    results.write(tmp_path / "again")
-    again = (tmp_path / "again" / "written_development.json").read_bytes()
-    assert again == (tmp_path / "out" / "written_development.json").read_bytes()
-
-
-def test_a_folder_without_jobs_and_an_unknown_split_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="holds no job"):
-        load("development", tmp_path)
-    with pytest.raises(
-        ValueError,
-        match="'other'; development, sealed, second, third, fourth, fifth, sixth, seventh, "
-        "eighth, ninth, tenth, eleventh, twelfth, thirteenth, fourteenth, fifteenth, "
-        "sixteenth, seventeenth, eighteenth, nineteenth, twentieth, twentyfirst, twentysecond, "
-        "twentythird, twentyfourth, twentyfifth, twentysixth, opened",
-    ):
-        load("other", tmp_path)
-    bad = tmp_path / "written_development.json"
-    bad.write_text("{}")
-    with pytest.raises(ValueError, match="not written by this command"):
-        read_written(bad)
-
-
 def test_stored_answers_are_calibrated_by_the_table_of_today() -> None:
     answer = Answer(outcome="failed", cause="slurm_task_failed", family="launcher", confidence=0.45)
     known = JobScores(
@@ -249,7 +189,7 @@ def test_stored_answers_are_calibrated_by_the_table_of_today() -> None:
         cause_class="", rank=None, world_size=None, with_healthy=0, lines=1,
         answers={WHOLE: answer},
     )  # fmt: skip
-    old = Results(source="injected", split="development", jobs=[known], made={})
+    old = Results(source="injected", split="development", jobs=[known])
     [found] = stated(old)
     assert (found.confidence, found.right) == (calibrated(Basis("symptom"), 0.45), False)
     scored = replace(answer, confidence=0.4, score=0.85, basis="cause")
@@ -280,39 +220,85 @@ def test_an_answer_without_a_labelled_cause_is_right_by_outcome_and_line(
     assert is_right(healthy, said) is (said.outcome == "healthy" and said.cause is None)
 
 
-def test_the_answers_of_a_first_look_are_kept_once(tmp_path: Path) -> None:
-    scores = RESULTS / "written_tenth.json"
-    kept = tmp_path / "first.csv"
-    assert first_answers([str(scores), "--out", str(kept)]) == 0
-    once = kept.read_bytes()
-    assert first_answers([str(scores), "--out", str(kept)]) == 0
-    assert kept.read_bytes() == once
-    answers = read_first_answers(kept)
-    assert answers == answers_of(scores)
-    assert [(one.kind, one.score, one.right) for one in evidence_of(kept)] == [
-        (one.basis, one.score, one.right) for one in answers
-    ]
+def test_scores_come_back_from_their_file_and_a_bad_row_is_named(tmp_path: Path) -> None:
+    base = job()
+    nowhere = replace(base, case=replace(base.case, rank=None, node=None))
+    rows = [scored(base, said()), scored(nowhere, REFUSED)]
+    path = tmp_path / "scores.csv"
+    write_rows(path, WrittenScores, rows)
+    assert read_rows(path, WrittenScores) == rows
+    assert read_rows(tmp_path / "none.csv", WrittenScores) == []
+    path.write_text(path.read_text().replace("yes", "perhaps", 1))
+    with pytest.raises(ValueError, match=r"scores\.csv, line 2: no row of Wri.*'perhaps'"):
+        read_rows(path, WrittenScores)
 
 
-def test_a_bad_row_of_first_answers_is_named(tmp_path: Path) -> None:
-    kept = tmp_path / "first.csv"
-    kept.write_text("split,job,kind,basis,score,right\na,b,c,cause,0.9,perhaps\n")
-    with pytest.raises(ValueError, match=r"first\.csv, line 2"):
-        read_first_answers(kept)
+def test_logs_that_are_refused_are_wrong_in_everything() -> None:
+    refused = scored(job(), REFUSED)
+    assert (refused.outcome_right, refused.cause, refused.cause_at) == (False, "unknown", 0)
+    assert (refused.first, refused.attempts_found, refused.states) == (0.0, 0, False)
 
 
 def test_answers_of_first_looks_have_a_row_of_their_own() -> None:
-    first = [Stated(0.7, False, "a"), Stated(0.9, True, "b")]
-    results = read_written(RESULTS / "written_tenth.json")
-    answers = len(stated_on_written(results))
-    of_errors, of_bins = calibration_tables([], [results], first)
-    assert [(row[0], row[1]) for row in of_errors.rows] == [
-        (FIRST, 2), (results.title, answers), ("all", answers),
-    ]  # fmt: skip
-    assert {row[0] for row in of_bins.rows} == {FIRST, results.title, "all"}
-    assert calibration_tables([], [], first) == []
+    first = scored(job(), said(basis="cause", score=0.9))
+    today = replace(first, cause="right")
+    errors, bins = calibration_tables([], [first], [today])
+    assert [row[:2] for row in errors.rows] == [(FIRST, 1), (TODAY, 1), ("all of today", 1)]
+    assert {row[0] for row in bins.rows} == {FIRST}
+    assert calibration_tables([], [first], []) == []
 
 
-def test_no_two_sets_have_one_title() -> None:
-    """The table of the confidence has a row for each title."""
-    assert len(set(TITLES.values())) == len(TITLES)
+def test_the_fit_takes_the_answers_of_a_file_of_scores(tmp_path: Path) -> None:
+    path = tmp_path / "first_looks.csv"
+    write_rows(path, WrittenScores, [scored(job(), said(basis="cause", score=0.9)),
+                                     scored(job(), REFUSED)])  # fmt: skip
+    assert evidence_of(path) == [Evidence("cause", 0.9, False, "05 job-1", "storage")]
+
+
+def test_macro_f1_is_the_mean_over_the_classes() -> None:
+    def log(mode: str, family: str) -> gpualert.Classified:
+        return gpualert.Classified("a", mode, "wild", "failed", "x", family, 0.9)
+
+    right = [log(mode, family) for mode, family in FAMILIES.items()]
+    assert gpualert.macro_f1(right) == 1.0
+    other = [*right, log("nccl", "hang"), log("nccl", "out of GPU memory")]
+    # Of nccl 1 of 3 is found and nothing else; of cuda_oom 1 of 2 that are named is.
+    expected = (len(FAMILIES) - 2 + 1 / 2 + 2 / 3) / len(FAMILIES)
+    assert gpualert.macro_f1(other) == pytest.approx(expected)
+    assert "a (hang), a (out of GPU memory)" in gpualert.table(other).notes[0]
+
+
+def test_the_gpualert_corpus_is_read_without_the_line_that_tells(tmp_path: Path) -> None:
+    text = b"[inject] mode=nan_loss\nstep 1 loss 2.1\nFloatingPointError: loss is nan\n"
+    with tarfile.open(tmp_path / "corpus.tar.xz", "w:xz") as tar:
+        info = tarfile.TarInfo("corpus/a.log")
+        info.size = len(text)
+        tar.addfile(info, io.BytesIO(text))
+    told = {"id": "a", "mode": "nan_loss", "source": "injected", "log_path": "corpus/a.log"}
+    (tmp_path / "labels.jsonl").write_text(json.dumps(told) + "\n")
+    out = tmp_path / "out"
+    arguments = ["real", "--split", "gpualert", "--logs", str(tmp_path), "--out", str(out)]
+    assert main([*arguments, "--jobs", "1"]) == 0
+    [found] = read_rows(out / "gpualert.csv", gpualert.Classified)
+    assert (found.said, found.source) == ("nan_loss", "injected")
+    (tmp_path / "labels.jsonl").write_text(json.dumps(told | {"mode": "other"}))
+    assert main([*arguments, "--jobs", "1"]) == 2
+    assert main([*arguments[:4], str(tmp_path / "none"), "--jobs", "1"]) == 2
+
+
+def test_shares_are_of_the_jobs_that_have_the_label() -> None:
+    one = scored(job(), said())
+    other = scored(job(stages=[""]), said(cause="disk_full", family="disk full"))
+    well = replace(one, outcomes=("healthy",), causes=(), cause="", first=None, stage_right=None)
+    sets, parts, misses = written_tables([one, other], [other, other, well])
+    rows = {row[0]: dict(zip((column.label for column in sets.columns), row, strict=True))
+            for row in sets.rows}  # fmt: skip
+    assert list(rows) == ["05", "all numbered"]
+    assert rows["05"]["Cause first"] == rows["all numbered"]["Cause first"] == "1 → 2 of 2"
+    assert rows["05"]["Stage"] == "1 of 1 → 0 of 0"
+    assert rows["05"]["Outcome"] == "2 of 2 → 3 of 3"
+    known = {row[0]: row[1] for row in parts.rows}
+    assert (known["Healthy: no cause named"], known["Rank or node first"]) == ("0 → 1", "2")
+    assert [row[:4] for row in misses.rows] == [("healthy", 1, "0 → 0", "0 → 0"),
+                                                ("storage", 2, "0 → 0", "1 → 0")]  # fmt: skip
+    assert written_tables([one], []) == []

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rmetric.diagnosis.decide import diagnose
 from rmetric.diagnosis.reading.lines import unwrapped
 from rmetric.diagnosis.reading.wrapping import Wrapping
-from studies.diagnosis_benchmark.blind.make import jobs
+from studies.diagnosis_benchmark.written_sets import opened
 
 WRAPPED = {
     "quoted": lambda number, line: f"> {line}",
@@ -23,8 +23,6 @@ WRAPPED = {
     "with blanks": lambda number, line: f"{line}  ",
     "quoted and set in": lambda number, line: f"> \t{line}",
 }
-#: of development, one of each kind
-JOBS = [files for _, files, _ in jobs("development", 1)][::5]
 
 
 def wrapped(text: str, wrap) -> str:
@@ -40,10 +38,25 @@ def answer(folder, files):
     return found.outcome, found.title, found.stage, found.iteration, where
 
 
+@pytest.fixture(scope="module")
+def some():
+    """Files of some development jobs, one of each kind."""
+    with opened(["development"]) as jobs:
+        folders = [one.case.folder for one in jobs[::5]]
+        return [
+            {
+                str(path.relative_to(at)): path.read_bytes()
+                for path in at.rglob("*")
+                if path.is_file()
+            }
+            for at in folders
+        ]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("how", WRAPPED)
-def test_an_answer_is_that_of_the_log_without_it(tmp_path, how):
-    for number, files in enumerate(JOBS):
+def test_an_answer_is_that_of_the_log_without_it(tmp_path, how, some):
+    for number, files in enumerate(some):
         around = {
             path: wrapped(data.decode(), WRAPPED[how]).encode()
             for path, data in files.items()

@@ -1,8 +1,9 @@
 """Score the diagnosis, its ablations and simple baselines, and write the tables.
 
+    python -m studies.diagnosis_benchmark written [--set 2 ... 26 | all]
     python -m studies.diagnosis_benchmark real --logs DIR
+    python -m studies.diagnosis_benchmark real --split gpualert --logs DIR
     python -m studies.diagnosis_benchmark injected --injected DIR --split held_out
-    python -m studies.diagnosis_benchmark written --written DIR
 
 See docs/diagnosis_evaluation.md.
 """
@@ -10,7 +11,6 @@ See docs/diagnosis_evaluation.md.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -20,27 +20,39 @@ from typing import Any
 from rmetric._util.errors import exit_code_of, exit_with
 from rmetric._util.options import add_jobs, renamed
 from studies.common.renderers import to_text
-from studies.diagnosis_benchmark import written_jobs
+from studies.diagnosis_benchmark import gpualert
+from studies.diagnosis_benchmark.csv_rows import read_rows, write_rows
 from studies.diagnosis_benchmark.injected_jobs import FOLDERS, JOBS, injected_jobs
 from studies.diagnosis_benchmark.real_jobs import LOGS, MANIFEST, SPLITS, real_jobs
 from studies.diagnosis_benchmark.results import Results
-from studies.diagnosis_benchmark.writing import COMMAND, made, report
+from studies.diagnosis_benchmark.writing import (
+    COMMAND,
+    FIRST_LOOKS,
+    GPUALERT,
+    WRITTEN,
+    note,
+    report,
+)
+from studies.diagnosis_benchmark.written_jobs import WrittenScores
+from studies.diagnosis_benchmark.written_jobs import score_all as score_written
+from studies.diagnosis_benchmark.written_sets import add_sets, digest, opened, written_sets
 
 OUT = Path("studies", "diagnosis_benchmark", "results")
 PAGE = Path("docs", "diagnosis_evaluation.md")  # made anew with the results in OUT
-#: Source -> its splits.
-SOURCES = {"real": SPLITS, "injected": tuple(FOLDERS), "written": written_jobs.SPLITS}
+#: Tables that are printed.
+PRINTED = ("sets", "parts", "calibration", "measures", "gpualert")
 
 
 def parser() -> argparse.ArgumentParser:
     out = argparse.ArgumentParser(
         prog=COMMAND, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    out.add_argument("source", nargs="?", choices=(*SOURCES, "all"), default="all")
+    sources = ("written", "real", "injected", "all")
+    out.add_argument("source", nargs="?", choices=sources, default="all")
+    add_sets(out)
     out.add_argument(
-        "--split", default="development",
-        choices=tuple(dict.fromkeys(split for splits in SOURCES.values() for split in splits)),
-        help="blind is of injected jobs; sealed, second and later ones are of written jobs",
+        "--split", default="development", choices=dict.fromkeys((*SPLITS, "gpualert", *FOLDERS)),
+        help="of real logs (gpualert: that corpus in --logs) or of injected jobs (blind)",
     )  # fmt: skip
     out.add_argument(
         "--logs", type=Path, default=LOGS, metavar="DIR",
@@ -49,10 +61,6 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument(
         "--injected", type=Path, default=JOBS, metavar="DIR",
         help=f"holds the jobs with injected faults (default: {JOBS})",
-    )  # fmt: skip
-    out.add_argument(
-        "--written", type=Path, default=written_jobs.JOBS, metavar="DIR",
-        help=f"holds the splits of the written jobs (default: {written_jobs.JOBS})",
     )  # fmt: skip
     out.add_argument(
         "--out", type=Path, default=OUT, metavar="DIR", help=f"where results go (default: {OUT})"
@@ -78,59 +86,69 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace) -> None:
+    judges = {"written": judge_written, "real": judge_real, "injected": judge_injected}
     if not options.report:
-        having = [source for source, splits in SOURCES.items() if options.split in splits]
-        for source in having if options.source == "all" else (options.source,):
-            judged(source, options).write(options.out)
+        options.out.mkdir(parents=True, exist_ok=True)
+        for source in judges if options.source == "all" else (options.source,):
+            judges[source](options)
     for table in report(options.out, PAGE if options.out == OUT else None):
-        print(to_text(table))
-    print(f"tables and provenance.json: {options.out}")
+        if table.name in PRINTED:
+            print(to_text(table))
+    print(f"results: {options.out}")
 
 
-def judged(source: str, options: argparse.Namespace) -> Results | written_jobs.WrittenResults:
+def judge_written(options: argparse.Namespace) -> None:
+    """The scores of other sets stay; those of a first look are kept and never written again."""
+    with opened(options.sets) as cases:
+        _begin("written", len(cases))
+        jobs = score_written(cases, options.jobs)
+    judged, looked = {job.set for job in jobs}, {one.name for one in written_sets().values()
+                                                 if one.commit}  # fmt: skip
+    for name, new in ((WRITTEN, judged), (FIRST_LOOKS, looked & judged)):
+        path = options.out / name
+        kept = read_rows(path, WrittenScores)
+        if name == FIRST_LOOKS:
+            new = new - {job.set for job in kept}
+        rows = [job for job in kept if job.set not in new] + [job for job in jobs if job.set in new]
+        write_rows(path, WrittenScores, sorted(rows, key=lambda job: (job.set, job.job)))
+    note(options.out, "written", {"jobs": len(jobs), "sets": " ".join(sorted(judged))})
+
+
+def judge_real(options: argparse.Namespace) -> None:
+    if options.split == "gpualert":
+        logs = gpualert.classified(options.logs, options.jobs)
+        write_rows(options.out / GPUALERT, gpualert.Classified, logs)
+        labels = options.logs / "labels.jsonl"
+        note(options.out, "gpualert", {"labels_sha256": digest([labels]), "logs": len(logs)})
+        return
+    with tempfile.TemporaryDirectory() as work:
+        cases = real_jobs(options.split, options.logs, Path(work))
+        labels = MANIFEST.with_name(f"failure_labels_{options.split}.csv")
+        inputs = {"manifest_sha256": digest([MANIFEST]), "labels_sha256": digest([labels])}
+        _judge_methods("real", cases, inputs, options)
+
+
+def judge_injected(options: argparse.Namespace) -> None:
+    cases = injected_jobs(options.split, options.injected)
+    manifests = [case.folder.parent / "manifest.json" for case in cases]
+    _judge_methods("injected", cases, {"manifests_sha256": digest(manifests)}, options)
+
+
+def _judge_methods(
+    source: str, cases: Any, inputs: dict[str, Any], options: argparse.Namespace
+) -> None:
     from studies.diagnosis_benchmark.run_methods import score_all
 
-    if source == "written":
-        return judged_written(options)
-    with tempfile.TemporaryDirectory() as work:
-        if source == "real":
-            cases = real_jobs(options.split, options.logs, Path(work))
-            inputs: dict[str, Any] = {
-                "manifest_sha256": digest(MANIFEST),
-                "labels_sha256": digest(MANIFEST.with_name(f"failure_labels_{options.split}.csv")),
-            }
-        else:
-            cases = injected_jobs(options.split, options.injected)
-            inputs = {
-                "manifests_sha256": digest(
-                    *(case.folder.parent / "manifest.json" for case in cases)
-                )
-            }
-        print(f"{source}, {options.split}: {len(cases)} jobs", file=sys.stderr)
-        jobs = score_all(cases, options.jobs)
-    about = inputs | {"jobs": len(jobs), "lines": sum(job.lines for job in jobs)}
-    return Results(source=source, split=options.split, jobs=jobs, made=made(about))
+    _begin(f"{source}, {options.split}", len(cases))
+    jobs = score_all(cases, options.jobs)
+    results = Results(source=source, split=options.split, jobs=jobs)
+    results.write(options.out)
+    about = {"jobs": len(jobs), "lines": sum(job.lines for job in jobs)}
+    note(options.out, results.name, inputs | about)
 
 
-def judged_written(options: argparse.Namespace) -> written_jobs.WrittenResults:
-    cases = written_jobs.load(options.split, options.written)
-    print(f"written, {options.split}: {len(cases)} jobs", file=sys.stderr)
-    jobs = written_jobs.score_all(cases, options.jobs)
-    manifests = (one.case.folder.parent / "manifest.json" for one in cases)
-    about = {
-        "manifests_sha256": digest(*manifests),
-        "jobs": len(jobs),
-        "lines": sum(job.lines for job in jobs),
-    }
-    return written_jobs.WrittenResults(split=options.split, jobs=jobs, made=made(about))
-
-
-def digest(*paths: Path) -> str:
-    """sha256 of files, one after another."""
-    out = hashlib.sha256()
-    for path in paths:
-        out.update(path.read_bytes())
-    return out.hexdigest()
+def _begin(what: str, jobs: int) -> None:
+    print(f"{what}: {jobs} jobs", file=sys.stderr)
 
 
 if __name__ == "__main__":

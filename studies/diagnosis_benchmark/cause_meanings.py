@@ -1,6 +1,6 @@
 """Causes of the library that mean a class of the written jobs or a kind of injected fault.
 
-Written from the meanings of the words alone (`blind/causes.py`, the titles of the signatures, the
+Written from the meanings of the words alone (`causes.py`, the titles of the signatures, the
 variants of the injected faults), before any diagnosis of a written job had been looked at, and not
 changed after that except for names that the library changes or adds, and one entry of `KINDS`: the
 injected "out of range" is a token beyond the vocabulary, so the signature of that is right.
@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 from rmetric.diagnosis.inferred import inferred_causes
 from rmetric.diagnosis.library import SignatureLibrary
-
-from studies.diagnosis_benchmark.blind.causes import CAUSES
+from studies.diagnosis_benchmark.causes import CAUSES
 
 #: Timeouts of collectives: a rank did not take part.
 _WAITED = (
@@ -44,7 +43,7 @@ _LOST = (
     "collective communication/distributed_backend_error",
     "collective communication/mpi_fatal_error",
 )
-#: Written class (`blind/causes.py`) -> entries that mean it.
+#: Written class (`causes.py`) -> entries that mean it.
 CLASSES: dict[str, tuple[str, ...]] = {
     "hang_data": (
         "hang@load data",

@@ -1,10 +1,9 @@
 """Whether an answer is sure only where the logs still hold it.
 
-    python -m studies.diagnosis_benchmark.cut --written DIR
+    python -m studies.diagnosis_benchmark.cut [--set 2 ... 26 | all]
 
-DIR has the written jobs, as DIR/SPLIT/JOB (`python -m studies.diagnosis_benchmark.blind`). A part
-of each job's logs is cut away, and the answer is judged by the job's label. What is left may no
-longer hold the cause: then the answer may be wrong, but not sure.
+A part of each written job's logs is cut away, and the answer is judged by the job's label. What is
+left may no longer hold the cause: then the answer may be wrong, but not sure.
 """
 
 from __future__ import annotations
@@ -24,10 +23,9 @@ from rmetric._util.options import add_jobs
 from rmetric._util.workers import delayed
 from rmetric.diagnosis.decide import diagnose
 from rmetric.diagnosis.result import SURE
-from studies.diagnosis_benchmark.blind.cases import WrittenCase
-from studies.diagnosis_benchmark.reliability import written_is_right
 from studies.diagnosis_benchmark.transformed import OTHERS, RESULTS
-from studies.diagnosis_benchmark.written_jobs import SPLITS, load, scored
+from studies.diagnosis_benchmark.written_jobs import scored
+from studies.diagnosis_benchmark.written_sets import WrittenCase, add_sets, opened
 
 #: Content of each file of a job, by its name.
 Files = dict[str, bytes]
@@ -84,9 +82,9 @@ CUTS: dict[str, Callable[[Files, np.random.Generator], Files]] = {
 }
 
 
-def answered(job: WrittenCase, logs: Path, at: int) -> list[Answered]:
+def answered(job: WrittenCase, at: int) -> list[Answered]:
     """The answers to the logs of a job, the `at`-th, after each cut."""
-    found = []
+    found, logs = [], job.case.folder
     files = {
         str(path.relative_to(logs)): path.read_bytes()
         for path in sorted(logs.rglob("*"))
@@ -101,7 +99,7 @@ def answered(job: WrittenCase, logs: Path, at: int) -> list[Answered]:
                 said = diagnose([folder], jobs=1)
             except LogError:  # nothing is left to read
                 continue
-        found.append(Answered(name, written_is_right(scored(job, said)), said.confidence >= SURE))
+        found.append(Answered(name, scored(job, said).right, said.confidence >= SURE))
     return found
 
 
@@ -134,24 +132,13 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m studies.diagnosis_benchmark.cut",
         description="Judges the answers to logs of which a part was cut away.",
     )
-    parser.add_argument("--written", type=Path, required=True, metavar="DIR")
+    add_sets(parser)
     parser.add_argument("--out", type=Path, default=RESULTS / "cut.csv", metavar="FILE")
     add_jobs(parser)
     given = parser.parse_args(arguments)
-    jobs = [
-        (job, path.parent / "logs")
-        for split in SPLITS
-        if (given.written / split).is_dir()
-        for job, path in zip(
-            load(split, given.written),
-            sorted((given.written / split).glob("*/manifest.json")),
-            strict=True,
-        )
-    ]
-    if not jobs:
-        parser.error(f"--written {given.written}: no split is in it; accepted: {', '.join(SPLITS)}")
-    run = Parallel(n_jobs=given.jobs)
-    each = run(delayed(answered)(job, logs, at) for at, (job, logs) in enumerate(jobs))
+    with opened(given.sets) as jobs:
+        run = Parallel(n_jobs=given.jobs)
+        each = run(delayed(answered)(job, at) for at, job in enumerate(jobs))
     made = table([one for some in each for one in some])
     print(made.to_string(index=False))
     made.to_csv(given.out, index=False, lineterminator="\n")

@@ -2,7 +2,7 @@
 
     python -m studies.diagnosis_benchmark.fit_confidence RESULTS [...] --out FILE
 
-RESULTS are files of scores, or the answers of first looks (first_answers.py).
+RESULTS are files of scores: real_*.json, injected_*.json, written.csv, first_looks.csv.
 
 Each kind of evidence (`rmetric.diagnosis.confidence.KINDS`) has an isotonic regression of "the
 answer is right" on the score of the evidence. At each score some pseudo-answers that are right as
@@ -25,17 +25,16 @@ from rmetric._util.errors import exit_with
 from rmetric.diagnosis.confidence import KINDS, MIN_CONFIDENCE, Basis, Table, calibrated
 from rmetric.logs import write_atomically
 from studies.common.renderers import to_text
-from studies.diagnosis_benchmark.first_answers import read_first_answers
+from studies.diagnosis_benchmark.csv_rows import read_rows
 from studies.diagnosis_benchmark.reliability import (
     Stated,
     calibration,
     is_right,
     kind_of,
     reliability,
-    written_is_right,
 )
 from studies.diagnosis_benchmark.results import read_results
-from studies.diagnosis_benchmark.written_jobs import read_written
+from studies.diagnosis_benchmark.written_jobs import WrittenScores
 
 #: Answers at each score that are right as often as the score says.
 PSEUDO_ANSWERS = 2.0
@@ -68,11 +67,10 @@ def evidence_of(path: Path) -> list[Evidence]:
     """
     if path.suffix == ".csv":
         return [
-            Evidence(one.basis, one.score, one.right, f"{one.split} {one.job}", one.kind)
-            for one in read_first_answers(path)
+            Evidence(one.basis, one.score, one.right, f"{one.set} {one.job}", one.kind)
+            for one in read_rows(path, WrittenScores)
+            if one.states
         ]
-    if path.stem.startswith("written_"):
-        return list(_written(path))
     return list(_jobs(path))
 
 
@@ -86,15 +84,6 @@ def _jobs(path: Path) -> Iterator[Evidence]:
         fault = job.kind or (job.group if results.source == "real" else "healthy")
         score = answer.confidence if answer.score is None else answer.score
         yield Evidence(kind_of(answer), score or 0.0, is_right(job, answer), case, fault)
-
-
-def _written(path: Path) -> Iterator[Evidence]:
-    for job in read_written(path).jobs:
-        said = job.said
-        if said["outcome"] != "unknown" or said["cause"]:
-            # Jobs of other seeds have the same texts.
-            case = f"written {job.kind}, {job.variant}"
-            yield Evidence(said["basis"], said["score"], written_is_right(job), case, job.kind)
 
 
 def fit(answers: Sequence[Evidence]) -> Table:
@@ -170,9 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "cross-validated by fault": cross_validated(answers, lambda one: one.fault),
     }
     for make in (calibration, reliability):
-        table = make(views)
-        table.rows[:] = [row for row in table.rows if row[0] != "all"]
-        print(to_text(table))
+        print(to_text(make(views)))
     table_of_all = fit(answers)
     for kind, knots in table_of_all.items():
         number = sum(one.kind == kind for one in answers)

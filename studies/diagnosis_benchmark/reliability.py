@@ -19,10 +19,10 @@ from studies.diagnosis_benchmark.answers import Answer
 from studies.diagnosis_benchmark.cause_meanings import KINDS, Named
 from studies.diagnosis_benchmark.job_scores import JobScores
 from studies.diagnosis_benchmark.results import Results
-from studies.diagnosis_benchmark.written_jobs import WrittenResults, WrittenScores
+from studies.diagnosis_benchmark.written_jobs import WrittenScores
 
-#: Title of the answers of first looks.
-FIRST = "written jobs, the answer of their first look"
+#: Titles of the answers of first looks, and of those of today.
+FIRST, TODAY = "written, first looks", "written, today"
 #: Bins of stated confidence, from its lower edge to below the next; the last one has its end too.
 EDGES = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
@@ -58,14 +58,12 @@ def calibrated_score(kind: str, score: float) -> float:
     return calibrated(Basis(kind), score)
 
 
-def stated_on_written(results: WrittenResults) -> list[Stated]:
+def stated_on_written(jobs: Iterable[WrittenScores]) -> list[Stated]:
     """The same of the written jobs."""
     return [
-        Stated(
-            calibrated_score(job.said["basis"], job.said["score"]), written_is_right(job), job.name
-        )
-        for job in results.jobs
-        if job.said["outcome"] != "unknown" or job.said["cause"]
+        Stated(calibrated_score(job.basis, job.score), job.right, f"{job.set} {job.job}")
+        for job in jobs
+        if job.states
     ]
 
 
@@ -84,11 +82,6 @@ def is_right(job: JobScores, answer: Answer) -> bool:
     if job.kind:
         return Named(answer.cause, answer.family or "").means(KINDS[job.kind])
     return answer.outcome == job.outcome and answer.line_right is not False
-
-
-def written_is_right(job: WrittenScores) -> bool:
-    """The same of a written job; a cause that is right in part is wrong."""
-    return job.outcome_right if job.said["cause"] is None else job.cause == "right"
 
 
 def kind_of(answer: Answer) -> str:
@@ -128,15 +121,12 @@ def bin_of(confidences: Sequence[float]) -> np.ndarray[tuple[int], np.dtype[np.i
 
 
 def reliability(of_source: Mapping[str, Sequence[Stated]]) -> Table:
-    """Bins of confidence of each source and of all together.
+    """Bins of confidence of each source.
 
     Args:
         of_source: by the source's title.
     """
-    everything = [one for some in of_source.values() for one in some]
-    rows: list[tuple[Cell, ...]] = []
-    for title, answers in {**of_source, "all": everything}.items():
-        rows += _bins(title, answers)
+    rows = [row for title, answers in of_source.items() for row in _bins(title, answers)]
     return Table(
         name="reliability",
         number=0,
@@ -166,10 +156,9 @@ def _share(answers: Sequence[Stated]) -> tuple[int, float, int, Estimate]:
 
 
 def calibration(of_source: Mapping[str, Sequence[Stated]]) -> Table:
-    """The calibration error and the sure answers of each source and of all together."""
-    everything = [one for some in of_source.values() for one in some]
+    """The calibration error and the sure answers of each source."""
     rows: list[tuple[Cell, ...]] = []
-    for title, answers in {**of_source, "all": everything}.items():
+    for title, answers in of_source.items():
         sure = [one for one in answers if one.confidence >= SURE]
         right = sum(one.right for one in sure)
         error = calibration_error(answers)
@@ -192,23 +181,21 @@ def calibration(of_source: Mapping[str, Sequence[Stated]]) -> Table:
 
 
 def calibration_tables(
-    results: Iterable[Results], written: Iterable[WrittenResults], first: Sequence[Stated] = ()
+    results: Iterable[Results], first: Iterable[WrittenScores], today: Iterable[WrittenScores]
 ) -> list[Table]:
-    """Both tables of all data sets; none where there is none.
+    """Both tables; none where there is no answer.
 
     Args:
-        results, written: as they are judged today.
-        first: the answers that written jobs were given at their first look. They have a row of
-            their own, and "all" is without them.
+        results, today: as they are judged today.
+        first: written jobs at their first look; "all" is without them.
     """
-    of_source: dict[str, Sequence[Stated]] = {one.title: stated(one) for one in results}
-    of_source |= {one.title: stated_on_written(one) for one in written}
-    of_source = {title: answers for title, answers in of_source.items() if answers}
-    made = [calibration(of_source), reliability(of_source)] if of_source else []
-    if made and first:
-        for table, of_first in zip(
-            made, (calibration({FIRST: first}), reliability({FIRST: first})), strict=True
-        ):
-            own = [row for row in of_first.rows if row[0] == FIRST]
-            table.rows[:] = [*own, *table.rows]
-    return made
+    of_source = {TODAY: stated_on_written(today)} | {one.title: stated(one) for one in results}
+    known = {title: answers for title, answers in of_source.items() if answers}
+    if not known:
+        return []
+    everything = [one for answers in known.values() for one in answers]
+    looks = {FIRST: found} if (found := stated_on_written(first)) else {}
+    return [
+        calibration(looks | known | {"all of today": everything}),
+        reliability(looks or {TODAY: everything}),
+    ]

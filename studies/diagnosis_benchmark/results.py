@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rmetric.logs import write_atomically
 from studies.diagnosis_benchmark.job_scores import ALONE, WHOLE, JobScores
@@ -15,11 +14,11 @@ from studies.diagnosis_benchmark.scoring import Counts
 #: with the healthy jobs of its settings.
 HEADLINES = {"real": ALONE, "injected": WHOLE}
 TITLES = {
-    ("real", "development"): "real logs, development",
-    ("real", "held_out"): "real logs, held out",
-    ("injected", "development"): "injected jobs, kinds of fault seen in development",
-    ("injected", "held_out"): "injected jobs, four kinds of fault held out",
-    ("injected", "blind"): "injected jobs, six later kinds of fault",
+    ("real", "development"): "real, development",
+    ("real", "held_out"): "real, held out",
+    ("injected", "development"): "injected, seen kinds",
+    ("injected", "held_out"): "injected, four kinds held out",
+    ("injected", "blind"): "injected, six later kinds",
 }
 
 
@@ -30,13 +29,11 @@ class Results:
     Attributes:
         source: "real" or "injected". split: "development", "held_out" or, of injected
             jobs, "blind".
-        made: by which code, from which inputs.
     """
 
     source: str
     split: str
     jobs: list[JobScores]
-    made: dict[str, Any]
 
     @property
     def name(self) -> str:
@@ -62,7 +59,7 @@ class Results:
         return [counts for counts, _ in kept], [name for _, name in kept]
 
     def write(self, folder: Path) -> None:
-        about = {"source": self.source, "split": self.split, "made": self.made}
+        about = {"source": self.source, "split": self.split}
         jobs = ",\n".join(json.dumps(job.as_json(), allow_nan=False) for job in self.jobs)
         # One job a line, so that a change shows which jobs it moved.
         text = f'{json.dumps(about, allow_nan=False)[:-1]}, "jobs": [\n{jobs}\n]}}\n'
@@ -75,8 +72,6 @@ def read_results(path: Path) -> Results:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         jobs = [JobScores.from_json(entry) for entry in content["jobs"]]
-        return Results(
-            source=content["source"], split=content["split"], jobs=jobs, made=content["made"]
-        )
+        return Results(source=content["source"], split=content["split"], jobs=jobs)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: not written by this command: {error}") from None

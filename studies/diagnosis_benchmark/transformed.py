@@ -1,10 +1,9 @@
 """Whether the diagnosis gives the same answer to logs that went through other tools.
 
-    python -m studies.diagnosis_benchmark.transformed --written DIR
+    python -m studies.diagnosis_benchmark.transformed [--set 2 ... 26 | all]
 
-DIR has the written jobs, as DIR/SPLIT/JOB (`python -m studies.diagnosis_benchmark.blind`). Every
-log of a job is transformed alike: quoted, numbered, broken at a terminal's width, cut and so on.
-The answers are compared with those to the logs as they are; no label is used.
+Every log of a written job is transformed alike: quoted, numbered, broken at a terminal's width, cut
+and so on. The answers are compared with those to the logs as they are; no label is used.
 """
 
 from __future__ import annotations
@@ -23,8 +22,10 @@ from joblib import Parallel
 from tqdm import tqdm
 
 from rmetric._util.errors import LogError, exit_with
+from rmetric._util.options import add_jobs
 from rmetric._util.workers import delayed
 from rmetric.diagnosis.decide import diagnose
+from studies.diagnosis_benchmark.written_sets import add_sets, opened
 
 RESULTS = Path(__file__).parent / "results"
 #: Files that are no text logs, and stay as they are.
@@ -86,12 +87,12 @@ class Given(NamedTuple):
 
 
 def answer(job: Path, change: Callable[[Lines], Lines] | None = None) -> Given:
-    """The diagnosis of the logs in JOB/logs, changed."""
+    """The diagnosis of the logs in a folder, changed."""
     with tempfile.TemporaryDirectory() as folder:
         logs = Path(folder, "logs")
-        for path in sorted((job / "logs").rglob("*")):
+        for path in sorted(job.rglob("*")):
             if path.is_file():
-                to = logs / path.relative_to(job / "logs")
+                to = logs / path.relative_to(job)
                 to.parent.mkdir(parents=True, exist_ok=True)
                 to.write_bytes(changed(path, change))
         try:
@@ -139,14 +140,12 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m studies.diagnosis_benchmark.transformed",
         description="Compares the answers to transformed logs with those to the logs as they are.",
     )
-    parser.add_argument("--written", type=Path, required=True, metavar="DIR", help="DIR/SPLIT/JOB")
+    add_sets(parser)
     parser.add_argument("--out", type=Path, default=RESULTS / "transformed.csv", metavar="FILE")
-    parser.add_argument("--jobs", type=int, default=-1, help="processes (default: one a core)")
+    add_jobs(parser)
     given = parser.parse_args(arguments)
-    jobs = sorted(path.parent for path in given.written.glob("*/*/logs"))
-    if not jobs:
-        parser.error(f"--written {given.written}: no job in it, as SPLIT/JOB/logs")
-    found = table(jobs, cores=given.jobs)
+    with opened(given.sets) as jobs:
+        found = table([one.case.folder for one in jobs], cores=given.jobs)
     found.to_csv(given.out, index=False, lineterminator="\n")
     print(found.to_string(index=False))
     print(given.out)

@@ -1,83 +1,84 @@
-"""Score the diagnosis on written jobs (`blind/`): whole jobs with all their attempts."""
+"""Score the diagnosis on written jobs (sets/): whole jobs with all their attempts."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
+from rmetric._util.errors import LogError
 from rmetric.diagnosis.decide import diagnose
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.result import Diagnosis
-from rmetric.logs import write_atomically
 from studies.diagnosis_benchmark.answers import nodes_of, ranks_of
-from studies.diagnosis_benchmark.blind.cases import WrittenCase, written_jobs
-from studies.diagnosis_benchmark.blind.make import TITLES
 from studies.diagnosis_benchmark.cause_meanings import Named, family_of, verdict
-from studies.diagnosis_benchmark.scoring import hits
+from studies.diagnosis_benchmark.causes import CAUSES
+from studies.diagnosis_benchmark.scoring import TOPS, hits
+from studies.diagnosis_benchmark.written_sets import WrittenCase
 
-SPLITS = tuple(TITLES)
-JOBS = Path("runs", "written_failures")
 #: The named causes that are scored: the answer and further candidates.
 TOP_CAUSES = 5
+#: Logs that the diagnosis does not read; wrong in everything.
+REFUSED = Diagnosis(outcome="refused")
 
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenScores:
-    """A written job and the scores of its diagnosis.
+    """A written job and the scores of its diagnosis: a row of written.csv and first_looks.csv.
 
     Attributes:
-        kind: as it was made, of healthy jobs too.
-        group: of its cause class.
-        outcomes, causes: all that are right; the first is the label's.
-        said: outcome, cause, family, stage, rank or node and confidence of the diagnosis.
+        kind: as its author calls it.
+        outcomes, causes: all that are right, the first is the label's; a healthy job has no cause.
+        outcome, said, stage, who: the diagnosis' outcome, cause, stage and first rank or node.
         cause: of `cause_meanings.VERDICTS`; "" for a healthy job.
         cause_at: place from 1 of the first right cause among at most `TOP_CAUSES`; 0 for none.
-        where: hits of the label's rank, or of its node without one, among the first of `TOPS`;
-            None where the label has neither.
+        first, among_five: hits of the label's rank, or of its node without one, among the first
+            named one and five; None where the label has neither.
         stage_right: None where the label has no stage.
         attempts, attempts_found: their numbers.
         ends_right: attempts whose outcome is right; 0 where their number is wrong.
+        score, basis: the confidence before its calibration, and the kind of its evidence.
     """
 
-    name: str
+    set: str
+    job: str
     kind: str
-    variant: str
-    group: str
     outcomes: tuple[str, ...]
     causes: tuple[str, ...]
-    said: dict[str, Any]
     outcome_right: bool
     cause: str
     cause_at: int
-    where: list[float] | None
+    first: float | None
+    among_five: float | None
     stage_right: bool | None
     attempts: int
     attempts_found: int
     ends_right: int
-    lines: int
+    outcome: str
+    said: str
+    stage: str
+    who: str
+    confidence: float
+    score: float
+    basis: str
 
     @property
     def is_healthy(self) -> bool:
         return self.outcomes == ("healthy",)
 
+    @property
+    def group(self) -> str:
+        """Of its cause class."""
+        return CAUSES[self.causes[0]][0] if self.causes else "healthy"
 
-def load(split: str, folder: Path) -> list[WrittenCase]:
-    """The jobs of a split in FOLDER/SPLIT.
+    @property
+    def states(self) -> bool:
+        """The answer states a cause or an outcome."""
+        return bool(self.said) or self.outcome not in ("unknown", "refused")
 
-    Raises:
-        ValueError: the split is not known, there is no job, or a manifest cannot be used.
-    """
-    if split not in SPLITS:
-        raise ValueError(f"split is {split!r}; {', '.join(SPLITS)} are accepted")
-    return written_jobs(folder / split)
-
-
-def score(job: WrittenCase) -> WrittenScores:
-    """Diagnose a job and score the answer."""
-    return scored(job, diagnose([job.case.folder]))
+    @property
+    def right(self) -> bool:
+        """What is stated is right; a cause that is right in part is wrong."""
+        return self.cause == "right" if self.said else self.outcome_right
 
 
 def score_all(jobs: Sequence[WrittenCase], processes: int) -> list[WrittenScores]:
@@ -87,6 +88,14 @@ def score_all(jobs: Sequence[WrittenCase], processes: int) -> list[WrittenScores
     from rmetric._util.workers import delayed
 
     return list(Parallel(n_jobs=processes)(delayed(score)(job) for job in jobs))
+
+
+def score(job: WrittenCase) -> WrittenScores:
+    """Diagnose a job and score the answer."""
+    try:
+        return scored(job, diagnose([job.case.folder]))
+    except LogError:
+        return scored(job, REFUSED)
 
 
 def scored(job: WrittenCase, said: Diagnosis) -> WrittenScores:
@@ -104,79 +113,31 @@ def scored(job: WrittenCase, said: Diagnosis) -> WrittenScores:
     elif case.node is not None:
         where = hits(nodes_of(case, said), case.node)
     stages = [one for one in told["stages"] if one]
-    ends = [one.outcome for one in said.attempts] or [said.outcome]
+    refused = said is REFUSED
+    ends = [] if refused else [one.outcome for one in said.attempts] or [said.outcome]
     true_ends = [{one["outcome"]} for one in told["attempts"][:-1]] + [set(told["outcomes"])]
-    first = said.nodes[0] if said.nodes else None
     return WrittenScores(
-        name=case.name,
+        set=job.set,
+        job=case.name,
         kind=told["made_as"],
-        variant=told["variant"],
-        group=told["cause_group"],
         outcomes=tuple(told["outcomes"]),
         causes=classes,
-        said={
-            "outcome": said.outcome,
-            "cause": said.cause,
-            "family": said.family,
-            "stage": said.stage,
-            "who": first and first.name,
-            "confidence": said.confidence,
-            "score": said.score,
-            "basis": said.basis,
-        },
         outcome_right=said.outcome in told["outcomes"],
         cause=verdicts[0] if classes else "",
         cause_at=verdicts.index("right") + 1 if "right" in verdicts else 0,
-        where=where,
+        first=None if where is None else where[TOPS.index(1)],
+        among_five=None if where is None else where[TOPS.index(5)],
         stage_right=said.stage in stages if stages else None,
         attempts=len(true_ends),
         attempts_found=len(ends),
         ends_right=sum(one in true for one, true in zip(ends, true_ends, strict=True))
         if len(ends) == len(true_ends)
         else 0,
-        lines=told["lines"],
+        outcome=said.outcome,
+        said=said.cause or "",
+        stage=said.stage,
+        who=said.nodes[0].name if said.nodes else "",
+        confidence=said.confidence,
+        score=said.score,
+        basis="" if refused else said.basis,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class WrittenResults:
-    """The scores of a split. made: by which code, from which inputs."""
-
-    split: str
-    jobs: list[WrittenScores]
-    made: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        return f"written_{self.split}"
-
-    @property
-    def title(self) -> str:
-        return TITLES[self.split]
-
-    def write(self, folder: Path) -> None:
-        """Write the scores to FOLDER/NAME.json, one job a line."""
-        about = {"source": "written", "split": self.split, "made": self.made}
-        jobs = ",\n".join(json.dumps(asdict(job), allow_nan=False) for job in self.jobs)
-        text = f'{json.dumps(about, allow_nan=False)[:-1]}, "jobs": [\n{jobs}\n]}}\n'
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / f"{self.name}.json", [text.encode()])
-
-
-def read_written(path: Path) -> WrittenResults:
-    """Scores from their file.
-
-    Raises:
-        ValueError: the file is no result of this command.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        jobs = [
-            WrittenScores(
-                **{**one, "outcomes": tuple(one["outcomes"]), "causes": tuple(one["causes"])}
-            )
-            for one in content["jobs"]
-        ]
-        return WrittenResults(split=content["split"], jobs=jobs, made=content["made"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: not written by this command: {error}") from None

@@ -1,150 +1,143 @@
-"""Tables of the written jobs."""
+"""Tables of the written jobs: the first look at each set beside the code of today."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
+from rmetric.diagnosis.result import SURE
 from rmetric.evaluation.intervals import Estimate
 from studies.common.table import Cell, Table
 from studies.diagnosis_benchmark.aggregation import columns, mean
-from studies.diagnosis_benchmark.cause_meanings import VERDICTS
-from studies.diagnosis_benchmark.scoring import TOPS
-from studies.diagnosis_benchmark.written_jobs import TOP_CAUSES, WrittenResults, WrittenScores
+from studies.diagnosis_benchmark.written_jobs import TOP_CAUSES, WrittenScores
+from studies.diagnosis_benchmark.written_sets import written_sets
 
-INTERVALS = "Brackets: 95 % intervals by bootstrap over jobs; one without width is no certainty."
-
+Rows = Sequence[WrittenScores]
+#: The value of a job that has what is counted; None of another.
 Value = Callable[[WrittenScores], float | None]
 
 
-def written_tables(results: WrittenResults) -> list[Table]:
-    """The scores, the scores by kind, and each job with an error."""
-    return [scores(results), by_kind(results), misses(results)]
+def _failed(value: Value) -> Value:
+    return lambda job: value(job) if job.causes else None
 
 
-def scores(results: WrittenResults) -> Table:
-    """The share of jobs on which each part of the answer is right."""
-    failed = [job for job in results.jobs if job.causes]
-    rows = [_row("Outcome", "right", results.jobs, lambda job: job.outcome_right)]
-    for word in VERDICTS:
-        rows.append(_row("Cause", word, failed, lambda job, word=word: job.cause == word))  # type: ignore[misc]
-    rows += [
-        _row("Cause", "right, first", failed, lambda job: job.cause_at == 1),
-        _row("Cause", f"right, among {TOP_CAUSES}", failed, lambda job: job.cause_at > 0),
-        *(
-            _row("Rank or node", f"among the first {top}", failed, _where(place))
-            for place, top in enumerate(TOPS)
-            if top in (1, 5)
-        ),
-        _row("Stage", "right", failed, lambda job: job.stage_right),
+def _when(holds: Callable[[WrittenScores], bool], value: Value) -> Value:
+    return lambda job: value(job) if holds(job) else None
+
+
+#: Parts of an answer, with a column in the table of sets.
+COUNTED: dict[str, Value] = {
+    "Outcome": lambda job: job.outcome_right,
+    "Cause first": _failed(lambda job: job.cause_at == 1),
+    f"Cause among {TOP_CAUSES}": _failed(lambda job: job.cause_at > 0),
+    "Rank or node first": _failed(lambda job: job.first),
+    "Stage": _failed(lambda job: job.stage_right),
+    "Number of attempts": lambda job: job.attempts_found == job.attempts,
+    "Sure and right": _when(lambda job: job.states and job.confidence >= SURE,
+                            lambda job: job.right),
+}  # fmt: skip
+#: Further parts.
+PARTS: dict[str, Value] = {
+    **COUNTED,
+    "Cause partly right": _failed(lambda job: job.cause == "partly"),
+    "No cause named": _failed(lambda job: job.cause == "unknown"),
+    "Cause wrong": _failed(lambda job: job.cause == "wrong"),
+    "Rank or node among five": _failed(lambda job: job.among_five),
+    "Several attempts: found": _when(lambda job: job.attempts > 1,
+                                     lambda job: job.attempts_found > 1),
+    "Several attempts: ends right": _when(lambda job: job.attempts > 1,
+                                          lambda job: job.ends_right / job.attempts),
+    "Healthy: no cause named": _when(lambda job: job.is_healthy, lambda job: not job.said),
+    "Healthy: accused surely": _when(lambda job: job.is_healthy,
+                                     lambda job: job.confidence >= SURE and not job.outcome_right),
+}  # fmt: skip
+
+
+def written_tables(first: Rows, today: Rows) -> list[Table]:
+    """The sets, the parts of the answers, and the misses by group of causes."""
+    if not today:
+        return []
+    return [of_sets(first, today), of_parts(first, today), of_groups(first, today)]
+
+
+def values(rows: Rows, value: Value) -> list[float]:
+    return [float(one) for job in rows if (one := value(job)) is not None]
+
+
+def _count(looks: Sequence[Rows], value: Value) -> str:
+    """Right at each look, of how many; said once where they are as many at both."""
+    found = [values(rows, value) for rows in looks if rows]
+    if len({len(one) for one in found}) == 1:
+        return f"{' → '.join(f'{sum(one):.4g}' for one in found)} of {len(found[0])}"
+    return " → ".join(f"{sum(one):.4g} of {len(one)}" for one in found)
+
+
+def of_sets(first: Rows, today: Rows) -> Table:
+    """A row for each set, and one for all that had a first look."""
+
+    def row(known: tuple[Cell, ...], names: Sequence[str]) -> tuple[Cell, ...]:
+        looks = [[job for job in rows if job.set in names] for rows in (first, today)]
+        return *known, *(_count(looks, value) for value in COUNTED.values())
+
+    judged = {job.set for job in today}
+    sets = [one for one in written_sets().values() if one.name in judged]
+    rows = [
+        row((one.name, one.authors, one.jobs, one.first_look, one.commit), [one.name])
+        for one in sets
     ]
-    several = [job for job in results.jobs if job.attempts > 1]
-    single = [job for job in results.jobs if job.attempts == 1]
-    rows += [
-        _row("Several attempts", "found", several, lambda job: job.attempts_found > 1),
-        _row("Several attempts", "number right", several, _number_right),
-        _row("Several attempts", "ends right", several, lambda job: job.ends_right / job.attempts),
-        _row("One attempt", "number right", single, _number_right),
-    ]
-    healthy = [job for job in results.jobs if job.is_healthy]
-    rows += [
-        _row("Healthy", "no cause named", healthy, lambda job: job.said["cause"] is None),
-        _row("Healthy", "nobody named", healthy, lambda job: job.said["who"] is None),
-    ]
+    looked = [one for one in sets if one.name in {job.set for job in first}]
+    whole = sum(one.jobs for one in looked)
+    rows.append(row(("all numbered", "", whole, "", ""), [one.name for one in looked]))
     return Table(
-        name=f"{results.name}_scores",
+        name="sets",
         number=0,
-        title=f"Whole answers, {results.title}",
-        columns=columns("What", "Counted", "Jobs", "Sum", "Share"),
+        title="Whole answers to written jobs: first look → today",
+        columns=columns("Set", "Authors", "Jobs", "First look", "Code", *COUNTED),
         rows=rows,
-        notes=[
-            "A cause is right by a family of the library (cause_meanings.py, written before any "
-            "result), partly right by one of the same group. Unknown: no cause is named, or only "
-            "that something failed. The rank counts where the label has one, else the node.",
-            INTERVALS,
+    )
+
+
+def of_parts(first: Rows, today: Rows) -> Table:
+    """Shares of all sets that had a first look."""
+    sets = {job.set for job in first}
+    looks = (first, [job for job in today if job.set in sets])
+    return Table(
+        name="parts",
+        number=0,
+        title="All numbered sets together",
+        columns=columns("Part of the answer", "Jobs", "First look", "Today"),
+        rows=[
+            (words, _jobs(looks, value), *(_share(values(rows, value)) for rows in looks))
+            for words, value in PARTS.items()
         ],
-        grouped=True,
+        notes=["Brackets: 95 % intervals by bootstrap over jobs."],
     )
 
 
-def _number_right(job: WrittenScores) -> bool:
-    return job.attempts_found == job.attempts
+def _jobs(looks: Sequence[Rows], value: Value) -> str:
+    counts = dict.fromkeys(str(len(values(rows, value))) for rows in looks)
+    return " → ".join(counts)
 
 
-def _where(place: int) -> Value:
-    return lambda job: None if job.where is None else job.where[place]
+def _share(known: Sequence[float]) -> Estimate:
+    return mean(known, [str(number) for number in range(len(known))])
 
 
-def _row(what: str, word: str, jobs: Sequence[WrittenScores], value: Value) -> tuple[Cell, ...]:
-    found = [float(one) for job in jobs if (one := value(job)) is not None]
-    total = sum(found)
-    return what, word, len(found), int(total) if total == int(total) else total, _share(found)
-
-
-def _share(values: Sequence[float]) -> Estimate:
-    return mean(values, [str(number) for number in range(len(values))])
-
-
-def by_kind(results: WrittenResults) -> Table:
-    """Counts of right parts by kind of job."""
+def of_groups(first: Rows, today: Rows) -> Table:
+    """Misses by group of the labelled cause."""
+    sets = {job.set for job in first}
+    looks = (first, [job for job in today if job.set in sets])
     rows: list[tuple[Cell, ...]] = []
-    for kind in dict.fromkeys(job.kind for job in results.jobs):
-        jobs = [job for job in results.jobs if job.kind == kind]
-        causes = Counter(job.cause for job in jobs if job.causes)
-        rows.append(
-            (
-                kind,
-                len(jobs),
-                sum(job.outcome_right for job in jobs),
-                *(causes[word] for word in VERDICTS),
-                _of(job.where[0] if job.where else None for job in jobs),
-                _of(job.stage_right for job in jobs),
-                sum(map(_number_right, jobs)),
-            )
-        )
+    for group in sorted({job.group for job in looks[1]}):
+        own = [[job for job in rows if job.group == group] for rows in looks]
+        missed = [
+            " → ".join(f"{sum(1 - one for one in values(some, value)):.4g}" for some in own)
+            for value in list(COUNTED.values())[:-1]
+        ]
+        rows.append((group, len(own[1]), *missed))
     return Table(
-        name=f"{results.name}_kinds",
+        name="misses",
         number=0,
-        title=f"By kind, {results.title}",
-        columns=columns(
-            "Kind", "Jobs", "Outcome right", *(f"Cause {word}" for word in VERDICTS),
-            "Rank or node first", "Stage right", "Number of attempts right",
-        ),
-        rows=rows,
-    )  # fmt: skip
-
-
-def _of(values: Iterator[float | None]) -> str:
-    known = [one for one in values if one is not None]
-    return f"{sum(known):g} of {len(known)}" if known else ""
-
-
-def misses(results: WrittenResults) -> Table:
-    """Each job with an error, and what was said of it."""
-    rows: list[tuple[Cell, ...]] = []
-    for job in results.jobs:
-        if wrong := list(_wrong(job)):
-            said = f"{job.said['cause'] or job.said['outcome']}, {job.said['confidence']:.2f}"
-            rows.append((job.name, f"{job.kind}, {job.variant}", said, "; ".join(wrong)))
-    return Table(
-        name=f"{results.name}_misses",
-        number=0,
-        title=f"Jobs with an error, {results.title}",
-        columns=columns("Job", "Kind", "Said, confidence", "What is wrong"),
+        title="Misses in the numbered sets, by group of the cause: first look → today",
+        columns=columns("Group", "Jobs", *list(COUNTED)[:-1]),
         rows=rows,
     )
-
-
-def _wrong(job: WrittenScores) -> Iterator[str]:
-    if not job.outcome_right:
-        yield f"outcome {job.said['outcome']}, is {' or '.join(job.outcomes)}"
-    if job.cause and job.cause != "right":
-        yield f"cause {job.cause}, is {' or '.join(job.causes)}"
-    if job.is_healthy and job.said["cause"]:
-        yield "a healthy job with a cause"
-    if job.where is not None and job.where[0] < 1.0:
-        yield f"first named is {job.said['who'] or 'nobody'}"
-    if job.stage_right is False:
-        yield f"stage {job.said['stage'] or 'none'}"
-    if not _number_right(job):
-        yield f"{job.attempts_found} attempts, are {job.attempts}"

@@ -1,0 +1,106 @@
+"""The GPUAlert corpus: logs of failed single processes, labelled with 15 classes.
+
+github.com/Parv-01/gpualert-eval at f402b79 (MIT). A folder holds its corpus.tar.xz and labels.jsonl
+(a log a line: id, mode, source, log_path in the archive). Its first lines that name the injected
+fault are removed.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rmetric.diagnosis.decide import diagnose
+from studies.common.table import Cell, Table
+from studies.diagnosis_benchmark.aggregation import columns
+from studies.diagnosis_benchmark.classes import FAMILIES
+
+#: First words of the line that names the fault.
+TOLD = b"[inject] "
+#: Macro-F1 that its authors state for their rules and two baselines, on the same logs.
+PUBLISHED = {
+    "GPUAlert's rules, as published": 0.998,
+    "grep, as published": 0.830,
+    "the traceback alone, as published": 0.559,
+}
+
+
+@dataclass(frozen=True)
+class Classified:
+    """A log: its label and its source there, and the diagnosis' outcome, cause and family."""
+
+    id: str
+    mode: str
+    source: str
+    outcome: str
+    cause: str
+    family: str
+    confidence: float
+
+    @property
+    def said(self) -> str:
+        """Class of the family; empty where no class has it."""
+        return next((mode for mode, one in FAMILIES.items() if one == self.family), "")
+
+
+def classified(folder: Path, processes: int) -> list[Classified]:
+    """Each log of the corpus, diagnosed alone.
+
+    Raises:
+        ValueError: a label is of no class or of no log.
+        OSError: the folder lacks the corpus or its labels.
+    """
+    from joblib import Parallel, delayed
+
+    with TemporaryDirectory() as work, tarfile.open(folder / "corpus.tar.xz") as tar:
+        logs: list[tuple[dict[str, str], Path]] = []
+        for line in (folder / "labels.jsonl").read_text(encoding="utf-8").splitlines():
+            told = json.loads(line)
+            if told["mode"] not in FAMILIES or told["log_path"] not in tar.getnames():
+                raise ValueError(f"{folder / 'labels.jsonl'}: no class or no log: {line}")
+            text = tar.extractfile(told["log_path"]).read()  # type: ignore[union-attr]
+            log = Path(work, f"{len(logs):03d}", "job.log")
+            log.parent.mkdir()
+            log.write_bytes(text.partition(b"\n")[2] if text.startswith(TOLD) else text)
+            logs.append((told, log))
+        return list(Parallel(n_jobs=processes)(delayed(_classified)(*one) for one in logs))
+
+
+def _classified(told: dict[str, str], log: Path) -> Classified:
+    said = diagnose([log.parent], jobs=1)
+    return Classified(
+        told["id"], told["mode"], told["source"], said.outcome, said.cause or "", said.family,
+        said.confidence,
+    )  # fmt: skip
+
+
+def macro_f1(logs: Sequence[Classified]) -> float:
+    """Mean over the classes of the F1 of each."""
+    from sklearn.metrics import f1_score
+
+    labels, said = [log.mode for log in logs], [log.said for log in logs]
+    return float(f1_score(labels, said, labels=[*FAMILIES], average="macro", zero_division=0.0))
+
+
+def table(logs: Sequence[Classified]) -> Table:
+    """Macro-F1 beside what was published, and the logs that are right by their source."""
+    sources = sorted({log.source for log in logs})
+    right = [[log.mode == log.said for log in logs if log.source == one] for one in sources]
+    rows: list[tuple[Cell, ...]] = [
+        ("`rmetric diagnose`", macro_f1(logs), *(f"{sum(one)} of {len(one)}" for one in right))
+    ]
+    for who, published in PUBLISHED.items():
+        rows.append((who, published, *[""] * len(sources)))
+    missed = [f"{log.id} ({log.family or 'none'})" for log in logs if log.mode != log.said]
+    return Table(
+        name="gpualert",
+        number=0,
+        title=f"GPUAlert: {len(logs)} logs of single processes, 15 classes",
+        columns=columns("Method", "Macro-F1", *(f"Right, {one}" for one in sources), digits=3),
+        rows=rows,
+        notes=[f"Another family: {', '.join(missed)}."] if missed else [],
+    )
