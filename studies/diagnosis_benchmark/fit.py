@@ -1,21 +1,24 @@
 """Fit the model of the diagnosis to labelled jobs.
 
-    python -m studies.diagnosis_benchmark.fit --written DIR --out rmetric/diagnosis/model.json
+    python -m studies.diagnosis_benchmark.fit --out rmetric/diagnosis/model.json
 
 Suspects and causes are each ranked by a conditional logit: of the candidates of a job, the sum of
 the probabilities of the right ones is made as large as possible. A penalty keeps the weights small,
-and evidence against a rank never counts for it (`SIGNED`). Then the model is judged on each set of
-jobs by the weights fitted to the others.
+and evidence against a rank never counts for it (`SIGNED`). Then the model is judged on the jobs of
+each author by the weights fitted to those of the others. The corpus of the tests is fitted to and
+not counted: its jobs are small, and were made one for each rule.
 
 The shares of right answers come from first looks at jobs that nobody had seen: by the kind of the
-answer and the confidence of its evidence, as isotonic regressions (first_answers.csv).
+answer and the confidence of its evidence, as isotonic regressions (first_looks.csv).
 """
 
 from __future__ import annotations
 
-import csv
+import argparse
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,16 +27,24 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize
 
-from rmetric.diagnosis.decide import Gathered, weigh
+from rmetric._util.errors import exit_with
+from rmetric._util.options import add_jobs
+from rmetric.diagnosis.decide import Gathered, gathered, weigh
 from rmetric.diagnosis.hypotheses import HEALTHY
 from rmetric.diagnosis.inferred import inferred_causes
-from rmetric.diagnosis.job import short
-from rmetric.diagnosis.model import Features, Model
+from rmetric.diagnosis.ingest import ingest_attempts
+from rmetric.diagnosis.job import Job, short
+from rmetric.diagnosis.library import SignatureLibrary
+from rmetric.diagnosis.model import Features, Knots, Model
 from rmetric.diagnosis.suspects import NOBODY, candidates
 from rmetric.logs import write_atomically
 from studies.diagnosis_benchmark.cause_meanings import Named, verdict
+from studies.diagnosis_benchmark.csv_rows import read_rows
+from studies.diagnosis_benchmark.written_jobs import WrittenScores
+from studies.diagnosis_benchmark.written_sets import WrittenCase, add_sets, opened, written_sets
 
-FIRST_ANSWERS = Path(__file__).parent / "results" / "first_answers.csv"
+FIRST_LOOKS = Path(__file__).parent / "results" / "first_looks.csv"
+SHIPPED = Path("rmetric", "diagnosis", "model.json")
 #: Strength of the penalty on squared weights.
 PENALTY = 0.3
 #: Smaller weights are left out.
@@ -50,53 +61,83 @@ SURE_SHARE = 0.95
 #: Answers at each confidence that are right as often as it says, lest few answers decide.
 PSEUDO_ANSWERS = 2.0
 #: Kind of answer in the first looks -> as the model calls it.
-KINDS = {
-    "contradicted cause": "cause",
-    "missing rank": "inferred",
-}
+KINDS = {"contradicted cause": "cause", "missing rank": "inferred"}
 
 Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Labelled:
-    """A job with its evidence and what is right about it (a manifest of the written jobs).
+    """A job with its evidence and what is right about it.
 
     Attributes:
-        group: jobs of a group are left out together.
+        group: jobs of a group, of one author, are left out together.
+        is_culprit: True for the name of a stream at fault, or for `NOBODY`; None if not known.
+        is_right: True for the id, the family and the stage of a right cause, or for `HEALTHY`;
+            None if not known.
+        counts: it is judged, not only fitted to.
     """
 
-    name: str
     group: str
-    told: Mapping[str, Any]
     found: Gathered
+    is_culprit: Callable[[str], bool] | None
+    is_right: Callable[[str, str, str], bool] | None
+    counts: bool = True
 
-    @property
-    def is_healthy(self) -> bool:
-        return bool(self.told["outcome"] == "healthy")
 
-    def is_culprit(self, target: str) -> bool:
-        """True for the stream of the rank, or else the node, that is at fault; or nobody."""
-        rank, node = self.told["rank"], self.told["node"]
+def of_written(job: WrittenCase, found: Gathered) -> Labelled:
+    """A written job, whose author is told by the letter in its name."""
+    told, author = job.told, re.match(r"job-([a-z])\d", job.case.name)
+    rank, node = told["rank"], told["node"]
+
+    def is_culprit(target: str) -> bool:
         if rank is None and node is None:
             return target == NOBODY
-        stream = self.found.scene.job.streams.get(target)
-        own = stream.rank if stream is not None else _rank_of(target)
+        own = found.scene.job.streams.get(target)
         if rank is not None:
-            return own == rank
-        at = self.found.scene.job.node_of(stream) if stream is not None else None
-        at = at or target.removeprefix("node ")
-        return short(at) == short(node)
+            return (own.rank if own is not None else _rank_of(target)) == rank
+        at = found.scene.job.node_of(own) if own is not None else None
+        return short(at or target.removeprefix("node ")) == short(node)
 
-    def is_right(self, cause: str, family: str, stage: str) -> bool:
-        if self.is_healthy or cause == HEALTHY:
-            return self.is_healthy and cause == HEALTHY
-        return verdict(Named(cause, family, stage), tuple(self.told["causes"])) == "right"
+    def is_right(cause: str, family: str, stage: str) -> bool:
+        if job.case.is_healthy or cause == HEALTHY:
+            return job.case.is_healthy and cause == HEALTHY
+        return verdict(Named(cause, family, stage), tuple(told["causes"])) == "right"
+
+    return Labelled(
+        group=f"{job.set} {author[1]}" if author else job.set,
+        found=found,
+        is_culprit=None if job.case.is_healthy else is_culprit,
+        is_right=is_right,
+    )
 
 
 def _rank_of(target: str) -> int | None:
     kind, _, number = target.partition(" ")
     return int(number) if kind == "rank" and number.isdigit() else None
+
+
+def of_corpus(expected: Mapping[str, Any], topic: str, found: Gathered) -> Labelled:
+    """A job of the tests' corpus, which states in part what is right."""
+    who = expected.get("who", [expected["first"]] if "first" in expected else None)
+    names = [NOBODY] if who == [] else who
+    cause, family = expected.get("cause"), expected.get("family")
+    causes = [cause] if isinstance(cause, str) else cause or []
+    healthy = expected.get("outcome") == "healthy"
+
+    def is_right(id: str, of: str, stage: str) -> bool:
+        if healthy or id == HEALTHY:
+            return healthy and id == HEALTHY
+        return id in causes or of == family
+
+    known = healthy or causes or family is not None
+    return Labelled(
+        group=f"tests {topic}",
+        found=found,
+        is_culprit=None if names is None else lambda target: target in names,
+        is_right=is_right if known else None,
+        counts=False,
+    )
 
 
 @dataclass(frozen=True)
@@ -173,14 +214,12 @@ class Choices:
 
 
 def suspect_choices(jobs: Sequence[Labelled]) -> Choices:
-    """The suspects of all jobs that failed; of healthy ones nobody is."""
+    """The suspects of all jobs of which the culprit is known."""
     return Choices.of(
         [
-            [
-                (features, one.is_culprit(target))
-                for target, features in candidates(one.found.rows).items()
-            ]
+            [(features, one.is_culprit(target)) for target, features in found.items()]
             for one in jobs
+            if one.is_culprit and (found := candidates(one.found.rows))
         ]
     )
 
@@ -198,7 +237,7 @@ def causes_of(one: Labelled, weights: Features) -> list[tuple[Features, bool]]:
         if each.id != HEALTHY:
             known = each.fault.signature if each.fault else inferred_causes()[each.id]
             family, stage = known.family, whole.stage_of(each)
-        choices.append((each.features, one.is_right(each.id, family, stage)))
+        choices.append((each.features, bool(one.is_right and one.is_right(each.id, family, stage))))
     return choices
 
 
@@ -220,64 +259,57 @@ def left_out(choices: Choices, groups: Sequence[str]) -> npt.NDArray[np.bool_]:
     return right
 
 
-def shares(path: Path) -> tuple[dict[str, list[tuple[float, float]]], dict[str, float]]:
+def shares(looks: Sequence[WrittenScores]) -> tuple[dict[str, Knots], dict[str, float]]:
     """Kind of answer -> its share of right first looks by confidence; and from where it is sure."""
     from sklearn.isotonic import IsotonicRegression
 
-    with open(path, newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
     kinds: dict[str, list[tuple[float, bool]]] = {}
-    for row in rows:
-        kind = KINDS.get(row["basis"], row["basis"])
-        kinds.setdefault(kind, []).append((float(row["score"]), row["right"] == "yes"))
-    knots, sure = {}, {}
+    for one in looks:
+        if one.states:
+            kinds.setdefault(KINDS.get(one.basis, one.basis), []).append((one.score, one.right))
+    knots: dict[str, Knots] = {}
+    sure = {}
     for kind, answers in sorted(kinds.items()):
-        at = np.array([one for one, _ in answers])
-        right = np.array([float(one) for _, one in answers])
+        at, right = (np.array(column, dtype=float) for column in zip(*answers, strict=True))
         places = np.unique(at)
-        fit = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip")
-        fit.fit(
+        fit = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip").fit(
             np.r_[at, places],
             np.r_[right, places],
             sample_weight=np.r_[np.ones(len(at)), np.full(len(places), PSEUDO_ANSWERS)],
         )
         knots[kind] = [
-            (round(float(one), 3), round(float(fit.predict([one])[0]), 3)) for one in places
+            (round(float(one), 3), round(float(value), 3))
+            for one, value in zip(places, fit.predict(places), strict=True)
         ]
         above = [one for one in places if right[at >= one].mean() >= SURE_SHARE]
         sure[kind] = round(float(min(above, default=1.01)), 3)
     return knots, sure
 
 
-def report(jobs: Sequence[Labelled], choices: Choices, what: str, failed: bool) -> str:
+def report(jobs: Sequence[Labelled], choices: Choices, what: str) -> str:
     """How many are right first, by the weights fitted to all and to the other groups."""
-    counted = np.array([one.is_healthy != failed for one in jobs])
+    counted = np.array([one.counts for one in jobs])
     every = right_first(choices, choices.fit(np.ones(len(jobs), dtype=bool)))
-    others = left_out(choices, [one.group for one in jobs])
-    total = int(counted.sum())
+    others = left_out(choices, [one.group for one in jobs])[counted]
     return (
-        f"{what}: {int(every[counted].sum())} of {total} right first by the fit to all, "
-        f"{int(others[counted].sum())} by that to the other groups"
+        f"{what}: of {counted.sum()} jobs {every[counted].sum()} are right first by the fit to "
+        f"all, {others.sum()} by that to the jobs of other authors; of the {(~counted).sum()} of "
+        f"the tests {every[~counted].sum()}"
     )
 
 
-def fitted(jobs: Sequence[Labelled]) -> tuple[Model, list[str]]:
+def fitted(jobs: Sequence[Labelled], looks: Sequence[WrittenScores]) -> tuple[Model, list[str]]:
     """The model, and lines that say how good it is."""
-    all_jobs = np.ones(len(jobs), dtype=bool)
-    failing = [one for one in jobs if not one.is_healthy]
-    whom = suspect_choices(failing)
-    weights = whom.fit(np.ones(len(failing), dtype=bool))
-    why = cause_choices(jobs, weights)
-    lines = [
-        report(failing, whom, "rank or node, or nobody", True),
-        report(jobs, why, "cause", True),
-        report(jobs, why, "healthy", False),
-    ]
-    knots, sure = shares(FIRST_ANSWERS)
-    return Model(weights, why.fit(all_jobs), knots, sure), lines
+    blamed = [one for one in jobs if one.is_culprit]
+    whom = suspect_choices(blamed)
+    weights = whom.fit(np.ones(len(blamed), dtype=bool))
+    judged = [one for one in jobs if one.is_right]
+    why = cause_choices(judged, weights)
+    lines = [report(blamed, whom, "rank or node, or nobody"), report(judged, why, "cause, or none")]
+    return Model(weights, why.fit(np.ones(len(judged), dtype=bool)), *shares(looks)), lines
 
 
-def written(path: Path, model: Model, about: Mapping[str, Any]) -> None:
+def write(path: Path, model: Model, about: str) -> None:
     """Write a model as `Model.shipped` reads it."""
     content = {
         "about": about,
@@ -287,3 +319,49 @@ def written(path: Path, model: Model, about: Mapping[str, Any]) -> None:
         "sure from": model.sure_from,
     }
     write_atomically(path, [json.dumps(content, indent=1).encode(), b"\n"])
+
+
+def labelled(written: Sequence[WrittenCase], processes: int) -> list[Labelled]:
+    """The written jobs with their evidence."""
+    from joblib import Parallel
+
+    from rmetric._util.workers import delayed
+
+    run = Parallel(n_jobs=processes)
+    attempts = run(delayed(_last_attempt)(one.case.folder) for one in written)
+    library = SignatureLibrary.shipped()
+    return [
+        of_written(one, gathered(job, library)) for one, job in zip(written, attempts, strict=True)
+    ]
+
+
+def _last_attempt(folder: Path) -> Job:
+    return ingest_attempts([folder], SignatureLibrary.shipped())[-1]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Fit, print how good it is, and write the model."""
+    parser = argparse.ArgumentParser(
+        prog="python -m studies.diagnosis_benchmark.fit",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_sets(parser)
+    add_jobs(parser)
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help=f"write the model there; shipped: {SHIPPED}"
+    )
+    given = parser.parse_args(arguments)
+    with opened(given.sets) as written:
+        jobs = labelled(written, given.jobs)
+    model, lines = fitted(jobs, read_rows(FIRST_LOOKS, WrittenScores))
+    print("\n".join(lines))
+    hashes = "".join(one.sha256 for one in written_sets().values())
+    about = f"{len(jobs)} jobs; {parser.prog}; sets {hashlib.sha256(hashes.encode()).hexdigest()}"
+    if given.out is not None:
+        write(given.out, model, about)
+    return 0
+
+
+if __name__ == "__main__":
+    exit_with(main)

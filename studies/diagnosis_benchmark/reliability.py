@@ -8,10 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rmetric.diagnosis.confidence import Basis, calibrated
-from rmetric.diagnosis.inferred_causes import HUNG
-from rmetric.diagnosis.library import SignatureLibrary
-from rmetric.diagnosis.result import LIKELY, SURE
+from rmetric.diagnosis.result import SURE
 from rmetric.evaluation.intervals import Estimate, Floats, estimate, wilson
 from studies.common.table import Cell, Table
 from studies.diagnosis_benchmark.aggregation import columns, numbered
@@ -41,30 +38,15 @@ class Stated(NamedTuple):
 def stated(results: Results) -> list[Stated]:
     """The answers of the headline method that state a cause or an outcome."""
     return [
-        Stated(_confidence(answer), is_right(job, answer), results.drawn_with(job))
+        Stated(answer.confidence or 0.0, is_right(job, answer), results.drawn_with(job))
         for job in results.jobs
         if (answer := job.answers[results.headline]).outcome != "unknown" or answer.cause
     ]
 
 
-def _confidence(answer: Answer) -> float:
-    """By the table of today: an answer that is stored may have been given by an earlier one."""
-    score = answer.confidence if answer.score is None else answer.score
-    return calibrated_score(kind_of(answer), score or 0.0)
-
-
-def calibrated_score(kind: str, score: float) -> float:
-    """The confidence that the table of today gives to a kind of evidence and its score."""
-    return calibrated(Basis(kind), score)
-
-
 def stated_on_written(jobs: Iterable[WrittenScores]) -> list[Stated]:
     """The same of the written jobs."""
-    return [
-        Stated(calibrated_score(job.basis, job.score), job.right, f"{job.set} {job.job}")
-        for job in jobs
-        if job.states
-    ]
+    return [Stated(job.confidence, job.right, f"{job.set} {job.job}") for job in jobs if job.states]
 
 
 def is_right(job: JobScores, answer: Answer) -> bool:
@@ -82,20 +64,6 @@ def is_right(job: JobScores, answer: Answer) -> bool:
     if job.kind:
         return Named(answer.cause, answer.family or "").means(KINDS[job.kind])
     return answer.outcome == job.outcome and answer.line_right is not False
-
-
-def kind_of(answer: Answer) -> str:
-    """The kind of the evidence; of scores made before it was stored, by the cause alone."""
-    if answer.basis is not None:
-        return answer.basis
-    if answer.cause is None:
-        if answer.outcome != "healthy":
-            return "no cause"
-        score = answer.confidence or 0.0
-        return "log stops" if score < LIKELY else "planned end" if score > 0.9 else "no failure"
-    library = {one.id: one.role for one in SignatureLibrary.shipped()}
-    inferred = "hang" if answer.cause == HUNG.id else "missing rank"
-    return library.get(answer.cause, inferred)
 
 
 def calibration_error(answers: Sequence[Stated]) -> Estimate:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from rmetric.diagnosis.evidence import Switches
 from rmetric.diagnosis.decide import decide
+from rmetric.diagnosis.evidence import Switches
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.library import SignatureLibrary
