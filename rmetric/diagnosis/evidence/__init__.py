@@ -17,7 +17,6 @@ from rmetric.diagnosis.evidence.lost_connections import lost_hosts
 from rmetric.diagnosis.evidence.named_ranks import named_ranks
 from rmetric.diagnosis.evidence.own_faults import own_faults
 from rmetric.diagnosis.evidence.peers import (
-    odd_iterations,
     unlike_events,
     unlike_numbers,
     unlike_settings,
@@ -41,7 +40,6 @@ EXTRACTORS: dict[Callable[[Scene], Iterable[Row]], str] = {
     unlike_events: "spatial",
     unlike_numbers: "spatial",
     unlike_settings: "spatial",
-    odd_iterations: "temporal",
     hang: "temporal",
     recorders: "places",
     stacks: "places",

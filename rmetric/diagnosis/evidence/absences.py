@@ -6,7 +6,6 @@ an absence.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import exp
 from statistics import median
@@ -45,7 +44,7 @@ MIN_SILENCE = 0.6
 def absences(scene: Scene) -> list[Row]:
     """Rows against the ranks that lack something, the strongest first.
 
-    Their kinds are "silent", "ended early", "last words" and "missing event".
+    Their kinds are "silent", "ended early" and "missing event".
     """
     every = peers(scene.job)
     if len(every) < 2:
@@ -55,7 +54,6 @@ def absences(scene: Scene) -> list[Row]:
     active = [one for one in every if one.stream is not None]
     if len(active) >= MIN_PEERS:
         found += _ended_early(scene.job, active, scene.ordering)
-        found += _last_words(scene.job, active, alone=not siblings)
         found += _missing(scene.job, active, siblings)
     found = [_silence(scene, one) for one in found]
     return sorted(found, key=lambda one: (-one.strength, one.target, one.kind))
@@ -154,28 +152,6 @@ def _behind(
     return [
         (name, lag, round(share * (1.0 - exp(-lag / max(far, unit))), 3)) for name, lag in behind
     ]
-
-
-def _last_words(job: Job, active: Sequence[Peer], *, alone: bool) -> list[Row]:
-    """Peers whose last event differs from most; `alone`: there is no healthy job to compare."""
-    leads = {one.name for one in active if one.leads and alone}
-    ends = {one.name: last.event for one in active if (last := _last(one)) is not None}
-    ((usual, times),) = Counter(ends.values()).most_common(1)
-    template = {one.number: one.template for one in job.events}
-    others = [
-        name
-        for name, event in ends.items()
-        if event != usual and not may_be_same(template.get(event, ""), template.get(usual, ""))
-    ]
-    if times < MIN_USUAL_SHARE * len(active) or not _few(len(others), len(active)):
-        return []
-    words = f"its last entry differs from those of {times} of {len(active)} ranks"
-    strength = _weight(active) * times / len(active) / len(others) ** 0.5
-    found = []
-    for name in others:
-        weight = LEADER_WEIGHT if name in leads else 1.0
-        found.append(Row(name, "last words", words, round(strength * weight, 3)))
-    return found
 
 
 def _missing(job: Job, active: Sequence[Peer], siblings: Sequence[Job]) -> list[Row]:

@@ -28,7 +28,6 @@ from rmetric.diagnosis.evidence.progress import (
 )
 from rmetric.diagnosis.evidence.row import Row, Scene
 from rmetric.diagnosis.evidence.standing import (
-    alone_waiting,
     behind,
     elsewhere,
     fell_silent,
@@ -363,8 +362,7 @@ def _unended(scene: Scene) -> Hang | None:
             return None
     idle, rows = idle_gpus(job, spin), fell_silent(job, entries, MIN_SECONDS, MIN_RATIO)
     rows = rows or behind(stepping)
-    last = [] if rows else alone_waiting(job, later, beats)
-    last = last if rows or last or idle else last_words(later)
+    last = [] if rows or idle else last_words(later)
     return Hang(
         kind="hang with heartbeats",
         seconds=end - last_step,

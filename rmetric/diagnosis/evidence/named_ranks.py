@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 
-from rmetric.diagnosis.evidence.ranks import KILL_SIGNALS, RankIndex, signal_of
+from rmetric.diagnosis.evidence.ranks import RankIndex, signal_of
 from rmetric.diagnosis.evidence.row import Row, Scene, divided
 from rmetric.diagnosis.faults import Fault
 
@@ -78,23 +78,17 @@ def _implicated(fault: Fault, index: RankIndex, none_logged: bool) -> Iterator[R
     """
     is_symptom, words = fault.role == "symptom", f"named in: {fault.signature.title}"
     implicated: dict[str, str] = {}
-    killed: dict[str, str] = {}
     aborted = False
     agreed = _agreed(fault)
     for stream, fields in ((one.stream, each) for one in fault.matches for each in one.named):
-        number = signal_of(fields)
         for name in index.implicated_ranks(fields, stream):
             if not is_symptom or name not in index.innocent or name in agreed:
                 implicated[name] = words
-                aborted |= number == signal.SIGABRT
-            if number in KILL_SIGNALS:
-                killed[name] = f"terminated by {signal.Signals(number).name}"
-    implicated, killed = index.prefer_known(implicated), index.prefer_known(killed)
+                aborted |= signal_of(fields) == signal.SIGABRT
+    implicated = index.prefer_known(implicated)
     whole = index.node_of_all(implicated)
     if whole is not None:  # of which no rank is more to blame than another
         implicated = {f"node {whole}": words}
-    if index.is_minority(len(killed)):
-        yield from (Row(name, "killed", by) for name, by in killed.items())
     if not index.is_minority(len(implicated)):
         return
     # A launcher reports consequences too, and watchdogs end processes by an abort. But the only

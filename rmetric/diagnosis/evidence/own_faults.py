@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 from rmetric.diagnosis.evidence.row import MAX_COMMON_SHARE, Row, Scene
 from rmetric.diagnosis.faults import Fault
-from rmetric.diagnosis.job import Match
 
 
 def own_faults(scene: Scene) -> Iterator[Row]:
-    """Rows against the streams that logged a cause, the first of them, and their neighbours."""
+    """Rows against the streams that logged a cause."""
     for fault in scene.faults:
         # A traceback without its exception may be of any rank.
         if fault.role == "cause" and fault.signature.rank:
@@ -36,34 +35,18 @@ def _of(scene: Scene, fault: Fault) -> Iterator[Row]:
     if not own or alone:
         return
     few = len(own) <= MAX_COMMON_SHARE * len(active) or len(own) == len(active) == 1
-    kind = "own consequence" if fault.follows else "own cause"
     words = f"logged: {fault.signature.title}"
-    if fault.signature.of_two:
-        yield from _both_neighbours(scene, own, fault, words)
-        return
     node = index.only_node_of(own) if fault.signature.actor == "hardware" and not few else None
     if node:
         yield Row(f"node {node}", "own cause", words, fault.confidence)
-    elif few:
+    elif few or fault.signature.of_two:
+        kind = "own consequence" if fault.follows else "own cause"
+        kind = "of two" if fault.signature.of_two else kind
         for match in own:
             yield Row(match.stream, kind, words, fault.confidence, entry=match.first)
-    if len(own) == 1 or scene.ordering.after(own[1].first, own[0].first):
-        yield Row(own[0].stream, "first", "was the first to log it", fault.confidence)
-        if fault.follows and fault.signature.reason_in:  # its reason was seen by others
-            yield Row(own[0].stream, "own cause", words)
-
-
-def _both_neighbours(scene: Scene, own: list[Match], fault: Fault, words: str) -> Iterator[Row]:
-    """Rows against the reporting ranks and, as strong, their neighbours in a ring."""
-    index, reporting = scene.index, [match.stream for match in own]
-    size = max(index.ranks.values(), default=0) + 1
-    for one in reporting:
-        yield Row(one, "of two", words, fault.confidence)
-        for step in (-1, 1) if one in index.ranks else ():
-            name = f"rank {(index.ranks[one] + step) % size}"
-            if name in index.active and name not in reporting:
-                by = f"its ring neighbour {one} {words}"
-                yield Row(name, "neighbour of two", by, fault.confidence)
+    first = len(own) == 1 or scene.ordering.after(own[1].first, own[0].first)
+    if first and fault.follows and fault.signature.reason_in:  # its reason was seen by others
+        yield Row(own[0].stream, "own cause", words)
 
 
 def _confirmed(scene: Scene) -> Iterator[Row]:

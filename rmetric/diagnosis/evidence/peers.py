@@ -15,8 +15,6 @@ from rmetric.diagnosis.patterns.spatial import THRESHOLD
 FULL_STRENGTH_Z = 2.0 * THRESHOLD
 #: Prefixes of stack lines, which are not informative alone.
 FRAME_PREFIXES = ("File ", "frame #", "Thread ")
-#: Least number of streams with steps, to compare their iterations.
-MIN_STREAMS_WITH_STEPS = 3
 
 
 def unlike_events(scene: Scene) -> Iterator[Row]:
@@ -42,25 +40,14 @@ def compared(one: NumberOutlier) -> str:
 
 def unlike_settings(scene: Scene) -> Iterator[Row]:
     """Rows against ranks that were started otherwise; a job that reached its steps bore it."""
-    found = setting_outliers(scene.job, scene.known.siblings)
-    kind, cause = ("settings", STARTED_OTHERWISE)
     if scene.job.trained:
-        kind, cause = ("settings of one that trained", "")
+        return
+    found = setting_outliers(scene.job, scene.known.siblings)
     each = len({one.stream for one in found}) ** -0.5 if found else 0.0
     for one in found:
         words = f"logs {one.name} {one.value}; {one.others} others log {one.usual}"
         first = scene.job.streams[one.stream].first
-        yield Row(one.stream, kind, words, each, cause, entry=first)
-
-
-def odd_iterations(scene: Scene) -> Iterator[Row]:
-    """Rows against the streams with an iteration that differs (L4, section 4.4)."""
-    found = list(scene.job.odd_iterations.values())
-    if sum(one.steps > 1 for one in scene.job.streams.values()) < MIN_STREAMS_WITH_STEPS:
-        return
-    for one in found:
-        kind = "iteration differs" if one.seconds is None else "slow"
-        yield Row(one.place.stream, kind, took(one), len(found) ** -0.5, entry=one.place)
+        yield Row(one.stream, "settings", words, each, STARTED_OTHERWISE, entry=first)
 
 
 def took(one: Iteration[Occurrence]) -> str:

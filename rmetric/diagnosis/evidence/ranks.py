@@ -16,11 +16,6 @@ MAX_COMMON_SHARE = 0.5
 MAX_PER_NODE = 8
 #: Largest number of ranks in one range.
 MAX_RANGE_LENGTH = 10_000
-#: Exit by these signals is the process's own doing or a kill from outside; SIGTERM and SIGABRT
-#: are also how a launcher and a watchdog end the innocent.
-KILL_SIGNALS = (
-    signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE,
-)  # fmt: skip
 
 
 class RankIndex:
