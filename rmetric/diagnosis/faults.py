@@ -11,15 +11,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rmetric.diagnosis.job import HEAD, TAIL, Job, JobStream, Match, Occurrence, short
-from rmetric.diagnosis.ordering import MOST_COMPARED, Ordering, may_be_time_zone
+from rmetric.diagnosis.job import HEAD, TAIL, Job, JobStream, Match, Occurrence
+from rmetric.diagnosis.ordering import Ordering, may_be_time_zone
 from rmetric.diagnosis.patterns.clocks import (
     MAX_AFTER_LOST_GPU_SECONDS,
     is_deadly,
     timed_on_its_node,
 )
 from rmetric.diagnosis.patterns.steps import planned_steps
-from rmetric.diagnosis.reading.timestamps import NO_YEAR
 from rmetric.diagnosis.signature import Signature
 
 #: Roles of the matches that are faults.
@@ -148,25 +147,8 @@ def _fault(
         and files.isdisjoint(one.last.file for one in fatal)
     ):
         fatal = []  # who logs steps outlived it
-    kept = matches
-    if fatal and signature.actor in MACHINES:  # what one node outlived, another one met later
-        latest = fatal[-MOST_COMPARED:]
-        kept = [one for one in fatal if not _is_long_before_others(one, latest, ordering)] or fatal
-    last = max((one.last for one in kept), key=ordering.key)
-    return Fault(signature=signature, matches=kept, last=last, survived=not fatal)
-
-
-def _is_long_before_others(match: Match, others: Sequence[Match], ordering: Ordering) -> bool:
-    """True if another node met the same so much later that the job cannot have ended by this."""
-    return any(
-        one is not match
-        # A tool lists the newest record first.
-        and all(
-            (ordering.later_by(one.first, entry) or 0.0) > LONG_BEFORE
-            for entry in (match.first, match.last)
-        )
-        for one in others
-    )
+    last = max((one.last for one in matches), key=ordering.key)
+    return Fault(signature=signature, matches=matches, last=last, survived=not fatal)
 
 
 def _at_the_beginning(match: Match) -> bool:
@@ -229,27 +211,6 @@ def _survived(
     return _went_on(met)
 
 
-def _of_another_node(met: _Met) -> bool | None:
-    """The nodes that it names are others than those which the job's pods were given."""
-    if not met.has("node failure"):
-        return None
-    placed = {
-        short(fields["placed"])
-        for one in met.job.matches.values()
-        for fields in (one.named if "placed" in one.traits else ())
-        if "placed" in fields
-    }
-    named = {short(fields["node"]) for fields in met.match.named if fields.get("node")}
-    own = placed | {short(one.node) for one in met.job.streams.values() if one.node}
-    return True if placed and named and named.isdisjoint(own) else None
-
-
-def _did_begin(met: _Met) -> bool | None:
-    """A list of events has ages only: what kept a pod from its start was mended."""
-    undated = met.ordering.seconds(met.match.last) is None
-    return True if met.has("not begun") and met.job.trained and undated else None
-
-
 def _still_at_the_last_step(met: _Met) -> bool | None:
     """A loss that is not finite at the last step is excused by no planned end."""
     own, last = met.own, met.match.last
@@ -291,13 +252,6 @@ def _killed_or_broke(met: _Met) -> bool | None:
     later = [met.ordering.later_by(entry, match.first) for entry in timed_on_its_node(job, match)]
     known = [seconds for seconds in later if seconds is not None]
     return False if known and 0.0 <= max(known) <= MAX_AFTER_LOST_GPU_SECONDS else None
-
-
-def _since_boot(met: _Met) -> bool | None:
-    """A machine's clock since boot beside dates cannot be compared; the job ended as planned."""
-    time, span = met.match.last.time, met.ordering.span
-    other = time is not None and span is not None and time < NO_YEAR[0] <= span[0]
-    return True if met.ends and not met.own.steps and other else None
 
 
 def _taken_back(met: _Met) -> bool | None:
@@ -354,12 +308,9 @@ def _beside_a_training_that_ended_well(met: _Met) -> bool | None:
 
 
 _RULES: tuple[Callable[[_Met], bool | None], ...] = (
-    _of_another_node,
-    _did_begin,
     _still_at_the_last_step,
     _before_the_end,
     _killed_or_broke,
-    _since_boot,
     _taken_back,
     _closed_at_the_end,
     _of_a_later_machine,
