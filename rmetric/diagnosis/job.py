@@ -179,6 +179,11 @@ class Match:
         """Named groups of the first match that has any."""
         return self.named[0] if self.named else {}
 
+    @property
+    def pids(self) -> set[str]:
+        """Processes that its entries name."""
+        return {fields["pid"] for fields in self.named if fields.get("pid")}
+
 
 def span_of(streams: Iterable[JobStream]) -> tuple[float, float] | None:
     """First and last time with a year; without any, of all; None where nothing states one."""

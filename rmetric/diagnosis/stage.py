@@ -39,17 +39,11 @@ def _logged_stage(scene: Scene, faults: Sequence[Fault], place: Occurrence | Non
     if lead is not None and lead.has("before start"):
         return "launch"
     matches = [match for one in faults for match in one.matches]
-    texts = [place.text] if place else []
-    texts += [
-        one.text
-        for match in matches
-        if place and match.stream == place.stream
-        for one in (match.first, match.last)
-    ]
-    stage = _first(map(stage_of, texts))
+    texts = _texts_of(place, matches)
+    # A GPU's fault is raised by whatever uses it next.
     broken = lead is not None and lead.signature.actor == "hardware" and job.trained
-    if stage == "load data" and broken:
-        stage = ""  # a GPU's fault is raised by whatever uses it next
+    stage = _first(map(stage_of, texts))
+    stage = "" if stage == "load data" and broken else stage
     if not stage and place is not None:
         stage = stage_at(job, place, scene.ordering)
     if not stage and not broken:
@@ -57,9 +51,16 @@ def _logged_stage(scene: Scene, faults: Sequence[Fault], place: Occurrence | Non
     stage = stage or last_stage(scene)
     if stage in _BEFORE_TRAINING and not job.trained and _in_training(scene, matches):
         return "train"  # without a line of a step, which few ranks write
-    if stage:
-        return stage
-    return _first(map(probable_stage_of, texts)) or (lead.signature.usual_stage if lead else "")
+    usual = lead.signature.usual_stage if lead is not None else ""
+    return stage or _first(map(probable_stage_of, texts)) or usual
+
+
+def _texts_of(place: Occurrence | None, matches: Sequence[Match]) -> list[str]:
+    """The entry's text, and those of the matches of its stream."""
+    if place is None:
+        return []
+    own = (match for match in matches if match.stream == place.stream)
+    return [place.text, *(one.text for match in own for one in (match.first, match.last))]
 
 
 def _first(stages: Iterable[str]) -> str:

@@ -166,26 +166,25 @@ def _missing(job: Job, active: Sequence[Peer], siblings: Sequence[Job]) -> list[
             if not any(may_be_same(event.template, template[other]) for other in one.counts):
                 lacks.setdefault(one.name, []).append(event.number)
     leads = {one.name for one in active if one.leads and not siblings}
-    before = [
-        ({one.name: one.counts for one in peers(other)}, same_events(job, other))
-        for other in siblings
-    ]
+    habits = _habits(job, siblings)
     found = []
     for name, events in lacks.items():
-        # Events that the same rank lacks in a healthy sibling where others have them.
-        habits = {
-            ours
-            for counts, same in before
-            if name in counts
-            for theirs, ours in same.items()
-            if not counts[name].get(theirs)
-        }
-        new = [number for number in events if number not in habits]
-        if not new:
-            continue
-        strength = _weight(active) * (1.0 - 0.5 ** len(new))
-        strength = round(strength * (LEADER_WEIGHT if name in leads else 1.0), 3)
-        shown = template[new[0]][:60] + (f" (and {len(new) - 1} more)" if len(new) > 1 else "")
-        words = f"lacks an event that all others logged: {shown}"
-        found.append(Row(name, "missing event", words, strength))
+        new = [number for number in events if number not in habits.get(name, ())]
+        if new:
+            strength = _weight(active) * (1.0 - 0.5 ** len(new))
+            strength = round(strength * (LEADER_WEIGHT if name in leads else 1.0), 3)
+            more = f" (and {len(new) - 1} more)" if len(new) > 1 else ""
+            words = f"lacks an event that all others logged: {template[new[0]][:60]}{more}"
+            found.append(Row(name, "missing event", words, strength))
+    return found
+
+
+def _habits(job: Job, siblings: Sequence[Job]) -> dict[str, set[int]]:
+    """Rank -> events that it lacks in a healthy sibling where others have them."""
+    found: dict[str, set[int]] = {}
+    for other in siblings:
+        same = same_events(job, other)
+        for one in peers(other):
+            lacked = {ours for theirs, ours in same.items() if not one.counts.get(theirs)}
+            found.setdefault(one.name, set()).update(lacked)
     return found

@@ -349,19 +349,15 @@ def _unended(scene: Scene) -> Hang | None:
     spin = spinning(job.beside.monitors, last_step) if job.beside is not None else None
     end = max(end, spin.until) if spin is not None else end
     later = [one for one in entries if one[0] > last_step]
-    beats = heartbeats(later, of_all=False)
-    if end - last_step < max(MIN_SECONDS, MIN_RATIO * longest):
+    least = MIN_RATIO * longest
+    if end - last_step < max(MIN_SECONDS, least):
         return None
     if not _only_beats(later, stepping, last_step, end, longest):
-        quiet = [one for one in later if one[1].event not in beats]
-        names = {one.name for one in stepping}
-        at_work = any(one.stage in QUIET_STAGES for _, one in quiet if one.stream in names)
-        least = MIN_SECONDS_WITHOUT_STEPS if at_work else MIN_SECONDS
-        since = max((one[0] for one in quiet), default=last_step)
-        if not (beats or spin) or end - since < max(least, MIN_RATIO * longest):
+        since = _quiet_since(later, stepping, last_step, least, by_gpus=spin is not None)
+        if since is None or end - since[0] < since[1]:
             return None
-    idle, rows = idle_gpus(job, spin), fell_silent(job, entries, MIN_SECONDS, MIN_RATIO)
-    rows = rows or behind(stepping)
+    idle = idle_gpus(job, spin)
+    rows = fell_silent(job, entries, MIN_SECONDS, MIN_RATIO) or behind(stepping)
     last = [] if rows or idle else last_words(later)
     return Hang(
         kind="hang with heartbeats",
@@ -371,6 +367,25 @@ def _unended(scene: Scene) -> Hang | None:
         last_words=last[0][1] if last else "",
         spin=spin,
     )
+
+
+def _quiet_since(
+    later: Sequence[Timed],
+    stepping: Sequence[JobStream],
+    last_step: float,
+    least: float,
+    *,
+    by_gpus: bool,
+) -> tuple[float, float] | None:
+    """When the last entry but heartbeats came, and how long a silence is one; None without."""
+    beats = heartbeats(later, of_all=False)
+    if not beats and not by_gpus:
+        return None
+    quiet = [one for one in later if one[1].event not in beats]
+    names = {one.name for one in stepping}
+    at_work = any(one.stage in QUIET_STAGES for _, one in quiet if one.stream in names)
+    seconds = MIN_SECONDS_WITHOUT_STEPS if at_work else MIN_SECONDS
+    return max((time for time, _ in quiet), default=last_step), max(seconds, least)
 
 
 def _only_beats(

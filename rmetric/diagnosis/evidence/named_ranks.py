@@ -49,23 +49,28 @@ def _of_many(scene: Scene, exits: Fault, index: RankIndex) -> bool:
     """
     if exits.role != "symptom":
         return False
-    faults, after = scene.faults, scene.ordering.after
-    sure = [one for one in faults if one.role == "cause" and one.is_sure]
-    lost = [one for one in faults if one.has("lost connection")]
-    behind = (after(exits.first, one.first) or exits.first.time is None for one in lost)
-    if exits.has("task exit") and all(one in lost for one in sure) and any(behind):
+    if exits.has("task exit") and _behind_a_loss(scene, exits):
         return True  # whoever loses another one ends, the first as well as the last
     if index.ranks or any(signal_of(one) for match in exits.matches for one in match.named):
         return False
     return any(
-        after(exits.first, one.first)
-        and (
-            # The launcher that ends the others is an echo too, and says which was the first.
-            (one.role == "echo" and one.has("connection"))
-            or (one.signature.actor == "user" and one.count >= BY_ALL and not one.follows)
-        )
-        for one in faults
+        scene.ordering.after(exits.first, one.first) and _is_of_all(one) for one in scene.faults
     )
+
+
+def _behind_a_loss(scene: Scene, exits: Fault) -> bool:
+    """Connections were lost before, and no other cause is sure."""
+    lost = [one for one in scene.faults if one.has("lost connection")]
+    sure = (one for one in scene.faults if one.role == "cause" and one.is_sure)
+    undated, after = exits.first.time is None, scene.ordering.after
+    behind = any(undated or after(exits.first, one.first) for one in lost)
+    return behind and all(one in lost for one in sure)
+
+
+def _is_of_all(one: Fault) -> bool:
+    # The launcher that ends the others is an echo too, and says which was the first.
+    lost = one.role == "echo" and one.has("connection")
+    return lost or (one.signature.actor == "user" and one.count >= BY_ALL and not one.follows)
 
 
 def _implicated(fault: Fault, index: RankIndex, none_logged: bool) -> Iterator[Row]:

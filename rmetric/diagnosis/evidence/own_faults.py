@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rmetric.diagnosis.evidence.row import MAX_COMMON_SHARE, Row, Scene
 from rmetric.diagnosis.faults import Fault
+from rmetric.diagnosis.job import Match
 
 
 def own_faults(scene: Scene) -> Iterator[Row]:
@@ -18,26 +19,14 @@ def own_faults(scene: Scene) -> Iterator[Row]:
 
 
 def _of(scene: Scene, fault: Fault) -> Iterator[Row]:
-    active, index = scene.index.active, scene.index
-    # Of one log that may be of the whole job nobody can be told; one of rank 3 has peers.
-    alone = len(active) == 1 and not any(index.ranks.values())
-    own = [match for match in fault.matches if match.stream in active]
-    named = any(fields.get("node") for match in fault.matches for fields in match.named)
-    placed = any(name in index.ranks or name.startswith("node ") for name in fault.streams)
-    elsewhere = named and (fault.has("node failure") or not placed)
-    if elsewhere or fault.has("stopped process"):
-        return  # who tells of it is another one
-    of_machine = fault.signature.actor == "hardware" or fault.has("kernel record")
-    if of_machine:  # even where only ranks have logs
-        nodes = [match for match in fault.matches if match.stream.startswith("node ")]
-        alone = alone and not nodes
-        own = own or nodes
-    if not own or alone:
+    own = _own_matches(scene, fault)
+    if not own:
         return
+    active = scene.index.active
     few = len(own) <= MAX_COMMON_SHARE * len(active) or len(own) == len(active) == 1
     words = f"logged: {fault.signature.title}"
-    node = index.only_node_of(own) if fault.signature.actor == "hardware" and not few else None
-    if node:
+    broken = fault.signature.actor == "hardware" and not few
+    if broken and (node := scene.index.only_node_of(own)):
         yield Row(f"node {node}", "own cause", words, fault.confidence)
     elif few or fault.signature.of_two:
         kind = "own consequence" if fault.follows else "own cause"
@@ -47,6 +36,28 @@ def _of(scene: Scene, fault: Fault) -> Iterator[Row]:
     first = len(own) == 1 or scene.ordering.after(own[1].first, own[0].first)
     if first and fault.follows and fault.signature.reason_in:  # its reason was seen by others
         yield Row(own[0].stream, "own cause", words)
+
+
+def _own_matches(scene: Scene, fault: Fault) -> list[Match]:
+    """Those of streams of which a rank or a node can be told; none where they tell of another."""
+    index = scene.index
+    if _tells_of_another(scene, fault):
+        return []
+    own = [match for match in fault.matches if match.stream in index.active]
+    nodes = [match for match in fault.matches if match.stream.startswith("node ")]
+    if nodes and (fault.signature.actor == "hardware" or fault.has("kernel record")):
+        return own or nodes  # even where only ranks have logs
+    # Of one log that may be of the whole job nobody can be told; one of rank 3 has peers.
+    alone = len(index.active) == 1 and not any(index.ranks.values())
+    return [] if alone else own
+
+
+def _tells_of_another(scene: Scene, fault: Fault) -> bool:
+    named = any(fields.get("node") for match in fault.matches for fields in match.named)
+    ranks = scene.index.ranks
+    placed = any(name in ranks or name.startswith("node ") for name in fault.streams)
+    elsewhere = named and (fault.has("node failure") or not placed)
+    return elsewhere or fault.has("stopped process")
 
 
 def _confirmed(scene: Scene) -> Iterator[Row]:

@@ -116,29 +116,32 @@ def last_step_time(scene: Scene, stepping: Sequence[JobStream], end: float) -> f
 
     A line that states no time may be as late as the next one that does, or as the end.
     """
-    found = None
     timed = {
         one.name: one for one in stepping if one.last_step_at and one.last_step_at.time is not None
     }
-    ordering = scene.ordering
     saved = _saved_steps(scene) if len(timed) < len(stepping) else []
     top = max((one.last_step or 0 for one in timed.values()), default=-1)
-    for one in stepping:
-        # Another entry of the same step is no progress.
-        if one.last_step_at is not None and (one.name in timed or (one.last_step or 0) > top):
-            at = ordering.at_latest(one.last_step_at)
-            time = end if at is None else ordering.dated(at)
-            known = [
-                when
-                for step, file, when in saved
-                if one.name not in timed and step == one.last_step and file not in one.files
-            ]
-            if (rate := rate_of(scene, one)) is not None:
-                known.append(rate.last)
-            time = None if time is None else min([time, *known])
-            if time is not None and (found is None or time > found):
-                found = time
-    return found
+    times = [
+        _last_step_of(scene, one, end, [] if one.name in timed else saved)
+        for one in stepping
+        if one.name in timed or (one.last_step or 0) > top  # another entry of it is no progress
+    ]
+    return max((time for time in times if time is not None), default=None)
+
+
+def _last_step_of(
+    scene: Scene, stream: JobStream, end: float, saved: Sequence[tuple[int, str, float]]
+) -> float | None:
+    if stream.last_step_at is None:
+        return None
+    at = scene.ordering.at_latest(stream.last_step_at)
+    time = end if at is None else scene.ordering.dated(at)
+    known = [
+        when for step, file, when in saved if step == stream.last_step and file not in stream.files
+    ]
+    if (rate := rate_of(scene, stream)) is not None:
+        known.append(rate.last)
+    return None if time is None else min([time, *known])
 
 
 def _saved_steps(scene: Scene) -> list[tuple[int, str, float]]:

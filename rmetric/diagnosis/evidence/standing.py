@@ -154,39 +154,44 @@ def span(seconds: float) -> str:
 
 
 def elsewhere(scene: Scene, is_before: Callable[[Occurrence], bool]) -> list[tuple[Row, str]]:
-    """Evidence against the one rank whose last entry before the end is not that of most; its text.
+    """The row against the one rank whose last entry before the end is not that of most; its text.
 
     Ranks that lead have lines of their own, which say nothing.
     """
-    job = scene.job
-    lasts = {}
-    known = {one.number: len(one.counts) for one in job.events}
-    present = [one for one in peers(job) if one.stream is not None]
+    present = [one for one in peers(scene.job) if one.stream is not None]
     ranked = [one for one in present if one.rank is not None] or present
-    for one in ranked:
-        tail = one.stream.tail if one.stream is not None else ()
-        before = list(filter(is_before, tail))
-        own = one.leads and before and known[before[-1].event] < MIN_SHARE_AT_TOP * len(ranked)
-        if before and not own:
-            lasts[one.name] = before[-1]
+    lasts = _last_entries(scene.job, ranked, is_before)
     if len(lasts) < MIN_RANKS_ALIKE + 1:
         return []
-    template = {one.number: one.template for one in job.events}
+    template = {one.number: one.template for one in scene.job.events}
     at = {name: template.get(last.event, "") for name, last in lasts.items()}
     if len(set(at.values())) == 1:  # a template of wildcards may have taken in all lines
         at = {name: _NUMBERS.sub("<N>", last.text) for name, last in lasts.items()}
     ((usual, times),) = Counter(at.values()).most_common(1)
-    others = [name for name, where in at.items() if where != usual]
     if times != len(lasts) - 1 or times < MIN_RANKS_ALIKE:
         return []
-    alike = may_be_same(at[others[0]], usual) or _much_alike(at[others[0]], usual)
-    if alike and not _passed(ranked, others[0], lasts[others[0]]):
+    (other,) = (name for name, where in at.items() if where != usual)
+    alike = may_be_same(at[other], usual) or _much_alike(at[other], usual)
+    passed = _passed(ranked, other, lasts[other])
+    if alike and not passed:
         return []
-    text = lasts[others[0]].text
-    words = f"it stands at {end_of(text)!r}, {times} others at {end_of(usual)!r}"
-    if not alike and _passed(ranked, others[0], lasts[others[0]]):
-        text = f"{text}\n{usual}"  # what it has not done tells where it is, too
-    return [(Row(others[0], "elsewhere", words), text)]
+    words = f"it stands at {end_of(lasts[other].text)!r}, {times} others at {end_of(usual)!r}"
+    # What it has not done tells where it is, too.
+    text = lasts[other].text + (f"\n{usual}" if passed and not alike else "")
+    return [(Row(other, "elsewhere", words), text)]
+
+
+def _last_entries(
+    job: Job, ranked: Sequence[Peer], is_before: Callable[[Occurrence], bool]
+) -> dict[str, Occurrence]:
+    known = {one.number: len(one.counts) for one in job.events}
+    found = {}
+    for one in ranked:
+        before = list(filter(is_before, one.stream.tail)) if one.stream is not None else []
+        own = one.leads and before and known[before[-1].event] < MIN_SHARE_AT_TOP * len(ranked)
+        if before and not own:
+            found[one.name] = before[-1]
+    return found
 
 
 def _passed(ranked: Sequence[Peer], name: str, last: Occurrence) -> bool:

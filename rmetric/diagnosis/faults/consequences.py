@@ -1,0 +1,207 @@
+"""Which fault is the likely consequence of which."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rmetric.diagnosis.faults.fault import GENERIC, Fault
+from rmetric.diagnosis.ordering import Ordering, may_be_time_zone
+from rmetric.diagnosis.patterns.clocks import (
+    MAX_AFTER_LOST_GPU_SECONDS,
+)
+
+#: Largest distance in seconds of a consequence: the usual timeout of collectives.
+FOLLOWS_WITHIN = 1800.0
+#: A fault so many seconds before another one, which is as certain, did not end the job.
+LONG_BEFORE = 6 * 3600.0
+#: From this confidence on a symptom or an echo makes an ending that follows its consequence.
+MIN_CONFIDENCE_OF_FAILURE = 0.4
+#: Seconds between a broken device's record by the kernel and the communication that it broke,
+#: whichever is logged first.
+SAME_MOMENT = 60.0
+#: Ends of a process by an abort, as launchers write them.
+_ABORTS = {"-6", "6", "SIGABRT", "Aborted"}
+#: The end by SIGKILL, as programs write it.
+_KILLS = {"9", "-9", "KILL", "KILLED"}
+#: Up to this confidence an entry of a kind that trainings survive explains no certain failure.
+WEAK = 0.6
+
+
+def relate(live: Sequence[Fault], ordering: Ordering) -> None:
+    """Set `follows` of the faults that were not survived."""
+    killers = [one for one in live if one.has("kill")]
+    for one in live:
+        before = _killer_of(one, killers) or _explained_by(one, live, ordering)
+        one.follows = before.signature.id if before is not None else ""
+    long_before = [
+        (one, other) for one in live for other in live if _is_of_long_before(one, other, ordering)
+    ]
+    for one, other in long_before:
+        one.follows = one.follows or other.signature.id
+
+
+def _is_of_long_before(one: Fault, other: Fault, ordering: Ordering) -> bool:
+    """True if the job met another fault so much later that it cannot have ended by this one."""
+    return (
+        other is not one
+        and not other.follows
+        and other.role == one.role == "cause"
+        and other.confidence >= one.confidence - 0.1
+        and (ordering.later_by(other.first, one.last) or 0.0) > LONG_BEFORE
+    )
+
+
+def _killer_of(one: Fault, killers: Sequence[Fault]) -> Fault | None:
+    """The record of the kernel or of the scheduler of the kill that an entry reports.
+
+    Whichever is logged first: the clocks of a kernel and of a program differ.
+    """
+    if one in killers:
+        return None
+    kills = [fields for match in one.matches for fields in match.named if fields.get("signal")]
+    by_kill = bool(kills) and all(
+        fields["signal"].upper().removeprefix("SIG") in _KILLS for fields in kills
+    )
+    reported = set().union(*(match.pids for match in one.matches))
+    same = (
+        killer
+        for killer in killers
+        if any(not reported.isdisjoint(match.pids) for match in killer.matches)
+    )
+    return next(same, killers[0] if killers and by_kill else None)
+
+
+def _aborted(one: Fault) -> bool:
+    """True for processes ended by an abort, which is how a collective's watchdog ends its own."""
+    codes = [
+        fields.get("signal") or fields.get("code")
+        for match in one.matches
+        for fields in match.named
+    ]
+    return one.has("abort") or (one.role == "symptom" and bool(codes) and set(codes) <= _ABORTS)
+
+
+def _explained_by(one: Fault, live: Iterable[Fault], ordering: Ordering) -> Fault | None:
+    """An earlier fault of which this is the likely consequence."""
+    if one.has("observed"):
+        return None
+    return next((other for other in live if _explains(other, one, ordering)), None)
+
+
+def _explains(other: Fault, one: Fault, ordering: Ordering) -> bool:
+    """True if `one` is a likely consequence of `other`."""
+    ended_by = (one.role == "ending" and other.role in ("symptom", "echo")) or (
+        other.role == "echo" and (_aborted(one) or one.has("report"))
+    )
+    if other is one or other.follows == one.signature.id:
+        return False
+    if not (ended_by or other.role in ("cause", "ending")):
+        return False
+    if other.confidence < (MIN_CONFIDENCE_OF_FAILURE if ended_by else GENERIC):
+        return False
+    if _is_broken(one) and other.has("connection"):
+        return False
+    if _met_lost_gpu(other, one, ordering) or _is_reason(one, other, ordering):
+        return False
+    return _comes_before(other, one, ordering, ended_by) and _is_near(other, one, ordering)
+
+
+def _comes_before(other: Fault, one: Fault, ordering: Ordering, ended_by: bool) -> bool:
+    """True for the earlier one, or the one that is first whatever the clocks say."""
+    return (
+        ordering.after(one.first, other.first)
+        or (ended_by and _is_after_in_its_files(one, other))
+        or _broke(other, one, ordering)
+        or _met_lost_gpu(one, other, ordering)
+        or _is_reason(other, one, ordering)
+    )
+
+
+def _is_near(other: Fault, one: Fault, ordering: Ordering) -> bool:
+    """True if `one` may be a consequence by the time between them, and by how sure they are."""
+    apart = ordering.later_by(one.first, other.last) or 0.0
+    if other.last.file != one.first.file == other.first.file:  # the clock of another file
+        apart = min(apart, ordering.later_by(one.first, other.first) or 0.0)
+    # Of one file a scheduler's clock may be that of another zone.
+    of_zones = one.first.file == other.last.file and one.role == "ending"
+    of_zones = of_zones and not other.signature.survivable
+    if apart > FOLLOWS_WITHIN and not (of_zones and may_be_time_zone(apart)):
+        return False
+    if other.signature.survivable and other.confidence <= WEAK < one.confidence:
+        return False  # a note of something harmless explains no failure that is certain
+    # The same fault, logged again in more precise words?
+    shared = not set(one.streams).isdisjoint(other.streams)
+    return other.signature.rank >= min(one.signature.rank, 10) or not shared
+
+
+def _is_after_in_its_files(one: Fault, other: Fault) -> bool:
+    """True if in each file that holds the first of both in a stream it comes after the other."""
+    first = {(match.stream, match.first.file): match.first.order for match in other.matches}
+    pairs = [
+        (match.first.order, first[match.stream, match.first.file])
+        for match in one.matches
+        if (match.stream, match.first.file) in first
+    ]
+    return bool(pairs) and all(own > others for own, others in pairs)
+
+
+def _is_reason(one: Fault, other: Fault, ordering: Ordering) -> bool:
+    """True for an ending with its reason, about when another one states a signal only.
+
+    Slurm may cancel the step first, and the job with its reason only after the time of grace. A
+    checkpoint fails to be written because of what a later line tells of its disk. Nodes wait in
+    vain for one that fails by itself.
+    """
+    apart = abs(ordering.later_by(one.first, other.first) or 0.0)
+    if other.has("meeting"):
+        certain = one.role == "cause" and one.confidence >= GENERIC
+        own = not one.has("connection") or one.has("unknown name")
+        others = not set(other.streams) <= set(one.streams)
+        return certain and own and others and apart <= FOLLOWS_WITHIN
+    if other.signature.reason_in:
+        return one.signature.family in other.signature.reason_in and apart <= FOLLOWS_WITHIN
+    return (
+        other.has("signalled")
+        and not one.has("signalled")
+        and one.role == "ending"
+        and (apart <= SAME_MOMENT or may_be_time_zone(apart))
+    )
+
+
+def _is_broken(one: Fault) -> bool:
+    """True for the record of a broken device or of a kernel's kill.
+
+    One of the network may be of a lost peer, too.
+    """
+    return (
+        one.role == "cause"
+        and (one.signature.actor == "hardware" or one.has("machine broke"))
+        and not one.has("connection")
+        and not (one.signature.survivable and one.confidence <= WEAK)
+    )
+
+
+def _met_lost_gpu(one: Fault, lost: Fault, ordering: Ordering) -> bool:
+    """True for an error of CUDA that says no more, about when the kernel lost the GPU.
+
+    One that states no time came between those of its file that do.
+    """
+    if not lost.has("breaks the GPU") or not one.has("unspecific"):
+        return False
+    begin = ordering.later_by(one.first, lost.first) or 0.0
+    end = ordering.later_by(ordering.at_latest(one.first) or one.first, lost.first) or 0.0
+    return begin <= MAX_AFTER_LOST_GPU_SECONDS and end >= -MAX_AFTER_LOST_GPU_SECONDS
+
+
+def _broke(other: Fault, one: Fault, ordering: Ordering) -> bool:
+    """True for a broken device or a kill about when a rank's communication failed.
+
+    Of a link that went down the kernel's clock may be that of another zone.
+    """
+    if other.has("link down") and one.has("no answer"):
+        latest = ordering.at_latest(one.first) or one.first
+        apart = abs(ordering.later_by(latest, other.first) or 0.0)
+        return apart <= SAME_MOMENT or may_be_time_zone(apart)
+    if not _is_broken(other) or not one.has("connection"):
+        return False
+    return abs(ordering.later_by(one.first, other.first) or 0.0) <= SAME_MOMENT

@@ -1,0 +1,89 @@
+"""Find the known faults of a job: the matches of each signature, in all of its streams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from rmetric.diagnosis.faults.consequences import relate
+from rmetric.diagnosis.faults.fault import Fault
+from rmetric.diagnosis.faults.survival import survived
+from rmetric.diagnosis.job import HEAD, Job, Match
+from rmetric.diagnosis.ordering import Ordering
+from rmetric.diagnosis.signature import Signature
+
+#: Roles of the matches that are faults.
+ROLES = ("cause", "ending", "echo", "symptom")
+
+
+def find_faults(
+    job: Job, signatures: Mapping[str, Signature], ordering: Ordering, alone: frozenset[str]
+) -> list[Fault]:
+    """The known faults of a job, the first in time first; no success, nothing harmless.
+
+    The planned ends of the streams in `alone` (`ended_alone`) are not the job's.
+    """
+    found: dict[str, list[Match]] = {}
+    for match in job.matches.values():
+        if signatures[match.signature].role in ROLES:
+            found.setdefault(match.signature, []).append(match)
+    ends = [one for one in job.matches.values() if signatures[one.signature].role == "success"]
+    faults = [
+        _fault(job, signatures[name], matches, ends, ordering, alone)
+        for name, matches in found.items()
+    ]
+    faults.sort(key=lambda one: ordering.key(one.first))
+    relate([one for one in faults if not one.survived], ordering)
+    return faults
+
+
+def _fault(
+    job: Job,
+    signature: Signature,
+    matches: list[Match],
+    ends: Sequence[Match],
+    ordering: Ordering,
+    alone: frozenset[str],
+) -> Fault:
+    matches.sort(key=lambda one: ordering.key(one.first))
+    fatal = []
+    for one in matches:
+        own = ends
+        if alone:
+            own = [end for end in ends if end.stream not in alone or end.stream == one.stream]
+        ways = _ways(one) if signature.role == "cause" else [one]
+        if not all(survived(job, way, signature, own, ordering) for way in ways):
+            fatal.append(one)
+    if all(map(_at_the_beginning, matches)):
+        ended = {one.stream for one in fatal}
+        files = {one.last.file for one in matches if one.stream not in ended}
+        if files and files.isdisjoint(one.last.file for one in fatal):
+            fatal = []  # who logs steps outlived it
+    last = max((one.last for one in matches), key=ordering.key)
+    return Fault(signature=signature, matches=matches, last=last, survived=not fatal)
+
+
+def _ways(one: Match) -> list[Match]:
+    """The match, and that of its first entry alone where the last may not be the last.
+
+    Of a node's kernel and its rank, whose clocks may differ, either may be. A tool lists the newest
+    record first.
+    """
+    apart = one.first.file != one.last.file or (one.first.time or 0) > (one.last.time or 0)
+    return [one, replace(one, last=one.first)] if apart else [one]
+
+
+def _at_the_beginning(match: Match) -> bool:
+    """True for a line among the first ones of its file, as a script's complaints are."""
+    return match.count == 1 and match.last.line <= HEAD
+
+
+def ended_alone(job: Job, signatures: Mapping[str, Signature]) -> frozenset[str]:
+    """Ranks that log their planned end, where neither the first, the last nor most do."""
+    matches = job.matches.values()
+    ends = {one.stream for one in matches if signatures[one.signature].role == "success"}
+    ranks = {one.name: one.rank for one in job.active_streams if one.rank is not None}
+    for_all = {0, max(ranks.values(), default=0)}
+    if len(ends) > len(ranks) / 2 or any(ranks.get(name, 0) in for_all for name in ends):
+        return frozenset()
+    return frozenset(ends)
