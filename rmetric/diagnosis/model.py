@@ -76,12 +76,14 @@ def interpolated(knots: Knots, at: float) -> float:
 
 
 def reasons(features: Features, others: Features, weights: Features, most: int = 3) -> list[str]:
-    """Names of the features that carry a candidate over the next one, the strongest first."""
-    names = {*features, *others}
+    """Names of the features that carry a candidate over the next one, the strongest first.
+
+    Those that it has and that speak for it, and those against the other that it has not.
+    """
     gain = {
         name: weights.get(name, 0.0) * (features.get(name, 0.0) - others.get(name, 0.0))
-        for name in names
+        for name in {*features, *others}
+        if features.get(name, 0.0) > 0 or weights.get(name, 0.0) < 0
     }
-    return [name for name in sorted(gain, key=lambda one: (-gain[one], one)) if gain[name] > 0][
-        :most
-    ]
+    names = sorted(gain, key=lambda one: (-gain[one], one))
+    return [name for name in names if gain[name] > 0][:most]
