@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from rmetric._util.errors import LogError
+from rmetric.diagnosis.beside.recorder import culprits, read_dump, stuck_collectives
+from rmetric.diagnosis.beside.stacks import frames_of_faulthandler, states_stack
 from rmetric.diagnosis.decide import diagnose
-from rmetric.diagnosis.flight_recorder import culprits, read_dump, stuck_collectives
-from rmetric.diagnosis.stack_dumps import frames_of_faulthandler, states_stack
 
 FRAMES = [
     {"name": "all_reduce", "filename": "/opt/lib/torch/distributed/distributed_c10d.py", "line": 9},

@@ -6,10 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rmetric.diagnosis.decide import diagnose
-from rmetric.diagnosis.job import Job
-from rmetric.diagnosis.result import Diagnosis
-from rmetric.diagnosis.stack_dumps import (
+from rmetric.diagnosis.beside.stacks import (
     Stack,
     assign,
     holds_stacks,
@@ -17,6 +14,9 @@ from rmetric.diagnosis.stack_dumps import (
     odd_stacks,
     read_stacks,
 )
+from rmetric.diagnosis.decide import diagnose
+from rmetric.diagnosis.job import Job
+from rmetric.diagnosis.result import Diagnosis
 
 WAITS = "    {op} (torch/distributed/distributed_c10d.py:2050)\n    step (train.py:41)"
 READS = (

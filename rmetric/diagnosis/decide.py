@@ -18,7 +18,7 @@ import numpy as np
 
 from rmetric._util.lazy import check_installed
 from rmetric.diagnosis import rank_evidence
-from rmetric.diagnosis.beside import BesideFindings, find_beside
+from rmetric.diagnosis.beside.findings import BesideFindings, find_beside
 from rmetric.diagnosis.causes import (
     GENERIC,
     IN_FLIGHT,
@@ -35,8 +35,6 @@ from rmetric.diagnosis.channels import (
     find_patterns,
 )
 from rmetric.diagnosis.confidence import basis_of, calibrated
-from rmetric.diagnosis.evidence import MAX_EVENTS, how_often, of_causes, of_odd
-from rmetric.diagnosis.frames import probable_stage_of, raised, stage_of
 from rmetric.diagnosis.inferred_causes import (
     COLLECTIVES_DIFFER,
     FINISHED_ALONE,
@@ -64,6 +62,8 @@ from rmetric.diagnosis.patterns.stages import awaited, stage_of_wait
 from rmetric.diagnosis.patterns.steps import planned_steps
 from rmetric.diagnosis.pool import Pool, learn, ordinary
 from rmetric.diagnosis.progress import Hang, end_of, find_hang
+from rmetric.diagnosis.report.evidence import MAX_EVENTS, how_often, of_causes, of_odd
+from rmetric.diagnosis.report.frames import probable_stage_of, raised, stage_of
 from rmetric.diagnosis.result import (
     FOLLOWS,
     LIKELY,

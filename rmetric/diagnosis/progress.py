@@ -14,14 +14,14 @@ from operator import itemgetter
 from statistics import median
 from typing import NamedTuple
 
+from rmetric.diagnosis.beside.gpus import Spinning, spinning
+from rmetric.diagnosis.beside.stacks import wait_together
 from rmetric.diagnosis.causes import Cause
-from rmetric.diagnosis.gpu_monitor import Spinning, spinning
 from rmetric.diagnosis.job import Job, JobStream, Occurrence
 from rmetric.diagnosis.ordering import SAME_MOMENT, ZONE_TOLERANCE, Ordering, may_be_time_zone
 from rmetric.diagnosis.patterns.peers import Peer, may_be_same, peers
 from rmetric.diagnosis.rank_evidence import MAX_COMMON_SHARE
 from rmetric.diagnosis.reading.timestamps import names_zone, parse, without_year
-from rmetric.diagnosis.stack_dumps import wait_together
 from rmetric.diagnosis.suspects import RankEvidence, divided
 
 _NUMBERS = re.compile(r"\d+")

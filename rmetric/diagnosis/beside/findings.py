@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from rmetric._util.errors import LogError
 from rmetric._util.lazy import install_hint
-from rmetric.diagnosis.flight_recorder import (
+from rmetric.diagnosis.beside.gpus import GpuMonitor, is_monitor, read_monitor
+from rmetric.diagnosis.beside.recorder import (
     Dump,
     Stuck,
     culprits,
@@ -16,11 +17,7 @@ from rmetric.diagnosis.flight_recorder import (
     read_dump,
     stuck_collectives,
 )
-from rmetric.diagnosis.gpu_monitor import GpuMonitor, is_monitor, read_monitor
-from rmetric.diagnosis.job import Job, Occurrence
-from rmetric.diagnosis.reading.lines import unwrapped
-from rmetric.diagnosis.reading.source import LogSource
-from rmetric.diagnosis.stack_dumps import (
+from rmetric.diagnosis.beside.stacks import (
     OddStack,
     Stack,
     assign,
@@ -29,6 +26,9 @@ from rmetric.diagnosis.stack_dumps import (
     read_stacks,
     stacks_in_logs,
 )
+from rmetric.diagnosis.job import Job, Occurrence
+from rmetric.diagnosis.reading.lines import unwrapped
+from rmetric.diagnosis.reading.source import LogSource
 from rmetric.diagnosis.suspects import RankEvidence, divided
 
 #: Suffixes of files that may be read here though they are no logs.
