@@ -6,14 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rmetric.diagnosis.beside.stacks import (
-    Stack,
-    assign,
-    holds_stacks,
-    is_stack_dump,
-    odd_stacks,
-    read_stacks,
-)
+from rmetric.diagnosis.beside.owners import assign
+from rmetric.diagnosis.beside.places import odd_stacks
+from rmetric.diagnosis.beside.stacks import Stack, holds_stacks, is_stack_dump, read_stacks
 from rmetric.diagnosis.decide import diagnose
 from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.result import Diagnosis

@@ -15,7 +15,7 @@ from statistics import median
 from typing import NamedTuple
 
 from rmetric.diagnosis.beside.gpus import Spinning, spinning
-from rmetric.diagnosis.beside.stacks import wait_together
+from rmetric.diagnosis.beside.places import wait_together
 from rmetric.diagnosis.causes import Cause
 from rmetric.diagnosis.job import Job, JobStream, Occurrence
 from rmetric.diagnosis.ordering import SAME_MOMENT, ZONE_TOLERANCE, Ordering, may_be_time_zone

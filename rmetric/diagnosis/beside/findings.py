@@ -1,4 +1,4 @@
-"""What states where ranks are: flight recorder dumps, stacks, and tables of the GPUs' load."""
+"""What lies beside the logs, and the evidence in it against ranks."""
 
 from __future__ import annotations
 
@@ -9,23 +9,10 @@ from typing import NamedTuple
 from rmetric._util.errors import LogError
 from rmetric._util.lazy import install_hint
 from rmetric.diagnosis.beside.gpus import GpuMonitor, is_monitor, read_monitor
-from rmetric.diagnosis.beside.recorder import (
-    Dump,
-    Stuck,
-    culprits,
-    is_dump,
-    read_dump,
-    stuck_collectives,
-)
-from rmetric.diagnosis.beside.stacks import (
-    OddStack,
-    Stack,
-    assign,
-    is_stack_dump,
-    odd_stacks,
-    read_stacks,
-    stacks_in_logs,
-)
+from rmetric.diagnosis.beside.owners import assign
+from rmetric.diagnosis.beside.places import OddStack, odd_stacks, stacks_in_logs
+from rmetric.diagnosis.beside.recorder import Accused, Dump, culprits, is_dump, read_dump
+from rmetric.diagnosis.beside.stacks import Stack, is_stack_dump, read_stacks
 from rmetric.diagnosis.job import Job, Occurrence
 from rmetric.diagnosis.reading.lines import unwrapped
 from rmetric.diagnosis.reading.source import LogSource
@@ -33,8 +20,11 @@ from rmetric.diagnosis.suspects import RankEvidence, divided
 
 #: Suffixes of files that may be read here though they are no logs.
 BESIDE_SUFFIXES = (".json", ".pkl", ".pickle", ".csv")
-#: Bytes that are read of stacks or of a monitor.
+#: Bytes that are read of stacks or of a monitor, and those by which their kind is recognised.
 MAX_BYTES = 1 << 26
+SNIFFED = 4096
+#: Strength of a recorder's evidence against a rank for which hardly any other waits.
+LEAST_STRENGTH = 0.9
 
 
 @dataclass(kw_only=True)
@@ -56,7 +46,7 @@ class BesideFindings(NamedTuple):
 
     Attributes:
         signs: evidence against ranks.
-        stuck: the collective in which ranks wait; None where the dumps show none.
+        stuck: ranks that hold up others, by the dumps; None where the dumps show none.
         odd: a rank stands in another function than most, and does not move.
         awaited: rank -> what it waits for outside the job, as its stack shows; "" for a process
             of which no more is known.
@@ -65,7 +55,7 @@ class BesideFindings(NamedTuple):
     """
 
     signs: tuple[RankEvidence, ...] = ()
-    stuck: Stuck | None = None
+    stuck: Mapping[int, Accused] | None = None
     odd: bool = False
     awaited: Mapping[str, str] = {}
     unnamed: OddStack = OddStack("", "")
@@ -82,16 +72,16 @@ def read_beside(files: Sequence[LogSource]) -> BesideLogs:
     found = BesideLogs()
     for one in files:
         try:
-            head = one.path.open("rb").read(4096)
-            if is_dump(head):
-                found.dumps.append(read_dump(one.path, one.name))
-                continue
             with one.path.open("rb") as file:
-                text = unwrapped(file.read(MAX_BYTES)).decode("utf-8", "replace")
+                head = file.read(SNIFFED)
+                if is_dump(head):
+                    found.dumps.append(read_dump(one.path, one.name))
+                    continue
+                text = unwrapped(head + file.read(MAX_BYTES - len(head))).decode("utf-8", "replace")
             if is_monitor(head):
                 found.monitors.append(read_monitor(text, one.name, one.node))
-                continue
-            found.stacks += read_stacks(text, one.name, one.rank, one.node)
+            else:
+                found.stacks += read_stacks(text, one.name, one.rank, one.node)
         except LogError as error:
             found.notes.append(str(error))
         except ModuleNotFoundError as error:
@@ -116,21 +106,28 @@ def find_beside(
         on_node: the streams of a node's local rank.
     """
     beside = job.beside or BesideLogs()
-    stuck = stuck_collectives(beside.dumps)
-    blamed = culprits(stuck)
-    recorded = {f"rank {rank}": words for rank, words in blamed.items()}
+    blamed = culprits(beside.dumps)
     stacks = assign(job, beside.stacks, on_node) or stacks_in_logs(job, after)
     odd = odd_stacks(stacks)
-    stood = {name: one.words for name, one in odd.items() if name}
+    # The more ranks there are, the weaker it is; the fewer others wait for one, too.
+    most = max((len(one.others) for one in blamed.values()), default=1)
+    shares = {
+        f"rank {rank}": LEAST_STRENGTH + (1 - LEAST_STRENGTH) * len(one.others) / most
+        for rank, one in blamed.items()
+    }
+    recorded = [
+        one._replace(words=accused.words, strength=one.strength * shares[one.stream])
+        for one, accused in zip(divided(shares, "recorder", ""), blamed.values(), strict=True)
+    ]
+    stood = [
+        one._replace(words=odd[one.stream].words)
+        for one in divided([name for name in odd if name], "stack", "")
+    ]
     return BesideFindings(
-        (*_signs(recorded, "recorder"), *_signs(stood, "stack")),
-        stuck[0] if stuck else None,
+        (*recorded, *stood),
+        blamed or None,
         any(one.stays for one in stacks if one.stream in odd),
         {name: one.awaits for name, one in odd.items() if one.awaits},
         odd.get("", BesideFindings().unnamed),
         {name: one.words for name, one in odd.items() if one.collective},
     )
-
-
-def _signs(words: dict[str, str], kind: str) -> list[RankEvidence]:
-    return [one._replace(words=words[one.stream]) for one in divided([*words], kind, "")]

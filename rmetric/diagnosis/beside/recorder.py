@@ -1,8 +1,9 @@
-"""Read dumps of PyTorch's flight recorder and find the collective that some ranks did not enter.
+"""Read dumps of PyTorch's flight recorder and find the ranks that hold up the others.
 
 Each rank writes one dump (`TORCH_NCCL_DUMP_ON_TIMEOUT`), a pickle of plain containers or JSON: the
-last collectives of each process group with their number, operation, sizes and state. A dump is
-read by an unpickler that creates nothing but containers, text and numbers.
+last collectives of each process group with their number, operation, sizes and state, or only those
+that have not ended, and the numbers of the last ones that it entered and ended. A dump is read by
+an unpickler that creates nothing but containers, text and numbers.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import json
 import pickle
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rmetric._util.errors import LogError
+from rmetric._util.printed import counted
 
 #: Larger files are no dumps: a recorder keeps a few thousand collectives.
 MAX_BYTES = 1 << 29
@@ -27,26 +29,25 @@ _PICKLE = b"\x80"
 _RANK = re.compile(r"(?i)(?:rank[_-]?(\d+)|(\d+))(?:\.\w+)*$")
 #: Files of these folders are of a library, not of the training program.
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python3|^<|/torch/")
-#: Operations that all ranks of a group start with the same sizes.
-_SAME_SIZES = re.compile(r"all_?reduce|broadcast|reduce_scatter|_?all_?gather(?!v)|barrier")
+#: Operations that no rank of a group ends before all have started; with the broadcast, those that
+#: all start with the same sizes.
+_OF_ALL = re.compile(r"_?(?:all_?reduce|reduce_scatter|all_?gather(?!v)|barrier)")
+_SAME_SIZES = re.compile(rf"{_OF_ALL.pattern}|broadcast")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Collective:
+class Collective(NamedTuple):
     """One collective of one rank.
 
     Attributes:
         operation: without its backend: "all_reduce".
         sizes: of the inputs, as text.
         done: it ended.
-        started: its kernel began.
         place: line of the training program that called it, "" where no stack was recorded.
     """
 
     operation: str
     sizes: str
     done: bool
-    started: bool
     place: str
 
     @property
@@ -56,7 +57,7 @@ class Collective:
         return f"{self.operation}{sizes}" + (f" ({self.place})" if self.place else "")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Dump:
     """The flight recorder of one rank.
 
@@ -64,33 +65,32 @@ class Dump:
         file: its name.
         groups: process group -> number -> collective.
         members: process group -> global ranks, of the groups that state them.
+        ids: process group -> its key in `reached`.
+        reached: key of a process group -> numbers of the last collectives it entered and ended.
+        receives: it waits for another rank's message, and has ended nothing since.
     """
 
     file: str
     rank: int
-    groups: Mapping[str, Mapping[int, Collective]]
-    members: Mapping[str, frozenset[int]]
+    groups: dict[str, dict[int, Collective]] = field(default_factory=lambda: defaultdict(dict))
+    members: dict[str, frozenset[int]] = field(default_factory=dict)
+    ids: dict[str, str] = field(default_factory=dict)
+    reached: dict[str, tuple[int, int]] = field(default_factory=dict)
+    receives: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stuck:
-    """A collective in which some ranks of its group wait and others do not.
+class Accused(NamedTuple):
+    """A rank that holds up others.
 
     Attributes:
-        group: the process group's description.
-        number: of the collective in its group.
-        collective: as most ranks state it.
-        waiting: ranks that entered it and did not leave it.
-        missing: ranks of the group that never entered it -> where they are instead.
-        differing: ranks that are in another operation of this number -> that operation.
+        words: in which collective, and how.
+        others: the ranks that wait for it.
+        entered: of the collective; one that never did may wait elsewhere, and be no cause.
     """
 
-    group: str
-    number: int
-    collective: Collective
-    waiting: tuple[int, ...]
-    missing: Mapping[int, str]
-    differing: Mapping[int, str]
+    words: str
+    others: frozenset[int]
+    entered: bool
 
 
 class _Plain(pickle.Unpickler):
@@ -128,48 +128,51 @@ def read_dump(path: Path, name: str) -> Dump:
             raise LogError(name, None, f"a flight recorder's dump of {size:,} bytes is too large")
         data = path.read_bytes()
         loaded = _Plain(io.BytesIO(data)).load() if data.startswith(_PICKLE) else json.loads(data)
-    except OSError as error:
-        raise LogError(name, None, f"cannot be read: {error.strerror}") from None
     except LogError:
         raise
+    except OSError as error:
+        raise LogError(name, None, f"cannot be read: {error.strerror}") from None
     except Exception as error:  # a damaged pickle may raise any
         raise LogError(name, None, f"no flight recorder's dump can be read: {error}") from None
+    found = _RANK.search(path.name)
+    dump = Dump(file=name, rank=int(found[1] or found[2]) if found else -1)
     try:
-        groups = _groups(loaded)
-        members = _members(loaded.get("pg_config"))
+        _fill(dump, loaded)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise LogError(
-            name, None, f"a flight recorder's dump without its entries ({error!r})"
-        ) from None
-    rank, found = loaded.get("rank"), _RANK.search(path.name)
-    if not isinstance(rank, int):
-        if found is None:
-            raise LogError(
-                name, None, "a flight recorder's dump of no rank; a name such as "
-                "nccl_trace_rank_3 is accepted",
-            )  # fmt: skip
-        rank = int(found[1] or found[2])
-    return Dump(file=name, rank=rank, groups=groups, members=members)
+        why = f"a flight recorder's dump without its entries ({error!r})"
+        raise LogError(name, None, why) from None
+    if dump.rank < 0:
+        why = "a flight recorder's dump of no rank; a name such as nccl_trace_rank_3 is accepted"
+        raise LogError(name, None, why)
+    return dump
 
 
-def _groups(loaded: Any) -> dict[str, dict[int, Collective]]:
-    groups: dict[str, dict[int, Collective]] = defaultdict(dict)
+def _fill(dump: Dump, loaded: Any) -> None:
     for entry in loaded.get("entries", []):
         number = entry.get("collective_seq_id", entry.get("seq_id"))
-        if entry.get("is_p2p") or not isinstance(number, int):
-            continue
         backend, _, operation = str(entry["profiling_name"]).rpartition(":")
-        state = str(entry.get("state", ""))
         # Gloo's states are never updated, only that the work was retired.
-        done = state == "completed" or (bool(entry.get("retired")) and backend != "nccl")
-        groups[_group_name(entry.get("process_group"))][number] = Collective(
-            operation=operation,
-            sizes=_sizes(entry.get("input_sizes")),
-            done=done,
-            started=done or state == "started",
-            place=_place(entry.get("frames")),
-        )
-    return dict(groups)
+        retired = bool(entry.get("retired")) and backend != "nccl"
+        done = entry.get("state") == "completed" or retired
+        receives = bool(entry.get("is_p2p")) and operation.startswith("recv")
+        dump.receives = not done and (receives or dump.receives)
+        if not entry.get("is_p2p") and isinstance(number, int):
+            group = _group_name(entry.get("process_group"))
+            sizes, frames = entry.get("input_sizes"), entry.get("frames")
+            shown = ", ".join(map(str, sizes)) if isinstance(sizes, (list, tuple)) else ""
+            dump.groups[group][number] = Collective(operation, shown, done, _place(frames))
+            dump.ids[group] = str(entry.get("pg_id"))
+    for key, one in (loaded.get("pg_status") or {}).items():
+        last = (one.get(f"last_{did}_collective", -1) for did in ("enqueued", "completed"))
+        dump.reached[str(key)] = (int(next(last)), int(next(last)))
+    for name, one in (loaded.get("pg_config") or {}).items():
+        ranks = one.get("ranks", "")
+        ranks = re.findall(r"\d+", ranks) if isinstance(ranks, str) else ranks
+        if ranks:
+            group = _group_name((one.get("name", name), one.get("desc", "")))
+            dump.members[group] = frozenset(map(int, ranks))
+    if isinstance(loaded.get("rank"), int):
+        dump.rank = loaded["rank"]
 
 
 def _group_name(group: Any) -> str:
@@ -177,10 +180,6 @@ def _group_name(group: Any) -> str:
         name, description = map(str, group)
         return description if description == "default_pg" else f"{name} {description}".strip()
     return str(group)
-
-
-def _sizes(sizes: Any) -> str:
-    return ", ".join(map(str, sizes)) if isinstance(sizes, (list, tuple)) else ""
 
 
 def _place(frames: Any) -> str:
@@ -191,100 +190,89 @@ def _place(frames: Any) -> str:
     return ""
 
 
-def _members(config: Any) -> dict[str, frozenset[int]]:
-    found = {}
-    for name, one in (config or {}).items():
-        ranks = one.get("ranks", "")
-        ranks = re.findall(r"\d+", ranks) if isinstance(ranks, str) else ranks
-        if ranks:
-            group = _group_name((one.get("name", name), one.get("desc", "")))
-            found[group] = frozenset(map(int, ranks))
-    return found
+def culprits(dumps: Sequence[Dump]) -> dict[int, Accused]:
+    """Ranks that hold up others, those first for which most wait, with the reason.
 
-
-def stuck_collectives(dumps: Sequence[Dump]) -> list[Stuck]:
-    """The first collective of each group in which ranks wait for others or differ from them.
-
-    Groups whose missing ranks wait in no other group come first: they hold up the others.
+    In each process group a rank does so that is in another operation than most, that has not ended
+    what others of the group ended, or that never entered what they entered. Of the last those are
+    left out that wait elsewhere themselves: for a collective, or for a message of another rank.
 
     Args:
         dumps: one a rank; of several of one rank the last counts.
     """
     by_rank = {one.rank: one for one in dumps}
-    found = []
-    for group in sorted({group for one in dumps for group in one.groups}):
+    ids = {group: key for one in dumps for group, key in one.ids.items()}
+    found: list[tuple[int, Accused]] = []
+    for group, key in sorted(ids.items()):
         stated = [one.members[group] for one in dumps if group in one.members]
-        members = frozenset().union(*stated) or (
-            frozenset(by_rank)
-            if group == "default_pg"
-            else frozenset(rank for rank, one in by_rank.items() if group in one.groups)
-        )
-        if (stuck := _stuck(group, members, by_rank)) is not None:
-            found.append(stuck)
-    waiting = {rank for one in found for rank in one.waiting}
-    found.sort(key=lambda one: (not (set(one.missing) - waiting or one.differing), one.group))
-    return found
+        own = [
+            rank for rank, one in by_rank.items() if group == "default_pg" or group in one.groups
+        ]
+        members = frozenset().union(*stated) or frozenset(own)
+        found += _in_group(group, key, {rank: by_rank[rank] for rank in members & by_rank.keys()})
+    waiting = {rank for _, one in found if not one.entered for rank in one.others}
+    receiving = {rank for rank, one in by_rank.items() if one.receives}
+    for elsewhere in (waiting | receiving, waiting, set[int]()):
+        blamed: dict[int, Accused] = {}
+        for rank, one in found:
+            if one.entered or rank not in elsewhere:
+                before = blamed.setdefault(rank, one)
+                blamed[rank] = before._replace(others=before.others | one.others)
+        if blamed:
+            break
+    return dict(sorted(blamed.items(), key=lambda pair: (-len(pair[1].others), pair[0])))
 
 
-def _stuck(group: str, members: frozenset[int], by_rank: Mapping[int, Dump]) -> Stuck | None:
-    own = {rank: by_rank[rank].groups.get(group, {}) for rank in sorted(members) if rank in by_rank}
-    numbers = sorted({number for some in own.values() for number in some})
-    for number in numbers:
-        entered = {rank: some[number] for rank, some in own.items() if number in some}
-        # A recorder forgets its oldest collectives.
-        missing = [rank for rank, some in own.items() if max(some, default=-1) < number]
-        usual, times = Counter(one.operation for one in entered.values()).most_common(1)[0]
-        example = next(one for one in entered.values() if one.operation == usual)
-        differing = {rank: one.words for rank, one in entered.items() if one.operation != usual}
-        if not differing and _SAME_SIZES.search(usual):
-            sizes = Counter(one.sizes for one in entered.values()).most_common(1)[0][0]
-            differing = {rank: one.words for rank, one in entered.items() if one.sizes != sizes}
-            example = next(one for one in entered.values() if one.sizes == sizes)
-        if 2 * times <= len(entered) and len(entered) > 2:
-            differing = {}
-        waiting = tuple(
-            rank for rank, one in entered.items() if not one.done and rank not in differing
-        )
-        if waiting and (missing or differing):
-            return Stuck(
-                group=group,
-                number=number,
-                collective=example,
-                waiting=waiting,
-                missing={rank: _whereabouts(own[rank]) for rank in missing},
-                differing=differing,
-            )
-    return None
+def _in_group(group: str, key: str, dumps: Mapping[int, Dump]) -> Iterator[tuple[int, Accused]]:
+    """Ranks that hold up others of one process group."""
+    own = {rank: dumps[rank].groups.get(group, {}) for rank in sorted(dumps)}
+    entered, ended = {}, {}
+    for rank, some in own.items():
+        last = dumps[rank].reached.get(key, (-1, -1))
+        entered[rank] = max([last[0], *some])
+        ended[rank] = max([last[1], *(number for number, one in some.items() if one.done)])
+    for rank, some in own.items():
+        left = [n for n, one in some.items() if not one.done and _OF_ALL.match(one.operation)]
+        ahead = frozenset(one for one in own if left and ended[one] >= min(left))
+        if ahead:
+            what = f"{some[min(left)].words}, #{min(left)} of {group}"
+            words = f"did not end {what}, which {counted(len(ahead), 'other')} ended"
+            yield rank, Accused(words, ahead, entered=True)
+    for number in sorted({number for some in own.values() for number in some}):
+        here = {rank: some[number] for rank, some in own.items() if number in some}
+        missing = [rank for rank, last in entered.items() if last < number]
+        example, differing = _differing(here)
+        waiting = frozenset(rank for rank in here.keys() - differing.keys() if not here[rank].done)
+        if not waiting or not (missing or differing):
+            continue
+        what, many = f"#{number} of {group}", counted(len(waiting), "other")
+        for rank, words in differing.items():
+            said = f"entered {words} as {what}, {many} {example.words}"
+            yield rank, Accused(said, waiting, entered=True)
+        for rank in missing:
+            said = f"never entered {example.words}, {what}, in which {many} wait"
+            said += f"{'s' * (len(waiting) == 1)}: {_whereabouts(own[rank], entered[rank])}"
+            yield rank, Accused(said, waiting, entered=False)
+        return
 
 
-def _whereabouts(own: Mapping[int, Collective]) -> str:
-    if not own:
+def _differing(here: Mapping[int, Collective]) -> tuple[Collective, dict[int, str]]:
+    """The collective of most ranks, and what the others are in; none where there is no majority."""
+    names = Counter(one.operation for one in here.values())
+    ((usual, times),) = names.most_common(1)
+    sizes = Counter(one.sizes for one in here.values()).most_common(1)[0][0]
+    by_sizes = len(names) == 1 and _SAME_SIZES.search(usual)
+    alike = [
+        rank for rank, one in here.items()
+        if (one.sizes == sizes if by_sizes else one.operation == usual)
+    ]  # fmt: skip
+    split = 2 * times <= len(here) > 2
+    others = {} if split else {rank: here[rank].words for rank in here.keys() - {*alike}}
+    return here[alike[0]], others
+
+
+def _whereabouts(own: Mapping[int, Collective], last: int) -> str:
+    if last < 0:
         return "it entered none of this group"
-    last = max(own)
-    return f"its last is #{last}, {own[last].words}" + ("" if own[last].done else ", not ended")
-
-
-def culprits(stuck: Sequence[Stuck]) -> dict[int, str]:
-    """Ranks that hold up the first stuck collective, with the reason.
-
-    Args:
-        stuck: as `stuck_collectives` returns it.
-    """
-    if not stuck:
-        return {}
-    first = stuck[0]
-    waiting = {rank for one in stuck for rank in one.waiting}
-    others = f"{len(first.waiting)} other{'s' * (len(first.waiting) != 1)}"
-    what = f"#{first.number} of {first.group}"
-    if first.differing:
-        return {
-            rank: f"entered {words} as {what}, {others} {first.collective.words}"
-            for rank, words in first.differing.items()
-        }
-    # Of those that wait elsewhere the others are not the cause.
-    missing = {rank: words for rank, words in first.missing.items() if rank not in waiting}
-    return {
-        rank: f"never entered {first.collective.words}, {what}, in which {others} "
-        f"wait{'s' * (len(first.waiting) == 1)}: {words}"
-        for rank, words in (missing or first.missing).items()
-    }
+    known = f", {own[last].words}" if last in own else ""
+    return f"its last is #{last}{known}" + (", not ended" * (known != "" and not own[last].done))
