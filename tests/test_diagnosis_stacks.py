@@ -389,26 +389,6 @@ def test_a_rank_that_evaluates_alone_waits_for_others_that_train(
     assert hung(tmp_path, stacks).cause == cause
 
 
-def test_processes_are_ranks_by_the_hosts_and_local_ranks_above_them(tmp_path: Path) -> None:
-    stacks = [
-        f"--- {host} local_rank {local}\n"
-        + stack(
-            4000 + 97 * at,
-            READS if (host, local) == ("x3004c0s7", 1) else WAITS.format(op="all_reduce"),
-        )
-        for at, (host, local) in enumerate(
-            (host, local) for host in ("x3004c0s1", "x3004c0s7") for local in range(4)
-        )
-    ]
-    launch = "".join(f"[rank{rank}]: world_size=8 ready\n" for rank in range(8))
-    found = hung(tmp_path, {"start.log": launch, "pyspy.txt": "".join(stacks)})
-    assert (found.stage, ranks_of(found)) == ("load data", [5])
-    # Of fewer than all, no host's first rank is known.
-    launch = "".join(f"[rank{rank}]: world_size=12 ready\n" for rank in range(12))
-    found = hung(tmp_path, {"start.log": launch})
-    assert 5 not in ranks_of(found)
-
-
 @pytest.mark.parametrize(("head", "rank"), [("Timeout (0:30:00)!", 2), ("Asked", 0)])
 def test_a_stack_that_faulthandler_wrote_once_when_its_time_was_over_stays(
     head: str, rank: int, tmp_path: Path
