@@ -78,19 +78,31 @@ class Dump:
     reached: dict[str, tuple[int, int]] = field(default_factory=dict)
     receives: bool = False
 
+    def last(self, group: str, key: str, *, done: bool = False) -> int:
+        """Number of the last collective of a group that it entered, or ended; -1 for none."""
+        own = self.groups.get(group, {}).items()
+        known = [number for number, one in own if one.done or not done]
+        return max([self.reached.get(key, (-1, -1))[done], *known])
+
+    def whereabouts(self, group: str, last: int) -> str:
+        one = self.groups.get(group, {}).get(last)
+        if one is None:
+            return f"its last is #{last}" if last >= 0 else "it entered none of this group"
+        return f"its last is #{last}, {one.words}" + ("" if one.done else ", not ended")
+
 
 class Accused(NamedTuple):
     """A rank that holds up others.
 
     Attributes:
-        words: in which collective, and how.
-        others: the ranks that wait for it.
-        entered: of the collective; one that never did may wait elsewhere, and be no cause.
+        how: "not ended", "not entered" or "other operation".
+        words: the same with the collective.
+        others: the ranks that wait for it, or are ahead of it.
     """
 
+    how: str
     words: str
     others: frozenset[int]
-    entered: bool
 
 
 class _Plain(pickle.Unpickler):
@@ -193,29 +205,28 @@ def _place(frames: Any) -> str:
 def culprits(dumps: Sequence[Dump]) -> dict[int, Accused]:
     """Ranks that hold up others, those first for which most wait, with the reason.
 
-    In each process group a rank does so that is in another operation than most, that has not ended
-    what others of the group ended, or that never entered what they entered. Of the last those are
+    In each process group a rank does so that has not ended what others of the group ended, that is
+    in another operation than most, or that never entered what they entered. Of the last those are
     left out that wait elsewhere themselves: for a collective, or for a message of another rank.
 
     Args:
         dumps: one a rank; of several of one rank the last counts.
     """
-    by_rank = {one.rank: one for one in dumps}
+    by_rank = {one.rank: one for one in sorted(dumps, key=lambda one: one.rank)}
     ids = {group: key for one in dumps for group, key in one.ids.items()}
     found: list[tuple[int, Accused]] = []
     for group, key in sorted(ids.items()):
         stated = [one.members[group] for one in dumps if group in one.members]
-        own = [
-            rank for rank, one in by_rank.items() if group == "default_pg" or group in one.groups
-        ]
-        members = frozenset().union(*stated) or frozenset(own)
-        found += _in_group(group, key, {rank: by_rank[rank] for rank in members & by_rank.keys()})
-    waiting = {rank for _, one in found if not one.entered for rank in one.others}
+        having = (rank for rank, one in by_rank.items() if group in one.groups)
+        members = frozenset().union(*stated) or {*(by_rank if group == "default_pg" else having)}
+        some = {rank: one for rank, one in by_rank.items() if rank in members}
+        found += [*_not_ended(group, key, some), *_not_entered(group, key, some)]
+    waiting = {rank for _, one in found if one.how != "not ended" for rank in one.others}
     receiving = {rank for rank, one in by_rank.items() if one.receives}
     for elsewhere in (waiting | receiving, waiting, set[int]()):
         blamed: dict[int, Accused] = {}
         for rank, one in found:
-            if one.entered or rank not in elsewhere:
+            if one.how != "not entered" or rank not in elsewhere:
                 before = blamed.setdefault(rank, one)
                 blamed[rank] = before._replace(others=before.others | one.others)
         if blamed:
@@ -223,23 +234,29 @@ def culprits(dumps: Sequence[Dump]) -> dict[int, Accused]:
     return dict(sorted(blamed.items(), key=lambda pair: (-len(pair[1].others), pair[0])))
 
 
-def _in_group(group: str, key: str, dumps: Mapping[int, Dump]) -> Iterator[tuple[int, Accused]]:
-    """Ranks that hold up others of one process group."""
-    own = {rank: dumps[rank].groups.get(group, {}) for rank in sorted(dumps)}
-    entered, ended = {}, {}
-    for rank, some in own.items():
-        last = dumps[rank].reached.get(key, (-1, -1))
-        entered[rank] = max([last[0], *some])
-        ended[rank] = max([last[1], *(number for number, one in some.items() if one.done)])
-    for rank, some in own.items():
-        left = [n for n, one in some.items() if not one.done and _OF_ALL.match(one.operation)]
-        ahead = frozenset(one for one in own if left and ended[one] >= min(left))
+def _not_ended(group: str, key: str, dumps: Mapping[int, Dump]) -> Iterator[tuple[int, Accused]]:
+    """Ranks in a collective that others of the group ended, which none can without them."""
+    ended = {rank: one.last(group, key, done=True) for rank, one in dumps.items()}
+    for rank, one in dumps.items():
+        own = one.groups.get(group, {})
+        left = [number for number, at in own.items() if not at.done and _OF_ALL.match(at.operation)]
+        oldest = min(left, default=None)
+        if oldest is None:
+            continue
+        ahead = frozenset(peer for peer, last in ended.items() if peer != rank and last >= oldest)
         if ahead:
-            what = f"{some[min(left)].words}, #{min(left)} of {group}"
-            words = f"did not end {what}, which {counted(len(ahead), 'other')} ended"
-            yield rank, Accused(words, ahead, entered=True)
-    for number in sorted({number for some in own.values() for number in some}):
-        here = {rank: some[number] for rank, some in own.items() if number in some}
+            what = f"{own[oldest].words}, #{oldest} of {group}"
+            said = f"did not end {what}, which {counted(len(ahead), 'other')} ended"
+            yield rank, Accused("not ended", said, ahead)
+
+
+def _not_entered(group: str, key: str, dumps: Mapping[int, Dump]) -> Iterator[tuple[int, Accused]]:
+    """Ranks that are not in the first collective in which others of the group wait for them."""
+    entered = {rank: one.last(group, key) for rank, one in dumps.items()}
+    numbers = {number for one in dumps.values() for number in one.groups.get(group, ())}
+    for number in sorted(numbers):
+        held = {rank: one.groups.get(group, {}).get(number) for rank, one in dumps.items()}
+        here = {rank: one for rank, one in held.items() if one is not None}
         missing = [rank for rank, last in entered.items() if last < number]
         example, differing = _differing(here)
         waiting = frozenset(rank for rank in here.keys() - differing.keys() if not here[rank].done)
@@ -248,11 +265,12 @@ def _in_group(group: str, key: str, dumps: Mapping[int, Dump]) -> Iterator[tuple
         what, many = f"#{number} of {group}", counted(len(waiting), "other")
         for rank, words in differing.items():
             said = f"entered {words} as {what}, {many} {example.words}"
-            yield rank, Accused(said, waiting, entered=True)
+            yield rank, Accused("other operation", said, waiting)
+        wait = "waits" if len(waiting) == 1 else "wait"
         for rank in missing:
-            said = f"never entered {example.words}, {what}, in which {many} wait"
-            said += f"{'s' * (len(waiting) == 1)}: {_whereabouts(own[rank], entered[rank])}"
-            yield rank, Accused(said, waiting, entered=False)
+            where = dumps[rank].whereabouts(group, entered[rank])
+            said = f"never entered {example.words}, {what}, in which {many} {wait}: {where}"
+            yield rank, Accused("not entered", said, waiting)
         return
 
 
@@ -269,10 +287,3 @@ def _differing(here: Mapping[int, Collective]) -> tuple[Collective, dict[int, st
     split = 2 * times <= len(here) > 2
     others = {} if split else {rank: here[rank].words for rank in here.keys() - {*alike}}
     return here[alike[0]], others
-
-
-def _whereabouts(own: Mapping[int, Collective], last: int) -> str:
-    if last < 0:
-        return "it entered none of this group"
-    known = f", {own[last].words}" if last in own else ""
-    return f"its last is #{last}{known}" + (", not ended" * (known != "" and not own[last].done))
