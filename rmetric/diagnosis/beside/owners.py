@@ -33,41 +33,58 @@ def assign(
     nodes = {*map(job.node_of, job.streams.values()), *job.node_of_rank.values()} - {None}
     whole = {short(node): node for node in sorted(filter(None, nodes))}
     own_files = _own_files(job)
-    for one in stacks:
-        if one.node not in nodes:
-            named = names_in(one.node or one.above, whole) or names_in(one.file, whole)
-            one.node = whole[named[0]] if named else one.node
-        if one.rank is None and one.pid is not None:
-            alike = job.ranks_of_numbers.get(one.pid, set())
-            only = min(alike) if len(alike) == 1 else None
-            one.rank = job.rank_of_pid.get((one.node, one.pid), only)
-        above = names_in(one.above, own_files) if one.local_rank is None else []
-        names = [str(one.pid), *(above if len(above) == 1 else ())]
-        files = (own_files[name] for name in names if name in own_files)
-        one.stream = f"rank {one.rank}" if one.rank is not None else next(files, "")
-    heard = [one.rank for one in job.streams.values() if one.rank is not None]
-    size = job.world_size or (max(heard) + 1 if heard else None)
     by_file = defaultdict(list)
     for one in stacks:
         by_file[one.file].append(one)
+        if one.node not in nodes:
+            named = names_in(one.node or one.above, whole) or names_in(one.file, whole)
+            one.node = whole[named[0]] if named else one.node
+        one.stream = _by_rank(job, one) or _by_file(one, own_files)
+    size = job.world_size or max(_ranks(job), default=-1) + 1 or None
+    each = job.ranks_per_node or (size // max(1, len(nodes)) if size else None)
     # A file for each process, or for all of a node.
     alone = all(len(some) == 1 for some in by_file.values())
-    each = job.ranks_per_node or (size // max(1, len(nodes)) if size else None)
     for some in [list(stacks)] if alone else by_file.values():
         _by_order(some, each)
+    all_there = len(stacks) >= MIN_PROCESSES and size in (None, len(stacks))
+    _by_local_rank(stacks, on_node, one_node=all_there and len(nodes) <= 1)
+    return list(stacks)
+
+
+def _ranks(job: Job) -> list[int]:
+    return [one.rank for one in job.streams.values() if one.rank is not None]
+
+
+def _by_rank(job: Job, stack: Stack) -> str:
+    """The rank that the file states, or that has the process's number."""
+    rank = stack.rank
+    if rank is None and stack.pid is not None:
+        alike = job.ranks_of_numbers.get(stack.pid, set())
+        only = min(alike) if len(alike) == 1 else None
+        rank = job.rank_of_pid.get((stack.node, stack.pid), only)
+    return f"rank {rank}" if rank is not None else ""
+
+
+def _by_file(stack: Stack, own_files: dict[str, str]) -> str:
+    """The rank whose own file is called after the process, or is named above it alone."""
+    above = names_in(stack.above, own_files) if stack.local_rank is None else []
+    named = above[0] if len(above) == 1 else ""
+    return own_files.get(str(stack.pid), own_files.get(named, ""))
+
+
+def _by_local_rank(
+    stacks: Sequence[Stack], on_node: Callable[[str, str], Sequence[str]], *, one_node: bool
+) -> None:
+    """The rank of a number within its node, else the node, of those that are not known."""
     left = [one for one in stacks if not one.stream]
     local = [one.local_rank for one in left if one.local_rank is not None]
-    whole_job = len(nodes) <= 1 and len(stacks) >= MIN_PROCESSES and size in (None, len(stacks))
+    one_node = one_node and len(set(local)) == len(local)
     for one in left:
-        streams: Sequence[str] = ()
-        if one.local_rank is not None:
-            streams = on_node(one.node, str(one.local_rank)) if one.node is not None else ()
-            of_rank = any(name.startswith("rank ") for name in streams)
-            if whole_job and len(set(local)) == len(local) and not of_rank:
-                streams = [f"rank {one.local_rank}"]
-        node = f"node {one.node}" if one.node is not None else ""
-        one.stream = streams[0] if len(streams) == 1 else node
-    return list(stacks)
+        node, number = one.node, one.local_rank
+        names = on_node(node, str(number)) if node is not None and number is not None else ()
+        if one_node and number is not None and not any(name.startswith("rank ") for name in names):
+            names = [f"rank {number}"]
+        one.stream = names[0] if len(names) == 1 else f"node {node}" if node is not None else ""
 
 
 def _own_files(job: Job) -> dict[str, str]:

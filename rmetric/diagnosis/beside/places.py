@@ -47,33 +47,31 @@ def odd_stacks(stacks: Sequence[Stack]) -> dict[str, OddStack]:
     ranked = {one.stream: one for one in stacks if one.stream.startswith("rank ")}
     others = [one for one in stacks if one.stream not in ranked]
     every = [*ranked.values(), *others]
-    apart = _apart_from_most(every)
+    found = _apart_from_most(every)
     if others:  # of a node there may be several: only what they wait for tells them apart
         known = all(one.stream for one in every)
-        apart = [(one, odd) for one, odd in apart if known and (odd.awaits or odd.collective)]
-    apart.sort(key=lambda pair: natural(pair[0].stream))
-    found = {one.stream: odd for one, odd in apart}
-    waiting = [one for one in every if one.stage]
+        found = {name: odd for name, odd in found.items() if known and odd[1:] != ("", False)}
     kept = {name: one for name, one in found.items() if one.awaits}
+    waiting = [one for one in every if one.stage]
     few = len(every) <= 2 or len(waiting) <= MAX_ODD_SHARE * len(every)
     if kept or not waiting or not few:
         return kept or found
     return {one.stream: OddStack(f"{_AWAITS[one.stage]} {one.shown}", one.stage) for one in waiting}
 
 
-def _apart_from_most(stacks: Sequence[Stack]) -> list[tuple[Stack, OddStack]]:
-    """The stacks of other places than that of most."""
+def _apart_from_most(stacks: Sequence[Stack]) -> dict[str, OddStack]:
+    """The streams of other places than that of most, in their natural order."""
     usual, times = Counter(one.place for one in stacks).most_common(1)[0] if stacks else ((), 0)
     if len(stacks) < MIN_STACKS or times < MIN_SHARE_IN_ONE_PLACE * len(stacks):
-        return []
+        return {}
     example = next(one for one in stacks if one.place == usual)
-    found = []
-    for one in stacks:
+    found = {}
+    for one in sorted(stacks, key=lambda one: natural(one.stream)):
         if one.place != usual:
             awaits = "" if example.awaits(one) else one.awaits(example)
             words = f"{one.words(example)}, {times} others in {example.words(one)}"
-            odd = OddStack(f"{_AWAITS[awaits]} {words}", awaits, one.differs(example))
-            found.append((one, odd))
+            words = f"{_AWAITS[awaits]} {words}"
+            found[one.stream] = OddStack(words, awaits, one.differs(example))
     return found
 
 
@@ -91,30 +89,37 @@ def stacks_in_logs(job: Job, after: Callable[[Occurrence, Occurrence], bool]) ->
         after: True for an entry that is certainly later than another.
     """
     furthest = job.furthest.last_step_at if job.furthest else None
-    written: dict[tuple[str, str, str], list[Occurrence]] = {}
-    for stream in job.streams.values():
-        for dump in stream.stacks:
-            # Processes of a node may share its stream; one of a rank may be started again.
-            rank, thread = process_of(dump.text) if stream.rank is None else ("", "")
-            thread = thread if stream.node is not None and not rank else ""
-            written.setdefault((rank or stream.name, stream.name, thread), []).append(dump)
-    last: dict[tuple[str, str, str], list[Occurrence]] = {}
-    for key, dumps in written.items():
-        written[key] = dumps = dumps[-STACKS_OF_RANK:]
-        last[key] = [one for one in dumps if _is_last(job.streams[key[1]], one, furthest, after)]
+    written = _by_process(job)
+    last = {
+        key: [one for one in dumps if _is_last(job.streams[key[1]], one, furthest, after)]
+        for key, dumps in written.items()
+    }
     rounds = {len(written[key]) for key, dumps in last.items() if dumps}
     found = []
     for key, every in written.items():
-        dumps, steps = last[key], job.streams[key[1]].last_step is not None
-        # Without a time, but all were asked as often; or the one before it tells whether it moved.
-        asked = rounds == {len(every)} if not dumps else dumps[-1] is every[-1]
-        dumps = every if asked and not steps else dumps
+        dumps, (name, stream, _) = last[key], key
+        if not dumps and job.streams[stream].last_step is None and rounds == {len(every)}:
+            dumps = every  # without a time, but all were asked as often
         places = [frames for dump in dumps for frames in main_threads(dump.text)]
         if places and places[-1]:
             watched = len(every) == 1 and every[0].text.startswith(_WATCHED)
             stays = watched or places[-1] in places[:-1]
-            found.append(Stack(file=dumps[-1].file, stream=key[0], frames=places[-1], stays=stays))
+            found.append(Stack(file=dumps[-1].file, stream=name, frames=places[-1], stays=stays))
     return found
+
+
+def _by_process(job: Job) -> dict[tuple[str, str, str], list[Occurrence]]:
+    """The last stacks of each process, by its rank or stream, the stream, and its main thread.
+
+    Processes of a node may share its stream; a process of a rank may be started again.
+    """
+    found: dict[tuple[str, str, str], list[Occurrence]] = {}
+    for stream in job.streams.values():
+        for dump in stream.stacks:
+            rank, thread = process_of(dump.text) if stream.rank is None else ("", "")
+            thread = thread if stream.node is not None and not rank else ""
+            found.setdefault((rank or stream.name, stream.name, thread), []).append(dump)
+    return {key: dumps[-STACKS_OF_RANK:] for key, dumps in found.items()}
 
 
 def _is_last(

@@ -13,7 +13,7 @@ import json
 import pickle
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -216,22 +216,33 @@ def culprits(dumps: Sequence[Dump]) -> dict[int, Accused]:
     ids = {group: key for one in dumps for group, key in one.ids.items()}
     found: list[tuple[int, Accused]] = []
     for group, key in sorted(ids.items()):
-        stated = [one.members[group] for one in dumps if group in one.members]
-        having = (rank for rank, one in by_rank.items() if group in one.groups)
-        members = frozenset().union(*stated) or {*(by_rank if group == "default_pg" else having)}
-        some = {rank: one for rank, one in by_rank.items() if rank in members}
+        some = _members(group, by_rank)
         found += [*_not_ended(group, key, some), *_not_entered(group, key, some)]
     waiting = {rank for _, one in found if one.how != "not ended" for rank in one.others}
     receiving = {rank for rank, one in by_rank.items() if one.receives}
-    for elsewhere in (waiting | receiving, waiting, set[int]()):
-        blamed: dict[int, Accused] = {}
-        for rank, one in found:
-            if one.how != "not entered" or rank not in elsewhere:
-                before = blamed.setdefault(rank, one)
-                blamed[rank] = before._replace(others=before.others | one.others)
-        if blamed:
-            break
+    blamed = _blamed(found, waiting | receiving) or _blamed(found, waiting) or _blamed(found, ())
     return dict(sorted(blamed.items(), key=lambda pair: (-len(pair[1].others), pair[0])))
+
+
+def _members(group: str, dumps: Mapping[int, Dump]) -> dict[int, Dump]:
+    """The ranks of a group; where none states them, those that were in it."""
+    stated = frozenset[int]().union(*(one.members.get(group, ()) for one in dumps.values()))
+    every = group == "default_pg"
+    return {
+        rank: one
+        for rank, one in dumps.items()
+        if (rank in stated if stated else every or group in one.groups)
+    }
+
+
+def _blamed(found: Sequence[tuple[int, Accused]], wait: Collection[int]) -> dict[int, Accused]:
+    """Each rank with its first accusation, and all that wait for it; some `wait` elsewhere."""
+    blamed: dict[int, Accused] = {}
+    for rank, one in found:
+        if one.how != "not entered" or rank not in wait:
+            before = blamed.setdefault(rank, one)
+            blamed[rank] = before._replace(others=before.others | one.others)
+    return blamed
 
 
 def _not_ended(group: str, key: str, dumps: Mapping[int, Dump]) -> Iterator[tuple[int, Accused]]:

@@ -225,11 +225,9 @@ def read_stacks(text: str, name: str, rank: int | None, node: str | None = None)
             found.append(_stated(name, node, process["pid"], process["command"], above))
             main = True
         elif thread := _THREAD.match(line):
-            of_main, number = thread["name"] == "MainThread", thread["id"]
-            now = found[-1] if found else None
-            if now is None or (of_main and now.frames and number != str(now.pid)):
-                # of a process whose own line was left out
-                found.append(_stated(name, node, number, "", above))
+            of_main = thread["name"] == "MainThread"
+            if not found or (of_main and _is_another(found[-1], thread["id"])):
+                found.append(_stated(name, node, thread["id"], "", above))
             main = of_main or not found[-1].frames
             found[-1].frames = () if of_main else found[-1].frames
         elif found and (frame := _FRAME.match(line)):
@@ -242,6 +240,11 @@ def read_stacks(text: str, name: str, rank: int | None, node: str | None = None)
     if len(stacks) == 1 and stacks[0].rank is None:
         stacks[0].rank = rank
     return stacks
+
+
+def _is_another(stack: Stack, number: str) -> bool:
+    """True for a main thread of a process whose own line was left out."""
+    return bool(stack.frames) and number != str(stack.pid)
 
 
 def _stated(
