@@ -369,26 +369,6 @@ def hung(path: Path, stacks: dict[str, str]) -> Diagnosis:
     return diagnose([path])
 
 
-ASIDE = (
-    "    wait (xla_model.py:10)\n    wait_device_ops (xla_model.py:1)\n    {where} (train.py:{at})"
-)
-
-
-@pytest.mark.parametrize(
-    ("where", "cause"), [("evaluate", "collectives_differ"), ("train_other", "training_hung")]
-)
-def test_a_rank_that_evaluates_alone_waits_for_others_that_train(
-    where: str, cause: str, tmp_path: Path
-) -> None:
-    stacks = {
-        f"pyspy_rank_{rank}.txt": stack(
-            4700 + rank, ASIDE.format(where=where if rank == 2 else "train_step", at=rank)
-        )
-        for rank in range(4)
-    }
-    assert hung(tmp_path, stacks).cause == cause
-
-
 @pytest.mark.parametrize(("head", "rank"), [("Timeout (0:30:00)!", 2), ("Asked", 0)])
 def test_a_stack_that_faulthandler_wrote_once_when_its_time_was_over_stays(
     head: str, rank: int, tmp_path: Path

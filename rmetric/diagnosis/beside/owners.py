@@ -32,15 +32,16 @@ def assign(
     """
     nodes = {*map(job.node_of, job.streams.values()), *job.node_of_rank.values()} - {None}
     whole = {short(node): node for node in sorted(filter(None, nodes))}
-    own_files = _own_files(job)
+    own_files, numbers = _own_files(job), job.ranks_of_numbers
     by_file = defaultdict(list)
     for one in stacks:
         by_file[one.file].append(one)
         if one.node not in nodes:
             named = names_in(one.node or one.above, whole) or names_in(one.file, whole)
             one.node = whole[named[0]] if named else one.node
-        one.stream = _by_rank(job, one) or _by_file(one, own_files)
-    size = job.world_size or max(_ranks(job), default=-1) + 1 or None
+        one.stream = _by_rank(job, one, numbers) or _by_file(one, own_files)
+    heard = [one.rank for one in job.streams.values() if one.rank is not None]
+    size = job.world_size or max(heard, default=-1) + 1 or None
     each = job.ranks_per_node or (size // max(1, len(nodes)) if size else None)
     # A file for each process, or for all of a node.
     alone = all(len(some) == 1 for some in by_file.values())
@@ -51,15 +52,11 @@ def assign(
     return list(stacks)
 
 
-def _ranks(job: Job) -> list[int]:
-    return [one.rank for one in job.streams.values() if one.rank is not None]
-
-
-def _by_rank(job: Job, stack: Stack) -> str:
+def _by_rank(job: Job, stack: Stack, numbers: dict[int, set[int]]) -> str:
     """The rank that the file states, or that has the process's number."""
     rank = stack.rank
     if rank is None and stack.pid is not None:
-        alike = job.ranks_of_numbers.get(stack.pid, set())
+        alike = numbers.get(stack.pid, set())
         only = min(alike) if len(alike) == 1 else None
         rank = job.rank_of_pid.get((stack.node, stack.pid), only)
     return f"rank {rank}" if rank is not None else ""
@@ -69,7 +66,7 @@ def _by_file(stack: Stack, own_files: dict[str, str]) -> str:
     """The rank whose own file is called after the process, or is named above it alone."""
     above = names_in(stack.above, own_files) if stack.local_rank is None else []
     named = above[0] if len(above) == 1 else ""
-    return own_files.get(str(stack.pid), own_files.get(named, ""))
+    return own_files.get(f"worker {stack.pid}", own_files.get(named, ""))
 
 
 def _by_local_rank(
@@ -93,7 +90,7 @@ def _own_files(job: Job) -> dict[str, str]:
     for stream in job.streams.values():
         for file in stream.files if stream.rank is not None else ():
             worker = _OF_RAY_WORKER.search(file)
-            name = worker[1] if worker else file.rpartition("/")[2].partition(".")[0]
+            name = f"worker {worker[1]}" if worker else file.rpartition("/")[2].partition(".")[0]
             found[name].add(stream.name)
     return {name: min(streams) for name, streams in found.items() if len(streams) == 1}
 

@@ -89,9 +89,16 @@ def stacks_in_logs(job: Job, after: Callable[[Occurrence, Occurrence], bool]) ->
         after: True for an entry that is certainly later than another.
     """
     furthest = job.furthest.last_step_at if job.furthest else None
+
+    def is_last(stream: JobStream, dump: Occurrence) -> bool:
+        if stream.last_step is not None:
+            return dump.step == stream.last_step
+        ends = stream.last is not None and stream.last.order <= dump.order  # "Fatal Python error"
+        return furthest is None or ends or after(dump, furthest)
+
     written = _by_process(job)
     last = {
-        key: [one for one in dumps if _is_last(job.streams[key[1]], one, furthest, after)]
+        key: [one for one in dumps if is_last(job.streams[key[1]], one)]
         for key, dumps in written.items()
     }
     rounds = {len(written[key]) for key, dumps in last.items() if dumps}
@@ -120,15 +127,3 @@ def _by_process(job: Job) -> dict[tuple[str, str, str], list[Occurrence]]:
             thread = thread if stream.node is not None and not rank else ""
             found.setdefault((rank or stream.name, stream.name, thread), []).append(dump)
     return {key: dumps[-STACKS_OF_RANK:] for key, dumps in found.items()}
-
-
-def _is_last(
-    stream: JobStream,
-    dump: Occurrence,
-    furthest: Occurrence | None,
-    after: Callable[[Occurrence, Occurrence], bool],
-) -> bool:
-    if stream.last_step is not None:
-        return dump.step == stream.last_step
-    ends = stream.last is not None and stream.last.order <= dump.order  # "Fatal Python error"
-    return furthest is None or ends or after(dump, furthest)

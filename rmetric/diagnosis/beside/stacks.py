@@ -64,8 +64,6 @@ _COLLECTIVE = re.compile(
     r"|mark_step|wait_device_ops|synchronize|wait_tensor|block_?until_?ready|run_backward"
     r"|^(?:backward|item|tolist|cpu)$|^wait \(?[^ ]*(?:distributed|c10d)"
 )
-#: Functions that all ranks enter, or none.
-_ASIDE = re.compile(r"(?i)_?(?:eval|valid|test|save|predict|generat)")
 #: What keeps few activations and computes the others once more: no checkpoint of a training.
 _RECOMPUTES = re.compile(
     r"utils/checkpoint\.py$|tensor_parallel/random\.py$|activation_checkpointing/"
@@ -139,18 +137,8 @@ class Stack:
         return "" if self.collective else awaited(" ".join(_words(self._apart(other))))
 
     def differs(self, other: Stack) -> bool:
-        """It waits for others, or for its GPU, where the others have not come or will not come."""
-        if self.stage or other.stage:
-            return False
-        if self.collective:
-            return self.collective != other.collective
-        if self.awaits(other) or not any(map(_COLLECTIVE.search, _words(self.frames))):
-            return False
-        own, others = (
-            any(_ASIDE.match(name) for name, *_ in frames)
-            for frames in (self._apart(other), other._apart(self))
-        )
-        return own and not others
+        """It waits for others in another collective than they do, who have not come or will not."""
+        return bool(self.collective) and not other.stage and self.collective != other.collective
 
     def _apart(self, other: Stack) -> tuple[Frame, ...]:
         pairs = zip(reversed(self.place), reversed(other.place), strict=False)
