@@ -96,16 +96,12 @@ def stacks_in_logs(job: Job, after: Callable[[Occurrence, Occurrence], bool]) ->
         ends = stream.last is not None and stream.last.order <= dump.order  # "Fatal Python error"
         return furthest is None or ends or after(dump, furthest)
 
-    written = _by_process(job)
-    last = {
-        key: [one for one in dumps if is_last(job.streams[key[1]], one)]
-        for key, dumps in written.items()
-    }
-    rounds = {len(written[key]) for key, dumps in last.items() if dumps}
+    written = [(key[0], job.streams[key[1]], dumps) for key, dumps in _by_process(job).items()]
+    last = [[one for one in every if is_last(stream, one)] for _, stream, every in written]
+    rounds = {len(every) for (*_, every), dumps in zip(written, last, strict=True) if dumps}
     found = []
-    for key, every in written.items():
-        dumps, (name, stream, _) = last[key], key
-        if not dumps and job.streams[stream].last_step is None and rounds == {len(every)}:
+    for (name, stream, every), dumps in zip(written, last, strict=True):
+        if not dumps and stream.last_step is None and rounds == {len(every)}:
             dumps = every  # without a time, but all were asked as often
         places = [frames for dump in dumps for frames in main_threads(dump.text)]
         if places and places[-1]:

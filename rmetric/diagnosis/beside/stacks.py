@@ -99,6 +99,11 @@ class Stack:
         return tuple((name, file) for name, file, _ in self.frames)
 
     @property
+    def is_main(self) -> bool:
+        """False for a worker that reads data for another process, and for one without frames."""
+        return bool(self.frames) and _WORKER not in dict(self.place)
+
+    @property
     def stage(self) -> str:
         """What it waits for outside the job; "" if it waits for others, or for its GPU."""
         for words in _words(self.frames):
@@ -213,26 +218,23 @@ def read_stacks(text: str, name: str, rank: int | None, node: str | None = None)
             found.append(_stated(name, node, process["pid"], process["command"], above))
             main = True
         elif thread := _THREAD.match(line):
-            of_main = thread["name"] == "MainThread"
-            if not found or (of_main and _is_another(found[-1], thread["id"])):
-                found.append(_stated(name, node, thread["id"], "", above))
-            main = of_main or not found[-1].frames
-            found[-1].frames = () if of_main else found[-1].frames
+            of_main, number = thread["name"] == "MainThread", thread["id"]
+            if not found or (of_main and found[-1].frames and number != str(found[-1].pid)):
+                # of a process whose own line was left out
+                found.append(_stated(name, node, number, "", above))
+            if of_main:
+                found[-1].frames = ()
+            main = not found[-1].frames
         elif found and (frame := _FRAME.match(line)):
             if main:
                 found[-1].frames += ((frame["name"], frame["file"], frame["line"] or "?"),)
             above = []
         elif not _BESIDES.match(line):
             above.append(line)
-    stacks = [one for one in found if one.frames and _WORKER not in dict(one.place)]
+    stacks = [one for one in found if one.is_main]
     if len(stacks) == 1 and stacks[0].rank is None:
         stacks[0].rank = rank
     return stacks
-
-
-def _is_another(stack: Stack, number: str) -> bool:
-    """True for a main thread of a process whose own line was left out."""
-    return bool(stack.frames) and number != str(stack.pid)
 
 
 def _stated(
