@@ -103,12 +103,15 @@ def stacks_in_logs(job: Job, after: Callable[[Occurrence, Occurrence], bool]) ->
     for (name, stream, every), dumps in zip(written, last, strict=True):
         if not dumps and stream.last_step is None and rounds == {len(every)}:
             dumps = every  # without a time, but all were asked as often
-        places = [frames for dump in dumps for frames in main_threads(dump.text)]
-        if places and places[-1]:
-            watched = len(every) == 1 and every[0].text.startswith(_WATCHED)
-            stays = watched or places[-1] in places[:-1]
-            found.append(Stack(file=dumps[-1].file, stream=name, frames=places[-1], stays=stays))
+        watched = len(every) == 1 and every[0].text.startswith(_WATCHED)
+        found += _last_stack(name, dumps, watched=watched)
     return found
+
+
+def _last_stack(name: str, dumps: Sequence[Occurrence], *, watched: bool) -> list[Stack]:
+    *before, last = [(), *(frames for dump in dumps for frames in main_threads(dump.text))]
+    stays = watched or last in before
+    return [Stack(file=dumps[-1].file, stream=name, frames=last, stays=stays)] if last else []
 
 
 def _by_process(job: Job) -> dict[tuple[str, str, str], list[Occurrence]]:
