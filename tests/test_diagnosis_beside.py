@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from rmetric._util.errors import LogError
+from rmetric.diagnosis.beside.recorder import culprits, read_dump
+from rmetric.diagnosis.beside.stacks import main_threads, states_stack
 from rmetric.diagnosis.decide import diagnose
-from rmetric.diagnosis.flight_recorder import culprits, read_dump, stuck_collectives
-from rmetric.diagnosis.stack_dumps import frames_of_faulthandler, states_stack
 
 FRAMES = [
     {"name": "all_reduce", "filename": "/opt/lib/torch/distributed/distributed_c10d.py", "line": 9},
@@ -50,7 +50,9 @@ def write(
     as_json: bool = False,
     groups: dict[tuple[str, str], list[int]] | None = None,
     ranks: int = 8,
+    active: bool = False,
 ) -> Path:
+    """A rank's dump; of `active` entries alone, those that ended are in its status."""
     groups = groups or {("0", "default_pg"): list(range(ranks))}
     dump = {
         "version": "2.4",
@@ -58,12 +60,26 @@ def write(
             name: {"name": name, "desc": words, "ranks": str(members)}
             for (name, words), members in groups.items()
         },
-        "pg_status": {},
-        "entries": entries,
+        "pg_status": {
+            name: {f"last_{did}_collective": max(numbers) for did, numbers in lasts.items()}
+            for (name, _), lasts in _lasts(entries).items()
+            if active
+        },
+        "entries": [one for one in entries if one["state"] != "completed" or not active],
     }
     path = folder / (f"nccl_trace_rank_{rank}" + (".json" if as_json else ""))
     path.write_bytes(json.dumps(dump).encode() if as_json else pickle.dumps(dump, protocol=2))
     return path
+
+
+def _lasts(entries: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, list[int]]]:
+    """Numbers of the collectives of each group that were enqueued and completed."""
+    lasts: dict[tuple[str, str], dict[str, list[int]]] = {}
+    for one in entries:
+        last = lasts.setdefault(one["process_group"], {"enqueued": [-1], "completed": [-1]})
+        for did in ("enqueued", one["state"]) if not one["is_p2p"] else ():
+            last.setdefault(did, []).append(one["collective_seq_id"])
+    return lasts
 
 
 def behind(folder: Path, *, as_json: bool = False) -> None:
@@ -120,12 +136,12 @@ def test_another_operation_and_another_size_are_named(tmp_path: Path) -> None:
     for rank in range(8):
         other = entry(12, "all_gather" if rank == 3 else "all_reduce", "scheduled")
         write(tmp_path, rank, [entry(11), other])
-    blamed = culprits(stuck_collectives(dumps_of(tmp_path)))
+    blamed = culprits(dumps_of(tmp_path))
     assert list(blamed) == [3]
-    assert "all_gather" in blamed[3]
+    assert "all_gather" in blamed[3].words
     for rank in range(8):
         write(tmp_path, rank, [entry(11), entry(12, size=7 if rank == 2 else 8, state="started")])
-    assert list(culprits(stuck_collectives(dumps_of(tmp_path)))) == [2]
+    assert list(culprits(dumps_of(tmp_path))) == [2]
 
 
 def test_a_rank_that_waits_in_its_own_group_is_not_the_cause(tmp_path: Path) -> None:
@@ -139,16 +155,80 @@ def test_a_rank_that_waits_in_its_own_group_is_not_the_cause(tmp_path: Path) -> 
         elif rank < 2:
             entries += [entry(2, group=own), entry(2, state="started")]
         write(tmp_path, rank, entries, groups=groups)
-    assert list(culprits(stuck_collectives(dumps_of(tmp_path)))) == [3]
+    assert list(culprits(dumps_of(tmp_path))) == [3]
+
+
+WORLD = ("0", "default_pg")
+ONE, TWO = ("1", "tensor"), ("2", "tensor")
+PAIRS = {ONE: [0, 1], TWO: [2, 3], WORLD: [0, 1, 2, 3]}
+
+
+def write_pairs(
+    folder: Path,
+    entered: dict[int, list[tuple[tuple[str, str], int, bool]]],
+    *,
+    active: bool,
+) -> None:
+    """Dumps of ranks, each of which entered collectives (group, number, whether it ended)."""
+    for rank, own in entered.items():
+        entries = [
+            entry(number, state="completed" if done else "scheduled", group=group)
+            for group, number, done in own
+        ]
+        write(folder, rank, entries, groups=PAIRS, active=active)
+
+
+@pytest.mark.parametrize("active", [False, True])
+def test_all_ranks_that_did_not_enter_are_named(active: bool, tmp_path: Path) -> None:
+    """Each of two tensor groups waits for a rank of its own, and all others for both."""
+    entered = {}
+    for rank in range(4):
+        own = ONE if rank < 2 else TWO
+        entered[rank] = [(own, 7, True), (WORLD, 3, True)]
+        if rank in (0, 3):
+            entered[rank] += [(own, 8, False), (WORLD, 4, False)]
+    write_pairs(tmp_path, entered, active=active)
+    found = diagnose([tmp_path])
+    assert (found.cause, [one.rank for one in found.nodes]) == ("collective_not_entered", [1, 2])
+    assert all("never entered all_reduce" in one.why for one in found.nodes)
+
+
+@pytest.mark.parametrize("active", [False, True])
+def test_a_rank_that_did_not_end_what_others_ended_is_named_after_those_more_wait_for(
+    active: bool, tmp_path: Path
+) -> None:
+    """The GPUs of ranks 3 and 1 stand; 3 entered no more, and 1 all that the others wait in."""
+    entered = {
+        0: [(ONE, 5, True), (WORLD, 2, False)],
+        1: [(ONE, 5, False), (WORLD, 2, False)],
+        2: [(TWO, 5, True), (WORLD, 2, False)],
+        3: [(TWO, 5, False)],
+    }
+    write_pairs(tmp_path, entered, active=active)
+    blamed = culprits(dumps_of(tmp_path))
+    assert list(blamed) == [3, 1]
+    assert "did not end all_reduce" in blamed[1].words
+    assert [one.rank for one in diagnose([tmp_path]).nodes] == [3, 1]
+
+
+def test_a_rank_that_waits_for_a_message_is_not_the_cause(tmp_path: Path) -> None:
+    """Two stages of two ranks: rank 0 is late to its data group, as rank 1 sends it nothing."""
+    groups = {("1", "data"): [0, 2], ("2", "data"): [1, 3]}
+    for rank in range(4):
+        own = ("1", "data") if rank % 2 == 0 else ("2", "data")
+        receives = entry(9, "recv 0<-1", "scheduled", group=("3", "pipeline")) | {"is_p2p": True}
+        more = {0: [receives], 1: []}.get(rank, [entry(2, state="started", group=own)])
+        write(tmp_path, rank, [entry(1, group=own), *more], groups=groups)
+    assert list(culprits(dumps_of(tmp_path))) == [1]
 
 
 def test_nothing_is_found_where_all_ranks_are_at_one_place(tmp_path: Path) -> None:
     for rank in range(8):
         write(tmp_path, rank, [entry(1), entry(2, state="started")])
-    assert stuck_collectives(dumps_of(tmp_path)) == []
+    assert culprits(dumps_of(tmp_path)) == {}
     for rank in range(8):
         write(tmp_path, rank, [entry(number) for number in range(1, 9 + rank % 2)])
-    assert stuck_collectives(dumps_of(tmp_path)) == []
+    assert culprits(dumps_of(tmp_path)) == {}
 
 
 class Harmful:
@@ -364,4 +444,4 @@ def test_a_stack_of_pythons_faulthandler_is_read(tmp_path: Path) -> None:
     over.set()
     other.join()
     assert states_stack(text)
-    assert frames_of_faulthandler(text)[0][0] == "test_a_stack_of_pythons_faulthandler_is_read"
+    assert main_threads(text)[-1][0][0] == "test_a_stack_of_pythons_faulthandler_is_read"

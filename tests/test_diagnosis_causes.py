@@ -5,7 +5,6 @@ import pytest
 
 from rmetric.diagnosis.causes import collect, ended_alone, weigh
 from rmetric.diagnosis.decide import diagnose
-from rmetric.diagnosis.evidence import how_often
 from rmetric.diagnosis.lost_connections import evidence_from_lost_connections
 from rmetric.diagnosis.ordering import Ordering
 from rmetric.diagnosis.rank_evidence import (
@@ -14,6 +13,7 @@ from rmetric.diagnosis.rank_evidence import (
     evidence_from_echoes,
 )
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
+from rmetric.diagnosis.report.evidence import how_often
 from rmetric.diagnosis.signature import Signature
 from rmetric.diagnosis.suspects import NAMED, WEIGHTS, RankEvidence, named, suspects
 from tests.diagnosis_writer import Writer

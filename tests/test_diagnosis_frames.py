@@ -2,7 +2,7 @@
 
 import pytest
 
-from rmetric.diagnosis.frames import raised, stage_of
+from rmetric.diagnosis.report.frames import raised, stage_of
 
 LIBRARY = '  File "/opt/env/lib/python3.10/site-packages/acme/slots.py", line 40, in take'
 

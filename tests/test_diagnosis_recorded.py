@@ -10,7 +10,7 @@ import pytest
 from rmetric.diagnosis.decide import diagnose
 from rmetric.diagnosis.ingest import ingest_attempts
 from rmetric.diagnosis.library import SignatureLibrary
-from rmetric.diagnosis.render import headline
+from rmetric.diagnosis.report.render import headline
 from rmetric.diagnosis.result import Diagnosis, Suspect
 from tests.diagnosed_files import written
 

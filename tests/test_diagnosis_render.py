@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmetric.diagnosis.render import MOST_LINES, WIDTH, clock, headline, verdict
+from rmetric.diagnosis.report.layout import around, brief, excerpt, partly, shortened, wrapped
+from rmetric.diagnosis.report.render import MOST_LINES, WIDTH, clock, headline, verdict
 from rmetric.diagnosis.result import (
     OUTCOMES,
     Candidate,
@@ -18,7 +19,6 @@ from rmetric.diagnosis.result import (
     Suspect,
     not_above,
 )
-from rmetric.diagnosis.text_layout import around, brief, excerpt, partly, shortened, wrapped
 from tests.diagnoses import THEN, echo, evidence, out_of_memory, suspect
 
 WHOLE = """\

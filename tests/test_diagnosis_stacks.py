@@ -6,17 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from rmetric.diagnosis.beside.owners import assign
+from rmetric.diagnosis.beside.places import odd_stacks
+from rmetric.diagnosis.beside.stacks import Stack, holds_stacks, is_stack_dump, read_stacks
 from rmetric.diagnosis.decide import diagnose
 from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.result import Diagnosis
-from rmetric.diagnosis.stack_dumps import (
-    Stack,
-    assign,
-    holds_stacks,
-    is_stack_dump,
-    odd_stacks,
-    read_stacks,
-)
 
 WAITS = "    {op} (torch/distributed/distributed_c10d.py:2050)\n    step (train.py:41)"
 READS = (
@@ -372,46 +367,6 @@ def hung(path: Path, stacks: dict[str, str]) -> Diagnosis:
     for name, text in stacks.items():
         (path / name).write_text(text)
     return diagnose([path])
-
-
-ASIDE = (
-    "    wait (xla_model.py:10)\n    wait_device_ops (xla_model.py:1)\n    {where} (train.py:{at})"
-)
-
-
-@pytest.mark.parametrize(
-    ("where", "cause"), [("evaluate", "collectives_differ"), ("train_other", "training_hung")]
-)
-def test_a_rank_that_evaluates_alone_waits_for_others_that_train(
-    where: str, cause: str, tmp_path: Path
-) -> None:
-    stacks = {
-        f"pyspy_rank_{rank}.txt": stack(
-            4700 + rank, ASIDE.format(where=where if rank == 2 else "train_step", at=rank)
-        )
-        for rank in range(4)
-    }
-    assert hung(tmp_path, stacks).cause == cause
-
-
-def test_processes_are_ranks_by_the_hosts_and_local_ranks_above_them(tmp_path: Path) -> None:
-    stacks = [
-        f"--- {host} local_rank {local}\n"
-        + stack(
-            4000 + 97 * at,
-            READS if (host, local) == ("x3004c0s7", 1) else WAITS.format(op="all_reduce"),
-        )
-        for at, (host, local) in enumerate(
-            (host, local) for host in ("x3004c0s1", "x3004c0s7") for local in range(4)
-        )
-    ]
-    launch = "".join(f"[rank{rank}]: world_size=8 ready\n" for rank in range(8))
-    found = hung(tmp_path, {"start.log": launch, "pyspy.txt": "".join(stacks)})
-    assert (found.stage, ranks_of(found)) == ("load data", [5])
-    # Of fewer than all, no host's first rank is known.
-    launch = "".join(f"[rank{rank}]: world_size=12 ready\n" for rank in range(12))
-    found = hung(tmp_path, {"start.log": launch})
-    assert 5 not in ranks_of(found)
 
 
 @pytest.mark.parametrize(("head", "rank"), [("Timeout (0:30:00)!", 2), ("Asked", 0)])

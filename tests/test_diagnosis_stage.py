@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rmetric.diagnosis.decide import diagnose
-from rmetric.diagnosis.frames import stage_of
+from rmetric.diagnosis.report.frames import stage_of
 
 LAUNCH = ["INFO: [default] Starting worker group"]
 AGAIN = [

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from rmetric.diagnosis.incident import incident_page
-from rmetric.diagnosis.incident.timeline import Lane, Mark, around, on_axis, timeline
+from rmetric.diagnosis.report.incident import incident_page
+from rmetric.diagnosis.report.timeline import Lane, Mark, around, on_axis, timeline
 from rmetric.diagnosis.result import Candidate, Diagnosis
 from rmetric.logs import LogError
 from rmetric.telemetry.lines import event_line

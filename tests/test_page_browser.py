@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from rmetric import Record, Run
-from rmetric.diagnosis.incident import incident_page
+from rmetric.diagnosis.report.incident import incident_page
 from rmetric.reporting.page import SPARK, index_of
 from rmetric.reporting.sparkline import Sparkline
 from tests.diagnoses import out_of_memory

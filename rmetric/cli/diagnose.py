@@ -28,7 +28,7 @@ from rmetric._util.strict_json import encode
 from rmetric._util.version import __version__
 from rmetric.cli.progress import reading
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
-from rmetric.diagnosis.render import clock, verdict
+from rmetric.diagnosis.report.render import clock, verdict
 from rmetric.diagnosis.result import Diagnosis
 
 #: Raised where what `--json` holds changes its meaning.
@@ -214,7 +214,7 @@ def _diagnose(options: argparse.Namespace) -> Diagnosis:
 def _page(options: argparse.Namespace, diagnosis: Diagnosis) -> bytes:
     if options.page is None:
         return b""
-    from rmetric.diagnosis.incident import incident_page
+    from rmetric.diagnosis.report.incident import incident_page
 
     html = incident_page(diagnosis, metrics=options.metrics, telemetry=options.telemetry)
     return html.encode("utf-8", "replace")

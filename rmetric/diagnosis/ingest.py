@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rmetric.diagnosis.attempt_files import attempts_by_name
 from rmetric.diagnosis.attempts import StartMarks, starts_of
-from rmetric.diagnosis.beside import read_beside
+from rmetric.diagnosis.beside.findings import read_beside
 from rmetric.diagnosis.job import Job, JobStream, Match, Occurrence
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.merging import merged

@@ -16,7 +16,7 @@ import msgspec
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
 
 if TYPE_CHECKING:
-    from rmetric.diagnosis.beside import BesideLogs
+    from rmetric.diagnosis.beside.findings import BesideLogs
 
 #: Characters of an entry that are kept.
 MAX_TEXT = 4000

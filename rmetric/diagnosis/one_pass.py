@@ -21,6 +21,7 @@ from rmetric.diagnosis.attempts import (
     Opening,
     StartMarks,
 )
+from rmetric.diagnosis.beside.stacks import states_stack
 from rmetric.diagnosis.job import HEAD, MAX_TEXT, TAIL
 from rmetric.diagnosis.log_stream import (
     LogLineForm,
@@ -39,7 +40,6 @@ from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix, PrefixParser
 from rmetric.diagnosis.reading.source import LogSource
 from rmetric.diagnosis.reading.text import clean, unescaped
 from rmetric.diagnosis.reading.world import World
-from rmetric.diagnosis.stack_dumps import states_stack
 from rmetric.diagnosis.templates.events import OTHERS
 from rmetric.diagnosis.templates.facts import (
     JOB_ID,

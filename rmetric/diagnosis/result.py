@@ -173,7 +173,7 @@ class Diagnosis:
     @property
     def summary(self) -> str:
         """At most 15 lines for a person, as `rmetric diagnose` prints them."""
-        from rmetric.diagnosis.render import verdict
+        from rmetric.diagnosis.report.render import verdict
 
         return verdict(self)
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from rmetric.diagnosis.evidence.row import Scene
 from rmetric.diagnosis.faults import Fault
-from rmetric.diagnosis.frames import probable_stage_of, stage_of
 from rmetric.diagnosis.job import Match, Occurrence
 from rmetric.diagnosis.ordering import stage_at, stage_now
 from rmetric.diagnosis.patterns.stages import awaited
+from rmetric.diagnosis.report.frames import probable_stage_of, stage_of
 
 #: Stages that a job leaves with its first step.
 _BEFORE_TRAINING = ("launch", "initialise", "load data", "compile")

@@ -54,7 +54,9 @@ def classified(folder: Path, processes: int) -> list[Classified]:
         ValueError: a label is of no class or of no log.
         OSError: the folder lacks the corpus or its labels.
     """
-    from joblib import Parallel, delayed
+    from joblib import Parallel
+
+    from rmetric._util.workers import delayed
 
     with TemporaryDirectory() as work, tarfile.open(folder / "corpus.tar.xz") as tar:
         logs: list[tuple[dict[str, str], Path]] = []

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
+from rmetric.diagnosis.beside.gpus import Spinning, spinning
+from rmetric.diagnosis.beside.places import wait_together
 from rmetric.diagnosis.evidence.progress import (
     MIN_HEARTBEATS,
     QUIET_STAGES,
@@ -38,13 +40,11 @@ from rmetric.diagnosis.evidence.standing import (
     unfinished,
 )
 from rmetric.diagnosis.faults import Fault
-from rmetric.diagnosis.gpu_monitor import Spinning, spinning
 from rmetric.diagnosis.inferred import HUNG
 from rmetric.diagnosis.job import JobStream, Occurrence
 from rmetric.diagnosis.ordering import SAME_MOMENT, ZONE_TOLERANCE, may_be_time_zone
 from rmetric.diagnosis.patterns.stages import stage_of_wait
 from rmetric.diagnosis.reading.timestamps import names_zone
-from rmetric.diagnosis.stack_dumps import wait_together
 
 #: A hang is at least so many seconds, and so many times the longest pause between two steps.
 MIN_SECONDS = 120.0

@@ -9,13 +9,16 @@ from rmetric.diagnosis.faults import IN_FLIGHT
 from rmetric.diagnosis.inferred import DIFFERENT, ELSEWHERE, KEPT_WAITING, NOT_ENTERED
 from rmetric.diagnosis.patterns.stages import awaited
 
+#: Share of its strength that evidence of a recorder has where hardly any other waits.
+LEAST_SHARE = 0.9
+
 
 def recorders(scene: Scene) -> Iterator[Row]:
-    """Rows against the ranks that did not enter the collective in which the others wait."""
+    """Rows against the ranks that hold up others, the stronger the more wait for them."""
     found = scene.beside.recorded
-    cause = NOT_ENTERED if scene.beside.stuck is not None else ""
-    for name, words in found.items():
-        yield Row(name, "recorder", words, len(found) ** -0.5, cause)
+    for name, (words, share) in found.items():
+        each = (LEAST_SHARE + (1 - LEAST_SHARE) * share) * len(found) ** -0.5
+        yield Row(name, "recorder", words, each, NOT_ENTERED)
 
 
 def stacks(scene: Scene) -> Iterator[Row]:

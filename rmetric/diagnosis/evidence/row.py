@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rmetric.diagnosis.beside import BesideFindings, find_beside
+from rmetric.diagnosis.beside.findings import BesideFindings, find_beside
 from rmetric.diagnosis.evidence.ranks import RankIndex
 from rmetric.diagnosis.faults import Fault
 from rmetric.diagnosis.healthy import HealthyReference

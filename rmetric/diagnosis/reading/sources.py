@@ -14,13 +14,13 @@ from typing import NamedTuple
 from rmetric._util.errors import LogError
 from rmetric._util.special import refuse_special
 from rmetric._util.unpacked import PACKED, PACKED_SUFFIXES
-from rmetric.diagnosis.beside import BESIDE_SUFFIXES, is_beside
+from rmetric.diagnosis.beside.findings import BESIDE_SUFFIXES, is_beside
+from rmetric.diagnosis.beside.stacks import holds_stacks
 from rmetric.diagnosis.reading.exported import Exported
 from rmetric.diagnosis.reading.file_names import ATTEMPT, count_over_hosts, identify_files, natural
 from rmetric.diagnosis.reading.json_records import JsonRecords
 from rmetric.diagnosis.reading.lines import utf16
 from rmetric.diagnosis.reading.source import LogSource
-from rmetric.diagnosis.stack_dumps import holds_stacks
 
 #: First bytes of a file by which its kind is recognised.
 _SNIFFED = 1 << 16

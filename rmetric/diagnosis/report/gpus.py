@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rmetric._util.printed import counted
-from rmetric.diagnosis.incident.timeline import on_axis
-from rmetric.diagnosis.render import clock
+from rmetric.diagnosis.report.render import clock
+from rmetric.diagnosis.report.timeline import on_axis
 from rmetric.diagnosis.result import Diagnosis
 from rmetric.telemetry.replayed import ReplayedReadings
 from rmetric.telemetry.verdict import GpuVerdict
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gpus:
+class Gpus(NamedTuple):
     """GPU verdicts of a recording.
 
     Attributes:
@@ -74,16 +72,16 @@ def _duration(seconds: float) -> str:
 def in_words(gpus: Gpus, diagnosis: Diagnosis) -> tuple[str, list[str]]:
     """A headline and sentences."""
     count = counted(len(gpus.until), "GPU")
-    unwell = gpus.unwell
+    unwell = [one for one in gpus.news if one.level != "healthy"]
     if not unwell:
         return "All healthy", [f"{count} recorded; none was at risk or failed."]
-    worst = next((one for one in gpus.news if one.level == "fatal"),
-                 next(one for one in gpus.news if one.level != "healthy"))  # fmt: skip
-    when_ = _before(worst.time, diagnosis) or clock(worst.time)
-    found = [f"{'; '.join(worst.reasons)}."] if worst.reasons else []
-    found.append(f"{when_[0].upper()}{when_[1:]}.")
-    nodes = {one.node for one in diagnosis.nodes if one.node}
-    if worst.node and worst.node in nodes:
-        found.append("The logs point to its node too.")
-    found.append(f"{len(unwell)} of {count} were not always healthy.")
-    return f"GPU {worst.key}: {worst.level}", found
+    worst = next((one for one in unwell if one.level == "fatal"), unwell[0])
+    when = _before(worst.time, diagnosis) or clock(worst.time)
+    named = worst.node and worst.node in {one.node for one in diagnosis.nodes}
+    found = [
+        f"{'; '.join(worst.reasons)}." if worst.reasons else "",
+        f"{when[0].upper()}{when[1:]}.",
+        "The logs point to its node too." if named else "",
+        f"{len(gpus.unwell)} of {count} were not always healthy.",
+    ]
+    return f"GPU {worst.key}: {worst.level}", [one for one in found if one]

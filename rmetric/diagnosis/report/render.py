@@ -15,24 +15,20 @@ from typing import Any, NamedTuple
 
 from rmetric._util.printed import counted
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
+from rmetric.diagnosis.report import layout
+from rmetric.diagnosis.report.layout import brief, excerpt, plain, shortened
 from rmetric.diagnosis.result import FOLLOWS, LEFT_OPEN, LIKELY, SURE, Diagnosis, Evidence, Suspect
-from rmetric.diagnosis.text_layout import (
-    around,
-    brief,
-    excerpt,
-    file_name,
-    partly,
-    plain,
-    point,
-    shortened,
-    without_folders,
-    wrapped,
-)
 
 #: Largest number of lines of a verdict, and of characters of a line.
 MOST_LINES = 15
 WIDTH = 110
 _LABEL = 11
+#: Characters beside a label.
+_ROOM = WIDTH - _LABEL
+#: What the first line omits, in this order: it has a line of its own then, or the last line has it.
+_WITHOUT: tuple[dict[str, bool], ...] = (
+    {}, {"date": False}, {"date": False, "stage": False}, {"clocks": False, "stage": False}
+)  # fmt: skip
 #: Parts that lose lines where there are too many, in this order, down to so many.
 _GIVES_WAY = (
     ("To do", 3), ("Attempts", 1), ("Candidates", 2), ("Where", 2), ("Log", 2), ("Note", 2),
@@ -44,17 +40,14 @@ _SURE_OF = {
     "failed": " that the job failed",
     "terminated": " that the job was ended from outside",
 }
-#: Outcomes of which no cause is expected, and what a title without one may begin with.
-_OUTCOMES_WITHOUT_CAUSE = ("healthy", "unknown")
+#: What a title without a cause may begin with.
 _UNKNOWN_PREFIXES = ("Cause unknown", "Outcome unknown")
-#: Number of suspects in the first line.
+#: Suspects in the first line, and how much less than the first one's their score may be.
 _NAMED = 2
-#: Suspects whose score is so much below the first one's are not in the first line.
 _SCORE_GAP = 0.1
 _AND_MORE = " (and {} more)"
-#: Least number of characters of a candidate's title.
+#: Least number of characters of a candidate's title, and the largest of an attempt's.
 _FEWEST = 30
-#: Characters of an attempt's title.
 _ATTEMPT_TITLE = 60
 WHO_ACTS = {
     "hardware": "hardware: operators of the machines",
@@ -68,7 +61,7 @@ class _Part(NamedTuple):
     """One label and the texts beside it.
 
     Attributes:
-        texts: each has a line, the last all that are left.
+        texts: each has a line, the last all that are left; empty ones are left out.
         most: largest number of lines.
         cut: shortens a text to a number of characters.
     """
@@ -76,25 +69,31 @@ class _Part(NamedTuple):
     label: str
     texts: Sequence[str]
     most: int = 1
-    cut: Callable[[str, int], str] = partly
+    cut: Callable[[str, int], str] = layout.partly
+
+    def lines(self, most: int) -> list[str]:
+        texts = [text for text in self.texts if text]
+        if not texts or not most:
+            return []
+        *before, last = texts[:most]
+        end = _AND_MORE.format(len(texts) - most) if len(texts) > most else ""
+        lines = [self.cut(text, _ROOM) for text in before]
+        if end:
+            return [*lines, self.cut(last, _ROOM - len(end)) + end]
+        return lines + layout.wrapped(last, _ROOM, most - len(before), self.cut)
 
 
 def verdict(diagnosis: Diagnosis) -> str:
-    """At most `MOST_LINES` lines of at most `WIDTH` characters, without a line end at the end.
-
-    Text of a log is shown on one line, its control characters escaped.
-    """
-    parts = [part for part in _parts(diagnosis) if part.texts]
-    sizes = {part.label: len(_lines(part, part.most)) for part in parts}
+    """At most `MOST_LINES` lines of at most `WIDTH` printable characters, joined."""
+    parts = _parts(diagnosis)
+    sizes = {part.label: len(part.lines(part.most)) for part in parts}
     for label, least in _GIVES_WAY:
-        while 1 + sum(sizes.values()) > MOST_LINES and sizes.get(label, 0) > least:
+        while 1 + sum(sizes.values()) > MOST_LINES and sizes[label] > least:
             sizes[label] -= 1
     lines = [headline(diagnosis)]
     for part in parts:
-        label = part.label
-        for line in _lines(part, sizes[label]):
-            lines.append(f"{label:<{_LABEL}}{line}")
-            label = ""
+        for at, line in enumerate(part.lines(sizes[part.label])):
+            lines.append(f"{'' if at else part.label:<{_LABEL}}{line}")
     return "\n".join(lines)
 
 
@@ -110,14 +109,7 @@ def headline(diagnosis: Diagnosis, width: int = WIDTH) -> str:
     head, cause, place = f"{_outcome(diagnosis)}: ", what(diagnosis), where(diagnosis)
     # A rank that the title names is not named again.
     names = f", {place}" if place and place not in cause else ""
-    # Omitted parts, in this order: each has a line of its own then, or the last line has it.
-    times = [
-        when(diagnosis),
-        when(diagnosis, date=False),
-        when(diagnosis, date=False, stage=False),
-        when(diagnosis, clocks=False, stage=False),
-        "",
-    ]
+    times = [*(when(diagnosis, **one) for one in _WITHOUT), ""]
     tails = [names + (f", {time}" if time else "") for time in times]
     # The title's explanation is omitted before the time of day is.
     for whole, some in ((True, tails[:3]), (False, tails[:3]), (True, tails[3:])):
@@ -135,13 +127,11 @@ def what(diagnosis: Diagnosis) -> str:
     title = plain(diagnosis.title).rstrip(".")
     if diagnosis.cause is not None:
         return title or plain(diagnosis.cause).replace("_", " ")
-    if diagnosis.outcome == "healthy":
-        return title or "no failure found"
-    if diagnosis.outcome == "unknown":
-        # The outcome is stated before.
+    if diagnosis.outcome == "unknown":  # the outcome is stated before
         title = re.sub(rf"^(?:{'|'.join(_UNKNOWN_PREFIXES)})[.:] ", "", title)
         return title or "the logs do not say how the job ended"
-    return title or "the cause is not known"
+    healthy = diagnosis.outcome == "healthy"
+    return title or ("no failure found" if healthy else "the cause is not known")
 
 
 def _outcome(diagnosis: Diagnosis) -> str:
@@ -150,9 +140,9 @@ def _outcome(diagnosis: Diagnosis) -> str:
         return name if diagnosis.confidence >= SURE else f"{name}, probably"
     if diagnosis.outcome == "healthy" and diagnosis.confidence < LIKELY:
         return f"{name}, perhaps"
-    stated = not diagnosis.title or diagnosis.title.startswith(_UNKNOWN_PREFIXES)
-    stated = stated or diagnosis.outcome in _OUTCOMES_WITHOUT_CAUSE
-    return name if stated else f"{name}, cause unknown"
+    expected = diagnosis.outcome not in ("healthy", "unknown")  # of these no cause is
+    unstated = diagnosis.title and not diagnosis.title.startswith(_UNKNOWN_PREFIXES)
+    return f"{name}, cause unknown" if expected and unstated else name
 
 
 def where(diagnosis: Diagnosis) -> str:
@@ -169,9 +159,9 @@ def where(diagnosis: Diagnosis) -> str:
     # The first stream of a symptom, an echo or an end from outside is no place of the failure.
     if diagnosis.cause is None or event is None or event.role != "cause":
         return ""
-    if not event.who or not _is_known(event.who[0]):
-        return ""
-    return plain(event.who[0]) if len(event.who) == 1 else f"{plain(event.who[0])} first"
+    who = event.who
+    known = bool(who) and _is_known(who[0])
+    return f"{plain(who[0])}{' first' * (len(who) > 1)}" if known else ""
 
 
 def _is_known(stream: str) -> bool:
@@ -182,8 +172,8 @@ def _is_known(stream: str) -> bool:
 def shown(diagnosis: Diagnosis) -> Evidence | None:
     """The event that is quoted: the cause's, of several the one at its time; else the first."""
     own = [one for one in diagnosis.events if one.signature and one.signature == diagnosis.cause]
-    own = [one for one in own if one.time == diagnosis.time] or own or list(diagnosis.events)
-    return own[0] if own else None
+    at_time = [one for one in own if one.time == diagnosis.time]
+    return next(iter((*at_time, *own, *diagnosis.events)), None)
 
 
 def place(suspect: Suspect) -> str:
@@ -201,13 +191,13 @@ def when(
     diagnosis: Diagnosis, *, date: bool = True, stage: bool = True, clocks: bool = True
 ) -> str:
     """Step, stage and time, as far as the logs state them."""
-    texts = []
+    texts, within = [], plain(diagnosis.stage) if stage and diagnosis.stage else ""
     if diagnosis.iteration is not None:
-        within = f" ({plain(diagnosis.stage)})" if diagnosis.stage and stage else ""
         known = "at" if diagnosis.cause is not None else "last"
-        texts.append(f"{known} step {diagnosis.iteration}{within}")
+        bracketed = f" ({within})" if diagnosis.stage and stage else ""
+        texts.append(f"{known} step {diagnosis.iteration}{bracketed}")
     elif diagnosis.stage and stage:
-        texts.append(f"stage: {plain(diagnosis.stage)}")
+        texts.append(f"stage: {within}")
     if diagnosis.time is not None and clocks:
         texts.append(clock(diagnosis.time, date=date))
     return ", ".join(texts)
@@ -223,8 +213,7 @@ def clock(seconds: float, *, date: bool = True) -> str:
         return f"{seconds:.1f} s on its own clock"
     try:
         days = "" if not date else "%m-%d " if seconds < NO_YEAR[1] else "%Y-%m-%d "
-        form = f"{days}%H:%M:%S"
-        return datetime.fromtimestamp(seconds, timezone.utc).strftime(form)
+        return datetime.fromtimestamp(seconds, timezone.utc).strftime(f"{days}%H:%M:%S")
     except (ValueError, OverflowError, OSError):  # a number that is no time
         return f"time {seconds:g} s"
 
@@ -246,82 +235,73 @@ def sureness(diagnosis: Diagnosis) -> str:
 
 
 def _parts(diagnosis: Diagnosis) -> list[_Part]:
-    acts = WHO_ACTS.get(diagnosis.actor or "", plain(diagnosis.actor or ""))
-    to_do = plain(" ".join(diagnosis.to_do))
-    quoted = shown(diagnosis)
-    since = [f"iteration {diagnosis.since}, the first that differs from its predecessors"]
-    log = []
-    if quoted is not None:
-        log = [file_name(f"{plain(quoted.file)}:{quoted.line}", WIDTH - _LABEL), excerpt(quoted)]
+    quoted, since = shown(diagnosis), diagnosis.since
+    line = f"{plain(quoted.file)}:{quoted.line}" if quoted else ""
+    log = [layout.file_name(line, _ROOM), excerpt(quoted)] if quoted else []
+    differs = f"iteration {since}, the first that differs from its predecessors"
     return [
-        _Part("When", _omitted_times(diagnosis)),
-        _Part("Owner", [acts] if acts else []),
-        _Part("To do", [to_do] if to_do else [], 4),
-        _Part("Confidence", _why(diagnosis), 2, shortened),
-        _Part("Log", log, 3, partial(around, point=point(quoted))),
+        _Part("When", [_omitted_times(diagnosis)]),
+        _Part("Owner", [WHO_ACTS.get(diagnosis.actor or "", plain(diagnosis.actor or ""))]),
+        _Part("To do", [plain(" ".join(diagnosis.to_do))], 4),
+        _Part("Confidence", [_why(diagnosis)], 2, shortened),
+        _Part("Log", log, 3, partial(layout.around, point=layout.point(quoted))),
         _Part("Where", _places(diagnosis), 3),
-        _Part("Since", since if diagnosis.since is not None else []),
-        _Part("Echo", _echoes(diagnosis)),
+        _Part("Since", [differs if since is not None else ""]),
+        _Part("Echo", [_echoes(diagnosis)]),
         _Part("Candidates", _candidates(diagnosis), 2 if diagnosis.cause else 4),
-        _Part("Attempts", _attempts(diagnosis), 2),
-        _Part("Note", [without_folders(plain(note)) for note in diagnosis.notes], 3),
-        _Part("Input", _input_size(diagnosis.job)),
+        _Part("Attempts", [_attempts(diagnosis)], 2),
+        _Part("Note", [layout.without_folders(plain(note)) for note in diagnosis.notes], 3),
+        _Part("Input", [_input_size(diagnosis.job)]),
     ]
 
 
-def _attempts(diagnosis: Diagnosis) -> list[str]:
+def _attempts(diagnosis: Diagnosis) -> str:
     """The number of attempts and how the others ended, the commonest end first."""
     if not diagnosis.attempts:
-        return []
-    others = [one for one in diagnosis.attempts if one.number != diagnosis.attempt]
-    ends = Counter(brief(plain(one.title).rstrip("."), _ATTEMPT_TITLE) for one in others)
+        return ""
+    number, count = diagnosis.attempt, len(diagnosis.attempts)
+    others = [one.title for one in diagnosis.attempts if one.number != number]
+    ends = Counter(brief(plain(title).rstrip("."), _ATTEMPT_TITLE) for title in others)
     words = "; ".join(f"{times} x {title}" for title, times in ends.most_common())
-    which = "the last" if diagnosis.attempt == len(diagnosis.attempts) else "only it"
-    return [
-        f"{diagnosis.attempt} of {len(diagnosis.attempts)}, {which} is diagnosed; others: {words}"
-    ]
+    which = "the last" if number == count else "only it"
+    return f"{number} of {count}, {which} is diagnosed; others: {words}"
 
 
-def _omitted_times(diagnosis: Diagnosis) -> list[str]:
+def _omitted_times(diagnosis: Diagnosis) -> str:
     """Step, stage and time where the first line has no room for them."""
     first = headline(diagnosis)
     shown_there = any(when(diagnosis, date=date) in first for date in (True, False))
-    return [] if shown_there else [when(diagnosis)]
+    return "" if shown_there else when(diagnosis)
 
 
-def _why(diagnosis: Diagnosis) -> list[str]:
+def _why(diagnosis: Diagnosis) -> str:
     why = plain(diagnosis.why)
     if diagnosis.outcome == "unknown" and diagnosis.cause is None:
-        return [f"none: {why}"] if why else []
-    return [f"{sureness(diagnosis)}: {why}" if why else sureness(diagnosis)]
+        return f"none: {why}" if why else ""
+    return f"{sureness(diagnosis)}: {why}" if why else sureness(diagnosis)
 
 
 def _places(diagnosis: Diagnosis) -> list[str]:
-    if diagnosis.nodes:
-        return [f"{place(one)}: {plain(one.why)}" for one in diagnosis.nodes]
-    alone = diagnosis.job.get("ranks_heard") in (0, 1)
-    return [] if diagnosis.outcome == "healthy" or alone else ["no node stands out"]
+    alone = diagnosis.outcome == "healthy" or diagnosis.job.get("ranks_heard") in (0, 1)
+    named = [f"{place(one)}: {plain(one.why)}" for one in diagnosis.nodes]
+    return named or ([] if alone else ["no node stands out"])
 
 
-def _echoes(diagnosis: Diagnosis) -> list[str]:
+def _echoes(diagnosis: Diagnosis) -> str:
     quoted = shown(diagnosis)
-    echoes = [
-        one
-        for one in diagnosis.events[1:]
-        if one.role == "echo" and (quoted is None or one.signature != quoted.signature)
-    ]
+    said = quoted.signature if quoted else None
+    echoes = [one for one in diagnosis.events[1:] if one.role == "echo" and one.signature != said]
     if not echoes:
-        return []
+        return ""
     first = echoes[0]
     seconds = _apart(diagnosis.time, first.time)
     late = "later" if seconds is None else f"{seconds:.0f} s later"
     more = f" (and {len(echoes) - 1} more)" if len(echoes) > 1 else ""
-    text = plain(first.why).rstrip(".") or excerpt(first)
     # The name of the only file is no information.
     alone = diagnosis.job.get("files") == 1 and first.who[:1] == (first.file,)
-    who = "" if alone else f" on {_speakers(first.who)}"
-    start = f"{late}{who}: "
-    return [start + brief(text, max(WIDTH - _LABEL - len(start + more), 1)) + more]
+    start = f"{late}{'' if alone else f' on {_speakers(first.who)}'}: "
+    text = plain(first.why).rstrip(".") or excerpt(first)
+    return start + brief(text, max(_ROOM - len(start + more), 1)) + more
 
 
 def _apart(since: float | None, then: float | None) -> float | None:
@@ -333,12 +313,11 @@ def _apart(since: float | None, then: float | None) -> float | None:
 
 
 def _speakers(who: Sequence[str]) -> str:
-    if not who:
-        return "others"
-    first = _speaker(who[0])
+    if len(who) < 2:
+        return _speaker(who[0]) if who else "others"
     # Of more than eight, eight are known.
     more = "7 or more others" if len(who) >= 8 else counted(len(who) - 1, "other")
-    return first if len(who) == 1 else f"{first} and {more}"
+    return f"{_speaker(who[0])} and {more}"
 
 
 def _speaker(stream: str) -> str:
@@ -349,28 +328,33 @@ def _speaker(stream: str) -> str:
 def _candidates(diagnosis: Diagnosis) -> list[str]:
     titles = {one.signature: one.why for one in diagnosis.events}
     titles |= {one.cause: one.title for one in diagnosis.candidates}
-    room = WIDTH - _LABEL - len(_AND_MORE.format(9))
-    texts = []
-    left_open = [one for one in diagnosis.candidates if one.why == LEFT_OPEN]
-    for one in (each for each in diagnosis.candidates if each.why != LEFT_OPEN):
-        why = plain(one.why)
-        if why.startswith(FOLLOWS):
-            earlier, semicolon, more = why.removeprefix(FOLLOWS).partition(";")
-            why = "later, likely a consequence"
-            if earlier != diagnosis.cause:
-                why = f"later than: {brief(plain(titles.get(earlier, earlier)), 40)}"
-            why += semicolon + more
-        end = f" ({100 * one.confidence:.0f} %)" + (f": {why}" if why else "")
+    alone = len(diagnosis.candidates) == 1
+    room = _ROOM - len(_AND_MORE.format(9))
+    texts, left_open = [], []
+    for one in diagnosis.candidates:
+        number = f" ({100 * one.confidence:.0f} %)"
+        if one.why == LEFT_OPEN:
+            left_open.append(one.title + number)
+            continue
+        why = _why_behind(plain(one.why), diagnosis.cause, titles)
+        end = number + (f": {why}" if why else "")
         title = plain(one.title).rstrip(".") or plain(one.cause)
-        alone = len(diagnosis.candidates) == 1
         texts.append((title if alone else brief(title, max(room - len(end), _FEWEST))) + end)
     if left_open:
-        named = "; ".join(f"{one.title} ({100 * one.confidence:.0f} %)" for one in left_open)
-        texts.insert(min(1, len(texts)), f"Left open: {named}")
+        texts.insert(min(1, len(texts)), f"Left open: {'; '.join(left_open)}")
     return texts
 
 
-def _input_size(job: dict[str, Any]) -> list[str]:
+def _why_behind(why: str, cause: str | None, titles: dict[str, str]) -> str:
+    """A candidate's reason; where it follows another fault, that one by its title."""
+    if not why.startswith(FOLLOWS):
+        return why
+    earlier, semicolon, more = why.removeprefix(FOLLOWS).partition(";")
+    words = f"later than: {brief(plain(titles.get(earlier, earlier)), 40)}"
+    return ("later, likely a consequence" if earlier == cause else words) + semicolon + more
+
+
+def _input_size(job: dict[str, Any]) -> str:
     """Size of the input; unknown values are omitted."""
     texts = [
         counted(job[name], name.removesuffix("s"))
@@ -379,25 +363,9 @@ def _input_size(job: dict[str, Any]) -> list[str]:
     ]
     ranks, world = job.get("ranks_heard"), job.get("world_size")
     if isinstance(ranks, int) and ranks:
-        of = world if world and world >= ranks else None
-        texts.append(f"{ranks} of {counted(of, 'rank')}" if of else counted(ranks, "rank"))
+        some = f"{ranks} of {counted(world, 'rank')}" if world and world >= ranks else ""
+        texts.append(some or counted(ranks, "rank"))
     first, last = job.get("first_time"), job.get("last_time")
     if first is not None and last is not None:
-        times = dict.fromkeys([clock(first), clock(last)])
-        texts.append(" to ".join(times))
-    return [", ".join(texts)] if texts else []
-
-
-def _lines(part: _Part, most: int) -> list[str]:
-    if not most:
-        return []
-    width = WIDTH - _LABEL
-    *before, last = part.texts[:most]
-    more = len(part.texts) - most
-    end = _AND_MORE.format(more) if more > 0 else ""
-    lines = [part.cut(text, width) for text in before]
-    return lines + (
-        [part.cut(last, width - len(end)) + end]
-        if end
-        else wrapped(last, width, most - len(before), part.cut)
-    )
+        texts.append(" to ".join(dict.fromkeys([clock(first), clock(last)])))
+    return ", ".join(texts)

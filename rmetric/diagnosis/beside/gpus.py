@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from io import StringIO
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -30,29 +29,27 @@ MAX_POWER_SHARE = 0.6
 MIN_READINGS = 3
 #: The names of the columns; above them a person may have kept the command.
 _HEADER = re.compile(
-    r"\A(?:(?:[$#>][^\n]*|\s*)\n){0,5}?(?P<names>[^\n=]*\btimestamp\b[^\n=]*\butilization\.gpu\b[^\n=]*\n)"
+    r"\A(?:(?:[$#>][^\n]*|\s*)\n){0,5}?"
+    r"(?P<names>[^\n=]*\btimestamp\b[^\n=]*\butilization\.gpu\b[^\n=]*\n)"
 )
 _HOST = re.compile(r"(?i)^(?:host(?:name)?|node(?:name)?)$")
 _GPU = re.compile(r"(?i)^(?:index|gpu|gpu_index)$")
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuMonitor:
+class GpuMonitor(NamedTuple):
     """The readings of one file.
 
     Attributes:
-        node: of all its GPUs, by the file's name; None where a column tells it, or nothing.
-        table: columns "time" (seconds, as `parse` has them), "node", "gpu" (its number on the
-            node), "busy" (per cent) and "power" (watt; NaN where it is not recorded).
+        table: columns "time" (seconds, as `parse` has them), "node" (None where nothing tells
+            it), "gpu" (its number on the node), "busy" (per cent) and "power" (watt; NaN where it
+            is not recorded).
     """
 
     name: str
-    node: str | None
     table: pd.DataFrame
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spinning:
+class Spinning(NamedTuple):
     """GPUs that wait in a kernel for others, to the end of a monitor.
 
     Attributes:
@@ -83,7 +80,7 @@ def read_monitor(text: str, name: str, node: str | None) -> GpuMonitor:
     Args:
         text: content of the file.
         name: of the file, as it is shown.
-        node: as the file's name states it.
+        node: of all its GPUs, by the file's name; None where a column tells it, or nothing.
     """
     import pandas as pd
 
@@ -93,28 +90,24 @@ def read_monitor(text: str, name: str, node: str | None) -> GpuMonitor:
     read.columns = [str(one).partition(" [")[0].strip() for one in read.columns]
     if "timestamp" not in read:
         raise ValueError("a table of nvidia-smi without a column timestamp")
+
+    def numbers(column: str) -> Any:
+        found = read[column].str.extract(r"^([\d.]+)")[0] if column in read else np.nan
+        return pd.to_numeric(found, errors="coerce")
+
     hosts = next((read[one] for one in read.columns if _HOST.match(one)), None)
-    numbers = next((read[one] for one in read.columns if _GPU.match(one)), None)
+    gpus = next((one for one in read.columns if _GPU.match(one)), None)
     times = [parse(one) if isinstance(one, str) else None for one in read["timestamp"]]
     readings = pd.DataFrame(
         {
             "time": [np.nan if one is None else one[0] for one in times],
             "node": node if hosts is None else hosts.where(hosts.notna(), None),
-            "gpu": 0 if numbers is None else pd.to_numeric(numbers, errors="coerce"),
-            "busy": _values(read, "utilization.gpu"),
-            "power": _values(read, "power.draw"),
+            "gpu": 0 if gpus is None else pd.to_numeric(read[gpus], errors="coerce"),
+            "busy": numbers("utilization.gpu"),
+            "power": numbers("power.draw"),
         }
     )
-    return GpuMonitor(name=name, node=node, table=readings.dropna(subset=["time", "gpu", "busy"]))
-
-
-def _values(read: pd.DataFrame, column: str) -> pd.Series:
-    import pandas as pd
-
-    if column not in read:
-        return cast("pd.Series", pd.Series(np.nan, index=read.index))
-    numbers = read[column].str.extract(r"^([\d.]+)")[0]
-    return pd.to_numeric(numbers, errors="coerce")
+    return GpuMonitor(name, readings.dropna(subset=["time", "gpu", "busy"]))
 
 
 def spinning(monitors: Sequence[GpuMonitor], last_step: float) -> Spinning | None:
@@ -122,8 +115,7 @@ def spinning(monitors: Sequence[GpuMonitor], last_step: float) -> Spinning | Non
 
     Each must have been read before that step too, at more power.
     """
-    spin, idle, until = 0, list[tuple[str | None, int]](), list[float]()
-    number = 0
+    idle, until, number = list[tuple[str | None, int]](), list[float](), 0
     for one in monitors:
         for key, readings in one.table.groupby(["node", "gpu"], dropna=False):
             node, gpu = cast("tuple[Any, Any]", key)
@@ -133,11 +125,10 @@ def spinning(monitors: Sequence[GpuMonitor], last_step: float) -> Spinning | Non
                 continue
             number += 1
             power = after["power"].median() <= MAX_POWER_SHARE * before["power"].median()
-            if bool((after["busy"] >= BUSY).all()) and power:
-                spin += 1
+            if power and bool((after["busy"] >= BUSY).all()):
                 until.append(float(after["time"].max()))
             elif bool((after["busy"] <= IDLE).all()) and before["busy"].median() > IDLE:
                 idle.append((node if isinstance(node, str) else None, int(gpu)))
-    if not spin or spin < MIN_SPINNING_SHARE * number:
+    if not until or len(until) < MIN_SPINNING_SHARE * number:
         return None
-    return Spinning(until=max(until), idle=tuple(idle), number=spin)
+    return Spinning(max(until), tuple(idle), len(until))

@@ -27,7 +27,7 @@ _TRACEBACK = (
     "During handling of the above exception",
     "The above exception was the direct cause",
 )
-#: Lines of an entry that name a place in the code.
+#: Lines of an entry that name a place in the code, and those that a line of code follows.
 _FRAME = re.compile(
     r'\s*(?:File ".+", line \d+|#\d+:? |frame #\d+: |[~^][~^ ]*$)'
     r"|.*\(most recent call (?:first|last)\):\s*$"
@@ -57,11 +57,9 @@ def brief(text: str, most: int) -> str:
     """
     if len(text) > most:
         text = _PATH.sub("…/", text)
-    if len(text) <= most:
-        return text
-    ends = [one.start() for one in _CLAUSE.finditer(text)]
-    end = max((one for one in ends if one <= most), default=0)
-    return text[:end] if end >= _LEAST * most else _begun(text, most)
+    ends = [one.start() for one in _CLAUSE.finditer(text) if one.start() <= most]
+    whole = len(text) <= most or not ends or ends[-1] < _LEAST * most
+    return _begun(text, most) if whole else text[: ends[-1]]
 
 
 def partly(text: str, most: int) -> str:
@@ -77,6 +75,7 @@ def partly(text: str, most: int) -> str:
 
 
 def _begun(text: str, most: int, least: int = 0) -> str:
+    """The beginning of a text, to a whole word; at least `least` characters of it."""
     if len(text) <= most:
         return text
     start = text[: most - 1]
@@ -90,10 +89,8 @@ def file_name(path: str, most: int) -> str:
     >>> file_name("/scratch/team/run-7/attempt_0/rank_12.log:7", 27)
     '…/attempt_0/rank_12.log:7'
     """
-    if len(path) <= most:
-        return path
-    slash = path.find("/", len(path) - most + 1)
-    return f"…{path[slash:]}" if slash >= 0 else shortened(path, most)
+    slash = path.find("/", max(0, len(path) - most + 1))
+    return f"…{path[slash:]}" if len(path) > most and slash >= 0 else shortened(path, most)
 
 
 def without_folders(text: str) -> str:
@@ -134,13 +131,11 @@ def excerpt(evidence: Evidence) -> str:
     'ValueError: no such axis'
     """
     lines = [line for line in evidence.text.splitlines() if line.strip()]
-    raised = _raised(lines)
+    raised, whole = _raised(lines), _without_frames(lines)
     pointed = [one for one in raised if evidence.point and evidence.point in "\n".join(one)]
-    whole = plain(" ".join(_without_frames(lines) or lines))
     if not pointed and evidence.point and plain(evidence.point) in whole:
         return whole
-    first = (pointed or raised or [[]])[0]
-    return plain(" ".join(_without_frames(first) or first)) or whole or "(an empty line)"
+    return _without_frames((pointed or raised or [[]])[0]) or whole or "(an empty line)"
 
 
 def point(evidence: Evidence | None) -> str:
@@ -156,11 +151,11 @@ def point(evidence: Evidence | None) -> str:
 def _raised(lines: Sequence[str]) -> list[list[str]]:
     """The exceptions of a chain of tracebacks, each with its message."""
     raised: list[list[str]] = []
-    inside = False
+    inside = new = False
     for line in lines:
         if line.lstrip().startswith(_TRACEBACK):
-            inside, new = True, True
-        elif inside and line.strip() and (not new or not line.startswith((" ", "\t"))):
+            inside = new = True
+        elif inside and line.strip() and not (new and line.startswith((" ", "\t"))):
             if new:
                 raised.append([])
             raised[-1].append(line)
@@ -168,13 +163,15 @@ def _raised(lines: Sequence[str]) -> list[list[str]]:
     return raised
 
 
-def _without_frames(lines: Sequence[str]) -> list[str]:
-    kept, code = [], False
-    for line in lines:
-        if not _FRAME.match(line) and not (code and line.startswith((" ", "\t"))):
-            kept.append(line)
-        code = bool(_CODE_FOLLOWS.match(line))
-    return kept
+def _without_frames(lines: Sequence[str]) -> str:
+    """On one line, without places in the code and the code there; with them if that is all."""
+    kept = [
+        line
+        for before, line in zip(["", *lines], lines, strict=False)
+        if not _FRAME.match(line)
+        and not (_CODE_FOLLOWS.match(before) and line.startswith((" ", "\t")))
+    ]
+    return plain(" ".join(kept or lines))
 
 
 def wrapped(

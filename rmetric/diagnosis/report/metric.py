@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from rmetric._util.printed import counted
-from rmetric.diagnosis.incident.timeline import on_axis
+from rmetric.diagnosis.report.timeline import on_axis
 from rmetric.diagnosis.result import Diagnosis
 from rmetric.readers import read_log
 from rmetric.readers.scored_run import ScoredRun, score_run
@@ -21,8 +22,7 @@ _PANELS = ("loss", "gradient_norm", f"score_{DETECTOR}")
 _BEYOND = 0.1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Metric:
+class Metric(NamedTuple):
     """A training log and the alarms of the calibrated detector.
 
     Attributes:
@@ -34,49 +34,39 @@ class Metric:
     trace: DetectorTrace
     charts: Charts
     source: Path
-    offset: float | None = None
-    remarks: list[str] = field(default_factory=list)
+    offset: float | None
+    remarks: list[str]
 
 
 def read_metric(path: Path, diagnosis: Diagnosis) -> Metric:
-    log = read_log(path)
-    run = log.runs[0]
-    scored = score_run(run)
-    traces = [trace_of_r_metric(scored), trace_with_reasons(DETECTOR, run)]
-    remarks = [f"the log holds {counted(len(log.runs), 'run')}: this is the first"] * (
-        len(log.runs) > 1
-    )
-    charts = charts_of(scored, traces)
+    runs = read_log(path).runs
+    scored = score_run(runs[0])
+    trace = trace_with_reasons(DETECTOR, runs[0])
+    charts = charts_of(scored, [trace_of_r_metric(scored), trace])
+    remarks = []
+    if len(runs) > 1:
+        remarks.append(f"the log holds {counted(len(runs), 'run')}: this is the first")
     panels = [one for one in charts.panels if one.name in _PANELS]
     # As published the R-Metric alarms in most healthy runs too: it explains no incident.
     own = [one for one in charts.lines if one.kind != "published-alarm"]
     lines = [*own, *_lines(diagnosis, charts, remarks)]
-    offset = _offset(scored, diagnosis, remarks)
-    return Metric(
-        scored=scored,
-        trace=traces[1],
-        charts=replace(charts, groups={"Loss and alarms": panels}, lines=lines),
-        source=path,
-        offset=offset,
-        remarks=remarks,
-    )
+    charts = replace(charts, groups={"Loss and alarms": panels}, lines=lines)
+    return Metric(scored, trace, charts, path, _offset(scored, diagnosis, remarks), remarks)
 
 
 def _lines(diagnosis: Diagnosis, charts: Charts, remarks: list[str]) -> list[Line]:
     """The steps in the logs, where they can be those of the training log."""
     first, last = int(charts.steps.min()), int(charts.steps.max())
     reach = _BEYOND * max(last - first, 1)
-    steps = [
-        ("onset", diagnosis.since, "the logs' first iteration that differs"),
-        ("failure", diagnosis.iteration, "the logs' last step"),
-    ]
+    steps = {
+        "the logs' first iteration that differs": ("onset", diagnosis.since),
+        "the logs' last step": ("failure", diagnosis.iteration),
+    }
     lines = []
-    for kind, step, label in steps:
-        if step is None:
-            continue
-        if first - reach <= step <= last + reach:
+    for label, (kind, step) in steps.items():
+        if step is not None and first - reach <= step <= last + reach:
             lines.append(Line(step=step, kind=kind, label=label))
-        else:
+        elif step is not None:
             remarks.append(
                 f"{label}, {step:,}, is not drawn: this log's steps are {first:,} to {last:,}"
             )

@@ -10,10 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from rmetric._util.version import __version__
-from rmetric.diagnosis import render, text_layout
-from rmetric.diagnosis.incident.gpus import in_words, read_gpus, rows
-from rmetric.diagnosis.incident.metric import read_metric
-from rmetric.diagnosis.incident.timeline import timelines
+from rmetric.diagnosis.report import layout, render
+from rmetric.diagnosis.report.gpus import in_words, read_gpus, rows
+from rmetric.diagnosis.report.metric import read_metric
+from rmetric.diagnosis.report.timeline import timelines
 from rmetric.diagnosis.result import Diagnosis
 from rmetric.reporting.page import monitor_events
 from rmetric.reporting.page.render import MOST_ALARMS, listed, render_incident
@@ -52,9 +52,9 @@ def incident_page(
         sureness=render.sureness(diagnosis),
         acts=render.WHO_ACTS.get(diagnosis.actor or "", diagnosis.actor or ""),
         text=render.verdict(diagnosis),
-        said=text_layout.excerpt, plain=text_layout.plain, place=render.place,
+        said=layout.excerpt, plain=layout.plain, place=render.place,
         # Without its file, which has a column of its own.
-        speakers=lambda one: [text_layout.plain(who) for who in one.who if who != one.file],
+        speakers=lambda one: [layout.plain(who) for who in one.who if who != one.file],
         moment=lambda time: "" if time is None else render.clock(time),
         timelines=times, remarks=remarks,
         metric=metric,

@@ -8,22 +8,21 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from math import isfinite
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rmetric._util.printed import counted
 from rmetric.diagnosis.job import STAGES
-from rmetric.diagnosis.render import clock
+from rmetric.diagnosis.report.layout import excerpt, plain
+from rmetric.diagnosis.report.render import clock
 from rmetric.diagnosis.result import Diagnosis, Evidence
-from rmetric.diagnosis.text_layout import excerpt, plain
 from rmetric.reporting.decisions import decisions_of, short_words
 from rmetric.reporting.page.render import MOST_ALARMS
 from rmetric.telemetry.lines import LAST_TIME
 
 if TYPE_CHECKING:
-    from rmetric.diagnosis.incident.gpus import Gpus
-    from rmetric.diagnosis.incident.metric import Metric
+    from rmetric.diagnosis.report.gpus import Gpus
+    from rmetric.diagnosis.report.metric import Metric
 
 #: Seconds; what is earlier has no year, or counts from a machine's start.
 FIRST_TIME = 1e8
@@ -37,8 +36,7 @@ _MOST_EVENTS = 8
 _MOST_GPUS = 16
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mark:
+class Mark(NamedTuple):
     """A stretch of time, or with `end` None a moment.
 
     Attributes:
@@ -55,16 +53,14 @@ class Mark:
     shown: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lane:
+class Lane(NamedTuple):
     """Marks under one name."""
 
     name: str
     marks: Sequence[Mark]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timeline:
+class Timeline(NamedTuple):
     """Lanes over an axis from `start` to `end`, in seconds since 1970; `end` is the later."""
 
     start: float
@@ -77,8 +73,7 @@ class Timeline:
         >>> Timeline(start=0.0, end=8.0, lanes=()).place(1.0)
         '12.5%'
         """
-        share = (time - self.start) / (self.end - self.start)
-        return f"{100 * min(max(share, 0.0), 1.0):.6g}%"
+        return self._percent(min(time, self.end) - self.start)
 
     def width(self, mark: Mark) -> str:
         """Width of a stretch, as far as it is on the axis.
@@ -87,19 +82,21 @@ class Timeline:
         >>> Timeline(start=0.0, end=8.0, lanes=()).width(mark)
         '25%'
         """
-        end = min(mark.start if mark.end is None else mark.end, self.end)
-        share = (end - max(mark.start, self.start)) / (self.end - self.start)
-        return f"{100 * max(share, 0.0):.6g}%"
+        end = mark.start if mark.end is None else mark.end
+        return self._percent(min(end, self.end) - max(mark.start, self.start))
+
+    def _percent(self, seconds: float) -> str:
+        return f"{100 * max(seconds / (self.end - self.start), 0.0):.6g}%"
 
     @property
     def ticks(self) -> list[tuple[str, str, str]]:
         """Place, label and anchor; the first has the date."""
-        found = []
-        for i in range(_TICKS + 1):
-            time = self.start + (self.end - self.start) * i / _TICKS
-            anchor = "start" if i == 0 else "end" if i == _TICKS else "middle"
-            found.append((self.place(time), clock(time, date=i == 0), anchor))
-        return found
+        times = [self.start + (self.end - self.start) * i / _TICKS for i in range(_TICKS + 1)]
+        anchors = ["start", *["middle"] * (_TICKS - 1), "end"]
+        return [
+            (self.place(time), clock(time, date=anchor == "start"), anchor)
+            for time, anchor in zip(times, anchors, strict=True)
+        ]
 
 
 def on_axis(time: float | None) -> bool:
@@ -110,15 +107,13 @@ def on_axis(time: float | None) -> bool:
 def timeline(lanes: Iterable[Lane], start: float, end: float) -> Timeline:
     """The lanes that have marks on the axis, with those marks; `end` is after `start`."""
     kept = []
-    for lane in lanes:
-        marks = [
-            one
-            for one in lane.marks
-            if one.start <= end and (one.start if one.end is None else one.end) >= start
+    for name, marks in lanes:
+        ends = [mark.start if mark.end is None else mark.end for mark in marks]
+        seen = [
+            one for one, over in zip(marks, ends, strict=True) if one.start <= end and over >= start
         ]
-        if marks:
-            kept.append(Lane(name=lane.name, marks=marks))
-    return Timeline(start=start, end=end, lanes=kept)
+        kept += [Lane(name, seen)] if seen else []
+    return Timeline(start, end, kept)
 
 
 def around(times: Sequence[float], start: float, end: float) -> tuple[float, float] | None:
@@ -133,33 +128,30 @@ def timelines(
     diagnosis: Diagnosis, metric: Metric | None, gpus: Gpus | None
 ) -> tuple[list[Timeline], list[str]]:
     """The whole job and, where the events are too close there, the events alone; and remarks."""
-    events = [one for one in diagnosis.events if on_axis(one.time)]
+    events = [(i, one) for i, one in enumerate(diagnosis.events, 1) if on_axis(one.time)]
+    moments = [float(one.time or 0) for _, one in events]
     ends = [diagnosis.job.get(name) for name in ("first_time", "last_time")]
-    times = [float(one) for one in [*(one.time for one in events), *ends] if one and on_axis(one)]
+    times = [*moments, *(float(one) for one in ends if one and on_axis(one))]
     remarks = _remarks(diagnosis, len(events))
     if not times:
         return [], [*remarks, "The logs state no times, so nothing stands on an axis of time."]
     start, end = min(times), max(times)
     if start == end:
         return [], [*remarks, f"The logs state one time only, {clock(start)}."]
-    lanes = [*_stages(diagnosis, end), *_alarms(metric), *decisions_lane(metric), *_gpu_lanes(gpus)]
-    if (
-        gpus is not None
-        and gpus.unwell
-        and not any(one.name.startswith("GPU") for one in timeline(lanes, start, end).lanes)
-    ):
+    of_gpus = _gpu_lanes(gpus)
+    lanes = [*_stages(diagnosis, end), *_alarms(metric), *decisions_lane(metric), *of_gpus]
+    if of_gpus and not timeline(of_gpus, start, end).lanes:
         remarks.append("The GPUs' recording does not overlap with the logs' times: other clocks, "
                        "or another day.")  # fmt: skip
     single = [
-        Lane(name=f"{i}. {one.role}: {plain(one.why) or excerpt(one)}", marks=[_event(i, one)])
-        for i, one in enumerate(diagnosis.events, 1)
-        if on_axis(one.time)
+        Lane(f"{i}. {one.role}: {plain(one.why) or excerpt(one)}", [_event(i, one)])
+        for i, one in events
     ][:_MOST_EVENTS]
-    near = around([float(one.time or 0) for one in events], start, end)
+    near = around(moments, start, end)
     if near is None:
         return [timeline([*lanes, *single], start, end)], remarks
-    all_events = Lane(name="What indicates the failure", marks=[m for s in single for m in s.marks])
-    whole = timeline([*lanes, all_events], start, end)
+    together = Lane("What indicates the failure", [mark for lane in single for mark in lane.marks])
+    whole = timeline([*lanes, together], start, end)
     return [whole, timeline([*lanes, *single], *near)], remarks
 
 
@@ -173,26 +165,24 @@ def _remarks(diagnosis: Diagnosis, on_it: int) -> list[str]:
 def _stages(diagnosis: Diagnosis, end: float) -> list[Lane]:
     stages = [one for one in diagnosis.job.get("stages", ()) if on_axis(one["time"])]
     marks = []
-    ends = [*(one["time"] for one in stages[1:]), end]
-    for one, after in zip(stages, ends, strict=False):
-        name = one["stage"]
-        number = STAGES.index(name) + 1 if name in STAGES else 7
-        label = f"{name}, from {clock(one['time'])}"
-        marks.append(Mark(start=one["time"], end=max(after, one["time"]), kind=f"stage{number}",
-                          label=label, shown=name))  # fmt: skip
-    return [Lane(name="Stage", marks=marks)] if marks else []
+    for one, after in zip(stages, [*(one["time"] for one in stages[1:]), end], strict=False):
+        name, time = one["stage"], one["time"]
+        kind = f"stage{STAGES.index(name) + 1 if name in STAGES else 7}"
+        label = f"{name}, from {clock(time)}"
+        marks.append(Mark(time, kind, label, end=max(after, time), shown=name))
+    return [Lane("Stage", marks)] if marks else []
 
 
 def _alarms(metric: Metric | None) -> list[Lane]:
     if metric is None or metric.offset is None:
         return []
-    records, marks = metric.scored.run.records, []
-    for alarm in metric.trace.began[:MOST_ALARMS]:
-        time = records[alarm.position].time
-        if time is not None:
-            label = f"alarm at step {alarm.step}: {alarm.reason}"
-            marks.append(Mark(start=time + metric.offset, kind="alarm", label=label))
-    return [Lane(name="Alarms of the calibrated detector", marks=marks)]
+    alarms = [(one, metric.scored.run.records[one.position].time) for one in metric.trace.began]
+    marks = [
+        Mark(time + metric.offset, "alarm", f"alarm at step {alarm.step}: {alarm.reason}")
+        for alarm, time in alarms[:MOST_ALARMS]
+        if time is not None
+    ]
+    return [Lane("Alarms of the calibrated detector", marks)]
 
 
 def decisions_lane(metric: Metric | None) -> list[Lane]:
@@ -203,16 +193,15 @@ def decisions_lane(metric: Metric | None) -> list[Lane]:
     """
     if metric is None or metric.offset is None:
         return []
-    timed = [one for one in metric.scored.run.records if one.time is not None]
-    steps = [one.step for one in timed]
+    timed = [(one.step, one.time) for one in metric.scored.run.records if one.time is not None]
+    steps = [step for step, _ in timed]
     marks = []
     for event in decisions_of(metric.scored.run)[:MOST_ALARMS]:
         at = bisect_right(steps, event.step if event.to is None else event.to) - 1
         if at >= 0:
             label = f"step {event.step}: {event.reason or short_words(event)}"
-            time = (timed[at].time or 0.0) + metric.offset
-            marks.append(Mark(start=time, kind="decision", label=label))
-    return [Lane(name="Decisions of the rescue", marks=marks)] if marks else []
+            marks.append(Mark(timed[at][1] + metric.offset, "decision", label))
+    return [Lane("Decisions of the rescue", marks)] if marks else []
 
 
 def _gpu_lanes(gpus: Gpus | None) -> list[Lane]:
@@ -222,14 +211,13 @@ def _gpu_lanes(gpus: Gpus | None) -> list[Lane]:
     for key in gpus.unwell[:_MOST_GPUS]:
         own = [one for one in gpus.news if one.key == key]
         ends = [*(one.time for one in own[1:]), max(gpus.until[key], own[-1].time)]
-        marks = [
-            Mark(start=one.time, end=end, kind=one.level,
-                 shown="" if one.level == "healthy" else one.level,
-                 label=f"{one.level}: {'; '.join(one.reasons)}".rstrip(": "))
-            for one, end in zip(own, ends, strict=True)
-            if one.time >= FIRST_TIME
-        ]  # fmt: skip
-        lanes.append(Lane(name=f"GPU {key}", marks=marks))
+        marks = []
+        for one, end in zip(own, ends, strict=True):
+            label = f"{one.level}: {'; '.join(one.reasons)}".rstrip(": ")
+            shown = "" if one.level == "healthy" else one.level
+            if one.time >= FIRST_TIME:
+                marks.append(Mark(one.time, one.level, label, end=end, shown=shown))
+        lanes.append(Lane(f"GPU {key}", marks))
     return lanes
 
 
@@ -237,4 +225,4 @@ def _event(number: int, event: Evidence) -> Mark:
     who = f" ({plain(event.who[0])})" if event.who else ""
     time = event.time or 0.0
     label = f"{number}. {clock(time)}{who}: {excerpt(event)[:300]}"
-    return Mark(start=time, kind=event.role, label=label, shown=str(number))
+    return Mark(time, event.role, label, shown=str(number))

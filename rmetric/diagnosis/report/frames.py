@@ -20,41 +20,43 @@ _BESIDES = re.compile(
     r"[\\/]torch[\\/](?:distributed[\\/](?:run|launch|elastic)|nn[\\/]|utils[\\/]checkpoint)"
     r"|tensor_parallel[\\/]random|activation_checkpoint"
 )
-#: Name of a function that stands for a file's -> such files, whatever their functions are called.
-_FILES = (
-    ("checkpoint", re.compile(r"(?i)checkpoint\w*(?:\.py$|[\\/])")),
-    ("dataset", re.compile(r"(?i)data_?(?:set|loader)s?\w*\.py$|torch[\\/]utils[\\/]data[\\/]")),
-)
 _RAISED = re.compile(
     r"^(?:[ \t]*|[^\n]{0,80}[ :\]])(?P<name>(?:[A-Za-z_]\w*\.)*(?:_?[A-Z]\w*|error|timeout))"
     r"(?:: ?(?P<message>[^\n]*))?$",
     re.MULTILINE,
 )
 _ENDS = re.compile(r"(?:Error|Exception|Failure|Interrupt|Exit|Warning|Timeout|error|timeout)$")
-#: Words in a function's name -> the stage; the first that fits the innermost frame that any fits.
-_STAGES = [(stage, re.compile(words, re.IGNORECASE)) for stage, words in (
-    ("checkpoint", r"checkpoint|save_(?:model|state|pretrained|sharded)|(?:^|\.)_?save$"),
-    # Validation of arguments or of a result is not that of a model.
-    ("evaluate", r"^_?(?:run_)?(?:eval\w*|validation\w*)|_(?:eval|validation)"
-                 r"|(?:^|_)validate(?:_(?:epoch|step|loop|model|one|and))?(?![a-z_])"),
-    ("load data", r"__getitem__|collate|data_?loader|dataset|load_data|_next_data"
-                  r"|^_?fetch|get_batch"),
-    ("initialise", r"init_process_group|initiali[sz]e|setup_(?:model|distributed)|build_model"
-                   r"|from_pretrained|^_new_process_group|^_?load_(?:state|weights|model|params)"
-                   r"|^_?restore"),
-    ("tear-down", r"destroy_process_group|^_?(?:clean_?up|tear_?down|finali[sz]e|__del__)$"),
-    ("compile", r"^compile|_compile|inductor|dynamo"),
-)]  # fmt: skip
 _CHAINED = re.compile(
     r"^(?:During handling of the above exception|The above exception was the direct)", re.MULTILINE
 )
+#: Name of a function that stands for a file's -> such files, whatever their functions are called.
+_FILES = {
+    "checkpoint": re.compile(r"(?i)checkpoint\w*(?:\.py$|[\\/])"),
+    "dataset": re.compile(r"(?i)data_?(?:set|loader)s?\w*\.py$|torch[\\/]utils[\\/]data[\\/]"),
+}
+#: Stage -> words in a function's name; of the innermost frame that any fits the first that does.
+_STAGES = {stage: re.compile(words, re.IGNORECASE) for stage, words in {
+    "checkpoint": r"checkpoint|save_(?:model|state|pretrained|sharded)|(?:^|\.)_?save$",
+    # Validation of arguments or of a result is not that of a model.
+    "evaluate": r"^_?(?:run_)?(?:eval\w*|validation\w*)|_(?:eval|validation)"
+                r"|(?:^|_)validate(?:_(?:epoch|step|loop|model|one|and))?(?![a-z_])",
+    "load data": r"__getitem__|collate|data_?loader|dataset|load_data|_next_data"
+                 r"|^_?fetch|get_batch",
+    "initialise": r"init_process_group|initiali[sz]e|setup_(?:model|distributed)|build_model"
+                  r"|from_pretrained|^_new_process_group|^_?load_(?:state|weights|model|params)"
+                  r"|^_?restore",
+    "tear-down": r"destroy_process_group|^_?(?:clean_?up|tear_?down|finali[sz]e|__del__)$",
+    "compile": r"^compile|_compile|inductor|dynamo",
+}.items()}  # fmt: skip
 _TRAINS = re.compile(r"^_?(?:inner_)?train(?:ing)?(?:_\w*(?:step|loop|batch|epoch|iter\w*))?$|^fit")
 #: As `_STAGES`, where nothing else tells the stage.
-_PROBABLE = [(stage, re.compile(words)) for stage, words in (
-    ("train", r"^(?:run_)?backward$|^compute_loss|^optimi[sz]er_step"),
-    ("launch", r"^parse_\w*args"),
-    ("initialise", r"^__init__$|^_lazy_init$|^(?:setup|build|create|prepare|init)(?:_|$)"),
-)]  # fmt: skip
+_PROBABLE = {
+    "train": re.compile(r"^(?:run_)?backward$|^compute_loss|^optimi[sz]er_step"),
+    "launch": re.compile(r"^parse_\w*args"),
+    "initialise": re.compile(
+        r"^__init__$|^_lazy_init$|^(?:setup|build|create|prepare|init)(?:_|$)"
+    ),
+}
 #: A line of code that runs while a program's modules are loaded.
 _IMPORT = re.compile(r"(?:from \S+ )?import ")
 
@@ -69,12 +71,12 @@ def stage_of(text: str) -> str:
     'checkpoint'
     """
     # The first of a chain of exceptions is the failure; the others are of handling it.
-    for one in _CHAINED.split(text):
-        names = _names(_frames(one))
-        stage = _innermost(names, _STAGES) or ("train" if any(map(_TRAINS.search, names)) else "")
-        if stage:
-            return stage
-    return ""
+    chain = (_names(_frames(one)) for one in _CHAINED.split(text))
+    stages = (
+        _innermost(names, _STAGES) or ("train" if any(map(_TRAINS.search, names)) else "")
+        for names in chain
+    )
+    return next(filter(None, stages), "")
 
 
 def probable_stage_of(text: str) -> str:
@@ -96,26 +98,19 @@ def _frames(text: str) -> list[re.Match[str]]:
 
 
 def _names(frames: Sequence[re.Match[str]]) -> list[str]:
-    """Names of functions, outermost first: of each frame, of its file, and what it calls."""
-    return [
-        name
-        for frame in frames
-        for name in (
-            *_of_file(frame),
-            frame["name"],
-            *(() if _NOT_OWN.search(frame["path"]) else _CALLS.findall(frame["code"] or "")),
-        )
-    ]
+    """Names of functions, outermost first: of each frame's file, its own, and what it calls."""
+    names = []
+    for frame in frames:
+        if frame["name"] != "<module>":  # a whole program may be called after its data
+            names += [name for name, files in _FILES.items() if files.search(frame["path"])]
+        names.append(frame["name"])
+        if not _NOT_OWN.search(frame["path"]):
+            names += _CALLS.findall(frame["code"] or "")
+    return names
 
 
-def _of_file(frame: re.Match[str]) -> list[str]:
-    if frame["name"] == "<module>":  # a whole program may be called after its data
-        return []
-    return [name for name, files in _FILES if files.search(frame["path"])]
-
-
-def _innermost(names: Sequence[str], rules: Sequence[tuple[str, re.Pattern[str]]]) -> str:
-    fits = (stage for name in reversed(names) for stage, words in rules if words.search(name))
+def _innermost(names: Sequence[str], rules: dict[str, re.Pattern[str]]) -> str:
+    fits = (stage for name in names[::-1] for stage, words in rules.items() if words.search(name))
     return next(fits, "")
 
 
@@ -131,19 +126,14 @@ def raised(text: str) -> str:
     'SlotError in make (plan.py:12): no room'
     """
     frames = list(_FRAME.finditer(text))
-    found = None
-    for found in _RAISED.finditer(text, frames[-1].end() if frames else 0):
-        if frames or _ENDS.search(found["name"]):
-            break
-        found = None
+    behind = _RAISED.finditer(text, frames[-1].end() if frames else 0)
+    found = next((one for one in behind if frames or _ENDS.search(one["name"])), None)
     if found is None:
         return ""
-    own = [frame for frame in frames if not _NOT_OWN.search(frame["path"])]
-    name, message = found["name"].rpartition(".")[2], (found["message"] or "").strip()
-    if name in ("error", "timeout"):
-        name = found["name"]
-    place = ""
-    if own:
-        file = re.split(r"[\\/]", own[-1]["path"])[-1]
-        place = f" in {own[-1]['name']} ({file}:{own[-1]['line']})"
+    name = found["name"].rpartition(".")[2]
+    name = found["name"] if name in ("error", "timeout") else name
+    own = [frame for frame in frames if not _NOT_OWN.search(frame["path"])][-1:]
+    places = [(one["name"], re.split(r"[\\/]", one["path"])[-1], one["line"]) for one in own]
+    place = "".join(f" in {function} ({file}:{line})" for function, file, line in places)
+    message = (found["message"] or "").strip()
     return f"{name}{place}: {message}" if message else f"{name}{place}"

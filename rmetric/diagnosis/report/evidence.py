@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from rmetric._util.printed import counted
-from rmetric.diagnosis.faults import Fault
 from rmetric.diagnosis.job import Event, Job, Occurrence
 from rmetric.diagnosis.library.files import compiled
 from rmetric.diagnosis.library.load import PATTERN_SECONDS
 from rmetric.diagnosis.ordering import Ordering
 from rmetric.diagnosis.result import Evidence
 from rmetric.diagnosis.signature import Signature
+
+if TYPE_CHECKING:
+    from rmetric.diagnosis.faults import Fault
 
 #: Largest number of events, and of their streams.
 MAX_EVENTS = 20
@@ -28,18 +31,13 @@ def of_causes(job: Job, causes: Sequence[Fault], ordering: Ordering) -> tuple[Ev
     specific = [one for one in causes if one.signature.rank and one.signature.confidence >= LEAST]
     shown: dict[int, Evidence] = {}
     for cause in sorted(specific or causes, key=lambda one: _ORDER.index(one.signature.role)):
-        for number in sorted({event for match in cause.matches for event in match.events}):
-            if number not in shown:
-                matches = [match for match in cause.matches if number in match.events]
-                firsts = [match.first for match in matches if match.first.event == number]
-                shown[number] = _evidence(
-                    job.events[number],
-                    firsts[0] if firsts else job.events[number].first,
-                    ordering,
-                    [match.stream for match in matches],
-                    cause.signature.title,
-                    cause.signature,
-                )
+        own = {number for match in cause.matches for number in match.events}
+        for number in sorted(own - shown.keys()):
+            matches = [match for match in cause.matches if number in match.events]
+            firsts = [match.first for match in matches if match.first.event == number]
+            event, who = job.events[number], [match.stream for match in matches]
+            first, signature = [*firsts, event.first][0], cause.signature
+            shown[number] = _evidence(event, first, ordering, who, signature.title, signature)
     return tuple(shown.values())[:MAX_EVENTS]
 
 
@@ -50,13 +48,10 @@ def of_odd(
     shown: dict[int, Evidence] = {}
     for one, why in odd:
         event = job.events[one if isinstance(one, int) else one.event]
-        if event.number in shown:
-            continue
-        if isinstance(one, int):
-            who = sorted(event.counts, key=lambda name: (-event.counts[name], name))
-            shown[event.number] = _evidence(event, event.first, ordering, who, why)
-        else:
-            shown[event.number] = _evidence(event, one, ordering, [one.stream], why)
+        if event.number not in shown:
+            often = sorted(event.counts, key=lambda name: (-event.counts[name], name))
+            first, who = (event.first, often) if isinstance(one, int) else (one, [one.stream])
+            shown[event.number] = _evidence(event, first, ordering, who, why)
     return tuple(shown.values())[:MAX_EVENTS]
 
 
@@ -97,10 +92,10 @@ def how_often(cause: Fault, job: Job) -> str:
     times = "logged once" if cause.count == 1 else f"logged {cause.count:,} times"
     if len(cause.streams) == 1:
         return times
-    kinds: Counter[str] = Counter()
-    for one in map(job.streams.__getitem__, cause.streams):
-        # A rank within a node is a rank, though its number is not known.
-        ranked = one.rank is not None or " local " in one.name
-        kinds["rank" if ranked else "file" if one.node is None else "node"] += 1
+    # A rank within a node is a rank, though its number is not known.
+    kinds = Counter(
+        "rank" if one.rank is not None or " local " in one.name else "node" if one.node else "file"
+        for one in map(job.streams.__getitem__, cause.streams)
+    )
     by = [counted(kinds[kind], kind) for kind in ("rank", "node", "file") if kinds[kind]]
     return f"{times} by {' and '.join(by)}"

@@ -1,4 +1,4 @@
-"""What states where ranks are: flight recorder dumps, stacks, and tables of the GPUs' load."""
+"""What lies beside the logs, and the evidence in it against ranks."""
 
 from __future__ import annotations
 
@@ -8,32 +8,20 @@ from typing import NamedTuple
 
 from rmetric._util.errors import LogError
 from rmetric._util.lazy import install_hint
-from rmetric.diagnosis.flight_recorder import (
-    Dump,
-    Stuck,
-    culprits,
-    is_dump,
-    read_dump,
-    stuck_collectives,
-)
-from rmetric.diagnosis.gpu_monitor import GpuMonitor, is_monitor, read_monitor
+from rmetric.diagnosis.beside.gpus import GpuMonitor, is_monitor, read_monitor
+from rmetric.diagnosis.beside.owners import assign
+from rmetric.diagnosis.beside.places import OddStack, odd_stacks, stacks_in_logs
+from rmetric.diagnosis.beside.recorder import Dump, culprits, is_dump, read_dump
+from rmetric.diagnosis.beside.stacks import Stack, is_stack_dump, read_stacks
 from rmetric.diagnosis.job import Job, Occurrence
 from rmetric.diagnosis.reading.lines import unwrapped
 from rmetric.diagnosis.reading.source import LogSource
-from rmetric.diagnosis.stack_dumps import (
-    OddStack,
-    Stack,
-    assign,
-    is_stack_dump,
-    odd_stacks,
-    read_stacks,
-    stacks_in_logs,
-)
 
 #: Suffixes of files that may be read here though they are no logs.
 BESIDE_SUFFIXES = (".json", ".pkl", ".pickle", ".csv")
-#: Bytes that are read of stacks or of a monitor.
+#: Bytes that are read of stacks or of a monitor, and those by which their kind is recognised.
 MAX_BYTES = 1 << 26
+SNIFFED = 4096
 
 
 @dataclass(kw_only=True)
@@ -54,9 +42,8 @@ class BesideFindings(NamedTuple):
     """Findings in them.
 
     Attributes:
-        recorded: rank -> how it differs in the collectives of the flight recorders.
+        recorded: rank that holds up others, by the dumps -> why, and for what share of the most.
         stood: rank -> where its stack stands, unlike most.
-        stuck: the collective in which ranks wait; None where the dumps show none.
         stays: one of these ranks does not move.
         awaited: rank -> what it waits for outside the job, as its stack shows; "" for a process
             of which no more is known.
@@ -64,9 +51,8 @@ class BesideFindings(NamedTuple):
         collectives: rank -> where it waits, in another collective than the others.
     """
 
-    recorded: Mapping[str, str] = {}
+    recorded: Mapping[str, tuple[str, float]] = {}
     stood: Mapping[str, str] = {}
-    stuck: Stuck | None = None
     stays: bool = False
     awaited: Mapping[str, str] = {}
     unnamed: OddStack = OddStack("", "")
@@ -83,16 +69,16 @@ def read_beside(files: Sequence[LogSource]) -> BesideLogs:
     found = BesideLogs()
     for one in files:
         try:
-            head = one.path.open("rb").read(4096)
-            if is_dump(head):
-                found.dumps.append(read_dump(one.path, one.name))
-                continue
             with one.path.open("rb") as file:
-                text = unwrapped(file.read(MAX_BYTES)).decode("utf-8", "replace")
+                head = file.read(SNIFFED)
+                if is_dump(head):
+                    found.dumps.append(read_dump(one.path, one.name))
+                    continue
+                text = unwrapped(head + file.read(MAX_BYTES - len(head))).decode("utf-8", "replace")
             if is_monitor(head):
                 found.monitors.append(read_monitor(text, one.name, one.node))
-                continue
-            found.stacks += read_stacks(text, one.name, one.rank, one.node)
+            else:
+                found.stacks += read_stacks(text, one.name, one.rank, one.node)
         except LogError as error:
             found.notes.append(str(error))
         except ModuleNotFoundError as error:
@@ -117,13 +103,15 @@ def find_beside(
         on_node: the streams of a node's local rank.
     """
     beside = job.beside or BesideLogs()
-    stuck = stuck_collectives(beside.dumps)
+    blamed = culprits(beside.dumps)
     stacks = assign(job, beside.stacks, on_node) or stacks_in_logs(job, after)
     odd = odd_stacks(stacks)
+    most = max((len(one.others) for one in blamed.values()), default=1)
     return BesideFindings(
-        recorded={f"rank {rank}": words for rank, words in culprits(stuck).items()},
+        recorded={
+            f"rank {rank}": (one.words, len(one.others) / most) for rank, one in blamed.items()
+        },
         stood={name: one.words for name, one in odd.items() if name},
-        stuck=stuck[0] if stuck else None,
         stays=any(one.stays for one in stacks if one.stream in odd),
         awaited={name: one.awaits for name, one in odd.items() if one.awaits},
         unnamed=odd.get("", OddStack("", "")),
