@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rmetric.diagnosis.facts.graph import IdentityGraph
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.reading.file_names import identify_files
-from rmetric.diagnosis.reading.stated_ranks import StatedRanks
-from rmetric.diagnosis.reading.world import may_describe_world
+from rmetric.diagnosis.reading.prefixes import NO_PREFIX
 
 LIBRARY = SignatureLibrary.shipped()
 
@@ -74,21 +74,26 @@ OWN = {
 }
 
 
+def stated(what: str, *lines: str) -> set[int]:
+    """What lines without prefix state of their writer."""
+    graph = IdentityGraph("a.log")
+    for line in lines:
+        graph.take(line, NO_PREFIX)
+    return set(graph.of(f"stream {what}", ("a.log", NO_PREFIX)))
+
+
 @pytest.mark.parametrize("line", list(OWN))
 def test_what_tells_the_own_rank(line):
-    own = StatedRanks()
-    own.take(line)
-    assert own.ranks == OWN[line]
-    form = line.lower().encode().translate(None, b"0123456789")
-    assert may_describe_world(form) or not own.ranks
+    assert stated("rank", line) == OWN[line]
 
 
 def test_other_things_that_are_told_of_a_place():
-    own = StatedRanks()
-    for line in ("LOCAL_RANK: 3 - CUDA_VISIBLE_DEVICES: [0]", "group_rank=2", "--node_rank 2"):
-        own.take(line)
-    own.take("  global_ranks=[16, 17, 18, 19]")
-    assert own == StatedRanks(locals={3}, node_ranks={2}, first_ranks={16})
+    lines = (
+        "LOCAL_RANK: 3 - CUDA_VISIBLE_DEVICES: [0]", "group_rank=2", "--node_rank 2",
+        "  global_ranks=[16, 17, 18, 19]",
+    )  # fmt: skip
+    found = {what: stated(what, *lines) for what in ("rank", "local", "number", "first")}
+    assert found == {"rank": set(), "local": {3}, "number": {2}, "first": {16}}
 
 
 # rule 1: a line of the speaker

@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from operator import itemgetter
 
 from rmetric.diagnosis.causes import GENERIC, Cause
+from rmetric.diagnosis.facts.statements import expanded
 from rmetric.diagnosis.job import Job, Match, short
 from rmetric.diagnosis.ordering import Ordering
-from rmetric.diagnosis.reading.world import expanded
 from rmetric.diagnosis.suspects import RankEvidence, divided
 
 #: Behaviour of more than this share of the ranks is no evidence against one of them.

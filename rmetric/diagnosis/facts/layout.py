@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+from rmetric.diagnosis.facts.graph import IdentityGraph
+from rmetric.diagnosis.facts.world import World
 from rmetric.diagnosis.reading.file_names import natural
 from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix
 from rmetric.diagnosis.reading.source import LogSource
-from rmetric.diagnosis.reading.stated_ranks import StatedRanks
-from rmetric.diagnosis.reading.world import MOST_PER_NODE, World
 
 #: The difference between the names of two files of one process.
 _OUTPUT = re.compile(r"(?i)(?<![a-z])(?:std)?(?:out|err)(?![a-z])")
 #: A host of SageMaker, which counts them from 1.
 _ALGO = re.compile(r"algo-(\d{1,4})")
-#: A node of one process, as "worker-6".
-_NUMBERED = re.compile(r"[A-Za-z]+[-_.=]?(\d{1,6})")
 
 #: Identity of a node: kind of name ("task", "node" or "file") and name.
 Key = tuple[str, str]
-Files = Sequence[tuple[LogSource, Sequence[Prefix], World]]
+Files = Sequence[tuple[LogSource, Sequence[Prefix], IdentityGraph]]
+Name = TypeVar("Name", bound=Hashable)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,20 +44,21 @@ class _Node:
     """Ranks of a node, or of a file without a known node.
 
     Attributes:
-        stated: local rank -> the ranks that its lines state.
-        by_prefix: local rank -> the global ranks in its lines' prefixes.
-        by_name: global ranks of local rank 0 by the names of files.
-        own: the ranks that its agent states.
+        stated: local rank -> the global ranks that its lines state.
+        by_prefix: local rank -> those in its lines' prefixes.
+        by_name, firsts: global ranks of local rank 0 by the names of files, by its agent.
+        numbers: of the node, by its agent.
         ranks: local rank -> global rank, where lines state it.
         first: global rank of local rank 0.
     """
 
     key: Key
     name: str | None = None
-    stated: dict[int, StatedRanks] = field(default_factory=lambda: defaultdict(StatedRanks))
+    stated: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     by_prefix: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     by_name: set[int] = field(default_factory=set)
-    own: StatedRanks = field(default_factory=StatedRanks)
+    firsts: set[int] = field(default_factory=set)
+    numbers: set[int] = field(default_factory=set)
     ranks: dict[int, int] = field(default_factory=dict)
     first: int | None = None
 
@@ -76,9 +77,8 @@ class _Node:
         All streams of a node have the same distance between global and local rank. One that
         states another distance than most names another rank, unless its prefix agrees.
         """
-        sure = {one: min(ranks) for one, ranks in self.by_prefix.items() if len(ranks) == 1}
-        stated = {one: min(own.ranks) for one, own in self.stated.items() if len(own.ranks) == 1}
-        stated = {one: rank for one, rank in {**stated, **sure}.items() if rank >= one}
+        sure = _only(self.by_prefix)
+        stated = {one: rank for one, rank in (_only(self.stated) | sure).items() if rank >= one}
         firsts = Counter(rank - one for one, rank in stated.items()).most_common(1)
         if firsts and 2 * firsts[0][1] > len(stated):
             first = firsts[0][0]
@@ -90,8 +90,17 @@ class _Node:
             stated = {one: rank for one, rank in stated.items() if one in sure}
         if len(set(stated.values())) == len(stated):
             self.ranks = stated
-        if self.first is None and not stated and len(self.own.first_ranks) == 1:
-            (self.first,) = self.own.first_ranks
+        if self.first is None and not stated and len(self.firsts) == 1:
+            (self.first,) = self.firsts
+
+    def number(self, world: World) -> int | None:
+        if self.key[0] == "task":
+            return int(self.key[1])
+        if self.name is not None and (of_sagemaker := _ALGO.fullmatch(self.name)):
+            return int(of_sagemaker[1]) - 1
+        if len(self.numbers) == 1:
+            return min(self.numbers)
+        return world.nodes.index(self.name) if self.name in world.nodes else None
 
 
 class RankLayout:
@@ -109,56 +118,44 @@ class RankLayout:
 
     Of one node alone it is the global rank. Else it is not known.
 
-    Where the world has as many ranks as there are nodes, all lines of a node are its one rank's;
-    where no line states any, nodes that are numbered from 0 have the ranks of their numbers.
+    Where the world has as many ranks as there are nodes, all lines of a node are its one rank's.
 
     Args:
-        files: each with the prefixes in it and the world that its lines state.
+        files: each with the prefixes in it and the graph of what its lines state.
 
     Attributes:
         world: as the lines of all files state it.
     """
 
     def __init__(self, files: Files) -> None:
-        self.world = World()
-        for _, _, world in files:
-            self.world.merge(world)
-        #: each task of srun starts the ranks of its node
-        self.tasks_launch = any(
-            prefix.task is not None and prefix.rank not in (None, prefix.task)
-            for _, prefixes, _ in files
-            for prefix in prefixes
-        ) or _tasks_are_no_ranks(self.world)
-        if not self.tasks_launch:
-            self.world.node_of_rank = {**self.world.node_of_task, **self.world.node_of_rank}
-        self._nodes: dict[Key, _Node] = {}
+        self._graph = IdentityGraph()
+        for _, _, graph in files:
+            self._graph.merge(graph)
+        streams = [(source, prefix) for source, prefixes, _ in files for prefix in prefixes]
+        self.world = World(self._graph, [prefix for _, prefix in streams])
         self._alias = {source.name: _only_node(prefixes) for source, prefixes, _ in files}
         self._alone = {source.name for source, prefixes, _ in files if len(prefixes) == 1}
-        self._local = self._stated_locals(files)
         #: ranks that a file's prefixes state; devices of the processes of a node
         self._ranks_in: dict[str, set[int]] = defaultdict(set)
         self._devices: dict[str | None, set[int]] = defaultdict(set)
-        for source, prefixes, _ in files:
-            for prefix in prefixes:
-                if prefix.rank is not None and "grep" not in prefix.kinds:
-                    self._ranks_in[source.name].add(prefix.rank)
-                if prefix.device is not None:
-                    self._devices[prefix.node].add(prefix.device)
-        for source, prefixes, world in files:
-            for prefix in prefixes:
-                self._add(source, prefix, world)
+        for source, prefix in streams:
+            if _states_rank(prefix):
+                self._ranks_in[source.name].add(prefix.rank or 0)
+            if prefix.device is not None:
+                self._devices[prefix.node].add(prefix.device)
+        self._local = self._stated_locals(files)
         #: files of one process by their names, in which one rank states itself
+        of_process = {source.name for source, _ in streams if source.local_rank is not None}
         self._only_rank = {
-            source.name: min(self._ranks_in[source.name])
-            for source, _, _ in files
-            if source.local_rank is not None and len(self._ranks_in[source.name]) == 1
+            name: rank for name, rank in _only(self._ranks_in).items() if name in of_process
         }
+        self._nodes: dict[Key, _Node] = {}
+        for source, prefix in streams:
+            self._add(source, prefix)
         nodes = [one for one in self._nodes.values() if one.stated]
         nodes.sort(key=lambda one: (one.key[0], natural(one.key[1])))
         self._resolve(nodes)
-        self._rank_of_node = self._one_each(
-            [self._seat(source, prefix) for source, prefixes, _ in files for prefix in prefixes]
-        )
+        self._rank_of_node = self._one_each([self._seat(*stream) for stream in streams])
 
     def place(self, source: LogSource, prefix: Prefix) -> RankPlacement:
         """Placement of a stream, from its prefix, its file name or the lines."""
@@ -173,39 +170,37 @@ class RankLayout:
         for seat in seats:
             if seat.node is not None:
                 ranks.setdefault(seat.node, set()).update(() if seat.rank is None else (seat.rank,))
-        known = {node: min(some) for node, some in ranks.items() if some}
-        one_each = max(map(len, ranks.values()), default=0) == 1
-        if not one_each or len(ranks) != self.world.size:
+        if len(ranks) != self.world.size or max(map(len, ranks.values())) > 1:
             return {}
-        numbers = {node: int(number[1]) for node in ranks if (number := _NUMBERED.fullmatch(node))}
-        alone = self.world.per_node in (None, 1) and not known
-        if alone and sorted(numbers.values()) == list(range(len(ranks))):
-            return numbers
-        left = set(range(len(ranks))) - set(known.values())
-        if len(left) + len(known) != len(ranks):  # two nodes of one rank, or one outside the world
+        known = _only(ranks)
+        left, silent = set(range(len(ranks))) - set(known.values()), set(ranks) - set(known)
+        if len(left) != len(silent):  # two nodes of one rank, or one outside the world
             return {}
-        silent = set(ranks) - set(known)
         return known | dict(zip(silent, left, strict=True)) if len(silent) == 1 else known
 
     def _seat(self, source: LogSource, prefix: Prefix) -> RankPlacement:
         rank, local = prefix.rank, self._local_rank(source, prefix)
+        of_node = None if local is None else self._nodes[self._key(source, prefix)]
         if rank is None and prefix.local_rank is None:
             rank = self._only_rank.get(source.name)
-        if rank is None and local is not None:
-            rank = self._nodes[self._key(source, prefix)].rank(local)
-        if rank is None and local is None:
-            rank = self.world.rank_of_process(prefix)
-            rank = source.rank if rank is None else rank
-            if rank is None and source.name in self._alone:
-                rank = self.world.rank_of(source.name)
-            if rank is None and prefix.device is not None:
-                rank = self._of_device(source, prefix.node, prefix.device)
+        if rank is None and local is not None and of_node is not None:
+            rank = of_node.rank(local)
+        elif rank is None:
+            rank = self._rank_of_lines(source, prefix)
         node = self.world.node(prefix, rank) or source.node
-        if node is None and rank is not None:
-            node = self.world.node_of_rank.get(rank)
-        if node is None and rank is None and local is not None:
-            node = self._nodes[self._key(source, prefix)].name
+        if node is None and rank is None and of_node is not None:
+            node = of_node.name
         return RankPlacement(rank=rank, node=node, local_rank=local if rank is None else None)
+
+    def _rank_of_lines(self, source: LogSource, prefix: Prefix) -> int | None:
+        """The rank of a stream without a local one: by its process, its file, its GPU."""
+        rank = self.world.rank_of_process(prefix)
+        rank = source.rank if rank is None else rank
+        if rank is None and source.name in self._alone:
+            rank = self.world.rank_of(source.name)
+        if rank is None and prefix.device is not None:
+            rank = self._of_device(source, prefix.node, prefix.device)
+        return rank
 
     def _of_device(self, source: LogSource, node: str | None, device: int) -> int | None:
         """The rank of a process by its GPU, where the processes of a node see all of its GPUs."""
@@ -224,17 +219,18 @@ class RankLayout:
     def _stated_locals(self, files: Files) -> dict[str, int]:
         """Files of one process each by "LOCAL_RANK: 3" alone: several, all of a node different."""
         stated: dict[str | None, dict[str, int]] = defaultdict(dict)
-        for source, prefixes, world in files:
+        for source, prefixes, _ in files:
             known = source.rank is not None or source.local_rank is not None
-            known = known or self.world.rank_of(source.name) is not None
-            numbers = world.own[NO_PREFIX].locals if NO_PREFIX in world.own else set()
+            numbers = self._graph.of("stream local", (source.name, NO_PREFIX))
             if list(prefixes) == [NO_PREFIX] and len(numbers) == 1 and not known:
-                stated[source.node][source.name] = min(numbers)
-        found: dict[str, int] = {}
-        for names in stated.values():
-            if len(set(names.values())) == len(names) > 1:
-                found |= names
-        return found
+                if self.world.rank_of(source.name) is None:
+                    stated[source.node][source.name] = min(numbers)
+        return {
+            name: local
+            for of_node in stated.values()
+            if len(set(of_node.values())) == len(of_node) > 1
+            for name, local in of_node.items()
+        }
 
     def _local_rank(self, source: LogSource, prefix: Prefix) -> int | None:
         if prefix.local_rank is not None:
@@ -251,19 +247,23 @@ class RankLayout:
             return "node", source.node
         return "file", "" if by_file else _OUTPUT.sub("", source.name)
 
-    def _add(self, source: LogSource, prefix: Prefix, world: World) -> None:
-        key, local = self._key(source, prefix), self._local_rank(source, prefix)
+    def _add(self, source: LogSource, prefix: Prefix) -> None:
+        key, local, stream = (
+            self._key(source, prefix),
+            self._local_rank(source, prefix),
+            (source.name, prefix),
+        )
         node = self._nodes.setdefault(key, _Node(key))
         node.name = node.name or self.world.node(prefix, None) or source.node
-        own = world.own.get(prefix, StatedRanks())
-        node.own.add(StatedRanks(node_ranks=own.node_ranks, first_ranks=own.first_ranks))
+        node.numbers.update(self._graph.of("stream number", stream))
+        node.firsts.update(self._graph.of("stream first", stream))
         if local is None:
             return
-        node.stated[local].add(own)
-        if prefix.rank is not None and "grep" not in prefix.kinds:
-            node.by_prefix[local].add(prefix.rank)
+        node.stated[local].update(self._graph.of("stream rank", stream))
+        if _states_rank(prefix):
+            node.by_prefix[local].add(prefix.rank or 0)
         elif (rank := self.world.rank_of_process(prefix, of_all=True)) is not None:
-            node.stated[local].ranks.add(rank)
+            node.stated[local].add(rank)
         if prefix.local_rank is None and source.rank is not None:
             node.by_name.add(source.rank - local)
 
@@ -277,33 +277,22 @@ class RankLayout:
                 one.first = 0 if one.first is None else one.first
 
     def _resolve_by_number(self, nodes: Sequence[_Node]) -> None:
-        numbers = {one.key: self._number(one) for one in nodes}
-        often = Counter(numbers.values())
-        for one in nodes:
-            number, per_node = numbers[one.key], self.world.per_node
-            if one.first is not None or one.ranks or number is None or often[number] > 1:
+        numbers = [one.number(self.world) for one in nodes]
+        for one, number in zip(nodes, numbers, strict=True):
+            per_node = self.world.per_node or 0
+            if one.first is not None or one.ranks or number is None or numbers.count(number) > 1:
                 continue
-            first = number * (per_node or 0)
-            ranks = {first + local for local in one.stated}
+            ranks = {number * per_node + local for local in one.stated}
             others = (other for other in nodes if other is not one)
             taken = any(each.rank(local) in ranks for each in others for local in each.stated)
             if (number == 0 or per_node) and not taken:
-                one.first = first
-
-    def _number(self, node: _Node) -> int | None:
-        if node.key[0] == "task":
-            return int(node.key[1])
-        if node.name is not None and (of_sagemaker := _ALGO.fullmatch(node.name)):
-            return int(of_sagemaker[1]) - 1
-        if len(node.own.node_ranks) == 1:
-            return min(node.own.node_ranks)
-        return self.world.nodes.index(node.name) if node.name in self.world.nodes else None
+                one.first = number * per_node
 
     def _resolve_by_order(self, nodes: Sequence[_Node]) -> None:
         each = len(nodes[0].stated) if nodes else 0
         firsts = {one.key: at * each for at, one in enumerate(nodes)}
         if self.world.size is None:
-            firsts = {one.key: min(one.by_name) for one in nodes if len(one.by_name) == 1}
+            firsts = _only({one.key: one.by_name for one in nodes})
         elif self.world.size != len(nodes) * each:
             return
         equal = all(one.full and len(one.stated) == each for one in nodes)
@@ -318,28 +307,25 @@ class RankLayout:
         size, per_node = self.world.size or 0, self.world.per_node
         largest = max((max(one.stated) + 1 for one in nodes), default=0)
         full = all(one.full for one in nodes) and largest > 1
-        stated = [own for one in nodes for own in one.stated.values()]
+        stated = [ranks for one in nodes for ranks in one.stated.values()]
         return (
             self.world.several_nodes
             or len([one for one in nodes if one.key[0] != "file"]) > 1
             or any(one.first or one.ranks for one in nodes)
-            or any(len(own.ranks) > 1 and max(own.ranks) >= largest for own in stated)
+            or any(len(ranks) > 1 and max(ranks) >= largest for ranks in stated)
             or bool(per_node and size > per_node)
             or (full and size > largest and size % largest == 0)
         )
 
 
-def _tasks_are_no_ranks(world: World) -> bool:
-    """Return True if a task's number is far from the ranks that other lines place on its node."""
-    ranks: dict[str, list[int]] = defaultdict(list)
-    for rank, node in world.node_of_rank.items():
-        ranks[node].append(rank)
-    each = world.per_node or MOST_PER_NODE
-    return any(
-        min(abs(task - rank) for rank in ranks[node]) >= each
-        for task, node in world.node_of_task.items()
-        if node in ranks
-    )
+def _only(sets: Mapping[Name, set[int]]) -> dict[Name, int]:
+    """Those of which one value is known, with it."""
+    return {name: min(values) for name, values in sets.items() if len(values) == 1}
+
+
+def _states_rank(prefix: Prefix) -> bool:
+    """True for a prefix that states its writer's rank, and not that of a line copied by grep."""
+    return prefix.rank is not None and "grep" not in prefix.kinds
 
 
 def _only_node(prefixes: Sequence[Prefix]) -> str | None:
