@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rmetric.cli.main import main
 from rmetric.diagnosis import diagnose
-from rmetric.diagnosis.attempts import INTERLEAVED_STEPS, Mark, _Window, attempt_starts
+from rmetric.diagnosis.facts.starts import INTERLEAVED_STEPS, Mark, _Window, attempt_starts
 from rmetric.diagnosis.ingest import ingest_attempts
 from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.library import SignatureLibrary

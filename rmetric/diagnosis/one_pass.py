@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
-from rmetric.diagnosis.attempts import (
+from rmetric.diagnosis.facts.graph import IdentityGraph
+from rmetric.diagnosis.facts.starts import (
     KERNEL_LINE,
     MIN_PAUSE_RATIO,
     MIN_PAUSE_SECONDS,
     Opening,
     StartMarks,
 )
-from rmetric.diagnosis.facts.graph import IdentityGraph
 from rmetric.diagnosis.job import HEAD, MAX_TEXT, TAIL
 from rmetric.diagnosis.log_stream import (
     LogLineForm,

@@ -221,10 +221,10 @@ class RankLayout:
         stated: dict[str | None, dict[str, int]] = defaultdict(dict)
         for source, prefixes, _ in files:
             known = source.rank is not None or source.local_rank is not None
+            known = known or self.world.rank_of(source.name) is not None
             numbers = self._graph.of("stream local", (source.name, NO_PREFIX))
             if list(prefixes) == [NO_PREFIX] and len(numbers) == 1 and not known:
-                if self.world.rank_of(source.name) is None:
-                    stated[source.node][source.name] = min(numbers)
+                stated[source.node][source.name] = min(numbers)
         return {
             name: local
             for of_node in stated.values()

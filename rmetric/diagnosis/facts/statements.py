@@ -89,7 +89,10 @@ _HOST = rf"{_NAME}|\d+\.\d+\.\d+\.\d+"
 _ON = rf"\b(?:on|host(?:name)?|node)[ :=]+{_DEVICE}(?P<node>{_HOST})"
 _IP = r"\d{1,3}(?:\.\d{1,3}){3}"
 #: A GPU as NCCL writes it ("busId bb000"), and as the kernel does.
-_BUS = r"(?:.*?(?:\bbusId (?P<bus>[0-9a-f]{4,12})|\b[0-9a-fA-F]{4,8}:(?P<pci>[0-9a-fA-F]{2}:[\da-fA-F]{2}))\b)?"
+_BUS = (
+    r"(?:.*?\b(?:busId (?P<bus>[0-9a-f]{4,12})"
+    r"|[0-9a-fA-F]{4,8}:(?P<pci>[0-9a-fA-F]{2}:[0-9a-fA-F]{2}))\b)?"
+)
 _LISTED = r"[a-z][\w.-]*(?:\[[\d,-]+\])?"
 
 # fmt: off
@@ -131,8 +134,8 @@ STATEMENTS: tuple[Statement, ...] = tuple(Statement(*row) for row in (
     ("stream rank", "init",
      rf"(?i)^.{{0,80}}?\binit\w*\b.{{0,60}}?{_OTHER}\brank[ :=]{{1,3}}{_RANK}\b"),
     ("stream rank, job size", "process", rf"{_JAX}{_RANK} ?(?:of|/) ?(?P<size>\d+)\b"),
-    ("stream rank", "[process=]", rf"\[process={_RANK}\]\[thread="),  # Orbax, with which JAX saves
-    ("stream local", "local", r"(?i)(?<![a-z_])local[ _]rank[\"']?[ :=.]{1,60}[\"']?(?P<local>\d+)"),
+    ("stream rank", "[process=]", rf"\[process={_RANK}\]\[thread="),  # Orbax, which JAX saves with
+    ("stream local", "local", rf"(?i)(?<![a-z_])local[ _]rank{_NUMBER}(?P<local>\d+)"),
     # torchrun's agents, DeepSpeed's launcher, scripts
     ("stream number", "node|group",
      r"(?i)(?<![a-z])(?:node|group)[_-]rank[\"']?[ :=]{1,3}[\"']?(?P<number>\d+)"),
@@ -174,7 +177,8 @@ STATEMENTS: tuple[Statement, ...] = tuple(Statement(*row) for row in (
     ("process member", "rank",
      rf"(?i){_WITHIN}\brank[ :=\[]{{0,3}}(?P<rank>\d{{1,6}})\b[^\n]{{0,60}}?"
      r"\bpid[ :=]{1,3}(?P<pid>\d{1,9})\b"),
-    ("child local", "local_rank: ", r"\blocal_rank: (?P<local>\d{1,4}) \(pid: (?P<pid>\d{1,9})\) of binary"),
+    ("child local", "local_rank: ",
+     r"\blocal_rank: (?P<local>\d{1,4}) \(pid: (?P<pid>\d{1,9})\) of binary"),
     ("child local", " spawned with command: ",
      r"\bprocess (?P<pid>\d{1,9}) spawned with command: .*--local[_-]rank=(?P<local>\d{1,4})\b"),
     # DeepSpeed's launcher ends all of its node in the order of their ranks

@@ -148,7 +148,7 @@ class World:
     def _members(self) -> dict[tuple[str | None, int], list[tuple[int, int]]]:
         """Process -> (ranks of a communicator, rank in it), the largest first."""
         return {
-            process: sorted([*ties][::-1], key=lambda one: (one[0], ties[one]), reverse=True)
+            process: sorted(ties, key=lambda one: (one[0], ties[one]), reverse=True)
             for process, ties in self.graph.all("process member")
         }
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -22,21 +22,21 @@ MAX_STEPS_OF_TEMPLATE = 200
 #: Occurrences that are kept of one entry; failures and planned ends of a file.
 MAX_OCCURRENCES = 4000
 MAX_ENDS = 100_000
-#: Least share of a beginning's entries that recur at the next one.
+#: Least share of a beginning's entries that recur at the next one, and of all of them where no
+#: step was made or nothing else tells of a start.
 MIN_SHARE = 0.4
-#: Least number of them; fewer count where the step falls back too.
+MIN_WHOLE_SHARE = 0.6
+#: Least number of them; fewer count where the step falls back too; so many, and the whole share,
+#: are a start whatever the steps are.
 MIN_ENTRIES = 3
-#: Where no step was made, so many of the first entries that were written once must recur,
+MANY_ENTRIES = 8
+#: Where no step was made, so many of the first entries that were written once must recur, or this
+#: share of the beginning's number.
 LEADING = 4
 LEADING_SHARE = 0.75
-#: or this share of the beginning's entries, and of their number.
-MIN_SHARE_WITHOUT_STEPS = 0.6
-MIN_TIMES_WITHOUT_STEPS = 0.8
+MIN_TIMES_SHARE = 0.8
 #: Behind a failure so many of the very first entries are enough, if they were written once.
 LEADS = 2
-#: So many entries, and this share, are a start whatever the steps are.
-MANY_ENTRIES = 8
-MIN_WHOLE_SHARE = 0.6
 #: Lines that are searched for so many different ones with which the log begins.
 MAX_OPENING = 20
 #: Steps that other ranks may log between the first lines of a beginning.
@@ -51,6 +51,17 @@ KERNEL_LINE = re.compile(
     rb"(?:<\d+>)?\[ *\d+\.\d{6}\] "
     rb"|(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\S+) \S+ kernel: "
 )
+
+
+class Place(NamedTuple):
+    """A line at which an attempt may begin, and the number of step lines before it.
+
+    `writer` is the node, the rank or the task that wrote it, "" for none.
+    """
+
+    line: int
+    steps: int
+    writer: str = ""
 
 
 class Mark(NamedTuple):
@@ -84,45 +95,43 @@ class StepBack(NamedTuple):
         line: from 1.
         before: step of the line before.
         step: of this line.
-        ends: number of failures and planned ends before it.
         paused: the pause before it is far longer than a step.
         steps: number of step lines before it.
+        ends: number of failures and planned ends before it.
     """
 
     line: int
     before: int
     step: int
-    ends: int
     paused: bool
-    steps: int = -1
+    steps: int
+    ends: int = 0
 
 
 class StartMarks:
     """Records the entries of a log's beginning whenever they recur.
 
     Attributes:
-        restarts: (line, steps before it, its node, rank or task) of a launcher's lines that it
-            starts its ranks again.
-        commands: (line, steps before it) of a shell's lines that start the program again.
+        restarts: a launcher's lines that it starts its ranks again.
+        commands: a shell's lines that start the program again.
         worked: line of the first step or announcement of training.
         steps: number of step lines so far.
     """
 
     def __init__(self) -> None:
-        self.restarts: list[tuple[int, int, str]] = []
-        self.commands: list[tuple[int, int]] = []
-        self._given: set[tuple[str, str]] = set()
+        self.restarts: list[Place] = []
+        self.commands: list[Place] = []
         self.worked: int | None = None
+        self.steps = self._last_step = 0
+        self._given: set[tuple[str, str]] = set()
         #: (line, template, step lines before it, the last of them, rank) of each mark
         self._marks: list[tuple[int, int, int, int, int]] = []
-        #: (line, step before, step, whether paused) of step lines that fall back
-        self._backs: list[tuple[int, int, int, bool, int]] = []
+        self._backs: list[StepBack] = []
         #: lines of a launcher before the first step
         self._launches: list[int] = []
         #: lines of failures and planned ends, and those of them that no rank wrote
         self._ends: list[int] = []
         self._ends_of_job: list[int] = []
-        self.steps = self._last_step = 0
         self._origin = (0, 0)  # numbers of steps and ends before the attempt
         #: entry -> its occurrences, the steps before the last, the different numbers of steps
         self._seen: dict[int, list[int]] = {}
@@ -139,13 +148,10 @@ class StartMarks:
 
     def follows(self, template: int) -> bool:
         """True if the entry is one of the beginning, and every occurrence is wanted."""
-        if template in self._seen:
-            return True
         begins = not self.steps and len(self._seen) < MAX_TEMPLATES
-        if begins and template not in self._dropped:
+        if template not in self._seen and begins and template not in self._dropped:
             self._seen[template] = [0, -1, 0]
-            return True
-        return False
+        return template in self._seen
 
     def leave_out(self, template: int) -> None:
         """Never follow an entry."""
@@ -193,7 +199,7 @@ class StartMarks:
     def add_restart(self, line: int, steps: int, writer: str = "") -> None:
         """Record that a launcher starts its ranks again, after so many step lines."""
         if len(self.restarts) < MAX_OCCURRENCES:
-            self.restarts.append((line, steps, writer))
+            self.restarts.append(Place(line, steps, writer))
 
     def add_command(self, line: int, steps: int, command: tuple[str, str], again: bool) -> None:
         """Record a command of a stream, at most `MAX_OCCURRENCES`.
@@ -201,14 +207,14 @@ class StartMarks:
         It may start the program `again` if it was given before.
         """
         if again and command in self._given and len(self.commands) < MAX_OCCURRENCES:
-            self.commands.append((line, steps))
+            self.commands.append(Place(line, steps))
         if len(self._given) < MAX_OCCURRENCES:
             self._given.add(command)
 
     def add_back(self, line: int, before: int, step: int, paused: bool) -> None:
         """Record a step line that falls back; at most `MAX_OCCURRENCES` are kept."""
         if len(self._backs) < MAX_OCCURRENCES:
-            self._backs.append((line, before, step, paused, self.steps - 1))
+            self._backs.append(StepBack(line, before, step, paused, self.steps - 1))
 
     def ends(self) -> list[int]:
         """Lines of failures and planned ends, in order."""
@@ -227,17 +233,16 @@ class StartMarks:
     def backs(self) -> list[StepBack]:
         """Step lines that fall back, in their order."""
         ends = self.ends()
-        return [
-            StepBack(line, before, step, bisect_left(ends, line), paused, steps)
-            for line, before, step, paused, steps in self._backs
-        ]
+        return [back._replace(ends=bisect_left(ends, back.line)) for back in self._backs]
 
-    def relaunch(self) -> int | None:
+    def relaunch(self) -> Place | None:
         """First line of the launcher behind the job's last failure before the first work."""
         ends = sorted(self._ends_of_job)
-        failed = [(bisect_left(ends, line), line) for line in self._launches]
-        last = failed[-1][0] if failed else 0
-        return next(line for before, line in failed if before == last) if last else None
+        last = bisect_left(ends, self._launches[-1]) if self._launches else 0
+        return next(
+            (Place(line, 0) for line in self._launches if last and bisect_left(ends, line) == last),
+            None,
+        )
 
 
 class Opening:
@@ -267,90 +272,64 @@ class Opening:
     def _learn(self, keys: Sequence[bytes]) -> None:
         begin = next((at for at, key in enumerate(keys) if key.strip()), len(keys))
         few = keys[begin : begin + MAX_OPENING]
-        different: set[bytes] = set()
-        for at, key in enumerate(few, 1):
-            different.add(key)
-            if len(different) == MIN_ENTRIES:
+        for at in range(1, len(few) + 1):
+            if len(set(few[:at])) == MIN_ENTRIES:
                 self._keys = list(few[:at])
                 return
 
 
 def starts_of(found: StartMarks) -> tuple[int, ...]:
     """First lines of the second and later attempts in a file; empty for one attempt."""
-    marks = found.marks()
     ends = found.ends()
-    backs = found.backs()
-    starts = attempt_starts(marks, backs, last_end=ends[-1] if ends else 0)
+
+    def same(one: Place, other: Place) -> bool:
+        """True if nothing was made, and nothing failed, between two lines."""
+        between = bisect_left(ends, one.line) != bisect_left(ends, other.line)
+        return one.steps == other.steps and not between
+
+    begun = attempt_starts(found.marks(), found.backs(), last_end=ends[-1] if ends else 0)
     # A launcher that failed, as a check before the job may, and after which the job began.
-    again = found.relaunch()
-    if again is not None and found.worked is not None and (not starts or starts[0] > found.worked):
-        starts = (again, *starts)
-    steps = {one.line: one.steps for one in marks} | {one.line: one.steps for one in backs}
-    starts = _with_restarts(starts, steps, _of_launchers(found.restarts), ends)
-    commands = (
-        line
-        for line, before in found.commands
-        if not any(_is_same(start, line, before, steps, ends) for start in starts)
-    )
-    return tuple(sorted({*starts, *commands}))
+    again, worked = found.relaunch(), found.worked
+    if again is not None and worked is not None and not (begun and begun[0].line <= worked):
+        begun.insert(0, again)
+    restarts = [
+        restart
+        for restart in _of_launchers(found.restarts)
+        if not any(one.line <= restart.line and same(one, restart) for one in begun)
+    ]
+    # What begins behind such a line is the same attempt.
+    starts = [
+        one
+        for one in begun
+        if not any(each.line < one.line and each.steps == one.steps for each in restarts)
+    ] + [one._replace(line=one.line + 1) for one in restarts]
+    commands = [one for one in found.commands if not any(same(start, one) for start in starts)]
+    return tuple(sorted({one.line for one in (*starts, *commands)}))
 
 
-def _is_same(
-    start: int, line: int, before: int, steps: Mapping[int, int], ends: Sequence[int]
-) -> bool:
-    """True if nothing was made, and nothing failed, between a start and a line."""
-    made = steps.get(start, before) != before
-    return not made and bisect_left(ends, start) == bisect_left(ends, line)
+def _of_launchers(restarts: Sequence[Place]) -> list[Place]:
+    """Restarts; where the launcher of each node states one after the same steps, the last.
 
-
-def _of_launchers(restarts: Sequence[tuple[int, int, str]]) -> list[tuple[int, int]]:
-    """Restarts with the steps before them; where the launcher of each node states one, the last.
-
-    >>> _of_launchers([(9, 40, "a"), (12, 40, "b"), (30, 40, "a"), (50, 60, ""), (51, 60, "")])
-    [(12, 40), (30, 40), (50, 60), (51, 60)]
+    >>> said = [(9, 40, "a"), (12, 40, "b"), (30, 40, "a"), (50, 60, ""), (51, 60, "")]
+    >>> [one.line for one in _of_launchers([Place(*one) for one in said])]
+    [12, 30, 50, 51]
     """
-    found: list[tuple[int, int]] = []
+    found: list[Place] = []
     stated: set[str] = set()
-    for line, steps, writer in restarts:
-        if found and writer and writer not in stated and steps == found[-1][1]:
+    for one in restarts:
+        if found and one.writer and one.writer not in stated and one.steps == found[-1].steps:
             found.pop()
         else:
             stated.clear()
-        found.append((line, steps))
-        stated.add(writer)
+        found.append(one)
+        stated.add(one.writer)
     return found
-
-
-def _with_restarts(
-    starts: Sequence[int],
-    steps: Mapping[int, int],
-    restarts: Sequence[tuple[int, int]],
-    ends: Sequence[int],
-) -> tuple[int, ...]:
-    """Starts by the lines of launchers too; what begins behind such a line is the same one.
-
-    So is what begins shortly before it, with nothing made and nothing failed in between.
-    """
-    stated = {
-        line + 1: before
-        for line, before in restarts
-        if not any(
-            start <= line and start in steps and _is_same(start, line, before, steps, ends)
-            for start in starts
-        )
-    }
-    found = {
-        start
-        for start in starts
-        if not any(line <= start and steps.get(start, -1) == at for line, at in stated.items())
-    }
-    return tuple(sorted(found | set(stated)))
 
 
 def attempt_starts(
     marks: Sequence[Mark], backs: Sequence[StepBack] = (), *, last_end: int = 0
-) -> tuple[int, ...]:
-    """First lines of the second and later attempts in a file; empty for one attempt.
+) -> list[Place]:
+    """First lines of the second and later attempts in a file, in order; none for one attempt.
 
     Args:
         marks: occurrences of the entries of the beginning, by line.
@@ -359,59 +338,38 @@ def attempt_starts(
 
     >>> first = [Mark(line, line, 0, 0) for line in (1, 2, 3)]
     >>> attempt_starts([*first, *(Mark(50 + one.line, one.template, 40, 1) for one in first)])
-    (51,)
+    [Place(line=51, steps=40, writer='')]
     """
-    starts = _by_beginnings(marks, backs, last_end) if marks else []
-    return tuple(sorted({*starts, *_by_steps(backs, starts)}))
+    found = _by_beginnings(marks, backs, last_end) if marks else []
+    return [Place(one.line, one.steps) for one in found or _by_steps(backs)]
 
 
-def _by_beginnings(marks: Sequence[Mark], backs: Sequence[StepBack], last_end: int) -> list[int]:
-    starts: list[int] = []
+def _by_beginnings(marks: Sequence[Mark], backs: Sequence[StepBack], last_end: int) -> list[Mark]:
+    starts: list[Mark] = []
     window = _Window(marks)
-    window.move(0)
     first = current = _Beginning(window)
     origin, at = marks[0], 0
+    #: entries that the ranks have written since the attempt began
+    written: set[tuple[int, int]] = set()
     while at < len(marks):
         mark = marks[at]
         under_way = mark.steps > origin.steps or mark.ends > origin.ends
-        if under_way and (mark.template in current.counts or mark.template in first.counts):
+        again = mark.template in current.counts or mark.template in first.counts
+        # A rank that had not written it begins later than others.
+        if under_way and again and (mark.rank < 0 or (mark.template, mark.rank) in written):
             window.move(at)
             before = (first,) if current is first else (current, first)
-            if window.repeats() and (
-                _failed_at_once(window, first, mark, last_end)
-                or any(_recurs(window, one, mark, origin, backs) for one in before)
+            if (mark.ended and mark.line < last_end and first.fails_at_once(window)) or any(
+                _recurs(window, one, origin, backs) for one in before
             ):
-                starts.append(mark.line)
+                starts.append(mark)
                 current, origin = _Beginning(window), mark
-                window.begin_attempt()
+                written = {(one.template, one.rank) for one in window.marks}
                 at += current.total
                 continue
-        window.write(mark)
+        written.add((mark.template, mark.rank))
         at += 1
     return starts
-
-
-class _Beginning:
-    """The entries of a beginning.
-
-    Attributes:
-        counts: template -> how often.
-        once: the first templates that were written once.
-        total: number of entries.
-        leads: its first two entries are written once, as a script's header is.
-        least, least_without_steps: shared templates of one that recurs, with the first of `once`
-            not among them.
-    """
-
-    def __init__(self, window: _Window) -> None:
-        self.counts = Counter(mark.template for mark in window.marks)
-        self.total = self.counts.total()
-        self.once = [template for template, times in self.counts.items() if times == 1][:LEADING]
-        different = len(self.counts)
-        begin = [mark.template for mark in window.marks[:LEADS]]
-        self.leads = len(begin) == LEADS and begin == self.once[:LEADS]
-        self.least = max(min(different, MIN_ENTRIES), MIN_SHARE * different)
-        self.least_without_steps = max(MIN_ENTRIES, MIN_SHARE_WITHOUT_STEPS * different)
 
 
 class _Window:
@@ -423,61 +381,36 @@ class _Window:
 
     def __init__(self, marks: Sequence[Mark]) -> None:
         self._marks, self._begin, self._end = marks, 0, 0
-        self.counts: dict[int, int] = {}
-        #: (template, rank) of entries of ranks -> how often
-        self._ranked: Counter[tuple[int, int]] = Counter()
-        #: how many these are; how many of them the attempt wrote before; all that it wrote
-        self._of_ranks = self._again = 0
-        self._written: set[tuple[int, int]] = set()
+        self.counts: Counter[int] = Counter()
+        self.move(0)
 
     @property
     def marks(self) -> Sequence[Mark]:
         return self._marks[self._begin : self._end]
 
-    def begins_with(self, first: int, second: int) -> bool:
+    @property
+    def first(self) -> Mark:
+        return self._marks[self._begin]
+
+    def begins_with(self, templates: Sequence[int]) -> bool:
         """True if these are the first two templates in it."""
-        if self._marks[self._begin].template != first:
+        begin = self._begin
+        if self._marks[begin].template != templates[0]:
             return False
-        for at in range(self._begin + 1, self._end):
-            if self._marks[at].template != first:
-                return self._marks[at].template == second
-        return False
-
-    def begin_attempt(self) -> None:
-        """Take the window's entries for all that the attempt wrote."""
-        self._written = {(one.template, one.rank) for one in self.marks if one.rank >= 0}
-        self._again = self._of_ranks
-
-    def write(self, mark: Mark) -> None:
-        """Add an entry to those that the attempt wrote."""
-        if mark.rank < 0:
-            return  # only ranks are told from one another
-        key = mark.template, mark.rank
-        if key not in self._written:
-            self._written.add(key)
-            self._again += self._ranked.get(key, 0)
-
-    def repeats(self) -> bool:
-        """False if most entries are of ranks that had written none of them: they begin later."""
-        return 2 * self._of_ranks < self._end - self._begin or self._again > 0
-
-    def _count_rank(self, mark: Mark, times: int) -> None:
-        if mark.rank >= 0:
-            key = mark.template, mark.rank
-            self._ranked[key] += times
-            self._of_ranks += times
-            self._again += times * (key in self._written)
+        others = (
+            template
+            for at in range(begin + 1, self._end)
+            if (template := self._marks[at].template) != templates[0]
+        )
+        return next(others, None) == templates[1]
 
     def move(self, at: int) -> None:
         """Move its begin to the mark `at`, which is not before that of the last call."""
         marks, counts = self._marks, self.counts
         if self._end < at:
             self._begin = self._end = at
-            self._of_ranks = self._again = 0
-            self._ranked.clear()
             counts.clear()
         for mark in marks[self._begin : at]:
-            self._count_rank(mark, -1)
             counts[mark.template] -= 1
             if not counts[mark.template]:
                 del counts[mark.template]
@@ -487,38 +420,47 @@ class _Window:
             mark = marks[self._end]
             if mark.steps > steps or mark.ends > ends:
                 break
-            counts[mark.template] = counts.get(mark.template, 0) + 1
-            self._count_rank(mark, 1)
+            counts[mark.template] += 1
             self._end += 1
 
 
-def _failed_at_once(window: _Window, first: _Beginning, mark: Mark, last_end: int) -> bool:
-    """True for the head of the log behind a failure, and before another one.
+class _Beginning:
+    """The entries of a beginning.
 
-    A script writes its last lines too, such as the time.
+    Attributes:
+        counts: template -> how often.
+        once: the first templates that were written once.
+        total: number of entries.
     """
-    if not (mark.ended and first.leads and mark.line < last_end):
-        return False
-    return window.begins_with(*first.once[:LEADS])
+
+    def __init__(self, window: _Window) -> None:
+        self.counts = Counter(mark.template for mark in window.marks)
+        self.total = self.counts.total()
+        self.once = [template for template, times in self.counts.items() if times == 1][:LEADING]
+        self._begin = [mark.template for mark in window.marks[:LEADS]]
+
+    def fails_at_once(self, window: _Window) -> bool:
+        """True for a head of entries that are written once, as a script's is, and recur.
+
+        A script writes its last lines too, such as the time: those are before no other failure.
+        """
+        leads = self._begin == self.once[:LEADS] and len(self._begin) == LEADS
+        return leads and window.begins_with(self._begin)
 
 
-def _recurs(
-    window: _Window,
-    before: _Beginning,
-    mark: Mark,
-    origin: Mark,
-    backs: Sequence[StepBack],
-) -> bool:
-    again, counts, once = window.counts, before.counts, before.once
-    made_steps = mark.steps > origin.steps
-    least = before.least if made_steps else before.least_without_steps
-    if len(again) < least and mark.template not in once[:2]:
+def _recurs(window: _Window, before: _Beginning, origin: Mark, backs: Sequence[StepBack]) -> bool:
+    """True if what a beginning has recurs in a window, after an attempt that began at `origin`."""
+    again, counts, once, mark = window.counts, before.counts, before.once, window.first
+    made_steps, leads = mark.steps > origin.steps, mark.template in once[:2]
+    share = (MIN_SHARE if made_steps else MIN_WHOLE_SHARE) * len(counts)
+    least = max(min(len(counts), MIN_ENTRIES) if made_steps else MIN_ENTRIES, share)
+    if len(again) < least and not leads:
         return False  # as nearly all are
     shared = again.keys() & counts.keys()
     # What is written once is of a launcher; other ranks may begin after the first of them failed,
     # and an evaluation or an epoch repeats a part of the beginning.
-    if len(shared) >= MIN_ENTRIES and mark.template in once[:2]:
-        led = len(once) > 1 and window.begins_with(once[0], once[1])
+    if len(shared) >= MIN_ENTRIES and leads:
+        led = len(once) > 1 and window.begins_with(once)
         if led or len(shared & set(once)) >= max(2, LEADING_SHARE * len(once)):
             return True
     if len(shared) < least:
@@ -527,7 +469,7 @@ def _recurs(
         whole = len(shared) >= max(MANY_ENTRIES, MIN_WHOLE_SHARE * len(counts))
         return whole or mark.ended or _falls_back(mark, backs)
     times = sum(min(again[template], counts[template]) for template in shared)
-    return times >= MIN_TIMES_WITHOUT_STEPS * before.total
+    return times >= MIN_TIMES_SHARE * before.total
 
 
 def _falls_back(mark: Mark, backs: Sequence[StepBack]) -> bool:
@@ -535,14 +477,11 @@ def _falls_back(mark: Mark, backs: Sequence[StepBack]) -> bool:
     return any(back.line > mark.line and back.ends == mark.ends for back in backs)
 
 
-def _by_steps(backs: Sequence[StepBack], starts: Sequence[int]) -> list[int]:
+def _by_steps(backs: Sequence[StepBack]) -> list[StepBack]:
     """Step lines that fall back after a failure or a pause, in logs without a beginning."""
-    if starts:
-        return []
-    found: list[int] = []
-    ends = 0
-    for back in backs:
-        if back.step < back.before and (back.paused or back.ends > ends):
-            found.append(back.line)
-        ends = back.ends
-    return found
+    ends = [0, *(back.ends for back in backs)]
+    return [
+        back
+        for back, before in zip(backs, ends, strict=False)
+        if back.step < back.before and (back.paused or back.ends > before)
+    ]
