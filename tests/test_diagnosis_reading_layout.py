@@ -227,22 +227,14 @@ def test_a_list_of_nodes_and_prefixes_of_nodes_with_local_ranks(read):
     }  # fmt: skip
 
 
-# rule 4: the natural order of the nodes
-
-
-def test_the_order_of_nodes_counts_where_all_is_said(read):
-    size = "[default0]:WORLD_SIZE=6"
-    files = {f"node-{at}_l": [size, *node(0, 1)] for at in (9, 10, 11)}
-    assert ranks(read(**files)) == {
-        2 * at + one: {f"node-{9 + at}.log"} for at in range(3) for one in range(2)
-    }
+# nodes that nothing tells apart
 
 
 @pytest.mark.parametrize(
     ("size", "local_ranks"),
-    [("WORLD_SIZE=8", (0, 1)), ("no size", (0, 1)), ("WORLD_SIZE=6", (1, 2))],
+    [("WORLD_SIZE=6", (0, 1)), ("no size", (0, 1)), ("WORLD_SIZE=6", (1, 2))],
 )
-def test_else_no_two_nodes_are_one(read, size, local_ranks):
+def test_no_two_nodes_are_one(read, size, local_ranks):
     files = {f"node-{at}_l": [f"[default1]:{size}", *node(*local_ranks)] for at in (9, 10, 11)}
     job = read(**files)
     assert ranks(job) == {}
@@ -251,33 +243,10 @@ def test_else_no_two_nodes_are_one(read, size, local_ranks):
     assert job.streams["node node-9 local 1"].node == "node-9"
 
 
-def test_an_order_that_lines_contradict_is_none(read):
+def test_one_line_of_a_node_tells_nothing_of_another(read):
     files = {f"node-{at}_l": ["[default0]:WORLD_SIZE=4", *node(0, 1)] for at in (1, 2)}
     files["node-1_l"].append("[default1]:[rank3]: Traceback")
     assert ranks(read(**files)) == {2: {"node-1.log"}, 3: {"node-1.log"}}
-
-
-# as many nodes as ranks
-
-
-def one_log_of_nodes(*stated: int | None) -> list[str]:
-    """Lines of a log of as many nodes, each prefixed by its node; some state their rank."""
-    own = [f"node-{at}: [rank{rank}]: step" for at, rank in enumerate(stated) if rank is not None]
-    loads = [f"node-{at}: loading a shard" for at in range(len(stated)) for _ in range(3)]
-    return [f"node-0: world_size={len(stated)}", *loads, *own]
-
-
-def test_the_last_node_has_the_rank_that_is_left(read):
-    job = read(a_l=one_log_of_nodes(None, 2, 0))
-    assert {one.node: one.rank for one in job.streams.values()} == {
-        "node-0": 1, "node-1": 2, "node-2": 0,
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("stated", [(None, 0, 7), (None, 2, 2)])
-def test_ranks_that_cannot_be_one_each_leave_the_silent_node_without(read, stated):
-    nodes = {one.node: one.rank for one in read(a_l=one_log_of_nodes(*stated)).streams.values()}
-    assert nodes["node-0"] is None
 
 
 # one node

@@ -139,13 +139,6 @@ def test_the_report_of_torchrun():
     assert found.node_of_rank == {3: "gpu-07"}
 
 
-def test_a_host_name_that_all_share_is_the_launchers():
-    same = [f"[rank{rank}]: HOSTNAME=node0" for rank in range(4)]
-    assert world(*same).node(Prefix(), 3) is None
-    each = [f"[rank{rank}]: HOSTNAME=node{rank // 2}" for rank in range(4)]
-    assert world(*each).node(Prefix(), 3) == "node1"
-
-
 def test_workers_of_ray_by_their_process():
     found = world("- (node_id=a1, ip=10.0.0.2, pid=77) world_rank=3, local_rank=3")
     assert found.rank_of_process(Prefix(kinds=("ray",), pid=77, node="10.0.0.2")) == 3

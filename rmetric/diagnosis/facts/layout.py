@@ -10,14 +10,11 @@ from typing import TypeVar
 
 from rmetric.diagnosis.facts.graph import IdentityGraph
 from rmetric.diagnosis.facts.world import World
-from rmetric.diagnosis.reading.file_names import natural
 from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix
 from rmetric.diagnosis.reading.source import LogSource
 
 #: The difference between the names of two files of one process.
 _OUTPUT = re.compile(r"(?i)(?<![a-z])(?:std)?(?:out|err)(?![a-z])")
-#: A host of SageMaker, which counts them from 1.
-_ALGO = re.compile(r"algo-(\d{1,4})")
 
 #: Identity of a node: kind of name ("task", "node" or "file") and name.
 Key = tuple[str, str]
@@ -46,8 +43,7 @@ class _Node:
     Attributes:
         stated: local rank -> the global ranks that its lines state.
         by_prefix: local rank -> those in its lines' prefixes.
-        by_name, firsts: global ranks of local rank 0 by the names of files, by its agent.
-        numbers: of the node, by its agent.
+        numbers, firsts: of the node, and the global ranks of its local rank 0, by its agent.
         ranks: local rank -> global rank, where lines state it.
         first: global rank of local rank 0.
     """
@@ -56,15 +52,10 @@ class _Node:
     name: str | None = None
     stated: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     by_prefix: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
-    by_name: set[int] = field(default_factory=set)
     firsts: set[int] = field(default_factory=set)
     numbers: set[int] = field(default_factory=set)
     ranks: dict[int, int] = field(default_factory=dict)
     first: int | None = None
-
-    @property
-    def full(self) -> bool:
-        return set(self.stated) == set(range(len(self.stated)))
 
     def rank(self, local_rank: int) -> int | None:
         if local_rank in self.ranks or self.first is None:
@@ -84,8 +75,9 @@ class _Node:
             first = firsts[0][0]
             # Ranks from `first` fit the world size, and whole nodes precede them.
             fits = world.size is None or first + max(self.stated) < world.size
-            fits = fits and (world.per_node is None or first % world.per_node == 0)
-            if fits or any(rank - one == first for one, rank in sure.items()):
+            if (fits and first % (world.per_node or 1) == 0) or first in (
+                rank - one for one, rank in sure.items()
+            ):
                 self.first = first
             stated = {one: rank for one, rank in stated.items() if one in sure}
         if len(set(stated.values())) == len(stated):
@@ -96,8 +88,6 @@ class _Node:
     def number(self, world: World) -> int | None:
         if self.key[0] == "task":
             return int(self.key[1])
-        if self.name is not None and (of_sagemaker := _ALGO.fullmatch(self.name)):
-            return int(of_sagemaker[1]) - 1
         if len(self.numbers) == 1:
             return min(self.numbers)
         return world.nodes.index(self.name) if self.name in world.nodes else None
@@ -112,13 +102,10 @@ class RankLayout:
        size 24"),
     2. the distance that others of the same node have,
     3. the node's number, by its agent ("node_rank=2", "group_rank=2") or a list of nodes, times
-       the ranks of a node,
-    4. the natural order of the nodes, where all have the local ranks 0 to n - 1 and the stated
-       world size is nodes times n; or numbers in the names of files, where no size is stated.
+       the ranks of a node.
 
-    Of one node alone it is the global rank. Else it is not known.
-
-    Where the world has as many ranks as there are nodes, all lines of a node are its one rank's.
+    Of one node alone it is the global rank. Where no line tells of any node, it is what the names
+    of files say. Else it is not known.
 
     Args:
         files: each with the prefixes in it and the graph of what its lines state.
@@ -152,39 +139,18 @@ class RankLayout:
         self._nodes: dict[Key, _Node] = {}
         for source, prefix in streams:
             self._add(source, prefix)
-        nodes = [one for one in self._nodes.values() if one.stated]
-        nodes.sort(key=lambda one: (one.key[0], natural(one.key[1])))
-        self._resolve(nodes)
-        self._rank_of_node = self._one_each([self._seat(*stream) for stream in streams])
+        self._resolve([one for one in self._nodes.values() if one.stated])
 
     def place(self, source: LogSource, prefix: Prefix) -> RankPlacement:
         """Placement of a stream, from its prefix, its file name or the lines."""
-        seat = self._seat(source, prefix)
-        if seat.rank is None and seat.node in self._rank_of_node:
-            return RankPlacement(rank=self._rank_of_node[seat.node], node=seat.node)
-        return seat
-
-    def _one_each(self, seats: Sequence[RankPlacement]) -> dict[str, int]:
-        """Node -> its rank, where each has one; the last node has the rank that is left."""
-        ranks: dict[str, set[int]] = {}
-        for seat in seats:
-            if seat.node is not None:
-                ranks.setdefault(seat.node, set()).update(() if seat.rank is None else (seat.rank,))
-        if len(ranks) != self.world.size or max(map(len, ranks.values())) > 1:
-            return {}
-        known = _only(ranks)
-        left, silent = set(range(len(ranks))) - set(known.values()), set(ranks) - set(known)
-        if len(left) != len(silent):  # two nodes of one rank, or one outside the world
-            return {}
-        return known | dict(zip(silent, left, strict=True)) if len(silent) == 1 else known
-
-    def _seat(self, source: LogSource, prefix: Prefix) -> RankPlacement:
         rank, local = prefix.rank, self._local_rank(source, prefix)
         of_node = None if local is None else self._nodes[self._key(source, prefix)]
         if rank is None and prefix.local_rank is None:
             rank = self._only_rank.get(source.name)
         if rank is None and local is not None and of_node is not None:
             rank = of_node.rank(local)
+            if rank is None and self._by_names:
+                rank = source.rank
         elif rank is None:
             rank = self._rank_of_lines(source, prefix)
         node = self.world.node(prefix, rank) or source.node
@@ -264,57 +230,31 @@ class RankLayout:
             node.by_prefix[local].add(prefix.rank or 0)
         elif (rank := self.world.rank_of_process(prefix, of_all=True)) is not None:
             node.stated[local].add(rank)
-        if prefix.local_rank is None and source.rank is not None:
-            node.by_name.add(source.rank - local)
 
     def _resolve(self, nodes: Sequence[_Node]) -> None:
-        for one in nodes:
+        numbers = [one.number(self.world) for one in nodes]
+        per_node = self.world.per_node or 0
+        for one, number in zip(nodes, numbers, strict=True):
             one.resolve(self.world)
-        self._resolve_by_number(nodes)
-        self._resolve_by_order(nodes)
+            known = one.first is not None or one.ranks
+            if not known and number is not None and numbers.count(number) == 1:
+                one.first = number * per_node if per_node or number == 0 else None
+        self._by_names = not any(one.ranks or one.first is not None for one in nodes)
         if not self._several(nodes):
             for one in nodes:
-                one.first = 0 if one.first is None else one.first
-
-    def _resolve_by_number(self, nodes: Sequence[_Node]) -> None:
-        numbers = [one.number(self.world) for one in nodes]
-        for one, number in zip(nodes, numbers, strict=True):
-            per_node = self.world.per_node or 0
-            if one.first is not None or one.ranks or number is None or numbers.count(number) > 1:
-                continue
-            ranks = {number * per_node + local for local in one.stated}
-            others = (other for other in nodes if other is not one)
-            taken = any(each.rank(local) in ranks for each in others for local in each.stated)
-            if (number == 0 or per_node) and not taken:
-                one.first = number * per_node
-
-    def _resolve_by_order(self, nodes: Sequence[_Node]) -> None:
-        each = len(nodes[0].stated) if nodes else 0
-        firsts = {one.key: at * each for at, one in enumerate(nodes)}
-        if self.world.size is None:
-            firsts = _only({one.key: one.by_name for one in nodes})
-        elif self.world.size != len(nodes) * each:
-            return
-        equal = all(one.full and len(one.stated) == each for one in nodes)
-        agree = all(one.first in (None, firsts.get(one.key)) and not one.ranks for one in nodes)
-        named = each > 1 or all(one.key[0] != "file" for one in nodes)
-        if equal and agree and named and len(firsts) == len(nodes):
-            for one in nodes:
-                one.first = firsts[one.key]
+                one.first = one.first or 0
 
     def _several(self, nodes: Sequence[_Node]) -> bool:
         """Return True if any evidence suggests more than one node."""
         size, per_node = self.world.size or 0, self.world.per_node
-        largest = max((max(one.stated) + 1 for one in nodes), default=0)
-        full = all(one.full for one in nodes) and largest > 1
-        stated = [ranks for one in nodes for ranks in one.stated.values()]
+        every = set().union(*(one.stated for one in nodes))
+        each = len(every) if every == {*range(len(every))} else 0
         return (
             self.world.several_nodes
             or len([one for one in nodes if one.key[0] != "file"]) > 1
             or any(one.first or one.ranks for one in nodes)
-            or any(len(ranks) > 1 and max(ranks) >= largest for ranks in stated)
             or bool(per_node and size > per_node)
-            or (full and size > largest and size % largest == 0)
+            or (1 < each < size and size % each == 0)
         )
 
 

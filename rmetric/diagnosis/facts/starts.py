@@ -26,8 +26,7 @@ MAX_ENDS = 100_000
 #: step was made or nothing else tells of a start.
 MIN_SHARE = 0.4
 MIN_WHOLE_SHARE = 0.6
-#: Least number of them; fewer count where the step falls back too; so many, and the whole share,
-#: are a start whatever the steps are.
+#: Least number of them; so many, and the whole share, are a start without a failure before it.
 MIN_ENTRIES = 3
 MANY_ENTRIES = 8
 #: Where no step was made, so many of the first entries that were written once must recur, or this
@@ -340,11 +339,11 @@ def attempt_starts(
     >>> attempt_starts([*first, *(Mark(50 + one.line, one.template, 40, 1) for one in first)])
     [Place(line=51, steps=40, writer='')]
     """
-    found = _by_beginnings(marks, backs, last_end) if marks else []
+    found = _by_beginnings(marks, last_end) if marks else []
     return [Place(one.line, one.steps) for one in found or _by_steps(backs)]
 
 
-def _by_beginnings(marks: Sequence[Mark], backs: Sequence[StepBack], last_end: int) -> list[Mark]:
+def _by_beginnings(marks: Sequence[Mark], last_end: int) -> list[Mark]:
     starts: list[Mark] = []
     window = _Window(marks)
     first = current = _Beginning(window)
@@ -360,7 +359,7 @@ def _by_beginnings(marks: Sequence[Mark], backs: Sequence[StepBack], last_end: i
             window.move(at)
             before = (first,) if current is first else (current, first)
             if (mark.ended and mark.line < last_end and first.fails_at_once(window)) or any(
-                _recurs(window, one, origin, backs) for one in before
+                _recurs(window, one, origin) for one in before
             ):
                 starts.append(mark)
                 current, origin = _Beginning(window), mark
@@ -448,7 +447,7 @@ class _Beginning:
         return leads and window.begins_with(self._begin)
 
 
-def _recurs(window: _Window, before: _Beginning, origin: Mark, backs: Sequence[StepBack]) -> bool:
+def _recurs(window: _Window, before: _Beginning, origin: Mark) -> bool:
     """True if what a beginning has recurs in a window, after an attempt that began at `origin`."""
     again, counts, once, mark = window.counts, before.counts, before.once, window.first
     made_steps, leads = mark.steps > origin.steps, mark.template in once[:2]
@@ -467,14 +466,9 @@ def _recurs(window: _Window, before: _Beginning, origin: Mark, backs: Sequence[S
         return False
     if made_steps:
         whole = len(shared) >= max(MANY_ENTRIES, MIN_WHOLE_SHARE * len(counts))
-        return whole or mark.ended or _falls_back(mark, backs)
+        return whole or mark.ended
     times = sum(min(again[template], counts[template]) for template in shared)
     return times >= MIN_TIMES_SHARE * before.total
-
-
-def _falls_back(mark: Mark, backs: Sequence[StepBack]) -> bool:
-    """True if the first steps after a beginning are below those before it."""
-    return any(back.line > mark.line and back.ends == mark.ends for back in backs)
 
 
 def _by_steps(backs: Sequence[StepBack]) -> list[StepBack]:

@@ -31,7 +31,7 @@ MAX_HOSTS = 100_000
 #: Characters of a line's form; longer ones may state anything.
 LONGEST_FORM = 2000
 #: Groups that are no numbers.
-_TEXTS = ("node", "host", "here", "server", "address")
+_TEXTS = ("node", "here", "server", "address")
 
 
 class Statement:
@@ -151,8 +151,6 @@ STATEMENTS: tuple[Statement, ...] = tuple(Statement(*row) for row in (
     ("rank node, gpu member", "rank",
      rf"(?i){_ON}\b.{{0,20}}?{_WITHIN}\brank[ :=\[]{{0,3}}{_RANK}\b{_BUS}"),
     ("rank node", "slurmd_nodename=", rf"^(?:export )?SLURMD_NODENAME=[\"']?(?P<node>{_HOST})"),
-    # may be the launching host's, which containers and srun pass to all
-    ("rank host", "hostname=", rf"^(?:export )?HOSTNAME=[\"']?(?P<host>{_HOST})"),
     # the host of a script, as it says when it begins
     ("job here", " on ",
      r"^(?:.{0,60}[ ./])?(?:[Rr]unning|[Ss]tart(?:ed|ing)|[Ll]aunch(?:ed|ing)|[Jj]ob \S+|\w+\.sh)"

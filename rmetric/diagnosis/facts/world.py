@@ -191,21 +191,15 @@ class World:
 
     def _node_by_default(self, rank: int) -> str | None:
         """Node of a rank that no line ties to one."""
-        number, hosts = len(self.nodes), self._hosts
+        number = len(self.nodes)
         if self.size and number and self.size % number == 0:
             # In blocks, the launchers' default.
             return self.nodes[rank * number // self.size] if rank < self.size else None
-        if rank in hosts and len(set(hosts.values())) > 1:
-            return hosts[rank]
         here = self.graph.of("job here")
         if not self.several_nodes and len(here) == 1:
             fits = rank < (self.size or 0) <= (self.per_node or MOST_PER_NODE)
             return next(iter(here)) if fits else None
         return None
-
-    @cached_property
-    def _hosts(self) -> dict[int, str]:
-        return self.graph.best("rank host")
 
     def _named(self, node: str | None) -> str | None:
         """A node by its name, where it is known as a task of srun and the list of nodes has it."""
