@@ -120,24 +120,31 @@ def _are_attempts(groups: Sequence[Group], *, of_jobs: bool) -> bool:
     forms = [
         {_NUMBER.sub("0", _without_attempt(part.source.name)) for part in group} for group in groups
     ]
-    if any(one != forms[0] for one in forms):
-        return False
     nodes = {part.source.node for group in groups for part in group if _is_of_node(part)}
     # A step or a known fault, as programs write them.
     tells = (any(one.stream.steps or one.matches for one in _streams(group)) for group in groups)
-    if len(nodes) == len(groups) or not all(tells):
-        return False
-    spans = [_span(group) for group in groups]
+    return (
+        all(one == forms[0] for one in forms)
+        and len(nodes) != len(groups)
+        and all(tells)
+        and _follow([_span(group) for group in groups])
+        and (of_jobs or _begin_alike(groups))
+    )
+
+
+def _follow(spans: Sequence[tuple[float, float] | None]) -> bool:
+    """True if each span is known and begins after the one before has ended."""
     known = [span for span in spans if span is not None]
     if len({span[0] >= NO_YEAR[1] for span in known}) > 1:
         # Only within a year are they in order.
         known = [(without_year(begin), without_year(end)) for begin, end in known]
-    if len(known) < len(spans) or any(
-        after[0] <= max(before[1], before[0] + MIN_SECONDS) for before, after in pairwise(known)
-    ):
-        return False
-    if of_jobs:
-        return True
+    return len(known) == len(spans) and all(
+        after[0] > max(before[1], before[0] + MIN_SECONDS) for before, after in pairwise(known)
+    )
+
+
+def _begin_alike(groups: Sequence[Group]) -> bool:
+    """True if each group's first entries are of kinds that the next one's have too."""
     # One that failed before its program began has other first lines.
     worked = [group for group in groups if any(one.stream.steps for one in _streams(group))]
     kinds = [_beginning(group) for group in (worked if len(worked) > 1 else groups)]
