@@ -233,11 +233,11 @@ class RankLayout:
 
     def _resolve(self, nodes: Sequence[_Node]) -> None:
         numbers = [one.number(self.world) for one in nodes]
-        per_node = self.world.per_node or 0
+        often, per_node = Counter(numbers), self.world.per_node or 0
         for one, number in zip(nodes, numbers, strict=True):
             one.resolve(self.world)
             known = one.first is not None or one.ranks
-            if not known and number is not None and numbers.count(number) == 1:
+            if not known and number is not None and often[number] == 1:
                 one.first = number * per_node if per_node or number == 0 else None
         self._by_names = not any(one.ranks or one.first is not None for one in nodes)
         if not self._several(nodes):

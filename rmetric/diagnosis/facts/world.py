@@ -175,7 +175,7 @@ class World:
         if len(ranks) != 1:
             return None
         (rank,) = ranks
-        return rank if rank > 0 or self.size == 1 or self._all_own - ranks else None
+        return rank if rank > 0 or self.size == 1 or len(self._all_own) > 1 else None
 
     @cached_property
     def _all_own(self) -> set[int]:
