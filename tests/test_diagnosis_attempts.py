@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from rmetric.cli.main import main
 from rmetric.diagnosis import diagnose
-from rmetric.diagnosis.facts.starts import INTERLEAVED_STEPS, Mark, _Window, attempt_starts
+from rmetric.diagnosis.facts.marks import Mark
+from rmetric.diagnosis.facts.starts import INTERLEAVED_STEPS, _Window, attempt_starts
 from rmetric.diagnosis.ingest import ingest_attempts
 from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.library import SignatureLibrary

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from rmetric.diagnosis.beside import read_beside
 from rmetric.diagnosis.facts.attempt_files import attempts_by_name
-from rmetric.diagnosis.facts.starts import StartMarks, starts_of
+from rmetric.diagnosis.facts.marks import StartMarks
+from rmetric.diagnosis.facts.starts import starts_of
 from rmetric.diagnosis.job import Job, JobStream, Match, Occurrence
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.merging import merged

@@ -15,7 +15,7 @@ from operator import itemgetter
 from typing import Any
 
 from rmetric.diagnosis.facts.graph import IdentityGraph
-from rmetric.diagnosis.facts.starts import (
+from rmetric.diagnosis.facts.marks import (
     KERNEL_LINE,
     MIN_PAUSE_RATIO,
     MIN_PAUSE_SECONDS,
