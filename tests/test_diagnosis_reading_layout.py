@@ -249,6 +249,29 @@ def test_one_line_of_a_node_tells_nothing_of_another(read):
     assert ranks(read(**files)) == {2: {"node-1.log"}, 3: {"node-1.log"}}
 
 
+# as many nodes as ranks
+
+
+def one_log_of_nodes(*stated: int | None) -> list[str]:
+    """Lines of a log of as many nodes, each prefixed by its node; some state their rank."""
+    own = [f"node-{at}: [rank{rank}]: step" for at, rank in enumerate(stated) if rank is not None]
+    loads = [f"node-{at}: loading a shard" for at in range(len(stated)) for _ in range(3)]
+    return [f"node-0: world_size={len(stated)}", *loads, *own]
+
+
+def test_the_last_node_has_the_rank_that_is_left(read):
+    job = read(a_l=one_log_of_nodes(None, 2, 0))
+    assert {one.node: one.rank for one in job.streams.values()} == {
+        "node-0": 1, "node-1": 2, "node-2": 0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("stated", [(None, 0, 7), (None, 2, 2)])
+def test_ranks_that_cannot_be_one_each_leave_the_silent_node_without(read, stated):
+    nodes = {one.node: one.rank for one in read(a_l=one_log_of_nodes(*stated)).streams.values()}
+    assert nodes["node-0"] is None
+
+
 # one node
 
 

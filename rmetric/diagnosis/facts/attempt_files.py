@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING
 
 from rmetric.diagnosis.job import span_of, span_of_times
 from rmetric.diagnosis.ordering import may_be_time_zone
-from rmetric.diagnosis.reading.file_names import is_kernel_log
+from rmetric.diagnosis.reading.file_names import POD_SUFFIX, is_kernel_log
 from rmetric.diagnosis.reading.timestamps import NO_YEAR, names_zone, without_year
 
 if TYPE_CHECKING:
     from rmetric.diagnosis.part import Part, StreamPart
 
 #: Entries of a file's beginning that are compared.
-FIRST_ENTRIES = 8
+COMPARED_ENTRIES = 8
 #: Least share of a beginning's kinds of entries that the next beginning has too.
 MIN_SHARED = 0.4
 #: Least seconds between the beginnings of two attempts; the ranks of one begin together.
-MIN_SECONDS = 10.0
+MIN_SECONDS_APART = 10.0
 #: Most attempts; more numbers are not of attempts.
 MAX_ATTEMPTS = 1000
 #: Numbers of a name that are looked at.
@@ -38,7 +38,7 @@ _NUMBER = re.compile(r"\d+")
 _NODE = re.compile(r"(?i)(?:node|host|server|machine)[-_]?\d")
 #: What differs in the names of a pod's files from attempt to attempt: what Kubernetes puts behind
 #: its name; in the kubelet's files its id, and how often the container was restarted.
-_OF_POD = re.compile(r"-[bcdfghjklmnpqrstvwxz2456789]{5}(?=[._/][^/]*$|$)")
+_OF_POD = re.compile(rf"{POD_SUFFIX}(?=[._/][^/]*$|$)")
 _OF_KUBELET = re.compile(r"_[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}/([^/]+)/\d+(?=\.log)")
 #: The scheduler's lines have its own clock, which may be of another zone.
 _OF_SCHEDULER = re.compile(r"^slurmstepd\b|\bCANCELLED AT\b")
@@ -139,7 +139,8 @@ def _follow(spans: Sequence[tuple[float, float] | None]) -> bool:
         # Only within a year are they in order.
         known = [(without_year(begin), without_year(end)) for begin, end in known]
     return len(known) == len(spans) and all(
-        after[0] > max(before[1], before[0] + MIN_SECONDS) for before, after in pairwise(known)
+        after[0] > max(before[1], before[0] + MIN_SECONDS_APART)
+        for before, after in pairwise(known)
     )
 
 
@@ -184,7 +185,7 @@ def _beginning(group: Group) -> set[str]:
     """Kinds of the first entries of each file; none of a file that begins with a step."""
     kinds: set[str] = set()
     for part in group:
-        first = sorted(part.entries, key=lambda one: one.line)[:FIRST_ENTRIES]
+        first = sorted(part.entries, key=lambda one: one.line)[:COMPARED_ENTRIES]
         if first and first[0].step is None:
             kinds |= {part.templates[one.event].text for one in first if one.step is None}
     return kinds

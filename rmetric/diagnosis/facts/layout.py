@@ -105,7 +105,8 @@ class RankLayout:
        the ranks of a node.
 
     Of one node alone it is the global rank. Where no line tells of any node, it is what the names
-    of files say. Else it is not known.
+    of files say. Else it is not known. Where the world has as many ranks as there are nodes, all
+    lines of a node are its one rank's.
 
     Args:
         files: each with the prefixes in it and the graph of what its lines state.
@@ -140,9 +141,30 @@ class RankLayout:
         for source, prefix in streams:
             self._add(source, prefix)
         self._resolve([one for one in self._nodes.values() if one.stated])
+        self._rank_of_node = self._one_each([self._seat(*stream) for stream in streams])
 
     def place(self, source: LogSource, prefix: Prefix) -> RankPlacement:
         """Placement of a stream, from its prefix, its file name or the lines."""
+        seat = self._seat(source, prefix)
+        if seat.rank is None and seat.node in self._rank_of_node:
+            return RankPlacement(rank=self._rank_of_node[seat.node], node=seat.node)
+        return seat
+
+    def _one_each(self, seats: Sequence[RankPlacement]) -> dict[str, int]:
+        """Node -> its rank, where each has one; the last node has the rank that is left."""
+        ranks: dict[str, set[int]] = defaultdict(set)
+        for seat in seats:
+            if seat.node is not None:
+                ranks[seat.node].update(() if seat.rank is None else (seat.rank,))
+        known = _only(ranks)
+        left, silent = set(range(len(ranks))) - set(known.values()), set(ranks) - set(known)
+        each = max(map(len, ranks.values()), default=0)
+        # Else two nodes have one rank, or one outside the world.
+        if len(ranks) != self.world.size or each != 1 or len(left) != len(silent):
+            return {}
+        return known | dict(zip(silent, left, strict=True)) if len(silent) == 1 else known
+
+    def _seat(self, source: LogSource, prefix: Prefix) -> RankPlacement:
         rank, local = prefix.rank, self._local_rank(source, prefix)
         of_node = None if local is None else self._nodes[self._key(source, prefix)]
         if rank is None and prefix.local_rank is None:

@@ -50,10 +50,11 @@ _KERNEL_LOG = re.compile(
 #: Names that torchrun gives to the files of a rank, in a folder with the rank's number.
 _STREAMS = re.compile(r"/(stdout|stderr)\.log$")
 _ATTEMPT = re.compile(r"(?:^|/)attempt_\d+/$")
-#: What Kubernetes puts behind the number of a pod.
-_OF_POD = re.compile(r"^-[bcdfghjklmnpqrstvwxz2456789]{5}(?=[._/]|$)")
+#: What Kubernetes puts behind the name or the number of a pod.
+POD_SUFFIX = r"-[bcdfghjklmnpqrstvwxz2456789]{5}"
+_OF_POD = re.compile(rf"^{POD_SUFFIX}(?=[._/]|$)")
 #: The number of a JobSet's pod, behind that of its job ("train-worker-0-2-m2rlf.log").
-_OF_JOBSET = re.compile(r"-\d+(?=-[bcdfghjklmnpqrstvwxz2456789]{5}(?:[._/]|$))")
+_OF_JOBSET = re.compile(rf"-\d+(?={POD_SUFFIX}(?:[._/]|$))")
 #: The files of MindSpore's launcher: one of its scheduler, and one of each rank.
 _MSRUN = re.compile(r"(?P<folder>(?:.*/)?)(?:scheduler|worker_(?P<rank>\d+))\.log")
 #: Numbers behind these words count runs or time, not ranks.
@@ -63,7 +64,7 @@ _COUNTS = re.compile(
 )
 #: Words of a file's name, and how many of them are looked at for the names of nodes.
 _WORD = re.compile(r"[a-zA-Z\d]+")
-MAX_WORDS = 40
+MAX_NAME_WORDS = 40
 #: Least number of files of which an unlabelled number is a rank.
 _MIN_FILES = 4
 
@@ -122,7 +123,7 @@ def names_in(file: str, nodes: Collection[str]) -> list[str]:
     >>> names_in("hccn_gpu-04.txt", {"gpu-04", "gpu-041"})
     ['gpu-04']
     """
-    words = list(_WORD.finditer(file))[:MAX_WORDS]
+    words = list(_WORD.finditer(file))[:MAX_NAME_WORDS]
     # However many nodes there are, a name has few parts.
     parts = (
         file[first.start() : last.end()] for at, first in enumerate(words) for last in words[at:]
