@@ -86,6 +86,8 @@ def test_a_kernel_log_that_begins_later_and_ends_later_has_no_other_clock(tmp_pa
         ("logs/gpu-07.kern.log", "gpu-07"),
         ("dmesg_gpu-07.log.gz", "gpu-07"),
         ("journal-ip-26-0-161-60.log", "ip-26-0-161-60"),
+        ("nodes/gpu-worker-17.journal.txt", "gpu-worker-17"),
+        ("dmesg-train-worker-0.log", "train-worker-0"),
         ("kern.log", None),
         ("syslog.1", None),
         ("messages-20250821.gz", None),

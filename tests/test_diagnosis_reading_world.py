@@ -8,25 +8,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rmetric.diagnosis.facts.graph import IdentityGraph
+from rmetric.diagnosis.facts.statements import expanded, may_state
+from rmetric.diagnosis.facts.world import World
 from rmetric.diagnosis.reading.file_names import identify_files
 from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix, PrefixParser
-from rmetric.diagnosis.reading.world import World, describes, expanded, may_describe_world
 
 
-def world(*lines: str, stream: str = "a.log") -> World:
-    """What a world knows by lines that pass the gate, as the pass over a file gives them."""
-    found = World()
-    take(found, *lines, stream=stream)
+def graph(*lines: str, file: str = "a.log") -> IdentityGraph:
+    """The graph of lines, each with what its form may state, as the pass over a file gives it."""
+    found, prefixes = IdentityGraph(file), PrefixParser()
+    for line in lines:
+        who, start = prefixes.split(line.encode())
+        text = line.encode()[start:].decode()
+        bare = re.sub("[0-9]", "", text)
+        found.take(text, who, may_state(bare, bare.lower().encode()))
     return found
 
 
-def take(found: World, *lines: str, stream: str = "a.log") -> None:
-    prefixes = PrefixParser()
-    for line in lines:
-        who, start = prefixes.split(line.encode())
-        text = line.encode()[start:]
-        if may_describe_world(text.lower().translate(None, b"0123456789")):
-            found.take(text.decode(), who, stream)
+def world(*lines: str, file: str = "a.log") -> World:
+    return World(graph(*lines, file=file))
+
+
+def together(*graphs: IdentityGraph) -> World:
+    whole = IdentityGraph()
+    for one in graphs:
+        whole.merge(one)
+    return World(whole)
 
 
 SIZES = {
@@ -110,10 +118,15 @@ def test_the_node_of_a_rank(line):
 
 
 def test_the_node_of_a_task():
-    assert world("srun: error: gpu-07: tasks 2-3: Killed").node_of_task == {
+    assert world("srun: error: gpu-07: tasks 2-3: Killed").node_of_rank == {
         2: "gpu-07",
         3: "gpu-07",
     }
+
+
+def test_the_node_that_most_lines_state_is_a_ranks():
+    lines = ["rank 3 on host gpu-07", "rank 3 on host gpu-08", "rank 3 on host gpu-08"]
+    assert world(*lines).node_of_rank == {3: "gpu-08"}
 
 
 @pytest.mark.parametrize("line", ["rank 3 waits on step12", "hangs on cuda0, rank 3 world_size 8"])
@@ -126,13 +139,6 @@ def test_the_report_of_torchrun():
     assert found.node_of_rank == {3: "gpu-07"}
 
 
-def test_a_host_name_that_all_share_is_the_launchers():
-    same = [f"[rank{rank}]: HOSTNAME=node0" for rank in range(4)]
-    assert world(*same).node(Prefix(), 3) is None
-    each = [f"[rank{rank}]: HOSTNAME=node{rank // 2}" for rank in range(4)]
-    assert world(*each).node(Prefix(), 3) == "node1"
-
-
 def test_workers_of_ray_by_their_process():
     found = world("- (node_id=a1, ip=10.0.0.2, pid=77) world_rank=3, local_rank=3")
     assert found.rank_of_process(Prefix(kinds=("ray",), pid=77, node="10.0.0.2")) == 3
@@ -140,9 +146,9 @@ def test_workers_of_ray_by_their_process():
 
 
 def test_a_file_that_says_which_rank_it_is():
-    found = World()
-    for rank in range(3):
-        take(found, f"init process group: rank {rank}", stream=f"{rank}.log")
+    found = together(
+        *(graph(f"init process group: rank {rank}", file=f"{rank}.log") for rank in range(3))
+    )
     assert [found.rank_of(f"{rank}.log") for rank in range(3)] == [0, 1, 2]
     # What rank 0 prints into a log that all share does not make it rank 0's.
     shared = world("global_rank .................. 0", "world_size ....... 8")
@@ -154,16 +160,11 @@ def test_a_file_that_says_which_rank_it_is():
 
 def test_worlds_of_several_files_are_put_together():
     lines = [*SIZES, *NODES, *list(ON)[:1], "rank 4 on host gpu-08", "init: rank 5"]
-    parts = [world(line, stream=f"{at}.log") for at, line in enumerate(lines)]
-    together, whole = World(), World()
-    for at, (part, line) in enumerate(zip(parts, lines, strict=True)):
-        together.merge(part)
-        take(whole, line, stream=f"{at}.log")
-    assert together.size == whole.size
-    assert together.node_of_rank == whole.node_of_rank
-    assert together.notes() == whole.notes()
-    streams = [f"{at}.log" for at in range(len(lines))]
-    assert [*map(together.rank_of, streams)] == [*map(whole.rank_of, streams)]
+    whole, apart = world(*lines), together(*(graph(line) for line in lines))
+    assert apart.size == whole.size
+    assert apart.node_of_rank == whole.node_of_rank
+    assert apart.notes() == whole.notes()
+    assert apart.rank_of("a.log") == whole.rank_of("a.log")
 
 
 FILES = {
@@ -241,10 +242,10 @@ def test_lists_that_are_none(hosts):
 
 @given(st.text(max_size=200))
 def test_any_line_may_be_taken(text):
-    found = World()
-    found.take(text, NO_PREFIX, "a.log")
-    found.node(NO_PREFIX, None)
-    assert found.size is None or found.size > 0
+    found = IdentityGraph("a.log")
+    found.take(text, NO_PREFIX)
+    World(found).node(NO_PREFIX, None)
+    assert World(found).size is None or World(found).size > 0
 
 
 PARTS = st.sampled_from(
@@ -265,11 +266,9 @@ def test_what_a_form_cannot_state_no_line_of_it_states(pieces, gap, rank):
     text, who = gap.join(pieces), Prefix(kinds=("torch",), rank=rank)
     bare = re.sub("[0-9]", "", text)
     form = bare.lower().encode()
-    every, some = World(), World()
-    if may_describe_world(form):
-        every.take(text, who, "a.log")
-    if may := describes(bare, form):
-        some.take(text, who, "a.log", may)
+    every, some = IdentityGraph(), IdentityGraph()
+    every.take(text, who)
+    some.take(text, who, may_state(bare, form))
     assert vars(every) == vars(some)
 
 
@@ -283,6 +282,4 @@ def test_what_a_form_cannot_state_no_line_of_it_states(pieces, gap, rank):
     ],
 )
 def test_what_is_no_number_of_ranks_is_no_size(line):
-    world = World()
-    world.take(line, NO_PREFIX, "a.log")
-    assert world.size is None
+    assert world(line).size is None

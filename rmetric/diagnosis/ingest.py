@@ -11,9 +11,10 @@ from datetime import datetime, timezone
 from math import inf
 from pathlib import Path
 
-from rmetric.diagnosis.attempt_files import attempts_by_name
-from rmetric.diagnosis.attempts import StartMarks, starts_of
 from rmetric.diagnosis.beside.findings import read_beside
+from rmetric.diagnosis.facts.attempt_files import attempts_by_name
+from rmetric.diagnosis.facts.marks import StartMarks
+from rmetric.diagnosis.facts.starts import starts_of
 from rmetric.diagnosis.job import Job, JobStream, Match, Occurrence
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.merging import merged

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from rmetric.diagnosis.facts.layout import Files, RankLayout, RankPlacement
 from rmetric.diagnosis.job import (
     HEAD,
     MAX_NAMED,
@@ -23,10 +24,8 @@ from rmetric.diagnosis.job import (
 from rmetric.diagnosis.part import Part, StreamPart
 from rmetric.diagnosis.patterns.not_finite import is_not_finite
 from rmetric.diagnosis.reading.file_names import names_in
-from rmetric.diagnosis.reading.layout import RankLayout, RankPlacement
 from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix
 from rmetric.diagnosis.reading.source import LogSource
-from rmetric.diagnosis.reading.world import World
 from rmetric.diagnosis.templates.events import Events
 
 #: Entries of one stream that are collected before the last of them are selected.
@@ -50,7 +49,7 @@ def merged(parts: Sequence[Part]) -> Job:
 
 def layout_of(parts: Sequence[Part]) -> RankLayout:
     """Resolve rank and node of all streams, from all files of a job."""
-    files = [(part.source, [one.prefix for one in part.streams], part.world) for part in parts]
+    files = [(part.source, [one.prefix for one in part.streams], part.graph) for part in parts]
     layout = RankLayout(files)
     if _name_nodes(files, layout):
         layout = RankLayout(files)
@@ -65,9 +64,7 @@ def layout_of(parts: Sequence[Part]) -> RankLayout:
     return RankLayout(files)
 
 
-def _name_nodes(
-    files: Sequence[tuple[LogSource, Sequence[Prefix], World]], layout: RankLayout
-) -> bool:
+def _name_nodes(files: Files, layout: RankLayout) -> bool:
     """Give a file that states no writer the one node of the job that its name has in it."""
     nodes = {source.node for source, _, _ in files} | set(layout.world.nodes)
     nodes |= set(layout.world.node_of_rank.values())
@@ -151,7 +148,7 @@ class _Merging:
         world = self.layout.world
         self.job.world_size = world.size
         self.job.ranks_per_node = world.per_node
-        self.job.tasks_launch = self.layout.tasks_launch
+        self.job.tasks_launch = world.tasks_launch
         self.job.node_of_rank = dict(world.node_of_rank)
         self.job.nodes = list(world.nodes)
         self.job.node_of_address = dict(world.node_of_address)

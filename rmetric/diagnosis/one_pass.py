@@ -14,14 +14,15 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
-from rmetric.diagnosis.attempts import (
+from rmetric.diagnosis.beside.stacks import states_stack
+from rmetric.diagnosis.facts.graph import IdentityGraph
+from rmetric.diagnosis.facts.marks import (
     KERNEL_LINE,
     MIN_PAUSE_RATIO,
     MIN_PAUSE_SECONDS,
     Opening,
     StartMarks,
 )
-from rmetric.diagnosis.beside.stacks import states_stack
 from rmetric.diagnosis.job import HEAD, MAX_TEXT, TAIL
 from rmetric.diagnosis.log_stream import (
     LogLineForm,
@@ -39,7 +40,6 @@ from rmetric.diagnosis.reading.joining import NEXT, Kind
 from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix, PrefixParser
 from rmetric.diagnosis.reading.source import LogSource
 from rmetric.diagnosis.reading.text import clean, unescaped
-from rmetric.diagnosis.reading.world import World
 from rmetric.diagnosis.templates.events import OTHERS
 from rmetric.diagnosis.templates.facts import (
     JOB_ID,
@@ -128,7 +128,8 @@ class FilePass:
         self.marks.begin_attempt()
         self.first_line, self.first_lines = self.number + 1, list[bytes]()
         self.line_before = b""  # the last one before the block
-        self.watch, self.world = IterationWatch[RawEntry](self.analyser.similarities), World()
+        self.watch = IterationWatch[RawEntry](self.analyser.similarities)
+        self.graph = IdentityGraph(self.source.name)
         #: of each template
         self.first: list[RawEntry | None] = [None] * len(self.template_of)
         self.last: list[RawEntry | None] = [None] * len(self.template_of)
@@ -385,8 +386,7 @@ class FilePass:
         """Take what a line states of the whole job."""
         said = clean(text)
         if facts.world:
-            name = self.source.name + ("" if stream is self.own else f" {stream.key}")
-            self.world.take(said, stream.prefix, name, facts.world)
+            self.graph.take(said, stream.prefix, facts.world)
         for groups in JOB_ID.findall(said) if facts.job_id else ():
             if len(self.job_ids) < MAX_JOB_IDS:
                 self.job_ids.setdefault("".join(groups), number)

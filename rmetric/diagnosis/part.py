@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
+from rmetric.diagnosis.facts.graph import IdentityGraph
 from rmetric.diagnosis.job import MAX_TEXT, Iteration, JobStream, Match, Occurrence
 from rmetric.diagnosis.log_stream import LogStream, RawEntry
 from rmetric.diagnosis.reading.prefixes import Prefix
 from rmetric.diagnosis.reading.source import LogSource
 from rmetric.diagnosis.reading.text import clean
-from rmetric.diagnosis.reading.world import World
 
 if TYPE_CHECKING:
     from rmetric.diagnosis.one_pass import FilePass
@@ -65,7 +65,7 @@ class Part:
     source: LogSource
     streams: list[StreamPart]
     templates: dict[int, Template]
-    world: World
+    graph: IdentityGraph
     job_ids: dict[str, int]
     succeeded: Occurrence | None
     unmatched: int
@@ -102,7 +102,7 @@ class _PartBuilder:
             source=file.source,
             streams=streams,
             templates=templates,
-            world=file.world,
+            graph=file.graph,
             job_ids=file.job_ids,
             succeeded=succeeded,
             unmatched=file.unmatched,

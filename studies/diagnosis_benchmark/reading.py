@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from rmetric.diagnosis.facts.layout import RankLayout, RankPlacement
 from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.log_stream import LogStream, RawEntry
 from rmetric.diagnosis.merging import layout_of, merged
 from rmetric.diagnosis.one_pass import FilePass
 from rmetric.diagnosis.part import Part
-from rmetric.diagnosis.reading.layout import RankLayout, RankPlacement
 from rmetric.diagnosis.reading.prefixes import Prefix
 from rmetric.diagnosis.reading.source import LogSource
 from rmetric.diagnosis.reading.sources import find

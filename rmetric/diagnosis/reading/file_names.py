@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 #: Words before a number in a folder's or a file's name, by the kind of number.
@@ -50,10 +50,11 @@ _KERNEL_LOG = re.compile(
 #: Names that torchrun gives to the files of a rank, in a folder with the rank's number.
 _STREAMS = re.compile(r"/(stdout|stderr)\.log$")
 _ATTEMPT = re.compile(r"(?:^|/)attempt_\d+/$")
-#: What Kubernetes puts behind the number of a pod.
-_OF_POD = re.compile(r"^-[bcdfghjklmnpqrstvwxz2456789]{5}(?=[._/]|$)")
+#: What Kubernetes puts behind the name or the number of a pod.
+POD_SUFFIX = r"-[bcdfghjklmnpqrstvwxz2456789]{5}"
+_OF_POD = re.compile(rf"^{POD_SUFFIX}(?=[._/]|$)")
 #: The number of a JobSet's pod, behind that of its job ("train-worker-0-2-m2rlf.log").
-_OF_JOBSET = re.compile(r"-\d+(?=-[bcdfghjklmnpqrstvwxz2456789]{5}(?:[._/]|$))")
+_OF_JOBSET = re.compile(rf"-\d+(?={POD_SUFFIX}(?:[._/]|$))")
 #: The files of MindSpore's launcher: one of its scheduler, and one of each rank.
 _MSRUN = re.compile(r"(?P<folder>(?:.*/)?)(?:scheduler|worker_(?P<rank>\d+))\.log")
 #: Numbers behind these words count runs or time, not ranks.
@@ -63,7 +64,7 @@ _COUNTS = re.compile(
 )
 #: Words of a file's name, and how many of them are looked at for the names of nodes.
 _WORD = re.compile(r"[a-zA-Z\d]+")
-MAX_WORDS = 40
+MAX_NAME_WORDS = 40
 #: Least number of files of which an unlabelled number is a rank.
 _MIN_FILES = 4
 
@@ -88,13 +89,14 @@ class FileIdentity:
         return self.rank is not None or self.local_rank is not None
 
 
-def identify_files(names: Sequence[str]) -> list[FileIdentity]:
+def identify_files(names: Sequence[str], *, whole: bool = False) -> list[FileIdentity]:
     """Rank and node of each file, by its name and folders.
 
     "rank_3.log" is a rank and "node-07.out" a node by the word before the number. A number without
     a word ("train_0012.log", torchrun's "attempt_0/3/stderr.log") is one where the files count from
-    0 without gaps. Ranks within nodes become global ones where the nodes are numbered from 0 and
-    have equally many.
+    0 without gaps. Ranks within nodes become global ones where the nodes have equally many and are
+    numbered from 0, or where the files are of all ranks (`whole`): then in the order of the names,
+    as Slurm numbers hosts, and most launchers.
     """
     files = [_labelled(name) for name in names]
     _take_msrun(names, files)
@@ -102,7 +104,7 @@ def identify_files(names: Sequence[str]) -> list[FileIdentity]:
     _take_counted(names, files)
     _take_hosts(names, files)
     _take_folders(names, files)
-    _count_over_nodes(files)
+    _count_over_nodes(files, whole=whole)
     return files
 
 
@@ -121,7 +123,7 @@ def names_in(file: str, nodes: Collection[str]) -> list[str]:
     >>> names_in("hccn_gpu-04.txt", {"gpu-04", "gpu-041"})
     ['gpu-04']
     """
-    words = list(_WORD.finditer(file))[:MAX_WORDS]
+    words = list(_WORD.finditer(file))[:MAX_NAME_WORDS]
     # However many nodes there are, a name has few parts.
     parts = (
         file[first.start() : last.end()] for at, first in enumerate(words) for last in words[at:]
@@ -153,11 +155,10 @@ def _labelled(name: str) -> FileIdentity:
             )
             file.node = (words[0] if words else "") + match.group() + (pod[0] if pod else "")
             file.node_number = number
-    kernel = _KERNEL_LOG.search(name)
-    machine = kernel and (kernel["before"] or kernel["after"] or kernel["inside"])
-    if machine and (file.node is None or file.ranked):
-        file = FileIdentity(node=machine)  # "gpu-2.kern.log" is no rank's
-    elif host := _TPU_HOST.search(name):
+    if (kernel := _KERNEL_LOG.search(name)) and any(kernel.groups()):
+        # "gpu-2.kern.log" is no rank's
+        return FileIdentity(node=kernel["before"] or kernel["after"] or kernel["inside"])
+    if host := _TPU_HOST.search(name):
         file.node = host[0]
     return file
 
@@ -165,21 +166,18 @@ def _labelled(name: str) -> FileIdentity:
 def _take_tpu_hosts(names: Sequence[str], files: list[FileIdentity]) -> None:
     """Ranks of JAX by the machines of a TPU slice, where no file is another rank's."""
     hosts = [_TPU_HOST.search(name) for name in names]
-    if any(one.ranked for one in files) or len({one[0] for one in hosts if one}) < 2:
-        return
-    for file, host in zip(files, hosts, strict=True):
-        if host:
-            file.rank = int(host["rank"])
+    if not any(one.ranked for one in files) and len({one[0] for one in hosts if one}) > 1:
+        for file, host in zip(files, hosts, strict=True):
+            file.rank = int(host["rank"]) if host else None
 
 
 def _take_msrun(names: Sequence[str], files: list[FileIdentity]) -> None:
-    """Ranks of the files beside a scheduler's."""
+    """Ranks of the files beside a scheduler's, and of those in the folders of other nodes."""
     found = [_MSRUN.fullmatch(name) for name in names]
     scheduled = {one["folder"] for one in found if one and one["rank"] is None}
-    times = Counter(one["rank"] for one in found if one and one["rank"] is not None)
-    unique = bool(scheduled) and max(times.values(), default=0) == 1  # of all nodes' folders
-    for at, one in enumerate(found):
-        if one and one["rank"] is not None and (unique or one["folder"] in scheduled):
+    times = Counter(one["rank"] for one in found if one)
+    for at, one in enumerate(found if scheduled else ()):
+        if one and one["rank"] and (times[one["rank"]] == 1 or one["folder"] in scheduled):
             files[at] = FileIdentity(rank=int(one["rank"]))
 
 
@@ -189,46 +187,42 @@ def _take_counted(names: Sequence[str], files: list[FileIdentity]) -> None:
         lambda: defaultdict(list)
     )
     for name, file in zip(names, files, strict=True):
-        if not file.ranked:
-            labelled = {match.end("number") for match in _LABELLED.finditer(name)}
-            labelled |= {
-                pod.end() for end in labelled if (pod := _OF_JOBSET.match(name, end)) is not None
-            }
-            for match in re.finditer(r"\d+", name):
-                before, after = name[: match.start()], _STREAMS.sub("/*", name[match.end() :])
-                after = _OF_POD.sub("-*", after)
-                # "node-01.log" is a node and nothing else.
-                if match.end() not in labelled and not _COUNTS.search(before):
-                    series[before, after][int(match.group())].append(file)
+        for before, number, after in _unlabelled(name) if not file.ranked else ():
+            series[before, after][number].append(file)
     for (before, after), numbered in series.items():
         of_torchrun = after == "/*" and (not before or before.endswith("/"))
         least = 2 if of_torchrun else _MIN_FILES
         # Of a folder that torchrun makes some files may be missing.
         sure = of_torchrun and _ATTEMPT.search(before) is not None
         if sure or (len(numbered) >= least and sorted(numbered) == list(range(len(numbered)))):
-            for number, those in numbered.items():
-                for file in those:
-                    if of_torchrun or file.node is not None:
-                        file.local_rank = number
-                    else:
-                        file.rank = number
+            for number, file in ((at, file) for at, those in numbered.items() for file in those):
+                if of_torchrun or file.node is not None:
+                    file.local_rank = number
+                else:
+                    file.rank = number
+
+
+def _unlabelled(name: str) -> Iterator[tuple[str, int, str]]:
+    """Each number of a name that no word labels, with what of the name is before and behind it."""
+    ends = {match.end("number") for match in _LABELLED.finditer(name)}
+    ends |= {pod.end() for end in ends if (pod := _OF_JOBSET.match(name, end)) is not None}
+    for match in re.finditer(r"\d+", name):
+        before = name[: match.start()]
+        # "node-01.log" is a node and nothing else.
+        if match.end() not in ends and not _COUNTS.search(before):
+            after = _OF_POD.sub("-*", _STREAMS.sub("/*", name[match.end() :]))
+            yield before, int(match.group()), after
 
 
 def _take_hosts(names: Sequence[str], files: list[FileIdentity]) -> None:
     """Names of hosts, where several files differ by a word of one form with digits in it."""
     forms: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
     for at, (name, file) in enumerate(zip(names, files, strict=True)):
-        if file.node is not None:
-            continue
-        # A local rank is of a node, which the file's name may state too.
-        folders = name[: name.rfind("/") + 1] if file.rank is not None else name
-        for match in _HOST.finditer(folders):
+        for match in _HOST.finditer(name) if file.node is None else ():
             after = name[match.end() :]
-            if not file.ranked:
-                forms[name[: match.start()], after][at] = match.group()
-            elif not _LABELLED.match(name, match.start()):
-                # On another node a file has another rank.
+            if file.ranked:  # on another node a file has another rank
                 after = re.sub(r"\d+", "0", after)
+            if not (file.ranked and _LABELLED.match(name, match.start())):
                 forms[name[: match.start()], after][at] = match.group()
     for hosts in forms.values():
         if len(set(hosts.values())) > 1:
@@ -254,7 +248,7 @@ def _take_folders(names: Sequence[str], files: list[FileIdentity]) -> None:
             files[at].node = folder
 
 
-def _count_over_nodes(files: list[FileIdentity]) -> None:
+def _count_over_nodes(files: list[FileIdentity], *, whole: bool) -> None:
     """Ranks within numbered nodes into global ones."""
     places: dict[str, set[int]] = defaultdict(set)
     for one in files:
@@ -266,35 +260,23 @@ def _count_over_nodes(files: list[FileIdentity]) -> None:
     if len(places) <= 1:
         for one in files:
             one.rank = one.local_rank if one.rank is None else one.rank
-        return
-    if sum(map(len, places.values())) == len(set().union(*places.values())):
-        return  # no rank on two nodes: of the whole job
+    elif sum(map(len, places.values())) > len(set().union(*places.values())):
+        # A rank on two nodes is not of the whole job.
+        _count_within(files, places, whole=whole)
+
+
+def _count_within(
+    files: list[FileIdentity], places: Mapping[str, set[int]], *, whole: bool
+) -> None:
     each = max(map(len, places.values()))
     equal = all(ranks == set(range(each)) for ranks in places.values())
-    numbers = {one.node_number for one in files if one.node in places}
-    numbered = equal and numbers == set(range(len(places)))
+    numbers = {one.node: one.node_number for one in files if one.node in places}
+    if set(numbers.values()) != set(range(len(places))):
+        ordered = sorted(places, key=natural) if whole and len(files) == each * len(places) else ()
+        numbers = {node: at for at, node in enumerate(ordered)}
     for one in files:
         if one.node in places:
-            one.local_rank = one.rank if one.local_rank is None else one.local_rank
-            one.rank = None
-            if numbered and one.local_rank is not None and one.node_number is not None:
-                one.rank = one.node_number * each + one.local_rank
-
-
-def count_over_hosts(files: Sequence[FileIdentity]) -> None:
-    """Ranks within named hosts into global ones, the hosts in the order of their names.
-
-    So Slurm numbers them, and most launchers; only where each host has as many, from 0.
-    """
-    hosts: dict[str, set[int]] = defaultdict(set)
-    for one in files:
-        if one.node is None or one.local_rank is None or one.rank is not None:
-            return
-        hosts[one.node].add(one.local_rank)
-    each = max(map(len, hosts.values()), default=0)
-    if len(files) != each * len(hosts) or any(of != set(range(each)) for of in hosts.values()):
-        return
-    order = {host: at for at, host in enumerate(sorted(hosts, key=natural))}
-    for one in files:
-        if one.node is not None and one.local_rank is not None:
-            one.rank = order[one.node] * each + one.local_rank
+            local = one.rank if one.local_rank is None else one.local_rank
+            number, one.local_rank, one.rank = numbers.get(one.node), local, None
+            if equal and number is not None and local is not None:
+                one.rank = number * each + local

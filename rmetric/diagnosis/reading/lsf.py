@@ -40,8 +40,8 @@ class LsfReports:
         for line in lines:
             self._number += 1
             if line.startswith(_BEGINS):
-                out += self._taken()
-                self._report, self._at, self._inside = [], self._number, True
+                out += self.rest()
+                self._at, self._inside = self._number, True
             if self._inside:
                 self._report.append(line)
                 self._inside = not line.startswith(_ENDS) and len(self._report) < _LONGEST
@@ -54,12 +54,8 @@ class LsfReports:
 
     def rest(self) -> list[bytes]:
         """The last report."""
-        return self._taken()
-
-    def _taken(self) -> list[bytes]:
-        if not self._report:
-            return []
-        self.pieces.append((self._written + 1, self._at))
-        self._written += len(self._report)
         report, self._report = self._report, []
+        if report:
+            self.pieces.append((self._written + 1, self._at))
+            self._written += len(report)
         return [line if _TELLS.match(line) else b"" for line in report]

@@ -17,7 +17,7 @@ from rmetric._util.unpacked import PACKED, PACKED_SUFFIXES
 from rmetric.diagnosis.beside.findings import BESIDE_SUFFIXES, is_beside
 from rmetric.diagnosis.beside.stacks import holds_stacks
 from rmetric.diagnosis.reading.exported import Exported
-from rmetric.diagnosis.reading.file_names import ATTEMPT, count_over_hosts, identify_files, natural
+from rmetric.diagnosis.reading.file_names import ATTEMPT, identify_files, natural
 from rmetric.diagnosis.reading.json_records import JsonRecords
 from rmetric.diagnosis.reading.lines import utf16
 from rmetric.diagnosis.reading.source import LogSource
@@ -214,9 +214,7 @@ def _identify(
     given = [Path(path).absolute() for path in paths]
     base = os.path.commonpath([path if path.is_dir() else path.parent for path in given])
     names = [source.path.absolute().relative_to(base).as_posix() for source in sources]
-    identities = identify_files(names)
-    if whole:
-        count_over_hosts(identities)
+    identities = identify_files(names, whole=whole)
     for source, file in zip(sources, identities, strict=True):
         source.rank, source.node, source.local_rank = file.rank, file.node, file.local_rank
 

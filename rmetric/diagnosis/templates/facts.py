@@ -6,15 +6,14 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from rmetric.diagnosis.facts.statements import Statement, may_state
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.patterns.stages import possible_rules, stated_stage
 from rmetric.diagnosis.patterns.steps import may_state_step
 from rmetric.diagnosis.reading.joining import kind_of
 from rmetric.diagnosis.reading.prefixes import HeadMatches
-from rmetric.diagnosis.reading.sought import Sought
 from rmetric.diagnosis.reading.text import clean, level
 from rmetric.diagnosis.reading.word_index import words_of
-from rmetric.diagnosis.reading.world import describes
 from rmetric.diagnosis.signature import Signature
 from rmetric.diagnosis.templates.masks import masked, plain_numbers, plain_pointers
 
@@ -93,7 +92,7 @@ class Facts:
     look: bool
     alone: frozenset[str]
     step: bool
-    world: frozenset[Sought]
+    world: tuple[Statement, ...]
     job_id: bool
     exception: bool
 
@@ -164,7 +163,7 @@ class LineAnalyser:
             look=look,
             alone=self.library.may_match(text, own_level) if look else frozenset(),
             step=step,
-            world=describes(text.replace("0", ""), form),
+            world=may_state(text.replace("0", ""), form, words),
             job_id=(b"job" in form or b"*** step" in form) and JOB_ID.search(text) is not None,
             exception=_has_exception(text),
         )

@@ -1,0 +1,299 @@
+"""Resolve global rank and node of every stream of a job."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from rmetric.diagnosis.facts.graph import IdentityGraph
+from rmetric.diagnosis.facts.world import World
+from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix
+from rmetric.diagnosis.reading.source import LogSource
+
+#: The difference between the names of two files of one process.
+_OUTPUT = re.compile(r"(?i)(?<![a-z])(?:std)?(?:out|err)(?![a-z])")
+
+#: Identity of a node: kind of name ("task", "node" or "file") and name.
+Key = tuple[str, str]
+Files = Sequence[tuple[LogSource, Sequence[Prefix], IdentityGraph]]
+Name = TypeVar("Name", bound=Hashable)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPlacement:
+    """Rank and node of a stream, None where not known.
+
+    Attributes:
+        rank: global rank.
+        local_rank: rank within the node, where the global one is not known.
+    """
+
+    rank: int | None = None
+    node: str | None = None
+    local_rank: int | None = None
+
+
+@dataclass
+class _Node:
+    """Ranks of a node, or of a file without a known node.
+
+    Attributes:
+        stated: local rank -> the global ranks that its lines state.
+        by_prefix: local rank -> those in its lines' prefixes.
+        numbers, firsts: of the node, and the global ranks of its local rank 0, by its agent.
+        ranks: local rank -> global rank, where lines state it.
+        first: global rank of local rank 0.
+    """
+
+    key: Key
+    name: str | None = None
+    stated: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    by_prefix: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    firsts: set[int] = field(default_factory=set)
+    numbers: set[int] = field(default_factory=set)
+    ranks: dict[int, int] = field(default_factory=dict)
+    first: int | None = None
+
+    def rank(self, local_rank: int) -> int | None:
+        if local_rank in self.ranks or self.first is None:
+            return self.ranks.get(local_rank)
+        return self.first + local_rank
+
+    def resolve(self, world: World) -> None:
+        """Derive `ranks` and `first` from the ranks that streams state about themselves.
+
+        All streams of a node have the same distance between global and local rank. One that
+        states another distance than most names another rank, unless its prefix agrees.
+        """
+        sure = _only(self.by_prefix)
+        stated = {one: rank for one, rank in (_only(self.stated) | sure).items() if rank >= one}
+        firsts = Counter(rank - one for one, rank in stated.items()).most_common(1)
+        if firsts and 2 * firsts[0][1] > len(stated):
+            first = firsts[0][0]
+            # Ranks from `first` fit the world size, and whole nodes precede them.
+            fits = world.size is None or first + max(self.stated) < world.size
+            if (fits and first % (world.per_node or 1) == 0) or first in (
+                rank - one for one, rank in sure.items()
+            ):
+                self.first = first
+            stated = {one: rank for one, rank in stated.items() if one in sure}
+        if len(set(stated.values())) == len(stated):
+            self.ranks = stated
+        if self.first is None and not stated and len(self.firsts) == 1:
+            (self.first,) = self.firsts
+
+    def number(self, world: World) -> int | None:
+        if self.key[0] == "task":
+            return int(self.key[1])
+        if len(self.numbers) == 1:
+            return min(self.numbers)
+        return world.nodes.index(self.name) if self.name in world.nodes else None
+
+
+class RankLayout:
+    """Resolve global ranks and nodes from all files of a job.
+
+    A rank within a node ("[default1]: " of torchrun, "local_rank_1.log") becomes a global one by
+
+    1. any line of that stream that states its own ("[rank17]: ", "RANK=17", "rank 17, world
+       size 24"),
+    2. the distance that others of the same node have,
+    3. the node's number, by its agent ("node_rank=2", "group_rank=2") or a list of nodes, times
+       the ranks of a node.
+
+    Of one node alone it is the global rank. Where no line tells of any node, it is what the names
+    of files say. Else it is not known. Where the world has as many ranks as there are nodes, all
+    lines of a node are its one rank's.
+
+    Args:
+        files: each with the prefixes in it and the graph of what its lines state.
+
+    Attributes:
+        world: as the lines of all files state it.
+    """
+
+    def __init__(self, files: Files) -> None:
+        self._graph = IdentityGraph()
+        for _, _, graph in files:
+            self._graph.merge(graph)
+        streams = [(source, prefix) for source, prefixes, _ in files for prefix in prefixes]
+        self.world = World(self._graph, [prefix for _, prefix in streams])
+        self._alias = {source.name: _only_node(prefixes) for source, prefixes, _ in files}
+        self._alone = {source.name for source, prefixes, _ in files if len(prefixes) == 1}
+        #: ranks that a file's prefixes state; devices of the processes of a node
+        self._ranks_in: dict[str, set[int]] = defaultdict(set)
+        self._devices: dict[str | None, set[int]] = defaultdict(set)
+        for source, prefix in streams:
+            if _states_rank(prefix):
+                self._ranks_in[source.name].add(prefix.rank or 0)
+            if prefix.device is not None:
+                self._devices[prefix.node].add(prefix.device)
+        self._local = self._stated_locals(files)
+        #: files of one process by their names, in which one rank states itself
+        of_process = {source.name for source, _ in streams if source.local_rank is not None}
+        self._only_rank = {
+            name: rank for name, rank in _only(self._ranks_in).items() if name in of_process
+        }
+        self._nodes: dict[Key, _Node] = {}
+        for source, prefix in streams:
+            self._add(source, prefix)
+        self._resolve([one for one in self._nodes.values() if one.stated])
+        self._rank_of_node = self._one_each([self._seat(*stream) for stream in streams])
+
+    def place(self, source: LogSource, prefix: Prefix) -> RankPlacement:
+        """Placement of a stream, from its prefix, its file name or the lines."""
+        seat = self._seat(source, prefix)
+        if seat.rank is None and seat.node in self._rank_of_node:
+            return RankPlacement(rank=self._rank_of_node[seat.node], node=seat.node)
+        return seat
+
+    def _one_each(self, seats: Sequence[RankPlacement]) -> dict[str, int]:
+        """Node -> its rank, where each has one; the last node has the rank that is left."""
+        ranks: dict[str, set[int]] = defaultdict(set)
+        for seat in seats:
+            if seat.node is not None:
+                ranks[seat.node].update(() if seat.rank is None else (seat.rank,))
+        known = _only(ranks)
+        left, silent = set(range(len(ranks))) - set(known.values()), set(ranks) - set(known)
+        each = max(map(len, ranks.values()), default=0)
+        # Else two nodes have one rank, or one outside the world.
+        if len(ranks) != self.world.size or each != 1 or len(left) != len(silent):
+            return {}
+        return known | dict(zip(silent, left, strict=True)) if len(silent) == 1 else known
+
+    def _seat(self, source: LogSource, prefix: Prefix) -> RankPlacement:
+        rank, local = prefix.rank, self._local_rank(source, prefix)
+        of_node = None if local is None else self._nodes[self._key(source, prefix)]
+        if rank is None and prefix.local_rank is None:
+            rank = self._only_rank.get(source.name)
+        if rank is None and local is not None and of_node is not None:
+            rank = of_node.rank(local)
+            if rank is None and self._by_names:
+                rank = source.rank
+        elif rank is None:
+            rank = self._rank_of_lines(source, prefix)
+        node = self.world.node(prefix, rank) or source.node
+        if node is None and rank is None and of_node is not None:
+            node = of_node.name
+        return RankPlacement(rank=rank, node=node, local_rank=local if rank is None else None)
+
+    def _rank_of_lines(self, source: LogSource, prefix: Prefix) -> int | None:
+        """The rank of a stream without a local one: by its process, its file, its GPU."""
+        rank = self.world.rank_of_process(prefix)
+        rank = source.rank if rank is None else rank
+        if rank is None and source.name in self._alone:
+            rank = self.world.rank_of(source.name)
+        if rank is None and prefix.device is not None:
+            rank = self._of_device(source, prefix.node, prefix.device)
+        return rank
+
+    def _of_device(self, source: LogSource, node: str | None, device: int) -> int | None:
+        """The rank of a process by its GPU, where the processes of a node see all of its GPUs."""
+        each, size = self.world.per_node, self.world.size or 0
+        if not each and size % len(self._devices) == 0:
+            each = size // len(self._devices)
+        # A process that sees one GPU alone calls it 0.
+        if not each or device >= each or self._devices[node] <= {0}:
+            return None
+        on_node = {rank for rank, name in self.world.node_of_rank.items() if name == node}
+        firsts = {rank // each for rank in on_node or self._ranks_in[source.name]}
+        if not firsts and node in self.world.nodes:
+            firsts = {self.world.nodes.index(node)}
+        return min(firsts) * each + device if len(firsts) == 1 else None
+
+    def _stated_locals(self, files: Files) -> dict[str, int]:
+        """Files of one process each by "LOCAL_RANK: 3" alone: several, all of a node different."""
+        stated: dict[str | None, dict[str, int]] = defaultdict(dict)
+        for source, prefixes, _ in files:
+            known = source.rank is not None or source.local_rank is not None
+            known = known or self.world.rank_of(source.name) is not None
+            numbers = self._graph.of("stream local", (source.name, NO_PREFIX))
+            if list(prefixes) == [NO_PREFIX] and len(numbers) == 1 and not known:
+                stated[source.node][source.name] = min(numbers)
+        return {
+            name: local
+            for of_node in stated.values()
+            if len(set(of_node.values())) == len(of_node) > 1
+            for name, local in of_node.items()
+        }
+
+    def _local_rank(self, source: LogSource, prefix: Prefix) -> int | None:
+        if prefix.local_rank is not None:
+            return prefix.local_rank
+        return self._local.get(source.name, source.local_rank)
+
+    def _key(self, source: LogSource, prefix: Prefix) -> Key:
+        if prefix.task is not None and (prefix.rank is None or prefix.local_rank is not None):
+            return "task", str(prefix.task)
+        by_file = source.name in self._local or source.local_rank is not None
+        if prefix.node not in (None, self._alias[source.name]) and not by_file:
+            return "node", prefix.node
+        if source.node is not None:
+            return "node", source.node
+        return "file", "" if by_file else _OUTPUT.sub("", source.name)
+
+    def _add(self, source: LogSource, prefix: Prefix) -> None:
+        key, local, stream = (
+            self._key(source, prefix),
+            self._local_rank(source, prefix),
+            (source.name, prefix),
+        )
+        node = self._nodes.setdefault(key, _Node(key))
+        node.name = node.name or self.world.node(prefix, None) or source.node
+        node.numbers.update(self._graph.of("stream number", stream))
+        node.firsts.update(self._graph.of("stream first", stream))
+        if local is None:
+            return
+        node.stated[local].update(self._graph.of("stream rank", stream))
+        if _states_rank(prefix):
+            node.by_prefix[local].add(prefix.rank or 0)
+        elif (rank := self.world.rank_of_process(prefix, of_all=True)) is not None:
+            node.stated[local].add(rank)
+
+    def _resolve(self, nodes: Sequence[_Node]) -> None:
+        numbers = [one.number(self.world) for one in nodes]
+        often, per_node = Counter(numbers), self.world.per_node or 0
+        for one, number in zip(nodes, numbers, strict=True):
+            one.resolve(self.world)
+            known = one.first is not None or one.ranks
+            if not known and number is not None and often[number] == 1:
+                one.first = number * per_node if per_node or number == 0 else None
+        self._by_names = not any(one.ranks or one.first is not None for one in nodes)
+        if not self._several(nodes):
+            for one in nodes:
+                one.first = one.first or 0
+
+    def _several(self, nodes: Sequence[_Node]) -> bool:
+        """Return True if any evidence suggests more than one node."""
+        size, per_node = self.world.size or 0, self.world.per_node
+        every = set().union(*(one.stated for one in nodes))
+        each = len(every) if every == {*range(len(every))} else 0
+        return (
+            self.world.several_nodes
+            or len([one for one in nodes if one.key[0] != "file"]) > 1
+            or any(one.first or one.ranks for one in nodes)
+            or bool(per_node and size > per_node)
+            or (1 < each < size and size % each == 0)
+        )
+
+
+def _only(sets: Mapping[Name, set[int]]) -> dict[Name, int]:
+    """Those of which one value is known, with it."""
+    return {name: min(values) for name, values in sets.items() if len(values) == 1}
+
+
+def _states_rank(prefix: Prefix) -> bool:
+    """True for a prefix that states its writer's rank, and not that of a line copied by grep."""
+    return prefix.rank is not None and "grep" not in prefix.kinds
+
+
+def _only_node(prefixes: Sequence[Prefix]) -> str | None:
+    """The node of a file in which some lines of ranks name it and others name none."""
+    nodes = {
+        prefix.node for prefix in prefixes if prefix.local_rank is not None and prefix.task is None
+    }
+    names = nodes - {None}
+    return names.pop() if len(nodes) == 2 and len(names) == 1 else None

@@ -1,0 +1,264 @@
+"""What lines state of ranks, nodes, processes, GPUs and addresses: one table of patterns.
+
+A named group is an identity, and a statement ties identities to one another:
+
+    rank, local, number, first   global rank; rank within its node; number of its node; the global
+                                 rank of its node's local rank 0
+    node, task, address, server  a host's name; a task of srun; addresses of a host
+    pid, bus                     process number; PCI bus and device of a GPU ("bb:00")
+    size, of                     ranks of the job; of a communicator, of which `rank` is a member
+    nodes, each, hosts           number of nodes; ranks of each; names of all in their order
+
+What a statement does not name is the writer's, as the prefix of the line states it. Identities of
+several parts are the process (node, pid), the child (writer, pid), the gpu (node, bus), the member
+(of, rank) of a communicator, and the pod (size, rank).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from rmetric.diagnosis.library.any_digits import any_digits
+from rmetric.diagnosis.reading.prefixes import NO_HOST
+from rmetric.diagnosis.reading.word_index import WordIndex
+
+#: More than the ranks of any communicator: for a rank that is stated as the job's own.
+MANY_RANKS = 1 << 30
+#: Hosts of one list; a longer one is no list of hosts.
+MAX_HOSTS = 100_000
+#: Characters of a line's form; longer ones may state anything.
+LONGEST_FORM = 2000
+#: Groups that are no numbers.
+_TEXTS = ("node", "here", "server", "address")
+
+
+class Statement:
+    """One way in which lines state something.
+
+    Args:
+        ties: pairs of identities: "rank node, process member".
+        gates: literals in lower case without digits, with | between; a match holds one.
+        pattern: sought in the line without its prefix.
+
+    Attributes:
+        pattern: compiled.
+    """
+
+    __slots__ = ("_loose", "gates", "pattern", "ties")
+
+    def __init__(self, ties: str, gates: str, pattern: str) -> None:
+        self.ties = [(one, other) for one, other in map(str.split, ties.split(","))]
+        self.gates = gates.split("|")
+        self.pattern = re.compile(pattern)
+        self._loose = any_digits(pattern).replace(r"\b", "")
+
+    def may_match(self, bare: str) -> bool:
+        """Return False only if the pattern matches no line that is so without its digits.
+
+        The pattern for any digits can do without each of them; the borders of words, of which some
+        are gone with the digits, it does not need.
+        """
+        # `re` keeps what it has compiled, and most of these patterns no log needs.
+        return len(bare) > LONGEST_FORM or re.search(self._loose, bare) is not None
+
+
+def _not_after(words: str) -> str:
+    return "".join(rf"(?<!{word}[ _-])" for word in words.split())
+
+
+_NUMBER = r"[\"']?[ :=.]{1,60}[\"']?"
+_IS = r"[\"']?(?: is)?[ :=.]{1,60}[\"']?"
+_APART = r"[ ,;|/()]{1,4}[\"']?"
+_RANK = r"(?P<rank>\d+)"
+#: Words before "rank" by which it is counted within a node or over the nodes;
+_WITHIN = _not_after("node local machine group host")
+#: by which it is another's, or none of the world.
+_OTHER = _WITHIN + _not_after(
+    "role tp dp ep mp pp cp parallel data model pipe pipeline tensor expert sequence context peer"
+    " remote src dst root other from for to by of on with waiting and"
+)
+#: JAX on its distributed system: "process 5 of 8".
+_JAX = r"\b(?i:jax|coordinator|distributed)\b.{0,160}?\bprocess(?:[ _](?:id|index))?[ :=#]{1,3}"
+#: No host: numbered words of prose and of training, devices.
+_NO_HOST = NO_HOST.pattern.decode().removeprefix("(?i)").replace("$", r"(?![\w.-])")
+_DEVICE = rf"(?!(?i:{_NO_HOST}|(?:npu|hpu|xpu|tpu|device|rank|python)\d{{1,2}}\b))"
+_NAME = r"[A-Za-z][\w.-]*\d[\w.-]*"
+_HOST = rf"{_NAME}|\d+\.\d+\.\d+\.\d+"
+_ON = rf"\b(?:on|host(?:name)?|node)[ :=]+{_DEVICE}(?P<node>{_HOST})"
+_IP = r"\d{1,3}(?:\.\d{1,3}){3}"
+#: A GPU as NCCL writes it ("busId bb000"), and as the kernel does.
+_BUS = (
+    r"(?:.*?\b(?:busId (?P<bus>[0-9a-f]{4,12})"
+    r"|[0-9a-fA-F]{4,8}:(?P<pci>[0-9a-fA-F]{2}:[0-9a-fA-F]{2}))\b)?"
+)
+_LISTED = r"[a-z][\w.-]*(?:\[[\d,-]+\])?"
+
+# fmt: off
+STATEMENTS: tuple[Statement, ...] = tuple(Statement(*row) for row in (
+    # the number of ranks: a size of a tensor's or a pipeline's group is another one
+    ("job size", "world",
+     rf"(?i)(?<![a-z]_)(?<!parallel )(?:global_)?world[ _-]?size{_NUMBER}(?P<size>\d+)"),
+    ("job size", "member: /", r"MEMBER: \d+/(?P<size>\d+)"),
+    ("job size", "total ",
+     r"(?i)\btotal (?:number of )?(?:ranks|processes|workers)[ :=]+(?P<size>\d+)"),
+    ("job size", "rank ", r"(?i)\brank \d+ ?(?:of|/) ?(?P<size>\d+)\b"),
+    ("job size", "num",
+     r"(?i)\bnum(?:ber of)?[ _](?:training[ _]ranks|processes)[ :=]+(?P<size>\d+)"),
+    ("job size", "global_world_sizes=", r"\bglobal_world_sizes=\[(?P<size>\d+)"),
+    ("job nodes", "nnodes|group_world_size",
+     r"(?i)(?:--?nnodes[= ]['\"]?(?:\d+:)?|\bnnodes=|\bgroup_world_size=)(?P<nodes>\d+)"),
+    ("job each", "nproc|num_local_procs|n_gpus_per_node",
+     r"(?i)(?:--?nproc[_-]per[_-]node[= ]['\"]?|\bnum_local_procs=|\bn_gpus_per_node['\"]?[=:] ?)"
+     r"(?P<each>\d+)"),
+
+    # communicators
+    ("job of, process member, gpu member", "nranks",
+     rf"\brank {_RANK} nranks (?P<of>\d+)\b{_BUS}"),
+    ("job of, process member, stream rank", "ranks[|ranknum[",
+     rf"\b(?:ranks|rankNum)\[(?P<of>\d+)(?:\], ?rank\[{_RANK}\])?"),
+    ("rank server", "server[",
+     rf"\b(?:ranks|rankNum)\[\d+\], ?rank\[{_RANK}\].*?\bserver\[(?P<server>[\w.:-]+)"),
+
+    # the writer's own
+    ("stream rank", "rank=", rf"(?<![A-Za-z_])RANK=[\"']?{_RANK}"),
+    ("stream rank", "rank",
+     rf"(?i)(?<![a-z_])(?:global[ _]rank|world[ _]rank|rank_train){_IS}{_RANK}"),
+    ("stream rank", "rank", rf"(?i){_OTHER}(?<![a-z])rank{_IS}{_RANK}\b{_APART}world[ _-]?size"),
+    ("stream rank", "world",
+     rf"(?i)(?<![a-z_])(?<!parallel )world[ _-]?size{_IS}\d+{_APART}{_OTHER}rank{_IS}{_RANK}\b"),
+    ("stream rank", "rank",
+     rf"(?i)\b(?:i am|i'm|this is|my) (?:global )?rank(?: is)?[ :=]{{1,3}}{_RANK}\b"),
+    ("stream rank", "rank", rf"(?i)^[^a-z]{{0,80}}rank[ :=]?{_RANK} ?(?:of|/) ?\d+\b"),
+    ("stream rank", "init",
+     rf"(?i)^.{{0,80}}?\binit\w*\b.{{0,60}}?{_OTHER}\brank[ :=]{{1,3}}{_RANK}\b"),
+    ("stream rank, job size", "process", rf"{_JAX}{_RANK} ?(?:of|/) ?(?P<size>\d+)\b"),
+    ("stream rank", "[process=]", rf"\[process={_RANK}\]\[thread="),  # Orbax, which JAX saves with
+    ("stream local", "local", rf"(?i)(?<![a-z_])local[ _]rank{_NUMBER}(?P<local>\d+)"),
+    # torchrun's agents, DeepSpeed's launcher, scripts
+    ("stream number", "node|group",
+     r"(?i)(?<![a-z])(?:node|group)[_-]rank[\"']?[ :=]{1,3}[\"']?(?P<number>\d+)"),
+    ("stream first", "global_ranks=", r"(?<![a-z_])global_ranks=\[(?P<first>\d+)"),
+    # of one process each, or of the agents of nodes: as many as the ranks, or as the nodes
+    ("stream pod", "world_size=", rf"\bWORLD_SIZE=[\"']?(?P<size>\d+)[\"']?,? RANK=[\"']?{_RANK}"),
+    ("stream pod", "world_size=",
+     rf"(?<![A-Za-z_])RANK=[\"']?{_RANK}[\"']?,? WORLD_SIZE=[\"']?(?P<size>\d+)"),
+
+    # where ranks are
+    ("rank node, gpu member", "rank",
+     rf"(?i){_WITHIN}\brank(?: id)?[ :=\[]{{0,3}}{_RANK}\b.{{0,40}}?{_ON}{_BUS}"),
+    ("rank node, gpu member", "rank",
+     rf"(?i){_ON}\b.{{0,20}}?{_WITHIN}\brank[ :=\[]{{0,3}}{_RANK}\b{_BUS}"),
+    ("rank node", "slurmd_nodename=", rf"^(?:export )?SLURMD_NODENAME=[\"']?(?P<node>{_HOST})"),
+    # the host of a script, as it says when it begins
+    ("job here", " on ",
+     r"^(?:.{0,60}[ ./])?(?:[Rr]unning|[Ss]tart(?:ed|ing)|[Ll]aunch(?:ed|ing)|[Jj]ob \S+|\w+\.sh)"
+     rf"(?: \S+){{0,4}}? on (?:(?:host|node) )?{_DEVICE}(?P<here>{_HOST})\W*$"),
+    ("job here", "host|node",
+     rf"^\W{{0,6}}(?i:host(?:name)?|node)(?: name)? ?[:=] ?(?P<here>{_HOST})\s*$"),
+    ("task node", "srun: error: ", rf"^srun: error: (?P<node>{_HOST}): tasks? (?P<tasks>[\d,-]+):"),
+    ("job hosts", "hosts=", r"(?i)^hosts=[\"']?(?P<hosts>[a-z][^\"']*)"),
+    ("job hosts", ":::dlpal|nodelist=",
+     r"(?i)(?::::DLPAL \S+ \d+ \d+ |(?:^|_|\b)nodelist=)[\"']?"
+     rf"(?P<hosts>{_LISTED}(?:,{_LISTED})*)"),
+    ("job hosts, job nodes, job each", "world info dict: ",  # DeepSpeed's launcher
+     r"\bWORLD INFO DICT: (?P<info>\{.*\})"),
+    ("address stream", "bootstrap : using", rf"\bBootstrap : Using \S+?:(?P<address>{_IP})<"),
+    ("address node", "...", rf"^\s*(?P<node>{_NAME})\s+(?P<address>{_IP})\s*$"),
+    ("address node", "...",
+     rf"^\s*(?P<address>{_IP})\s+(?P<node>[A-Za-z][\w-]*\d[\w.-]*)(?:\s+[A-Za-z][\w.-]*){{0,3}}\s*$"),
+
+    # processes
+    ("process member, rank node", "world_rank",  # a worker of Ray
+     rf"\bip=(?P<node>[\d.a-f:]+), pid=(?P<pid>\d+)\) world_rank={_RANK}"),
+    ("process member", "rank",
+     rf"(?i){_WITHIN}\brank[ :=\[]{{0,3}}(?P<rank>\d{{1,6}})\b[^\n]{{0,60}}?"
+     r"\bpid[ :=]{1,3}(?P<pid>\d{1,9})\b"),
+    ("child local", "local_rank: ",
+     r"\blocal_rank: (?P<local>\d{1,4}) \(pid: (?P<pid>\d{1,9})\) of binary"),
+    ("child local", " spawned with command: ",
+     r"\bprocess (?P<pid>\d{1,9}) spawned with command: .*--local[_-]rank=(?P<local>\d{1,4})\b"),
+    # DeepSpeed's launcher ends all of its node in the order of their ranks
+    ("writer pid", "killing subprocess ", r"\bKilling subprocess (?P<pid>\d{1,9})\s*$"),
+    # the report of torchrun: lines of a host, its rank and its process
+    ("report node", "host ", rf"^\s*host +: (?P<node>{_HOST})\s*$"),
+    ("report rank", "rank ", rf"^\s*rank +: {_RANK} \(local_rank"),
+    ("report pid", "exitcode ", r"^\s*exitcode +: \S+ \(pid: (?P<pid>\d{1,9})\)"),
+))
+# fmt: on
+_GATES = WordIndex((gate.encode(), at) for at, one in enumerate(STATEMENTS) for gate in one.gates)
+_PART = re.compile(r"([^,\s\[\]]*)(?:\[([\d,-]+)\])?([^,\s\[\]]*)")
+_INFO_NODE = re.compile(r"[\"']([\w.-]+)[\"']: ?\[([\d, ]*)\]")
+
+
+def may_state(
+    bare: str, form: bytes, words: Collection[bytes] | None = None
+) -> tuple[Statement, ...]:
+    """What lines of a form may state, in the order of the table.
+
+    Args:
+        bare: a line of it without its digits.
+        form: the same in lower case.
+        words: those of the form (`words_of`), where they are known.
+    """
+    gated = (STATEMENTS[at] for at in sorted(set(_GATES.items(form, words))))
+    return tuple(one for one in gated if one.may_match(bare))
+
+
+def identities(match: re.Match[str]) -> dict[str, Any]:
+    """What a statement names; None for what this line of it does not."""
+    found: dict[str, Any] = {
+        name: text if text is None or name in _TEXTS else _identity(name, text)
+        for name, text in match.groupdict().items()
+    }
+    if found.get("pci"):
+        found["bus"] = found["pci"]
+    if gpus := found.get("info"):
+        found |= {"hosts": None if "localhost" in gpus else tuple(gpus)}
+        equal = len(set(gpus.values())) == 1
+        found |= {"nodes": len(gpus), "each": max(gpus.values())} if equal else {}
+    return found
+
+
+def _identity(name: str, text: str) -> Any:
+    if name == "hosts":
+        return tuple(expanded(text)) or None
+    if name == "tasks":
+        return [int(task) for task in expanded(f"[{text}]")]
+    if name == "info":
+        return {node: len(some.split(",")) for node, some in _INFO_NODE.findall(text)}
+    if name == "pci":
+        return text.lower()
+    if name == "bus":  # the last three hexadecimal digits are the device's and the function's
+        return f"{text[:-3][-2:]:0>2}:{text[-3:-1]}"
+    return int(text) if len(text) < 19 else None
+
+
+def expanded(hosts: str) -> list[str]:
+    """All hosts of a list as SLURM writes it, in its order.
+
+    >>> expanded("node[08-10,12],login1")
+    ['node08', 'node09', 'node10', 'node12', 'login1']
+    """
+    if hosts.count("[") != hosts.count("]"):
+        return []
+    names: list[str] = []
+    for before, ranges, after in _PART.findall(hosts):
+        numbers = _numbers(ranges) if ranges else [""]
+        if before or ranges:
+            names += [before + number + after for number in numbers]
+        if len(names) > MAX_HOSTS:
+            return []
+    return names
+
+
+def _numbers(ranges: str) -> Sequence[str]:
+    numbers: list[str] = []
+    for part in filter(None, ranges.split(",")):
+        first, _, last = part.partition("-")
+        last = last or first
+        if not (first and last.isdecimal()) or int(last) - int(first) > MAX_HOSTS:
+            return []
+        numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
+    return numbers

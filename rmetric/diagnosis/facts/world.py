@@ -1,0 +1,223 @@
+"""What the identity graph of a job says of the whole: its size, and where ranks and processes are.
+
+Each answer is that of the surest ties: what a line states of a rank precedes what launchers'
+defaults would make of a list of hosts, and a communicator of all ranks one of some.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+from functools import cached_property
+
+from rmetric.diagnosis.facts.graph import IdentityGraph, writer_node
+from rmetric.diagnosis.facts.statements import MANY_RANKS
+from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix
+
+#: A larger number is no number of ranks.
+MAX_RANKS = 1 << 20
+#: Ranks of a node at most, where no line states them.
+MOST_PER_NODE = 8
+
+
+class World:
+    """Answers from the graph of all files of a job.
+
+    Args:
+        graph: complete.
+        prefixes: of all streams.
+    """
+
+    def __init__(self, graph: IdentityGraph, prefixes: Collection[Prefix] = ()) -> None:
+        self.graph, self._prefixes = graph, prefixes
+
+    @cached_property
+    def size(self) -> int | None:
+        """Number of ranks: as most lines state it, else of the largest group of any library."""
+        sizes = self._sizes
+        if sizes:
+            return max(sizes, key=lambda size: (sizes[size], size))
+        if 0 < self._num_nodes * self._per_node <= MAX_RANKS:
+            return self._num_nodes * self._per_node
+        groups = self.graph.of("job of")
+        return max((size for size in groups if 0 < size <= MAX_RANKS), default=None)
+
+    @cached_property
+    def _sizes(self) -> dict[int, int]:
+        sizes = self.graph.of("job size")
+        return {size: lines for size, lines in sizes.items() if 0 < size <= MAX_RANKS}
+
+    @cached_property
+    def _num_nodes(self) -> int:
+        return max(self.graph.of("job nodes"), default=0)
+
+    @cached_property
+    def _per_node(self) -> int:
+        return max(self.graph.of("job each"), default=0)
+
+    @cached_property
+    def per_node(self) -> int | None:
+        """Ranks of a node, where all have the same."""
+        nodes = self._num_nodes or len(self.nodes)
+        if not self._per_node and self.size and nodes and self.size % nodes == 0:
+            return self.size // nodes
+        return self._per_node or None
+
+    @cached_property
+    def nodes(self) -> list[str]:
+        """Names of the nodes in the order of their numbers, of the longest list."""
+        return list(max(self.graph.of("job hosts"), key=len, default=()))
+
+    @property
+    def several_nodes(self) -> bool:
+        """True if lines mention more than one node."""
+        return self._num_nodes > 1 or len(self.nodes) > 1
+
+    @cached_property
+    def node_of_rank(self) -> dict[int, str]:
+        """Rank -> node, where a line ties them."""
+        tasks = {} if self.tasks_launch else self.graph.best("task node")
+        return tasks | self._stated_nodes
+
+    @cached_property
+    def _stated_nodes(self) -> dict[int, str]:
+        return self.graph.best("rank server") | self.graph.best("rank node")
+
+    @cached_property
+    def tasks_launch(self) -> bool:
+        """True if a task of srun is no rank, but starts those of its node.
+
+        A prefix states another rank, or lines place far other ranks on the task's node.
+        """
+        if any(one.task is not None and one.rank not in (None, one.task) for one in self._prefixes):
+            return True
+        ranks = defaultdict[str, list[int]](list)
+        for rank, node in self._stated_nodes.items():
+            ranks[node].append(rank)
+        each = self.per_node or MOST_PER_NODE
+        return any(
+            min(abs(task - rank) for rank in ranks[node]) >= each
+            for task, node in self.graph.best("task node").items()
+            if node in ranks
+        )
+
+    @cached_property
+    def node_of_address(self) -> dict[str, str]:
+        """Address -> node, as the node states it, or a list of hosts."""
+        own = {
+            address: self.node(prefix, prefix.rank)
+            for address, (_, prefix) in self.graph.best("address stream").items()
+        }
+        stated = {address: node for address, node in own.items() if node is not None}
+        return self.graph.best("address node") | stated
+
+    @cached_property
+    def rank_of_gpu(self) -> dict[tuple[str, str], int]:
+        """(Node, bus and device of a GPU: "bb:00") -> rank, by the largest communicators."""
+        found = {gpu: max(ties) for gpu, ties in self.graph.all("gpu member")}
+        return {gpu: rank for gpu, (of, rank) in found.items() if of >= (self.size or 0)}
+
+    @cached_property
+    def rank_of_pid(self) -> dict[tuple[str | None, int], int]:
+        """(Node, process) -> rank, by the largest communicators and by ranks within nodes."""
+        found = dict[tuple["str | None", int], int]()
+        for (node, pid), members in self._members.items():
+            of, rank = members[0]
+            if of >= (self.size or 0):
+                node = self.node_of_rank.get(rank, node) if of == MANY_RANKS else node
+                found[node, pid] = rank
+        each = self.per_node
+        ended = {
+            (node, pid): local
+            for node, pids in self.graph.all("writer pid")
+            if len(pids) == each
+            for local, pid in enumerate(pids)
+        }
+        for (writer, pid), local in (ended | self.graph.best("child local")).items():
+            node = self._named(writer)
+            number = self.nodes.index(node) if node in self.nodes else _task(node)
+            if number is not None and each and local < each:
+                found.setdefault((node, pid), number * each + local)
+            elif not self.several_nodes and local < (self.size or each or 0) <= (
+                each or MOST_PER_NODE
+            ):
+                found.setdefault((node, pid), local)
+        return found
+
+    @cached_property
+    def _members(self) -> dict[tuple[str | None, int], list[tuple[int, int]]]:
+        """Process -> (ranks of a communicator, rank in it), the largest first."""
+        return {
+            process: sorted(ties, key=lambda one: (one[0], ties[one]), reverse=True)
+            for process, ties in self.graph.all("process member")
+        }
+
+    def rank_of_process(self, prefix: Prefix, *, of_all: bool = False) -> int | None:
+        """Rank in the largest communicator that a process reported; `of_all`: of all ranks."""
+        if prefix.pid is None:
+            return None
+        members = self._members.get((prefix.node, prefix.pid), ())
+        return next((rank for of, rank in members if not of_all or of == self.size), None)
+
+    def rank_of(self, file: str) -> int | None:
+        """The rank that the lines without prefix of a file state as their own ("global rank 3").
+
+        None where they state several, and where those of all files state the same one: lines of
+        rank 0 may stand in a file that all ranks share. One that is stated with another world size
+        than the job's may be the number of a node.
+        """
+        sizes = {rank: size for size, rank in self.graph.of("stream pod", (file, NO_PREFIX))}
+        ranks = {
+            rank
+            for rank in self.graph.of("stream rank", (file, NO_PREFIX))
+            if rank not in sizes or (sizes[rank] == self.size and self._per_node <= 1)
+        }
+        if len(ranks) != 1:
+            return None
+        (rank,) = ranks
+        return rank if rank > 0 or self.size == 1 or len(self._all_own) > 1 else None
+
+    @cached_property
+    def _all_own(self) -> set[int]:
+        return {rank for _, ranks in self.graph.all("stream rank") for rank in ranks}
+
+    def node(self, prefix: Prefix, rank: int | None) -> str | None:
+        """Node of a stream, from its prefix or from lines, with or without a global rank."""
+        if prefix.node is not None or rank in self.node_of_rank:
+            return prefix.node or self.node_of_rank[rank or 0]
+        if prefix.task is not None and prefix.rank is None:  # a node's launcher
+            return self._named(writer_node(prefix))
+        return None if rank is None else self._node_by_default(rank)
+
+    def _node_by_default(self, rank: int) -> str | None:
+        """Node of a rank that no line ties to one."""
+        number = len(self.nodes)
+        if self.size and number and self.size % number == 0:
+            # In blocks, the launchers' default.
+            return self.nodes[rank * number // self.size] if rank < self.size else None
+        here = self.graph.of("job here")
+        if not self.several_nodes and len(here) == 1:
+            fits = rank < (self.size or 0) <= (self.per_node or MOST_PER_NODE)
+            return next(iter(here)) if fits else None
+        return None
+
+    def _named(self, node: str | None) -> str | None:
+        """A node by its name, where it is known as a task of srun and the list of nodes has it."""
+        task = _task(node) if node and node.startswith("task ") else None
+        return node if task is None or task >= len(self.nodes) else self.nodes[task]
+
+    def notes(self) -> list[str]:
+        """Notes on contradicting sizes: two jobs in one folder, perhaps."""
+        if len(self._sizes) < 2:
+            return []
+        sizes = ", ".join(map(str, sorted(self._sizes)))
+        return [
+            f"the logs name different numbers of ranks ({sizes}): two jobs, or one restarted; "
+            f"{self.size} is taken"
+        ]
+
+
+def _task(node: str | None) -> int | None:
+    """The number of a node that is known as a task of srun only."""
+    number = (node or "").removeprefix("task ")
+    return int(number) if number.isdigit() else None
