@@ -1,0 +1,118 @@
+"""Each job of the corpus has its expected diagnosis, which changes with nothing that is no news."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmetric.diagnosis import Diagnosis, diagnose
+from rmetric.diagnosis.result import SURE
+from tests.diagnosis_corpus import CorpusJob, corpus, expanded, write
+
+JOBS = {job.name: job for job in corpus()}
+assert len(JOBS) == sum(1 for _ in corpus()), "two jobs have one name"
+
+#: Field of `expected` -> the same of a diagnosis. Where these are lists, any of them is right.
+ANSWERS: dict[str, Callable[[Diagnosis], Any]] = {
+    **{
+        name: lambda found, name=name: getattr(found, name)  # type: ignore[misc]
+        for name in "outcome cause family stage iteration since time basis attempt".split()
+    },
+    "first": lambda found: found.nodes[0].name if found.nodes else None,
+    "node": lambda found: found.nodes[0].node if found.nodes else None,
+    "sure": lambda found: found.confidence >= SURE,
+}
+#: Field of `says` and `says_not` -> the words in which these stand, or do not.
+WORDS: dict[str, Callable[[Diagnosis], str]] = {
+    "title": lambda found: found.title,
+    "why": lambda found: found.why,
+    "summary": lambda found: found.summary,
+    "notes": lambda found: "\n".join(found.notes),
+    "who": lambda found: "\n".join(one.why for one in found.nodes),
+    "candidates": lambda found: "\n".join(one.why for one in found.candidates),
+    "events": lambda found: "\n".join(one.text for one in found.events),
+}
+
+
+def wrong(found: Diagnosis, expected: Mapping[str, Any]) -> list[str]:
+    """What is not as expected, in words."""
+    said = []
+    for field, right in expected.items():
+        answer, is_right = _judged(found, field, right)
+        if not is_right:
+            said.append(f"{field} is {answer!r}, expected {right!r}")
+    return said
+
+
+def _judged(found: Diagnosis, field: str, right: Any) -> tuple[Any, bool]:
+    if field in ANSWERS:
+        answer = ANSWERS[field](found)
+        return answer, answer in right if isinstance(right, list) else answer == right
+    if field.removeprefix("not_") in ANSWERS:
+        answer = ANSWERS[field.removeprefix("not_")](found)
+        return answer, answer not in right
+    names = [one.name for one in found.nodes]
+    causes = [one.cause for one in found.candidates]
+    match field:
+        case "who":
+            return names, names == right
+        case "not_who":
+            return names, not {*names} & {*right}
+        case "candidates":
+            return causes, causes[: len(right)] == right
+        case "not_candidates":
+            return causes, not {*causes} & {*right}
+        case "at_least":
+            return found.confidence, found.confidence >= right
+        case "at_most":
+            return found.confidence, found.confidence < right
+        case "attempts" if isinstance(right, int):
+            return len(found.attempts), len(found.attempts or [None]) == right
+        case "attempts":
+            return found.attempts, _have(found.attempts, right, exactly=True)
+        case "events":
+            return found.events, _have(found.events, right, exactly=False)
+        case "job":
+            seconds = (found.job["last_time"] or 0.0) - (found.job["first_time"] or 0.0)
+            return found.job, right.items() <= {**found.job, "seconds": seconds}.items()
+        case "says" | "says_not":
+            missing = [
+                (where, text)
+                for where, texts in right.items()
+                for text in texts
+                if (text in WORDS[where](found)) is (field == "says_not")
+            ]
+            return {where: WORDS[where](found) for where, _ in missing}, not missing
+    raise ValueError(f"expected has a field {field!r}, which nothing checks")
+
+
+def _have(entries: Any, right: list[dict[str, Any]], *, exactly: bool) -> bool:
+    """Whether entries have these fields in order; a text or a file may be a part of it."""
+    if len(entries) < len(right) or exactly and len(entries) != len(right):
+        return False
+    return all(
+        value in getattr(entry, name) if name in ("text", "file") else value == getattr(entry, name)
+        for entry, fields in zip(entries, right, strict=False)
+        for name, value in fields.items()
+    )
+
+
+def diagnosed(job: CorpusJob, folder: Path) -> Diagnosis:
+    healthy = [write(job.healthy, folder / "healthy")] if job.healthy else []
+    return diagnose([write(job.files, folder / "job")], healthy=healthy, attempt=job.attempt)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job_has_the_diagnosis_that_is_right(name: str, tmp_path: Path) -> None:
+    job = JOBS[name]
+    found = diagnosed(job, tmp_path)
+    assert not wrong(found, job.expected)
+    assert all(one.why for one in found.nodes)
+    assert found.cause is None or all(
+        one.confidence <= found.confidence for one in found.candidates
+    )
