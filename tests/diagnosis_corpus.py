@@ -47,15 +47,22 @@ def corpus() -> Iterator[CorpusJob]:
 
 def write(files: Mapping[str, str], folder: Path) -> Path:
     """Write the files of a job with their loops expanded."""
-    for name, text in files.items():
+    for name, text in expanded(files).items():
         (path := folder / name).parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(expanded(text).encode())
+        path.write_bytes(text.encode())
     return folder
 
 
-def expanded(text: str) -> str:
-    """A text with its loops written out."""
-    return "\n".join(_lines(text.split("\n"), {})) if LOOP in text else text
+def expanded(files: Mapping[str, str]) -> dict[str, str]:
+    """Files with the loops in their names and texts written out."""
+    written = {}
+    for name, text in files.items():
+        one, loop, times = name.partition(f" {LOOP} ")
+        counters = [{times[-1]: at} for at in range(int(times[:-2]))] if loop else [{}]
+        for each in counters:
+            (path,) = _lines([one], each)
+            written[path] = "\n".join(_lines(text.split("\n"), each))
+    return written
 
 
 def _lines(lines: list[str], counters: Mapping[str, int]) -> Iterator[str]:

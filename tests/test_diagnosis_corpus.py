@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +110,71 @@ def diagnosed(job: CorpusJob, folder: Path) -> Diagnosis:
 def test_a_job_has_the_diagnosis_that_is_right(name: str, tmp_path: Path) -> None:
     job = JOBS[name]
     found = diagnosed(job, tmp_path)
+    assert job.expected
     assert not wrong(found, job.expected)
     assert all(one.why for one in found.nodes)
     assert found.cause is None or all(
         one.confidence <= found.confidence for one in found.candidates
     )
+
+
+#: Unrelated lines, such as a shell prints before a training begins.
+SHELL = """\
+total 12
+-rw-r--r-- 1 ada users  412 train.sbatch
+drwxr-xr-x 2 ada users 4096 configs
+Activating the environment of the project
+"""
+RANKED = re.compile(r"^(?:\[rank(\d+)\]|(\d+)): ", re.MULTILINE)
+
+
+def begin_with_shell(files: dict[str, str]) -> dict[str, str]:
+    return {name: SHELL + text for name, text in files.items()}
+
+
+def end_lines_as_windows(files: dict[str, str]) -> dict[str, str]:
+    return {name: text.replace("\r", "").replace("\n", "\r\n") for name, text in files.items()}
+
+
+def in_another_order(files: dict[str, str]) -> dict[str, str]:
+    return dict(reversed(files.items()))
+
+
+def of_mpirun(files: dict[str, str]) -> dict[str, str]:
+    """The label before the lines of ranks as another launcher writes it."""
+    return {
+        name: RANKED.sub(lambda found: f"[1,{found[1] or found[2]}]<stdout>:", text)
+        for name, text in files.items()
+    }
+
+
+#: Each so manieth job that a change changes is tried.
+SAMPLE = 4
+
+
+def same(one: Diagnosis, other: Diagnosis) -> bool:
+    first, second = ([found.rank for found in each.nodes[:1]] for each in (one, other))
+    return (one.outcome, one.cause, first) == (other.outcome, other.cause, second)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "change", [begin_with_shell, end_lines_as_windows, in_another_order, of_mpirun]
+)
+def test_what_is_no_news_changes_no_sure_answer(
+    change: Callable[[dict[str, str]], dict[str, str]], tmp_path: Path
+) -> None:
+    plain = [(job, expanded(job.files)) for job in JOBS.values() if not job.healthy]
+    changed = [(job, files) for job, files in plain if [*change(files).items()] != [*files.items()]]
+    num_sure, others = 0, []
+    for number, (job, files) in enumerate(changed[::SAMPLE]):
+        folder = write(files, tmp_path / f"{number}")
+        before = diagnose([folder], attempt=job.attempt)
+        if before.confidence < SURE:
+            continue
+        num_sure += 1
+        write(change(files), folder)
+        paths = [folder / name for name in change(files)]
+        others += [job.name] if not same(before, diagnose(paths, attempt=job.attempt)) else []
+    assert num_sure >= 5
+    assert others == []
