@@ -101,7 +101,7 @@ def _value(found: re.Match[str], counters: Mapping[str, int]) -> str:
             return found[0]
         more += int(f"{sign}1") * Decimal(step or 1) * counters[name]
     if ":" in first:
-        form = "%Y-%m-%d{}%H:%M:%S".format(first[10]) if "-" in first else "%H:%M:%S"
+        form = f"%Y-%m-%d{first[10]}%H:%M:%S" if "-" in first else "%H:%M:%S"
         return (datetime.strptime(first, form) + timedelta(seconds=int(more))).strftime(form)
     value = Decimal(first) + more
     value = value % int(again) if again else value

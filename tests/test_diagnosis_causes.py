@@ -4,7 +4,6 @@ import msgspec
 import pytest
 
 from rmetric.diagnosis.causes import collect, ended_alone, weigh
-from rmetric.diagnosis.decide import diagnose
 from rmetric.diagnosis.evidence import how_often
 from rmetric.diagnosis.lost_connections import evidence_from_lost_connections
 from rmetric.diagnosis.ordering import Ordering
@@ -362,18 +361,3 @@ def test_how_often_is_told_by_ranks_nodes_and_files():
     assert how_often(cause, writer.job) == "logged 5 times by 3 ranks and 1 node"
     stream.name = "node gpu-07 local 3"
     assert how_often(cause, writer.job) == "logged 5 times by 4 ranks"
-
-
-@pytest.mark.parametrize("gpu", [True, False])
-def test_an_error_of_memory_that_says_below_that_it_was_the_gpus(gpu, tmp_path):
-    """Paddle raises Python's own error for both."""
-    lines = [f"step {step} loss 2.1" for step in range(50)]
-    lines += ["Traceback (most recent call last):", '  File "fit.py", line 7, in <module>']
-    lines += ["MemoryError: ", "", "-----", "C++ Traceback (most recent call last):", "-----"]
-    lines += ["0   paddle::memory::allocation::CUDAAllocator::AllocateImpl(unsigned long)", "-----"]
-    if gpu:
-        lines += ["Error Message Summary:", "ResourceExhaustedError: ", ""]
-        lines += ["Out of memory error on GPU 5. Cannot allocate 9.277344GB memory on GPU 5."]
-    (tmp_path / "workerlog.5").write_text("\n".join(lines) + "\n")
-    found = diagnose([tmp_path])
-    assert found.family == ("out of GPU memory" if gpu else "host out of memory")

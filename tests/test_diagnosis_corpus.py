@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rmetric.cli.main import main
 from rmetric.diagnosis import Diagnosis, diagnose
 from rmetric.diagnosis.result import SURE
 from tests.diagnosis_corpus import CorpusJob, corpus, expanded, write
@@ -19,9 +22,10 @@ assert len(JOBS) == sum(1 for _ in corpus()), "two jobs have one name"
 #: Field of `expected` -> the same of a diagnosis. Where these are lists, any of them is right.
 ANSWERS: dict[str, Callable[[Diagnosis], Any]] = {
     **{
-        name: lambda found, name=name: getattr(found, name)  # type: ignore[misc]
-        for name in "outcome cause family stage iteration since time basis attempt".split()
+        name: attrgetter(name)
+        for name in ("outcome", "cause", "family", "stage", "iteration", "since", "time", "basis")
     },
+    "attempt": attrgetter("attempt"),
     "first": lambda found: found.nodes[0].name if found.nodes else None,
     "node": lambda found: found.nodes[0].node if found.nodes else None,
     "sure": lambda found: found.confidence >= SURE,
@@ -92,7 +96,7 @@ def _judged(found: Diagnosis, field: str, right: Any) -> tuple[Any, bool]:
 
 def _have(entries: Any, right: list[dict[str, Any]], *, exactly: bool) -> bool:
     """Whether entries have these fields in order; a text or a file may be a part of it."""
-    if len(entries) < len(right) or exactly and len(entries) != len(right):
+    if len(entries) < len(right) or (exactly and len(entries) != len(right)):
         return False
     return all(
         value in getattr(entry, name) if name in ("text", "file") else value == getattr(entry, name)
@@ -178,3 +182,28 @@ def test_what_is_no_news_changes_no_sure_answer(
         others += [job.name] if not same(before, diagnose(paths, attempt=job.attempt)) else []
     assert num_sure >= 5
     assert others == []
+
+
+def test_a_table_without_pandas_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    notes = diagnosed(JOBS["the rank of the idle gpu is named"], tmp_path).notes
+    assert any("cannot be read without pandas" in note for note in notes)
+
+
+def test_an_attempt_is_counted_from_either_end(tmp_path: Path, capsys) -> None:
+    folder = write(
+        JOBS["the last attempt is diagnosed and the others are listed: 1"].files, tmp_path
+    )
+    assert diagnose(folder, attempt=-2) == diagnose(folder, attempt=2)
+    assert main(["diagnose", str(folder), "--attempt", "4"]) == 2
+    said = "attempt is 4: these logs have 3; 1 to 3 or -3 to -1 is accepted"
+    assert said in capsys.readouterr().err
+
+
+def test_loops_are_written_out() -> None:
+    text = "%% 2 n 2 r\n<5+r>: <10:59:58+3n> <08+n%9> <3.00-.5n> <x>\n%%\nend <1+n>"
+    assert expanded({"rank_<7+f> %% 2 f": text, "b": "%% 1 n\n<2024-02-28 23:59:59+2n>\n%%"}) == {
+        f"rank_{rank}": "5: 10:59:58 08 3.00 <x>\n6: 10:59:58 08 3.00 <x>\n"
+        "5: 11:00:01 00 2.50 <x>\n6: 11:00:01 00 2.50 <x>\nend <1+n>"
+        for rank in (7, 8)
+    } | {"b": "2024-02-28 23:59:59"}
