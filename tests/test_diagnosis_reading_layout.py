@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.library import SignatureLibrary
-from rmetric.diagnosis.reading.file_names import identify_files
 from rmetric.diagnosis.reading.stated_ranks import StatedRanks
 from rmetric.diagnosis.reading.world import may_describe_world
 
@@ -323,12 +322,6 @@ def test_told_ranks_are_found_whatever_the_order_of_nodes(tmp_path_factory, data
     }
 
 
-def test_the_number_of_a_node_is_no_rank():
-    said = identify_files([f"node-0{number}.log" for number in range(4)])
-    assert [one.node_number for one in said] == [0, 1, 2, 3]
-    assert all(one.rank is None and one.local_rank is None for one in said)
-
-
 @pytest.mark.parametrize(
     ("said", "size", "known"),
     [
@@ -366,11 +359,3 @@ def test_another_process_is_no_rank(read):
     said = "tokenizing: process {} of 4"
     files = {f"x{name}": ["begin", said.format(at), "end"] for at, name in enumerate("dcba")}
     assert ranks(read(**files)) == {}
-
-
-def test_a_machine_of_a_tpu_slice_is_a_process_of_jax_where_no_file_is_another_ranks():
-    hosts = [f"t1v-n-9b3f60d2-w-{at}" for at in range(3)]
-    files = identify_files([f"{host}/t5x.log" for host in hosts])
-    assert [(one.rank, one.node) for one in files] == list(enumerate(hosts))
-    files = identify_files([*(f"{host}/xla.log" for host in hosts), "stacks/rank4.txt"])
-    assert [(one.rank, one.node) for one in files] == [*((None, host) for host in hosts), (4, None)]
