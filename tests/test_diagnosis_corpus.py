@@ -13,11 +13,16 @@ import pytest
 
 from rmetric.cli.main import main
 from rmetric.diagnosis import Diagnosis, diagnose
+from rmetric.diagnosis.ingest import ingest
+from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.result import SURE
 from tests.diagnosis_corpus import CorpusJob, corpus, expanded, write
 
-JOBS = {job.name: job for job in corpus()}
-assert len(JOBS) == sum(1 for _ in corpus()), "two jobs have one name"
+ALL = list(corpus())
+assert len({job.name for job in ALL}) == len(ALL), "two jobs have one name"
+#: Those of which only who logged what is asked.
+LAYOUTS = {job.name: job for job in ALL if job.expected.keys() <= {"ranks", "streams"}}
+JOBS = {job.name: job for job in ALL if job.name not in LAYOUTS}
 
 #: Field of `expected` -> the same of a diagnosis. Where these are lists, any of them is right.
 ANSWERS: dict[str, Callable[[Diagnosis], Any]] = {
@@ -105,9 +110,25 @@ def _have(entries: Any, right: list[dict[str, Any]], *, exactly: bool) -> bool:
     )
 
 
+def layout(job: CorpusJob, folder: Path) -> dict[str, Any]:
+    """Files of each rank, and nodes of all that log, as they are read."""
+    streams = ingest([write(job.files, folder)], SignatureLibrary.shipped()).streams
+    return {
+        "ranks": {one.rank: sorted(one.files) for one in streams.values() if one.rank is not None},
+        "streams": {name: one.node for name, one in streams.items()},
+    }
+
+
 def diagnosed(job: CorpusJob, folder: Path) -> Diagnosis:
     healthy = [write(job.healthy, folder / "healthy")] if job.healthy else []
     return diagnose([write(job.files, folder / "job")], healthy=healthy, attempt=job.attempt)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_ranks_and_nodes_are_those_that_the_lines_state(name: str, tmp_path: Path) -> None:
+    expected, found = LAYOUTS[name].expected, layout(LAYOUTS[name], tmp_path)
+    assert expected
+    assert {field: found[field] for field in expected} == expected
 
 
 @pytest.mark.parametrize("name", JOBS)
