@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,8 +20,7 @@ from rmetric.diagnosis.reading.other_jobs import is_of_another, numbers_in
 from rmetric.diagnosis.reading.prefixes import PrefixParser
 from rmetric.diagnosis.reading.text import level
 from rmetric.diagnosis.reading.timestamps import parse
-
-TABLES = yaml.safe_load(Path(__file__).with_name("diagnosis_lines.yaml").read_text("utf-8"))
+from tests.diagnosis_corpus import TABLES
 
 
 def step_of(text: str) -> int | None:
@@ -70,10 +67,10 @@ def test_what_states_a_step_or_a_stage_passes_the_gates():
         assert not stage or possible_rules(form(text)) or may_state_step(zeros(text)), text
 
 
-@pytest.mark.parametrize("case", TABLES["files"], ids=lambda case: case["names"][0])
+@pytest.mark.parametrize("case", TABLES["files"], ids=lambda case: " ".join(case["names"][:2]))
 def test_what_the_names_of_files_state(case):
     files = identify_files(case["names"])
-    for field in ("node", "rank", "node_number"):
+    for field in ("node", "rank", "local_rank", "node_number"):
         for file, stated in zip(files, case.get(f"{field}s", []), strict=False):
             assert getattr(file, field) == stated
     assert not any(file.ranked for file in files) or "ranked" not in case

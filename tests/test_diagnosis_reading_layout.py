@@ -13,6 +13,7 @@ from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.reading.stated_ranks import StatedRanks
 from rmetric.diagnosis.reading.world import may_describe_world
+from tests.diagnosis_corpus import TABLES
 
 LIBRARY = SignatureLibrary.shipped()
 
@@ -27,43 +28,13 @@ def ranks(job: Job) -> dict[int, set[str]]:
     return {one.rank: one.files for one in job.streams.values() if one.rank is not None}
 
 
-OWN = {
-    "starting on node-02 pid 77: RANK=17 LOCAL_RANK=1 WORLD_SIZE=24": {17},
-    "RANK=17": {17},
-    "export RANK=17": {17},
-    "process group initialised: backend gloo, rank 17, world size 24": {17},
-    "{'rank': 17, 'world_size': 24}": {17},
-    "{'world_size': 24, 'rank': 17}": {17},
-    "world size: 24 | rank: 17": {17},
-    "Initializing distributed: GLOBAL_RANK: 17, MEMBER: 18/24": {17},
-    "global rank 17": {17},
-    "global_rank .................. 17": {17},
-    "I am rank 17": {17},
-    "this is global rank 17 of world size 24": {17},
-    "rank 17 of 24 is up": {17},
-    "[Rank 17/24] is up": {17},
-    "Entry-HcclCommInitRootInfo:ranks[24], rank[17], rootinfo: host": {17},
-    # of others, or of other groups
-    "waiting for rank 3, world size 24": set(),
-    "no heartbeat from rank 3 of world size 24": set(),
-    "timeout: rank 3 did not join": set(),
-    "LOCAL_RANK=1 WORLD_SIZE=24": set(),
-    "local rank 1, world size 24": set(),
-    "node_rank 1, world_size 24": set(),
-    "tensor parallel rank 1, world size 4": set(),
-    "tp_rank=1, world_size=4": set(),
-    "NODE_RANK=2": set(),
-    "first failure: rank 3 (local_rank: 3)": set(),
-}
-
-
-@pytest.mark.parametrize("line", list(OWN))
-def test_what_tells_the_own_rank(line):
-    own = StatedRanks()
-    own.take(line)
-    assert own.ranks == OWN[line]
-    form = line.lower().encode().translate(None, b"0123456789")
-    assert may_describe_world(form) or not own.ranks
+def test_what_tells_the_own_rank():
+    for rank, line in TABLES["own_ranks"]:
+        own = StatedRanks()
+        own.take(line)
+        assert own.ranks == ({rank} - {None}), line
+        form = line.lower().encode().translate(None, b"0123456789")
+        assert may_describe_world(form) or not own.ranks
 
 
 def test_other_things_that_are_told_of_a_place():
