@@ -10,12 +10,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
-
 from rmetric.diagnosis.confidence import Basis, calibrated
 from rmetric.diagnosis.inferred_causes import INFERRED
+from rmetric.diagnosis.usual_causes import USUAL
+from studies.diagnosis_benchmark.fit_confidence import Evidence, cross_validated, evidence_of, fit
+
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.result import Attempt, Candidate, Diagnosis, Suspect
-from rmetric.diagnosis.usual_causes import USUAL
 from studies.diagnosis_benchmark import gpualert
 from studies.diagnosis_benchmark.__main__ import main
 from studies.diagnosis_benchmark.answers import Answer
@@ -31,7 +32,6 @@ from studies.diagnosis_benchmark.cause_meanings import (
 from studies.diagnosis_benchmark.causes import CAUSES
 from studies.diagnosis_benchmark.classes import FAMILIES
 from studies.diagnosis_benchmark.csv_rows import read_rows, write_rows
-from studies.diagnosis_benchmark.fit_confidence import Evidence, cross_validated, evidence_of, fit
 from studies.diagnosis_benchmark.injected.plan import KINDS as INJECTED
 from studies.diagnosis_benchmark.job_scores import WHOLE, JobScores
 from studies.diagnosis_benchmark.reliability import (

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import textwrap
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rmetric.diagnosis.job import MAX_TEXT
 from rmetric.diagnosis.reading.joining import MAX_LINES, NEXT, EntryText, Kind, State, kind_of
+from tests.diagnosis_corpus import TABLES
+
+ONE = TABLES["entries"]
 
 
 def entries(text: str) -> list[str]:
     """The entries of a log, as the pass over it makes them."""
     found: list[list[str]] = []
     state = State.PLAIN
-    for line in textwrap.dedent(text).strip("\n").split("\n"):
+    for line in text.strip("\n").split("\n"):
         kind = kind_of(line.encode())
         joined, state = NEXT[state][kind]
         if kind is Kind.BLANK:
@@ -28,124 +29,9 @@ def entries(text: str) -> list[str]:
     return ["\n".join(lines) for lines in found]
 
 
-#: Each is one entry, and the lines around it are not part of it.
-ONE = {
-    "traceback": """
-        Traceback (most recent call last):
-          File "train.py", line 3, in <module>
-            main()
-            ~~~~^^
-          File "train.py", line 1, in main
-            [Previous line repeated 4 more times]
-        ValueError: no
-        """,
-    "traceback whose beginning was cut": """
-          File "train.py", line 3, in main
-            main()
-        ValueError: no
-        """,
-    "traceback without its indentation": """
-        Traceback (most recent call last):
-        File "train.py", line 3, in <module>
-        main()
-        File "train.py", line 1, in main
-        [Previous line repeated 4 more times]
-        ValueError: no
-        """,
-    "raised while handling": """
-        Traceback (most recent call last):
-          File "train.py", line 3, in <module>
-        KeyError: 'a'
-
-        During handling of the above exception, another exception occurred:
-
-        Traceback (most recent call last):
-          File "train.py", line 5, in <module>
-        torch.cuda.OutOfMemoryError: CUDA out of memory
-        """,
-    "message of several lines": """
-        Traceback (most recent call last):
-          File "train.py", line 3, in <module>
-        RuntimeError: Error(s) in loading state_dict for Model:
-        \tsize mismatch for a: [2] against [3]
-        \tMissing key(s): b
-        """,
-    "device-side assert": """
-        Traceback (most recent call last):
-          File "train.py", line 3, in <module>
-        torch.AcceleratorError: CUDA error: device-side assert triggered
-        CUDA kernel errors might be asynchronously reported at some other API call
-        For debugging consider passing CUDA_LAUNCH_BLOCKING=1
-        Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
-        """,
-    "last error of NCCL": """
-        Traceback (most recent call last):
-          File "train.py", line 3, in <module>
-        torch.distributed.DistBackendError: NCCL error in: a.cpp:219, unhandled system error
-        ncclSystemError: System call (e.g. socket, malloc) failed.
-        Last error:
-        socketStartConnect: Connect to 10.0.0.1<500> failed : Connection refused
-        """,
-    "stack of C++": """
-        terminate called after throwing an instance of 'c10::Error'
-          what():  NCCL watchdog
-        Exception raised from checkTimeout at a.cpp:525 (most recent call first):
-        frame #0: c10::Error::Error(c10::SourceLocation) + 0x57 (0x7f in libc10.so)
-        frame #1: <unknown function> + 0x8609 (0x7f in libpthread.so)
-        """,
-    "fatal error of Python": """
-        Fatal Python error: Segmentation fault
-
-        Current thread 0x00007f89a9fef700 (most recent call first):
-          File "train.py", line 28 in step
-        Thread 0x00007f89a9fef701 (most recent call first):
-          File "threading.py", line 5 in wait
-
-        Extension modules: numpy, torch (total: 2)
-        """,
-    "signal under Open MPI": """
-        *** Process received signal ***
-        *** Signal: Segmentation fault (11)
-        *** Failing at address: 0x10
-        [ 0] /lib/libpthread.so.0(+0x143c0)[0x7f]
-        [ 1] python(PyEval+0x5)[0x5]
-        *** End of error message ***
-        """,
-    "report of torchrun": """
-        torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
-        ============================================================
-        train.py FAILED
-        ------------------------------------------------------------
-        Failures:
-        [1]:
-          time      : 2024-05-03_12:00:01
-          host      : gpu-07
-          rank      : 1 (local_rank: 1)
-          exitcode  : 1 (pid: 12)
-          error_file: <N/A>
-          traceback : To enable traceback see: https://pytorch.org
-        ------------------------------------------------------------
-        Root Cause (first observed failure):
-        [0]:
-          time      : 2024-05-03_12:00:01
-        ============================================================
-        """,
-    "in a frame": """
-        ╭─────────── Traceback (most recent call last) ───────────╮
-        │ train.py:3 in <module>                                   │
-        ╰──────────────────────────────────────────────────────────╯
-        ValueError: no
-        """,
-    "warning with its line": """
-        a.py:171: UserWarning: low
-          warnings.warn(
-        """,
-}
-
-
-@pytest.mark.parametrize("name", list(ONE))
+@pytest.mark.parametrize("name", ONE)
 def test_one_entry(name):
-    text = textwrap.dedent(ONE[name]).strip("\n")
+    text = ONE[name].strip("\n")
     around = entries(f"before\n{text}\nafter\nafter that")
     lines = "\n".join(line for line in text.split("\n") if line)
     assert around == ["before", lines, "after", "after that"]

@@ -402,3 +402,14 @@ def test_a_path_in_a_title_is_shortened_at_its_folders():
 def test_no_difference_is_told_of_times_on_two_scales(time, said):
     found = replace(out_of_memory(), time=time)
     assert f"\nEcho       {said} on rank 0" in verdict(found)
+
+
+@pytest.mark.parametrize("length", range(20, 120))
+def test_a_headline_keeps_its_cause_however_long_a_nodes_name_is(length: int) -> None:
+    name = "a" * length
+    suspect = Suspect(name=f"node {name}", rank=None, node=name, score=1.0, why="")
+    title = "The training hung after step 1210 and was ended 40 min later"
+    line = headline(
+        Diagnosis(outcome="failed", cause="training_hung", title=title, nodes=(suspect,))
+    )
+    assert title[:12] in line

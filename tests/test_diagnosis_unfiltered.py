@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rmetric.diagnosis.patterns.unfiltered import absences
 
 from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.patterns.clocks import clock_notes, clock_offsets, two_jobs
-from rmetric.diagnosis.patterns.unfiltered import absences
 from tests.diagnosis_jobs import USUAL, Maker, healthy
 
 HOUR = 3600.0

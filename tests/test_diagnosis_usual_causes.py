@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-
-from rmetric.diagnosis.decide import diagnose
 from rmetric.diagnosis.inferred_causes import HUNG, INFERRED
+from rmetric.diagnosis.usual_causes import MOST_ADDED, with_usual
+
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.result import SURE, Candidate
-from rmetric.diagnosis.usual_causes import MOST_ADDED, with_usual
 
 KNOWN = [(one.id, one.family) for one in (*SignatureLibrary.shipped(), *INFERRED)]
 evidence = st.builds(
@@ -64,19 +63,3 @@ def test_a_sure_answer_leaves_nothing_open():
         for sure in (SURE - 0.01, SURE)
     ]
     assert added == [MOST_ADDED, 0]
-
-
-def test_a_timeout_is_shown_with_what_it_leaves_open(tmp_path):
-    steps = [f"[rank{rank}]: step {step} loss 2.5\n" for step in range(1, 20) for rank in range(4)]
-    timeouts = [
-        f"[rank{rank}]:[E105 12:00:45 ProcessGroupNCCL.cpp:629] [Rank {rank}] Watchdog caught"
-        " collective operation timeout: WorkNCCL(SeqNum=80, OpType=ALLREDUCE, NumelIn=1,"
-        " NumelOut=1, Timeout(ms)=600000) ran for 600001 milliseconds before timing out.\n"
-        for rank in range(4)
-    ]
-    (tmp_path / "job.log").write_text("".join(steps + timeouts))
-    found = diagnose([tmp_path])
-    assert found.cause == "nccl_timeout"
-    assert found.confidence < SURE
-    assert found.candidates[0].cause == "hung_in_reading"
-    assert "A rank waits for its data" in found.summary
