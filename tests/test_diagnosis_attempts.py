@@ -151,11 +151,3 @@ def test_the_window_counts_what_its_marks_are(entries, data):
         if data.draw(st.booleans()):
             window.move(at)
             assert window.counts == Counter(one.template for one in window.marks)
-            ranked = [(one.template, one.rank) for one in window.marks if one.rank >= 0]
-            few = 2 * len(ranked) < len(window.marks)
-            assert window.repeats() == (few or any(one in written for one in ranked))
-            if data.draw(st.booleans()):
-                window.begin_attempt()
-                written = {(one.template, one.rank) for one in window.marks}
-        window.write(mark)
-        written.add((mark.template, mark.rank))

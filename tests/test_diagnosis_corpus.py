@@ -16,7 +16,7 @@ from rmetric.diagnosis import Diagnosis, diagnose
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.result import SURE
-from tests.diagnosis_corpus import CorpusJob, corpus, expanded, write
+from studies.diagnosis_benchmark.corpus import CorpusJob, corpus, expanded, write
 
 ALL = list(corpus())
 assert len({job.name for job in ALL}) == len(ALL), "two jobs have one name"
@@ -131,7 +131,13 @@ def test_ranks_and_nodes_are_those_that_the_lines_state(name: str, tmp_path: Pat
     assert {field: found[field] for field in expected} == expected
 
 
-@pytest.mark.parametrize("name", JOBS)
+def cases(jobs: Mapping[str, CorpusJob]) -> list[Any]:
+    """Names of jobs; one that is known to be missed must be missed."""
+    missed = pytest.mark.xfail(strict=True, reason="a known miss")
+    return [pytest.param(name, marks=[missed] if job.miss else []) for name, job in jobs.items()]
+
+
+@pytest.mark.parametrize("name", cases(JOBS))
 def test_a_job_has_the_diagnosis_that_is_right(name: str, tmp_path: Path) -> None:
     job = JOBS[name]
     found = diagnosed(job, tmp_path)
@@ -150,7 +156,7 @@ total 12
 drwxr-xr-x 2 ada users 4096 configs
 Activating the environment of the project
 """
-RANKED = re.compile(r"^(?:\[rank(\d+)\]|(\d+)): ", re.MULTILINE)
+RANKED = re.compile(r"^\[rank(\d+)\]: ", re.MULTILINE)
 
 
 def begin_with_shell(files: dict[str, str]) -> dict[str, str]:
@@ -168,7 +174,7 @@ def in_another_order(files: dict[str, str]) -> dict[str, str]:
 def of_mpirun(files: dict[str, str]) -> dict[str, str]:
     """The label before the lines of ranks as another launcher writes it."""
     return {
-        name: RANKED.sub(lambda found: f"[1,{found[1] or found[2]}]<stdout>:", text)
+        name: RANKED.sub(lambda found: f"[1,{found[1]}]<stdout>:", text)
         for name, text in files.items()
     }
 

@@ -20,7 +20,7 @@ from rmetric.diagnosis.reading.other_jobs import is_of_another, numbers_in
 from rmetric.diagnosis.reading.prefixes import PrefixParser
 from rmetric.diagnosis.reading.text import level
 from rmetric.diagnosis.reading.timestamps import parse
-from tests.diagnosis_corpus import TABLES
+from studies.diagnosis_benchmark.corpus import TABLES
 
 
 def step_of(text: str) -> int | None:

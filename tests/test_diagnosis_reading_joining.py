@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rmetric.diagnosis.job import MAX_TEXT
 from rmetric.diagnosis.reading.joining import MAX_LINES, NEXT, EntryText, Kind, State, kind_of
-from tests.diagnosis_corpus import TABLES
+from studies.diagnosis_benchmark.corpus import TABLES
 
 ONE = TABLES["entries"]
 

@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rmetric.diagnosis.facts.graph import IdentityGraph
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.library import SignatureLibrary
+from rmetric.diagnosis.reading.prefixes import NO_PREFIX
+from studies.diagnosis_benchmark.corpus import TABLES
 
 LIBRARY = SignatureLibrary.shipped()
 
@@ -25,13 +28,17 @@ def ranks(job: Job) -> dict[int, set[str]]:
     return {one.rank: one.files for one in job.streams.values() if one.rank is not None}
 
 
+def stated(what: str, *lines: str) -> set[int]:
+    """What lines without prefix state of their writer."""
+    graph = IdentityGraph("a.log")
+    for line in lines:
+        graph.take(line, NO_PREFIX)
+    return set(graph.of(f"stream {what}", ("a.log", NO_PREFIX)))
+
+
 def test_what_tells_the_own_rank():
     for rank, line in TABLES["own_ranks"]:
-        own = StatedRanks()
-        own.take(line)
-        assert own.ranks == ({rank} - {None}), line
-        form = line.lower().encode().translate(None, b"0123456789")
-        assert may_describe_world(form) or not own.ranks
+        assert stated("rank", line) == ({rank} - {None}), line
 
 
 def test_other_things_that_are_told_of_a_place():
@@ -41,18 +48,6 @@ def test_other_things_that_are_told_of_a_place():
     )  # fmt: skip
     found = {what: stated(what, *lines) for what in ("rank", "local", "number", "first")}
     assert found == {"rank": set(), "local": {3}, "number": {2}, "first": {16}}
-
-
-# rule 1: a line of the speaker
-
-
-# rule 2: the distance that others of the node have
-
-
-# rule 3: the node's number
-
-
-# rule 4: the natural order of the nodes
 
 
 # as many nodes as ranks

@@ -13,7 +13,7 @@ from rmetric.diagnosis.facts.statements import expanded, may_state
 from rmetric.diagnosis.facts.world import World
 from rmetric.diagnosis.reading.file_names import identify_files
 from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix, PrefixParser
-from tests.diagnosis_corpus import TABLES
+from studies.diagnosis_benchmark.corpus import TABLES
 
 
 def graph(*lines: str, file: str = "a.log") -> IdentityGraph:

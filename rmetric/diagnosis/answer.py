@@ -25,8 +25,8 @@ from rmetric.diagnosis.suspects import NAMED, named, only_node
 from rmetric.diagnosis.unusual import Unusual
 
 MAX_CANDIDATES = 5
-#: Candidates of less probability are not listed.
-MIN_CANDIDATE = 0.001
+#: A cause of another family is a rival from this share of the first one's probability on.
+RIVAL_SHARE = 0.5
 #: A symptom or an echo of a signature of less confidence names no cause.
 NAMES_A_CAUSE = 0.4
 #: Just below what is called sure.
@@ -112,6 +112,8 @@ class Weighed:
         kind, against = lead.role, ""
         if lead.role == "ending" and (against := self._stood_still(lead)):
             kind = "ending without progress"
+        elif lead.role == "cause" and (against := self._rival(lead)):
+            kind = "contradicted cause"
         return self._result(
             kind=kind,
             strength=strength,
@@ -160,8 +162,8 @@ class Weighed:
             who = f"{who} on {suspect.node}"
         place = self.place_of(first)
         more = [one.words for one in first.rows[1:] if not one.target]
-        ended = next((one for one in self.faults if not one.follows), None)
-        ended = ended or next(iter(self.faults), None)
+        by_role = sorted(self.faults, key=lambda one: (one.role != "ending", bool(one.follows)))
+        ended = next(iter(by_role), None)
         if ended is not None:
             by = "ended by" if first.id in (HUNG, NOT_FINITE) else "followed by"
             more.append(f"{by}: {ended.signature.title}")
@@ -298,7 +300,7 @@ class Weighed:
         found = []
         for one, share in others[:MAX_CANDIDATES]:
             part = (1.0 - confidence) * share / left
-            if share < MIN_CANDIDATE or (one.fault and one.fault.survived):
+            if one.fault and one.fault.survived:
                 continue
             if one.fault is not None:
                 title, follows = one.fault.signature.title, one.fault.follows
@@ -308,6 +310,16 @@ class Weighed:
                 title, why = title.format(who=row.target or "one rank", what=row.words), row.words
             found.append(Candidate(one.id, title, round(min(part, confidence), 3), why))
         return tuple(found)
+
+    def _rival(self, lead: Fault) -> str:
+        """Describe a fault of another family that is about as likely."""
+        second, share = self.hypotheses[1]
+        rival = second.fault
+        if rival is None or rival.signature.family == lead.signature.family:
+            return ""
+        if rival.role not in ("cause", "ending") or share < RIVAL_SHARE * self.hypotheses[0][1]:
+            return ""
+        return f"another fault is as likely: {rival.signature.title}"
 
     def _stood_still(self, ending: Fault) -> str:
         """Describe an ending before which the training may have stood still."""

@@ -21,7 +21,7 @@ from rmetric.diagnosis.evidence.peers import (
     unlike_numbers,
     unlike_settings,
 )
-from rmetric.diagnosis.evidence.places import last_waits, recorders, stacks
+from rmetric.diagnosis.evidence.places import blocked, last_waits, recorders, stacks
 from rmetric.diagnosis.evidence.processes import processes
 from rmetric.diagnosis.evidence.row import Row, Scene
 from rmetric.diagnosis.evidence.waits import collectives, lacking_echoes, waited_for
@@ -44,6 +44,7 @@ EXTRACTORS: dict[Callable[[Scene], Iterable[Row]], str] = {
     recorders: "places",
     stacks: "places",
     last_waits: "places",
+    blocked: "places",
     done_alone: "ends",
     not_finite: "ends",
 }

@@ -30,6 +30,7 @@ from rmetric.diagnosis.evidence.progress import (
 )
 from rmetric.diagnosis.evidence.row import Row, Scene
 from rmetric.diagnosis.evidence.standing import (
+    alone_waiting,
     behind,
     elsewhere,
     fell_silent,
@@ -358,7 +359,8 @@ def _unended(scene: Scene) -> Hang | None:
             return None
     idle = idle_gpus(job, spin)
     rows = fell_silent(job, entries, MIN_SECONDS, MIN_RATIO) or behind(stepping)
-    last = [] if rows or idle else last_words(later)
+    beats = heartbeats(later, of_all=False)
+    last = [] if rows or idle else alone_waiting(job, later, beats) or last_words(later)
     return Hang(
         kind="hang with heartbeats",
         seconds=end - last_step,

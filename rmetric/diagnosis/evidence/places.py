@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rmetric.diagnosis.evidence.row import MAX_COMMON_SHARE, Row, Scene
+from rmetric.diagnosis.evidence.row import MAX_COMMON_SHARE, Row, Scene, divided
 from rmetric.diagnosis.faults import IN_FLIGHT
 from rmetric.diagnosis.inferred import DIFFERENT, ELSEWHERE, KEPT_WAITING, NOT_ENTERED
 from rmetric.diagnosis.patterns.stages import awaited
@@ -65,6 +65,27 @@ def last_waits(scene: Scene) -> list[Row]:
         Row(name, "last wait", repr(end_of(last.text)), each, KEPT_WAITING, last, stage)
         for name, (last, stage) in found.items()
     ]
+
+
+#: Stages for which a process waits in the kernel.
+BLOCKED_IN = {"blocked in a write": "checkpoint", "blocked in a read": "load data"}
+
+
+def blocked(scene: Scene) -> list[Row]:
+    """Rows against the nodes whose kernel found a process that waits in a read or a write."""
+    nodes = {
+        match.stream for one in scene.faults if one.has("blocked process") for match in one.matches
+    }
+    found = {
+        match.stream: BLOCKED_IN[trait]
+        for match in scene.job.matches.values()
+        if match.stream in nodes
+        for trait in BLOCKED_IN.keys() & match.traits
+    }
+    if len(set(found.values())) != 1:
+        return []
+    rows = divided([*found], "blocked", "its process waits in the kernel", hypothesis=KEPT_WAITING)
+    return [one._replace(stage=found[one.target]) for one in rows]
 
 
 #: Characters that are quoted of an entry.

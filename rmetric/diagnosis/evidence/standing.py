@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from operator import itemgetter
 from statistics import median
@@ -18,6 +18,8 @@ from rmetric.diagnosis.patterns.peers import Peer, may_be_same, peers
 
 _NUMBERS = re.compile(r"\d+")
 _RANK = re.compile(r"(?i)\b(?:global_|world_)?rank[ =:#]{0,2}(\d{1,6})\b")
+#: Words of a rank that waits for something else than another rank.
+_OWN_WAIT = re.compile(r"(?i)\bwait(?:s|ed|ing)?\b|\bretr(?:y|ies|ying)\b|\bstarv|\bstall")
 #: What a rank begins to do with a file, and what it says when it is done.
 _BEGUN = re.compile(
     r"(?i)\b(?:sav|writ|load|read|upload|download)ing (?:\w+ ){0,3}(?P<file>\S*/\S+)"
@@ -147,6 +149,25 @@ def unfinished(job: Job, later: Sequence[Timed]) -> list[tuple[Row, str]]:
 
 def _name_of(file: str) -> str:
     return file.strip("'\"`.,:;()")
+
+
+def alone_waiting(
+    job: Job, later: Sequence[Timed], beats: Collection[int]
+) -> list[tuple[Row, str]]:
+    """Evidence against the only rank or node that goes on logging, and that it waits; its text."""
+    waiting = {entry.stream: entry.text for _, entry in later if entry.event in beats}
+    placed = {
+        name
+        for name, one in job.streams.items()
+        if one.rank is not None or name.startswith("node ")
+    }
+    if len(waiting) != 1 or len(placed) < MIN_RANKS_ALIKE + 1:
+        return []
+    ((name, text),) = waiting.items()
+    if name not in placed or not _OWN_WAIT.search(text) or _RANK.search(text):
+        return []
+    words = f"waits while {len(placed) - 1} others are silent: {end_of(text)!r}"
+    return [(Row(name, "waits alone", words), text)]
 
 
 def span(seconds: float) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from rmetric.diagnosis.job import TAIL, Job, JobStream, Match, Occurrence
+from rmetric.diagnosis.job import TAIL, Job, JobStream, Match, Occurrence, short
 from rmetric.diagnosis.ordering import Ordering
 from rmetric.diagnosis.patterns.clocks import (
     MAX_AFTER_LOST_GPU_SECONDS,
@@ -66,6 +66,27 @@ def survived(
         if said is not None:
             return said
     return _went_on(met)
+
+
+def _of_another_node(met: _Met) -> bool | None:
+    """The nodes that it names are others than those which the job's pods were given."""
+    placed = {
+        short(fields["placed"])
+        for one in met.job.matches.values()
+        for fields in (one.named if "placed" in one.traits else ())
+        if "placed" in fields
+    }
+    if not placed or not met.has("node failure"):
+        return None
+    named = {short(fields["node"]) for fields in met.match.named if fields.get("node")}
+    own = placed | {short(one.node) for one in met.job.streams.values() if one.node}
+    return True if named and named.isdisjoint(own) else None
+
+
+def _did_begin(met: _Met) -> bool | None:
+    """A list of events has ages only: what kept a pod from its start was mended."""
+    undated = met.ordering.seconds(met.match.last) is None
+    return True if met.has("not begun") and met.job.trained and undated else None
 
 
 def _still_at_the_last_step(met: _Met) -> bool | None:
@@ -165,6 +186,8 @@ def _beside_a_training_that_ended_well(met: _Met) -> bool | None:
 
 
 _RULES: tuple[Callable[[_Met], bool | None], ...] = (
+    _of_another_node,
+    _did_begin,
     _still_at_the_last_step,
     _before_the_end,
     _killed_or_broke,

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-FOLDER = Path(__file__).with_suffix("")
+FOLDER = Path(__file__).parents[2] / "tests" / "diagnosis_corpus"
 #: What lines, entries and names of files state.
 TABLES = yaml.safe_load(FOLDER.with_name("diagnosis_lines.yaml").read_text("utf-8"))
 LOOP = "%%"
@@ -31,6 +31,7 @@ class CorpusJob:
         files: path within the job's folder -> text.
         healthy: the same of a job that succeeded, which is given beside it.
         attempt: the one that is diagnosed; None for the last.
+        miss: what is said instead, where the diagnosis is known to be wrong; "" else.
     """
 
     name: str
@@ -39,12 +40,14 @@ class CorpusJob:
     healthy: Mapping[str, str] = field(default_factory=dict)
     attempt: int | None = None
     note: str = ""
+    miss: str = ""
+    topic: str = ""
 
 
 def corpus() -> Iterator[CorpusJob]:
     for path in sorted(FOLDER.glob("*.yaml")):
         for entry in yaml.load(path.read_text("utf-8"), yaml.CSafeLoader):
-            yield CorpusJob(**entry)
+            yield CorpusJob(**entry, topic=path.stem)
 
 
 def write(files: Mapping[str, str], folder: Path) -> Path:
