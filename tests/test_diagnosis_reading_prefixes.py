@@ -263,9 +263,8 @@ def test_who_can_be_sent_to_another_process():
 
 
 PATTERNS = [
-    forms.pattern_of(counted, stamped, behind)
+    forms.pattern_of(counted, behind)
     for counted in (frozenset(), frozenset(forms.COUNTED))
-    for stamped in (False, True)
     for behind in (None, frozenset(), frozenset(forms.COUNTED))
 ] + [forms.COLLECTED, forms.ZONED, forms.TRACED]
 HEADS = st.lists(

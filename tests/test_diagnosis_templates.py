@@ -15,7 +15,6 @@ from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.library.any_digits import Unknown, any_digits
 from rmetric.diagnosis.patterns.steps import StepMatch, match_step
 from rmetric.diagnosis.reading.prefixes import Prefix, PrefixParser
-from rmetric.diagnosis.reading.timestamps import may_state, parse
 from rmetric.diagnosis.templates.events import OTHERS, Events
 from rmetric.diagnosis.templates.facts import LONGEST_KEY, BoundedCache, LineAnalyser
 from rmetric.diagnosis.templates.masks import MAX_TEMPLATE, masked, plain_numbers
@@ -226,18 +225,6 @@ class TestPlaces:
         prefixes = PrefixParser.learn(lines)
         place = TimePlace(lines[0], prefixes)
         assert [place.time(line) for line in lines] == [prefixes.time(line) for line in lines]
-
-    @given(
-        st.lists(
-            st.sampled_from(
-                ["2024-05-03", "05/03/24", "May 3", "E0503", "12:00:01", "1690730461", "21.553190",
-                 "6,397,2279,-;", "[", "]", " ", "step ", "INFO", "AT ", '"time": ', ".5", "30%|"]
-            )
-        ).map("".join)
-    )  # fmt: skip
-    def test_what_states_a_time_may_state_one(self, line: str) -> None:
-        if parse(line) is not None:
-            assert may_state(NUMBERS.sub("0", line))
 
     def test_prefixes_are_those_of_the_slow_way(self) -> None:
         lines = [f"{at % 12}: said by rank {at % 7}".encode() for at in range(100)]

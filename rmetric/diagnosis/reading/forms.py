@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from functools import cache
+from typing import NamedTuple
 
 _HOST = r"[A-Za-z\d][\w.-]*"
 #: A host by its name alone: with a digit in it.
@@ -75,39 +76,42 @@ CUT = {
     # worker.log-11454- of grep over several files
     "grep": r"[\w./@+-]+\.(?:log|txt|out|err)[-:]\d+[-:]",
 }
-#: Prefixes that prose may look like: they count only where the file's lines agree.
+
+class Counted(NamedTuple):
+    """A prefix that prose may look like: it counts only where the file's lines agree.
+
+    Attributes:
+        first: the bytes that it may begin with.
+        writers: what its groups must be for the file's lines to agree: "ranks", "hosts", "pods" or
+            "hosts and ranks" (prefixes.py).
+        pattern: as of `CUT`.
+    """
+
+    first: str
+    writers: str
+    pattern: str
+
+
 COUNTED = {
     # [node-07:5]
-    "node_rank": rf"\[(?P<node>{_HOST}):(?P<local_rank>\d{{1,4}})\]:? ",
+    "node_rank": Counted(r"\[", "hosts", rf"\[(?P<node>{_HOST}):(?P<local_rank>\d{{1,4}})\]:? "),
     # node-07: of pdsh, worker-1 | of compose, [node-07]
-    "host": rf"(?P<node>{_NAME})(?:: ?| +\| ?)",
+    "host": Counted(r"[A-Za-z\d]", "hosts", rf"(?P<node>{_NAME})(?:: ?| +\| ?)"),
     # trainer-worker-3 pytorch of stern: pod and container
-    "stern": r"(?P<node>[a-z][a-z\d]*(?:-[a-z\d]+)+) (?:[a-z][a-z\d]*(?:-[a-z\d]+)*) ",
+    "stern": Counted(
+        "[a-z]", "pods", r"(?P<node>[a-z][a-z\d]*(?:-[a-z\d]+)+) (?:[a-z][a-z\d]*(?:-[a-z\d]+)*) "
+    ),
     # x1002c3s1b0n0 6: of Cray's PALS, mpiexec --label
-    "pals": rf"(?P<node>{_NAME}) (?P<rank>\d{{1,5}}): ?(?!\d\d:\d\d)",
-    "host_bracket": rf"\[(?P<node>{_NAME})\]:? ",
+    "pals": Counted(
+        r"[A-Za-z\d]", "hosts and ranks", rf"(?P<node>{_NAME}) (?P<rank>\d{{1,5}}): ?(?!\d\d:\d\d)"
+    ),
+    "host_bracket": Counted(r"\[", "hosts", rf"\[(?P<node>{_NAME})\]:? "),
     # 3: of srun --label
-    "srun": r" *(?P<task>\d{1,5}): ?(?!\d\d:\d\d)",
+    "srun": Counted(r"[ \d]", "ranks", r" *(?P<task>\d{1,5}): ?(?!\d\d:\d\d)"),
     # 3 ::, [3]: and [3] of launchers and programs
-    "number": r"(?P<rank>\d{1,5}) ?:: ",
-    "bracket": r"\[(?P<rank>\d{1,5})\](?::? )",
-    "word": r"[Rr]ank[ _]?(?P<rank>\d{1,5})(?::| \|) ?",
-}
-
-#: First bytes of the forms of `COUNTED`.
-FIRST_BYTES = {
-    name: re.compile(first)
-    for name, first in {
-        "node_rank": rb"\[",
-        "host": rb"[A-Za-z\d]",
-        "pals": rb"[A-Za-z\d]",
-        "stern": rb"[a-z]",
-        "host_bracket": rb"\[",
-        "srun": rb"[ \d]",
-        "number": rb"\d",
-        "bracket": rb"\[",
-        "word": rb"[Rr]",
-    }.items()
+    "number": Counted(r"\d", "ranks", r"(?P<rank>\d{1,5}) ?:: "),
+    "bracket": Counted(r"\[", "ranks", r"\[(?P<rank>\d{1,5})\](?::? )"),
+    "word": Counted("[Rr]", "ranks", r"[Rr]ank[ _]?(?P<rank>\d{1,5})(?::| \|) ?"),
 }
 
 #: Prefixes that are left in the line, as they stand behind its time and level.
@@ -137,7 +141,7 @@ HEADER = (
 
 @cache
 def pattern_of(
-    counted: frozenset[str], stamped: bool, behind: frozenset[str] | None = None
+    counted: frozenset[str], behind: frozenset[str] | None = None
 ) -> re.Pattern[bytes]:
     """The whole prefix of any line.
 
@@ -146,28 +150,25 @@ def pattern_of(
 
     Args:
         counted: names of the counted forms that the file uses.
-        stamped: the file has lines that begin with a time and then a prefix.
         behind: a collector put a time before every line, which is part of the prefix, and these
             counted forms stand behind it; None where it did not.
     """
     cut, some = _chain(counted)
     if behind is not None:
         timed = f"(?:{_JOURNAL}|{_STAMP})?({_chain(behind)[0]})"
-    elif stamped:
+    else:
         timed = (
             rf"(?:{_SYSLOG}({_HOST}) (?={_PROGRAM})"
             rf"|{_TIME}:? (?:std(?:out|err) [FP] |(?={some}))({cut}))?"
         )
-    else:
-        timed = "()()"
-    stated = "|".join(_bare(pattern) for pattern in STATED.values())
+    stated = "|".join(map(_bare, STATED.values()))
     return re.compile(f"({cut}){timed}(?:(?={HEADER}({stated})))?".encode())
 
 
 def _chain(counted: Collection[str]) -> tuple[str, str]:
     """Any number of prefixes, and any one of them."""
-    plain = [_bare(pattern) for pattern in CUT.values()]
-    used = [_bare(pattern) for name, pattern in COUNTED.items() if name in counted]
+    plain = [*map(_bare, CUT.values())]
+    used = [_bare(form.pattern) for name, form in COUNTED.items() if name in counted]
     some = f"(?:{'|'.join(plain)})*"
     # Once each: "0: 0:1: no option" is a rank and its text.
     return some + "".join(f"(?:{one})?" for one in used) + some, "|".join([*plain, *used])
