@@ -77,6 +77,7 @@ CUT = {
     "grep": r"[\w./@+-]+\.(?:log|txt|out|err)[-:]\d+[-:]",
 }
 
+
 class Counted(NamedTuple):
     """A prefix that prose may look like: it counts only where the file's lines agree.
 
@@ -140,9 +141,7 @@ HEADER = (
 
 
 @cache
-def pattern_of(
-    counted: frozenset[str], behind: frozenset[str] | None = None
-) -> re.Pattern[bytes]:
+def pattern_of(counted: frozenset[str], behind: frozenset[str] | None = None) -> re.Pattern[bytes]:
     """The whole prefix of any line.
 
     Four groups: the prefixes before a time, the node of a line of syslog, the prefixes behind

@@ -32,7 +32,11 @@ _MAY_BE_EPOCH = re.compile(rb"1[0-9]{9}")
 _AT_A_TIME = 512
 _COMPILED = {
     name: re.compile(pattern.encode())
-    for name, pattern in {**CUT, **{at: one.pattern for at, one in COUNTED.items()}, **STATED}.items()
+    for name, pattern in {
+        **CUT,
+        **{at: one.pattern for at, one in COUNTED.items()},
+        **STATED,
+    }.items()
 }
 #: Form -> the bytes that lines with it may begin with.
 _FIRSTS = {

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from rmetric.diagnosis.patterns.steps import StepMatch
 from rmetric.diagnosis.reading.prefixes import PrefixParser
-from rmetric.diagnosis.reading.timestamps import UNITS, may_be_time, stated
+from rmetric.diagnosis.reading.timestamps import UNITS, stated
 
 Stream = TypeVar("Stream")
 
