@@ -23,7 +23,7 @@ TEXTS = (
 WRITERS = (
     "pod_name", "pod.name", "podname", "pod", "compute.googleapis.com/resource_name", "task_name",
     "replica", "logstreamname", "log_stream", "kubernetes.host", "_hostname", "host.name",
-    "hostname", "host", "node", "node_name", "node_id", "instance", "instance_id", "source",
+    "hostname", "host", "node", "node_name", "node_id", "instance", "instance_id",
     "container_name", "container.name", "container",
 )  # fmt: skip
 #: Those of Kubernetes' events that stand before the text, as `kubectl get events` prints them.

@@ -123,7 +123,8 @@ _BEGINS = {
         rb"|Exception raised from |(?:Current t|T)hread 0x|Stack \(most recent|Extension modules"
         rb"|CUDA kernel errors might be asynchronously|For debugging consider passing"
         rb"|Compile with `TORCH_USE_CUDA_DSA`|Device-side assertion tracking"
-        rb"|To enable traceback see: |(?:NCCL )?WARN(?:ING)? Last error|This may indicate a possible "
+        rb"|To enable traceback see: |(?:NCCL )?WARN(?:ING)? Last error"
+        rb"|This may indicate a possible "
     ),
     Kind.DOUBLE: rb"\s*={8,}\s*$",
     Kind.RULER: rb"\s*(?:-{8,}|\*{8,})\s*$",

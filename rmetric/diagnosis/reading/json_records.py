@@ -133,7 +133,8 @@ class JsonRecords:
         number, held = 0, b""
         for block in chain(blocks, [None]):
             *lines, held = [held] if block is None else (held + block).split(b"\n")
-            for number, line in enumerate(lines, number + 1):
+            for line in lines:
+                number += 1
                 record = _record(line) if line[:1] == b"{" else None
                 if record is None:
                     yield number, "", [line]

@@ -87,10 +87,11 @@ _KEY = re.compile(
 #: Before a clock time stands a date's number.
 _HINT = re.compile(r"\d[,T :_-]+[0-2]?\d:[0-5]\d:[0-6]\d|(?<!\d)1\d{9}|\d\.\d{6}\]|^\d,\d+,\d+,")
 #: The same, of bytes and one by one; each begins so that few places need a try.
-_HINTS = [
-    re.compile(hint)
-    for hint in (rb"[0-9]:[0-5][0-9]:[0-6][0-9]", rb"1[0-9]{9}", rb"[.][0-9]{6}\]", rb",[0-9]+,")
-]
+_CLOCK_HINT = re.compile(rb"[0-9]:[0-5][0-9]:[0-6][0-9]")
+_EPOCH_HINT, _BOOT_HINT = re.compile(rb"1[0-9]{9}"), re.compile(rb"[.][0-9]{6}\]")
+_KMSG_HINT = re.compile(rb",[0-9]+,")
+#: Of lines with "0" for each number: a date's end and a clock time; a number, with its point.
+_PLAIN_CLOCK, _PLAIN_NUMBER = re.compile(r"0[,T :_-]+0:0:0"), re.compile(r"0(\.)?")
 
 
 def stated(text: str) -> re.Match[str] | None:
@@ -105,7 +106,7 @@ def stated(text: str) -> re.Match[str] | None:
         return None
     form, before = found.lastgroup or "", text[: found.start()]
     any_number = form in ("epoch", "long_epoch") and "." not in found[0] and not before.strip()
-    if any_number or not (_BEFORE.fullmatch(before) or _KEY.search(before)):
+    if any_number or not _begins(before):
         return None
     return _TIME[form].match(text, found.start(), HEAD)
 
@@ -134,7 +135,26 @@ def names_zone(text: str) -> bool:
 
 def may_be_time(line: bytes) -> bool:
     """Return False only if no part of the line states a time; quicker than `parse`."""
-    return any(hint.search(line) for hint in _HINTS)
+    return (
+        _CLOCK_HINT.search(line) is not None
+        or _EPOCH_HINT.search(line) is not None
+        or _BOOT_HINT.search(line) is not None
+        or _KMSG_HINT.search(line) is not None
+    )
+
+
+def may_state(plain: str) -> bool:
+    """Return False only if `stated` is None whatever the numbers; "0" stands for each of them."""
+    text = plain[:HEAD]
+    return _PLAIN_CLOCK.search(text) is not None or any(
+        (number[1] or text[: number.start()].strip()) and _begins(text[: number.start()])
+        for number in _PLAIN_NUMBER.finditer(text)
+    )
+
+
+def _begins(before: str) -> bool:
+    """Return True if a time behind this text is the line's own."""
+    return bool(_BEFORE.fullmatch(before) or _KEY.search(before))
 
 
 def _seconds(parts: dict[str, str]) -> float | None:

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from rmetric.diagnosis.patterns.steps import StepMatch
 from rmetric.diagnosis.reading.prefixes import PrefixParser
-from rmetric.diagnosis.reading.timestamps import UNITS, stated
+from rmetric.diagnosis.reading.timestamps import UNITS, may_state, stated
 
 Stream = TypeVar("Stream")
 
@@ -174,12 +174,14 @@ class TimePlace:
         self._parse = prefixes.time
         self._find: re.Pattern[bytes] | None = None
         self._unit = 0.0
-        self._minutes: dict[tuple[bytes, bytes], float] = {}
+        self._minutes: dict[bytes, float] = {}
         start, head = prefixes.head(line)
         match = stated(head) if head.isascii() else None
-        if match is None or prefixes.time(line) is None:
+        plain = _NUMBER.sub(b"0", line[start:]).decode("utf-8", "replace")
+        self._never = match is None and not may_state(plain)
+        parts = match.groupdict(default="") if match is not None else {}
+        if match is None or "." in parts.get("fraction", "") or prefixes.time(line) is None:
             return
-        parts = match.groupdict()
         whole = next(name for name in ("second", "epoch", "boot", *UNITS) if name in parts)
         begin, point = match.span(whole)
         self._unit, self._digits = UNITS.get(whole, 0.0), point - begin
@@ -190,18 +192,22 @@ class TimePlace:
 
     def time(self, line: bytes) -> float | None:
         """Seconds that a line of the form states."""
+        if self._never:
+            return None
         found = self._find.match(line) if self._find else None
-        if found is None or len(whole := found[2]) != self._digits:
+        if found is None:
+            return self._parse(line)
+        before, whole, fraction, behind = found.group(1, 2, 3, 4)
+        if len(whole) != self._digits:
             return self._parse(line)
         if self._unit:
             return int(whole) / self._unit
-        before, fraction, behind = found.group(1, 3, 4)
-        minute = self._minutes.get((before, behind))
+        minute = self._minutes.get(before + behind)
         if minute is None:
             now = self._parse(line)
             if now is None:
                 return None
             if len(self._minutes) >= MOST_MINUTES:
                 self._minutes.clear()
-            minute = self._minutes[before, behind] = float(floor(now) - int(whole))
-        return minute + int(whole) + float(b"0." + fraction.replace(b".", b""))
+            minute = self._minutes[before + behind] = float(floor(now) - int(whole))
+        return minute + int(whole) + float(b"0." + fraction)
