@@ -76,16 +76,14 @@ class Lines:
     def notes(self) -> list[str]:
         """Notes on truncated, replaced, removed and joined bytes."""
         notes = self.wrapping.notes() if self.wrapping else []
-        if self.cut:
-            notes.append(
-                f"{self.cut:,} lines, the first is line {self.first_cut:,}, are longer than "
-                f"{self.longest:,} bytes: only their beginning was read"
-            )
-        if self.foreign:
-            notes.append(
-                f"{self.foreign:,} lines, the first is line {self.first_foreign:,}, hold bytes "
-                "that are not UTF-8: they were replaced"
-            )
+        longer = f"are longer than {self.longest:,} bytes: only their beginning was read"
+        foreign = "hold bytes that are not UTF-8: they were replaced"
+        for count, first, what in (
+            (self.cut, self.first_cut, longer),
+            (self.foreign, self.first_foreign, foreign),
+        ):
+            if count:
+                notes.append(f"{count:,} lines, the first is line {first:,}, {what}")
         if self.nulls:
             notes.append(f"{self.nulls:,} zero bytes were left out")
         return notes

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import filterfalse, islice
 from typing import Any
 
 from rmetric.diagnosis.reading.forms import (
@@ -21,15 +22,8 @@ from rmetric.diagnosis.reading.timestamps import HEAD, may_be_time, parse
 
 #: Prefixes that are remembered; a file with more of them has none.
 _REMEMBERED = 1 << 16
-#: Lines whose heads are remembered, of each pattern, and the length of the longest.
-_REMEMBERED_HEADS = 1 << 14
+#: Bytes of a line in which its prefix is looked for.
 _LONGEST_HEAD = 512
-#: To "0" every digit that no pattern tells from it; all of them, where no seconds of an epoch are.
-_ALIKE = bytes.maketrans(b"23456789", b"0" * 8)
-_ALL_ALIKE = bytes.maketrans(b"123456789", b"0" * 9)
-_MAY_BE_EPOCH = re.compile(rb"1[0-9]{9}")
-#: Lines that are made alike at a time.
-_AT_A_TIME = 512
 _COMPILED = {
     name: re.compile(pattern.encode())
     for name, pattern in {
@@ -80,37 +74,6 @@ class Prefix:
 
 
 NO_PREFIX = Prefix()
-#: Begin and end of a match and of each of its groups, -1 of one that takes no part.
-Spans = tuple[tuple[int, int], ...]
-
-
-class HeadMatches:
-    """Where patterns match at the heads of lines, looked up where a like line was matched before.
-
-    Exact, as no pattern here tells one digit from another but for "1", with which the seconds of an
-    epoch begin. Several files share what is remembered.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[re.Pattern[bytes], dict[bytes, Spans]] = defaultdict(dict)
-
-    def spans(self, pattern: re.Pattern[bytes], lines: Sequence[bytes]) -> Iterator[Spans]:
-        """Of each line the spans of the match and of its groups; () where there is no match."""
-        known = self._known[pattern]  # once: the hash of a pattern takes as long as a match
-        for begin in range(0, len(lines), _AT_A_TIME):
-            some = lines[begin : begin + _AT_A_TIME]
-            text = b"\n".join(some)
-            keys = text.translate(_ALIKE if _MAY_BE_EPOCH.search(text) else _ALL_ALIKE)
-            for line, key in zip(some, keys.split(b"\n"), strict=True):
-                spans = known.get(key)
-                if spans is None:
-                    match = pattern.match(line)
-                    spans = match.regs if match else ()
-                    if len(known) >= _REMEMBERED_HEADS:
-                        known.clear()
-                    if len(key) <= _LONGEST_HEAD:
-                        known[key] = spans
-                yield spans
 
 
 class PrefixParser:
@@ -147,26 +110,20 @@ class PrefixParser:
         self._known: dict[tuple[bytes | None, ...], Prefix] = {}
 
     @classmethod
-    def learn(cls, lines: Iterable[bytes], known: HeadMatches | None = None) -> PrefixParser:
+    def learn(cls, lines: Iterable[bytes]) -> PrefixParser:
         """The forms of a file, from a sample of it (`Source.sample`).
 
         Forms that nothing else looks like count wherever they stand; those that prose may look
         like ("3: ") only where the lines agree: most have one, and the numbers or hosts recur.
-
-        Args:
-            lines: the sample.
-            known: what the heads of other files' lines are.
         """
         lines = [line for line in lines if line.strip()]
-        known = known or HeadMatches()
-
-        def rests(parser: PrefixParser, group: int) -> list[bytes]:
-            heads = known.spans(parser.pattern, lines)
-            return [line[head[group][1] :] for line, head in zip(lines, heads, strict=True)]
-
-        counted, behind = _counted(rests(cls(), 0)), None
-        if _collected(rests(cls(counted), 1), known):
-            behind = _counted(rests(cls(counted, behind=()), 0))
+        heads = list(map(cls().pattern.match, lines))
+        counted, behind = _counted(_rests(heads, 0)), None
+        if counted:
+            heads = list(map(cls(counted).pattern.match, lines))
+        if _collected(_rests(heads, 1)):
+            parser = cls(counted, behind=())
+            behind = _counted([line[parser.split(line)[1] :] for line in lines])
         role_is_rank = any(b"]:[rank" in line and _two_ranks(line) for line in lines)
         launches = role_is_rank
         if "srun" in counted.union(behind or ()):
@@ -270,14 +227,19 @@ def _values(fields: Mapping[str, bytes | None]) -> dict[str, Any]:
     }
 
 
-def _collected(rests: list[bytes], known: HeadMatches) -> bool:
+def _rests(heads: Iterable[re.Match[bytes] | None], group: int) -> list[bytes]:
+    """What stands behind a group of each match."""
+    return [head.string[head.end(group) :] for head in heads if head is not None]
+
+
+def _collected(rests: list[bytes]) -> bool:
     """Return True if a log collector put a time before every line."""
-    least = COLLECTS * len(rests)
 
     def most(pattern: re.Pattern[bytes]) -> bool:
-        return sum(head != () for head in known.spans(pattern, rests)) >= least
+        return sum(1 for _ in islice(filterfalse(pattern.match, rests), few)) < few
 
-    return bool(rests) and most(COLLECTED) and (most(ZONED) or any(known.spans(TRACED, rests)))
+    few = int((1 - COLLECTS) * len(rests)) + 1
+    return bool(rests) and most(COLLECTED) and (most(ZONED) or any(map(TRACED.match, rests)))
 
 
 def _counted(rests: list[bytes]) -> set[str]:

@@ -10,7 +10,6 @@ from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.patterns.stages import possible_rules, stated_stage
 from rmetric.diagnosis.patterns.steps import may_state_step
 from rmetric.diagnosis.reading.joining import kind_of
-from rmetric.diagnosis.reading.prefixes import HeadMatches
 from rmetric.diagnosis.reading.sought import Sought
 from rmetric.diagnosis.reading.text import clean, level
 from rmetric.diagnosis.reading.word_index import runs_of
@@ -113,14 +112,12 @@ class LineAnalyser:
 
     Attributes:
         readers: forms of prefixes -> the shapes of lines in files that use them (shapes.py).
-        heads: what the prefixes of files are learnt with.
         similarities: of pairs of iterations (patterns/iterations.py).
     """
 
     def __init__(self, library: SignatureLibrary) -> None:
         self.library = library
         self.readers: dict[object, ShapeReader] = {}
-        self.heads = HeadMatches()
         self.similarities: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = {}
         self._facts: BoundedCache[Facts] = BoundedCache()
         self._matches: BoundedCache[Matches] = BoundedCache(2048)
