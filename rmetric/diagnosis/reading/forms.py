@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from functools import cache
-from typing import NamedTuple
 
 _HOST = r"[A-Za-z\d][\w.-]*"
 #: A host by its name alone: with a digit in it.
@@ -76,43 +75,23 @@ CUT = {
     # worker.log-11454- of grep over several files
     "grep": r"[\w./@+-]+\.(?:log|txt|out|err)[-:]\d+[-:]",
 }
-
-
-class Counted(NamedTuple):
-    """A prefix that prose may look like: it counts only where the file's lines agree.
-
-    Attributes:
-        first: the bytes that it may begin with.
-        writers: what its groups must be for the file's lines to agree: "ranks", "hosts", "pods" or
-            "hosts and ranks" (prefixes.py).
-        pattern: as of `CUT`.
-    """
-
-    first: str
-    writers: str
-    pattern: str
-
-
+#: Prefixes that prose may look like: they count only where the file's lines agree (prefixes.py).
 COUNTED = {
     # [node-07:5]
-    "node_rank": Counted(r"\[", "hosts", rf"\[(?P<node>{_HOST}):(?P<local_rank>\d{{1,4}})\]:? "),
+    "node_rank": rf"\[(?P<node>{_HOST}):(?P<local_rank>\d{{1,4}})\]:? ",
     # node-07: of pdsh, worker-1 | of compose, [node-07]
-    "host": Counted(r"[A-Za-z\d]", "hosts", rf"(?P<node>{_NAME})(?:: ?| +\| ?)"),
+    "host": rf"(?P<node>{_NAME})(?:: ?| +\| ?)",
     # trainer-worker-3 pytorch of stern: pod and container
-    "stern": Counted(
-        "[a-z]", "pods", r"(?P<node>[a-z][a-z\d]*(?:-[a-z\d]+)+) (?:[a-z][a-z\d]*(?:-[a-z\d]+)*) "
-    ),
+    "stern": r"(?P<node>[a-z][a-z\d]*(?:-[a-z\d]+)+) (?:[a-z][a-z\d]*(?:-[a-z\d]+)*) ",
     # x1002c3s1b0n0 6: of Cray's PALS, mpiexec --label
-    "pals": Counted(
-        r"[A-Za-z\d]", "hosts and ranks", rf"(?P<node>{_NAME}) (?P<rank>\d{{1,5}}): ?(?!\d\d:\d\d)"
-    ),
-    "host_bracket": Counted(r"\[", "hosts", rf"\[(?P<node>{_NAME})\]:? "),
+    "pals": rf"(?P<node>{_NAME}) (?P<rank>\d{{1,5}}): ?(?!\d\d:\d\d)",
+    "host_bracket": rf"\[(?P<node>{_NAME})\]:? ",
     # 3: of srun --label
-    "srun": Counted(r"[ \d]", "ranks", r" *(?P<task>\d{1,5}): ?(?!\d\d:\d\d)"),
+    "srun": r" *(?P<task>\d{1,5}): ?(?!\d\d:\d\d)",
     # 3 ::, [3]: and [3] of launchers and programs
-    "number": Counted(r"\d", "ranks", r"(?P<rank>\d{1,5}) ?:: "),
-    "bracket": Counted(r"\[", "ranks", r"\[(?P<rank>\d{1,5})\](?::? )"),
-    "word": Counted("[Rr]", "ranks", r"[Rr]ank[ _]?(?P<rank>\d{1,5})(?::| \|) ?"),
+    "number": r"(?P<rank>\d{1,5}) ?:: ",
+    "bracket": r"\[(?P<rank>\d{1,5})\](?::? )",
+    "word": r"[Rr]ank[ _]?(?P<rank>\d{1,5})(?::| \|) ?",
 }
 
 #: Prefixes that are left in the line, as they stand behind its time and level.
@@ -167,7 +146,7 @@ def pattern_of(counted: frozenset[str], behind: frozenset[str] | None = None) ->
 def _chain(counted: Collection[str]) -> tuple[str, str]:
     """Any number of prefixes, and any one of them."""
     plain = [*map(_bare, CUT.values())]
-    used = [_bare(form.pattern) for name, form in COUNTED.items() if name in counted]
+    used = [_bare(pattern) for name, pattern in COUNTED.items() if name in counted]
     some = f"(?:{'|'.join(plain)})*"
     # Once each: "0: 0:1: no option" is a rank and its text.
     return some + "".join(f"(?:{one})?" for one in used) + some, "|".join([*plain, *used])

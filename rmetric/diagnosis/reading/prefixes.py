@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import filterfalse, islice
@@ -25,17 +24,10 @@ _REMEMBERED = 1 << 16
 #: Bytes of a line in which its prefix is looked for.
 _LONGEST_HEAD = 512
 _COMPILED = {
-    name: re.compile(pattern.encode())
-    for name, pattern in {
-        **CUT,
-        **{at: one.pattern for at, one in COUNTED.items()},
-        **STATED,
-    }.items()
+    name: re.compile(pattern.encode()) for name, pattern in (CUT | COUNTED | STATED).items()
 }
-#: Form -> the bytes that lines with it may begin with.
-_FIRSTS = {
-    name: re.findall(form.first.encode(), bytes(range(256))) for name, form in COUNTED.items()
-}
+#: Any of the counted forms.
+_ANY_COUNTED = re.compile(re.sub(r"[(][?]P<\w+>", "(?:", "|".join(COUNTED.values())).encode())
 #: Share of a file's lines before which a collector of logs puts its own.
 COLLECTS = 0.9
 _TEED = re.compile(rb"\[rank(\d+)\]:\[rank(\d+)\]:")
@@ -235,41 +227,26 @@ def _rests(heads: Iterable[re.Match[bytes] | None], group: int) -> list[bytes]:
 def _collected(rests: list[bytes]) -> bool:
     """Return True if a log collector put a time before every line."""
 
-    def most(pattern: re.Pattern[bytes]) -> bool:
-        return sum(1 for _ in islice(filterfalse(pattern.match, rests), few)) < few
+    others = int(len(rests) - COLLECTS * len(rests))
 
-    few = int((1 - COLLECTS) * len(rests)) + 1
+    def most(pattern: re.Pattern[bytes]) -> bool:
+        return len([*islice(filterfalse(pattern.match, rests), others + 1)]) <= others
+
     return bool(rests) and most(COLLECTED) and (most(ZONED) or any(map(TRACED.match, rests)))
 
 
 def _counted(rests: list[bytes]) -> set[str]:
-    """The counted forms on which a file's lines agree."""
-    # Most lines cannot begin with most forms, by their first byte.
-    by_first: dict[bytes, list[bytes]] = defaultdict(list)
-    for rest in rests:
-        by_first[rest[:1]].append(rest)
-    return {
-        name
-        for name, firsts in _FIRSTS.items()
-        if _agree(name, [rest for first in firsts for rest in by_first.get(first, ())], len(rests))
-    }
+    """The counted forms, which a single line may have by chance, on which a file's lines agree."""
+    may = [rest for rest in rests if _ANY_COUNTED.match(rest, 0, _LONGEST_HEAD)]
+    return {name for name in COUNTED if _agree(name, may, len(rests))}
 
 
-def _agree(form: str, lines: list[bytes], count: int) -> bool:
-    """Return True if the lines of a file use a form that a single line may have by chance.
-
-    Args:
-        form: its name.
-        lines: those that may begin with it.
-        count: number of all lines.
-    """
-    if len(lines) < max(3, 0.1 * count):
-        return False
-    heads = [match for line in lines if (match := _COMPILED[form].match(line, 0, _LONGEST_HEAD))]
-    share, distinct = len(heads) / count, {match.groups() for match in heads}
+def _agree(form: str, may: list[bytes], count: int) -> bool:
+    heads = [match for line in may if (match := _COMPILED[form].match(line, 0, _LONGEST_HEAD))]
+    share, distinct = len(heads) / max(count, 1), {match.groups() for match in heads}
     if len(heads) < 3 or share < 0.1 or (len(distinct) >= 0.9 * len(heads) and share <= 0.9):
         return False
-    return _ARE[COUNTED[form].writers](heads, len(distinct), share)
+    return _ARE.get(form, _are_ranks)(heads, len(distinct), share)
 
 
 def _are_ranks(heads: list[re.Match[bytes]], distinct: int, share: float) -> bool:
@@ -310,8 +287,9 @@ def _are_pods(heads: list[re.Match[bytes]], distinct: int, share: float) -> bool
 
 
 _ARE: dict[str, Callable[[list[re.Match[bytes]], int, float], bool]] = {
-    "ranks": _are_ranks,
-    "hosts": _are_hosts,
-    "hosts and ranks": _are_hosts_and_ranks,
-    "pods": _are_pods,
+    "host": _are_hosts,
+    "host_bracket": _are_hosts,
+    "node_rank": _are_hosts,
+    "pals": _are_hosts_and_ranks,
+    "stern": _are_pods,
 }
