@@ -15,6 +15,7 @@ from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.library.any_digits import Unknown, any_digits
 from rmetric.diagnosis.patterns.steps import StepMatch, match_step
 from rmetric.diagnosis.reading.prefixes import Prefix, PrefixParser
+from rmetric.diagnosis.reading.word_index import WordIndex, runs_of
 from rmetric.diagnosis.templates.events import OTHERS, Events
 from rmetric.diagnosis.templates.facts import LONGEST_KEY, BoundedCache, LineAnalyser
 from rmetric.diagnosis.templates.masks import MAX_TEMPLATE, masked, plain_numbers
@@ -204,6 +205,10 @@ class TestPlaces:
             "May  3 12:{:02d}:{:02d} gpu{} step",
             "[ {}{}.{:06d}] step",
             "16907{:02d}0{:02d}.{} step",
+            '{{"time": 16907{:02d}0{:02d}.{:03d}596, "event": "x"}}',
+            '{{"said": "' + "a" * 173 + '", "time": 16907{:02d}0{:02d}.{:03d}596}}',
+            '{{"time": 16907{:02d}0{:02d}.715{:03d}, "event": "x"}}',
+            '{{"time_ms": 16907{:02d}0{:02d}7{:03d}, "event": "x"}}',
             "05/03/2024 12:{:02d}:{:02d} PM step {}",
             "no time {} {} {}",
         ],
@@ -263,6 +268,17 @@ class TestPlaces:
             heads.find(line)
             assert len(heads.known) <= MOST_HEADS
         assert heads.lengths == ()
+
+
+class TestWordIndex:
+    @given(st.lists(st.text("abc+ ", min_size=1, max_size=6)), st.text("abc+ ", max_size=40))
+    def test_it_finds_the_literals_that_occur_and_no_others(
+        self, literals: list[str], line: str
+    ) -> None:
+        index = WordIndex((one.encode(), at) for at, one in enumerate(literals))
+        expected = [at for at, one in enumerate(literals) if one in line]
+        assert sorted(index.items(line.encode())) == expected
+        assert sorted(index.items(line.encode(), runs_of(line.encode()))) == expected
 
 
 class TestAnyDigits:

@@ -17,7 +17,7 @@ from rmetric.diagnosis.reading.forms import (
     ZONED,
     pattern_of,
 )
-from rmetric.diagnosis.reading.timestamps import HEAD, may_be_time, parse
+from rmetric.diagnosis.reading.timestamps import HEAD, WHOLE_HEAD, may_be_time, parse
 
 #: Prefixes that are remembered; a file with more of them has none.
 _REMEMBERED = 1 << 16
@@ -147,7 +147,7 @@ class PrefixParser:
         match = self.pattern.match(line)
         assert match is not None
         start = match.end(1)
-        return start, line[start : start + HEAD].decode("utf-8", "replace")
+        return start, line[start : start + WHOLE_HEAD].decode("utf-8", "replace")
 
     def time(self, line: bytes) -> float | None:
         """Seconds that the line states, before, within or after its prefix (timestamps.py)."""
@@ -226,7 +226,6 @@ def _rests(heads: Iterable[re.Match[bytes] | None], group: int) -> list[bytes]:
 
 def _collected(rests: list[bytes]) -> bool:
     """Return True if a log collector put a time before every line."""
-
     others = int(len(rests) - COLLECTS * len(rests))
 
     def most(pattern: re.Pattern[bytes]) -> bool:

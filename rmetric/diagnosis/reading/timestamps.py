@@ -7,8 +7,8 @@ from calendar import timegm
 from functools import lru_cache
 from time import gmtime
 
-#: Characters of a line in which its time is sought.
-HEAD = 200
+#: Characters of a line in which its time begins, and those that may hold the rest of it.
+HEAD, WHOLE_HEAD = 200, 240
 #: A time without a year is taken to be of this one, which has a 29th of February: between these
 #: seconds. What is less counts from a machine's start.
 _NO_YEAR = 1972
@@ -108,7 +108,7 @@ def stated(text: str) -> re.Match[str] | None:
     any_number = form in ("epoch", "long_epoch") and "." not in found[0] and not before.strip()
     if any_number or not _begins(before):
         return None
-    return _TIME[form].match(text, found.start(), HEAD)
+    return _TIME[form].match(text, found.start())
 
 
 def parse(text: str) -> tuple[float, int] | None:
