@@ -5,8 +5,9 @@ from __future__ import annotations
 import codecs
 import html
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 from rmetric.diagnosis.reading.exported import Exported
@@ -26,6 +27,13 @@ _COLOURS = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b
 _INTERRUPTS = re.compile(rb"(?m)^(?:\^C)+(?=[IWEF]\d{3,4} \d\d:|\[?\d{4}-\d)")
 #: What pages of CI systems, saved as text, have in place of quotes and brackets.
 _ENTITY = re.compile(rb"&(?:quot|#34|#39|#x27|lt|gt|amp);")
+#: What is removed or replaced, and what a text has where there is some of it.
+_CLEANED: tuple[tuple[bytes, Callable[[bytes], bytes]], ...] = (
+    (b"\x1b", partial(_COLOURS.sub, b"")),
+    (b"^C", partial(_INTERRUPTS.sub, b"")),
+    (b"\r", lambda body: body.replace(b"\r\n", b"\n")),
+    (b"&", partial(_ENTITY.sub, lambda found: html.unescape(found[0].decode()).encode())),
+)
 #: A line up to its last carriage return. A launcher puts its prefix before the first only, so it
 #: is kept: group 1.
 _OVERWRITTEN = re.compile(
@@ -90,14 +98,9 @@ class Lines:
 
     def _lines(self, body: bytes) -> list[bytes]:
         """Split complete lines; the last has no line end."""
-        if b"\x1b" in body:
-            body = _COLOURS.sub(b"", body)
-        if b"^C" in body:
-            body = _INTERRUPTS.sub(b"", body)
-        if b"\r" in body:
-            body = body.replace(b"\r\n", b"\n")
-        if b"&" in body:
-            body = _ENTITY.sub(lambda found: html.unescape(found[0].decode()).encode(), body)
+        for mark, cleaned in _CLEANED:
+            if mark in body:
+                body = cleaned(body)
         body = self._without_nulls(body)
         lines = body.split(b"\n")
         if self.wrapping is None:
@@ -110,6 +113,17 @@ class Lines:
             lines = self.wrapping.removed(lines)
         if b"\r" in body:
             lines = [_left(line) if b"\r" in line else line for line in lines]
+        if not body.isascii() and not _is_utf8(body):
+            # A line that was cut may end within a letter.
+            short = ((at, line) for at, line in enumerate(lines) if len(line) < self.longest)
+            if bad := [at for at, line in short if not _is_utf8(line)]:
+                self.first_foreign = self.first_foreign or self.count + bad[0] + 1
+                self.foreign += len(bad)
+        lines = self._shortened(lines)
+        self.count += len(lines)
+        return lines
+
+    def _shortened(self, lines: list[bytes]) -> list[bytes]:
         longest = max(map(len, lines))
         if longest > self.longest:
             long = [at for at, line in enumerate(lines) if len(line) > self.longest]
@@ -118,13 +132,6 @@ class Lines:
             lines = [line[: self.longest] for line in lines]
         if longest > LONGEST_NUMBER:
             lines = [_with_short_numbers(line) for line in lines]
-        if not body.isascii() and not _is_utf8(body):
-            # A line that was cut may end within a letter.
-            short = ((at, line) for at, line in enumerate(lines) if len(line) < self.longest)
-            if bad := [at for at, line in short if not _is_utf8(line)]:
-                self.first_foreign = self.first_foreign or self.count + bad[0] + 1
-                self.foreign += len(bad)
-        self.count += len(lines)
         return lines
 
     def _without_nulls(self, text: bytes) -> bytes:

@@ -159,17 +159,17 @@ def _broken(lines: Sequence[bytes]) -> tuple[frozenset[bytes], int | None]:
     if not (NARROWEST <= width <= WIDEST and different >= FULL and near <= MOST_NEAR * len(full)):
         return frozenset(), None
     after = {at + 1 for at in full}
-    begun = Counter(_key(line) for at, line in enumerate(lines) if line and at not in after)
+    whole = (line for at, line in enumerate(lines) if at not in after)
+    begun = Counter(map(_key, filter(None, whole)))
     kinds = Counter(_key(lines[at]) for at in after)
-    alike = sum(number for key, number in kinds.items() if begun[key] > 1)
+    starts = frozenset(key for key, number in begun.items() if number > 1)
     cut = sum(lines[at][-1:].isalnum() and lines[at + 1][:1].isalnum() for at in full)
     certain = (
-        alike <= MOST_ALIKE * len(after)
+        sum(map(kinds.__getitem__, starts)) <= MOST_ALIKE * len(after)
         and max(kinds.values()) <= MOST_OF_ONE * len(after)
         and sum(begun.values()) >= max(FULL, FEWEST_WHOLE * len(after))
         and cut >= WITHIN_WORD * len(full)
     )
-    starts = frozenset(key for key, number in begun.items() if number > 1)
     return (starts, width) if certain else (frozenset(), None)
 
 
