@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import filterfalse, islice
+from random import Random
 from typing import Any
 
 from rmetric.diagnosis.reading.forms import (
@@ -21,6 +22,8 @@ from rmetric.diagnosis.reading.timestamps import HEAD, WHOLE_HEAD, may_be_time, 
 
 #: Prefixes that are remembered; a file with more of them has none.
 _REMEMBERED = 1 << 16
+#: Lines of a sample on whose shares it depends which forms count.
+_LEARNT = 1000
 #: Bytes of a line in which its prefix is looked for.
 _LONGEST_HEAD = 512
 _COMPILED = {
@@ -109,13 +112,14 @@ class PrefixParser:
         like ("3: ") only where the lines agree: most have one, and the numbers or hosts recur.
         """
         lines = [line for line in lines if line.strip()]
-        heads = list(map(cls().pattern.match, lines))
+        some = lines if len(lines) <= _LEARNT else Random(0).sample(lines, _LEARNT)
+        heads = list(map(cls().pattern.match, some))
         counted, behind = _counted(_rests(heads, 0)), None
         if counted:
-            heads = list(map(cls(counted).pattern.match, lines))
+            heads = list(map(cls(counted).pattern.match, some))
         if _collected(_rests(heads, 1)):
             parser = cls(counted, behind=())
-            behind = _counted([line[parser.split(line)[1] :] for line in lines])
+            behind = _counted([line[parser.split(line)[1] :] for line in some])
         role_is_rank = any(b"]:[rank" in line and _two_ranks(line) for line in lines)
         launches = role_is_rank
         if "srun" in counted.union(behind or ()):
