@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import re
 import time
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmetric.diagnosis.reading import forms
-from rmetric.diagnosis.reading.prefixes import NO_PREFIX, HeadMatches, Prefix, PrefixParser
+from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix, PrefixParser
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
 
 #: Every form, written by its launcher for one speaker: what it looks like, and what it says.
@@ -260,34 +259,3 @@ def test_no_line_takes_long(part):
 def test_who_can_be_sent_to_another_process():
     who = PrefixParser().split(b"[rank3]: x")[0]
     assert pickle.loads(pickle.dumps(who)) == who
-
-
-PATTERNS = [
-    forms.pattern_of(counted, stamped, behind)
-    for counted in (frozenset(), frozenset(forms.COUNTED))
-    for stamped in (False, True)
-    for behind in (None, frozenset(), frozenset(forms.COUNTED))
-] + [forms.COLLECTED, forms.ZONED, forms.TRACED]
-HEADS = st.lists(
-    st.sampled_from(
-        ["[rank3]: ", "[default1]:", "12: ", "node-07: ", "2024-05-01T12:00:01Z ", "1690730461.5 ",
-         "[1,3]<stdout>:", "2690730461.5 ", "(T pid=7) ", "ERROR ", "[Rank 1] ", "May  3 12:00:01 ",
-         "gpu041:22011:22055 [0] NCCL INFO x", "  File \"a.py\"", "said 17", "10.0.0.1: ", "\xff"]
-    ),
-    max_size=4,
-).map("".join)  # fmt: skip
-
-
-@given(st.lists(st.tuples(HEADS, st.text("0123456789", min_size=9, max_size=9)), max_size=8))
-def test_heads_that_are_looked_up_are_those_that_are_matched(drawn):
-    """Each line with several numbers of the same widths."""
-    lines = []
-    for head, digits in drawn:
-        given_digits = iter(digits * len(head))
-        other = re.sub("[0-9]", lambda _, these=given_digits: next(these), head)
-        lines += [head.encode(), other.encode("latin-1")]
-    known = HeadMatches()
-    for pattern in PATTERNS:
-        matches = [pattern.match(line) for line in lines]
-        expected = [() if match is None else match.regs for match in matches]
-        assert list(known.spans(pattern, lines)) == expected

@@ -15,7 +15,7 @@ from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.library.any_digits import Unknown, any_digits
 from rmetric.diagnosis.patterns.steps import StepMatch, match_step
 from rmetric.diagnosis.reading.prefixes import Prefix, PrefixParser
-from rmetric.diagnosis.reading.timestamps import may_state, parse
+from rmetric.diagnosis.reading.word_index import WordIndex, runs_of
 from rmetric.diagnosis.templates.events import OTHERS, Events
 from rmetric.diagnosis.templates.facts import LONGEST_KEY, BoundedCache, LineAnalyser
 from rmetric.diagnosis.templates.masks import MAX_TEMPLATE, masked, plain_numbers
@@ -205,6 +205,10 @@ class TestPlaces:
             "May  3 12:{:02d}:{:02d} gpu{} step",
             "[ {}{}.{:06d}] step",
             "16907{:02d}0{:02d}.{} step",
+            '{{"time": 16907{:02d}0{:02d}.{:03d}596, "event": "x"}}',
+            '{{"said": "' + "a" * 173 + '", "time": 16907{:02d}0{:02d}.{:03d}596}}',
+            '{{"time": 16907{:02d}0{:02d}.715{:03d}, "event": "x"}}',
+            '{{"time_ms": 16907{:02d}0{:02d}7{:03d}, "event": "x"}}',
             "05/03/2024 12:{:02d}:{:02d} PM step {}",
             "no time {} {} {}",
         ],
@@ -226,18 +230,6 @@ class TestPlaces:
         prefixes = PrefixParser.learn(lines)
         place = TimePlace(lines[0], prefixes)
         assert [place.time(line) for line in lines] == [prefixes.time(line) for line in lines]
-
-    @given(
-        st.lists(
-            st.sampled_from(
-                ["2024-05-03", "05/03/24", "May 3", "E0503", "12:00:01", "1690730461", "21.553190",
-                 "6,397,2279,-;", "[", "]", " ", "step ", "INFO", "AT ", '"time": ', ".5", "30%|"]
-            )
-        ).map("".join)
-    )  # fmt: skip
-    def test_what_states_a_time_may_state_one(self, line: str) -> None:
-        if parse(line) is not None:
-            assert may_state(NUMBERS.sub("0", line))
 
     def test_prefixes_are_those_of_the_slow_way(self) -> None:
         lines = [f"{at % 12}: said by rank {at % 7}".encode() for at in range(100)]
@@ -276,6 +268,17 @@ class TestPlaces:
             heads.find(line)
             assert len(heads.known) <= MOST_HEADS
         assert heads.lengths == ()
+
+
+class TestWordIndex:
+    @given(st.lists(st.text("abc+ ", min_size=1, max_size=6)), st.text("abc+ ", max_size=40))
+    def test_it_finds_the_literals_that_occur_and_no_others(
+        self, literals: list[str], line: str
+    ) -> None:
+        index = WordIndex((one.encode(), at) for at, one in enumerate(literals))
+        expected = [at for at, one in enumerate(literals) if one in line]
+        assert sorted(index.items(line.encode())) == expected
+        assert sorted(index.items(line.encode(), runs_of(line.encode()))) == expected
 
 
 class TestAnyDigits:

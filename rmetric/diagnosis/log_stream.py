@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from dataclasses import dataclass
 from typing import Any
 
 from rmetric.diagnosis.job import MAX_NAMED, MAX_STACKS, STACKS_OF_RANK, STAGES, TAIL
@@ -139,6 +140,7 @@ class LogStream:
         )
 
 
+@dataclass(slots=True)
 class StepCounter:
     """The step lines of one form in a stream.
 
@@ -148,10 +150,10 @@ class StepCounter:
         lines: their number.
     """
 
-    __slots__ = ("last", "lines", "longest_pause", "time")
-
-    def __init__(self, last: int, time: float | None) -> None:
-        self.last, self.time, self.longest_pause, self.lines = last, time, 0.0, 1
+    last: int
+    time: float | None
+    longest_pause: float = 0.0
+    lines: int = 1
 
 
 class MatchTally:

@@ -107,7 +107,7 @@ class FilePass:
         prefixes: PrefixParser | None = None,
     ) -> None:
         self.source, self.analyser = source, analyser
-        prefixes = prefixes or PrefixParser.learn(source.sample(), analyser.heads)
+        prefixes = prefixes or PrefixParser.learn(source.sample())
         self.shapes = shape_reader(prefixes, analyser)
         self.prefixes = self.shapes.prefixes
         self.marks = StartMarks()

@@ -200,7 +200,7 @@ def may_state(
     Args:
         bare: a line of it without its digits.
         form: the same in lower case.
-        words: those of the form (`words_of`), where they are known.
+        words: those of the form (`runs_of`), where they are known.
     """
     gated = (STATEMENTS[at] for at in sorted(set(_GATES.items(form, words))))
     return tuple(one for one in gated if one.may_match(bare))

@@ -91,7 +91,7 @@ class SignatureLibrary:
 
         Args:
             form: of the line.
-            words: those of the form (`words_of`), where they are known.
+            words: the runs of the form (`runs_of`), where they are known.
         """
         return bool(self._ids(form, words))
 

@@ -278,7 +278,7 @@ def possible_rules(form: bytes, words: Collection[bytes] | None = None) -> Seque
 
     Args:
         form: an entry in lower case; its digits may be left out.
-        words: those of the form (`words_of`), where they are known.
+        words: the runs of the form (`runs_of`), where they are known.
     """
     return sorted(set(_GATES.items(form, words)))
 

@@ -4,37 +4,65 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-#: Names of columns, in lower case and behind their last dot; of several the first here counts.
-_TIMES = (
-    "timestamp", "@timestamp", "_time", "time", "datetime", "date", "last_timestamp",
-    "lasttimestamp", "eventtime",
+from rmetric.diagnosis.reading.timestamps import DATE_TIME, ZONE
+
+#: Names of columns, and ends of the dotted keys of records (json_records.py), in lower case; of
+#: several the first here counts.
+TIMES = (
+    "__realtime_timestamp", "timestamp", "@timestamp", "_time", "time", "timegenerated", "ts",
+    "datetime", "date", "last_timestamp", "lasttimestamp", "eventtime", "firsttimestamp",
 )  # fmt: skip
-_TEXTS = ("message", "textpayload", "text_payload", "msg", "_raw", "log", "line", "body", "content")
-_WRITERS = (
-    "pod_name", "pod", "task_name", "replica", "hostname", "host", "node", "instance", "log_stream",
-    "logstreamname", "source", "container_name", "container",
+TEXTS = (
+    "textpayload", "text_payload", "jsonpayload.message", "jsonpayload.log", "jsonpayload.msg",
+    "result._raw", "attributes.message", "message", "msg", "_raw", "log", "line", "body", "content",
+    "logentry", "logmessage",
+)  # fmt: skip
+WRITERS = (
+    "pod_name", "pod.name", "podname", "pod", "compute.googleapis.com/resource_name", "task_name",
+    "replica", "logstreamname", "log_stream", "kubernetes.host", "_hostname", "host.name",
+    "hostname", "host", "node", "node_name", "node_id", "instance", "instance_id",
+    "container_name", "container.name", "container",
 )  # fmt: skip
 #: Those of Kubernetes' events that stand before the text, as `kubectl get events` prints them.
 _OF_EVENTS = ("type", "reason", "object")
 #: The zone or unit behind a column's name.
 _UNIT = re.compile(r"\(\w+\)$")
 _DELIMITERS = "\t,;"
-_FOREIGN = re.compile(rb"[^\w.-]+")
-_NUMBERED = re.compile(rb"[0-9]")
-#: The cells of a table without names: a time, a level, and the name of who wrote the line.
-_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?")
-_LEVEL = re.compile(r"[A-Z]{4,9}")
-_WRITER = re.compile(r"(?=.*\d)[A-Za-z][\w.-]*")
+_FOREIGN = re.compile(r"[^\w.-]+", re.ASCII)
+#: The cells of a table without names: a time, a level or none, who wrote the line, and the line.
+_NAMELESS = re.compile(
+    rf"{DATE_TIME}{ZONE}?\t(?P<level>[A-Z]{{4,9}}\t)?(?=[^\t]*\d)[A-Za-z][\w.-]*\t[^\t]*"
+)
 #: Columns of a table; a line of a log may have a few of these words too.
 MIN_COLUMNS = 3
 
 
+def place(keys: Iterable[str], known: Sequence[str]) -> str:
+    """The key that is known, or ends in a known one behind a dot; "" for none.
+
+    >>> place(["a.pod_name", "host"], WRITERS)
+    'a.pod_name'
+    """
+    keys = list(keys)
+    ways = (key for name in known for key in keys if key == name or key.endswith(f".{name}"))
+    return next(ways, "")
+
+
+def line_of(time: str, writer: str, text: str) -> str:
+    """A line as `kubectl logs --prefix --timestamps` prints it.
+
+    A writer without a number is none: a service of the platform.
+    """
+    said = f"{time} {text}" if time else text
+    return f"[pod/{_FOREIGN.sub('-', writer)}] {said}" if re.search("[0-9]", writer) else said
+
+
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """Makes a line of each row, as `kubectl logs --prefix --timestamps` prints it.
+    """Makes a line of each row.
 
     The level is left out: collectors give that of the stream, "ERROR" for all of stderr.
 
@@ -63,37 +91,25 @@ class Exported:
         2
         >>> Exported.of(b"time, host, message: each of them")
         """
-        if found := cls._without_names(first):
-            return found
+        row = first.decode("utf-8", "replace")
+        if found := _NAMELESS.fullmatch(row):
+            last = 3 if found["level"] else 2
+            return cls(delimiter="\t", columns=last + 1, time=0, text=last, writer=last - 1)
         for delimiter in _DELIMITERS:
-            if first.count(delimiter.encode()) < MIN_COLUMNS - 1:
+            if row.count(delimiter) < MIN_COLUMNS - 1:
                 continue  # as nearly every log's
-            names = _cells(first.decode("utf-8", "replace"), delimiter)
-            plain = [_UNIT.sub("", name.lower().rpartition(".")[2]) for name in names]
-            whole = all(name and name == name.strip() and " " not in name for name in names)
-            time, text, writer = (_place(plain, known) for known in (_TIMES, _TEXTS, _WRITERS))
-            if len(names) >= MIN_COLUMNS and whole and time is not None and text is not None:
+            names = [_UNIT.sub("", name.lower()) for name in _cells(row, delimiter)]
+            time, text, writer = (place(names, known) for known in (TIMES, TEXTS, WRITERS))
+            if len(names) >= MIN_COLUMNS and all(map(_is_name, names)) and time and text:
+                plain = [name.rpartition(".")[2] for name in names]
                 of_event = set(_OF_EVENTS) <= set(plain)
                 return cls(
-                    delimiter=delimiter, columns=len(names), time=time, text=text,
-                    writer=None if of_event else writer,
+                    delimiter=delimiter, columns=len(names),
+                    time=names.index(time), text=names.index(text),
+                    writer=None if of_event or not writer else names.index(writer),
                     event=tuple(map(plain.index, _OF_EVENTS)) if of_event else (),
                 )  # fmt: skip
         return None
-
-    @classmethod
-    def _without_names(cls, first: bytes) -> Exported | None:
-        """The table whose first row is a time, the level or none, the writer, and the text."""
-        cells = first.decode("utf-8", "replace").split("\t")
-        levels = cells[1:-2]
-        if (
-            not MIN_COLUMNS <= len(cells) <= MIN_COLUMNS + 1
-            or not (_TIME.fullmatch(cells[0]) and _WRITER.fullmatch(cells[-2]))
-            or not all(map(_LEVEL.fullmatch, levels))
-        ):
-            return None
-        last = len(cells) - 1
-        return cls(delimiter="\t", columns=len(cells), time=0, text=last, writer=last - 1)
 
     def lines(self, rows: Sequence[bytes]) -> list[bytes]:
         r"""The lines of the rows; one that is none stays: the text of the row before goes on.
@@ -104,28 +120,24 @@ class Exported:
         """
         return [self._line(row) for row in rows]
 
-    def _line(self, row: bytes) -> bytes:
-        delimiter = self.delimiter.encode()
-        if row.count(delimiter) < self.columns - 1:
-            return row.removesuffix(b'"')
-        if b'"' not in row and (self.event or self.text == self.columns - 1):
-            cells = row.split(delimiter, self.columns - 1)
-        else:
-            # The text may go on in the next row, so its quote may be open.
-            cells = [
-                cell.encode() for cell in _cells(row.decode("utf-8", "replace"), self.delimiter)
-            ]
+    def _line(self, raw: bytes) -> bytes:
+        row = raw.decode("utf-8", "surrogateescape")
+        if row.count(self.delimiter) < self.columns - 1:
+            return raw.removesuffix(b'"')
+        if '"' not in row and (self.event or self.text == self.columns - 1):
+            cells = row.split(self.delimiter, self.columns - 1)
+        else:  # the text may go on in the next row, so its quote may be open
+            cells = _cells(row, self.delimiter)
         if len(cells) < self.columns:
-            return row
-        places = (self.time, *self.event, self.text)
-        line = b" ".join(cells[place].strip() for place in places)
-        writer = b"" if self.writer is None else _FOREIGN.sub(b"-", cells[self.writer])
-        # A service of the platform has no number.
-        return b"[pod/%s] %s" % (writer, line) if _NUMBERED.search(writer) else line
+            return raw
+        said = " ".join(cells[at].strip() for at in (*self.event, self.text))
+        writer = "" if self.writer is None else cells[self.writer]
+        line = line_of(cells[self.time].strip(), writer, said)
+        return line.encode("utf-8", "surrogateescape")
 
 
-def _place(names: Sequence[str], known: Sequence[str]) -> int | None:
-    return next((names.index(name) for name in known if name in names), None)
+def _is_name(name: str) -> bool:
+    return bool(name) and " " not in name and name == name.strip()
 
 
 def _cells(row: str, delimiter: str) -> list[str]:

@@ -75,7 +75,7 @@ CUT = {
     # worker.log-11454- of grep over several files
     "grep": r"[\w./@+-]+\.(?:log|txt|out|err)[-:]\d+[-:]",
 }
-#: Prefixes that prose may look like: they count only where the file's lines agree.
+#: Prefixes that prose may look like: they count only where the file's lines agree (prefixes.py).
 COUNTED = {
     # [node-07:5]
     "node_rank": rf"\[(?P<node>{_HOST}):(?P<local_rank>\d{{1,4}})\]:? ",
@@ -92,22 +92,6 @@ COUNTED = {
     "number": r"(?P<rank>\d{1,5}) ?:: ",
     "bracket": r"\[(?P<rank>\d{1,5})\](?::? )",
     "word": r"[Rr]ank[ _]?(?P<rank>\d{1,5})(?::| \|) ?",
-}
-
-#: First bytes of the forms of `COUNTED`.
-FIRST_BYTES = {
-    name: re.compile(first)
-    for name, first in {
-        "node_rank": rb"\[",
-        "host": rb"[A-Za-z\d]",
-        "pals": rb"[A-Za-z\d]",
-        "stern": rb"[a-z]",
-        "host_bracket": rb"\[",
-        "srun": rb"[ \d]",
-        "number": rb"\d",
-        "bracket": rb"\[",
-        "word": rb"[Rr]",
-    }.items()
 }
 
 #: Prefixes that are left in the line, as they stand behind its time and level.
@@ -136,9 +120,7 @@ HEADER = (
 
 
 @cache
-def pattern_of(
-    counted: frozenset[str], stamped: bool, behind: frozenset[str] | None = None
-) -> re.Pattern[bytes]:
+def pattern_of(counted: frozenset[str], behind: frozenset[str] | None = None) -> re.Pattern[bytes]:
     """The whole prefix of any line.
 
     Four groups: the prefixes before a time, the node of a line of syslog, the prefixes behind
@@ -146,27 +128,24 @@ def pattern_of(
 
     Args:
         counted: names of the counted forms that the file uses.
-        stamped: the file has lines that begin with a time and then a prefix.
         behind: a collector put a time before every line, which is part of the prefix, and these
             counted forms stand behind it; None where it did not.
     """
     cut, some = _chain(counted)
     if behind is not None:
         timed = f"(?:{_JOURNAL}|{_STAMP})?({_chain(behind)[0]})"
-    elif stamped:
+    else:
         timed = (
             rf"(?:{_SYSLOG}({_HOST}) (?={_PROGRAM})"
             rf"|{_TIME}:? (?:std(?:out|err) [FP] |(?={some}))({cut}))?"
         )
-    else:
-        timed = "()()"
-    stated = "|".join(_bare(pattern) for pattern in STATED.values())
+    stated = "|".join(map(_bare, STATED.values()))
     return re.compile(f"({cut}){timed}(?:(?={HEADER}({stated})))?".encode())
 
 
 def _chain(counted: Collection[str]) -> tuple[str, str]:
     """Any number of prefixes, and any one of them."""
-    plain = [_bare(pattern) for pattern in CUT.values()]
+    plain = [*map(_bare, CUT.values())]
     used = [_bare(pattern) for name, pattern in COUNTED.items() if name in counted]
     some = f"(?:{'|'.join(plain)})*"
     # Once each: "0: 0:1: no option" is a rank and its text.

@@ -109,47 +109,43 @@ _NAMES = (
     rb"Error|Exception|Interrupt|Exit|Timeout|Fault|Failure|Failed|Iteration|Expired|Refused"
     rb"|Warning|Abort|OutOfMemory"
 )
-_EXCEPTION = re.compile(
-    rb"(?:[A-Za-z_][\w.]*\.)?_?[A-Z]\w*(?:" + _NAMES + rb")\w*(?::|\(|$)"
-    rb"|(?:[a-z_]\w*\.)+(?:[A-Z]\w*|error|timeout)(?:: |:?$)"
-    rb"|terminate called |Fatal Python error: |\*\*\* Process received signal"
-)
-_FRAME = re.compile(rb"\s*File \"[^\"\n]+\", line [^,\n]{0,9}, in \S")
-_PART = re.compile(
-    # Progress bars, step lines and Kubernetes' events are indented too, and lines of their own.
-    rb"(?:  |\t)(?!\s*(?:\d+%\||\d+/\d+\s|(?i:step|iter|epoch)\w*[ :=\[#/]*\d))"
-    rb"(?!\s*(?:Normal|Warning)\s{2,}[A-Z])"
-    rb"|(?:frame )?#\d+[: ]+\S|\[ ?\d+\] (?:/|0x|\w[\w.]*\()|at (?:[\w$]+\.)+[\w$<>]+\("
-    rb"|[~^]{3,}$|@ +0x|nccl\w+(?:Error|Usage|Argument)\w*:"
-    rb"|\*\*\* (?:Signal|Associated|Failing|End of error)|\*\*\* \[ ?\d+\]"
-    rb"|Exception raised from |(?:Current t|T)hread 0x|Stack \(most recent|Extension modules"
-    rb"|CUDA kernel errors might be asynchronously|For debugging consider passing"
-    rb"|Compile with `TORCH_USE_CUDA_DSA`|Device-side assertion tracking"
-    rb"|To enable traceback see: |(?:NCCL )?WARN(?:ING)? Last error|This may indicate a possible "
-)
-_LEAD = re.compile(
-    rb"(?:Last error|The above call|Original error was|Details|Caused by|Missing ranks):\s*$"
-)
-_CHAIN = re.compile(
-    rb"(?:During handling of the above exception|The above exception was the direct cause)"
-)
-_IGNORED = re.compile(rb"Exception ignored (?:in|on|from)\b|Error in atexit\._run_exitfuncs")
 _BOX = tuple(letter.encode() for letter in "│╭╰├┌└┃┏┗╮╯║╔╚")
-_TITLE = re.compile(rb"\S.{0,200} (?:FAILED|EXITED)\s*$")
-_REPORTED = re.compile(rb"(?:Failures|Root Cause[^:]{0,60}):\s*$|\[\d*\]:\s*$|<NO_OTHER_FAILURES>")
-#: The first that matches counts.
-_BY_WORDS = re.compile(
-    b"|".join(
-        b"(?P<%s>%s)" % (kind.name.encode(), pattern.pattern)
-        for kind, pattern in (
-            (Kind.IGNORED, _IGNORED),
-            (Kind.EXCEPTION, _EXCEPTION),
-            (Kind.CHAIN, _CHAIN),
-            (Kind.LEAD, _LEAD),
-            (Kind.REPORTED, _REPORTED),
-            (Kind.TITLE, _TITLE),
-        )
-    )
+#: What lines of a kind begin with; the first that matches counts.
+_BEGINS = {
+    Kind.FRAME: rb"\s*File \"[^\"\n]+\", line [^,\n]{0,9}, in \S",
+    Kind.PART: (
+        # Progress bars, step lines and Kubernetes' events are indented too, and lines of their own.
+        rb"(?:  |\t)(?!\s*(?:\d+%\||\d+/\d+\s|(?i:step|iter|epoch)\w*[ :=\[#/]*\d))"
+        rb"(?!\s*(?:Normal|Warning)\s{2,}[A-Z])"
+        rb"|(?:frame )?#\d+[: ]+\S|\[ ?\d+\] (?:/|0x|\w[\w.]*\()|at (?:[\w$]+\.)+[\w$<>]+\("
+        rb"|[~^]{3,}$|@ +0x|nccl\w+(?:Error|Usage|Argument)\w*:"
+        rb"|\*\*\* (?:Signal|Associated|Failing|End of error)|\*\*\* \[ ?\d+\]"
+        rb"|Exception raised from |(?:Current t|T)hread 0x|Stack \(most recent|Extension modules"
+        rb"|CUDA kernel errors might be asynchronously|For debugging consider passing"
+        rb"|Compile with `TORCH_USE_CUDA_DSA`|Device-side assertion tracking"
+        rb"|To enable traceback see: |(?:NCCL )?WARN(?:ING)? Last error"
+        rb"|This may indicate a possible "
+    ),
+    Kind.DOUBLE: rb"\s*={8,}\s*$",
+    Kind.RULER: rb"\s*(?:-{8,}|\*{8,})\s*$",
+    Kind.IGNORED: rb"Exception ignored (?:in|on|from)\b|Error in atexit\._run_exitfuncs",
+    Kind.EXCEPTION: (
+        rb"(?:[A-Za-z_][\w.]*\.)?_?[A-Z]\w*(?:" + _NAMES + rb")\w*(?::|\(|$)"
+        rb"|(?:[a-z_]\w*\.)+(?:[A-Z]\w*|error|timeout)(?:: |:?$)"
+        rb"|terminate called |Fatal Python error: |\*\*\* Process received signal"
+    ),
+    Kind.CHAIN: (
+        rb"During handling of the above exception|The above exception was the direct cause"
+    ),
+    Kind.LEAD: (
+        rb"(?:Last error|The above call|Original error was|Details|Caused by|Missing ranks):\s*$"
+    ),
+    Kind.REPORTED: (rb"(?:Failures|Root Cause[^:]{0,60}):\s*$|\[\d*\]:\s*$|<NO_OTHER_FAILURES>"),
+    Kind.TITLE: rb"\S.{0,200} (?:FAILED|EXITED)\s*$",
+}
+_LAID_OUT = ("FRAME", "PART")
+_KIND = re.compile(
+    b"|".join(b"(?P<%s>%s)" % (kind.name.encode(), begin) for kind, begin in _BEGINS.items())
 )
 
 
@@ -162,15 +158,9 @@ def kind_of(line: bytes) -> Kind:
         return Kind.START
     if text.startswith(_BOX):
         return Kind.BOX
-    if _FRAME.match(line):
-        return Kind.FRAME
-    if _PART.match(line):
-        return Kind.PART
-    if len(text) >= 8 and text[:1] in b"=-*" and not text.strip(text[:1]):
-        return Kind.DOUBLE if text[:1] == b"=" else Kind.RULER
-    if text.endswith(b" raised:"):
+    found = _KIND.match(line)
+    if text.endswith(b" raised:") and (found is None or found.lastgroup not in _LAID_OUT):
         return Kind.CHAIN  # torch's compiler: the exception of the backend stands below
-    found = _BY_WORDS.match(line)
     return Kind[found.lastgroup or ""] if found else Kind.PLAIN
 
 
@@ -181,31 +171,21 @@ class EntryText:
     """
 
     def __init__(self, first: str) -> None:
-        self._head, self._tail, self._lines, self._cut = first[:MAX_TEXT], "", 1, False
-        if len(first) > MAX_TEXT:
-            self._head, self._cut = first[: MAX_TEXT // 2], True
-            self._tail = first[-(MAX_TEXT // 2 - len(_CUT)) :]
+        self._lines = [first]
 
     @property
     def full(self) -> bool:
-        return self._lines >= MAX_LINES
+        return len(self._lines) >= MAX_LINES
 
     @property
     def whole_line(self) -> bool:
         """It is one line, nothing of which was cut."""
-        return self._lines == 1 and not self._cut
+        return len(self._lines) == 1 and len(self._lines[0]) <= MAX_TEXT
 
     def add(self, line: str) -> None:
-        self._lines += 1
-        if not self._cut and len(self._head) + 1 + len(line) <= MAX_TEXT:
-            self._head += "\n" + line
-            return
-        if not self._cut:
-            half = MAX_TEXT // 2
-            self._head, self._tail, self._cut = self._head[:half], self._head[half:], True
-        # The exception stands at the end of a traceback.
-        self._tail = f"{self._tail}\n{line}"[-(MAX_TEXT // 2 - len(_CUT)) :]
+        self._lines.append(line)
 
     def text(self) -> str:
         """At most `MAX_TEXT` characters; a line "..." stands for what was cut from the middle."""
-        return f"{self._head}{_CUT}{self._tail}" if self._cut else self._head
+        text, half = "\n".join(self._lines), MAX_TEXT // 2
+        return text if len(text) <= MAX_TEXT else text[:half] + _CUT + text[len(_CUT) - half :]

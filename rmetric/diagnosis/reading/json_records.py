@@ -14,26 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from itertools import chain, islice, pairwise
 from operator import itemgetter
-from typing import Any, AnyStr, NamedTuple
+from typing import Any, AnyStr
 
 import orjson
 
-#: Where the text, the time and the writer stand: ends of dotted keys in lower case; the first
-#: that a record has counts.
-_TEXTS = (
-    "textpayload", "jsonpayload.message", "jsonpayload.log", "jsonpayload.msg", "_source.message",
-    "_source.log", "result._raw", "attributes.message", "message", "log", "line", "logentry",
-    "logmessage",
-)  # fmt: skip
-_TIMES = (
-    "__realtime_timestamp", "timestamp", "@timestamp", "result._time", "time", "timegenerated",
-    "ts", "date", "lasttimestamp", "eventtime", "firsttimestamp",
-)  # fmt: skip
-_WRITERS = (
-    "pod_name", "pod.name", "podname", "pod", "compute.googleapis.com/resource_name", "task_name",
-    "logstreamname", "log_stream", "kubernetes.host", "_hostname", "host.name", "hostname", "host",
-    "node_name", "node_id", "instance_id", "container_name", "container.name",
-)  # fmt: skip
+from rmetric.diagnosis.reading.exported import TEXTS, TIMES, WRITERS, line_of, place
+from rmetric.diagnosis.reading.timestamps import DATE_TIME
+
 _PROGRAMS, _PROCESSES = ("syslog_identifier",), ("_pid", "syslog_pid")
 #: Payloads that are the text themselves where they have no message.
 _PAYLOADS = ("jsonPayload", "protoPayload")
@@ -46,36 +33,28 @@ _KEYS_OF_COLLECTORS = frozenset(
         "__REALTIME_TIMESTAMP", "LogEntry", "LogMessage",
     )
 )  # fmt: skip
-#: Keys beside "log" that state which container wrote it.
+#: Keys beside "log" that state which container wrote it, and those that may stand there alone.
 _ORIGINS = frozenset(("stream", "container_id", "container_name"))
-#: Bytes in which the list of a document begins, and its beginning.
+_BESIDE_A_LINE = frozenset(("log", "attrs", *TIMES))
+_TIMES_OF_EVENTS = {"lastTimestamp", "firstTimestamp", "eventTime"}
+#: Bytes in which the list of a document begins, its beginning, and what stands between its items.
 _NEAR = 4096
 _LIST = re.compile(r"\[\s*(?=\{)")
+_BETWEEN = re.compile(r"[,\s]*")
 #: Records of which one must be a collector's, and those by which the order of all is known.
 _FIRST, _SAMPLE = 5, 1000
 #: Least number of times that fall, and largest share of such that rise, where the newest is first.
 MIN_FALLS, MAX_RISES = 3, 0.02
-#: Bytes of a record, of those given at a time.
-_LONGEST, _BLOCK = 1 << 22, 1 << 20
+#: Bytes of a record, of those given at a time; forms of records that are remembered.
+_LONGEST, _BLOCK, _FORMS = 1 << 22, 1 << 20, 1000
 _DEEPEST = 6
 _FOREIGN = re.compile(r"[^\w.-]+")
-_STAMP = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*")
+_STAMP = re.compile(rf"{DATE_TIME}\S*")
 #: A stream of SageMaker, of which prefixes.py knows the host.
 _SAGEMAKER = re.compile(r"[\w.-]+(?:/[\w.-]+)*/algo-\d+-\d{10}")
 
-
 #: Line of the file, time, lines of text.
 _Entry = tuple[int, str, list[bytes]]
-
-
-class _Places(NamedTuple):
-    """Dotted keys of the parts of records that have the same keys; "" for none."""
-
-    text: str
-    time: str
-    writer: str
-    program: str
-    process: str
 
 
 class JsonRecords:
@@ -90,7 +69,8 @@ class JsonRecords:
     def __init__(self, *, listed: bool) -> None:
         self.listed = listed
         self.pieces: list[tuple[int, int]] = []
-        self._places: dict[tuple[str, ...], _Places] = {}
+        #: keys of a record -> those of its text, time, writer, program and process
+        self._places: dict[tuple[str, ...], list[str]] = {}
         #: records are streams with all their lines
         self._by_stream = False
 
@@ -106,20 +86,16 @@ class JsonRecords:
         """
         if head.lstrip()[:1] not in (b"{", b"["):
             return None
-        for line in islice(filter(None, map(bytes.strip, head.split(b"\n", 99))), _FIRST):
-            record = _record(line)
-            if record is not None and _of_collector(record):
-                return cls(listed=False)
+        lines = islice(filter(None, map(bytes.strip, head.split(b"\n", 99))), _FIRST)
+        if any(map(_of_collector, map(_record, lines))):
+            return cls(listed=False)
         text = head.decode("utf-8", "replace")
         found = _LIST.search(text, 0, _NEAR)
-        if found is not None:
-            try:
-                record, _ = json.JSONDecoder().raw_decode(text, found.end())
-            except (ValueError, RecursionError):
-                return None
-            if _of_collector(record):
-                return cls(listed=True)
-        return None
+        try:
+            record = json.JSONDecoder().raw_decode(text, found.end())[0] if found else None
+        except (ValueError, RecursionError):
+            return None
+        return cls(listed=True) if _of_collector(record) else None
 
     def __repr__(self) -> str:
         return f"JsonRecords(listed={self.listed})"
@@ -170,21 +146,18 @@ class JsonRecords:
 
     def _listed(self, blocks: Iterator[bytes]) -> Iterator[_Entry]:
         decoder, decode = json.JSONDecoder(), codecs.getincrementaldecoder("utf-8")("replace")
-        text, at, number, inside, counted = "", 0, 1, False, 0
+        text, at, number, inside = "", 0, 1, False
         for block in chain(blocks, [b""]):
             text, at, counted = text[at:] + decode.decode(block, final=not block), 0, 0
             while True:
-                if not inside:
-                    found = _LIST.search(text, at)
-                    if found is None:
-                        break
-                    at, inside = found.end(), True
-                while text[at : at + 1] in {",", " ", "\n", "\r", "\t"}:
-                    at += 1
-                if text[at : at + 1] != "{":
-                    inside = at >= len(text)
-                    if inside:
-                        break
+                found = _BETWEEN.match(text, at) if inside else _LIST.search(text, at)
+                if found is None:
+                    break
+                at, inside = found.end(), True
+                if at == len(text):
+                    break
+                if text[at] != "{":
+                    inside = False
                     continue
                 try:
                     record, end = decoder.raw_decode(text, at)
@@ -193,16 +166,13 @@ class JsonRecords:
                 number += text.count("\n", counted, at)
                 yield from self._read(number, record, text[at:end].encode())
                 counted, at = at, end
-            number += text.count("\n", counted, at)
             if not inside:
                 at = max(at, len(text) - _NEAR)
             elif len(text) - at > _LONGEST:  # no end of it is to be seen
                 at, inside = len(text), False
-        rest = text[at:].encode()
-        if inside and rest.strip():  # cut off
-            for line in rest.splitlines():
-                yield number, "", [line]
-                number += 1
+            number += text.count("\n", counted, at)
+        if inside and (rest := text[at:].encode()).strip():  # cut off
+            yield from ((number + more, "", [line]) for more, line in enumerate(rest.splitlines()))
 
     def _read(self, number: int, record: Mapping[str, Any], raw: bytes) -> Iterator[_Entry]:
         """The entries of the record that begins in a line."""
@@ -218,38 +188,36 @@ class JsonRecords:
             yield number, *self._entry({"labels": labels, "timestamp": time, "line": line}, b"")
 
     def _entry(self, record: Mapping[str, Any], raw: bytes) -> tuple[str, list[bytes]]:
-        """Its time, and its lines as `kubectl logs --prefix --timestamps` prints them."""
+        """Its time, and its lines as the tools of the collectors print them."""
         source = record.get("_source")
         record = source if isinstance(source, dict) else record
         flat = dict(_flat(record))
         keys = tuple(flat)
-        places = self._places.get(keys)
-        if places is None:
-            if len(self._places) > 1000:
+        if keys not in self._places:
+            if len(self._places) >= _FORMS:
                 self._places.clear()
-            every = (_TEXTS, _TIMES, _WRITERS, _PROGRAMS, _PROCESSES)
-            places = self._places[keys] = _Places(*(_place(keys, known) for known in every))
-        text = _event(record) if _is_event(record) else _text(flat.get(places.text))
+            every = (TEXTS, TIMES, WRITERS, _PROGRAMS, _PROCESSES)
+            self._places[keys] = [place(keys, known) for known in every]
+        of_text, of_time, of_writer, of_program, of_process = self._places[keys]
+        text = _event(record) if _is_event(record) else _text(flat.get(of_text))
         for name in _PAYLOADS:
             payload = record.get(name)
-            if isinstance(payload, dict) and (not places.text or _OF_TRAINING & payload.keys()):
+            if isinstance(payload, dict) and (not of_text or _OF_TRAINING & payload.keys()):
                 text = orjson.dumps(payload).decode("utf-8", "replace")
         if text is None:
             return "", [raw.replace(b"\n", b" ")]
-        time, writer = _time(flat.get(places.time)), str(flat.get(places.writer, ""))
-        if places.program and writer:
-            process = flat.get(places.process)
-            program = flat[places.program]
-            ended = f"[{process}]" if process and program != "kernel" else ""
-            before = f"{time} {_FOREIGN.sub('-', writer)} {program}{ended}: "
-        elif _SAGEMAKER.fullmatch(writer):
-            before = f"{time} {writer} "
-        else:
-            before = f"{time} " if time else ""
-            if any(map(str.isdigit, writer)):  # a service of the platform has no number
-                before = f"[pod/{_FOREIGN.sub('-', writer)}] {before}"
+        time, writer = _time(flat.get(of_time)), str(flat.get(of_writer, ""))
         said = text.rstrip("\n").split("\n")
-        return time, [f"{before}{line}".encode("utf-8", "replace") for line in said]
+        if of_program and writer:
+            process, program = flat.get(of_process), flat[of_program]
+            ended = f"[{process}]" if process and program != "kernel" else ""
+            host = _FOREIGN.sub("-", writer)
+            lines = [f"{time} {host} {program}{ended}: {line}" for line in said]
+        elif _SAGEMAKER.fullmatch(writer):
+            lines = [f"{time} {writer} {line}" for line in said]
+        else:
+            lines = [line_of(time, writer, line) for line in said]
+        return time, [line.encode("utf-8", "replace") for line in lines]
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
@@ -263,27 +231,24 @@ def _record(line: bytes) -> dict[str, Any] | None:
 def _of_collector(record: Any) -> bool:
     if not isinstance(record, dict):
         return False
-    within = {key for key, value in record.items() if isinstance(value, dict)}
-    keys = record.keys()
+    keys, objects = record.keys(), {key for key, one in record.items() if isinstance(one, dict)}
     return bool(
         _KEYS_OF_COLLECTORS & keys
-        or "kubernetes" in within
-        # docker and the runtimes of Kubernetes: a line with its origin, or with its time alone
-        or ("log" in keys and (_ORIGINS & keys or keys <= {"log", "attrs", *_TIMES}))
-        or ("labels" in within and "line" in keys)
-        or ("stream" in within and isinstance(record.get("values"), list))
-        or ("attributes" in within and "message" in record["attributes"])
-        or ("result" in within and "_raw" in record["result"])
+        or "kubernetes" in objects
+        # docker and the runtimes of Kubernetes
+        or ("log" in keys and (_ORIGINS & keys or keys <= _BESIDE_A_LINE))
+        or ("labels" in objects and "line" in keys)
+        or ("stream" in objects and isinstance(record.get("values"), list))
+        or ("attributes" in objects and "message" in record["attributes"])
+        or ("result" in objects and "_raw" in record["result"])
         or _is_event(record)
-        or ({"@timestamp", "message"} <= keys and within & {"agent", "host", "ecs"})
+        or ({"@timestamp", "message"} <= keys and objects & {"agent", "host", "ecs"})
     )
 
 
 def _is_event(record: Mapping[str, Any]) -> bool:
     """True for an event of Kubernetes."""
-    return {"reason", "message"} <= record.keys() and bool(
-        {"lastTimestamp", "firstTimestamp", "eventTime"} & record.keys()
-    )
+    return {"reason", "message"} <= record.keys() and bool(_TIMES_OF_EVENTS & record.keys())
 
 
 def _event(record: Mapping[str, Any]) -> str:
@@ -301,14 +266,6 @@ def _flat(record: Mapping[str, Any], before: str = "", depth: int = 0) -> Iterat
             yield name, value
         elif depth < _DEEPEST:
             yield from _flat(value, f"{name}.", depth + 1)
-
-
-def _place(keys: tuple[str, ...], known: tuple[str, ...]) -> str:
-    for name in known:
-        for key in keys:
-            if key == name or key.endswith(f".{name}"):
-                return key
-    return ""
 
 
 def _text(value: Any) -> str | None:

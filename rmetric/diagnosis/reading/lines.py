@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import codecs
+import html
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 
 from rmetric.diagnosis.reading.exported import Exported
 from rmetric.diagnosis.reading.json_records import JsonRecords
@@ -22,18 +25,20 @@ _ZEROS, _LONG_ZEROS = bytes.maketrans(b"123456789", b"0" * 9), b"0" * (LONGEST_N
 _COLOURS = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 #: What a terminal shows of a key that ends a program, before the time of the program's own line.
 _INTERRUPTS = re.compile(rb"(?m)^(?:\^C)+(?=[IWEF]\d{3,4} \d\d:|\[?\d{4}-\d)")
+#: What pages of CI systems, saved as text, have in place of quotes and brackets.
+_ENTITY = re.compile(rb"&(?:quot|#34|#39|#x27|lt|gt|amp);")
+#: What is removed or replaced, and what a text has where there is some of it.
+_CLEANED: tuple[tuple[bytes, Callable[[bytes], bytes]], ...] = (
+    (b"\x1b", partial(_COLOURS.sub, b"")),
+    (b"^C", partial(_INTERRUPTS.sub, b"")),
+    (b"\r", lambda body: body.replace(b"\r\n", b"\n")),
+    (b"&", partial(_ENTITY.sub, lambda found: html.unescape(found[0].decode()).encode())),
+)
 #: A line up to its last carriage return. A launcher puts its prefix before the first only, so it
 #: is kept: group 1.
 _OVERWRITTEN = re.compile(
     rb"^([ ]*\d+: ?|\[[^\]\r\n]{1,80}\](?:<std\w+>)?:? ?|\([^)\r\n]{1,80}\) )?[^\n]*\r(?:\1)?"
 )
-
-#: What pages of CI systems, saved as text, have in place of quotes and brackets.
-_ENTITIES = {
-    b"&quot;": b'"', b"&#34;": b'"', b"&#39;": b"'", b"&#x27;": b"'", b"&lt;": b"<", b"&gt;": b">",
-    b"&amp;": b"&",
-}  # fmt: skip
-_ENTITY = re.compile(b"|".join(_ENTITIES))
 
 
 @dataclass
@@ -70,41 +75,33 @@ class Lines:
             else:
                 held += block
             if len(held) > self.longest:
-                held = self._shortened(held)
+                # Still over-long, so that it is counted.
+                ending = b"\r" if held.endswith(b"\r") else b""
+                held = self._without_nulls(_left(held))[: self.longest + 1] + ending
         if held:
             yield self._lines(held)
 
     def notes(self) -> list[str]:
         """Notes on truncated, replaced, removed and joined bytes."""
         notes = self.wrapping.notes() if self.wrapping else []
-        if self.cut:
-            notes.append(
-                f"{self.cut:,} lines, the first is line {self.first_cut:,}, are longer than "
-                f"{self.longest:,} bytes: only their beginning was read"
-            )
-        if self.foreign:
-            notes.append(
-                f"{self.foreign:,} lines, the first is line {self.first_foreign:,}, hold bytes "
-                "that are not UTF-8: they were replaced"
-            )
+        longer = f"are longer than {self.longest:,} bytes: only their beginning was read"
+        foreign = "hold bytes that are not UTF-8: they were replaced"
+        for count, first, what in (
+            (self.cut, self.first_cut, longer),
+            (self.foreign, self.first_foreign, foreign),
+        ):
+            if count:
+                notes.append(f"{count:,} lines, the first is line {first:,}, {what}")
         if self.nulls:
             notes.append(f"{self.nulls:,} zero bytes were left out")
         return notes
 
     def _lines(self, body: bytes) -> list[bytes]:
         """Split complete lines; the last has no line end."""
-        if b"\x1b" in body:
-            body = _COLOURS.sub(b"", body)
-        if b"^C" in body:
-            body = _INTERRUPTS.sub(b"", body)
-        if b"\r" in body:
-            body = body.replace(b"\r\n", b"\n")
-        if b"&" in body:
-            body = _ENTITY.sub(lambda found: _ENTITIES[found[0]], body)
-        if b"\0" in body:
-            size = len(body)
-            body = body.translate(None, b"\0")
-            self.nulls += size - len(body)
+        for mark, cleaned in _CLEANED:
+            if mark in body:
+                body = cleaned(body)
+        body = self._without_nulls(body)
         lines = body.split(b"\n")
         if self.wrapping is None:
             self.table = Exported.of(lines[0])
@@ -116,49 +113,73 @@ class Lines:
             lines = self.wrapping.removed(lines)
         if b"\r" in body:
             lines = [_left(line) if b"\r" in line else line for line in lines]
-        longest = max(map(len, lines))
-        if longest > self.longest:
-            self._cut(lines)
-        if longest > LONGEST_NUMBER:
-            lines = [_with_short_numbers(line) for line in lines]
-        if not body.isascii():
-            self._look_for_foreign(body, lines)
+        if not body.isascii() and not _is_utf8(body):
+            # A line that was cut may end within a letter.
+            short = ((at, line) for at, line in enumerate(lines) if len(line) < self.longest)
+            if bad := [at for at, line in short if not _is_utf8(line)]:
+                self.first_foreign = self.first_foreign or self.count + bad[0] + 1
+                self.foreign += len(bad)
+        lines = self._shortened(lines)
         self.count += len(lines)
         return lines
 
-    def _shortened(self, line: bytes) -> bytes:
-        """Shorten an unfinished line, but leave it over-long, so that it is counted."""
-        ending = b"\r" if line.endswith(b"\r") else b""
-        line = _left(line)
-        if b"\0" in line:
-            # A hole in a file can be larger than memory.
-            kept = line.translate(None, b"\0")
-            self.nulls += len(line) - len(kept)
-            line = kept
-        return line[: self.longest + 1] + ending
+    def _shortened(self, lines: list[bytes]) -> list[bytes]:
+        longest = max(map(len, lines))
+        if longest > self.longest:
+            long = [at for at, line in enumerate(lines) if len(line) > self.longest]
+            self.first_cut = self.first_cut or self.count + long[0] + 1
+            self.cut += len(long)
+            lines = [line[: self.longest] for line in lines]
+        if longest > LONGEST_NUMBER:
+            lines = [_with_short_numbers(line) for line in lines]
+        return lines
 
-    def _cut(self, lines: list[bytes]) -> None:
-        for at, line in enumerate(lines):
-            if len(line) > self.longest:
-                lines[at] = line[: self.longest]
-                self.first_cut = self.first_cut or self.count + at + 1
-                self.cut += 1
+    def _without_nulls(self, text: bytes) -> bytes:
+        """The text without the hole that a file may have, which can be larger than memory."""
+        if b"\0" not in text:
+            return text
+        kept = text.translate(None, b"\0")
+        self.nulls += len(text) - len(kept)
+        return kept
 
-    def _look_for_foreign(self, body: bytes, lines: list[bytes]) -> None:
-        try:
-            body.decode()
-            return
-        except UnicodeDecodeError:
-            # A line that was cut may end within a letter.
-            bad = [at for at, line in enumerate(lines) if len(line) < self.longest and _bad(line)]
-        if bad:
-            self.first_foreign = self.first_foreign or self.count + bad[0] + 1
-            self.foreign += len(bad)
+
+def _left(line: bytes) -> bytes:
+    """Visible text of a line after its carriage returns."""
+    line = line.rstrip(b"\r")
+    return _OVERWRITTEN.sub(rb"\1", line) if b"\r" in line else line
 
 
 def _with_short_numbers(line: bytes) -> bytes:
     long = len(line) > LONGEST_NUMBER and _LONG_ZEROS in line.translate(_ZEROS)
     return _LONG_NUMBER.sub(rb"\1", line) if long else line
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def unwrapped(text: bytes) -> bytes:
+    """The text of a whole file, or its first bytes, as `Lines` gives it."""
+    lines = [line for lines in Lines().lists(said(iter([text]))[0]) for line in lines]
+    return b"\n".join(lines) + (b"\n" if text.endswith(b"\n") else b"")
+
+
+def said(
+    blocks: Iterator[bytes], *, may_turn: bool = True
+) -> tuple[Iterator[bytes], JsonRecords | None]:
+    """Blocks of what was logged, and the records of a collector that hold it; None without.
+
+    Args:
+        blocks: UTF-8.
+        may_turn: as of `JsonRecords.blocks`.
+    """
+    first = next(blocks, b"")
+    records, blocks = JsonRecords.of(first), chain([first], blocks)
+    return (records.blocks(blocks, may_turn=may_turn) if records else blocks), records
 
 
 def decoded(blocks: Iterator[bytes]) -> Iterator[bytes]:
@@ -176,42 +197,14 @@ def decoded(blocks: Iterator[bytes]) -> Iterator[bytes]:
     yield decoder.decode(b"", final=True).encode("utf-8", "replace")
 
 
-def unwrapped(text: bytes) -> bytes:
-    """The text of a whole file, or its first bytes, as `Lines` gives it."""
-    records = JsonRecords.of(text)
-    blocks = iter([text]) if records is None else records.blocks(iter([text]))
-    lines = (line for lines in Lines().lists(blocks) for line in lines)
-    return b"\n".join(lines) + (b"\n" if text.endswith(b"\n") else b"")
-
-
 def utf16(head: bytes) -> str | None:
     """Which UTF-16 a file is in that begins so; None where in none."""
-    if head.startswith(codecs.BOM_UTF16_LE):
-        return "utf-16-le"
-    if head.startswith(codecs.BOM_UTF16_BE):
-        return "utf-16-be"
+    marks = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+    if head[:2] in marks:
+        return marks[head[:2]]
     head = head[: min(len(head), 4096) & ~1]
-    if len(head) < 8:
-        return None
     # Without a mark: text whose every other byte is zero.
-    even, odd = head[::2].count(0), head[1::2].count(0)
-    enough = 0.35 * len(head)
-    if odd >= enough and even <= odd / 50:
-        return "utf-16-le"
-    if even >= enough and odd <= even / 50:
-        return "utf-16-be"
-    return None
-
-
-def _bad(line: bytes) -> bool:
-    try:
-        line.decode()
-    except UnicodeDecodeError:
-        return True
-    return False
-
-
-def _left(line: bytes) -> bytes:
-    """Visible text of a line after its carriage returns."""
-    line = line.rstrip(b"\r")
-    return _OVERWRITTEN.sub(rb"\1", line) if b"\r" in line else line
+    of_le, of_be = head[1::2].count(0), head[::2].count(0)
+    if len(head) < 8 or max(of_le, of_be) < max(0.35 * len(head), 50 * min(of_le, of_be)):
+        return None
+    return "utf-16-le" if of_le > of_be else "utf-16-be"

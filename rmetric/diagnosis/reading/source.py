@@ -6,15 +6,16 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 
 from rmetric._util.unpacked import is_packed, unpacked
-from rmetric.diagnosis.reading.json_records import JsonRecords, newest_first
-from rmetric.diagnosis.reading.lines import LONGEST_LINE, Lines, decoded, utf16
+from rmetric.diagnosis.reading.json_records import newest_first
+from rmetric.diagnosis.reading.lines import LONGEST_LINE, Lines, decoded, said, utf16
 from rmetric.diagnosis.reading.lsf import LsfReports
 from rmetric.diagnosis.reading.other_jobs import is_of_another
+from rmetric.diagnosis.reading.timestamps import DATE_TIME
 
 __all__ = ["BLOCK", "LONGEST_LINE", "LogSource"]
 
@@ -28,7 +29,7 @@ PIECES = 8
 #: that are turned round in memory.
 MIN_FALLS = 10
 MOST_BACKWARDS = 1 << 28
-_STAMP = re.compile(rb"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?")
+_STAMP = re.compile(DATE_TIME.encode())
 
 
 @dataclass(kw_only=True)
@@ -77,11 +78,8 @@ class LogSource:
         if self._held is not None:
             held, self._held = self._held, None
             yield from held
-            return
-        if self.backwards:
-            every = [line for some in self._forwards() for line in some]
-            every.reverse()
-            yield every
+        elif self.backwards:
+            yield [line for some in self._forwards() for line in some][::-1]
         else:
             yield from self._forwards()
 
@@ -89,11 +87,10 @@ class LogSource:
         """The lines in the order of the file."""
         damage: list[str] = []
         lines, report = Lines(LONGEST_LINE), LsfReports()
-        blocks = decoded(unpacked(self.path, BLOCK, damage, may_be_empty=True))
-        first = next(blocks, b"")
-        records, blocks = JsonRecords.of(first), chain([first], blocks)
-        if records is not None:
-            blocks = records.blocks(blocks, may_turn=self.size <= MOST_BACKWARDS)
+        blocks, records = said(
+            decoded(unpacked(self.path, BLOCK, damage, may_be_empty=True)),
+            may_turn=self.size <= MOST_BACKWARDS,
+        )
         for some in lines.lists(blocks):
             yield self._of_own_jobs(report.moved(some))
         if rest := report.rest():
@@ -111,8 +108,6 @@ class LogSource:
         """The line of the file that `chunks` gave as that of a number, both from 1."""
         if self.backwards:
             return self.lines + 1 - number
-        if not self._pieces:
-            return number
         at = bisect_right(self._pieces, number, key=itemgetter(0)) - 1
         return number if at < 0 else number - self._pieces[at][0] + self._pieces[at][1]
 
@@ -126,18 +121,16 @@ class LogSource:
             packed = is_packed(start)
             if self.size <= HEAD and not packed:
                 held = list(self.chunks())
-                every = [line for lines in held for line in lines]
-                if not self.backwards and lines_newest_first(every):
+                lines = [line for some in held for line in some]
+                if not self.backwards and lines_newest_first(lines):
                     self.backwards = True
-                    every.reverse()
-                    held = [every]
+                    lines.reverse()
+                    held = [lines]
                 self._held = held
-                return every
+                return lines
             beginning = Lines(LONGEST_LINE)
-            head = b"".join(decoded(self.head()))
-            records = JsonRecords.of(head)
-            blocks = iter([head]) if records is None else records.blocks(iter([head]))
-            lines = [line for lines in beginning.lists(blocks) for line in lines]
+            blocks, records = said(iter([b"".join(decoded(self.head()))]))
+            lines = _all(beginning, blocks)
             if packed or utf16(start) is not None or records is not None:
                 return lines
             for at in range(1, PIECES + 1):
@@ -146,7 +139,7 @@ class LogSource:
                     file.seek(place)
                     # The first began elsewhere, the last ends elsewhere but in the last piece.
                     of_piece = Lines(LONGEST_LINE, beginning.wrapping, beginning.table)
-                    piece = _whole_lines(of_piece, file.read(PIECE))
+                    piece = _all(of_piece, iter([file.read(PIECE)]))
                     lines += piece[1:] if at == PIECES else piece[1:-1]
         if self.size <= MOST_BACKWARDS and lines_newest_first(lines):
             self.backwards = True
@@ -170,5 +163,5 @@ def lines_newest_first(lines: Sequence[bytes]) -> bool:
     return newest_first(times, MIN_FALLS)
 
 
-def _whole_lines(split: Lines, piece: bytes) -> list[bytes]:
-    return [line for lines in split.lists(iter([piece])) for line in lines]
+def _all(split: Lines, blocks: Iterator[bytes]) -> list[bytes]:
+    return [line for lines in split.lists(blocks) for line in lines]

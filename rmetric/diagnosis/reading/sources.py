@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,8 +23,8 @@ from rmetric.diagnosis.reading.json_records import JsonRecords
 from rmetric.diagnosis.reading.lines import utf16
 from rmetric.diagnosis.reading.source import LogSource
 
-#: First bytes of a file by which its kind is recognised.
-_SNIFFED = 1 << 16
+#: Blocks of a file's beginning by which its kind is recognised.
+_SNIFFED = 2
 _TABLES = "settings and tables"
 #: Suffixes of other files in a folder of logs: read only where they are named.
 _OTHER = {
@@ -36,6 +37,8 @@ _OTHER = {
     "documentation": "md rst tex license",
 }
 _SUFFIXES = {f".{suffix}": kind for kind, words in _OTHER.items() for suffix in words.split()}
+#: Those of them that may hold a log or stacks all the same, by their content.
+_MAY_BE_LOGS = (*BESIDE_SUFFIXES, ".tsv", ".yaml", ".yml")
 _NAMES = re.compile(
     r"(?i)(?:requirements.*|merges|vocab|license|readme|notice|authors|makefile|dockerfile)(?:\.txt)?"
 )
@@ -73,28 +76,22 @@ def find(paths: Sequence[str | Path]) -> LogFiles:
         LogError: a path does not exist or cannot be read, a named file is binary, or nothing is
             left to read.
     """
-    sources: list[LogSource] = []
-    left_out: Counter[str] = Counter()
-    notes: list[str] = []
-    beside: list[LogSource] = []
-    tables: list[LogSource] = []
+    search = _Search()
     for path in map(Path, paths):
         refuse_special(path)
         if path.is_dir():
             # Of several folders the files may have one name.
-            named = path if len(paths) > 1 else Path()
-            sources += _of_folder(path, named, left_out, notes, beside, tables)
+            search.add_folder(path, path if len(paths) > 1 else Path())
         else:
-            source = _named(path, beside)
-            sources += [source] if source is not None else []
-    if not sources and not beside and tables:  # as collectors of logs export them
-        sources, left_out = tables, left_out - Counter({_TABLES: len(tables)})
-    beside.sort(key=lambda source: (natural(source.name), source.name))
-    if beside:
-        _identify(beside, paths, whole=True)
-    sources.sort(key=lambda source: (natural(source.name), source.name))
-    if sources:
-        _identify(sources, paths)
+            search.add_named(path)
+    sources, notes, beside, left_out = search.sources, search.notes, search.beside, search.left_out
+    if not sources and not beside and search.tables:  # as collectors of logs export them
+        sources = search.tables
+        left_out -= Counter({_TABLES: len(sources)})
+    for some in (beside, sources):
+        some.sort(key=lambda source: (natural(source.name), source.name))
+        if some:
+            _identify(some, paths, whole=some is beside)
     sources = _once(sources, notes)
     if left_out:
         listed = ", ".join(f"{count} {kind}" for kind, count in sorted(left_out.items()))
@@ -109,52 +106,82 @@ def find(paths: Sequence[str | Path]) -> LogFiles:
     return LogFiles(sources, notes, beside)
 
 
-def _named(path: Path, beside: list[LogSource]) -> LogSource | None:
-    source = LogSource(path=path, name=str(path), size=_size(path))
-    head = _head(source)
-    if is_beside(head):
-        beside.append(source)
-        return None
-    if kind := other_by_content(head):
-        raise LogError(path, None, f"not a text log but {kind}; text, {PACKED} are accepted")
-    return source
+class _Search:
+    """What has been found so far.
 
+    Attributes:
+        sources, notes, beside: as of `LogFiles`.
+        tables: read where there is no log.
+        left_out: kind -> number of files.
+    """
 
-def _of_folder(
-    folder: Path,
-    named: Path,
-    left_out: Counter[str],
-    notes: list[str],
-    beside: list[LogSource],
-    tables: list[LogSource],
-) -> Iterator[LogSource]:
-    for path in _files_below(folder, notes):
-        kind = other_by_name(path)
-        if kind and path.suffix not in (*BESIDE_SUFFIXES, ".tsv", ".yaml", ".yml"):
-            left_out[kind] += 1
-            continue
-        try:
-            name = str(named / path.relative_to(folder))
-            source = LogSource(path=path, name=name, size=_size(path))
-            head = _head(source)
-            if is_beside(head):
-                beside.append(source)
-                continue
-            if kind == _TABLES and (_is_export(head) or _ENDED.search(head)):
-                kind = ""
-            if holds_stacks(head):  # in notes, which are a log too
-                beside.append(replace(source))
-            by_content = other_by_content(head)
-            if kind == _TABLES and not by_content:
-                tables.append(source)
-            kind = kind or by_content
-        except LogError as error:
-            notes.append(str(error))
-            continue
-        if kind:
-            left_out[kind] += 1
+    def __init__(self) -> None:
+        self.sources, self.beside, self.tables = [list[LogSource]() for _ in range(3)]
+        self.notes: list[str] = []
+        self.left_out: Counter[str] = Counter()
+
+    def add_named(self, path: Path) -> None:
+        source = LogSource(path=path, name=str(path), size=_size(path))
+        head = _head(source)
+        if is_beside(head):
+            self.beside.append(source)
+        elif kind := other_by_content(head):
+            raise LogError(path, None, f"not a text log but {kind}; text, {PACKED} are accepted")
         else:
-            yield source
+            self.sources.append(source)
+
+    def add_folder(self, folder: Path, named: Path) -> None:
+        for path in self._files_below(folder):
+            kind = other_by_name(path)
+            if not kind or path.suffix in _MAY_BE_LOGS:
+                try:
+                    name = str(named / path.relative_to(folder))
+                    kind = self._add(LogSource(path=path, name=name, size=_size(path)), kind)
+                except LogError as error:
+                    self.notes.append(str(error))
+                    continue
+            if kind:
+                self.left_out[kind] += 1
+
+    def _add(self, source: LogSource, kind: str) -> str:
+        """Take a file of a folder; return its kind where it is left out."""
+        head = _head(source)
+        if is_beside(head):
+            self.beside.append(source)
+            return ""
+        if holds_stacks(head):  # in notes, which are a log too
+            self.beside.append(replace(source))
+        by_content = other_by_content(head)
+        if kind == _TABLES and (_is_export(head) or _ENDED.search(head)):
+            kind = ""
+        elif kind == _TABLES and not by_content:
+            self.tables.append(source)
+        if not (kind or by_content):
+            self.sources.append(source)
+        return kind or by_content
+
+    def _files_below(self, folder: Path) -> Iterator[Path]:
+        """Files, through links too; a folder that several links lead to is entered once."""
+        entered: set[tuple[int, int]] = set()
+
+        def refused(error: OSError) -> None:
+            self.notes.append(f"{error.filename}: cannot be read: {error.strerror}")
+
+        for where, below, names in os.walk(folder, followlinks=True, onerror=refused):
+            try:
+                refuse_special(where)
+            except LogError as error:
+                self.notes.append(str(error))
+                below.clear()
+                continue
+            seen = Path(where).stat()
+            if (seen.st_dev, seen.st_ino) in entered:
+                below.clear()
+                continue
+            entered.add((seen.st_dev, seen.st_ino))
+            below[:] = sorted(name for name in below if not name.startswith("."))
+            paths = (Path(where, name) for name in sorted(names) if not name.startswith("."))
+            yield from filter(Path.is_file, paths)
 
 
 def _is_export(head: bytes) -> bool:
@@ -162,30 +189,8 @@ def _is_export(head: bytes) -> bool:
     return JsonRecords.of(head) is not None or Exported.of(head.partition(b"\n")[0]) is not None
 
 
-def _files_below(folder: Path, notes: list[str]) -> Iterator[Path]:
-    """Files, through links too; a folder that several links lead to is entered once."""
-    entered: set[tuple[int, int]] = set()
-
-    def refused(error: OSError) -> None:
-        notes.append(f"{error.filename}: cannot be read: {error.strerror}")
-
-    for where, below, names in os.walk(folder, followlinks=True, onerror=refused):
-        try:
-            refuse_special(where)
-        except LogError as error:
-            notes.append(str(error))
-            below.clear()
-            continue
-        seen = Path(where).stat()
-        if (seen.st_dev, seen.st_ino) in entered:
-            below.clear()
-            continue
-        entered.add((seen.st_dev, seen.st_ino))
-        below[:] = sorted(name for name in below if not name.startswith("."))
-        for name in sorted(names):
-            path = Path(where, name)
-            if not name.startswith(".") and path.is_file():
-                yield path
+def _head(source: LogSource) -> bytes:
+    return b"".join(islice(source.head(), _SNIFFED))
 
 
 def _size(path: Path) -> int:
@@ -193,15 +198,6 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError as error:
         raise LogError(path, None, f"cannot be read: {error.strerror}") from None
-
-
-def _head(source: LogSource) -> bytes:
-    head = b""
-    for block in source.head():
-        head += block
-        if len(head) >= _SNIFFED:
-            break
-    return head
 
 
 def _identify(
@@ -220,31 +216,25 @@ def _identify(
 
 
 def _once(sources: list[LogSource], notes: list[str]) -> list[LogSource]:
-    """Without files whose content another has; the file itself stays rather than a link to it."""
-    keys = _content_keys(sources)
-    first: dict[tuple[object, ...], LogSource] = {}
-    for source in sorted(sources, key=lambda source: source.path.is_symlink()):
-        first.setdefault(keys[id(source)], source)
-    kept = []
-    for source in sources:
-        original = first[keys[id(source)]]
-        if original is source:
-            kept.append(source)
-        else:
-            notes.append(f"{source.name} has the content of {original.name}: read once")
-    return kept
+    """Without files whose content another has; the file itself stays rather than a link to it.
 
-
-def _content_keys(sources: Sequence[LogSource]) -> dict[int, tuple[object, ...]]:
-    """Writer, attempt and content of each file; a digest where another file has the same size."""
+    They are compared where they have one size, writer and attempt.
+    """
     sizes = Counter(source.size for source in sources)
-    keys: dict[int, tuple[object, ...]] = {}
-    for one in sources:
+    first: dict[tuple[object, ...], LogSource] = {}
+    originals: dict[int, LogSource] = {}
+    for one in sorted(sources, key=lambda source: source.path.is_symlink()):
         content = _digest(one.path) if one.size and sizes[one.size] > 1 else id(one)
         attempt = ATTEMPT.search(one.name)
-        of = attempt and attempt[1]
-        keys[id(one)] = (one.rank, one.node, one.local_rank, of, content)
-    return keys
+        key = (one.rank, one.node, one.local_rank, attempt and attempt[1], content)
+        originals[id(one)] = first.setdefault(key, one)
+    kept = [source for source in sources if originals[id(source)] is source]
+    notes += [
+        f"{source.name} has the content of {originals[id(source)].name}: read once"
+        for source in sources
+        if originals[id(source)] is not source
+    ]
+    return kept
 
 
 def _digest(path: Path) -> bytes:

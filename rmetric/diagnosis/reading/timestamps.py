@@ -1,29 +1,32 @@
-"""Parse the timestamp of a line."""
+"""Parse the timestamp of a line: one table of the forms in which programs write it."""
 
 from __future__ import annotations
 
 import re
 from calendar import timegm
-from collections.abc import Mapping
 from functools import lru_cache
 from time import gmtime
 
-#: Characters of a line in which its time is sought.
-HEAD = 200
+#: Characters of a line in which its time begins, and those that may hold the rest of it.
+HEAD, WHOLE_HEAD = 200, 240
 #: A time without a year is taken to be of this one, which has a 29th of February: between these
 #: seconds. What is less counts from a machine's start.
 _NO_YEAR = 1972
 NO_YEAR = tuple(float(timegm((year, 1, 1, 0, 0, 0))) for year in (_NO_YEAR, _NO_YEAR + 1))
 _MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
+#: A date and a time of day as collectors and most programs write them, and their zone.
+DATE_TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?"
+ZONE = r"(?:Z|[+-]\d\d:?\d\d)"
 
 _CLOCK = r"(?P<hour>[0-2]?\d):(?P<minute>[0-5]\d):(?P<second>[0-6]\d)"
 # Ascend writes milliseconds and microseconds apart: .903.469
-_FRACTION = r"(?:[.,](?P<fraction>\d{1,9})(?:\.(?P<micro>\d{3})(?!\d))?)?"
+_FRACTION = r"(?:[.,](?P<fraction>\d{1,9}(?:\.\d{3}(?!\d))?))?"
 _HALF = r"(?: ?(?P<half>[AP])M\b)?"
 _ZONE = r"(?: ?(?P<zone>Z\b|UTC\b|GMT\b|[+-][01]\d:?[0-5]\d\b))?"
 _MONTH = r"(?P<month>(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec))[a-z]*"
 _WEEKDAY = r"(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*,? )?"
-
+#: The first that matches at the leftmost place counts. "second" is of a minute, "epoch" of 1970,
+#: "boot" of a machine's start; `UNITS` are those of whole numbers.
 _TIMES = {
     # 2024-04-08T02:55:04.903+00:00, 2024/04/08 02:55:04,903, 2024-04-08-02:55:04.903.469
     "numbers": r"(?P<year>(?:19|20)\d\d)(?P<dash>[-/.])(?P<month>[01]?\d)(?P=dash)"
@@ -51,13 +54,15 @@ _TIMES = {
     # 05-03 12:00:01
     "no_year": rf"(?<![\d-])(?P<month>[01]\d)-(?P<day>[0-3]\d) {_CLOCK}{_FRACTION}",
     # 6,3973,227996636,-;text of a kernel's message buffer: microseconds
-    "kmsg": r"(?<=,)(?P<kmsg>\d+)(?=,[-+c])",
-    # [1690730461.050818], [1690730461050]
-    "epoch": r"(?<![\w.])(?P<epoch>1\d{9})"
-    r"(?:(?P<milliseconds>\d{3})|\.(?P<fraction>\d{1,9}))?(?!\w)",
+    "kmsg": r"(?<=,)(?P<microseconds>\d+)(?=,[-+c])",
+    # [1690730461.050818]
+    "epoch": r"(?<![\w.])(?P<epoch>1\d{9})(?:\.(?P<fraction>\d{1,9}))?(?!\w)",
+    # [1690730461050]
+    "long_epoch": r"(?<![\w.])(?P<milliseconds>1\d{12})(?!\w)",
     # [ 4821.553190] of a kernel
-    "boot": r"(?<=[\[ ])(?P<boot>\d{1,9}\.\d{6})(?=\])",
+    "kernel": r"(?<=[\[ ])(?P<boot>\d{1,9})\.(?P<fraction>\d{6})(?=\])",
 }
+UNITS = {"milliseconds": 1e3, "microseconds": 1e6}
 _TIME = {form: re.compile(pattern) for form, pattern in _TIMES.items()}
 #: All forms at once, without their groups; the form's own name is the only one.
 _ANY = re.compile(
@@ -76,6 +81,9 @@ _BEFORE = re.compile(
     (?:\[[A-Za-z][\w|./: -]{0,40}[ |]|[\[(<"]|(?i:time|ts|timestamp|date)="?)?[ ]*""",
     re.VERBOSE,
 )
+_KEY = re.compile(
+    r'^ +time +: $|"(?:time|time_ms|timestamp|@timestamp|ts|asctime|datetime|date)" ?: ?"?$| AT $'
+)
 #: Before a clock time stands a date's number.
 _HINT = re.compile(r"\d[,T :_-]+[0-2]?\d:[0-5]\d:[0-6]\d|(?<!\d)1\d{9}|\d\.\d{6}\]|^\d,\d+,\d+,")
 #: The same, of bytes and one by one; each begins so that few places need a try.
@@ -84,30 +92,34 @@ _EPOCH_HINT, _BOOT_HINT = re.compile(rb"1[0-9]{9}"), re.compile(rb"[.][0-9]{6}\]
 _KMSG_HINT = re.compile(rb",[0-9]+,")
 #: Of lines with "0" for each number: a date's end and a clock time; a number, with its point.
 _PLAIN_CLOCK, _PLAIN_NUMBER = re.compile(r"0[,T :_-]+0:0:0"), re.compile(r"0(\.)?")
-_KEY = re.compile(
-    r'^ +time +: $|"(?:time|time_ms|timestamp|@timestamp|ts|asctime|datetime|date)" ?: ?"?$'
-)
 
 
-def parse(text: str) -> tuple[float, int] | None:
-    """Seconds since 1970 (UTC where no zone is named) and where in `text` the time ends.
+def stated(text: str) -> re.Match[str] | None:
+    """The time that a line states of itself, matched by its row of the table; None without one.
 
-    Only at the head of a line: at its beginning, behind a level, a tag or a bracket, as the value
-    of a key such as "time_ms", or behind "AT". Seconds since boot in a kernel's log; a time
-    without a year is in `NO_YEAR`, so that differences are right within a year.
+    It stands at the head of the line: at its beginning, behind a level, a tag or a bracket, as the
+    value of a key such as "time_ms", or behind "AT".
     """
     # Nearly all lines without a time fail this test, twenty times as quickly.
     found = _ANY.search(text, 0, HEAD) if _HINT.search(text, 0, HEAD) else None
     if found is None:
         return None
-    before = text[: found.start()]
-    if not _begins(before):
+    form, before = found.lastgroup or "", text[: found.start()]
+    any_number = form in ("epoch", "long_epoch") and "." not in found[0] and not before.strip()
+    if any_number or not _begins(before):
         return None
-    if found.lastgroup == "epoch" and "." not in found.group() and not before.strip():
-        return None  # any number of ten digits
-    match = _TIME[found.lastgroup or ""].match(text, found.start(), HEAD)
-    seconds = _seconds(match.groupdict()) if match else None
-    return None if seconds is None or match is None else (seconds, match.end())
+    return _TIME[form].match(text, found.start())
+
+
+def parse(text: str) -> tuple[float, int] | None:
+    """Seconds since 1970 (UTC where no zone is named) and where in `text` the time ends.
+
+    Seconds since boot in a kernel's log; a time without a year is in `NO_YEAR`, so that differences
+    are right within a year.
+    """
+    match = stated(text)
+    seconds = None if match is None else _seconds(match.groupdict(default=""))
+    return None if match is None or seconds is None else (seconds, match.end())
 
 
 def names_zone(text: str) -> bool:
@@ -116,13 +128,9 @@ def names_zone(text: str) -> bool:
     >>> names_zone("1756820873.923 step 3"), names_zone("2025-09-02 13:47:55 step 3")
     (True, False)
     """
-    found = _ANY.search(text, 0, HEAD) if _HINT.search(text, 0, HEAD) else None
-    if found is None or not _begins(text[: found.start()]):
-        return False
-    if found.lastgroup in ("epoch", "absl"):
-        return True
-    match = _TIME[found.lastgroup or ""].match(text, found.start(), HEAD)
-    return match is not None and bool(match.groupdict().get("zone"))
+    match = stated(text)
+    parts = {} if match is None else match.groupdict()
+    return any(map(parts.get, ("epoch", "milliseconds", "zone")))
 
 
 def may_be_time(line: bytes) -> bool:
@@ -136,56 +144,50 @@ def may_be_time(line: bytes) -> bool:
 
 
 def may_state(plain: str) -> bool:
-    """Return False only if `parse` is None whatever the numbers.
-
-    Args:
-        plain: a line with "0" for each number.
-    """
+    """Return False only if `stated` is None whatever the numbers; "0" stands for each of them."""
     text = plain[:HEAD]
-    if _PLAIN_CLOCK.search(text):
-        return True
-    for number in _PLAIN_NUMBER.finditer(text):
-        before = text[: number.start()]
-        if (before.strip() or number[1]) and _begins(before):
-            return True
-    return False
+    return _PLAIN_CLOCK.search(text) is not None or any(
+        (number[1] or text[: number.start()].strip()) and _begins(text[: number.start()])
+        for number in _PLAIN_NUMBER.finditer(text)
+    )
 
 
 def _begins(before: str) -> bool:
     """Return True if a time behind this text is the line's own."""
-    return bool(_BEFORE.fullmatch(before) or _KEY.search(before) or before.endswith(" AT "))
+    return bool(_BEFORE.fullmatch(before) or _KEY.search(before))
 
 
-def _seconds(parts: Mapping[str, str | None]) -> float | None:
-    if parts.get("boot"):
-        return float(parts["boot"] or 0)
-    if parts.get("kmsg"):
-        return int(parts["kmsg"] or 0) / 1e6
-    if parts.get("epoch"):
-        return float(f"{parts['epoch']}.{parts.get('milliseconds') or parts.get('fraction') or 0}")
-    day = _day(*_date(parts))
-    hour = int(parts["hour"] or 0)
+def _seconds(parts: dict[str, str]) -> float | None:
+    for name in UNITS.keys() & parts:
+        return int(parts[name]) / UNITS[name]
+    fraction = float("0." + parts.get("fraction", "").replace(".", ""))
+    if since := parts.get("epoch") or parts.get("boot"):
+        return int(since) + fraction
+    day, hour, half = _day(*_date(parts)), int(parts["hour"]), parts.get("half")
     if day is None or hour > 23:
         return None
-    if parts.get("half"):
-        hour = hour % 12 + (12 if parts["half"] == "P" else 0)
-    seconds = day + 3600 * hour + 60 * int(parts["minute"] or 0) + int(parts["second"] or 0)
-    fraction = f"{parts.get('fraction') or 0}{parts.get('micro') or ''}"
-    return seconds - _offset(parts.get("zone")) + float(f"0.{fraction}")
+    if half:
+        hour = hour % 12 + (12 if half == "P" else 0)
+    seconds = day + 3600 * hour + 60 * int(parts["minute"]) + int(parts["second"])
+    zone = parts.get("zone", "")
+    if zone[:1] in ("+", "-"):
+        east = 3600 * int(zone[1:3]) + 60 * int(zone[-2:])
+        seconds -= -east if zone[0] == "-" else east
+    return seconds + fraction
 
 
-def _date(parts: Mapping[str, str | None]) -> tuple[int, int, int]:
+def _date(parts: dict[str, str]) -> tuple[int, int, int]:
     """Year, month, day; `_NO_YEAR` where no year is given."""
-    if parts.get("first"):
-        first, middle, last = (int(parts[name] or 0) for name in ("first", "middle", "last"))
+    if "first" in parts:
+        first, middle, last = (int(parts[name]) for name in ("first", "middle", "last"))
         if first > 12 and last > 99:
             return last, middle, first
         # A first number that is no month is a year of two digits.
         return (2000 + first, middle, last) if first > 12 else (last % 100 + 2000, first, middle)
-    month = parts["month"] or ""
+    month = parts["month"]
     number = int(month) if month.isdecimal() else _MONTHS.index(month.lower()) + 1
     year = parts.get("year") or parts.get("later_year") or _NO_YEAR
-    return int(year), number, int(parts["day"] or 0)
+    return int(year), number, int(parts["day"])
 
 
 @lru_cache(maxsize=1024)
@@ -193,14 +195,6 @@ def _day(year: int, month: int, day: int) -> int | None:
     if not (1 <= month <= 12 and 1 <= day <= 31):
         return None
     return timegm((year, month, day, 0, 0, 0))
-
-
-def _offset(zone: str | None) -> int:
-    """Seconds east of Greenwich."""
-    if not zone or zone[0] not in "+-":
-        return 0
-    seconds = 3600 * int(zone[1:3]) + 60 * int(zone[-2:])
-    return -seconds if zone[0] == "-" else seconds
 
 
 def without_year(time: float) -> float:

@@ -1,22 +1,19 @@
-"""Find which of many literal texts occur in a line, by the words of the line.
+"""Find which of many literal texts occur in a line: the one prefilter of all patterns.
 
-Lines of logs share their words: which texts may stand around a word is looked up, not sought.
+Each literal is filed under one run of letters of it that few others have; the runs of a line, of
+which several indexes can make use, select those that are sought in it.
 """
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 
-_WORD = re.compile(rb"[a-z]+")
-#: Fewest letters of a literal's word by which it is sought.
-MIN_LETTERS = 3
-#: Words that are remembered.
-MAX_WORDS = 1 << 16
+#: Letters of a run; shorter literals are sought in every line.
+RUN = 3
 
 
 class WordIndex(Generic[Item]):
@@ -27,64 +24,26 @@ class WordIndex(Generic[Item]):
     """
 
     def __init__(self, literals: Iterable[tuple[bytes, Item]]) -> None:
-        self._by_part: dict[bytes, list[tuple[bytes, Item]]] = defaultdict(list)
-        #: byte -> those of too few letters that have it, which are sought in every line with it
-        self._others: dict[bytes, dict[bytes, list[Item]]] = defaultdict(dict)
+        literals = list(literals)
+        number = Counter(run for literal, _ in literals for run in runs_of(literal))
+        self._by_run: dict[bytes, list[tuple[bytes, Item]]] = defaultdict(list)
         for literal, item in literals:
-            part = max(_WORD.findall(literal), key=len, default=b"")
-            if len(part) < MIN_LETTERS:
-                byte = _WORD.sub(b"", literal)[:1]
-                self._others[byte].setdefault(literal, []).append(item)
-            else:
-                self._by_part[part].append((literal, item))
-        self._around = _Around(self._by_part)
+            run = min(runs_of(literal), key=lambda one: (number[one], one), default=b"")
+            self._by_run[run].append((literal, item))
+        self._short = self._by_run.pop(b"", [])
 
-    def items(self, line: bytes, words: Collection[bytes] | None = None) -> list[Item]:
+    def items(self, line: bytes, runs: Collection[bytes] | None = None) -> list[Item]:
         """Items of the literals that occur in a line in lower case; an item may recur.
 
         Args:
             line: the line.
-            words: those of it (`words_of`), where they are known.
+            runs: those of it (`runs_of`), where they are known.
         """
-        found: list[Item] = []
-        for byte, others in self._others.items():
-            if byte in line:
-                found += [item for each in others if each in line for item in others[each]]
-        words = words_of(line) if words is None else words
-        # Nearly all words are in no literal; `filter` passes over them without a step of Python.
-        for around in filter(None, map(self._around.__getitem__, words)):
-            for literal, item in around:
-                if literal in line:
-                    found.append(item)
-        return found
+        found = self._by_run.keys() & (runs_of(line) if runs is None else runs)
+        candidates = [self._short, *map(self._by_run.__getitem__, found)]
+        return [item for each in candidates for literal, item in each if literal in line]
 
 
-def words_of(line: bytes) -> Collection[bytes]:
-    """The words of a line in lower case, each once."""
-    return set(_WORD.findall(line))
-
-
-class _Around(dict[bytes, tuple[tuple[bytes, Item], ...]]):
-    """Word -> the literals whose part is in it, with their items; filled by what is asked for."""
-
-    def __init__(self, by_part: dict[bytes, list[tuple[bytes, Item]]]) -> None:
-        super().__init__()
-        self._by_part = by_part
-        self._by_begin: dict[bytes, list[bytes]] = defaultdict(list)
-        for part in by_part:
-            self._by_begin[part[:MIN_LETTERS]].append(part)
-        self._begins = frozenset(self._by_begin)
-
-    def __missing__(self, word: bytes) -> tuple[tuple[bytes, Item], ...]:
-        begins = {word[at : at + MIN_LETTERS] for at in range(len(word) - MIN_LETTERS + 1)}
-        parts = {
-            part
-            for begin in begins & self._begins
-            for part in self._by_begin[begin]
-            if part in word
-        }
-        around = tuple(pair for part in parts for pair in self._by_part[part])
-        if len(self) >= MAX_WORDS:
-            self.clear()
-        self[word] = around
-        return around
+def runs_of(line: bytes) -> set[bytes]:
+    """All runs of `RUN` bytes in a line, each once."""
+    return {line[at : at + RUN] for at in range(len(line) - RUN + 1)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 
@@ -66,9 +66,10 @@ class Wrapping:
             if layer is None:
                 break
             layers.append(layer)
-            sample = [line for line in (_without(layer, line) for line in sample) if line.strip()]
+            sample = [line for line in _without(layer, sample) if line.strip()]
         bare = cls(tuple(layers))
-        return cls(bare.layers, *_broken(bare.removed(lines[:BROKEN_SAMPLE])))
+        starts, width = _broken(bare.removed(lines[:BROKEN_SAMPLE]))
+        return cls(bare.layers, width, starts)
 
     def __bool__(self) -> bool:
         return bool(self.layers) or self.width is not None
@@ -85,20 +86,34 @@ class Wrapping:
     def removed(self, lines: list[bytes]) -> list[bytes]:
         """The lines without it; of a broken one the rests are empty, so that numbers stay."""
         for layer in self.layers:
-            lines = [_without(layer, line) for line in lines]
-        return lines if self.width is None else _joined(lines, self.width, self.starts)
+            lines = _without(layer, lines)
+        if self.width is None:
+            return lines
+        found: list[bytes] = []
+        first = -1  # of a line under way
+        for at, line in enumerate(lines):
+            found.append(line)
+            if first >= 0 and _key(line) in self.starts:
+                first = -1
+            if first >= 0:
+                found[first] += line
+                found[at] = b""
+            if _columns(line) != self.width:
+                first = -1
+            elif first < 0:
+                first = at
+        return found
 
 
-def _without(layer: re.Pattern[bytes], line: bytes) -> bytes:
-    found = layer.match(line)
-    return line[found.end() :] if found else line
+def _without(layer: re.Pattern[bytes], lines: Sequence[bytes]) -> list[bytes]:
+    return [line[found.end() :] if (found := layer.match(line)) else line for line in lines]
 
 
 def _mark(sample: Sequence[bytes]) -> re.Pattern[bytes] | None:
-    for mark in _MARKS:
-        if sum(mark.match(line) is not None for line in sample) >= MOST * len(sample):
-            return mark
-    return None
+    enough = MOST * len(sample)
+    return next(
+        (mark for mark in _MARKS if sum(map(bool, map(mark.match, sample))) >= enough), None
+    )
 
 
 def _indent(sample: Sequence[bytes]) -> re.Pattern[bytes] | None:
@@ -111,32 +126,28 @@ def _indent(sample: Sequence[bytes]) -> re.Pattern[bytes] | None:
 
 
 def _numbers(sample: Sequence[bytes]) -> re.Pattern[bytes] | None:
-    """Numbers of lines: each is one more than the last, before text of every kind."""
+    """Numbers of lines: each is one more than the last, before text of every kind.
+
+    `3: loss 2.1` and `[3] loss 2.1` may be of ranks or steps.
+    """
     for form in (_RIGHT_ALIGNED, _OF_GREP, _BRACKETED):
         found = [match for match in map(form.match, sample) if match is not None]
-        if len(found) < len(sample):
-            continue
         numbers = [int(match[1]) for match in found]
-        if any(after - before != 1 for before, after in pairwise(numbers)):
+        steady = all(after - before == 1 for before, after in pairwise(numbers))
+        if len(found) < len(sample) or not steady:
             continue
-        rests = [match.string[match.end() :] for match in found]
-        if form is _RIGHT_ALIGNED or (
-            (numbers[0] >= PAST_RANKS or len(sample) >= MANY) and _is_any_text(form, rests)
-        ):
+        rests = _without(form, sample)
+        kinds = {rest.translate(None, b"0123456789") for rest in rests}
+        of_lines = numbers[0] >= PAST_RANKS or len(sample) >= MANY
+        set_in = form is _OF_GREP and not any(rest[:1].strip() for rest in rests)
+        any_text = len(kinds) >= min(MANY_KINDS, len(rests) // 2 + 1) and not set_in
+        if form is _RIGHT_ALIGNED or (of_lines and any_text):
             return form
     return None
 
 
-def _is_any_text(form: re.Pattern[bytes], rests: Sequence[bytes]) -> bool:
-    """False for what may be ranks or steps: `3: loss 2.1`, `[3] loss 2.1`."""
-    if form is _OF_GREP and not any(rest[:1].strip() for rest in rests):
-        return False
-    kinds = {rest.translate(None, b"0123456789") for rest in rests}
-    return len(kinds) >= min(MANY_KINDS, len(rests) // 2 + 1)
-
-
-def _broken(lines: Sequence[bytes]) -> tuple[int | None, frozenset[bytes]]:
-    """The width at which a terminal broke the lines, None where it is not certain; their starts.
+def _broken(lines: Sequence[bytes]) -> tuple[frozenset[bytes], int | None]:
+    """How lines begin, and the width at which a terminal broke them, None where not certain.
 
     Programs write lines of one length too. Their next lines begin as others do, and no word is cut.
     """
@@ -146,39 +157,20 @@ def _broken(lines: Sequence[bytes]) -> tuple[int | None, frozenset[bytes]]:
     near = sum(width - NEAR <= length < width for length in lengths)
     different = len({lines[at] for at in full})
     if not (NARROWEST <= width <= WIDEST and different >= FULL and near <= MOST_NEAR * len(full)):
-        return None, frozenset()
+        return frozenset(), None
     after = {at + 1 for at in full}
-    begun = Counter(_key(line) for at, line in enumerate(lines) if line and at not in after)
-    rests = [lines[at] for at in after]
-    kinds = Counter(map(_key, rests))
-    alike = sum(number for key, number in kinds.items() if begun[key] > 1)
-    whole = sum(begun.values())
+    whole = (line for at, line in enumerate(lines) if at not in after)
+    begun = Counter(map(_key, filter(None, whole)))
+    kinds = Counter(_key(lines[at]) for at in after)
+    starts = frozenset(key for key, number in begun.items() if number > 1)
     cut = sum(lines[at][-1:].isalnum() and lines[at + 1][:1].isalnum() for at in full)
     certain = (
-        alike <= MOST_ALIKE * len(rests)
-        and max(kinds.values()) <= MOST_OF_ONE * len(rests)
-        and whole >= max(FULL, FEWEST_WHOLE * len(rests))
+        sum(map(kinds.__getitem__, starts)) <= MOST_ALIKE * len(after)
+        and max(kinds.values()) <= MOST_OF_ONE * len(after)
+        and sum(begun.values()) >= max(FULL, FEWEST_WHOLE * len(after))
         and cut >= WITHIN_WORD * len(full)
     )
-    starts = frozenset(key for key, number in begun.items() if number > 1)
-    return (width, starts) if certain else (None, frozenset())
-
-
-def _joined(lines: list[bytes], width: int, starts: Collection[bytes]) -> list[bytes]:
-    found: list[bytes] = []
-    first = -1  # of a line under way
-    for at, line in enumerate(lines):
-        found.append(line)
-        if first >= 0 and _key(line) in starts:
-            first = -1
-        if first >= 0:
-            found[first] += line
-            found[at] = b""
-        if _columns(line) != width:
-            first = -1
-        elif first < 0:
-            first = at
-    return found
+    return (starts, width) if certain else (frozenset(), None)
 
 
 def _columns(line: bytes) -> int:

@@ -28,13 +28,13 @@ class Events:
         )
         self._max = max_events
         self._number_of: dict[tuple[str, str], int] = {}
-        self._of_cluster: dict[int, int] = {}
-        self._templates: list[int | None] = []
-        self._others: int | None = None
+        #: by number, and number by cluster of Drain; None is that of `OTHERS`
+        self._clusters: list[int | None] = []
+        self._of_cluster: dict[int | None, int] = {}
         self.full = 0
 
     def __len__(self) -> int:
-        return len(self._templates)
+        return len(self._clusters)
 
     def number(self, text: str, cls: str = "") -> int:
         """The event of a masked text; numbers count from 0.
@@ -45,12 +45,20 @@ class Events:
         """
         number = self._number_of.get((cls, text))
         if number is None:
-            number = self._number_of[cls, text] = self._grouped(_tokens(text, cls))
+            cluster, tokens = None, _tokens(text, cls)
+            room = len(self) < self._max or self._search(tokens) is not None
+            if text != OTHERS and room:
+                cluster = self._drain.add_log_message(" ".join(tokens))[0].cluster_id
+            else:
+                self.full += 1
+            number = self._of_cluster.setdefault(cluster, len(self))
+            self._clusters += [cluster] * (number == len(self))
+            self._number_of[cls, text] = number
         return number
 
     def template(self, number: int) -> str:
         """The words that all texts of an event share, <*> for those that differ."""
-        cluster = self._templates[number]
+        cluster = self._clusters[number]
         if cluster is None:
             return OTHERS
         return " ".join(self._drain.id_to_cluster[cluster].log_template_tokens[1:])
@@ -60,32 +68,13 @@ class Events:
 
         Stricter than `number`, which would take "saved <PATH>" and "lost <PATH>" for one.
         """
-        number = self._number_of.get((cls, text))
-        if number is not None:
-            return number
         tokens = _tokens(text, cls)
-        found = self._search(tokens)
-        if found is None:
-            return None
+        known, found = self._number_of.get((cls, text)), self._search(tokens)
+        if known is not None or found is None:
+            return known
         pairs = zip(tokens, found.log_template_tokens, strict=True)
         same = all(one == other or ANY in (one, other) for one, other in pairs)
         return self._of_cluster[found.cluster_id] if same else None
-
-    def _grouped(self, tokens: list[str]) -> int:
-        if tokens[1:] == [OTHERS] or (
-            len(self._templates) >= self._max and self._search(tokens) is None
-        ):
-            self.full += 1
-            if self._others is None:
-                self._others = len(self._templates)
-                self._templates.append(None)
-            return self._others
-        cluster, _ = self._drain.add_log_message(" ".join(tokens))
-        number = self._of_cluster.get(cluster.cluster_id)
-        if number is None:
-            number = self._of_cluster[cluster.cluster_id] = len(self._templates)
-            self._templates.append(cluster.cluster_id)
-        return number
 
     def _search(self, tokens: list[str]) -> LogCluster | None:
         return self._drain.tree_search(self._drain.root_node, tokens, self._drain.sim_th, False)

@@ -11,9 +11,8 @@ from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.patterns.stages import possible_rules, stated_stage
 from rmetric.diagnosis.patterns.steps import may_state_step
 from rmetric.diagnosis.reading.joining import kind_of
-from rmetric.diagnosis.reading.prefixes import HeadMatches
 from rmetric.diagnosis.reading.text import clean, level
-from rmetric.diagnosis.reading.word_index import words_of
+from rmetric.diagnosis.reading.word_index import runs_of
 from rmetric.diagnosis.signature import Signature
 from rmetric.diagnosis.templates.masks import masked, plain_numbers, plain_pointers
 
@@ -32,8 +31,6 @@ JOB_ID = re.compile(
     r"(?i)\bSLURM_JOB_?ID\W{1,3}(\d+)|\*\*\* (?:JOB|STEP) (\d+)|(?<!:)\bjob[ _]?id\W{1,3}(\d+)"
     r"|\b(?:Terminated|allocation|srun:) job (\d+)|\bjob allocation (\d+)"
 )
-
-
 #: The rank that a structured entry, or one or an exception that begins so, states of its writer.
 _WRITER = re.compile(
     r"(?i)[\"'](?:global_|world_)?rank[\"']: ?[\"']?(\d{1,6})\b"
@@ -50,6 +47,7 @@ LONGEST_KEY = 2048
 SHORTEST_FORM = 8
 
 Value = TypeVar("Value")
+Matches = list[tuple[Signature, dict[str, str]]]
 
 
 class BoundedCache(dict[bytes, Value]):
@@ -113,17 +111,15 @@ class LineAnalyser:
 
     Attributes:
         readers: forms of prefixes -> the shapes of lines in files that use them (shapes.py).
-        heads: what the prefixes of files are learnt with.
         similarities: of pairs of iterations (patterns/iterations.py).
     """
 
     def __init__(self, library: SignatureLibrary) -> None:
         self.library = library
         self.readers: dict[object, ShapeReader] = {}
-        self.heads = HeadMatches()
         self.similarities: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = {}
         self._facts: BoundedCache[Facts] = BoundedCache()
-        self._matches: BoundedCache[list[tuple[Signature, dict[str, str]]]] = BoundedCache(2048)
+        self._matches: BoundedCache[Matches] = BoundedCache(2048)
 
     def facts(self, line: bytes) -> Facts:
         """Facts of a line without its prefix."""
@@ -134,16 +130,18 @@ class LineAnalyser:
             self._facts.put(plain, facts)
         return facts
 
-    def find(
-        self, text: str, level: str, may: frozenset[str] | None
-    ) -> list[tuple[Signature, dict[str, str]]]:
+    def find(self, text: str, level: str, may: frozenset[str] | None) -> Matches:
         """As `SignatureLibrary.find`; the first with the rank that the entry states as its own."""
         if may is not None and not may:
             return []
         key = f"{level}\n{text}".encode()
         found = self._matches.get(key)
         if found is None:
-            found = _with_writer(self.library.find(text, level, may), text)
+            found = self.library.find(text, level, may)
+            if found and found[0][0].role == "cause" and "rank" not in found[0][1]:
+                ranks = {rank for groups in _WRITER.findall(text) for rank in groups if rank}
+                if len(ranks) == 1:
+                    found[0] = found[0][0], {**found[0][1], "writer": ranks.pop()}
             self._matches.put(key, found)
         return found
 
@@ -151,9 +149,12 @@ class LineAnalyser:
         text = clean(plain)
         own_level, key = level(text), _KEY.match(text)
         form = plain.lower().translate(None, b"0")
-        words = words_of(form)
-        look, rules = self.library.gate(form, words), possible_rules(form, words)
+        runs = runs_of(form)
+        look, rules = self.library.gate(form, runs), possible_rules(form, runs)
         step = may_state_step(plain.decode("utf-8", "replace"))
+        named = "Error" in text or "Exception" in text or "Interrupt" in text
+        raised = EXCEPTION.search(text) if named else None
+        before = text[: raised.start()] if raised else ""
         return Facts(
             kind=int(kind_of(plain)),
             template=masked(text),
@@ -163,29 +164,8 @@ class LineAnalyser:
             look=look,
             alone=self.library.may_match(text, own_level) if look else frozenset(),
             step=step,
-            world=may_state(text.replace("0", ""), form, words),
+            world=may_state(text.replace("0", ""), form, runs),
             job_id=(b"job" in form or b"*** step" in form) and JOB_ID.search(text) is not None,
-            exception=_has_exception(text),
+            # Behind nothing but an indent it is part of an entry.
+            exception=raised is not None and not before.isspace() and not _CODE.search(before),
         )
-
-
-def _with_writer(
-    found: list[tuple[Signature, dict[str, str]]], text: str
-) -> list[tuple[Signature, dict[str, str]]]:
-    if not found or found[0][0].role != "cause" or "rank" in found[0][1]:
-        return found
-    ranks = {rank for groups in _WRITER.findall(text) for rank in groups if rank}
-    if len(ranks) != 1:
-        return found
-    (signature, fields), *others = found
-    return [(signature, {**fields, "writer": ranks.pop()}), *others]
-
-
-def _has_exception(text: str) -> bool:
-    """At the head of the line or behind other words; indented alone it is part of an entry."""
-    named = "Error" in text or "Exception" in text or "Interrupt" in text
-    found = EXCEPTION.search(text) if named else None
-    if found is None:
-        return False
-    before = text[: found.start()]
-    return not before or (not before.isspace() and _CODE.search(before) is None)

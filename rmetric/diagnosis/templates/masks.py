@@ -34,10 +34,22 @@ MASKS = {
     "RANK": r"(?i:(?<=rank)|(?<=rank[\ =:_\[#])|(?<=rank:\ )|(?<=rank\ =\ ))0\b",
     "N": r"(?:(?<![\w.)\]])[-+])?0(?:[.,]0)*(?:\.(?!\w))?(?:[eE][-+]?0)?",
 }  # fmt: skip
-_NAMES = tuple(MASKS)
-#: A hash has a number beside one of its letters, or three hyphens; a bar is of such marks.
-_BESIDE = re.compile(r"[0a-fA-F](?:(?<=0)[a-fA-F]|(?<!0)0)")
-_MARKS = re.compile(r"[#=*.>-]{6}")
+#: What a text has in which a mask may match: a pattern of few is far quicker than that of all.
+_GATES = {
+    name: re.compile(gate)
+    for name, gate in {
+        "TIME": "0[:/-]0",
+        "URL": "://",
+        "PATH": r"[/\\]",
+        "IP": r"0\.0\.0\.0",
+        "ADDRESS": "0x|:.*:",
+        "HASH": "[0a-fA-F](?:(?<=0)[a-fA-F]|(?<!0)0)|-.*-.*-",  # a number beside a letter
+        "SHAPE": r"torch\.Size|[\[(]0",
+        "BAR": r"[^\x00-\x7f]|[#=*.>-]{6}",
+        "RANK": "(?i:rank)",
+        "N": "0",
+    }.items()
+}
 _NUMBERS = re.compile(rb"[0-9]+")
 _POINTERS = re.compile(rb"\b0x[0a-fA-F]+\b")
 _TIME_FIRST = re.compile(r"^(?:[\[(]?<TIME>[\])]?[\s,:|-]*)+(?=\S)")
@@ -71,33 +83,11 @@ def masked(text: str) -> str:
     'rank <RANK> loads <PATH> from <IP>, sha <HASH>'
     """
     text = text[: 2 * MAX_TEMPLATE]
-    which = _possible(text)
-    found = _mask(which).sub(_name, text) if any(which) else text
+    names = tuple(name for name, gate in _GATES.items() if gate.search(text))
+    found = _mask(names).sub(lambda match: f"<{match.lastgroup}>", text) if names else text
     return _TIME_FIRST.sub("", " ".join(found.split()))[:MAX_TEMPLATE]
 
 
-def _name(match: re.Match[str]) -> str:
-    return f"<{match.lastgroup}>"
-
-
-def _possible(text: str) -> tuple[bool, ...]:
-    """Which of `MASKS` may match in a text: a pattern of few is far quicker than that of all."""
-    number, slash = "0" in text, "/" in text
-    return (
-        number and ("0:0:0" in text or "0-0" in text or "0/0" in text),
-        slash and "://" in text,
-        slash or "\\" in text,
-        number and "0.0.0.0" in text,
-        "0x" in text or text.count(":") >= 2,
-        _BESIDE.search(text) is not None or text.count("-") >= 3,
-        "torch.Size" in text or (number and ("[0" in text or "(0" in text)),
-        not text.isascii() or _MARKS.search(text) is not None,
-        number and "rank" in text.lower(),
-        number,
-    )
-
-
 @cache
-def _mask(which: tuple[bool, ...]) -> re.Pattern[str]:
-    names = [name for name, may in zip(_NAMES, which, strict=True) if may]
+def _mask(names: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(f"(?P<{name}>{MASKS[name]})" for name in names), re.X)

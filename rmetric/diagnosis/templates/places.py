@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from rmetric.diagnosis.patterns.steps import StepMatch
 from rmetric.diagnosis.reading.prefixes import PrefixParser
-from rmetric.diagnosis.reading.timestamps import may_be_time
+from rmetric.diagnosis.reading.timestamps import UNITS, may_state, stated
 
 Stream = TypeVar("Stream")
 
@@ -22,11 +22,6 @@ MOST_MINUTES = 64
 #: Prefixes of one form that are remembered, and different lengths of them.
 MOST_HEADS = 4096
 MOST_LENGTHS = 8
-#: Digits of a fraction of a second that tell two times apart.
-MICROSECONDS = 6
-#: Digits of the milliseconds since 1970.
-MILLISECONDS = 13
-_SECONDS = re.compile(rb"[0-9]{1,10}(?:[.,][0-9]{1,9})?")
 
 
 def same_places(line: bytes, spans: Sequence[tuple[int, int]], text: int) -> re.Pattern[bytes]:
@@ -46,6 +41,10 @@ def same_places(line: bytes, spans: Sequence[tuple[int, int]], text: int) -> re.
         parts += [_loose(line[at:begin]), opening, _loose(line[begin:end]), b")"]
         at = end
     return re.compile(b"".join(parts))
+
+
+def _loose(text: bytes) -> bytes:
+    return rb"[0-9]+".join(map(re.escape, _NUMBER.split(text)))
 
 
 def prefix_place(prefixes: PrefixParser, line: bytes) -> re.Pattern[bytes]:
@@ -104,10 +103,6 @@ class Heads(Generic[Stream]):
             self._by_groups[found.groups()] = stream
 
 
-def _loose(text: bytes) -> bytes:
-    return rb"[0-9]+".join(map(re.escape, _NUMBER.split(text)))
-
-
 #: `StepMatch._make`, at a third of its cost.
 _step_match = partial(tuple.__new__, StepMatch)
 
@@ -137,20 +132,20 @@ class StepPlace:
         # Lines that have numbers in the same places, and no others.
         self._never = same_places(line, [], len(line)) if never else None
         self._find: re.Pattern[bytes] | None = None
-        self._form = ""
         first = None if never else read(line)
         numbers = list(_NUMBER.finditer(line, start))
         if first is None or len(numbers) > MOST_NUMBERS:
             return
+        self._form = first.form
         moved = [
-            (number.span(), there)
+            (number, there)
             for number in numbers
             if (there := read(_with_next(line, number))) != first
         ]
         if len(moved) == 1:
-            (span, there), self._form = moved[0], first.form
-            if there == (first.form, int(line[slice(*span)]) + 1) and there[1] == first.step + 1:
-                self._find = same_places(line, [span], span[1])
+            number, there = moved[0]
+            if int(number[0]) == first.step and there == (first.form, first.step + 1):
+                self._find = same_places(line, [number.span()], number.end())
 
     def find(self, line: bytes) -> StepMatch | None:
         """Read the step of a line of the form."""
@@ -162,72 +157,57 @@ class StepPlace:
         return _step_match((self._form, int(step)))
 
 
+def _with_next(line: bytes, number: re.Match[bytes]) -> bytes:
+    """The line with a number that is higher by one."""
+    following = str(int(number[0]) + 1).encode().rjust(len(number[0]), b"0")
+    return line[: number.start()] + following + line[number.end() :]
+
+
 class TimePlace:
     """Reads the time of lines of one form.
 
-    The numbers that the time depends on are found as for a step. If the last of them are seconds
-    and their fraction, the text before them is looked up: most lines share it with one before.
+    The text before the seconds and behind their fraction is looked up: most lines share it with
+    one before.
     """
 
     def __init__(self, line: bytes, prefixes: PrefixParser) -> None:
-        time = self._time = prefixes.time
+        self._parse = prefixes.time
         self._find: re.Pattern[bytes] | None = None
-        self._milliseconds: re.Pattern[bytes] | None = None
+        self._unit = 0.0
         self._minutes: dict[bytes, float] = {}
-        now = time(line)
-        self._never = now is None and not prefixes.may_state_time(line)
-        self._seldom = now is None
-        numbers = list(_NUMBER.finditer(line))
-        if now is None or len(numbers) > MOST_NUMBERS:
+        start, head = prefixes.head(line)
+        match = stated(head) if head.isascii() else None
+        plain = _NUMBER.sub(b"0", line[start:]).decode("utf-8", "replace")
+        self._never = match is None and not may_state(plain)
+        parts = match.groupdict(default="") if match is not None else {}
+        if match is None or "." in parts.get("fraction", "") or prefixes.time(line) is None:
             return
-        moved = [
-            (number, None if later is None else later - now)
-            for number in numbers
-            if (later := time(_with_next(line, number, _seen(line, number)))) != now
-        ]
-        if len(moved) == 1 and moved[0][1] is not None and len(moved[0][0][0]) == MILLISECONDS:
-            span = moved[0][0].span()
-            if int(line[slice(*span)]) / 1000 == now and abs(moved[0][1] - 1e-3) < 1e-6:
-                self._milliseconds = same_places(line, [span], span[1])
-        seconds = [at for at, (_, by) in enumerate(moved) if by is not None and abs(by - 1) < 1e-6]
-        if len(seconds) == 1 and len(moved) - seconds[0] <= 2:
-            (begin, point), fraction = moved[seconds[0]][0].span(), moved[-1][0].span()
-            if _SECONDS.fullmatch(line, begin, fraction[1]):
-                spans = [(0, begin), (begin, point), fraction][: 1 + len(moved) - seconds[0]]
-                self._find = same_places(line, spans, fraction[1])
-                self._find = self._find if self.time(line) == now else None
+        whole = next(name for name in ("second", "epoch", "boot", *UNITS) if name in parts)
+        begin, point = match.span(whole)
+        self._unit, self._digits = UNITS.get(whole, 0.0), point - begin
+        fraction = match.span("fraction") if parts.get("fraction") else (point, point)
+        spans = [(match.start(), begin), (begin, point), fraction, (fraction[1], match.end())]
+        spans = [(one + start, end + start) for one, end in spans]
+        self._find = same_places(line, spans, start + match.end())
 
     def time(self, line: bytes) -> float | None:
         """Seconds that a line of the form states."""
-        if self._never or (self._seldom and not may_be_time(line)):
+        if self._never:
             return None
-        if self._milliseconds is not None:
-            found = self._milliseconds.match(line)
-            if found is not None and len(found[1]) == MILLISECONDS and found[1][:1] == b"1":
-                return int(found[1]) / 1000
         found = self._find.match(line) if self._find else None
         if found is None:
-            return self._time(line)
-        # Where there is no fraction, the third group is the empty "text".
-        before, whole, fraction = found.group(1, 2, 3)
-        minute = self._minutes.get(before)
+            return self._parse(line)
+        before, whole, fraction, behind = found.group(1, 2, 3, 4)
+        if len(whole) != self._digits:
+            return self._parse(line)
+        if self._unit:
+            return int(whole) / self._unit
+        minute = self._minutes.get(before + behind)
         if minute is None:
-            now = self._time(line)
+            now = self._parse(line)
             if now is None:
                 return None
             if len(self._minutes) >= MOST_MINUTES:
                 self._minutes.clear()
-            minute = self._minutes[before] = float(floor(now) - int(whole))
-        return minute + int(whole) + float(b"0." + fraction if fraction else b"0")
-
-
-def _seen(line: bytes, number: re.Match[bytes]) -> int:
-    """By how much a number must be higher for a time to be another: a float has no nanoseconds."""
-    fraction = line[: number.start()].endswith((b".", b","))
-    return 10 ** max(0, len(number[0]) - MICROSECONDS) if fraction else 1
-
-
-def _with_next(line: bytes, number: re.Match[bytes], by: int = 1) -> bytes:
-    """The line with a number that is higher by one, or by so much."""
-    following = str(int(number[0]) + by).encode().rjust(len(number[0]), b"0")
-    return line[: number.start()] + following + line[number.end() :]
+            minute = self._minutes[before + behind] = float(floor(now) - int(whole))
+        return minute + int(whole) + float(b"0." + fraction)

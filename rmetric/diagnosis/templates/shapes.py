@@ -61,8 +61,8 @@ class ShapeReader:
         """As `prefix_place`, which lines with like prefixes share."""
         found = self.prefixes.pattern.match(line)
         assert found is not None
-        ends = [found.end(at) for at in range(found.re.groups + 1)]
-        key = plain_numbers(line[: max(ends)]), *(end < 0 for end in ends), found.end() == max(ends)
+        ends = [end for _, end in found.regs]
+        key = plain_numbers(line[: max(ends)]), *(end < 0 for end in ends), ends[0] == max(ends)
         if key not in self._places:
             if len(self._places) >= MAX_PLACES:
                 self._places.clear()
@@ -84,17 +84,13 @@ class ShapeReader:
 
     def time(self, line: bytes, shape: LineShape) -> float | None:
         """As `PrefixParser.time`, quicker for lines of shapes that recur."""
-        if shape.time is not None:
-            return shape.time.time(line)
-        if shape.timed < PARSED_TIMES:
+        if shape.time is None and shape.timed < PARSED_TIMES:
             shape.timed += 1
             return self.prefixes.time(line)
         return self.time_place(shape, line).time(line)
 
     def _match_step(self, line: bytes) -> StepMatch | None:
-        prefix, start = self.prefixes.split(line)
-        start = self.prefixes.start(line) if prefix is NO_PREFIX else start
-        return match_step(line[start:].decode("utf-8", "replace"))
+        return match_step(line[self.prefixes.split(line)[1] :].decode("utf-8", "replace"))
 
 
 def shape_reader(prefixes: PrefixParser, analyser: LineAnalyser) -> ShapeReader:
