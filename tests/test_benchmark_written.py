@@ -9,13 +9,12 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+import numpy as np
 import pytest
-from rmetric.diagnosis.confidence import Basis, calibrated
-from rmetric.diagnosis.inferred_causes import INFERRED
-from rmetric.diagnosis.usual_causes import USUAL
-from studies.diagnosis_benchmark.fit_confidence import Evidence, cross_validated, evidence_of, fit
 
+from rmetric.diagnosis.inferred import inferred_causes
 from rmetric.diagnosis.library import SignatureLibrary
+from rmetric.diagnosis.model import Model
 from rmetric.diagnosis.result import Attempt, Candidate, Diagnosis, Suspect
 from studies.diagnosis_benchmark import gpualert
 from studies.diagnosis_benchmark.__main__ import main
@@ -32,6 +31,7 @@ from studies.diagnosis_benchmark.cause_meanings import (
 from studies.diagnosis_benchmark.causes import CAUSES
 from studies.diagnosis_benchmark.classes import FAMILIES
 from studies.diagnosis_benchmark.csv_rows import read_rows, write_rows
+from studies.diagnosis_benchmark.fit import Choices, left_out, right_first, shares
 from studies.diagnosis_benchmark.injected.plan import KINDS as INJECTED
 from studies.diagnosis_benchmark.job_scores import WHOLE, JobScores
 from studies.diagnosis_benchmark.reliability import (
@@ -49,7 +49,7 @@ from studies.diagnosis_benchmark.written_jobs import REFUSED, WrittenScores, sco
 from studies.diagnosis_benchmark.written_sets import WrittenCase
 from studies.diagnosis_benchmark.written_tables import written_tables
 
-KNOWN = [(one.family, one.id) for one in (*SignatureLibrary.shipped(), *INFERRED, *USUAL)]
+KNOWN = [(one.family, one.id) for one in (*SignatureLibrary.shipped(), *inferred_causes().values())]
 
 
 def known(entry: str) -> bool:
@@ -67,13 +67,6 @@ def test_each_class_and_each_injected_kind_has_a_meaning_in_the_library() -> Non
             assert {one.partition("@")[0].partition("/")[0] for one in entries} <= families
     for name, entries in CLASSES.items():
         assert name == "none" or any(map(known, entries)), name
-
-
-def test_each_cause_left_open_has_a_class_and_no_signature_has_its_name() -> None:
-    signatures = {one.id for one in SignatureLibrary.shipped()}
-    for one in USUAL:
-        assert one.id not in signatures
-        assert any(Named(one.id, one.family).means(entries) for entries in CLASSES.values()), one
 
 
 @pytest.mark.parametrize(
@@ -164,25 +157,35 @@ def test_the_calibration_error_by_hand() -> None:
     ]
 
 
-def test_a_fit_is_monotone_and_its_validation_leaves_the_group_out() -> None:
-    good = [Evidence("cause", 0.9, True, f"{n % 8}", "good") for n in range(40)]
-    bad = [Evidence("cause", 0.6, n % 8 in (0, 1), f"{n % 8}", "bad") for n in range(40)]
-    alone = [Evidence("hang", 0.7, False, "other", "hang")] * 20
-    answers = [*good, *bad, *alone]
-    table = fit(answers)
-    (low, few), (high, most) = table["cause"]
+def test_a_fit_ranks_what_was_right_first_and_keeps_to_the_signs() -> None:
+    """Two candidates a job: what is right has `sure`; both may have `survived`."""
+    jobs = [
+        [({"sure": 1.0}, True), ({"survived": 1.0, "nobody": 1.0}, False)],
+        [({"sure": 1.0, "survived": 1.0}, True), ({"nobody": 1.0}, False)],
+    ] * 20
+    choices = Choices.of(jobs)
+    weights = choices.fit(np.ones(len(jobs), dtype=bool))
+    assert weights["sure"] > 0 > weights["nobody"]
+    assert weights.get("survived", 0.0) >= 0  # of suspects no evidence has a weight below 0
+    assert right_first(choices, weights).all()
+    assert left_out(choices, [f"{at % 4}" for at in range(len(jobs))]).all()
+    # Nothing is learnt of what is right in the group alone that is left out.
+    only = Choices.of([[({"a": 1.0}, True), ({"b": 1.0}, False)]] * 3)
+    assert only.fit(np.zeros(3, dtype=bool)) == {}
+
+
+def test_shares_rise_with_the_confidence_and_tell_from_where_an_answer_is_sure() -> None:
+    good = [scored(job(causes=["cuda_oom"]), said(basis="cause", score=0.9))] * 40
+    bad = [scored(job(), said(basis="cause", score=0.6))] * 30
+    knots, sure = shares([*good, *bad, scored(job(), REFUSED)])
+    (low, few), (high, most) = knots["cause"]
     assert (low, high) == (0.6, 0.9)
-    assert 0.25 < few < 0.35 < 0.95 < most <= 0.98
-    assert "hang" not in table  # of one case, which decides nothing: it keeps its score
-    validated = cross_validated(answers, lambda one: one.case)
-    assert len(validated) == len(answers)
-    assert {one.confidence for one in validated if one.group == "other"} == {0.7}
-    # The right ones of `bad` are of two cases, which are judged by the others.
-    least = min(one.confidence for one in validated if one.group == "0")
-    assert least < min(one.confidence for one in validated if one.group == "2")
+    assert few < 0.1
+    assert most > 0.95
+    assert sure == {"cause": 0.9}
 
 
-def test_stored_answers_are_calibrated_by_the_table_of_today() -> None:
+def test_stored_answers_are_limited_by_the_model_of_today() -> None:
     answer = Answer(outcome="failed", cause="slurm_task_failed", family="launcher", confidence=0.45)
     known = JobScores(
         name="a", group="g", kind="network", outcome="failed", published_outcome="", stage="",
@@ -191,10 +194,10 @@ def test_stored_answers_are_calibrated_by_the_table_of_today() -> None:
     )  # fmt: skip
     old = Results(source="injected", split="development", jobs=[known])
     [found] = stated(old)
-    assert (found.confidence, found.right) == (calibrated(Basis("symptom"), 0.45), False)
+    assert (found.confidence, found.right) == (0.45, False)
     scored = replace(answer, confidence=0.4, score=0.85, basis="cause")
     [found] = stated(replace(old, jobs=[replace(known, answers={WHOLE: scored})]))
-    assert found.confidence == calibrated(Basis("cause"), 0.85) != 0.4
+    assert found.confidence == min(0.85, Model.shipped().limit("cause", 0.85)) != 0.4
 
 
 @pytest.mark.parametrize(
@@ -246,13 +249,6 @@ def test_answers_of_first_looks_have_a_row_of_their_own() -> None:
     assert [row[:2] for row in errors.rows] == [(FIRST, 1), (TODAY, 1), ("all of today", 1)]
     assert {row[0] for row in bins.rows} == {FIRST}
     assert calibration_tables([], [first], []) == []
-
-
-def test_the_fit_takes_the_answers_of_a_file_of_scores(tmp_path: Path) -> None:
-    path = tmp_path / "first_looks.csv"
-    write_rows(path, WrittenScores, [scored(job(), said(basis="cause", score=0.9)),
-                                     scored(job(), REFUSED)])  # fmt: skip
-    assert evidence_of(path) == [Evidence("cause", 0.9, False, "05 job-1", "storage")]
 
 
 def test_macro_f1_is_the_mean_over_the_classes() -> None:

@@ -8,7 +8,6 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rmetric.diagnosis.frames import raised, stage_of
 
 from rmetric.diagnosis.job import STAGES
 from rmetric.diagnosis.patterns.not_finite import is_not_finite
@@ -20,6 +19,7 @@ from rmetric.diagnosis.reading.other_jobs import is_of_another, numbers_in
 from rmetric.diagnosis.reading.prefixes import PrefixParser
 from rmetric.diagnosis.reading.text import level
 from rmetric.diagnosis.reading.timestamps import parse
+from rmetric.diagnosis.report.frames import raised, stage_of
 from studies.diagnosis_benchmark.corpus import TABLES
 
 

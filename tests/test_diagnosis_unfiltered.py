@@ -221,8 +221,8 @@ def test_renaming_ranks_permutes_the_result(names, bad):
     renamed = {f"rank {rank}": f"rank {new[rank]}" for rank in range(12)}
     first = absences(killed(12, bad))
     second = absences(killed(12, new[bad], order=new))
-    assert {(renamed[one.stream], one.kind, one.strength, one.words) for one in first} == {
-        (one.stream, one.kind, one.strength, one.words) for one in second
+    assert {(renamed[one.target], one.kind, one.strength, one.words) for one in first} == {
+        (one.target, one.kind, one.strength, one.words) for one in second
     }
 
 
@@ -230,5 +230,5 @@ def test_renaming_ranks_permutes_the_result(names, bad):
 @given(st.integers(4, 20), st.integers(1, 20))
 def test_more_healthy_ranks_blame_none(world, more):
     for size in (world, world + more):
-        strong = {one.stream for one in absences(killed(size, 2)) if one.strength >= 0.5}
+        strong = {one.target for one in absences(killed(size, 2)) if one.strength >= 0.5}
         assert strong == {"rank 2"}

@@ -15,11 +15,11 @@ from rmetric.diagnosis.hypotheses import HEALTHY, Hypothesis, early_stop
 from rmetric.diagnosis.inferred import HUNG, NOT_FINITE, inferred_causes
 from rmetric.diagnosis.job import Job, JobStream, Occurrence
 from rmetric.diagnosis.library.load import SPECIFIC
-from rmetric.diagnosis.model import Model, interpolated, reasons
+from rmetric.diagnosis.model import Model, reasons
 from rmetric.diagnosis.ordering import Ordering
 from rmetric.diagnosis.report.evidence import MAX_EVENTS, how_often, of_causes, of_odd
 from rmetric.diagnosis.report.frames import raised
-from rmetric.diagnosis.result import FOLLOWS, LIKELY, SURE, Candidate, Diagnosis, Evidence, Suspect
+from rmetric.diagnosis.result import FOLLOWS, LIKELY, Candidate, Diagnosis, Evidence, Suspect
 from rmetric.diagnosis.stage import stage_of_failure
 from rmetric.diagnosis.suspects import NAMED, named, only_node
 from rmetric.diagnosis.unusual import Unusual
@@ -29,8 +29,6 @@ MAX_CANDIDATES = 5
 RIVAL_SHARE = 0.5
 #: A symptom or an echo of a signature of less confidence names no cause.
 NAMES_A_CAUSE = 0.4
-#: Just below what is called sure.
-MOST_UNSURE = SURE - 0.01
 #: Least confidence of an answer.
 MIN_CONFIDENCE = 0.05
 #: Entries of a stream that are its end.
@@ -55,9 +53,8 @@ BECAUSE = {
     "survived": "the training did not go on after it",
     "consequence": "it follows from no other fault",
     "of few": "few ranks log it",
-    "first": "it came before all other causes",
     "explains": "other faults follow from it",
-    "planned end": "the planned end is stated",
+    "healthy beside planned end": "the planned end is stated",
     "faults": "few faults were found",
     "trained": "steps were logged",
 }
@@ -186,7 +183,7 @@ class Weighed:
     def _led_by(self, suspect: Suspect | None) -> tuple[Suspect, ...]:
         """All suspects, that rank first; a rank tells more than its node."""
         every = named(self.ranked)
-        if suspect is None or suspect.rank is None or suspect not in every:
+        if suspect is None or (suspect.rank is None and suspect in every):
             return every
         return (suspect, *(one for one in every if one is not suspect))
 
@@ -285,12 +282,8 @@ class Weighed:
 
     def _confidence(self, kind: str, strength: float) -> float:
         """What the model gives it, at most what such answers were worth at first looks."""
-        sure = self.hypotheses[0][1]
-        if knots := self.model.shares.get(kind):
-            sure = min(sure, interpolated(knots, strength))
-        if strength < self.model.sure_from.get(kind, 1.0):
-            sure = min(sure, MOST_UNSURE)
-        return round(max(sure, MIN_CONFIDENCE), 3)
+        value = min(self.hypotheses[0][1], self.model.limit(kind, strength))
+        return round(max(value, MIN_CONFIDENCE), 3)
 
     def _candidates(self, confidence: float, kind: str) -> tuple[Candidate, ...]:
         """The next hypotheses, which share what the confidence leaves."""

@@ -16,6 +16,11 @@ from functools import cache
 from math import exp
 from pathlib import Path
 
+from rmetric.diagnosis.result import SURE
+
+#: Just below what is called sure.
+MOST_UNSURE = SURE - 0.01
+
 Features = Mapping[str, float]
 #: (score, share of right answers) in rising order; linear between, constant beyond.
 Knots = Sequence[tuple[float, float]]
@@ -44,6 +49,14 @@ class Model:
     def shipped(cls) -> Model:
         content = json.loads(_FILE.read_text(encoding="utf-8"))
         return cls(content["suspects"], content["causes"], content["shares"], content["sure from"])
+
+    def limit(self, kind: str, strength: float) -> float:
+        """The most confidence that an answer of a kind may have, by the confidence of its evidence.
+
+        Just below what is called sure where too few of such answers were right.
+        """
+        share = interpolated(self.shares[kind], strength) if kind in self.shares else 1.0
+        return share if strength >= self.sure_from.get(kind, 1.01) else min(share, MOST_UNSURE)
 
 
 def score(features: Features, weights: Features) -> float:

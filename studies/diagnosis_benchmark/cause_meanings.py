@@ -49,10 +49,9 @@ CLASSES: dict[str, tuple[str, ...]] = {
         "hang@load data",
         "silent rank@load data",
         "data loading/dataloader_timeout",
-        "hang in reading",
     ),
     "hang_collective": ("hang", "silent rank", *_WAITED),
-    "hang_checkpoint": ("hang@checkpoint", "silent rank@checkpoint", "hang in a checkpoint"),
+    "hang_checkpoint": ("hang@checkpoint", "silent rank@checkpoint"),
     "hang_stopped": ("hang", "silent rank"),
     "collective_mismatch": (
         "collective mismatch",
@@ -81,7 +80,7 @@ CLASSES: dict[str, tuple[str, ...]] = {
     "permission": ("permission",),
     "checkpoint_corrupt": ("checkpoint/checkpoint_corrupt", "checkpoint/checkpoint_missing"),
     "file_missing": ("file not found/file_not_found", "data loading/dataset_not_found"),
-    "data_corrupt": ("data loading/data_file_corrupt", "damaged data"),
+    "data_corrupt": ("data loading/data_file_corrupt",),
     "rendezvous": (
         "rendezvous",
         "collective communication/store_timeout",
@@ -89,7 +88,7 @@ CLASSES: dict[str, tuple[str, ...]] = {
         "collective communication/hccl_socket_timeout",
         "network/gloo_connect_failed",
     ),
-    "dns": ("network/name_not_resolved", "network/rendezvous_name_unknown", "name resolution"),
+    "dns": ("network/name_not_resolved", "network/rendezvous_name_unknown"),
     "port_in_use": ("port in use",),
     "version_mismatch": ("version mismatch", "installation"),
     "container_mount": ("launcher/container_*",),
@@ -106,7 +105,6 @@ CLASSES: dict[str, tuple[str, ...]] = {
         "storage/file_server_failed",
     ),
     "object_store": (
-        "object store",
         "network/object_store_failed",
         "file not found/object_not_found",
         "hub download/hub_rate_limit",

@@ -43,6 +43,7 @@ from studies.diagnosis_benchmark.cause_meanings import Named, verdict
 from studies.diagnosis_benchmark.corpus import corpus
 from studies.diagnosis_benchmark.corpus import write as write_files
 from studies.diagnosis_benchmark.csv_rows import read_rows
+from studies.diagnosis_benchmark.reliability import CALLED
 from studies.diagnosis_benchmark.written_jobs import WrittenScores
 from studies.diagnosis_benchmark.written_sets import WrittenCase, add_sets, opened, written_sets
 
@@ -63,8 +64,6 @@ FREE = ("a node", "a file", "nobody")
 SURE_SHARE = 0.95
 #: Answers at each confidence that are right as often as it says, lest few answers decide.
 PSEUDO_ANSWERS = 2.0
-#: Kind of answer in the first looks -> as the model calls it.
-KINDS = {"missing rank": "inferred"}
 
 Array = npt.NDArray[np.float64]
 
@@ -186,6 +185,8 @@ class Choices:
         able = np.zeros(len(jobs), dtype=bool)
         np.logical_or.at(able, self.job, self.right)
         use = (able & jobs)[self.job]
+        if not use.any():
+            return {}
         values, right, job = self.values[use], self.right[use], self.job[use]
         starts = np.flatnonzero(np.r_[True, job[1:] != job[:-1]])
         lengths = np.diff(np.r_[starts, len(job)])
@@ -270,7 +271,7 @@ def shares(looks: Sequence[WrittenScores]) -> tuple[dict[str, Knots], dict[str, 
     kinds: dict[str, list[tuple[float, bool]]] = {}
     for one in looks:
         if one.states:
-            kinds.setdefault(KINDS.get(one.basis, one.basis), []).append((one.score, one.right))
+            kinds.setdefault(CALLED.get(one.basis, one.basis), []).append((one.score, one.right))
     knots: dict[str, Knots] = {}
     sure = {}
     for kind, answers in sorted(kinds.items()):

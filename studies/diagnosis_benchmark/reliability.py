@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rmetric.diagnosis.model import Model
 from rmetric.diagnosis.result import SURE
 from rmetric.evaluation.intervals import Estimate, Floats, estimate, wilson
 from studies.common.table import Cell, Table
@@ -20,6 +21,8 @@ from studies.diagnosis_benchmark.written_jobs import WrittenScores
 
 #: Titles of the answers of first looks, and of those of today.
 FIRST, TODAY = "written, first looks", "written, today"
+#: Kind of answer at the first looks -> as the model calls it.
+CALLED = {"missing rank": "inferred"}
 #: Bins of stated confidence, from its lower edge to below the next; the last one has its end too.
 EDGES = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
@@ -38,15 +41,30 @@ class Stated(NamedTuple):
 def stated(results: Results) -> list[Stated]:
     """The answers of the headline method that state a cause or an outcome."""
     return [
-        Stated(answer.confidence or 0.0, is_right(job, answer), results.drawn_with(job))
+        Stated(
+            _confidence(answer.basis, answer.score, answer.confidence),
+            is_right(job, answer),
+            results.drawn_with(job),
+        )
         for job in results.jobs
         if (answer := job.answers[results.headline]).outcome != "unknown" or answer.cause
     ]
 
 
+def _confidence(basis: str | None, score: float | None, stated: float | None) -> float:
+    """That of an answer, at most what the model of today says that such answers are worth."""
+    if basis is None or score is None:
+        return stated or 0.0
+    return min(score, Model.shipped().limit(CALLED.get(basis, basis), score))
+
+
 def stated_on_written(jobs: Iterable[WrittenScores]) -> list[Stated]:
     """The same of the written jobs."""
-    return [Stated(job.confidence, job.right, f"{job.set} {job.job}") for job in jobs if job.states]
+    return [
+        Stated(_confidence(job.basis, job.score, job.confidence), job.right, f"{job.set} {job.job}")
+        for job in jobs
+        if job.states
+    ]
 
 
 def is_right(job: JobScores, answer: Answer) -> bool:
