@@ -174,7 +174,11 @@ RANKS_PER_OUTLIER = 16
 NUM_CONTEXT_WORDS = 3
 _WORD = re.compile(r"[^\s,;()\[\]{}|'\"]+")
 #: A number or a version: no time, no duration, no address, no name with a number.
-_SETTING = re.compile(r"v?\d+(?:[./]\d+){0,2}(?:[+-][A-Za-z]\w*)?")
+_SETTING = re.compile(r"v?\d+(?:[./]\d+){0,2}(?:[+-][A-Za-z][\w.]*)?")
+#: Names of addresses that all ranks of a job share.
+_SHARED = re.compile(
+    r"(?i)(?:master|rendezvous|rdzv|coordinator|init_method|scheduler|chief|head)\D*$"
+)
 #: Names of identities and of what differs by chance, which are no settings.
 _NO_SETTINGS = re.compile(
     r"(?i)(?:^|[_ -])(?:(?:local|node|group|global|world|own|my|machine|worker|task)?[_ -]?"
@@ -243,11 +247,13 @@ def _settings(ranks: Sequence[JobStream]) -> Iterable[dict[str, tuple[str, str]]
 
 
 def _setting(words: Sequence[str], at: int) -> tuple[str, str] | None:
-    """Name and value of a word that is a number; None for an identity."""
+    """Name and value of a word that is a number or a shared address; None for an identity."""
     name, equals, value = words[at].rpartition("=")
     name = name if equals else " ".join(words[max(0, at - NUM_CONTEXT_WORDS) : at])
     value = value.rstrip(".:")
-    return (name, value) if _SETTING.fullmatch(value) and not _NO_SETTINGS.search(name) else None
+    number = _SETTING.fullmatch(value) and not _NO_SETTINGS.search(name)
+    shared = any(map(str.isdigit, value)) and _SHARED.search(name)
+    return (name, value) if number or shared else None
 
 
 # -- a loss that is no longer finite, to the last step
