@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rmetric.diagnosis.clock import clock_offsets
 from rmetric.diagnosis.evidence.absences import absences as absences_of
 from rmetric.diagnosis.job import Job
-from rmetric.diagnosis.clock import clock_offsets
 from tests.diagnosis_jobs import USUAL, Maker, healthy
 from tests.diagnosis_scene import scene_of
 
