@@ -1,9 +1,9 @@
 """What the diagnosis knows of a job that a test made, before any evidence is weighed."""
 
+from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.evidence import Scene
 from rmetric.diagnosis.faults import ended_alone, find_faults
 from rmetric.diagnosis.healthy import HealthyReference
-from rmetric.diagnosis.ordering import Ordering
 
 
 def scene_of(job, library=None, *, siblings=(), offsets=None):

@@ -2,8 +2,8 @@
 
 import pytest
 
+from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.faults import ended_alone
-from rmetric.diagnosis.ordering import Ordering
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
 from rmetric.diagnosis.report.evidence import how_often
 from rmetric.diagnosis.signature import Signature

@@ -1,20 +1,26 @@
 """Iterations: the distance against a plain one, what is flagged and what is not."""
 
+from collections import deque
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmetric.diagnosis.job import Occurrence
-from rmetric.diagnosis.patterns.alignment import distance, similarity
-from rmetric.diagnosis.patterns.baseline import (
+from rmetric.diagnosis.patterns.iterations import (
     LEAST_PAST,
+    MAX_EVENTS,
+    MAX_ODD,
     MIN_EXCESS_SECONDS,
     MIN_EXCESS_WHOLE_SECONDS,
     SLOW_RATIO,
-    Durations,
+    WINDOW,
+    IterationWatch,
+    distance,
+    similarity,
+    usual_if_slow,
 )
-from rmetric.diagnosis.patterns.iterations import MAX_EVENTS, MAX_ODD, WINDOW, IterationWatch
 from rmetric.diagnosis.patterns.steps import StepMatch
 
 STEP, DATA, GRADIENTS, WARNING, EVALUATION = 0, 1, 2, 7, 9
@@ -68,10 +74,10 @@ def plain_usual_if_slow(before, seconds, steps):
 @settings(max_examples=300)
 @given(st.lists(st.sampled_from([0.0, 1.0, 1.5, 2.0, 7.0, 30.0, 200.0]), max_size=60))
 def test_slow_is_what_the_plain_formula_says(all_of):
-    durations = Durations(12)
+    kept = deque(maxlen=12)
     for at, seconds in enumerate(all_of):
         before = all_of[max(0, at - 12) : at]
-        assert durations.usual_if_slow(seconds, 1) == plain_usual_if_slow(before, seconds, 1)
+        assert usual_if_slow(kept, seconds, 1) == plain_usual_if_slow(before, seconds, 1)
 
 
 class Training:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric.diagnosis.patterns.numbers import number_outliers, numbers
+from rmetric.diagnosis.patterns.values import number_outliers, numbers
 from tests.diagnosis_writer import Writer
 
 

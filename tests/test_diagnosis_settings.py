@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric.diagnosis.patterns.settings import setting_outliers
+from rmetric.diagnosis.patterns.values import setting_outliers
 from tests.diagnosis_writer import Writer
 
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rmetric.diagnosis.clock import clock_offsets
 from rmetric.diagnosis.evidence.absences import absences as absences_of
 from rmetric.diagnosis.job import Job
-from rmetric.diagnosis.patterns.clocks import clock_notes, clock_offsets, two_jobs
 from tests.diagnosis_jobs import USUAL, Maker, healthy
 from tests.diagnosis_scene import scene_of
 
@@ -46,7 +46,6 @@ def test_a_healthy_job_lacks_nothing(world, shared):
 
 def test_an_empty_job_lacks_nothing():
     assert absences(Job()) == []
-    assert clock_offsets(Job()) == {}
 
 
 def test_a_silent_rank():
@@ -129,19 +128,6 @@ def test_an_event_that_drain_cut_in_two_is_not_missing():
     assert "missing event" not in kinds(maker.job).get("rank 3", {})
 
 
-def test_clocks_that_agree_have_no_offset():
-    assert clock_offsets(healthy(8)) == {}
-    assert clock_notes({}) == []
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.dictionaries(st.integers(0, 11), st.floats(-9 * HOUR, 9 * HOUR), max_size=5))
-def test_offsets_are_found_by_what_all_do_at_one_moment(skew):
-    offsets = clock_offsets(killed(12, 3, skew=skew))
-    for rank in range(12):
-        assert offsets.get(f"rank_{rank}.log", 0.0) == pytest.approx(skew.get(rank, 0.0), abs=0.5)
-
-
 def test_a_clock_that_is_wrong_hides_and_blames_nobody():
     skew = {5: -2 * HOUR, 2: 2 * HOUR}
     job = killed(12, 2, skew=skew)
@@ -149,68 +135,6 @@ def test_a_clock_that_is_wrong_hides_and_blames_nobody():
     assert right["rank 2"]["ended early"].strength > 0.6
     assert "ended early" not in right.get("rank 5", {})
     assert "ended early" in kinds(job)["rank 5"], "by its own clock it ended two hours before"
-    assert clock_notes(clock_offsets(job)) == [
-        "The clocks of 2 files differ: rank_5.log is 2.0 h behind the others; corrected for."
-    ]
-
-
-def test_without_a_common_step_only_hours_count():
-    maker = Maker(3, skew={2: 3 * HOUR, 1: 40.0})
-    for rank in range(3):
-        maker.say(rank, "imports took <NUM> s", time=0.0)
-        maker.say(rank, "hello of <NUM>", time=1.0)
-        maker.say(rank, f"hello from <*> {rank}", time=2.0)
-    assert clock_offsets(maker.job) == {"rank_2.log": pytest.approx(3 * HOUR - 40.0)}
-
-
-@pytest.mark.parametrize("by", [3 * HOUR, 30 * HOUR])
-@pytest.mark.parametrize("steps", [0, 20])
-def test_half_of_the_ranks_hours_apart_is_one_job_if_they_agree(by, steps):
-    skew = dict.fromkeys(range(4, 8), by)
-    job = Maker(8, skew=skew).train(range(8), steps=steps).job
-    assert two_jobs(job) is None
-    offsets = clock_offsets(job)
-    assert {name for name, offset in offsets.items() if abs(offset) > HOUR} == {
-        f"rank_{rank}.log" for rank in range(4, 8)
-    }
-    assert clock_notes(offsets)[0].startswith("The clocks of 4 files differ: ")
-
-
-def test_what_took_another_time_or_says_other_things_is_another_job():
-    maker = Maker(8, skew=dict.fromkeys(range(4, 8), 5 * HOUR)).train(range(4))
-    for rank in range(4, 8):
-        for step in range(20):
-            maker.say(rank, "step <NUM> loss <NUM>", time=10.0 + 9.0 * step, step=step)
-    assert two_jobs(maker.job) == ("rank_0.log", "rank_4.log")
-    assert clock_offsets(maker.job) == {}
-    other = Maker(8, skew=dict.fromkeys(range(4, 8), 5 * HOUR)).train(range(4))
-    for rank in range(4, 8):
-        for at in range(9):
-            other.say(rank, f"another program's line {at}", time=1.0 * at)
-    assert two_jobs(other.job) == ("rank_0.log", "rank_4.log")
-
-
-def test_the_same_ranks_hours_apart_are_two_jobs():
-    job = Maker(8, skew=dict.fromkeys(range(4, 8), 5 * HOUR)).train(range(8)).job
-    assert two_jobs(job) is None
-    for rank in range(4, 8):  # they are the other job's ranks 0 to 3
-        stream, same = job.streams.pop(f"rank {rank}"), job.streams[f"rank {rank - 4}"]
-        same.files |= stream.files
-        same.tail.extend(stream.tail)
-    assert two_jobs(job) == ("rank_0.log", "rank_4.log")
-    assert clock_offsets(job) == {}
-
-
-def test_more_ranks_than_the_world_has_are_two_jobs():
-    job = Maker(4, skew=dict.fromkeys(range(4, 8), 5 * HOUR)).train(range(8)).job
-    assert two_jobs(job) == ("rank_0.log", "rank_4.log")
-
-
-def test_seconds_since_boot_are_no_skew():
-    maker = Maker(3, skew={2: 5000.0 - 1.7e9})
-    for rank in range(3):
-        maker.say(rank, f"hello from <*> {rank}", time=0.0)
-    assert clock_offsets(maker.job) == {}
 
 
 @settings(max_examples=15, deadline=None)

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.evidence.row import Row, Scene
 from rmetric.diagnosis.faults import LOSS, Fault
 from rmetric.diagnosis.hypotheses import HEALTHY, Hypothesis, early_stop
@@ -16,7 +17,6 @@ from rmetric.diagnosis.inferred import HUNG, NOT_FINITE, inferred_causes
 from rmetric.diagnosis.job import Job, JobStream, Occurrence
 from rmetric.diagnosis.library.load import SPECIFIC
 from rmetric.diagnosis.model import Model, reasons
-from rmetric.diagnosis.ordering import Ordering
 from rmetric.diagnosis.report.evidence import MAX_EVENTS, how_often, of_causes, of_odd
 from rmetric.diagnosis.report.frames import raised
 from rmetric.diagnosis.result import FOLLOWS, LIKELY, Candidate, Diagnosis, Evidence, Suspect

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rmetric._util.lazy import check_installed
 from rmetric.diagnosis.answer import Weighed
+from rmetric.diagnosis.clock import Ordering, clock_notes, clock_offsets
 from rmetric.diagnosis.evidence import Row, Scene, Switches, evidence
 from rmetric.diagnosis.faults import Fault, ended_alone, find_faults
 from rmetric.diagnosis.healthy import HealthyReference
@@ -22,8 +23,6 @@ from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.library.files import traits_of
 from rmetric.diagnosis.model import Model, probabilities, score
-from rmetric.diagnosis.ordering import Ordering
-from rmetric.diagnosis.patterns.clocks import clock_notes, clock_offsets
 from rmetric.diagnosis.pool import Pool
 from rmetric.diagnosis.result import Attempt, Diagnosis
 from rmetric.diagnosis.suspects import suspects

@@ -12,6 +12,7 @@ from math import inf
 from pathlib import Path
 
 from rmetric.diagnosis.beside.findings import read_beside
+from rmetric.diagnosis.clock import two_jobs
 from rmetric.diagnosis.facts.attempt_files import attempts_by_name
 from rmetric.diagnosis.facts.marks import StartMarks
 from rmetric.diagnosis.facts.starts import starts_of
@@ -20,7 +21,6 @@ from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.merging import merged
 from rmetric.diagnosis.one_pass import START_LINES, FilePass
 from rmetric.diagnosis.part import Part
-from rmetric.diagnosis.patterns.clocks import two_jobs
 from rmetric.diagnosis.reading.file_names import ATTEMPT
 from rmetric.diagnosis.reading.other_jobs import MIN_JOBS, numbers_in
 from rmetric.diagnosis.reading.prefixes import PrefixParser

@@ -22,7 +22,7 @@ from rmetric.diagnosis.job import (
     span_of,
 )
 from rmetric.diagnosis.part import Part, StreamPart
-from rmetric.diagnosis.patterns.not_finite import is_not_finite
+from rmetric.diagnosis.patterns.values import is_not_finite
 from rmetric.diagnosis.reading.file_names import names_in
 from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix
 from rmetric.diagnosis.reading.source import LogSource

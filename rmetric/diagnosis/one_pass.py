@@ -128,7 +128,7 @@ class FilePass:
         self.marks.begin_attempt()
         self.first_line, self.first_lines = self.number + 1, list[bytes]()
         self.line_before = b""  # the last one before the block
-        self.watch = IterationWatch[RawEntry](self.analyser.similarities)
+        self.watch = IterationWatch[RawEntry]()
         self.graph = IdentityGraph(self.source.name)
         #: of each template
         self.first: list[RawEntry | None] = [None] * len(self.template_of)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import reduce
 
+from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.evidence.row import Scene
 from rmetric.diagnosis.faults import Fault
-from rmetric.diagnosis.job import Match, Occurrence
-from rmetric.diagnosis.ordering import stage_at, stage_now
-from rmetric.diagnosis.patterns.stages import awaited
+from rmetric.diagnosis.job import Job, JobStream, Match, Occurrence
+from rmetric.diagnosis.patterns.stages import awaited, ends_checkpoint, next_stage, stated_stage
+from rmetric.diagnosis.reading.text import TRACEBACK
 from rmetric.diagnosis.report.frames import probable_stage_of, stage_of
 
+#: Stages in which launchers and streams without stages remain, and those with few stage lines.
+_LAUNCHING = ("", "launch")
+_STARTING = (*_LAUNCHING, "initialise", "load data", "compile")
+#: Least share of the most step lines of a stream whose own stages are valid.
+_MIN_STEP_SHARE = 0.5
 #: Stages that a job leaves with its first step.
-_BEFORE_TRAINING = ("launch", "initialise", "load data", "compile")
+_BEFORE_TRAINING = _STARTING[1:]
 
 
 def stage_of_failure(scene: Scene, faults: Sequence[Fault], place: Occurrence | None) -> str:
@@ -83,3 +90,56 @@ def last_stage(scene: Scene) -> str:
     stage = job.stages[-1][0]
     saving = [one for one in last if one.stage == stage == "checkpoint"]
     return "train" if saving and all(stage_now(job, one) == "train" for one in saving) else stage
+
+
+def stage_at(job: Job, place: Occurrence, ordering: Ordering) -> str:
+    """Stage of the entry's stream, or of the streams that log steps; "" where none is known.
+
+    Launchers, ranks that leave step lines to rank 0, and files of errors beside a rank's output
+    stay in a stage of their first lines. A traceback after the lines of a tear-down that was not
+    planned was raised before them: it passed through a `finally`.
+    """
+    stepping = [one for one in job.stepping if one.steps >= _MIN_STEP_SHARE * job.most_steps]
+    own = [one for one in stepping if one.name == place.stream]
+    stage = stage_now(job, place)
+    if stage in (_LAUNCHING if own else _STARTING):
+        working = (stage_now(job, one) for one in _working(own or stepping, place, ordering))
+        stage = reduce(next_stage, working, stage)
+    left_early = stage == "tear-down" and job.succeeded is None and TRACEBACK in place.text
+    if left_early or stage in _LAUNCHING:
+        passed = ("tear-down", *_LAUNCHING) if left_early else _LAUNCHING
+        before = [name for name, at in job.stages if not ordering.after(at, place)]
+        return next((one for one in reversed(before) if one not in passed), stage)
+    return stage
+
+
+def _working(
+    streams: Sequence[JobStream], place: Occurrence, ordering: Ordering
+) -> list[Occurrence]:
+    """The kept entries of streams at work up to a place, in order."""
+    latest = ordering.at_latest(place) or place
+    kept = [entry for one in streams for entry in (*one.tail, one.last_step_at)]
+    found = [
+        entry
+        for entry in kept
+        if entry is not None
+        and entry.stage not in _LAUNCHING
+        and not ordering.after(entry, place if entry.file == place.file else latest)
+    ]
+    # Of another file, an entry without a time may as well have come later.
+    placed = [one for one in found if one.time is not None or one.file == place.file]
+    return sorted(placed or found, key=ordering.key)
+
+
+def stage_now(job: Job, entry: Occurrence) -> str:
+    """Stage of an entry; behind a complete checkpoint the training goes on."""
+    stream = job.streams.get(entry.stream)
+    if entry.stage != "checkpoint" or stream is None:
+        return entry.stage
+    before = (
+        one for one in reversed(stream.tail) if one.file == entry.file and one.order <= entry.order
+    )
+    last = next(
+        (one for one in before if stated_stage(one.text) or ends_checkpoint(one.text)), None
+    )
+    return "train" if last is not None and ends_checkpoint(last.text) else entry.stage

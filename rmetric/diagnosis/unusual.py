@@ -9,7 +9,7 @@ from rmetric.diagnosis.evidence import Switches
 from rmetric.diagnosis.evidence.peers import compared, took
 from rmetric.diagnosis.evidence.row import Scene
 from rmetric.diagnosis.job import Iteration, Occurrence
-from rmetric.diagnosis.patterns.numbers import number_outliers
+from rmetric.diagnosis.patterns.values import number_outliers
 from rmetric.diagnosis.reading.text import level
 
 #: Largest number of unusual events that are kept.

@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 from math import exp
 from statistics import median
 
+from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.evidence.row import Row, Scene
 from rmetric.diagnosis.faults import IN_FLIGHT
 from rmetric.diagnosis.inferred import SILENT
 from rmetric.diagnosis.job import Job, Occurrence
-from rmetric.diagnosis.ordering import Ordering
-from rmetric.diagnosis.patterns.baseline import robust_deviation
-from rmetric.diagnosis.patterns.peers import Peer, may_be_same, peers, same_events
+from rmetric.diagnosis.patterns.peers import Peer, may_be_same, peers, robust_deviation, same_events
 
 #: Largest share of the peers that are outliers (or one peer).
 MAX_OUTLIER_SHARE = 0.25

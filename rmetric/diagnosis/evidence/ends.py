@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rmetric.diagnosis.evidence.row import Row, Scene, divided
 from rmetric.diagnosis.inferred import FINISHED_ALONE, NOT_FINITE
-from rmetric.diagnosis.patterns.not_finite import loss_not_finite
+from rmetric.diagnosis.patterns.values import loss_not_finite
 
 
 def done_alone(scene: Scene) -> list[Row]:

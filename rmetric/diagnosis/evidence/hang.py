@@ -12,6 +12,7 @@ from itertools import pairwise
 
 from rmetric.diagnosis.beside.gpus import Spinning, spinning
 from rmetric.diagnosis.beside.places import wait_together
+from rmetric.diagnosis.clock import SAME_MOMENT, ZONE_TOLERANCE, may_be_time_zone
 from rmetric.diagnosis.evidence.progress import (
     MIN_HEARTBEATS,
     QUIET_STAGES,
@@ -43,7 +44,6 @@ from rmetric.diagnosis.evidence.standing import (
 from rmetric.diagnosis.faults import Fault
 from rmetric.diagnosis.inferred import HUNG
 from rmetric.diagnosis.job import JobStream, Occurrence
-from rmetric.diagnosis.ordering import SAME_MOMENT, ZONE_TOLERANCE, may_be_time_zone
 from rmetric.diagnosis.patterns.stages import stage_of_wait
 from rmetric.diagnosis.reading.timestamps import names_zone
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from rmetric.diagnosis.evidence.row import Row, Scene
 from rmetric.diagnosis.inferred import STARTED_OTHERWISE
 from rmetric.diagnosis.job import Iteration, Occurrence
-from rmetric.diagnosis.patterns.numbers import NumberOutlier, number_outliers
-from rmetric.diagnosis.patterns.settings import setting_outliers
 from rmetric.diagnosis.patterns.spatial import THRESHOLD
+from rmetric.diagnosis.patterns.values import NumberOutlier, number_outliers, setting_outliers
 
 #: Robust z of evidence with full strength.
 FULL_STRENGTH_Z = 2.0 * THRESHOLD

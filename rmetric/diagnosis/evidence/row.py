@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from rmetric.diagnosis.beside.findings import BesideFindings, find_beside
+from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.evidence.ranks import RankIndex
 from rmetric.diagnosis.faults import Fault
 from rmetric.diagnosis.healthy import HealthyReference
 from rmetric.diagnosis.job import Job, JobStream, Occurrence
-from rmetric.diagnosis.ordering import Ordering
 from rmetric.diagnosis.patterns.spatial import PeerOutlier, peer_outliers
 
 #: A cause that these many share is no evidence against one of them.

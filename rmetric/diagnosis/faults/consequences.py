@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rmetric.diagnosis.faults.fault import GENERIC, Fault
-from rmetric.diagnosis.ordering import Ordering, may_be_time_zone
-from rmetric.diagnosis.patterns.clocks import (
+from rmetric.diagnosis.clock import (
     MAX_AFTER_LOST_GPU_SECONDS,
+    Ordering,
+    may_be_time_zone,
 )
+from rmetric.diagnosis.faults.fault import GENERIC, Fault
 
 #: Largest distance in seconds of a consequence: the usual timeout of collectives.
 FOLLOWS_WITHIN = 1800.0

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.faults.consequences import relate
 from rmetric.diagnosis.faults.fault import Fault
 from rmetric.diagnosis.faults.survival import survived
 from rmetric.diagnosis.job import HEAD, Job, Match
-from rmetric.diagnosis.ordering import Ordering
 from rmetric.diagnosis.signature import Signature
 
 #: Roles of the matches that are faults.

@@ -6,13 +6,13 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from rmetric.diagnosis.job import TAIL, Job, JobStream, Match, Occurrence, short
-from rmetric.diagnosis.ordering import Ordering
-from rmetric.diagnosis.patterns.clocks import (
+from rmetric.diagnosis.clock import (
     MAX_AFTER_LOST_GPU_SECONDS,
+    Ordering,
     is_deadly,
     timed_on_its_node,
 )
+from rmetric.diagnosis.job import TAIL, Job, JobStream, Match, Occurrence, short
 from rmetric.diagnosis.patterns.steps import planned_steps
 from rmetric.diagnosis.signature import Signature
 

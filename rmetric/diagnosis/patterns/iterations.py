@@ -1,27 +1,34 @@
 """Temporal pattern: find the first iteration that differs from its predecessors.
 
 After L4 (arXiv 2503.20263, section 4.4): an iteration is the sequence of events of a stream from
-one step line to the next. Its similarity is the mean over the ten iterations before it; three
-sigma below the usual similarity flags it. Added here: an iteration is flagged only for an event
-that its stream never logged, or never lacked, before. Evaluations and checkpoints are excluded,
-so that periodic work raises no periodic alarm.
+one step line to the next. Its similarity, by dynamic time warping, is the mean over the ten
+iterations before it; three sigma below the usual similarity flags it. Added here: an iteration is
+flagged only for an event that its stream never logged, or never lacked, before, and one that takes
+far longer is flagged too. Evaluations and checkpoints are excluded, so that periodic work raises no
+periodic alarm.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
 from itertools import pairwise
+from math import sqrt
+from statistics import median
+from types import ModuleType
 from typing import Any, Generic, NamedTuple
 
+import numpy as np
+
 from rmetric.diagnosis.job import Iteration, Place
-from rmetric.diagnosis.patterns.alignment import similarity
-from rmetric.diagnosis.patterns.baseline import LEAST_PAST, Durations, RunningStats
 from rmetric.diagnosis.patterns.steps import SAMPLES, StepMatch
 
 #: Iterations before it that one is compared with (L4, section 4.4).
 WINDOW = 10
+#: A stream is judged after so many iterations.
+LEAST_PAST = 8
 #: Events of an iteration that are kept; what follows is not compared.
 MAX_EVENTS = 128
 #: After so many iterations the usual similarity is measured on every tenth: alignment is dear.
@@ -36,6 +43,11 @@ RECOVERED = 2 * WINDOW
 LEAST_FALL = 0.02
 #: Similarities of pairs of iterations that are remembered.
 MAX_SIMILARITIES = 2000
+#: A slow iteration takes at least this many times the median duration,
+SLOW_RATIO = 3.0
+#: and so many seconds more: where times have whole seconds only, the second.
+MIN_EXCESS_SECONDS = 0.5
+MIN_EXCESS_WHOLE_SECONDS = 5.0
 #: Stages whose entries are no part of an iteration.
 ASIDE = ("load data", "compile", "evaluate", "checkpoint", "tear-down")
 #: Stands for the line that ends an iteration, for its words may change as training goes on: an
@@ -43,9 +55,76 @@ ASIDE = ("load data", "compile", "evaluate", "checkpoint", "tear-down")
 _STEP_LINE = -1
 
 
+@cache
+def _library() -> tuple[ModuleType, bool]:
+    """The library dtaidistance (Apache-2.0), and True if its compiled part is installed."""
+    from dtaidistance import dtw, dtw_ndim
+
+    return dtw_ndim, dtw.dtw_cc is not None
+
+
+def distance(first: Sequence[int], second: Sequence[int]) -> int:
+    """Dynamic time warping between two sequences of symbols at cost 0 for equal, 1 for unequal.
+
+    Symbols become unit vectors, which are at squared distance 2 from each other, so that the
+    library's squared distance is twice the number of unequal pairs on the best path. Those of
+    one sequence alone are equal to nothing and share a vector. An empty sequence is as far from
+    another as the other is long.
+
+    >>> distance([1, 2, 3], [1, 2, 2, 3]), distance([1, 2, 3], [1, 7, 3])
+    (0, 1)
+    """
+    if not first or not second:
+        return max(len(first), len(second))
+    place = {symbol: row for row, symbol in enumerate(sorted({*first} & {*second}), start=2)}
+    unit = np.eye(len(place) + 2)
+    ours = unit[[place.get(one, 0) for one in first]]
+    theirs = unit[[place.get(one, 1) for one in second]]
+    dtw, compiled = _library()
+    return round(float(dtw.distance(ours, theirs, use_c=compiled)) ** 2 / 2.0)
+
+
+# A training logs the same few sequences again and again.
+@lru_cache(maxsize=MAX_SIMILARITIES)
+def similarity(first: tuple[int, ...], second: tuple[int, ...]) -> float:
+    """1 for equal, 0 where no pair on the best path is equal.
+
+    The distance over the length of the longer: the shortest path that can be is as long, so the
+    distance is never more.
+    """
+    return 1.0 if first == second else 1.0 - distance(first, second) / max(len(first), len(second))
+
+
+def usual_if_slow(kept: deque[float], seconds: float, steps: int) -> float | None:
+    """Add a duration to those kept; the median of those before if it is far longer, else None.
+
+    Far longer: three sigma above their mean, several times the median, more than any before.
+
+    Args:
+        kept: durations in seconds for a step.
+        seconds: for a step.
+        steps: number of steps in the iteration.
+    """
+    before = tuple(kept)
+    kept.append(seconds)
+    if len(before) < LEAST_PAST or seconds <= max(before):
+        return None
+    usual, mean = median(before), sum(before) / len(before)
+    deviation = sqrt(sum((one - mean) ** 2 for one in before) / len(before))
+    whole = all((one * steps).is_integer() for one in (seconds, *before))
+    least = (MIN_EXCESS_WHOLE_SECONDS if whole else MIN_EXCESS_SECONDS) / steps
+    slow_from = max(mean + 3.0 * deviation, SLOW_RATIO * usual, usual + least)
+    return usual if seconds > slow_from else None
+
+
 @dataclass(slots=True)
 class StepCount:
-    """The steps in the lines of one form."""
+    """The steps in the lines of one form.
+
+    Attributes:
+        rises: number of new highest steps.
+        below: steps below the last that rise.
+    """
 
     top: int = -1
     highest: int = -1
@@ -61,19 +140,17 @@ class StepCount:
         if step > self.highest:
             self.highest = step
             self.rises += 1
-        if step <= self.top and not self._restarted(step):
-            return False
+        if step <= self.top:
+            if step == self.top or (self.below and step < self.below[-1]):
+                self.below = []
+            if step < self.top and step not in self.below[-1:]:
+                self.below.append(step)
+            if len(self.below) < 3:
+                return False
         self.top = step
         if self.below:
-            self.below.clear()
-        return True
-
-    def _restarted(self, step: int) -> bool:
-        if step == self.top or (self.below and step < self.below[-1]):
             self.below = []
-        if step < self.top and (not self.below or step > self.below[-1]):
-            self.below.append(step)
-        return len(self.below) >= 3
+        return True
 
 
 class _Odd(NamedTuple):
@@ -85,8 +162,29 @@ class _Odd(NamedTuple):
 
     iteration: Iteration[Any]
     number: int
-    missing: tuple[int, ...]
-    extra: tuple[int, ...]
+    missing: frozenset[int]
+    extra: frozenset[int]
+
+
+@dataclass
+class _Similarity:
+    """Mean and deviation of the usual similarities."""
+
+    count: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    def add(self, value: float) -> None:
+        self.count, self.total = self.count + 1, self.total + value
+        self.squares += value * value
+
+    @property
+    def mean(self) -> float:
+        return self.total / max(1, self.count)
+
+    @property
+    def deviation(self) -> float:
+        return sqrt(max(0.0, self.squares / max(1, self.count) - self.mean**2))
 
 
 @dataclass
@@ -94,8 +192,14 @@ class _Past(Generic[Place]):
     """Iteration state of one stream.
 
     Attributes:
+        form: of the step lines that count.
         opened, opened_time: of the step line that began the iteration.
-        again: iterations on end that equal the last of the window and that `having` lacks.
+        aside, was_aside: a stage of `ASIDE` lasts, or was entered in this iteration.
+        now: events of the iteration.
+        known: events of those before it.
+        having: event -> number of iterations with it.
+        news: number of iterations with a new event.
+        seconds: the last durations.
     """
 
     form: str = ""
@@ -108,29 +212,17 @@ class _Past(Generic[Place]):
     now: list[int] = field(default_factory=list)
     known: set[int] = field(default_factory=set)
     having: Counter[int] = field(default_factory=Counter)
-    again: int = 0
     iterations: int = 0
     news: int = 0
     window: deque[tuple[int, ...]] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    usual: RunningStats = field(default_factory=RunningStats)
-    seconds: Durations = field(default_factory=lambda: Durations(5 * WINDOW))
+    usual: _Similarity = field(default_factory=_Similarity)
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=5 * WINDOW))
     odd: list[_Odd] = field(default_factory=list)
-
-    @property
-    def measured(self) -> bool:
-        """The iteration's similarity counts for the usual one."""
-        return self.iterations % 10 == 0 or self.iterations < MEASURED_ALL
-
-    def catch_up(self) -> None:
-        if self.again:
-            self.having.update(dict.fromkeys(self.window[-1], self.again))
-            self.again = 0
 
     def is_habit(self, one: _Odd) -> bool:
         """Return True if it recurs: its new events now and then, or its slowness periodically."""
         if one.missing:
             return False
-        self.catch_up()
         if one.extra:
             times = min(self.having[event] for event in one.extra)
             return 3 <= times <= self.iterations / 4
@@ -139,6 +231,73 @@ class _Past(Generic[Place]):
         apart = [after - before for before, after in pairwise(slow)]
         return len(apart) >= 2 and max(apart) <= 1.1 * min(apart)
 
+    def starts_new_step(self, form: str, step: int) -> bool:
+        """Return True if the line states a new step in the form that counts."""
+        mine = self.step_counts.get(form)
+        if mine is None:
+            if len(self.step_counts) >= MAX_FORMS:
+                return False
+            mine = self.step_counts[form] = StepCount()
+        new = mine.add(step)
+        if not self.form:
+            self.form = form
+        elif form not in (self.form, SAMPLES) and (
+            self.form == SAMPLES or mine.rises > 2 * self.step_counts[self.form].rises
+        ):
+            self.form, self.opened, self.now, self.iterations = form, None, [], 0
+            for kept in (self.having, self.window, self.seconds):
+                kept.clear()
+            self.usual = _Similarity()
+        return new and form == self.form
+
+    def close(self, step: int, time: float | None) -> None:
+        """The iteration ends: is it odd?"""
+        events, steps = tuple(self.now), max(1, step - self.top)
+        if self.was_aside:
+            self.known.update(events)
+            return
+        seconds = usual = None
+        if self.opened_time is not None and time is not None and time >= self.opened_time:
+            seconds = (time - self.opened_time) / steps
+            usual = usual_if_slow(self.seconds, seconds, steps)
+        # Most iterations equal the one before, and then nothing is new and nothing is missing.
+        same = bool(self.window) and events == self.window[-1]
+        measured = self.iterations % 10 == 0 or self.iterations < MEASURED_ALL
+        missing = extra = frozenset[int]()
+        if measured or not same:
+            missing, extra = self._difference(events, measured)
+        if (missing or extra or usual is not None) and len(self.odd) < MAX_ODD:
+            odd = Iteration(step=step, place=self.opened)
+            if seconds is not None and usual is not None:
+                took, before = round(seconds * steps, 3), round(usual * steps, 3)
+                odd = replace(odd, seconds=took, usual_seconds=before)
+            self.odd.append(_Odd(odd, self.iterations, missing, extra))
+        self.iterations += 1
+        self.window.append(events)
+        self.having.update(set(events))
+        self.known.update(events)
+
+    def _difference(
+        self, events: tuple[int, ...], measured: bool
+    ) -> tuple[frozenset[int], frozenset[int]]:
+        """Measure the iteration; missing and extra events if it differs, else none."""
+        now = frozenset(events)
+        always = {one for one, count in self.having.items() if count == self.iterations}
+        missing, extra = frozenset(always - now), now - self.known
+        self.news += bool(extra)
+        is_news = (missing or extra) and self.news <= WINDOW + self.iterations / 4
+        mean = self.usual.mean
+        if measured or is_news:
+            similar = [similarity(*sorted((one, events))) for one in self.window]
+            mean = sum(similar) / len(similar) if similar else 1.0
+        fall = max(3.0 * self.usual.deviation, LEAST_FALL)
+        falls = self.iterations >= LEAST_PAST and mean < self.usual.mean - fall
+        if falls and (missing or extra):
+            return missing, extra
+        if measured and self.window:
+            self.usual.add(mean)
+        return frozenset(), frozenset()
+
 
 class IterationWatch(Generic[Place]):
     """Watches the iterations of any number of streams during one pass.
@@ -146,16 +305,10 @@ class IterationWatch(Generic[Place]):
     Memory is bounded by streams x `WINDOW` x `MAX_EVENTS`. Feed each stream in order:
     `add_events` for entries, `enter` when it enters a stage, `add_step` for an entry that states
     a step (and not `add_events`); read `first_odd` at the end.
-
-    Args:
-        similarities: those of pairs of iterations, which the watches of several files may share.
     """
 
-    def __init__(
-        self, similarities: dict[tuple[tuple[int, ...], tuple[int, ...]], float] | None = None
-    ) -> None:
+    def __init__(self) -> None:
         self._pasts: dict[str, _Past[Place]] = defaultdict(_Past)
-        self._similarities = {} if similarities is None else similarities
 
     def add_events(self, stream: str, events: Iterable[int]) -> None:
         """Events of entries without a step, in order; many at a time is cheaper."""
@@ -187,23 +340,15 @@ class IterationWatch(Generic[Place]):
         Returns:
             The step at which the stream is.
         """
-        past = self._pasts[stream]
-        form, step = match
-        if form == past.form:
-            new = past.step_counts[form].add(step)
-        else:
-            new = self._is_new(past, form, step)
+        past, step = self._pasts[stream], match.step
+        new = past.starts_new_step(match.form, step)
         if new:
-            past.aside = False
-            event = _STEP_LINE
-        if past.opened is None or past.aside:
-            past.known.add(event)
-        elif len(past.now) < MAX_EVENTS:
-            past.now.append(event)
+            past.aside, event = False, _STEP_LINE
+        self.add_events(stream, (event,))
         if not new:
             return max(past.top, 0)
         if past.opened is not None:
-            self._close(past, past.opened, step, time)
+            past.close(step, time)
         past.top, past.opened, past.opened_time = step, place, time
         past.now, past.was_aside = [], False
         return step
@@ -233,89 +378,3 @@ class IterationWatch(Generic[Place]):
     def counts_samples(self, stream: str) -> bool:
         """True if the stream's steps are numbers of samples."""
         return stream in self._pasts and self._pasts[stream].form == SAMPLES
-
-    @staticmethod
-    def _is_new(past: _Past[Place], form: str, step: int) -> bool:
-        """Return True if the line states a new step in the form that counts."""
-        mine = past.step_counts.get(form)
-        if mine is None:
-            if len(past.step_counts) >= MAX_FORMS:
-                return False
-            mine = past.step_counts[form] = StepCount()
-        new = mine.add(step)
-        if form == past.form:
-            return new
-        if not past.form:
-            past.form = form
-        elif form != SAMPLES and (
-            past.form == SAMPLES or mine.rises > 2 * past.step_counts[past.form].rises
-        ):
-            past.form, past.opened, past.now, past.iterations = form, None, [], 0
-            past.having.clear()
-            past.again = 0
-            past.window.clear()
-            past.seconds = Durations(5 * WINDOW)
-            past.usual = RunningStats()
-        return new and form == past.form
-
-    def _close(self, past: _Past[Place], opened: Place, step: int, time: float | None) -> None:
-        events, stride = tuple(past.now), step - past.top
-        if past.was_aside:
-            past.known.update(events)
-            return
-        # Most iterations equal the one before, and then nothing is new and nothing is missing.
-        window = past.window
-        same = bool(window) and events == window[-1]
-        seconds = usual = None
-        if past.opened_time is not None and time is not None and time >= past.opened_time:
-            seconds = (time - past.opened_time) / max(1, stride)
-            usual = past.seconds.usual_if_slow(seconds, stride)
-        if past.measured or not same or usual is not None:
-            missing, extra = self._judge(past, events)
-            if (missing or extra or usual is not None) and len(past.odd) < MAX_ODD:
-                odd = Iteration(step=step, place=opened)
-                if seconds is not None and usual is not None:
-                    took, before = (round(one * max(1, stride), 3) for one in (seconds, usual))
-                    odd = replace(odd, seconds=took, usual_seconds=before)
-                past.odd.append(_Odd(odd, past.iterations, missing, extra))
-        past.iterations += 1
-        window.append(events)
-        if same:
-            past.again += 1
-            return
-        past.having.update(set(events))
-        past.known.update(events)
-
-    def _judge(
-        self, past: _Past[Place], events: tuple[int, ...]
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Measure the iteration; missing and extra events if it differs, else none."""
-        past.catch_up()
-        now = set(events)
-        always = {one for one, count in past.having.items() if count == past.iterations}
-        missing, extra = tuple(sorted(always - now)), tuple(sorted(now - past.known))
-        past.news += bool(extra)
-        is_news = (missing or extra) and past.news <= WINDOW + past.iterations / 4
-        mean = self._mean(past, events) if past.measured or is_news else past.usual.mean
-        fall = max(3.0 * past.usual.deviation, LEAST_FALL)
-        falls = past.iterations >= LEAST_PAST and mean < past.usual.mean - fall
-        differs = bool(missing or extra) and falls
-        if past.measured and not differs and past.window:
-            past.usual.add(mean)
-        return (missing, extra) if differs else ((), ())
-
-    def _mean(self, past: _Past[Place], events: tuple[int, ...]) -> float:
-        if not past.window:
-            return 1.0
-        similar = [1.0 if one == events else self._similarity(events, one) for one in past.window]
-        return sum(similar) / len(similar)
-
-    def _similarity(self, first: tuple[int, ...], second: tuple[int, ...]) -> float:
-        """Remembered: a training logs the same few sequences again and again."""
-        pair = (first, second) if first < second else (second, first)
-        value = self._similarities.get(pair)
-        if value is None:
-            if len(self._similarities) > MAX_SIMILARITIES:
-                self._similarities.clear()
-            value = self._similarities[pair] = similarity(*pair)
-        return value

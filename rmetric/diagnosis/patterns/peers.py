@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from statistics import median
 
 from rmetric.diagnosis.job import Job, JobStream
+
+#: A normal distribution's standard deviation, of its median distance from the middle.
+MAD_TO_DEVIATION = 1.4826
 
 
 @dataclass(kw_only=True)
@@ -33,31 +37,30 @@ def peers(job: Job) -> list[Peer]:
 
     In the order of ranks, then of names.
     """
-    counts: dict[str, Counter[int]] = defaultdict(Counter)
-    for event in job.events:
-        for stream, count in event.counts.items():
-            counts[stream][event.number] += count
     found = [
-        Peer(
-            name=one.name, rank=one.rank, node=job.node_of(one), stream=one, counts=counts[one.name]
-        )
+        Peer(name=one.name, rank=one.rank, node=job.node_of(one), stream=one)
         for one in job.active_streams
     ]
     for rank in job.silent_ranks:
         found.append(Peer(name=f"rank {rank}", rank=rank, node=job.node_of_rank.get(rank)))
-    _mark_leaders(found)
-    return sorted(found, key=lambda one: (one.rank is None, one.rank or 0, one.name))
+    found.sort(key=lambda one: (one.rank is None, one.rank or 0, one.name))
+    by_name = {one.name: one for one in found}
+    for event in job.events:
+        for name, count in event.counts.items():
+            if name in by_name:
+                by_name[name].counts[event.number] += count
+    ranked = [one for one in found if one.rank is not None]
+    first_of_node = {one.node: one for one in reversed(ranked) if one.node is not None}
+    for leader in (*first_of_node.values(), *ranked[-1:]):
+        leader.leads = True
+    for one in ranked[:1]:
+        one.leads |= one.rank == 0
+    return found
 
 
-def _mark_leaders(found: Iterable[Peer]) -> None:
-    ranked = [(one.rank, one) for one in found if one.rank is not None]
-    leaders = {0, max((rank for rank, _ in ranked), default=0)}
-    first: dict[str, int] = {}
-    for rank, one in ranked:
-        if one.node is not None:
-            first[one.node] = min(rank, first.get(one.node, rank))
-    for rank, one in ranked:
-        one.leads = rank in leaders.union(first.values())
+def robust_deviation(values: Iterable[float], middle: float) -> float:
+    """Standard deviation from the median absolute deviation, robust to few outliers."""
+    return MAD_TO_DEVIATION * median(abs(value - middle) for value in values)
 
 
 def may_be_same(first: str, second: str) -> bool:
@@ -69,11 +72,8 @@ def may_be_same(first: str, second: str) -> bool:
     ours, theirs = first.split(), second.split()
     if len(ours) != len(theirs):
         return False
-    pairs = list(zip(ours, theirs, strict=True))
-    same = sum(one == other for one, other in pairs)
-    return 2 * same >= len(pairs) and all(
-        one == other or "<" in one or "<" in other for one, other in pairs
-    )
+    differ = [pair for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1]]
+    return 2 * len(differ) <= len(ours) and all("<" in one or "<" in other for one, other in differ)
 
 
 def same_events(job: Job, other: Job) -> dict[int, int]:
@@ -82,17 +82,13 @@ def same_events(job: Job, other: Job) -> dict[int, int]:
     Both were read apart, so that the same lines may have templates that differ in wildcards.
     """
     exact = {event.template: event.number for event in job.events}
-    by_length: dict[int, list[tuple[str, int]]] = defaultdict(list)
-    for event in job.events:
-        by_length[len(event.template.split())].append((event.template, event.number))
+    by_length: dict[int, list[str]] = defaultdict(list)
+    for template in exact:
+        by_length[len(template.split())].append(template)
     found = {}
     for event in other.events:
-        number = exact.get(event.template)
-        if number is None:
-            for template, candidate in by_length[len(event.template.split())]:
-                if may_be_same(event.template, template):
-                    number = candidate
-                    break
-        if number is not None:
-            found[event.number] = number
+        alike = by_length[len(event.template.split())] if event.template not in exact else ()
+        same = next((one for one in alike if may_be_same(event.template, one)), event.template)
+        if same in exact:
+            found[event.number] = exact[same]
     return found

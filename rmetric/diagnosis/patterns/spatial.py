@@ -9,7 +9,7 @@ healthy job has no outlier.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rmetric.diagnosis.job import Job
-from rmetric.diagnosis.patterns.baseline import MAD_TO_DEVIATION
-from rmetric.diagnosis.patterns.peers import Peer, peers, same_events
+from rmetric.diagnosis.patterns.peers import MAD_TO_DEVIATION, Peer, peers, same_events
 from rmetric.diagnosis.result import MAX_NODES
 
 #: Unit of differences: once against never, in log(1 + count).
@@ -88,58 +87,52 @@ def peer_outliers(
     events = [one.number for one in job.events if one.number not in ordinary]
     if len(every) < MIN_PEERS or not events:
         return []
-    counts = _matrix([one.counts for one in every], events)
-    usual, known = _healthy(job, every, events, siblings)
-    off = _differences(counts, usual, every, apart=not siblings)
-    off = off * np.where(known, 1.0, UNKNOWN_WEIGHT)
+    logs = np.log1p(_matrix([one.counts for one in every], events))
+    known: NDArray[np.bool_] | bool = True
+    if siblings := [one for one in siblings if one.streams]:
+        layers = [_healthy(job, every, events, one) for one in siblings]
+        logs -= np.log1p(np.median([usual for usual, _ in layers], axis=0))
+        known = np.any([of for _, of in layers], axis=0)
+    off = _differences(logs, [] if siblings else [one.leads for one in every])
+    off *= np.where(known, 1.0, UNKNOWN_WEIGHT)
     scores = _robust_z(_distances(off), MIN_DISTANCE_SPREAD)
-    # Drawn for every job, so that what follows does not depend on the forest.
-    seed = int(rng.integers(2**31))
-    if not (scores >= THRESHOLD).any():
-        return []
-    forest = _forest(off, seed)
-    agree = np.isnan(forest) | (forest >= FOREST_THRESHOLD)
-    over = [row for row in range(len(every)) if scores[row] >= THRESHOLD and agree[row]]
-    over.sort(key=lambda row: (-scores[row], row))
+    over = scores >= THRESHOLD
+    if over.any() and len(every) >= MIN_PEERS_FOR_FOREST:
+        over &= _forest(off, int(rng.integers(2**31))) >= FOREST_THRESHOLD
+    first = sorted(np.flatnonzero(over).tolist(), key=lambda row: (-scores[row], row))[:MAX_NODES]
     return [
         PeerOutlier(
             every[row].name, round(float(scores[row]), 3), _most_deviating(off[row], events)
         )
-        for row in over[:MAX_NODES]
+        for row in first
     ]
 
 
 def _most_deviating(off: Matrix, events: Sequence[int]) -> tuple[int, ...]:
-    squares = off**2
-    most = sorted(range(len(events)), key=lambda column: (-squares[column], column))
-    return tuple(events[column] for column in most[:_MAX_EVENTS_NAMED] if squares[column] > 0.0)
+    most = np.argsort(-np.abs(off), kind="stable")[:_MAX_EVENTS_NAMED]
+    return tuple(events[column] for column in most if off[column])
 
 
-def _matrix(counts_of_peers: Iterable[Counter[int]], events: Sequence[int]) -> Matrix:
+def _matrix(counts_of_peers: Sequence[Mapping[int, int]], events: Sequence[int]) -> Matrix:
     """Peers x events."""
     rows = [[one.get(event, 0) for event in events] for one in counts_of_peers]
     return np.array(rows, dtype=float).reshape(len(rows), len(events))
 
 
 def _healthy(
-    job: Job, every: Sequence[Peer], events: Sequence[int], siblings: Sequence[Job]
+    job: Job, every: Sequence[Peer], events: Sequence[int], other: Job
 ) -> tuple[Matrix, NDArray[np.bool_]]:
-    """Usual counts, peers x events, and which events any sibling has; without any, 0, all."""
-    layers, known = [], np.zeros(len(events), dtype=bool)
-    for other in (one for one in siblings if one.streams):
-        number = same_events(job, other)
-        theirs = {one.name: _renumbered(one.counts, number) for one in peers(other)}
-        total = Counter({event.number: event.count for event in other.events})
-        known |= _matrix([_renumbered(total, number)], events)[0] > 0
-        rows = dict(zip(theirs, _matrix(theirs.values(), events), strict=True))
-        middle = np.median(list(rows.values()), axis=0) if rows else np.zeros(len(events))
-        layers.append(np.array([rows.get(one.name, middle) for one in every]))
-    if not layers:
-        return np.zeros((len(every), len(events))), np.ones(len(events), dtype=bool)
-    return np.median(np.array(layers), axis=0), known
+    """Counts of each peer in a healthy job, peers x events, and which events that has."""
+    theirs, number = peers(other), same_events(job, other)
+    total = Counter({event.number: event.count for event in other.events})
+    counts = [_renumbered(one, number) for one in (total, *(one.counts for one in theirs))]
+    rows = _matrix(counts, events)
+    of = {one.name: row for one, row in zip(theirs, rows[1:], strict=True)}
+    middle = np.median(rows[1:], axis=0)
+    return np.array([of.get(one.name, middle) for one in every]), rows[0] > 0
 
 
-def _renumbered(counts: Counter[int], number: dict[int, int]) -> Counter[int]:
+def _renumbered(counts: Mapping[int, int], number: Mapping[int, int]) -> Counter[int]:
     found: Counter[int] = Counter()
     for event, count in counts.items():
         if event in number:
@@ -147,17 +140,14 @@ def _renumbered(counts: Counter[int], number: dict[int, int]) -> Counter[int]:
     return found
 
 
-def _differences(counts: Matrix, usual: Matrix, every: Sequence[Peer], *, apart: bool) -> Matrix:
-    """Scaled differences from the peers' median; `apart`: leaders have duties of their own."""
-    logs = np.log1p(counts) - np.log1p(usual)
-    followers = [row for row, one in enumerate(every) if not one.leads]
-    base = logs[followers] if apart and len(followers) >= MIN_PEERS else logs
+def _differences(logs: Matrix, leads: Sequence[bool]) -> Matrix:
+    """Scaled differences from the peers' median; leaders, if any, have duties of their own."""
+    leaders = np.array(leads, dtype=bool) if leads else np.zeros(len(logs), dtype=bool)
+    base = logs[~leaders] if (~leaders).sum() >= MIN_PEERS else logs
     centre = np.median(base, axis=0)
     spread = MAD_TO_DEVIATION * np.median(np.abs(base - centre), axis=0)
     off = np.asarray((logs - centre) / np.maximum(spread, MIN_LOG_DIFFERENCE))
-    if apart:
-        leaders = [row for row, one in enumerate(every) if one.leads]
-        off[leaders] = LEADER_WEIGHT * np.minimum(off[leaders], 0.0)
+    off[leaders] = LEADER_WEIGHT * np.minimum(off[leaders], 0.0)
     return off
 
 
@@ -184,8 +174,6 @@ def _robust_z(values: Matrix, least: float) -> Matrix:
 
 def _forest(off: Matrix, seed: int) -> Matrix:
     """Robust z of an Isolation Forest's scores; rows in an order that is independent of names."""
-    if len(off) < MIN_PEERS_FOR_FOREST:
-        return np.full(len(off), np.nan)
     from sklearn.ensemble import IsolationForest
 
     order = np.lexsort(off.T[::-1])

@@ -49,16 +49,16 @@ _BAR_OF_TRAINING = re.compile(
 )
 _EPOCH = re.compile(r"\bepochs? *\[?(\d+)")
 _BATCHES = re.compile(
-    r"\bbatch(?:es)? *=? *\[? *(?P<step>\d+) */ *\d+|(?P<other>\d+)/ *\d+ batches\b"
-    r"|\] batch \[(?P<in_brackets>\d+)\]"
+    r"\bbatch(?:es)? *=? *\[? *(\d+) */ *\d+|(\d+)/ *\d+ batches\b|\] batch \[(\d+)\]"
 )
-_ROW = re.compile(r"^ *(?P<step>\d+)/\d+ +[\d.]+g +[\d.]")
-_SHORT = re.compile(r"^(?:\d+\||s:)(?P<step>\d+)(?:\|loss\b| trl:)")
-_COMPOSER = re.compile(r"\[ba=(?P<step>\d+)\]\[event=")
+_ROW = re.compile(r"^ *(\d+)/\d+ +[\d.]+g +[\d.]")
+_SHORT = re.compile(r"^(?:\d+\||s:)(\d+)(?:\|loss\b| trl:)")
+_COMPOSER = re.compile(r"\[ba=(\d+)\]\[event=")
+_MLPERF = re.compile(r"\W*:::ml")
 _SAMPLES = re.compile(r"\"(?P<word>step_num|iter_num|step|samples_count)\": *(?P<step>\d+)\b")
 _OF_EVALUATION = re.compile(r"\"(key\": *\")?(eval|valid)\w*\"")
 _KEY = re.compile(r"\"key\": *\"(\w+)\"(?:, *\"value\": *\{\"(\w+)\")?")
-_LOSS = re.compile(r"loss|entropy|xent|grad_norm|gnorm")
+_LOSSES = ("loss", "entropy", "xent", "grad_norm", "gnorm")
 _BESIDE_LOSS = re.compile(r"step|iter|update|batch|\bit\b")
 #: The same with the number that the words name: no mark parts them (`text_pairs.name_in`).
 _NUMBER_BESIDE_LOSS = re.compile(
@@ -117,76 +117,43 @@ def _beside_loss(text: str) -> StepMatch | None:
     """A step in the words of the readers of training logs (rmetric/readers/names.py)."""
     if _WORD.search(text):  # refused
         return None
-    line = next((one for one in text.split("\n") if _LOSS.search(one)), "")
+    line = next((one for one in text.split("\n") if any(loss in one for loss in _LOSSES)), "")
     step = stated_step(line)
     return None if step is None else StepMatch("beside a loss", step)
 
 
-def _batches(text: str) -> StepMatch | None:
-    found = _BATCHES.search(text)
-    if found is None or _REFUSED.search(text[: found.start()][-30:]):
-        return None
-    return StepMatch("batches", int(found["step"] or found["other"] or found["in_brackets"]))
-
-
 def _alone(form: str, pattern: re.Pattern[str], text: str) -> StepMatch | None:
     found = pattern.search(text)
-    return StepMatch(form, int(found["step"])) if found else None
+    if found is None or _REFUSED.search(text[: found.start()][-30:]):
+        return None
+    return StepMatch(form, int(next(filter(None, found.groups()))))
 
 
 class _Form(NamedTuple):
-    """One way to state a step.
+    """One way to state a step; an entry in lower case with one of the parts and a match has it.
 
     Attributes:
-        program: the program, or the kind of line.
-        parts: every match of the gate has one of them.
-        gate: sought in the entry in lower case; it must survive the loss of its digits.
-        read: the step of an entry with a match of the gate.
-        pattern: an entry without a match has no step.
+        parts: every match of the pattern has one; to look for them is quicker.
+        pattern: survives the loss of digits: it matches "0" for any number.
+        read: the step of an entry with a match.
     """
 
-    program: str
     parts: tuple[str, ...]
-    gate: re.Pattern[str]
-    read: Callable[[str], StepMatch | None]
     pattern: re.Pattern[str]
+    read: Callable[[str], StepMatch | None]
 
 
+_OF_MLPERF = _Form((":::ml",), _SAMPLES, _mlperf)
 _FORMS = (
-    _Form("MLPerf", (":::ml",), re.compile(r"^\W*:::ml"), _mlperf, _SAMPLES),
-    _Form("tqdm", (" [",), re.compile(r"/\d* \[|it \["), _progress_bar, _ANY_BAR),
-    _Form("epoch", ("epoch",), re.compile("epoch"), _of_epoch, _OF_EPOCH),
-    _Form(
-        "words",
-        ("step", "it", "upd", "batch_idx"),
-        re.compile(r"step|iter|upd|\bit[ \t]*[:=\d]|\bit *$|\bit  ?\w|batch_idx"),
-        _word,
-        _WORD,
-    ),
-    _Form("batches", ("batch",), re.compile("batch"), _batches, _BATCHES),
-    _Form(
-        "beside a loss",
-        ("loss", "entropy", "xent", "grad_norm", "gnorm"),
-        _LOSS,
-        _beside_loss,
-        _BESIDE_LOSS,
-    ),
+    _Form((" [",), _ANY_BAR, _progress_bar),  # tqdm
+    _Form(("epoch",), _OF_EPOCH, _of_epoch),
+    _Form(("step", "it", "upd", "batch_idx"), _WORD, _word),
+    _Form(("batch",), _BATCHES, partial(_alone, "batches", _BATCHES)),
+    _Form(_LOSSES, _BESIDE_LOSS, _beside_loss),
     # A row of the table that YOLO prints: an epoch, the memory, the losses.
-    _Form("YOLO", ("g ",), re.compile(r"^ *\d*/\d* +[\d.]*g "), partial(_alone, "row", _ROW), _ROW),
-    _Form(
-        "torchtune, llm.c",
-        ("|loss", " trl:"),
-        re.compile(r"^\d*\|\d*\|loss|^s:\d* trl:"),
-        partial(_alone, "short", _SHORT),
-        _SHORT,
-    ),
-    _Form(
-        "Composer",
-        ("[ba=",),
-        re.compile(r"\[ba=\d*\]"),
-        partial(_alone, "batch of engine", _COMPOSER),
-        _COMPOSER,
-    ),
+    _Form(("g ",), _ROW, partial(_alone, "row", _ROW)),
+    _Form(("|loss", " trl:"), _SHORT, partial(_alone, "short", _SHORT)),  # torchtune, llm.c
+    _Form(("[ba=",), _COMPOSER, partial(_alone, "batch of engine", _COMPOSER)),  # Composer
 )
 _PARTS = [(part, at) for at, form in enumerate(_FORMS) for part in form.parts]
 #: Characters of an entry in which its step is sought.
@@ -211,12 +178,7 @@ def match_step(text: str) -> StepMatch | None:
     text = text[:_HEAD].lower()
     if _NO_STEP.search(text):
         return None
-    for one in _forms_of(text):
-        if one.gate.search(text):
-            found = one.read(text)
-            if found is not None or one.read is _mlperf:
-                return found
-    return None
+    return next((found for one in _forms_of(text) if (found := one.read(text))), None)
 
 
 def planned_steps(text: str, step: int) -> int | None:
@@ -235,8 +197,7 @@ def may_state_step(plain: str) -> bool:
     Args:
         plain: an entry with "0" for each number.
     """
-    text = plain[:_HEAD].lower()
-    return any(one.gate.search(text) and one.pattern.search(text) for one in _forms_of(text))
+    return bool(_forms_of(plain[:_HEAD].lower()))
 
 
 def never_states_step(plain: str) -> bool:
@@ -246,12 +207,14 @@ def never_states_step(plain: str) -> bool:
         plain: an entry with "0" for each number.
     """
     text = plain[:_HEAD].lower()
-    forms = [one for one in _forms_of(text) if one.gate.search(text) and one.pattern.search(text)]
-    return not forms or (
-        all(one.read is _beside_loss for one in forms) and _NUMBER_BESIDE_LOSS.search(text) is None
-    )
+    forms = _forms_of(text)
+    beside = all(one.read is _beside_loss for one in forms)
+    return beside and not (forms and _NUMBER_BESIDE_LOSS.search(text))
 
 
 def _forms_of(text: str) -> list[_Form]:
-    """Those whose gate may match; to look for their parts is quicker than to try all gates."""
-    return [_FORMS[at] for at in sorted({at for part, at in _PARTS if part in text})]
+    """The forms in which an entry in lower case may state a step."""
+    if _MLPERF.match(text):
+        return [_OF_MLPERF] if _SAMPLES.search(text) else []
+    near = sorted({at for part, at in _PARTS if part in text})
+    return [_FORMS[at] for at in near if _FORMS[at].pattern.search(text)]

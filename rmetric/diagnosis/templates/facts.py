@@ -111,13 +111,11 @@ class LineAnalyser:
 
     Attributes:
         readers: forms of prefixes -> the shapes of lines in files that use them (shapes.py).
-        similarities: of pairs of iterations (patterns/iterations.py).
     """
 
     def __init__(self, library: SignatureLibrary) -> None:
         self.library = library
         self.readers: dict[object, ShapeReader] = {}
-        self.similarities: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = {}
         self._facts: BoundedCache[Facts] = BoundedCache()
         self._matches: BoundedCache[Matches] = BoundedCache(2048)
 

@@ -1,0 +1,398 @@
+"""Clocks: when an entry was logged, what came before what, and by how much a file's clock is off.
+
+Within one file the order of its lines decides, between files the times that they state, corrected
+by one offset for each file. Ranks wait for each other, so that they write the line of one step at
+about the same moment: where such moments disagree, the clocks do. Files that are far apart and
+share no moment are of two jobs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from calendar import isleap
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from functools import cached_property
+from math import ceil, inf
+from operator import attrgetter
+from statistics import median, median_low
+
+from rmetric.diagnosis.job import Job, JobStream, Match, Occurrence, span_of
+from rmetric.diagnosis.reading.file_names import is_kernel_log
+from rmetric.diagnosis.reading.timestamps import NO_YEAR, without_year
+
+#: Largest difference of corrected times, in seconds, within one moment; entries of one file are
+#: ordered exactly.
+SAME_MOMENT = 2.0
+#: Seconds between neighbours in one file that state none.
+NEXT = 1e-6
+#: Of more streams or entries, those that are the last are compared with each other.
+MOST_COMPARED = 64
+#: Largest distance of a completed date from the job's other times, in seconds.
+NEAR = 2 * 86400.0
+#: A time within so many seconds of whole half hours may be a difference of time zones.
+ZONE_SECONDS = 1800.0
+ZONE_TOLERANCE = 90.0
+MAX_ZONE_SECONDS = 14 * 3600.0
+#: Common moments of two clocks agree within this many seconds, or this share of the offset.
+MAX_SPREAD_SECONDS = 2.0
+MAX_SPREAD_SHARE = 0.2
+#: Smaller offsets, in seconds, are ignored: ranks run at slightly different paces.
+MIN_OFFSET_SECONDS = 0.5
+#: Least offset, in seconds, from the begin alone: start times differ too.
+MIN_START_OFFSET_SECONDS = 900.0
+#: Least offset, in seconds, that is reported.
+MIN_REPORTED_OFFSET_SECONDS = 60.0
+#: Times this many seconds apart have different zeros: boot time instead of 1970.
+OTHER_EPOCH_SECONDS = 10 * 365 * 86400.0
+#: Files this many seconds apart may belong to different jobs,
+MIN_JOB_GAP_SECONDS = 3600.0
+#: if they have fewer common moments.
+MIN_COMMON_MOMENTS = 2
+#: Seconds in which the ranks of its node end.
+MAX_AFTER_LOST_GPU_SECONDS = 120.0
+_HOUR = 3600.0
+
+#: An event, and the step of its entry; None before the first.
+_Key = tuple[int, int | None]
+
+
+# -- order
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ordering:
+    """Orders entries of a job; `offsets`: file -> seconds that its clock is ahead."""
+
+    job: Job
+    offsets: Mapping[str, float] = field(default_factory=dict)
+
+    @cached_property
+    def span(self) -> tuple[float, float] | None:
+        """First and last time with a year; without any, of all; None where nothing states one."""
+        return span_of(self.job.streams.values())
+
+    def dated(self, one: Occurrence) -> float | None:
+        """The time that the entry states, with the job's year where it can be derived."""
+        seconds = self.seconds(one)
+        return one.time if seconds is None else seconds + self.offsets.get(one.file, 0.0)
+
+    def seconds(self, one: Occurrence) -> float | None:
+        """Corrected time, with the job's year; None where nothing states one.
+
+        An entry without one, a traceback, takes the time of the entry before it in its file.
+        """
+        time = one.time if one.time is not None else self._before(one)
+        if time is not None and self.span and time < NO_YEAR[1] <= self.span[0]:
+            time = _with_year(time, *self.span)
+        return None if time is None else time - self.offsets.get(one.file, 0.0)
+
+    def _before(self, one: Occurrence) -> float | None:
+        """Time of the last kept entry of the file, up to this one, that states a time.
+
+        None where the entries before it were not kept, or may stand in another file.
+        """
+        stream = self.job.streams.get(one.stream)
+        tail = stream.tail if stream is not None and len(stream.files) == 1 else ()
+        if not any(entry.file == one.file and entry.order <= one.order for entry in tail):
+            return None
+        entries, at = self._place(one)
+        return entries[at - 1].time if at else None
+
+    def at_latest(self, one: Occurrence) -> Occurrence | None:
+        """The entry, or the next kept one of its file that states a time, if it states none itself.
+
+        The entry before it only tells when it came at the earliest. None where nothing behind it
+        states a time.
+        """
+        if one.time is not None:
+            return one
+        entries, at = self._place(one)
+        return entries[at] if at < len(entries) else None
+
+    def _place(self, one: Occurrence) -> tuple[Sequence[Occurrence], int]:
+        """Entries with a time of its file, and how many of them stand before it."""
+        entries = self._timed.get(one.file, ())
+        return entries, bisect_right(entries, one.order, key=attrgetter("order"))
+
+    @cached_property
+    def _timed(self) -> dict[str, list[Occurrence]]:
+        """File -> its last and its matched entries with a time, in order."""
+        last = [entry for stream in self.job.streams.values() for entry in stream.tail]
+        matched = [entry for one in self.job.matches.values() for entry in (one.first, one.last)]
+        found: dict[str, list[Occurrence]] = defaultdict(list)
+        for entry in sorted({id(one): one for one in (*last, *matched)}.values(), key=_order):
+            if entry.time is not None:
+                found[entry.file].append(entry)
+        return dict(found)
+
+    @cached_property
+    def stepping(self) -> list[JobStream]:
+        """Streams that log steps; of more than `MOST_COMPARED`, those that step last."""
+        last = [(one.last_step_at, one) for one in self.job.stepping]
+        timed = sorted((self.key(at) if at else (-inf, 0), n) for n, (at, _) in enumerate(last))
+        return [last[n][1] for _, n in timed[-MOST_COMPARED:]]
+
+    def later_by(self, one: Occurrence, other: Occurrence) -> float | None:
+        """Seconds by which `one` is after `other`, negative before; None where unknown.
+
+        Within one file the order decides, as the clocks of its streams may differ; a difference
+        that the times contradict or do not state is `NEXT`.
+        """
+        mine, others = self.seconds(one), self.seconds(other)
+        seconds = None
+        # Seconds since boot cannot be compared with a date.
+        if mine is not None and others is not None and _since_boot(mine) == _since_boot(others):
+            seconds = mine - others
+        if one.file == other.file:
+            sign = (one.order > other.order) - (one.order < other.order)
+            return sign * max((seconds or 0.0) * sign, NEXT)
+        if seconds is not None:
+            return seconds
+        if one.step is not None and other.step is not None and one.step != other.step:
+            return float(one.step - other.step)
+        return None
+
+    def after(self, one: Occurrence, other: Occurrence) -> bool:
+        """Return True for certainly after: by order in a file, else by more than `SAME_MOMENT`."""
+        later = self.later_by(one, other)
+        return later is not None and later > (0.0 if one.file == other.file else SAME_MOMENT)
+
+    def key(self, one: Occurrence) -> tuple[float, int]:
+        """Sorts entries, the first first; those without a time after those with one."""
+        if len(self.job.files) == 1:
+            return (0.0, one.order)
+        seconds = self.seconds(one)
+        return (inf if seconds is None else seconds, one.order)
+
+
+_order = attrgetter("order")
+
+
+def _with_year(time: float, first: float, last: float) -> float | None:
+    """A time without a year in that of a job; None for one far from its span, or since boot."""
+    if _since_boot(time):
+        return None
+    year = datetime.fromtimestamp(last, timezone.utc).year
+    start = datetime(year, 1, 1, tzinfo=timezone.utc).timestamp()
+    dated = start + time - NO_YEAR[0]
+    # The first of March of a leap year is its sixty-first day, else the sixtieth.
+    if not isleap(year) and dated - start >= 60 * 86400.0:
+        dated -= 86400.0
+    return dated if first - NEAR <= dated <= last + NEAR else None
+
+
+def _since_boot(time: float) -> bool:
+    return time < NO_YEAR[0]
+
+
+def may_be_time_zone(seconds: float) -> bool:
+    """True if two times so far apart may be of one moment, by clocks of two time zones."""
+    zones = round(seconds / ZONE_SECONDS)
+    off = abs(seconds - zones * ZONE_SECONDS)
+    return zones > 0 and seconds <= MAX_ZONE_SECONDS and off <= ZONE_TOLERANCE
+
+
+# -- offsets
+
+
+def clock_offsets(job: Job) -> dict[str, float]:
+    """Map each file to the seconds that its clock is ahead of the job's median; 0 is omitted.
+
+    By the median of its differences from the middle clock at the entries of steps that both
+    kept, if those differences agree; else by its begin, where files begin alike, and where only
+    a difference of `MIN_START_OFFSET_SECONDS` counts. Files of two jobs are compared by what
+    tells of time zones alone.
+    """
+    if len(job.spans) < 2:
+        return {}
+    if two_jobs(job, MIN_START_OFFSET_SECONDS) is not None:
+        return dict(_by_zones(job))
+    at_steps, at_start = _apart(_step_moments(job)), _apart(_starts(job))
+    found = {}
+    for name in job.spans:
+        offset = _agreed(at_steps.get(name, []))
+        if offset is None:
+            offset = _agreed(at_start.get(name, [])) or 0.0
+            if not MIN_START_OFFSET_SECONDS <= abs(offset) < OTHER_EPOCH_SECONDS:
+                continue
+        if abs(offset) >= MIN_OFFSET_SECONDS:
+            found[name] = round(offset, 3)
+    return found | dict(_by_zones(job))
+
+
+def _apart(moments: Mapping[str, Mapping[_Key, float]]) -> dict[str, list[float]]:
+    """File -> seconds by which its clock is ahead of the one in the middle at each moment."""
+    times: dict[_Key, list[float]] = defaultdict(list)
+    for kept in moments.values():
+        for key, time in kept.items():
+            times[key].append(time)
+    usual = {key: median_low(all_of) for key, all_of in times.items() if len(all_of) > 1}
+    return {
+        name: [time - usual[key] for key, time in kept.items() if key in usual]
+        for name, kept in moments.items()
+    }
+
+
+def _step_moments(job: Job) -> dict[str, dict[_Key, float]]:
+    entries: dict[str, list[Occurrence]] = defaultdict(list)
+    for stream in job.streams.values():
+        for one in (*stream.head, *stream.tail, stream.last_step_at):
+            if one is not None and one.step is not None:
+                entries[one.file].append(one)
+    return {name: _moments(all_of) for name, all_of in entries.items()}
+
+
+def _starts(job: Job) -> dict[str, dict[_Key, float]]:
+    """File -> its begin, as the moment of the first kind of entry that other files begin with too.
+
+    Only such files, as ranks write them, begin together. Machines' own logs do not.
+    """
+    begins: dict[str, list[int]] = defaultdict(list)
+    for stream in job.streams.values():
+        for one in stream.head:
+            begins[one.file].append(one.event)
+    often = Counter(event for events in begins.values() for event in set(events))
+    found: dict[str, dict[_Key, float]] = {}
+    for name, events in begins.items():
+        first = next((event for event in events if often[event] > 1), None)
+        if first is not None and name in job.spans and not is_kernel_log(name):
+            found[name] = {(first, None): job.spans[name][0]}
+    return found
+
+
+def _moments(entries: Iterable[Occurrence]) -> dict[_Key, float]:
+    """The first time of each kind of entry at each step."""
+    found: dict[_Key, float] = {}
+    for one in entries:
+        if one.time is not None:
+            key = (one.event, one.step)
+            found[key] = min(one.time, found.get(key, one.time))
+    return found
+
+
+def _agreed(differences: Sequence[float]) -> float | None:
+    """Their median; None where they do not agree."""
+    if not differences:
+        return None
+    middle = median(differences)
+    most = max(MAX_SPREAD_SECONDS, MAX_SPREAD_SHARE * abs(middle))
+    return middle if median(abs(one - middle) for one in differences) <= most else None
+
+
+def _by_zones(job: Job) -> Iterator[tuple[str, float]]:
+    """Files that are whole hours apart from others about the same process or node.
+
+    No process is taken down before its last step, and no rank outlives what is deadly.
+    """
+    for match in job.matches.values():
+        own, hours, last = match.last, 0, job.streams[match.stream].last_step_at
+        if is_deadly(job, match):
+            own = match.first
+            apart = _later(timed_on_its_node(job, match), own)
+            near = abs(apart - _HOUR * round(apart / _HOUR)) <= MAX_AFTER_LOST_GPU_SECONDS
+            hours = round(apart / _HOUR) if near else 0
+        elif "takes down" in match.traits and last is not None and last.file != own.file:
+            hours = max(0, ceil(_later([last], own) / _HOUR))
+        if 0 < abs(hours) * _HOUR <= MAX_ZONE_SECONDS:
+            yield own.file, -hours * _HOUR
+
+
+def _later(entries: Iterable[Occurrence], than: Occurrence) -> float:
+    """Seconds from an entry to the last of others, whatever their years; 0.0 where not known."""
+    times, others = (
+        [without_year(one.time) for one in each if one.time and not _since_boot(one.time)]
+        for each in ([than], entries)
+    )
+    return max(others) - times[0] if times and others else 0.0
+
+
+def is_deadly(job: Job, match: Match) -> bool:
+    """True for what no rank of its node outlives.
+
+    A lost or broken GPU, a link whose other end has no answer, or the kill of one of the ranks.
+    """
+    if "breaks the GPU" in match.traits:
+        return True
+    if "link down" in match.traits:
+        return "no answer" in job.traits
+    killed = [fields.get("pid", "") for fields in match.named]
+    ranks = job.ranks_of_numbers if "kernel kill" in match.traits else {}
+    return any(int(pid) in ranks for pid in killed if pid.isdigit())
+
+
+def timed_on_its_node(job: Job, match: Match) -> Iterator[Occurrence]:
+    """The last entries with a time in other files about the node of a match."""
+    for node in {job.node_of(job.streams[match.stream]), None}:  # a log of no node ends as the job
+        for one in job.of_node.get(node, ()):
+            for entry in one.tail:
+                if entry.time is not None and entry.file != match.first.file:
+                    yield entry
+
+
+def clock_notes(offsets: Mapping[str, float]) -> list[str]:
+    """Notes on clock offsets, at most one sentence."""
+    large = {
+        name: by
+        for name, by in offsets.items()
+        if MIN_REPORTED_OFFSET_SECONDS <= abs(by) < OTHER_EPOCH_SECONDS
+    }
+    if not large:
+        return []
+    worst = max(large, key=lambda name: (abs(large[name]), name))
+    seconds, way = abs(large[worst]), "ahead of" if large[worst] > 0 else "behind"
+    some = f"The clocks of {len(large)} files differ" if len(large) > 1 else "A clock differs"
+    span = f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{seconds / 60:.0f} min"
+    return [f"{some}: {worst} is {span} {way} the others; corrected for."]
+
+
+# -- two jobs
+
+
+def two_jobs(job: Job, apart: float = MIN_JOB_GAP_SECONDS) -> tuple[str, str] | None:
+    """The files of two jobs, the last of the first and the first of the second; None of one job.
+
+    There is time between them. They are of one job, with clocks that differ, only if different
+    ranks or nodes write them, and if their entries of one moment agree.
+
+    Args:
+        job: the job.
+        apart: least seconds without an entry.
+    """
+    # Seconds since boot, and times without a year, cannot be compared with others.
+    dated = {name: span for name, span in job.spans.items() if min(span) >= NO_YEAR[1]}
+    spans = sorted((begin, end, name) for name, (begin, end) in dated.items())
+    until, last = spans[0][1:] if spans else (0.0, "")
+    early: set[str] = set()
+    for begin, end, name in spans:
+        if begin - until > apart and not _one_job(job, early, dated.keys() - early):
+            return last, name
+        early.add(name)
+        if end > until:
+            until, last = end, name
+    return None
+
+
+def _one_job(job: Job, early: set[str], late: set[str]) -> bool:
+    """Return True if early and late files belong to one job."""
+    seated = [one for one in job.streams.values() if one.rank is not None or one.node is not None]
+    before = {one.name: one for one in seated if one.files & early}
+    behind = {one.name: one for one in seated if one.files & late}
+    ranks = {one.rank for one in seated} - {None}
+    if before.keys() & behind.keys() or len(ranks) > (job.world_size or len(ranks)):
+        return False
+    earlier, later = _of_streams(before.values()), _of_streams(behind.values())
+    shared = earlier.keys() & later.keys()
+    # By common steps, or by common first entries where there are no steps.
+    steps = {key for key in shared if key[1] is not None}
+    by = [later[key] - earlier[key] for key in steps or shared]
+    if len(by) < MIN_COMMON_MOMENTS:
+        return False
+    middle = median(by)
+    return median(abs(one - middle) for one in by) <= MAX_SPREAD_SECONDS
+
+
+def _of_streams(streams: Iterable[JobStream]) -> dict[_Key, float]:
+    return _moments(entry for one in streams for entry in (*one.head, *one.tail))

@@ -1,0 +1,299 @@
+"""Find ranks whose logged values deviate from their peers: numbers, settings, a loss.
+
+Event counts cannot show a rank that logs the same lines with other values, for templates mask them.
+Not part of L4.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from math import isfinite
+from statistics import median
+from typing import NamedTuple
+
+from rmetric.diagnosis.job import Job, JobStream, Occurrence
+from rmetric.diagnosis.patterns.peers import robust_deviation
+from rmetric.diagnosis.reading.text import TRACEBACK, level
+
+#: Least share of the ranks that log a value, to compare it.
+MIN_RANK_SHARE = 0.75
+#: Least number of those ranks.
+MIN_RANKS = 4
+
+# -- numbers of steps and of exceptions
+
+#: An outlier is at least this many times the median of the others.
+MIN_RATIO_TO_MEDIAN = 5.0
+#: An outlier is at least this many robust deviations above the median of the others.
+MIN_DEVIATIONS = 6.0
+#: Number of last common steps that are compared.
+NUM_STEPS = 4
+#: Number of those steps at which a number must be an outlier.
+MIN_OUTLIER_STEPS = 2
+#: Least size relative to the largest number in the others' same entries: a fifteenfold
+#: millisecond does not matter in a step of seconds.
+MIN_SHARE_OF_LARGEST = 0.3
+_VALUE = r"(?P<value>[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|nan|inf)(?![\w:/-]|\.\d)"
+#: A name and its number, as in "data 12.3", "loss=nan", "time (ms): 7".
+_NAMED = re.compile(
+    rf"(?P<name>[A-Za-z][A-Za-z_/-]*(?: ?\([A-Za-z/ ]{{1,12}}\))?)\s?[ =:|]\s?{_VALUE}"
+)
+#: A number in the words of an exception, with the two words before it.
+_IN_WORDS = re.compile(rf"(?P<name>(?:[A-Za-z][\w']*[ =:]+){{1,2}}){_VALUE}")
+#: Names of identities and times, which are no quantities.
+_NO_QUANTITY = re.compile(
+    r"(?i)(?:^|[_ -])(?:rank|step|iteration|iter|epoch|pid|node|gpu|device|line)s?$"
+)
+
+#: Stream -> its number, and the entry that states it.
+_Logged = dict[str, tuple[float, Occurrence]]
+
+
+class NumberOutlier(NamedTuple):
+    """A number of one stream that differs from the others'.
+
+    Attributes:
+        value, usual: at the last step at which both are logged; usual is the others' median.
+        steps: number of the last steps at which it differs.
+        place: its entry.
+    """
+
+    stream: str
+    name: str
+    value: float
+    usual: float
+    steps: int
+    place: Occurrence
+
+    @property
+    def times(self) -> float:
+        """How many times the others' it is."""
+        return abs(self.value) / max(abs(self.usual), 1e-9) if isfinite(self.value) else 1e9
+
+
+def number_outliers(job: Job) -> list[NumberOutlier]:
+    """Per stream the number that is most times the others'; recurring ones only.
+
+    Compares the numbers of all ranks' last entries at the same steps, and in exceptions of the
+    same words, where once is enough. At most one rank in four can be odd: a number of more of
+    them is usual.
+    """
+    recurring: dict[tuple[str, int, str], list[NumberOutlier]] = defaultdict(list)
+    for event, one in _odd_at_steps(job):
+        recurring[one.stream, event, one.name].append(one)
+    worst = {one.stream: one for one in _odd_in_errors(job)}
+    for last, *before in recurring.values():
+        more = last.stream not in worst or last.times > worst[last.stream].times
+        if len(before) + 1 >= MIN_OUTLIER_STEPS and more:
+            worst[last.stream] = last._replace(steps=len(before) + 1)
+    return sorted(worst.values(), key=lambda one: (-one.times, one.stream))
+
+
+def _odd_at_steps(job: Job) -> Iterator[tuple[int, NumberOutlier]]:
+    """(event, outlier) at the last common steps, the last one first."""
+    ranks = [one for one in job.streams.values() if one.rank is not None]
+    least = max(MIN_RANKS, MIN_RANK_SHARE * len(ranks))
+    entries: dict[tuple[int, int], list[Occurrence]] = defaultdict(list)
+    for entry in (entry for one in ranks for entry in one.tail):
+        if entry.step is not None:
+            entries[entry.event, entry.step].append(entry)
+    compared: Counter[tuple[int, str]] = Counter()
+    # The numbers of one step at a time: those of all would need much memory.
+    for event, step in sorted(entries, reverse=True):
+        logged: dict[str, _Logged] = defaultdict(dict)
+        for entry in entries[event, step]:
+            for name, value in numbers(entry.text):
+                logged[name][entry.stream] = value, entry
+        largest = max(map(_median_size, logged.values()), default=0.0)
+        for name, values in logged.items():
+            if len(values) >= least and compared[event, name] < NUM_STEPS:
+                compared[event, name] += 1
+                for one in _odd(values, name, MIN_SHARE_OF_LARGEST * largest):
+                    yield event, one
+
+
+def _odd_in_errors(job: Job) -> Iterator[NumberOutlier]:
+    logged: dict[tuple[int, int, str], _Logged] = defaultdict(dict)
+    for stream in job.streams.values():
+        for entry in stream.tail if stream.rank is not None else ():
+            last_line = entry.text.rstrip().rpartition("\n")[2]
+            if TRACEBACK in entry.text or level(last_line) == "error":
+                for at, found in enumerate(_IN_WORDS.finditer(last_line)):
+                    key = (entry.event, at, found["name"].strip())
+                    logged[key][stream.name] = float(found["value"]), entry
+    for (_, _, name), values in logged.items():
+        if len(values) >= MIN_RANKS and _is_quantity(name):
+            yield from _odd(values, name, 0.0)
+
+
+def _odd(values: _Logged, name: str, matters: float) -> Iterator[NumberOutlier]:
+    finite = [value for value, _ in values.values() if isfinite(value)]
+    if len(finite) < MIN_RANK_SHARE * len(values):
+        return
+    usual = median(finite)
+    spread = MIN_DEVIATIONS * robust_deviation(finite, usual)
+    least = max(abs(usual) * (MIN_RATIO_TO_MEDIAN - 1.0), spread, matters - usual)
+    odd = [
+        NumberOutlier(stream, name, value, usual, 1, place)
+        for stream, (value, place) in values.items()
+        if not isfinite(value) or value - usual > least > 0.0
+    ]
+    if len(odd) <= max(1.0, (1.0 - MIN_RANK_SHARE) * len(values)):
+        yield from odd
+
+
+def _median_size(values: _Logged) -> float:
+    finite = [abs(value) for value, _ in values.values() if isfinite(value)]
+    return median(finite) if finite else 0.0
+
+
+def numbers(text: str) -> Iterator[tuple[str, float]]:
+    """The named numbers of an entry's first line.
+
+    >>> list(numbers("rank 3 step 7: data 12.5 | loss=nan at 12:30:01"))
+    [('data', 12.5), ('loss', nan)]
+    """
+    for found in _NAMED.finditer(text.partition("\n")[0]):
+        if _is_quantity(found["name"]):
+            yield found["name"], float(found["value"])
+
+
+@lru_cache(maxsize=4096)
+def _is_quantity(name: str) -> bool:
+    return not _NO_QUANTITY.search(name)
+
+
+# -- settings
+
+#: One rank in this many may differ; at least one.
+RANKS_PER_OUTLIER = 16
+#: Number of words before a bare value that make its name.
+NUM_CONTEXT_WORDS = 3
+_WORD = re.compile(r"[^\s,;()\[\]{}|'\"]+")
+#: A number or a version: no time, no duration, no address, no name with a number.
+_SETTING = re.compile(r"v?\d+(?:[./]\d+){0,2}(?:[+-][A-Za-z][\w.]*)?")
+#: Names of addresses that all ranks of a job share.
+_SHARED = re.compile(
+    r"(?i)(?:master|rendezvous|rdzv|coordinator|init_method|scheduler|chief|head)\D*$"
+)
+#: Names of identities and of what differs by chance, which are no settings.
+_NO_SETTINGS = re.compile(
+    r"(?i)(?:^|[_ -])(?:(?:local|node|group|global|world|own|my|machine|worker|task)?[_ -]?"
+    r"(?:rank|id|index|idx|num(?:ber)?)|pid|tid|ppid|process|thread|node|host(?:name)?|gpus?|device"
+    r"|cpus?|uuid|serial|seed|port|bus(?:id)?|pci|took|in|after|at|to|from|by)[\W_]*$"
+)
+
+
+class SettingOutlier(NamedTuple):
+    """A value that one stream logs and its peers do not.
+
+    Attributes:
+        name: the words before the value.
+        value, usual: as written.
+        others: number of streams that log the usual one.
+    """
+
+    stream: str
+    name: str
+    value: str
+    usual: str
+    others: int
+
+
+def setting_outliers(job: Job, siblings: Sequence[Job] = ()) -> list[SettingOutlier]:
+    """In the order of the streams, each at most once for a name.
+
+    All ranks of a job log the same settings at start; one with another value was launched
+    differently. A setting that differs in a healthy sibling is left out, and so is one that only
+    rank 0 logs otherwise: it has duties of its own.
+    """
+    usual = {(one.stream, one.name) for sibling in siblings for one in _odd_settings(sibling)}
+    found = {(one.stream, one.name): one for one in _odd_settings(job)}
+    return [one for key, one in found.items() if key not in usual]
+
+
+def _odd_settings(job: Job) -> Iterator[SettingOutlier]:
+    ranks = [one for one in job.streams.values() if one.rank is not None]
+    least = max(MIN_RANKS, MIN_RANK_SHARE * len(ranks))
+    leaders = {one.name for one in ranks if one.rank == 0}
+    for values in _settings(ranks):
+        if len(values) < least:
+            continue
+        ((usual, times),) = Counter(value for _, value in values.values()).most_common(1)
+        odd = {stream: pair for stream, pair in values.items() if pair[1] != usual}
+        if len(odd) <= max(1, len(values) // RANKS_PER_OUTLIER) and odd.keys() != leaders:
+            for stream, (name, value) in odd.items():
+                yield SettingOutlier(stream, name, value, usual, times)
+
+
+def _settings(ranks: Sequence[JobStream]) -> Iterable[dict[str, tuple[str, str]]]:
+    """For each place in the first lines of some ranks: stream -> name and value there."""
+    texts: dict[int, dict[str, str]] = defaultdict(dict)
+    for stream in ranks:
+        for entry in stream.head:
+            if entry.step is None:
+                texts[entry.event].setdefault(stream.name, entry.text.partition("\n")[0])
+    logged: dict[tuple[int, int, int], dict[str, tuple[str, str]]] = defaultdict(dict)
+    for event, of in texts.items():
+        for name, text in of.items() if len(set(of.values())) > 1 else ():
+            words = _WORD.findall(text)
+            for at in range(len(words)):
+                if setting := _setting(words, at):
+                    logged[event, len(words), at][name] = setting
+    return logged.values()
+
+
+def _setting(words: Sequence[str], at: int) -> tuple[str, str] | None:
+    """Name and value of a word that is a number or a shared address; None for an identity."""
+    name, equals, value = words[at].rpartition("=")
+    name = name if equals else " ".join(words[max(0, at - NUM_CONTEXT_WORDS) : at])
+    value = value.rstrip(".:")
+    number = _SETTING.fullmatch(value) and not _NO_SETTINGS.search(name)
+    shared = any(map(str.isdigit, value)) and _SHARED.search(name)
+    return (name, value) if number or shared else None
+
+
+# -- a loss that is no longer finite, to the last step
+
+#: Least number of lines with such a loss; a scaler leaves out a step or two.
+MIN_LINES = 3
+#: The loss of a training step, not of an evaluation, and not the loss scale.
+_LOSS = re.compile(
+    r"(?i)(?<![a-z])(?P<of>(?:[a-z]+[ _/-])*)loss['\"]?\s{0,3}[:=|]?\s{0,8}['\"]?"
+    r"(?:(?P<bad>[-+]?(?:nan|inf(?:inity)?)\b)|[-+]?\d)"
+)
+_EVALUATION = re.compile(r"(?i)eval|val|test|probe")
+
+
+def is_not_finite(text: str) -> bool | None:
+    """True for a training loss that is not finite; None where the text states none.
+
+    >>> is_not_finite("step: 6190  loss:     nan"), is_not_finite("step: 9  eval_loss: nan")
+    (True, None)
+    """
+    if "loss" not in text and "Loss" not in text and "LOSS" not in text:
+        return None
+    losses = (one for one in _LOSS.finditer(text) if not _EVALUATION.search(one["of"]))
+    return next((one["bad"] is not None for one in losses), None)
+
+
+def loss_not_finite(job: Job) -> Occurrence | None:
+    """The first line of a loss that is not finite, if it was before and never was again.
+
+    The last lines of every stream that states a loss must have such a one.
+    """
+    first = job.not_finite
+    if first is None:
+        return None
+    stepping = (map(is_not_finite, (entry.text for entry in one.tail)) for one in job.stepping)
+    lasts = [[bad for bad in each if bad is not None][-MIN_LINES:] for each in stepping]
+    never_again = [len(each) == MIN_LINES and all(each) for each in lasts if each]
+    was_finite = any(
+        is_not_finite(one.first.text) is False
+        for one in job.events
+        if one.first.file == first.file and one.first.order < first.order
+    )
+    return first if never_again and all(never_again) and was_finite else None
