@@ -1,9 +1,10 @@
 """The single pass over a file: most lines are counted by their form only.
 
-The hot loop is `FilePass._take`. A line whose form needs no action (templates/facts.py) costs one
-dictionary look-up and is appended to its stream's pending entries, which `_settle` counts at the
-end of the block. Of the others, `_look` records the steps; those that may be of an entry of several
-lines, or match a signature, take `_slow`.
+A block of lines is looked up by their keys, which are the lines without digits (`_take`). Lines of
+a form that needs no action are appended to the pending entries of their stream, which `_settle`
+counts at the end of the block. Of the others, `_look` records the steps; those that may be of an
+entry of several lines, or match a signature, take `_slow`, which opens an entry and closes it when
+the next one of its stream begins.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix, PrefixParser
 from rmetric.diagnosis.reading.source import LogSource
 from rmetric.diagnosis.reading.text import clean, unescaped
 from rmetric.diagnosis.reading.world import World
+from rmetric.diagnosis.signature import Signature
 from rmetric.diagnosis.stack_dumps import states_stack
 from rmetric.diagnosis.templates.events import OTHERS
 from rmetric.diagnosis.templates.facts import (
@@ -65,26 +67,22 @@ START_LINES = 20
 MAX_STREAMS = 1 << 15
 #: Forms of prefixes that a file is expected to have.
 MAX_HEADS = 1000
-_DIGITS = b"0123456789"
-_PLACE = itemgetter(0)
-#: The head of faulthandler's stacks; whose they are, the line above may say.
-_TIMED_OUT = re.compile(rb"Timeout \([\d:.]+\)!\s*$")
-#: Lines that continue what stands before them.
-_SET_IN = (Kind.PART, Kind.FRAME)
-
-
-#: A bar of tqdm, and one that is complete.
-_BAR, _WHOLE_BAR = b"%|", b"100%|"
 #: Steps by which ranks that share a log may differ.
 RANKS_APART = 2
 #: Characters by which a command is known; its last settings may differ.
 MAX_COMMAND = 60
-_NUMBERS = re.compile(r"\d+")
 #: Roles and least confidence of entries that end an attempt.
 _ENDS = ("success", "ending", "cause", "echo", "symptom")
 MIN_END_CONFIDENCE = 0.5
 #: A program that ends does not write its last words at these levels.
 _NOTED = ("info", "warning")
+#: Lines that continue what stands before them.
+_SET_IN = (Kind.PART, Kind.FRAME)
+#: A bar of tqdm, and one that is complete.
+_BAR, _WHOLE_BAR = b"%|", b"100%|"
+#: The head of faulthandler's stacks; whose they are, the line above may say.
+_TIMED_OUT = re.compile(rb"Timeout \([\d:.]+\)!\s*$")
+_NUMBERS, _DIGITS, _PLACE = re.compile(r"\d+"), b"0123456789", itemgetter(0)
 
 
 class FilePass:
@@ -101,10 +99,7 @@ class FilePass:
     """
 
     def __init__(
-        self,
-        source: LogSource,
-        analyser: LineAnalyser,
-        prefixes: PrefixParser | None = None,
+        self, source: LogSource, analyser: LineAnalyser, prefixes: PrefixParser | None = None
     ) -> None:
         self.source, self.analyser = source, analyser
         prefixes = prefixes or PrefixParser.learn(source.sample(), analyser.heads)
@@ -114,9 +109,9 @@ class FilePass:
         #: by their key, or by the line itself where the key is too short
         self.forms: BoundedCache[LogLineForm] = BoundedCache()
         self.short: BoundedCache[LogLineForm] = BoundedCache()
+        self.of_shape: dict[LineShape, LogLineForm] = {}
         #: number of lines before the block, its lines, and their forms where these are known
         self.number, self.lines, self.block_forms = 0, list[bytes](), list[LogLineForm | None]()
-        self.of_shape: dict[LineShape, LogLineForm] = {}
         self.streams: dict[Prefix, LogStream] = {}
         #: pattern of a form of prefix -> the streams of such prefixes
         self.heads: dict[re.Pattern[bytes], Heads[LogStream]] = {}
@@ -142,9 +137,9 @@ class FilePass:
         for stream in self.streams.values():
             stream.begin_attempt()
 
-    def read(self, on_progress: Callable[[int], None] | None = None) -> Part:
-        """Read the whole file as one attempt; `on_progress` as in `read_attempts`."""
-        (part,) = self.read_attempts(on_progress, starts=())
+    def read(self) -> Part:
+        """Read the whole file as one attempt."""
+        (part,) = self.read_attempts(starts=())
         return part
 
     def read_attempts(
@@ -166,18 +161,22 @@ class FilePass:
             lines = _shortened(lines)
             keys = b"\n".join(lines).translate(None, _DIGITS).split(b"\n") if lines else []
             before, begin = self.number + 1, 0
-            for at in (
-                opening.places(keys)
-                if starts is None
-                else [start - before for start in starts if 0 <= start - before < len(lines)]
-            ):
+            known = [at - before for at in starts or () if 0 <= at - before < len(lines)]
+            for at in opening.places(keys) if starts is None else known:
                 self._take(lines[begin:at], keys[begin:at])
                 begin = at
                 if starts is not None or self.marks.under_way:
-                    found.append(self.finish())
+                    found.append(self._finish())
                     self._begin_attempt()
             self._take(lines[begin:], keys[begin:])
-        return [*found, self.finish()]
+        return [*found, self._finish()]
+
+    def _finish(self) -> Part:
+        for stream in self.streams.values():
+            if stream.open is not None:
+                self._close(stream)
+            self._settle(stream)
+        return part_of(self)
 
     def time(self, line: bytes, form: LogLineForm | None) -> float | None:
         """Seconds that a line states, as `PrefixParser.time`."""
@@ -188,27 +187,15 @@ class FilePass:
 
     def start(self, line: bytes, form: LogLineForm | None) -> int:
         """Offset of the text of a line."""
-        if form is None:
-            return self.prefixes.split(line)[1]
-        heads = form.heads
+        heads = None if form is None else form.heads
         if heads is None:
-            return self.prefixes.start(line)
+            split = self.prefixes.split(line)[1] if form is None else self.prefixes.start(line)
+            return split
         for start in heads.lengths:
             if line[:start] in heads.known:
                 return start
         stream, start = heads.find(line)
         return self.prefixes.split(line)[1] if stream is None else start
-
-    def finish(self) -> Part:
-        """Build the part of all lines that were taken."""
-        self._close_all()
-        return part_of(self)
-
-    def _close_all(self) -> None:
-        for stream in self.streams.values():
-            if stream.open is not None:
-                self._close(stream)
-            self._settle(stream)
 
     def _take(self, lines: list[bytes], keys: list[bytes]) -> None:
         """Read the next lines; their keys are they without their digits."""
@@ -216,9 +203,9 @@ class FilePass:
             return
         if len(self.first_lines) < START_LINES:
             self.first_lines += lines[: START_LINES - len(self.first_lines)]
-        known, own, mark = self.forms.get, self.own, self.marks.add
-        self.lines, number = lines, self.number + 1
-        forms = self.block_forms = list(map(known, keys))
+        known, own, number = self.forms.get, self.own, self.number + 1
+        self.lines, forms = lines, list(map(known, keys))
+        self.block_forms = forms
         for at, form in enumerate(forms):
             if form is None:
                 form = forms[at] = known(keys[at]) or self._form(lines[at], keys[at])
@@ -238,23 +225,22 @@ class FilePass:
                 and ((stays := form.stays) is None or stream.stage in stays)
             ):
                 if form.marked:
-                    form.marked = mark(number + at, form.template, stream.number)
-                    if stays is not None:
-                        self.marks.add_stage(number + at, form.facts.stage)
+                    self._mark(number + at, form, stream)
                 stream.templates.append(form.template)
                 stream.places.append(at)
             elif not form.blank:  # which changes nothing
                 self._look(at, form, stream, start)
         # Those that end last come first: so few entries are the last of their template for now.
         pending = [stream for stream in self.streams.values() if stream.places]
-        for stream in sorted(pending, key=self._end, reverse=True):
+        for stream in sorted(pending, key=lambda one: self._line(one.places[-1]), reverse=True):
             self._settle(stream)
         self.number += len(lines)
         self.line_before = lines[-1]
 
-    def _end(self, stream: LogStream) -> int:
-        """Line of its last pending entry."""
-        return self._line(stream.places[-1])
+    def _mark(self, number: int, form: LogLineForm, stream: LogStream) -> None:
+        form.marked = self.marks.add(number, form.template, stream.number)
+        if form.stays is not None:
+            self.marks.add_stage(number, form.facts.stage)
 
     def _line(self, place: Any) -> int:
         number: int = place[0] if place.__class__ is tuple else self.number + 1 + place
@@ -267,12 +253,9 @@ class FilePass:
             self._slow(number, line, form, stream, start)
             return
         if form.told:
-            start = start or self.prefixes.start(line)
-            self._tell(number, line[start:], stream, form.facts)
+            self._tell(number, line[start or self.prefixes.start(line) :], stream, form.facts)
         if form.marked:
-            form.marked = self.marks.add(number, form.template, stream.number)
-            if form.stays is not None:
-                self.marks.add_stage(number, form.facts.stage)
+            self._mark(number, form, stream)
         step = form.step.find(line) if form.step is not None else None
         if step is not None:
             self._record_step(stream, number, line, form, step)
@@ -289,14 +272,13 @@ class FilePass:
         self._show(stream)
         stream.counts.update(templates)
         number, before, lines = len(templates), self.number + 1, self.lines
-        key, stage, changes, forms = stream.key, stream.stage, stream.changes, self.block_forms
+        key, changes, forms = stream.key, stream.changes, self.block_forms
 
         def raw(order: int) -> RawEntry:
             at = places[order]
             if at.__class__ is tuple:
                 return at
-            last = bisect_right(changes, order, key=_PLACE) if len(changes) > 1 else 1
-            step = changes[last - 1][1]
+            _, step, stage = changes[bisect_right(changes, order, key=_PLACE) - 1]
             places[order] = made = (
                 before + at, lines[at], templates[order], key, step, stage, None, forms[at],
             )  # fmt: skip
@@ -320,7 +302,7 @@ class FilePass:
                 last[template] = raw(order)
         templates.clear()
         places.clear()
-        stream.shown, stream.changes = 0, [(-1, stream.step)]
+        stream.shown, stream.changes = 0, [(-1, stream.step, stream.stage)]
 
     def _stream_of(self, prefix: Prefix) -> LogStream:
         stream = self.streams.get(prefix)
@@ -348,14 +330,15 @@ class FilePass:
 
         Its text begins at `start`; that is 0 too where the line has no prefix.
         """
-        start = start or self.prefixes.start(line)
-        text, facts = line[start:], form.facts
+        text, facts = line[start or self.prefixes.start(line) :], form.facts
         if stream is self.own and facts.kind in _SET_IN and len(self.streams) > 1:
             stream = self._stream_before(number)
         joined, stream.state = NEXT[stream.state][facts.kind]
         if form.told:
             self._tell(number, text, stream, facts)
         if facts.kind != Kind.BLANK and not (joined and self._joined(stream, number, text, facts)):
+            if stream.open is not None:
+                self._close(stream)
             self._begin(stream, number, line, text, form)
         stream.slow = bool(stream.open or stream.state)
 
@@ -364,22 +347,22 @@ class FilePass:
 
         A program that writes several lines at once puts its prefix before the first only.
         """
+
+        def text(at: int) -> bytes:
+            return self.lines[at][self.prefixes.split(self.lines[at])[1] :]
+
         at = number - self.number - 2
-        if at > 0 and not self._text(at).strip():  # between the threads of a process
+        if at > 0 and not text(at).strip():  # between the threads of a process
             at -= 1
         if self.continued[0] == self.number + 1 + at:
             stream = self.continued[1]
         else:
-            if at > 0 and _TIMED_OUT.match(self._text(at)):
+            if at > 0 and _TIMED_OUT.match(text(at)):
                 at -= 1
             before = self.lines[at] if at >= 0 else self.line_before
             stream = self._stream_of(self.prefixes.split(before)[0])
         self.continued = number, stream
         return stream
-
-    def _text(self, at: int) -> bytes:
-        """The text of a line of the block, behind its prefix."""
-        return self.lines[at][self.prefixes.split(self.lines[at])[1] :]
 
     def _tell(self, number: int, text: bytes, stream: LogStream, facts: Facts) -> None:
         """Take what a line states of the whole job."""
@@ -396,31 +379,30 @@ class FilePass:
         forms, key = (self.forms, key) if len(key) >= SHORTEST_FORM else (self.short, line)
         form = forms.get(key)
         if form is None:
-            shape, heads = self.shapes.shape(line), None
-            if shape.heads is not None:
-                heads = self.heads.get(shape.heads)
-                if heads is None:
-                    if len(self.heads) >= MAX_HEADS:
-                        self.heads.clear()
-                    heads = self.heads[shape.heads] = Heads(shape.heads)
-            form = self.of_shape.get(shape)
-            if form is None:
-                if len(self.of_shape) >= MAX_ENTRIES:
-                    self.of_shape.clear()
-                form = self.of_shape[shape] = LogLineForm(shape, heads)
-                self._take_template(form)
+            shape = self.shapes.shape(line)
+            form = self.of_shape.get(shape) or self._new_form(shape)
             forms.put(key, form)
         return form
 
-    def _take_template(self, form: LogLineForm) -> None:
-        """Give a form the template of others, so that its first line need not go the slow way."""
-        facts = form.facts
+    def _new_form(self, shape: LineShape) -> LogLineForm:
+        if len(self.heads) >= MAX_HEADS:
+            self.heads.clear()
+        if len(self.of_shape) >= MAX_ENTRIES:
+            self.of_shape.clear()
+        heads = None
+        if shape.heads is not None:
+            heads = self.heads.setdefault(shape.heads, Heads(shape.heads))
+        form = self.of_shape[shape] = LogLineForm(shape, heads)
+        facts = shape.facts
         template = self.template_of.get((facts.cls, facts.template))
-        needed = not facts.quiet or facts.told or facts.step
-        if needed or template is None or self.first[template] is None:
-            return
-        form.template, form.slow = template, False
-        form.begin(self.marks.follows(template))
+        if (
+            facts.quiet
+            and not (facts.told or facts.step or template is None)
+            and self.first[template] is not None
+        ):  # its first line need not go the slow way
+            form.template, form.slow = template, False
+            form.begin(self.marks.follows(template))
+        return form
 
     def _joined(self, stream: LogStream, number: int, text: bytes, facts: Facts) -> bool:
         """Add a line to the stream's open entry; return False if it does not belong there."""
@@ -456,8 +438,7 @@ class FilePass:
     def _begin(
         self, stream: LogStream, number: int, line: bytes, text: bytes, form: LogLineForm
     ) -> None:
-        if stream.open is not None:
-            self._close(stream)
+        """Begin an entry; one of which no line can follow is counted at once."""
         facts = form.facts
         if form.template < 0:
             form.template = self._template(facts.template, facts.cls)
@@ -479,9 +460,9 @@ class FilePass:
             number, line, form.template, stream.key, stream.step, stage, None, form,
         )  # fmt: skip
         if stage != stream.stage:
-            self._settle(stream)
+            self._show(stream)
             self.watch.enter(stream.key, stage)
-            stream.stage = stage
+            stream.enter(stage)
             if len(stream.stages) < MAX_STAGES:
                 stream.stages.append((stage, raw))
         if stream.state or facts.alone:
@@ -501,10 +482,10 @@ class FilePass:
             number, line, form.template, stream.key, step[1], stream.stage, None, form,
         )  # fmt: skip
         time = form.time.time(line)
+        self.marks.add_step(number)
         self._compare_step(stream, number, step, time, line)
         before = stream.step
-        stream.step = self.watch.add_step(stream.key, step, form.template, raw, time)
-        stream.changes.append((len(stream.templates), stream.step))
+        stream.reach(self.watch.add_step(stream.key, step, form.template, raw, time))
         stream.steps += 1
         stream.last_step_line = number
         # A heartbeat that repeats the step is no progress.
@@ -512,17 +493,12 @@ class FilePass:
             stream.last_step_at = raw
 
     def _compare_step(
-        self,
-        stream: LogStream,
-        number: int,
-        step: StepMatch,
-        time: float | None,
-        line: bytes,
+        self, stream: LogStream, number: int, step: StepMatch, time: float | None, line: bytes
     ) -> None:
         """Record a step that falls back, which may be of a new attempt."""
-        self.marks.add_step(number)
         form, now = step
         counter = stream.counters.get(form)
+        own = counter is not None
         if counter is None:
             stream.counters[form] = StepCounter(now, time)
             counter = stream.earlier.get(form)
@@ -530,13 +506,10 @@ class FilePass:
                 return
         counter.lines += 1
         fell_back = now < counter.last - RANKS_APART
-        if fell_back and counter is stream.counters[form]:
-            stream.fell_back = True
+        stream.fell_back |= fell_back and own
         if now == counter.last:  # a heartbeat, or another rank: no pause between two steps
             return
-        pause = 0.0
-        if time is not None and counter.time is not None:
-            pause = time - counter.time
+        pause = 0.0 if time is None or counter.time is None else time - counter.time
         if fell_back and not _counts_other(line, now, stream.last_step_at, counter.last):
             longest = MIN_PAUSE_RATIO * counter.longest_pause
             self.marks.add_back(number, counter.last, now, pause > max(MIN_PAUSE_SECONDS, longest))
@@ -547,40 +520,43 @@ class FilePass:
     def _close(self, stream: LogStream) -> None:
         entry = stream.open
         assert entry is not None
-        stream.open = None
+        stream.open, whole_line = None, entry.entry.whole_line
         said, level = entry.entry.text(), entry.facts.level
         text = unescaped(said)
-        may = entry.facts.alone if entry.entry.whole_line and text is said else None
+        may = entry.facts.alone if whole_line and text is said else None
         found = self.analyser.find(text, level, may) if entry.look else []
         template = entry.raw[2]
         if not entry.states_step:  # a step's line stays one event, whatever follows it
-            template = self._template(
-                entry.leading_facts.template, found[0][0].id if found else entry.leading_facts.cls
-            )
+            leading = entry.leading_facts
+            template = self._template(leading.template, found[0][0].id if found else leading.cls)
             self.final_template[entry.raw[2]] = template
         raw = (*entry.raw[:2], template, *entry.raw[3:6], text, entry.raw[7])
         self._count(stream, raw, entry.watched)
-        if not entry.entry.whole_line and states_stack(said):
+        if not whole_line and states_stack(said):
             stream.stacks.append(raw)
         if found:
             signature, fields = found[0]
             stream.found.setdefault(signature.id, MatchTally(raw)).add(raw, fields)
             if signature.role == "success":
                 self.succeeded = raw
-            noted = entry.facts.level in _NOTED and signature.role in ("cause", "echo")
-            sure = signature.confidence >= MIN_END_CONFIDENCE or "last words" in signature.traits
-            if signature.role in _ENDS and sure and not noted:
-                self.marks.add_end(entry.last_line, stream.number)
-            if "restarts ranks" in signature.traits or (
-                "starts ranks" in signature.traits and self.marks.under_way
-            ):
-                number = str(stream.number) if stream.number >= 0 else ""
-                writer = stream.prefix.node or number
-                self.marks.add_restart(raw[0], entry.steps_before, writer)
-            if "command" in signature.traits:
-                command = stream.key, _NUMBERS.sub("", said)[:MAX_COMMAND]
-                again = self.marks.under_way or raw[0] == self.first_line
-                self.marks.add_command(raw[0], entry.steps_before, command, again)
+            self._mark_match(stream, entry, signature, said)
+
+    def _mark_match(
+        self, stream: LogStream, entry: OpenEntry, signature: Signature, said: str
+    ) -> None:
+        """Record what a match tells of the bounds of attempts."""
+        marks, traits, line = self.marks, signature.traits, entry.raw[0]
+        noted = entry.facts.level in _NOTED and signature.role in ("cause", "echo")
+        sure = signature.confidence >= MIN_END_CONFIDENCE or "last words" in traits
+        if signature.role in _ENDS and sure and not noted:
+            marks.add_end(entry.last_line, stream.number)
+        if "restarts ranks" in traits or ("starts ranks" in traits and marks.under_way):
+            writer = stream.prefix.node or (str(stream.number) if stream.number >= 0 else "")
+            marks.add_restart(line, entry.steps_before, writer)
+        if "command" in traits:
+            command = stream.key, _NUMBERS.sub("", said)[:MAX_COMMAND]
+            again = marks.under_way or line == self.first_line
+            marks.add_command(line, entry.steps_before, command, again)
 
     def _count(self, stream: LogStream, raw: RawEntry, watched: bool) -> None:
         template = raw[2]
