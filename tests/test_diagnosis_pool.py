@@ -115,21 +115,21 @@ class TestFile:
     @pytest.mark.parametrize(
         ("field", "value", "words"),
         [
-            ("format", 2, "'format' is 2; accepted is 1"),
-            ("format", None, "'format' is None; accepted is 1"),
-            ("jobs", 0, "'jobs' is 0; accepted is a number from 1"),
+            ("format", 2, "'format': found 2; 1 is accepted"),
+            ("format", None, "'format': found None; 1 is accepted"),
+            ("jobs", 0, "'jobs': found 0; a number from 1 is accepted"),
             ("jobs", "3", "'jobs': found '3'; a whole number"),
             ("job", 7, "'job': found 7; a string is accepted"),
             ("events", {}, "'events': found {}; a list is accepted"),
-            ("events", [7], "'events[0]' is 7; accepted is an object"),
+            ("events", [7], "'events[0]': found 7; a JSON object is accepted"),
             ("events", [{"template": "a", "mean": 1}], "'events[0].jobs' is missing"),
-            ("events", [{"template": "a", "mean": 1, "jobs": 2}], "'events[0].jobs' is 2"),
+            ("events", [{"template": "a", "mean": 1, "jobs": 2}], "'events[0].jobs': found 2; a share above 0"),
             (
                 "events",
                 [{"template": "a", "mean": 1, "jobs": 1, "signature": 4}],
                 "'events[0].signature': found 4",
             ),
-            ("stages", {"train": 0}, "'stages.train' is 0"),
+            ("stages", {"train": 0}, "'stages.train': found 0; a share above 0"),
         ],
     )
     def test_errors_name_file_and_field(

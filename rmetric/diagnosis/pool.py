@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from rmetric._util.durable import write_atomically
 from rmetric._util.errors import LogError
 from rmetric._util.strict_json import items, mapping, number, parse_line, shown, text, whole_number
-from rmetric.diagnosis.job import Job
+from rmetric.diagnosis.job import Event, Job
 from rmetric.diagnosis.templates.events import OTHERS, Events
 
 FORMAT = 1
@@ -82,14 +82,12 @@ class Pool:
     @classmethod
     def load(cls, path: Path | str) -> Pool:
         """Raises LogError that names the file, the field, what was found and what is accepted."""
-        path = Path(path)
         try:
-            content = mapping(parse_line(path.read_bytes()))
+            return _from_json(mapping(parse_line(Path(path).read_bytes())))
         except OSError as error:
-            raise LogError(path, None, f"cannot be read ({error.strerror})") from None
+            raise LogError(Path(path), None, f"cannot be read ({error.strerror})") from None
         except ValueError as error:
-            raise LogError(path, None, f"no pool of rmetric logs learn: {error}") from None
-        return _Reader(path).pool(content)
+            raise LogError(Path(path), None, f"no pool of rmetric logs learn: {error}") from None
 
 
 def learn(name: str, jobs: Sequence[Job]) -> Pool:
@@ -100,19 +98,18 @@ def learn(name: str, jobs: Sequence[Job]) -> Pool:
     counts: list[Counter[int]] = [Counter() for _ in jobs]
     class_of: dict[int, str] = {}
     for job, count in zip(jobs, counts, strict=True):
-        signatures = _signatures(job)
-        for event in job.events:
+        for event, signature in _with_signatures(job):
             if event.template != OTHERS:
-                signature = signatures.get(event.number, "")
                 at = events.number(event.template, signature)
                 class_of[at] = signature
                 count[at] += event.count
+    number_of = len(jobs)
     usual = [
         PoolEvent(
             template=events.template(at),
             signature=signature,
-            jobs=sum(at in count for count in counts) / len(jobs),
-            mean=sum(count[at] for count in counts) / len(jobs),
+            jobs=sum(at in count for count in counts) / number_of,
+            mean=sum(count[at] for count in counts) / number_of,
         )
         for at, signature in class_of.items()
     ]
@@ -120,10 +117,10 @@ def learn(name: str, jobs: Sequence[Job]) -> Pool:
     stages = [{stage for stage, _ in job.stages} for job in jobs]
     return Pool(
         name=name,
-        jobs=len(jobs),
+        jobs=number_of,
         succeeded=sum(job.succeeded is not None for job in jobs),
         stages={
-            stage: sum(stage in those for those in stages) / len(jobs)
+            stage: sum(stage in those for those in stages) / number_of
             for stage in sorted(set().union(*stages))
         },
         events=tuple(usual),
@@ -132,13 +129,8 @@ def learn(name: str, jobs: Sequence[Job]) -> Pool:
 
 def ordinary(job: Job, pool: Pool) -> set[int]:
     """The job's events that are frequent in the pool: at least `FREQUENT` of its jobs have them."""
-    signatures = _signatures(job)
-    found = set()
-    for event in job.events:
-        usual = pool.find(event.template, signatures.get(event.number, ""))
-        if usual is not None and usual.jobs >= FREQUENT:
-            found.add(event.number)
-    return found
+    usual = ((event, pool.find(event.template, id)) for event, id in _with_signatures(job))
+    return {event.number for event, one in usual if one is not None and one.jobs >= FREQUENT}
 
 
 def as_json(pool: Pool) -> dict[str, Any]:
@@ -158,65 +150,63 @@ def as_json(pool: Pool) -> dict[str, Any]:
     }
 
 
-class _Reader:
-    """Reads a pool's file; each error names the field."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def pool(self, content: dict[str, Any]) -> Pool:
-        version = content.get("format")
-        if version != FORMAT:
-            raise self._wrong("format", version, f"{FORMAT}; learn it again with this version")
-        jobs = self._read(content, "jobs", whole_number)
-        if jobs < 1:
-            raise self._wrong("jobs", jobs, "a number from 1")
-        stages = self._read(content, "stages", mapping)
-        return Pool(
-            name=self._read(content, "job", text),
-            jobs=jobs,
-            succeeded=self._read(content, "succeeded", whole_number),
-            stages={stage: self._share(stages, stage, "stages.") for stage in stages},
-            events=tuple(
-                self._event(one, f"events[{at}]")
-                for at, one in enumerate(self._read(content, "events", items))
-            ),
-        )
-
-    def _event(self, one: Any, where: str) -> PoolEvent:
-        if not isinstance(one, dict):
-            raise self._wrong(where, one, "an object")
-        within = f"{where}."
-        return PoolEvent(
-            mean=self._read(one, "mean", number, within),
-            template=self._read(one, "template", text, within),
-            signature=self._read({"signature": ""} | one, "signature", text, within),
-            jobs=self._share(one, "jobs", within),
-        )
-
-    def _share(self, content: dict[str, Any], key: str, within: str) -> float:
-        share = self._read(content, key, number, within)
-        if not 0.0 < share <= 1.0:
-            raise self._wrong(within + key, share, "a share above 0, at most 1")
-        return share
-
-    def _read(
-        self, content: dict[str, Any], key: str, read: Callable[[Any], Value], within: str = ""
-    ) -> Value:
-        where = repr(within + key)
-        if key not in content:
-            raise LogError(self.path, None, f"{where} is missing")
-        try:
-            return read(content[key])
-        except ValueError as error:
-            raise LogError(self.path, None, f"{where}: {error}") from None
-
-    def _wrong(self, where: str, found: Any, accepted: str) -> LogError:
-        return LogError(self.path, None, f"{where!r} is {shown(found)}; accepted is {accepted}")
+def _from_json(content: dict[str, Any]) -> Pool:
+    """The pool of a file; ValueError names the field."""
+    _read(content, "format", _format)
+    stages = _read(content, "stages", mapping)
+    events = _read(content, "events", items)
+    return Pool(
+        name=_read(content, "job", text),
+        jobs=_read(content, "jobs", _number_of_jobs),
+        succeeded=_read(content, "succeeded", whole_number),
+        stages={stage: _read(stages, stage, _share, "stages.") for stage in stages},
+        events=tuple(_event(one, f"events[{at}]") for at, one in enumerate(events)),
+    )
 
 
-def _signatures(job: Job) -> dict[int, str]:
-    """Event -> the signature that matched it."""
-    return {
+def _event(content: Any, where: str) -> PoolEvent:
+    within, one = f"{where}.", {"signature": ""} | _read({where: content}, where, mapping)
+    return PoolEvent(
+        mean=_read(one, "mean", number, within),
+        template=_read(one, "template", text, within),
+        signature=_read(one, "signature", text, within),
+        jobs=_read(one, "jobs", _share, within),
+    )
+
+
+def _read(
+    content: Mapping[str, Any], key: str, read: Callable[[Any], Value], within: str = ""
+) -> Value:
+    if key not in content:
+        raise ValueError(f"{within + key!r} is missing")
+    try:
+        return read(content[key])
+    except ValueError as error:
+        raise ValueError(f"{within + key!r}: {error}") from None
+
+
+def _format(value: Any) -> None:
+    if value != FORMAT:
+        again = "learn it again with this version"
+        raise ValueError(f"found {shown(value)}; {FORMAT} is accepted: {again}")
+
+
+def _number_of_jobs(value: Any) -> int:
+    if whole_number(value) < 1:
+        raise ValueError(f"found {shown(value)}; a number from 1 is accepted")
+    return int(value)
+
+
+def _share(value: Any) -> float:
+    if not 0.0 < number(value) <= 1.0:
+        raise ValueError(f"found {shown(value)}; a share above 0, at most 1, is accepted")
+    return float(value)
+
+
+def _with_signatures(job: Job) -> Iterator[tuple[Event, str]]:
+    """The job's events, each with the signature that matched it, "" without one."""
+    matched = {
         event: match.signature for match in job.matches.values() for event in sorted(match.events)
     }
+    for event in job.events:
+        yield event, matched.get(event.number, "")
