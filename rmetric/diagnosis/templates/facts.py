@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from rmetric.diagnosis.library import SignatureLibrary
+from rmetric.diagnosis.library.load import Patterns
 from rmetric.diagnosis.patterns.stages import possible_rules, stated_stage
 from rmetric.diagnosis.patterns.steps import may_state_step
 from rmetric.diagnosis.reading.joining import kind_of
@@ -91,7 +92,7 @@ class Facts:
     level: str
     stage: str
     look: bool
-    alone: frozenset[str]
+    alone: Patterns
     step: bool
     world: frozenset[Sought]
     job_id: bool
@@ -136,7 +137,7 @@ class LineAnalyser:
         return facts
 
     def find(
-        self, text: str, level: str, may: frozenset[str] | None
+        self, text: str, level: str, may: Patterns | None
     ) -> list[tuple[Signature, dict[str, str]]]:
         """As `SignatureLibrary.find`; the first with the rank that the entry states as its own."""
         if may is not None and not may:
