@@ -123,7 +123,11 @@ class TestFile:
             ("events", {}, "'events': found {}; a list is accepted"),
             ("events", [7], "'events[0]': found 7; a JSON object is accepted"),
             ("events", [{"template": "a", "mean": 1}], "'events[0].jobs' is missing"),
-            ("events", [{"template": "a", "mean": 1, "jobs": 2}], "'events[0].jobs': found 2; a share above 0"),
+            (
+                "events",
+                [{"template": "a", "mean": 1, "jobs": 2}],
+                "'events[0].jobs': found 2; a share above 0",
+            ),
             (
                 "events",
                 [{"template": "a", "mean": 1, "jobs": 1, "signature": 4}],
