@@ -73,8 +73,9 @@ def ingest_attempts(
     """Read the logs of one job, each attempt by itself, the first one first; as `ingest`."""
     found = find(paths)
     with _few_collections():
-        files = list(_files(found.sources, library, cores, on_progress))
-        files = _without_other_jobs(files, library)
+        files = _without_other_jobs(
+            list(_files(found.sources, library, cores, on_progress)), library
+        )
         jobs = [_job(parts, found.notes) for parts in (aligned(files) if files else [[]])]
     if found.beside:
         # A dump is written over by the next attempt's.
@@ -124,36 +125,37 @@ def aligned(files: Sequence[Sequence[Part]]) -> list[list[Part]]:
     numbers = sorted({int(name[1]) for name in names if name})
     working = [parts for parts in files if any(map(_shows_work, parts))] or files
     most = len(numbers) or max(map(len, working))
-    attempts: list[list[Part]]
     if most == 1 and max(map(len, files)) == 1:
         attempts = attempts_by_name(files)
-        _leave_out_earlier(attempts)
-        return attempts
-    reference = next((parts for parts in files if len(parts) == most), files[0])
-    begins = [_begin(part) for part in reference]
-    attempts = [[] for _ in range(most)]
-    for parts, name in zip(files, names, strict=True):
-        if name and numbers:
-            attempts[numbers.index(int(name[1]))].append(parts[-1])
-            continue
-        if len(parts) > most:  # a tool's reports on one device after the other
-            attempts[-1] += parts
-            continue
-        for at, part in enumerate(parts):
-            place = at if len(parts) == most else at - len(parts)
-            # A machine's log goes on through all attempts: it is of the last that it reaches.
-            begin = _begin(part) if _shows_work(part) else _end(part)
-            if len(parts) != most and not numbers and begin is not None:
-                before = [
-                    index
-                    for index, other in enumerate(begins)
-                    if other is not None and other <= begin + SAME_START_SECONDS
-                ]
-                place = before[-1] if before else place
-            attempts[place].append(part)
+    else:
+        reference = next((parts for parts in files if len(parts) == most), files[0])
+        begins = [] if numbers else [_bounds(part)[0] for part in reference]
+        attempts = [[] for _ in range(most)]
+        for parts, name in zip(files, names, strict=True):
+            if name:
+                attempts[numbers.index(int(name[1]))].append(parts[-1])
+            elif len(parts) > most:  # a tool's reports on one device after the other
+                attempts[-1] += parts
+            else:
+                for at, part in enumerate(parts):
+                    same = len(parts) == most
+                    attempts[at if same else _place(part, begins, at - len(parts))].append(part)
     attempts = [parts for parts in attempts if parts]
     _leave_out_earlier(attempts)
     return attempts
+
+
+def _place(part: Part, begins: Sequence[float | None], place: int) -> int:
+    """The last attempt that begins before a part does, by its time; else `place`."""
+    # A machine's log goes on through all attempts: it is of the last that it reaches.
+    begin, end = _bounds(part)
+    time = begin if _shows_work(part) else end
+    if time is None:
+        return place
+    limit = time + SAME_START_SECONDS
+    return max(
+        (at for at, one in enumerate(begins) if one is not None and one <= limit), default=place
+    )
 
 
 def _leave_out_earlier(attempts: Sequence[Sequence[Part]]) -> None:
@@ -228,14 +230,11 @@ def _shows_work(part: Part) -> bool:
     return any(one.stream.steps or one.stages for one in part.streams)
 
 
-def _begin(part: Part) -> float | None:
-    times = [one.stream.first_time for one in part.streams if one.stream.first_time is not None]
-    return min(times, default=None)
-
-
-def _end(part: Part) -> float | None:
-    times = [one.stream.last_time for one in part.streams if one.stream.last_time is not None]
-    return max(times, default=None)
+def _bounds(part: Part) -> tuple[float | None, float | None]:
+    """First and last time of its streams."""
+    firsts = [one.stream.first_time for one in part.streams if one.stream.first_time is not None]
+    lasts = [one.stream.last_time for one in part.streams if one.stream.last_time is not None]
+    return min(firsts, default=None), max(lasts, default=None)
 
 
 def _files(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from rmetric.diagnosis.job import (
@@ -148,22 +149,20 @@ class _Merging:
             event.template = self.events.template(event.number)
         for name, tail in self.tails.items():
             self.job.streams[name].tail.extend(_in_order(tail)[-TAIL:])
-        world = self.layout.world
-        self.job.world_size = world.size
-        self.job.ranks_per_node = world.per_node
-        self.job.tasks_launch = self.layout.tasks_launch
-        self.job.node_of_rank = dict(world.node_of_rank)
-        self.job.nodes = list(world.nodes)
-        self.job.node_of_address = dict(world.node_of_address)
-        self.job.rank_of_gpu = world.rank_of_gpu
-        self.job.rank_of_pid |= world.rank_of_pid
-        self.job.notes = list(world.notes())
+        job, world = self.job, self.layout.world
+        job.world_size, job.ranks_per_node = world.size, world.per_node
+        job.tasks_launch = self.layout.tasks_launch
+        job.node_of_rank, job.nodes = dict(world.node_of_rank), list(world.nodes)
+        job.node_of_address = dict(world.node_of_address)
+        job.rank_of_gpu = world.rank_of_gpu
+        job.rank_of_pid |= world.rank_of_pid
+        job.notes = list(world.notes())
         if self.events.full:
-            self.job.notes.append(
+            job.notes.append(
                 f"{self.events.full:,} texts are unlike all others of the "
                 f"{len(self.events):,} events: they count as one, <others>"
             )
-        return self.job
+        return job
 
     def _stream(self, name: str, seat: RankPlacement, part: JobStream) -> None:
         stream = self.job.streams.setdefault(name, JobStream(name=name, rank=seat.rank))
@@ -199,17 +198,8 @@ class _Merging:
 
     def _match(self, name: str, part: Match, events: set[int]) -> None:
         first, last = part.first, part.last
-        match = self.job.matches.setdefault(
-            (part.signature, name),
-            Match(
-                signature=part.signature,
-                stream=name,
-                count=0,
-                first=first,
-                last=last,
-                traits=part.traits,
-            ),
-        )
+        new = replace(part, stream=name, count=0, events=set(), named=[])
+        match = self.job.matches.setdefault((part.signature, name), new)
         named = [match.named, part.named]
         if _earlier(match.first, first) is not match.first:
             match.first = first
