@@ -5,29 +5,29 @@ Learnt once (`rmetric logs learn`), stored as JSON, and subtracted when such a j
 
 from __future__ import annotations
 
-import json
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
 
 from rmetric._util.durable import write_atomically
 from rmetric._util.errors import LogError
-from rmetric._util.strict_json import items, mapping, number, parse_line, shown, text, whole_number
+from rmetric._util.strict_json import shown
 from rmetric.diagnosis.job import Event, Job
 from rmetric.diagnosis.templates.events import OTHERS, Events
 
-FORMAT = 1
 #: An event that this share of the pool's jobs have is ordinary ("frequently" in L4).
 FREQUENT = 0.5
 
-Value = TypeVar("Value")
+Share = Annotated[float, Meta(gt=0.0, le=1.0)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PoolEvent:
+class PoolEvent(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An event of the pool.
 
     Attributes:
@@ -38,16 +38,16 @@ class PoolEvent:
     """
 
     template: str
-    signature: str
-    jobs: float
+    signature: str = ""
+    jobs: Share
     mean: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pool:
-    """Event statistics of jobs of similar settings.
+class Pool(Struct, frozen=True, kw_only=True, rename={"name": "job"}, dict=True):
+    """Event statistics of jobs of similar settings, as their file holds them.
 
     Attributes:
+        format: of the file.
         name: the owner's name for such a job.
         jobs: number of jobs that it was learnt from.
         succeeded: number of those whose logs state their planned end.
@@ -55,10 +55,11 @@ class Pool:
         events: the most frequent first.
     """
 
+    format: Annotated[int, Meta(ge=1, le=1)] = 1
     name: str
-    jobs: int
+    jobs: Annotated[int, Meta(ge=1)]
     succeeded: int
-    stages: Mapping[str, float]
+    stages: dict[str, Share]
     events: tuple[PoolEvent, ...]
 
     @cached_property
@@ -77,17 +78,29 @@ class Pool:
 
     def save(self, path: Path) -> None:
         """Raises OSError where it cannot be written."""
-        write_atomically(path, [(json.dumps(as_json(self), indent=1) + "\n").encode()])
+        write_atomically(path, [msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"])
 
     @classmethod
     def load(cls, path: Path | str) -> Pool:
         """Raises LogError that names the file, the field, what was found and what is accepted."""
         try:
-            return _from_json(mapping(parse_line(Path(path).read_bytes())))
+            content: Any = msgspec.json.decode(Path(path).read_bytes())
+            try:
+                return msgspec.convert(content, cls)
+            except msgspec.ValidationError as error:
+                found = _found(content, str(error))
+                raise ValueError(f"{error}: found {found}") from None
         except OSError as error:
             raise LogError(Path(path), None, f"cannot be read ({error.strerror})") from None
         except ValueError as error:
             raise LogError(Path(path), None, f"no pool of rmetric logs learn: {error}") from None
+
+
+def _found(content: Any, error: str) -> str:
+    """What is at the place that an error names: `$.events[0].jobs`; keys of `stages` have none."""
+    for key, at in re.findall(r"\.(\w+)|\[(\d+)\]", error.partition("`$")[2]):
+        content = content[key] if key else content[int(at)]
+    return shown(content)
 
 
 def learn(name: str, jobs: Sequence[Job]) -> Pool:
@@ -108,8 +121,8 @@ def learn(name: str, jobs: Sequence[Job]) -> Pool:
         PoolEvent(
             template=events.template(at),
             signature=signature,
-            jobs=sum(at in count for count in counts) / number_of,
-            mean=sum(count[at] for count in counts) / number_of,
+            jobs=round(sum(at in count for count in counts) / number_of, 6),
+            mean=round(sum(count[at] for count in counts) / number_of, 6),
         )
         for at, signature in class_of.items()
     ]
@@ -131,76 +144,6 @@ def ordinary(job: Job, pool: Pool) -> set[int]:
     """The job's events that are frequent in the pool: at least `FREQUENT` of its jobs have them."""
     usual = ((event, pool.find(event.template, id)) for event, id in _with_signatures(job))
     return {event.number for event, one in usual if one is not None and one.jobs >= FREQUENT}
-
-
-def as_json(pool: Pool) -> dict[str, Any]:
-    """As the file holds it."""
-    return {
-        "format": FORMAT,
-        "job": pool.name,
-        "jobs": pool.jobs,
-        "succeeded": pool.succeeded,
-        "stages": dict(pool.stages),
-        "events": [
-            {"template": one.template}
-            | ({"signature": one.signature} if one.signature else {})
-            | {"jobs": round(one.jobs, 6), "mean": round(one.mean, 6)}
-            for one in pool.events
-        ],
-    }
-
-
-def _from_json(content: dict[str, Any]) -> Pool:
-    """The pool of a file; ValueError names the field."""
-    _read(content, "format", _format)
-    stages = _read(content, "stages", mapping)
-    events = _read(content, "events", items)
-    return Pool(
-        name=_read(content, "job", text),
-        jobs=_read(content, "jobs", _number_of_jobs),
-        succeeded=_read(content, "succeeded", whole_number),
-        stages={stage: _read(stages, stage, _share, "stages.") for stage in stages},
-        events=tuple(_event(one, f"events[{at}]") for at, one in enumerate(events)),
-    )
-
-
-def _event(content: Any, where: str) -> PoolEvent:
-    within, one = f"{where}.", {"signature": ""} | _read({where: content}, where, mapping)
-    return PoolEvent(
-        mean=_read(one, "mean", number, within),
-        template=_read(one, "template", text, within),
-        signature=_read(one, "signature", text, within),
-        jobs=_read(one, "jobs", _share, within),
-    )
-
-
-def _read(
-    content: Mapping[str, Any], key: str, read: Callable[[Any], Value], within: str = ""
-) -> Value:
-    if key not in content:
-        raise ValueError(f"{within + key!r} is missing")
-    try:
-        return read(content[key])
-    except ValueError as error:
-        raise ValueError(f"{within + key!r}: {error}") from None
-
-
-def _format(value: Any) -> None:
-    if value != FORMAT:
-        again = "learn it again with this version"
-        raise ValueError(f"found {shown(value)}; {FORMAT} is accepted: {again}")
-
-
-def _number_of_jobs(value: Any) -> int:
-    if whole_number(value) < 1:
-        raise ValueError(f"found {shown(value)}; a number from 1 is accepted")
-    return int(value)
-
-
-def _share(value: Any) -> float:
-    if not 0.0 < number(value) <= 1.0:
-        raise ValueError(f"found {shown(value)}; a share above 0, at most 1, is accepted")
-    return float(value)
 
 
 def _with_signatures(job: Job) -> Iterator[tuple[Event, str]]:

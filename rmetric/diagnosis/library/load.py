@@ -9,7 +9,6 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from rmetric.diagnosis.library.any_digits import Unknown, any_digits
 from rmetric.diagnosis.library.files import check, compiled, form_of, read, wrong
 from rmetric.diagnosis.library.needed import Rows, needed
 from rmetric.diagnosis.reading.word_index import WordIndex
@@ -32,7 +31,7 @@ _ROLE_ORDER = {role: place for place, role in enumerate(ROLES)}
 
 
 class Pattern:
-    """A pattern of a signature, and what tells without it that it does not match.
+    """A pattern of a signature.
 
     It is compiled when an entry has all literals that it needs: compiling costs more than all else
     of a small log, and no log needs more than a few patterns.
@@ -49,24 +48,9 @@ class Pattern:
     def _needed(self) -> Rows:
         return needed(self._text)
 
-    @cached_property
-    def _loose(self) -> Any:
-        try:
-            return compiled(any_digits(self._text))
-        except Unknown:
-            return None
-
-    def has_needed(self, form: bytes) -> bool:
+    def may_match(self, form: bytes) -> bool:
         """Return False only if it matches no text of this form (`form_of`)."""
         return all(any(one in form for one in row) for row in self._needed)
-
-    def may_match(self, plain: str) -> bool:
-        """Return False only if it matches no line that is so with "0" for every number."""
-        try:
-            loose = self._loose
-            return loose is None or loose.search(plain, timeout=PATTERN_SECONDS) is not None
-        except TimeoutError:
-            return True
 
 
 Patterns = frozenset[Pattern]
@@ -174,13 +158,12 @@ class SignatureLibrary:
             plain: the line with "0" for every number.
             level: as the entry states it.
         """
-        ways = [(way, form_of(way)) for way in {plain, _bare(plain)}]
         return frozenset(
             pattern
-            for way, form in ways
+            for form in map(form_of, {plain, _bare(plain)})
             for one in self._candidates(form, level)
             for pattern in self._patterns[one.id]
-            if pattern.has_needed(form) and pattern.may_match(way)
+            if pattern.may_match(form)
         )
 
     def _candidates(self, form: bytes, level: str) -> list[Signature]:
@@ -202,7 +185,7 @@ class SignatureLibrary:
     ) -> dict[str, str] | None:
         try:
             for pattern in self._patterns[one.id]:
-                if pattern not in may if may is not None else not pattern.has_needed(form):
+                if pattern not in may if may is not None else not pattern.may_match(form):
                     continue
                 if match := pattern.compiled.search(text, timeout=PATTERN_SECONDS):
                     return {key: value for key, value in match.groupdict().items() if value}
