@@ -43,33 +43,34 @@ def _rows(pattern: str, at: int) -> tuple[Rows, int]:
         if token is None:
             raise Unknown(pattern)
         kind, at = token.lastgroup or "", token.end()
-        if kind == "look":
-            at = end_of_group(pattern, at)
-            continue
         if kind == "close":
             break
-        rows: Rows = []
-        letter = _letter(kind, token[0])
-        if kind == "group" and token[0][-1] != ")":
+        letter, rows = _letter(kind, token[0]), Rows()
+        if kind == "look":
+            at = end_of_group(pattern, at)
+        elif kind == "group" and token[0][-1] != ")":
             rows, at = _rows(pattern, at)
-        times = TIMES.match(pattern, at)
-        at = times.end() if times else at
-        if letter == "" and kind != "group":
+        least, at = _times(pattern, at)
+        if letter == "":
             continue  # it is not in the form, however often it comes
-        least = 1 if times is None else _least(times["times"])
-        run += letter or "" if least else ""
-        if letter is None or times is not None:
+        if least:
+            run += letter or ""
+        if letter is None or least != 1:
             _add(branches[-1], run)
             run = ""
-        branches[-1] += rows if least else []
+        if least:
+            branches[-1] += rows
         if token[0] == "|":
             branches.append([])
     _add(branches[-1], run)
-    if len(branches) == 1:
-        return branches[0], at
+    return (branches[0] if len(branches) == 1 else _of_one(branches)), at
+
+
+def _of_one(branches: list[Rows]) -> Rows:
+    """What a match has of whichever branch: the longest row of each; nothing without one."""
     if not all(branches):
-        return [], at
-    return [tuple(one for rows in branches for one in max(rows, key=_worth))], at
+        return []
+    return [tuple(one for rows in branches for one in max(rows, key=_worth))]
 
 
 def _add(rows: Rows, run: str) -> None:
@@ -77,8 +78,14 @@ def _add(rows: Rows, run: str) -> None:
         rows.append((run.encode(),))
 
 
-def _least(times: str) -> int:
-    return int(times[0] == "+" or (times[0] == "{" and times[1] not in "0,"))
+def _times(pattern: str, at: int) -> tuple[int, int]:
+    """How often at least what stands before a place comes, and the place behind; 2: once or more."""
+    found = TIMES.match(pattern, at)
+    if found is None:
+        return 1, at
+    times = found["times"]
+    some = times[0] == "+" or (times[0] == "{" and times[1] not in "0,")
+    return 2 * some, found.end()
 
 
 def _letter(kind: str, token: str) -> str | None:
@@ -86,6 +93,6 @@ def _letter(kind: str, token: str) -> str | None:
     if kind == "escape":
         token = "" if token[1] in _NOTHING else token[1:]
         return None if token.isalnum() else token
-    if kind == "digit" or token in ("^", "$"):
+    if kind in ("digit", "look") or token in ("^", "$"):
         return ""
     return token.lower() if kind == "literal" and token.isascii() and token.isprintable() else None
