@@ -79,7 +79,7 @@ def _add(rows: Rows, run: str) -> None:
 
 
 def _times(pattern: str, at: int) -> tuple[int, int]:
-    """How often at least what stands before a place comes, and the place behind; 2: once or more."""
+    """How often at least what is before a place comes (2: once or more), and the place behind."""
     found = TIMES.match(pattern, at)
     if found is None:
         return 1, at
