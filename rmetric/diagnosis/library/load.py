@@ -9,6 +9,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from rmetric.diagnosis.library.any_digits import Unknown, any_digits
 from rmetric.diagnosis.library.files import check, compiled, form_of, read, wrong
 from rmetric.diagnosis.library.needed import Rows, needed
 from rmetric.diagnosis.reading.word_index import WordIndex
@@ -31,10 +32,9 @@ _ROLE_ORDER = {role: place for place, role in enumerate(ROLES)}
 
 
 class Pattern:
-    """A pattern of a signature.
+    """A pattern of a signature, and what tells before it is compiled that it does not match.
 
-    It is compiled when an entry has all literals that it needs: compiling costs more than all else
-    of a small log, and no log needs more than a few patterns.
+    Compiling costs more than all else of a small log, and no log needs more than a few patterns.
     """
 
     def __init__(self, text: str) -> None:
@@ -48,9 +48,23 @@ class Pattern:
     def _needed(self) -> Rows:
         return needed(self._text)
 
-    def may_match(self, form: bytes) -> bool:
+    @cached_property
+    def _loose(self) -> Any:
+        try:
+            return compiled(any_digits(self._text))
+        except Unknown:
+            return compiled("")
+
+    def has_needed(self, form: bytes) -> bool:
         """Return False only if it matches no text of this form (`form_of`)."""
         return all(any(one in form for one in row) for row in self._needed)
+
+    def may_match(self, plain: str) -> bool:
+        """Return False only if it matches no line that is so with "0" for every number."""
+        try:
+            return self._loose.search(plain, timeout=PATTERN_SECONDS) is not None
+        except TimeoutError:
+            return True
 
 
 Patterns = frozenset[Pattern]
@@ -160,10 +174,10 @@ class SignatureLibrary:
         """
         return frozenset(
             pattern
-            for form in map(form_of, {plain, _bare(plain)})
+            for way, form in [(way, form_of(way)) for way in {plain, _bare(plain)}]
             for one in self._candidates(form, level)
             for pattern in self._patterns[one.id]
-            if pattern.may_match(form)
+            if pattern.has_needed(form) and pattern.may_match(way)
         )
 
     def _candidates(self, form: bytes, level: str) -> list[Signature]:
@@ -185,7 +199,7 @@ class SignatureLibrary:
     ) -> dict[str, str] | None:
         try:
             for pattern in self._patterns[one.id]:
-                if pattern not in may if may is not None else not pattern.may_match(form):
+                if pattern not in may if may is not None else not pattern.has_needed(form):
                     continue
                 if match := pattern.compiled.search(text, timeout=PATTERN_SECONDS):
                     return {key: value for key, value in match.groupdict().items() if value}
