@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,6 @@ from rmetric.diagnosis.pool import (
     FREQUENT,
     Pool,
     PoolEvent,
-    as_json,
     learn,
     ordinary,
 )
@@ -115,28 +115,32 @@ class TestFile:
     @pytest.mark.parametrize(
         ("field", "value", "words"),
         [
-            ("format", 2, "'format' is 2; accepted is 1"),
-            ("format", None, "'format' is None; accepted is 1"),
-            ("jobs", 0, "'jobs' is 0; accepted is a number from 1"),
-            ("jobs", "3", "'jobs': found '3'; a whole number"),
-            ("job", 7, "'job': found 7; a string is accepted"),
-            ("events", {}, "'events': found {}; a list is accepted"),
-            ("events", [7], "'events[0]' is 7; accepted is an object"),
-            ("events", [{"template": "a", "mean": 1}], "'events[0].jobs' is missing"),
-            ("events", [{"template": "a", "mean": 1, "jobs": 2}], "'events[0].jobs' is 2"),
+            ("format", 2, "`int` <= 1 - at `$.format`: found 2"),
+            ("format", None, "`int`, got `null` - at `$.format`: found None"),
+            ("jobs", 0, "`int` >= 1 - at `$.jobs`: found 0"),
+            ("jobs", "3", "`int`, got `str` - at `$.jobs`: found '3'"),
+            ("job", 7, "`str`, got `int` - at `$.job`: found 7"),
+            ("events", {}, "`array`, got `object` - at `$.events`: found {}"),
+            ("events", [7], "`object`, got `int` - at `$.events[0]`: found 7"),
+            ("events", [{"template": "a", "mean": 1}], "missing required field `jobs` - at `$.ev"),
+            (
+                "events",
+                [{"template": "a", "mean": 1, "jobs": 2}],
+                "`float` <= 1.0 - at `$.events[0].jobs`: found 2",
+            ),
             (
                 "events",
                 [{"template": "a", "mean": 1, "jobs": 1, "signature": 4}],
-                "'events[0].signature': found 4",
+                "`str`, got `int` - at `$.events[0].signature`: found 4",
             ),
-            ("stages", {"train": 0}, "'stages.train' is 0"),
+            ("stages", {"train": 0}, "`float` > 0.0 - at `$.stages[...]`: found {'train': 0}"),
         ],
     )
     def test_errors_name_file_and_field(
         self, tmp_path: Path, field: str, value: Any, words: str
     ) -> None:
         path = tmp_path / "pool.json"
-        path.write_text(json.dumps(as_json(learn("a", JOBS)) | {field: value}))
+        path.write_text(json.dumps(msgspec.to_builtins(learn("a", JOBS)) | {field: value}))
         with pytest.raises(LogError) as error:
             Pool.load(path)
         assert str(path) in str(error.value)

@@ -11,14 +11,15 @@ from drain3.drain import Drain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmetric.diagnosis.library import SignatureLibrary
+from rmetric.diagnosis.library import SignatureLibrary, form_of
 from rmetric.diagnosis.library.any_digits import Unknown, any_digits
+from rmetric.diagnosis.library.needed import needed
 from rmetric.diagnosis.patterns.steps import StepMatch, match_step
 from rmetric.diagnosis.reading.prefixes import Prefix, PrefixParser
 from rmetric.diagnosis.reading.word_index import WordIndex, runs_of
 from rmetric.diagnosis.templates.events import OTHERS, Events
 from rmetric.diagnosis.templates.facts import LONGEST_KEY, BoundedCache, LineAnalyser
-from rmetric.diagnosis.templates.masks import MAX_TEMPLATE, masked, plain_numbers
+from rmetric.diagnosis.templates.masks import MAX_TEMPLATE, masked, plain_numbers, plain_pointers
 from rmetric.diagnosis.templates.places import (
     MOST_HEADS,
     Heads,
@@ -297,6 +298,8 @@ class TestAnyDigits:
         for pattern in one.patterns:
             if regex.search(pattern, example, regex.MULTILINE):
                 assert regex.search(any_digits(pattern), plain, regex.MULTILINE)
+                for form in (form_of(example), form_of(plain_pointers(plain.encode()))):
+                    assert all(any(one in form for one in row) for row in needed(pattern))
 
     @pytest.mark.long
     def test_every_shipped_pattern_can_be_loosened(self) -> None:

@@ -3,37 +3,32 @@
 from __future__ import annotations
 
 import gc
-from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timezone
 from math import inf
 from pathlib import Path
 
+from rmetric.diagnosis.aligning import aligned, shows_work
 from rmetric.diagnosis.beside.findings import read_beside
 from rmetric.diagnosis.clock import two_jobs
-from rmetric.diagnosis.facts.attempt_files import attempts_by_name
 from rmetric.diagnosis.facts.marks import StartMarks
 from rmetric.diagnosis.facts.starts import starts_of
-from rmetric.diagnosis.job import Job, JobStream, Match, Occurrence
+from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.merging import merged
 from rmetric.diagnosis.one_pass import START_LINES, FilePass
 from rmetric.diagnosis.part import Part
-from rmetric.diagnosis.reading.file_names import ATTEMPT
 from rmetric.diagnosis.reading.other_jobs import MIN_JOBS, numbers_in
 from rmetric.diagnosis.reading.prefixes import PrefixParser
 from rmetric.diagnosis.reading.source import LogSource
 from rmetric.diagnosis.reading.sources import find
-from rmetric.diagnosis.reading.timestamps import without_year
 from rmetric.diagnosis.templates.events import OTHERS
 from rmetric.diagnosis.templates.facts import LineAnalyser
 
 #: Below so many bytes, processes cost more than they save.
 WORTH_PROCESSES = 32 << 20
-#: Seconds by which the files of one attempt may begin before the file that has most attempts.
-SAME_START_SECONDS = 60.0
 #: Seconds within which the ranks of one attempt begin, and no second attempt does.
 SAME_MOMENT = 1.0
 #: New objects after which Python seeks garbage while logs are read.
@@ -74,8 +69,9 @@ def ingest_attempts(
     """Read the logs of one job, each attempt by itself, the first one first; as `ingest`."""
     found = find(paths)
     with _few_collections():
-        files = list(_files(found.sources, library, cores, on_progress))
-        files = _without_other_jobs(files, library)
+        files = _without_other_jobs(
+            list(_files(found.sources, library, cores, on_progress)), library
+        )
         jobs = [_job(parts, found.notes) for parts in (aligned(files) if files else [[]])]
     if found.beside:
         # A dump is written over by the next attempt's.
@@ -110,133 +106,6 @@ def _job(parts: Sequence[Part], notes: Sequence[str]) -> Job:
     found = [*cut_off, *notes, *_of_files(parts), *job.notes, *_of_jobs(parts, job)]
     job.notes = list(dict.fromkeys(found))
     return job
-
-
-def aligned(files: Sequence[Sequence[Part]]) -> list[list[Part]]:
-    """Parts of each attempt of a job, from the attempts that each file has.
-
-    torchelastic names the attempt in the path (``attempt_0/0/stdout.log``). Files with as many
-    attempts as the one with most are aligned by their order, others by time, else from the end.
-
-    Args:
-        files: the attempts of each file, the first one first.
-    """
-    names = [ATTEMPT.search(parts[0].source.name) for parts in files]
-    numbers = sorted({int(name[1]) for name in names if name})
-    working = [parts for parts in files if any(map(_shows_work, parts))] or files
-    most = len(numbers) or max(map(len, working))
-    attempts: list[list[Part]]
-    if most == 1 and max(map(len, files)) == 1:
-        attempts = attempts_by_name(files)
-        _leave_out_earlier(attempts)
-        return attempts
-    reference = next((parts for parts in files if len(parts) == most), files[0])
-    begins = [_begin(part) for part in reference]
-    attempts = [[] for _ in range(most)]
-    for parts, name in zip(files, names, strict=True):
-        if name and numbers:
-            attempts[numbers.index(int(name[1]))].append(parts[-1])
-            continue
-        if len(parts) > most:  # a tool's reports on one device after the other
-            attempts[-1] += parts
-            continue
-        for at, part in enumerate(parts):
-            place = at if len(parts) == most else at - len(parts)
-            # A machine's log goes on through all attempts: it is of the last that it reaches.
-            begin = _begin(part) if _shows_work(part) else _end(part)
-            if len(parts) != most and not numbers and begin is not None:
-                before = [
-                    index
-                    for index, other in enumerate(begins)
-                    if other is not None and other <= begin + SAME_START_SECONDS
-                ]
-                place = before[-1] if before else place
-            attempts[place].append(part)
-    attempts = [parts for parts in attempts if parts]
-    _leave_out_earlier(attempts)
-    return attempts
-
-
-def _leave_out_earlier(attempts: Sequence[Sequence[Part]]) -> None:
-    """Leave out what events and kernels logged of earlier attempts, where their clock is the job's.
-
-    It is where something of them comes at the moment in which an attempt begins or ends.
-    """
-    if len(attempts) < 2:
-        return
-    at_work = {part.source.name for parts in attempts for part in parts if _shows_work(part)}
-    spans = [_span_of_work(parts, at_work) for parts in attempts]
-    moments = [time for span in spans if span is not None for time in span]
-    last = spans[-1][0] if spans[-1] is not None else None
-    for part in attempts[-1] if last is not None else ():
-        stated = sorted(
-            (one.line, without_year(one.time)) for one in part.entries if one.time is not None
-        )
-        near = any(abs(time - at) <= SAME_START_SECONDS for at in moments for _, time in stated)
-        for stream in part.streams if near and not _shows_work(part) else ():
-            since = (last or 0.0) - SAME_START_SECONDS
-            stream.matches = [
-                _since(one, stream.stream, since, stated)
-                for one in stream.matches
-                if _is_since(one.last, since, stated)
-            ]
-
-
-def _since(
-    match: Match, stream: JobStream, since: float, stated: Sequence[tuple[int, float]]
-) -> Match:
-    """The match without the entries that are known to be of before."""
-    if _is_since(match.first, since, stated):
-        return match
-    later = {
-        one.order: one
-        for one in (*stream.head, *stream.tail, match.last)
-        if one.event in match.events and _is_since(one, since, stated)
-    }
-    first = later[min(later)] if later else match.last
-    return replace(match, first=first, count=max(1, len(later)))
-
-
-def _is_since(entry: Occurrence, since: float, stated: Sequence[tuple[int, float]]) -> bool:
-    """False for an entry of before; one without a time has that of the last line that states one.
-
-    `stated` are lines and times of its file, in order.
-    """
-    if entry.time is not None:
-        return without_year(entry.time) >= since
-    before = bisect_right(stated, (entry.line, inf))
-    return not before or stated[before - 1][1] >= since
-
-
-def _span_of_work(parts: Sequence[Part], at_work: Collection[str]) -> tuple[float, float] | None:
-    """When an attempt begins and ends: its training, else the files that log another one's."""
-    own = [part for part in parts if _shows_work(part)]
-    own = own or [part for part in parts if part.source.name in at_work]
-    # Another file may hold earlier attempts that were not told apart.
-    own = [part for part in own if part.first_line > 1] or own
-    times = [
-        without_year(time)
-        for part in own
-        for one in part.streams
-        for time in (one.stream.first_time, one.stream.last_time)
-        if time is not None
-    ]
-    return (min(times), max(times)) if times else None
-
-
-def _shows_work(part: Part) -> bool:
-    """True if a line of the part stated a step or a stage."""
-    return any(one.stream.steps or one.stages for one in part.streams)
-
-
-def _begin(part: Part) -> float | None:
-    times = [one.stream.first_time for one in part.streams if one.stream.first_time is not None]
-    return min(times, default=None)
-
-
-def _end(part: Part) -> float | None:
-    times = [one.stream.last_time for one in part.streams if one.stream.last_time is not None]
-    return max(times, default=None)
 
 
 def _files(
@@ -276,7 +145,7 @@ def _without_other_jobs(files: Sequence[list[Part]], library: SignatureLibrary) 
     This one is named beside its training, or by the name of a file.
     """
     numbers = [set().union(*(part.job_ids for part in parts)) for parts in files]
-    works = [any(map(_shows_work, parts)) for parts in files]
+    works = [any(map(shows_work, parts)) for parts in files]
     own = set().union(*(of for of, at_work in zip(numbers, works, strict=True) if at_work))
     if not own:
         named = set().union(*(numbers_in(parts[0].source.name) for parts in files))

@@ -95,7 +95,7 @@ class LogStream:
         templates: of the pending entries, which are not counted yet.
         places: the same entries, each as a line of the block or as it is kept.
         shown: how many of them the watch over iterations knows.
-        changes: (pending entry, step of the stream from there on).
+        changes: (pending entry, step and stage of the stream from there on).
         stacks: the last entries that hold stacks, as in `JobStream`.
         number: the rank or task that the prefix states, -1 for none.
         counters: of its step lines, by their form.
@@ -120,7 +120,7 @@ class LogStream:
         self.templates: list[int] = []
         self.places: list[Any] = []
         self.shown = 0
-        self.changes: list[tuple[int, int | None]] = [(-1, None)]
+        self.changes: list[tuple[int, int | None, str]] = [(-1, None, "")]
         self.head: list[RawEntry] = []
         self.tail: deque[RawEntry] = deque(maxlen=TAIL)
         self.state, self.slow = State.PLAIN, False
@@ -138,6 +138,16 @@ class LogStream:
         self.stacks: deque[RawEntry] = deque(
             maxlen=STACKS_OF_RANK if self.number >= 0 else MAX_STACKS
         )
+
+    def reach(self, step: int) -> None:
+        """Its entries from now on are of a step."""
+        self.step = step
+        self.changes.append((len(self.templates), step, self.stage))
+
+    def enter(self, stage: str) -> None:
+        """Its entries from now on are of a stage."""
+        self.stage = stage
+        self.changes.append((len(self.templates), self.step, stage))
 
 
 @dataclass(slots=True)

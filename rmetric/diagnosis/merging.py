@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from rmetric.diagnosis.facts.layout import Files, RankLayout, RankPlacement
@@ -120,18 +121,7 @@ class _Merging:
                     first if job.not_finite is None else _earlier(job.not_finite, first)
                 )
         for one, seat in zip(part.streams, seats, strict=True):
-            name = names[one.stream.name]
-            if one.prefix.pid is not None and seat.rank is not None:
-                job.rank_of_pid[seat.node or one.prefix.node, one.prefix.pid] = seat.rank
-            self._stream(name, seat, one.stream)
-            for at, count in one.counts.items():
-                counts = job.events[numbers[at]].counts
-                counts[name] = counts.get(name, 0) + count
-            for match in one.matches:
-                self._match(name, match, {numbers[at] for at in match.events})
-            if one.odd_iteration is not None and name not in job.odd_iterations:
-                job.odd_iterations[name] = one.odd_iteration
-            self._stages(one)
+            self._add_stream(names[one.stream.name], seat, one, numbers)
         if part.succeeded is not None:
             job.succeeded = _later(job.succeeded or part.succeeded, part.succeeded)
         job.files[file] = job.files.get(file, 0) + part.lines
@@ -139,6 +129,27 @@ class _Merging:
             job.spans[file] = span
         if part.source.cut_off:
             job.cut_off.append(file)
+
+    def _add_stream(
+        self, name: str, seat: RankPlacement, one: StreamPart, numbers: dict[int, int]
+    ) -> None:
+        job = self.job
+        if one.prefix.pid is not None and seat.rank is not None:
+            job.rank_of_pid[seat.node or one.prefix.node, one.prefix.pid] = seat.rank
+        self._stream(name, seat, one.stream)
+        for at, count in one.counts.items():
+            counts = job.events[numbers[at]].counts
+            counts[name] = counts.get(name, 0) + count
+        for match in one.matches:
+            self._match(name, match, {numbers[at] for at in match.events})
+        if one.odd_iteration is not None:
+            job.odd_iterations.setdefault(name, one.odd_iteration)
+        # The job's stages are those of the stream that logs most of them: usually rank 0. One that
+        # trains precedes a launcher.
+        found = (one.stream.steps > 0, len(one.stages))
+        if one.stages and found > self.best_stages:
+            self.best_stages = found
+            job.stages = list(one.stages)
 
     def finished(self) -> Job:
         for event in self.job.events:
@@ -196,17 +207,8 @@ class _Merging:
 
     def _match(self, name: str, part: Match, events: set[int]) -> None:
         first, last = part.first, part.last
-        match = self.job.matches.setdefault(
-            (part.signature, name),
-            Match(
-                signature=part.signature,
-                stream=name,
-                count=0,
-                first=first,
-                last=last,
-                traits=part.traits,
-            ),
-        )
+        new = replace(part, stream=name, count=0, events=set(), named=[])
+        match = self.job.matches.setdefault((part.signature, name), new)
         named = [match.named, part.named]
         if _earlier(match.first, first) is not match.first:
             match.first = first
@@ -215,16 +217,6 @@ class _Merging:
         match.last = _later(match.last, last)
         match.count += part.count
         match.events |= events
-
-    def _stages(self, one: StreamPart) -> None:
-        """The job's stages are those of the stream that logs most of them: usually rank 0.
-
-        One that trains precedes a launcher.
-        """
-        found = (one.stream.steps > 0, len(one.stages))
-        if one.stages and found > self.best_stages:
-            self.best_stages = found
-            self.job.stages = list(one.stages)
 
 
 def _name(seat: RankPlacement, file: str) -> str:

@@ -7,9 +7,9 @@ number of its template, and its order is its line. Only the kept entries are par
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmetric.diagnosis.facts.graph import IdentityGraph
 from rmetric.diagnosis.job import MAX_TEXT, Iteration, JobStream, Match, Occurrence
@@ -95,16 +95,13 @@ class _PartBuilder:
 
     def part(self) -> Part:
         file, odd = self.file, self.file.watch.first_odd()
-        streams = [self._stream(one, odd.get(one.key)) for one in self.streams]
-        templates = self._templates()
-        succeeded = None if file.succeeded is None else self._entry(file.succeeded)
         return Part(
             source=file.source,
-            streams=streams,
-            templates=templates,
+            streams=[self._stream(one, odd.get(one.key)) for one in self.streams],
+            templates=self._templates(),
             graph=file.graph,
             job_ids=file.job_ids,
-            succeeded=succeeded,
+            succeeded=None if file.succeeded is None else self._entry(file.succeeded),
             unmatched=file.unmatched,
             first_line=file.first_line,
             lines=file.number + 1 - file.first_line,
@@ -133,7 +130,7 @@ class _PartBuilder:
         )
         return entry
 
-    def _stream(self, one: LogStream, odd: Iteration[RawEntry] | None) -> StreamPart:
+    def _stream(self, one: LogStream, odd: Iteration[Any] | None) -> StreamPart:
         counts = {at: count for at, count in one.counts.items() if count}
         matches = [
             Match(
@@ -175,15 +172,7 @@ class _PartBuilder:
             counts=counts,
             stages=[(stage, self._entry(raw)) for stage, raw in one.stages],
             matches=matches,
-            odd_iteration=None
-            if odd is None
-            else Iteration(
-                step=odd.step,
-                place=self._entry(odd.place),
-                seconds=odd.seconds,
-                usual_seconds=odd.usual_seconds,
-                recovered=odd.recovered,
-            ),
+            odd_iteration=odd and replace(odd, place=self._entry(odd.place)),
         )
 
     def _templates(self) -> dict[int, Template]:

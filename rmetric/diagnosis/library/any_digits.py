@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 
-_TOKEN = re.compile(
+TOKEN = re.compile(
     r"""(?P<look>\(\?<?[=!])
     | (?P<back>\\[1-9]|\(\?P=\w+\))
     | (?P<group>\((?:\?(?:P?<[A-Za-z_]\w*>|:|>|[aimsux]+:|[aimsux]+\)))?)
@@ -27,7 +27,7 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-_TIMES = re.compile(r"(?P<times>\*|\+|\?|\{(?P<least>\d*)(?P<comma>,)?(?P<most>\d*)\})[+?]?")
+TIMES = re.compile(r"(?P<times>\*|\+|\?|\{(?P<least>\d*)(?P<comma>,)?(?P<most>\d*)\})[+?]?")
 _ANYTHING = r"[\s\S]"
 #: Escapes that may take a digit, that take none, and that take nothing.
 _DIGITS, _OTHERS, _PLACES = "dwS", "DWsntrfv", "bBAZ"
@@ -42,15 +42,15 @@ def any_digits(pattern: str) -> str:
     out: list[str] = []
     at = 0
     while at < len(pattern):
-        token = _TOKEN.match(pattern, at)
+        token = TOKEN.match(pattern, at)
         if token is None:
             raise Unknown(pattern)
         kind, at = token.lastgroup or "", token.end()
         if kind == "look":
-            at = _end_of_group(pattern, at)
+            at = end_of_group(pattern, at)
             continue
         atom, loose = _atom(kind, token[0])
-        times = _TIMES.match(pattern, at)
+        times = TIMES.match(pattern, at)
         if times is not None:
             at = times.end()
             out.append(atom + _times(times, loose or kind == "close"))
@@ -97,10 +97,10 @@ def _times(times: re.Match[str], loose: bool) -> str:
     return f"{{{least},{most}}}"
 
 
-def _end_of_group(pattern: str, at: int) -> int:
+def end_of_group(pattern: str, at: int) -> int:
     depth = 1
     while depth:
-        token = _TOKEN.match(pattern, at) or _TIMES.match(pattern, at)
+        token = TOKEN.match(pattern, at) or TIMES.match(pattern, at)
         if token is None:
             raise Unknown(pattern)
         if pattern[at] == "(" and token[0][-1] != ")":

@@ -31,7 +31,7 @@ Gates are sought first: see `Signature`. They stand in one of the lines that a p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields
 from functools import cache
 from pathlib import Path
@@ -44,19 +44,7 @@ from rmetric.diagnosis.signature import ACTORS, LEVELS, ROLES, TRAITS, Signature
 
 #: Roles after which nobody has anything to do.
 QUIET_ROLES = ("success", "harmless")
-_LISTS = (
-    "patterns", "gates", "to_do", "levels", "matches", "misses", "traits", "taken_back_by",
-    "reason_in",
-)  # fmt: skip
 _FAMILIES = Path(__file__).with_name("families.yaml")
-_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
-    "rank": ((int,), "a whole number"),
-    "confidence": ((int, float), "a number"),
-    "survivable": ((bool,), "true or false"),
-    "of_two": ((bool,), "true or false"),
-}
-_REQUIRED = {field.name for field in fields(Signature) if field.default is MISSING}
-_FIELDS = {field.name for field in fields(Signature)} - {"usual_stage"}
 _DIGITS = b"0123456789"
 
 
@@ -72,6 +60,38 @@ def form_of(text: str | bytes) -> bytes:
     """
     raw = text.encode("utf-8", "replace") if isinstance(text, str) else text
     return raw.lower().translate(None, _DIGITS)
+
+
+Test = Callable[[Any], Any]
+
+
+def _is_list_of_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def _is_gate(one: str) -> bool:
+    return one.isascii() and form_of(one).decode() == one and len(one.strip()) >= 3
+
+
+#: Type of a field -> what its value in YAML must be, and the words for it.
+_KINDS: dict[Any, tuple[Test, str]] = {
+    "str": (lambda value: type(value) is str, "a text"),
+    "int": (lambda value: type(value) is int, "a whole number"),  # exactly: True is an int
+    "float": (lambda value: type(value) in (int, float), "a number"),
+    "bool": (lambda value: type(value) is bool, "true or false"),
+    "tuple[str, ...]": (_is_list_of_texts, "a list of texts"),
+}
+_FIELDS = {one.name: _KINDS[one.type] for one in fields(Signature) if one.name != "usual_stage"}
+_REQUIRED = {one.name for one in fields(Signature) if one.default is MISSING}
+#: Field, what each of its values must be, and the words for it.
+_VALUES: tuple[tuple[str, Test, str], ...] = (
+    ("id", regex.compile("[a-z][a-z0-9_]*").fullmatch, "lower-case words joined by underscores"),
+    ("role", ROLES.__contains__, f"one of {', '.join(ROLES)}"),
+    ("confidence", lambda one: 0 <= one <= 1, "a number from 0 to 1"),
+    ("levels", LEVELS.__contains__, f"of {', '.join(LEVELS)}"),
+    ("traits", TRAITS.__contains__, f"of {', '.join(TRAITS)}"),
+    ("gates", _is_gate, "3 or more characters, lower case, no digits"),
+)
 
 
 def compiled(pattern: str) -> regex.Pattern[str]:
@@ -94,27 +114,42 @@ def read(path: Path) -> Iterator[Signature]:
     if not isinstance(entries, list):
         raise SignatureError(f"{path}: found {_kind(entries)}, expected a list of signatures")
     for place, entry in enumerate(entries, 1):
-        yield _signature(path, place, entry)
+        if not isinstance(entry, dict):
+            found = f"found {_kind(entry)}, expected a mapping of fields"
+            raise SignatureError(f"{path}: entry {place}: {found}")
+        yield _signature(path, entry.get("id", f"entry {place}"), entry)
 
 
-def _signature(path: Path, place: int, entry: Any) -> Signature:
-    if not isinstance(entry, dict):
-        raise SignatureError(
-            f"{path}: entry {place}: found {_kind(entry)}, expected a mapping of fields"
-        )
-    name = entry.get("id", f"entry {place}")
-    for key in sorted(set(entry) - _FIELDS, key=str):
+def _signature(path: Path, name: Any, entry: dict[Any, Any]) -> Signature:
+    for key in sorted(set(entry) - set(_FIELDS), key=str):
         raise wrong(path, name, key, "no such field", f"one of {', '.join(sorted(_FIELDS))}")
-    required = _REQUIRED - ({"to_do", "actor"} if entry.get("role") in QUIET_ROLES else set())
-    for key in sorted(required - set(entry)):
+    quiet = entry.get("role") in QUIET_ROLES
+    for key in sorted(_REQUIRED - set(entry) - ({"to_do", "actor"} if quiet else set())):
         raise wrong(path, name, key, "nothing", "a value: the field is required")
-    values = {key: _value(path, name, key, value) for key, value in entry.items()}
+    values: dict[str, Any] = {"to_do": (), "actor": ""}
+    for key, value in entry.items():
+        is_kind, accepted = _FIELDS[key]
+        if not is_kind(value):
+            raise wrong(path, name, key, repr(value)[:80], accepted)
+        values[key] = tuple(value) if isinstance(value, list) else value
     family = values["family"]
     values["traits"] = (*values.get("traits", ()), *traits_of(family))
     values["usual_stage"] = families().get(family, {}).get("stage", "")
-    signature = Signature(**{"to_do": (), "actor": "", **values})
-    _check_values(path, signature)
-    return signature
+    for key, is_one, accepted in (*_VALUES, _actor(quiet)):
+        value = values.get(key, ())
+        for each in value if isinstance(value, tuple) else (value,):
+            if not is_one(each):
+                raise wrong(path, name, key, repr(each), accepted)
+    for key in ("patterns", "gates", "title", "family", *(("to_do",) if values["actor"] else ())):
+        if not values[key]:
+            raise wrong(path, name, key, "nothing", "at least one")
+    return Signature(**values)
+
+
+def _actor(quiet: bool) -> tuple[str, Test, str]:
+    if quiet:
+        return "actor", "".__eq__, "none for a role after which nobody has anything to do"
+    return "actor", ACTORS.__contains__, f"one of {', '.join(ACTORS)}"
 
 
 @cache
@@ -127,44 +162,6 @@ def families() -> dict[str, dict[str, Any]]:
 def traits_of(family: str) -> tuple[str, ...]:
     """What holds of all signatures of a family."""
     return tuple(families().get(family, {}).get("traits", ()))
-
-
-def _value(path: Path, name: Any, key: str, value: Any) -> Any:
-    if key in _LISTS:
-        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            raise wrong(path, name, key, repr(value)[:80], "a list of texts")
-        return tuple(value)
-    kinds, accepted = _KINDS.get(key, ((str,), "a text"))
-    if type(value) not in kinds:  # exactly: True is an int
-        raise wrong(path, name, key, repr(value)[:80], accepted)
-    return value
-
-
-def _check_values(path: Path, one: Signature) -> None:
-    if not regex.fullmatch("[a-z][a-z0-9_]*", one.id):
-        raise wrong(path, one.id, "id", repr(one.id), "lower-case words joined by underscores")
-    if one.role not in ROLES:
-        raise wrong(path, one.id, "role", repr(one.role), f"one of {', '.join(ROLES)}")
-    actors = ("",) if one.role in QUIET_ROLES else ACTORS
-    if one.actor not in actors:
-        accepted = f"one of {', '.join(actors)}" if actors != ("",) else f"none for {one.role}"
-        raise wrong(path, one.id, "actor", repr(one.actor), accepted)
-    if not 0 <= one.confidence <= 1:
-        raise wrong(path, one.id, "confidence", repr(one.confidence), "a number from 0 to 1")
-    for level in one.levels:
-        if level not in LEVELS:
-            raise wrong(path, one.id, "levels", repr(level), f"of {', '.join(LEVELS)}")
-    for trait in one.traits:
-        if trait not in TRAITS:
-            raise wrong(path, one.id, "traits", repr(trait), f"of {', '.join(TRAITS)}")
-    for key in ("patterns", "gates", "title", "family", *(() if not one.actor else ("to_do",))):
-        if not getattr(one, key):
-            raise wrong(path, one.id, key, "nothing", "at least one")
-    for gate in one.gates:
-        if not gate.isascii() or form_of(gate).decode() != gate or len(gate.strip()) < 3:
-            raise wrong(
-                path, one.id, "gates", repr(gate), "3 or more characters, lower case, no digits"
-            )
 
 
 def check(path: Path, one: Signature) -> None:

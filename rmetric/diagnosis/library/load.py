@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Collection, Container, Iterable, Iterator
-from functools import cache
+from collections.abc import Collection, Iterable, Iterator
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from rmetric.diagnosis.library.any_digits import Unknown, any_digits
 from rmetric.diagnosis.library.files import check, compiled, form_of, read, wrong
+from rmetric.diagnosis.library.needed import Rows, needed
 from rmetric.diagnosis.reading.word_index import WordIndex
 from rmetric.diagnosis.signature import ROLES, Signature
 
@@ -28,6 +29,46 @@ SPECIFIC = 6
 FORMS = 4096
 _FOLDER = Path(__file__).parent / "signatures"
 _ROLE_ORDER = {role: place for place, role in enumerate(ROLES)}
+
+
+class Pattern:
+    """A pattern of a signature, and what tells before it is compiled that it does not match.
+
+    Compiling costs more than all else of a small log, and no log needs more than a few patterns.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    @cached_property
+    def compiled(self) -> Any:
+        return compiled(self._text)
+
+    @cached_property
+    def _needed(self) -> Rows:
+        return needed(self._text)
+
+    @cached_property
+    def _loose(self) -> Any:
+        try:
+            return compiled(any_digits(self._text))
+        except Unknown:
+            return compiled("")
+
+    def has_needed(self, form: bytes) -> bool:
+        """Return False only if it matches no text of this form (`form_of`)."""
+        return all(any(one in form for one in row) for row in self._needed)
+
+    def may_match(self, plain: str) -> bool:
+        """Return False only if it matches no line that is so with "0" for every number."""
+        try:
+            return self._loose.search(plain, timeout=PATTERN_SECONDS) is not None
+        except TimeoutError:
+            return True
+
+
+Patterns = frozenset[Pattern]
+Matches = list[tuple[Signature, dict[str, str]]]
 
 
 class SignatureLibrary:
@@ -50,8 +91,7 @@ class SignatureLibrary:
             self._by_id[one.id] = one
             self.files[one.id] = path
         self._gates = WordIndex((gate.encode(), one.id) for one in self for gate in one.gates)
-        self._patterns: dict[str, tuple[Any, ...]] = {}
-        self._loose: dict[str, tuple[Any, ...] | None] = {}
+        self._patterns = {one.id: tuple(map(Pattern, one.patterns)) for one in self}
         self._of_form: dict[bytes, list[str]] = {}
 
     @classmethod
@@ -95,9 +135,7 @@ class SignatureLibrary:
         """
         return bool(self._ids(form, words))
 
-    def find(
-        self, text: str, level: str = "", may: Container[str] | None = None
-    ) -> list[tuple[Signature, dict[str, str]]]:
+    def find(self, text: str, level: str = "", may: Patterns | None = None) -> Matches:
         """The signatures that match an entry, with their fields; the best first.
 
         The higher rank is the better, and of equals the role that stands earlier in `ROLES`.
@@ -107,21 +145,18 @@ class SignatureLibrary:
         Args:
             text: one entry of a log; lines are joined by newlines.
             level: "error", "warning", "info" or "" as the entry states it.
-            may: the ids of those that may match it (`may_match`); None for all.
+            may: those that may match it (`may_match`); None for all.
         """
         found = self._found(text, level, may)
         if (not found or found[0][0].rank < SPECIFIC) and (bare := _bare(text)) != text:
             return self._found(bare, level, may) or found
         return found
 
-    def _found(
-        self, text: str, level: str, may: Container[str] | None
-    ) -> list[tuple[Signature, dict[str, str]]]:
+    def _found(self, text: str, level: str, may: Patterns | None) -> Matches:
         found = []
-        for one in self._candidates(form_of(text), level):
-            if may is not None and one.id not in may:
-                continue
-            fields = self._fields(one, text)
+        form = form_of(text)
+        for one in self._candidates(form, level):
+            fields = self._fields(one, text, form, may)
             if fields is not None:
                 found.append((one, fields))
         harmless = [pair for pair in found if pair[0].role == "harmless"]
@@ -130,34 +165,20 @@ class SignatureLibrary:
             key=lambda pair: (-pair[0].rank, _ROLE_ORDER[pair[0].role], pair[0].id),
         )
 
-    def may_match(self, plain: str, level: str = "") -> frozenset[str]:
-        """Ids of the signatures that an entry of one line may match; no other, for any digits.
+    def may_match(self, plain: str, level: str = "") -> Patterns:
+        """Patterns that an entry of one line may match; no other, for any digits.
 
         Args:
             plain: the line with "0" for every number.
             level: as the entry states it.
         """
-        ways = {plain, _bare(plain)}
         return frozenset(
-            one.id
-            for way in ways
-            for one in self._candidates(form_of(way), level)
-            if self._loosely(one, way)
+            pattern
+            for way, form in [(way, form_of(way)) for way in {plain, _bare(plain)}]
+            for one in self._candidates(form, level)
+            for pattern in self._patterns[one.id]
+            if pattern.has_needed(form) and pattern.may_match(way)
         )
-
-    def _loosely(self, one: Signature, plain: str) -> bool:
-        if one.id not in self._loose:
-            try:
-                self._loose[one.id] = tuple(compiled(any_digits(each)) for each in one.patterns)
-            except Unknown:
-                self._loose[one.id] = None
-        loose = self._loose[one.id]
-        try:
-            return loose is None or any(
-                each.search(plain, timeout=PATTERN_SECONDS) for each in loose
-            )
-        except TimeoutError:
-            return True
 
     def _candidates(self, form: bytes, level: str) -> list[Signature]:
         """Those with a gate in the form, by id."""
@@ -173,13 +194,14 @@ class SignatureLibrary:
             self._of_form[form] = ids
         return ids
 
-    def _fields(self, one: Signature, text: str) -> dict[str, str] | None:
-        if one.id not in self._patterns:
-            self._patterns[one.id] = tuple(compiled(pattern) for pattern in one.patterns)
+    def _fields(
+        self, one: Signature, text: str, form: bytes, may: Patterns | None
+    ) -> dict[str, str] | None:
         try:
             for pattern in self._patterns[one.id]:
-                match = pattern.search(text, timeout=PATTERN_SECONDS)
-                if match:
+                if pattern not in may if may is not None else not pattern.has_needed(form):
+                    continue
+                if match := pattern.compiled.search(text, timeout=PATTERN_SECONDS):
                     return {key: value for key, value in match.groupdict().items() if value}
         except TimeoutError:
             self._patterns[one.id] = ()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rmetric.diagnosis.facts.statements import Statement, may_state
 from rmetric.diagnosis.library import SignatureLibrary
+from rmetric.diagnosis.library.load import Patterns
 from rmetric.diagnosis.patterns.stages import possible_rules, stated_stage
 from rmetric.diagnosis.patterns.steps import may_state_step
 from rmetric.diagnosis.reading.joining import kind_of
@@ -88,7 +89,7 @@ class Facts:
     level: str
     stage: str
     look: bool
-    alone: frozenset[str]
+    alone: Patterns
     step: bool
     world: tuple[Statement, ...]
     job_id: bool
@@ -128,7 +129,7 @@ class LineAnalyser:
             self._facts.put(plain, facts)
         return facts
 
-    def find(self, text: str, level: str, may: frozenset[str] | None) -> Matches:
+    def find(self, text: str, level: str, may: Patterns | None) -> Matches:
         """As `SignatureLibrary.find`; the first with the rank that the entry states as its own."""
         if may is not None and not may:
             return []

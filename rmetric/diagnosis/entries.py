@@ -1,0 +1,353 @@
+"""Entries of one or several lines: each line by itself, whatever its form.
+
+`EntryPass._slow` alone would read a file; `FilePass` (one_pass.py) spares most lines the way.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from operator import itemgetter
+from typing import Any
+
+from rmetric.diagnosis.beside.stacks import states_stack
+from rmetric.diagnosis.facts.graph import IdentityGraph
+from rmetric.diagnosis.facts.marks import KERNEL_LINE, MIN_PAUSE_RATIO, MIN_PAUSE_SECONDS
+from rmetric.diagnosis.file_lines import FileLines
+from rmetric.diagnosis.job import HEAD, TAIL
+from rmetric.diagnosis.log_stream import (
+    LogLineForm,
+    LogStream,
+    MatchTally,
+    OpenEntry,
+    RawEntry,
+    StepCounter,
+)
+from rmetric.diagnosis.patterns.iterations import IterationWatch
+from rmetric.diagnosis.patterns.stages import next_stage
+from rmetric.diagnosis.patterns.steps import StepMatch, planned_steps
+from rmetric.diagnosis.reading.joining import NEXT, Kind
+from rmetric.diagnosis.reading.text import clean, unescaped
+from rmetric.diagnosis.signature import Signature
+from rmetric.diagnosis.templates.facts import JOB_ID, Facts
+
+#: Changes of stage that are kept of a stream, job numbers of a file.
+MAX_STAGES = 200
+MAX_JOB_IDS = 1000
+#: Steps by which ranks that share a log may differ.
+RANKS_APART = 2
+#: Characters by which a command is known; its last settings may differ.
+MAX_COMMAND = 60
+#: Roles and least confidence of entries that end an attempt.
+_ENDS = ("success", "ending", "cause", "echo", "symptom")
+MIN_END_CONFIDENCE = 0.5
+#: A program that ends does not write its last words at these levels.
+_NOTED = ("info", "warning")
+#: Lines that continue what stands before them.
+_SET_IN = (Kind.PART, Kind.FRAME)
+#: A bar of tqdm, and one that is complete.
+_BAR, _WHOLE_BAR = b"%|", b"100%|"
+#: The head of faulthandler's stacks; whose they are, the line above may say.
+_TIMED_OUT = re.compile(rb"Timeout \([\d:.]+\)!\s*$")
+_NUMBERS, _PLACE = re.compile(r"\d+"), itemgetter(0)
+
+
+class EntryPass(FileLines):
+    """Joins lines to entries, and counts these by stream and template.
+
+    Attributes:
+        first_line: number of the attempt's first line.
+        line_before: the last one before the block.
+        final_template: template of an entry's first line -> that of the whole entry.
+        continued: the last line that continued one of another stream, and that stream.
+    """
+
+    def _begin_attempt(self) -> None:
+        super()._begin_attempt()
+        self.marks.begin_attempt()
+        self.first_line, self.line_before = self.number + 1, b""
+        self.watch, self.graph = IterationWatch[RawEntry](), IdentityGraph(self.source.name)
+        self.final_template: dict[int, int] = {}
+        self.continued: tuple[int, LogStream] = (0, self.own)
+        self.succeeded: RawEntry | None = None
+        self.job_ids: dict[str, int] = {}
+
+    def _slow(
+        self, number: int, line: bytes, form: LogLineForm, stream: LogStream, start: int
+    ) -> None:
+        """Take a line that may be of an entry of several lines, or match a signature.
+
+        Its text begins at `start`; that is 0 too where the line has no prefix.
+        """
+        text, facts = line[start or self.prefixes.start(line) :], form.facts
+        if stream is self.own and facts.kind in _SET_IN and len(self.streams) > 1:
+            stream = self._stream_before(number)
+        joined, stream.state = NEXT[stream.state][facts.kind]
+        if form.told:
+            self._tell(number, text, stream, facts)
+        if facts.kind != Kind.BLANK and not (joined and self._joined(stream, number, text, facts)):
+            if stream.open is not None:
+                self._close(stream)
+            self._begin(stream, number, line, text, form)
+        stream.slow = bool(stream.open or stream.state)
+
+    def _stream_before(self, number: int) -> LogStream:
+        """The stream of what a set-in line without a prefix continues: the line before it.
+
+        A program that writes several lines at once puts its prefix before the first only.
+        """
+
+        def text(at: int) -> bytes:
+            return self.lines[at][self.prefixes.split(self.lines[at])[1] :]
+
+        at = number - self.number - 2
+        if at > 0 and not text(at).strip():  # between the threads of a process
+            at -= 1
+        if self.continued[0] == self.number + 1 + at:
+            stream = self.continued[1]
+        else:
+            if at > 0 and _TIMED_OUT.match(text(at)):
+                at -= 1
+            before = self.lines[at] if at >= 0 else self.line_before
+            stream = self._stream_of(self.prefixes.split(before)[0])
+        self.continued = number, stream
+        return stream
+
+    def _tell(self, number: int, text: bytes, stream: LogStream, facts: Facts) -> None:
+        """Take what a line states of the whole job."""
+        said = clean(text)
+        if facts.world:
+            self.graph.take(said, stream.prefix, facts.world)
+        for groups in JOB_ID.findall(said) if facts.job_id else ():
+            if len(self.job_ids) < MAX_JOB_IDS:
+                self.job_ids.setdefault("".join(groups), number)
+
+    def _joined(self, stream: LogStream, number: int, text: bytes, facts: Facts) -> bool:
+        """Add a line to the stream's open entry; return False if it does not belong there."""
+        entry = stream.open or self._reopened(stream)
+        if entry is None or entry.entry.full:
+            return False
+        if facts.kind == Kind.EXCEPTION:
+            entry.leading_facts = facts
+        elif facts.exception:
+            if entry.leading_facts.exception or entry.leading_facts is not entry.facts:
+                return False  # of another rank that writes to the same file
+            entry.leading_facts = facts
+        entry.entry.add(clean(text))
+        entry.last_line = number
+        entry.look |= facts.look
+        return True
+
+    def _reopened(self, stream: LogStream) -> OpenEntry | None:
+        """The last entry, counted already, which has more lines."""
+        self._settle(stream)
+        if not stream.tail or stream.tail[-1][6] is not None:
+            return None
+        raw = stream.tail.pop()
+        stream.counts[raw[2]] -= 1
+        if stream.head[-1] is raw:
+            stream.head.pop()
+        text = raw[1][self.prefixes.split(raw[1])[1] :]
+        stream.open = OpenEntry(raw, self._form(raw[1]).facts, text)
+        stream.open.states_step = stream.last_step_line == raw[0]
+        stream.open.watched = True
+        return stream.open
+
+    def _begin(
+        self, stream: LogStream, number: int, line: bytes, text: bytes, form: LogLineForm
+    ) -> None:
+        """Begin an entry; one of which no line can follow is counted at once."""
+        facts = form.facts
+        if form.template < 0:
+            form.template = self._template(facts.template, facts.cls)
+            if KERNEL_LINE.match(line):
+                self.marks.leave_out(form.template)
+            form.slow = not facts.quiet
+            if facts.step:
+                form.step = self.shapes.step_place(form.shape, line, len(line) - len(text))
+            form.begin(not facts.step and self.marks.follows(form.template))
+        if form.marked:
+            form.marked = self.marks.add(number, form.template, stream.number)
+        step = form.step.find(line) if form.step is not None else None
+        if step is not None:
+            self._record_step(stream, number, line, form, step)
+        if facts.stage:
+            self.marks.add_stage(number, facts.stage)
+        stage = next_stage(stream.stage, facts.stage)
+        raw: RawEntry = (
+            number, line, form.template, stream.key, stream.step, stage, None, form,
+        )  # fmt: skip
+        if stage != stream.stage:
+            self._show(stream)
+            self.watch.enter(stream.key, stage)
+            stream.enter(stage)
+            if len(stream.stages) < MAX_STAGES:
+                stream.stages.append((stage, raw))
+        if stream.state or facts.alone:
+            stream.open = OpenEntry(raw, facts, text)
+            stream.open.states_step = stream.open.watched = step is not None
+            stream.open.steps_before = self.marks.steps
+        else:
+            self._count(stream, raw, step is not None)
+
+    def _record_step(
+        self, stream: LogStream, number: int, line: bytes, form: LogLineForm, step: StepMatch
+    ) -> None:
+        self._show(stream)
+        if form.time is None:
+            form.time = self.shapes.time_place(form.shape, line)
+        raw: RawEntry = (
+            number, line, form.template, stream.key, step[1], stream.stage, None, form,
+        )  # fmt: skip
+        time = form.time.time(line)
+        self.marks.add_step(number)
+        self._compare_step(stream, number, step, time, line)
+        before = stream.step
+        stream.reach(self.watch.add_step(stream.key, step, form.template, raw, time))
+        stream.steps += 1
+        stream.last_step_line = number
+        # A heartbeat that repeats the step is no progress.
+        if stream.last_step_at is None or stream.step != before:
+            stream.last_step_at = raw
+
+    def _compare_step(
+        self, stream: LogStream, number: int, step: StepMatch, time: float | None, line: bytes
+    ) -> None:
+        """Record a step that falls back, which may be of a new attempt."""
+        form, now = step
+        counter = stream.counters.get(form)
+        own = counter is not None
+        if counter is None:
+            stream.counters[form] = StepCounter(now, time)
+            counter = stream.earlier.get(form)
+            if counter is None:
+                return
+        counter.lines += 1
+        fell_back = now < counter.last - RANKS_APART
+        stream.fell_back |= fell_back and own
+        if now == counter.last:  # a heartbeat, or another rank: no pause between two steps
+            return
+        pause = 0.0 if time is None or counter.time is None else time - counter.time
+        if fell_back and not _counts_other(line, now, stream.last_step_at, counter.last):
+            longest = MIN_PAUSE_RATIO * counter.longest_pause
+            self.marks.add_back(number, counter.last, now, pause > max(MIN_PAUSE_SECONDS, longest))
+        elif pause > counter.longest_pause:
+            counter.longest_pause = pause
+        counter.last, counter.time = now, time
+
+    def _close(self, stream: LogStream) -> None:
+        entry = stream.open
+        assert entry is not None
+        stream.open, whole_line = None, entry.entry.whole_line
+        said, level = entry.entry.text(), entry.facts.level
+        text = unescaped(said)
+        may = entry.facts.alone if whole_line and text is said else None
+        found = self.analyser.find(text, level, may) if entry.look else []
+        template = entry.raw[2]
+        if not entry.states_step:  # a step's line stays one event, whatever follows it
+            leading = entry.leading_facts
+            template = self._template(leading.template, found[0][0].id if found else leading.cls)
+            self.final_template[entry.raw[2]] = template
+        raw = (*entry.raw[:2], template, *entry.raw[3:6], text, entry.raw[7])
+        self._count(stream, raw, entry.watched)
+        if not whole_line and states_stack(said):
+            stream.stacks.append(raw)
+        if found:
+            signature, fields = found[0]
+            stream.found.setdefault(signature.id, MatchTally(raw)).add(raw, fields)
+            if signature.role == "success":
+                self.succeeded = raw
+            self._mark_match(stream, entry, signature, said)
+
+    def _mark_match(
+        self, stream: LogStream, entry: OpenEntry, signature: Signature, said: str
+    ) -> None:
+        """Record what a match tells of the bounds of attempts."""
+        marks, traits, line = self.marks, signature.traits, entry.raw[0]
+        noted = entry.facts.level in _NOTED and signature.role in ("cause", "echo")
+        sure = signature.confidence >= MIN_END_CONFIDENCE or "last words" in traits
+        if signature.role in _ENDS and sure and not noted:
+            marks.add_end(entry.last_line, stream.number)
+        if "restarts ranks" in traits or ("starts ranks" in traits and marks.under_way):
+            writer = stream.prefix.node or (str(stream.number) if stream.number >= 0 else "")
+            marks.add_restart(line, entry.steps_before, writer)
+        if "command" in traits:
+            command = stream.key, _NUMBERS.sub("", said)[:MAX_COMMAND]
+            again = marks.under_way or line == self.first_line
+            marks.add_command(line, entry.steps_before, command, again)
+
+    def _count(self, stream: LogStream, raw: RawEntry, watched: bool) -> None:
+        template = raw[2]
+        if self.first[template] is None:
+            self.first[template] = raw
+        # An entry that goes on after a line of another rank ends after an entry that began later.
+        last = self.last[template]
+        if last is None or last[0] <= raw[0]:
+            self.last[template] = raw
+        stream.templates.append(template)
+        stream.places.append(raw)
+        if watched:
+            stream.shown = len(stream.templates)
+
+    def _show(self, stream: LogStream) -> None:
+        """Hand the events since the last step to the watch over iterations."""
+        if stream.shown < len(stream.templates):
+            self.watch.add_events(stream.key, stream.templates[stream.shown :])
+            stream.shown = len(stream.templates)
+
+    def _settle(self, stream: LogStream) -> None:
+        """Count the pending entries of a stream, and keep the first and the last of them."""
+        templates, places = stream.templates, stream.places
+        if not templates:
+            return
+        self._show(stream)
+        stream.counts.update(templates)
+        number, before, lines = len(templates), self.number + 1, self.lines
+        key, changes, forms = stream.key, stream.changes, self.block_forms
+
+        def raw(order: int) -> RawEntry:
+            at = places[order]
+            if at.__class__ is tuple:
+                return at
+            _, step, stage = changes[bisect_right(changes, order, key=_PLACE) - 1]
+            places[order] = made = (
+                before + at, lines[at], templates[order], key, step, stage, None, forms[at],
+            )  # fmt: skip
+            return made
+
+        if len(stream.head) < HEAD:
+            stream.head += map(raw, range(min(HEAD - len(stream.head), number)))
+        for order in range(min(stream.fresh, number)):
+            if stream.first_time is not None:
+                break
+            entry = raw(order)
+            stream.first_time = self.time(entry[1], entry[7])
+        stream.fresh = max(0, stream.fresh - number)
+        stream.tail.extend(map(raw, range(max(0, number - TAIL), number)))
+        first, last = self.first, self.last
+        for template, order in dict(zip(templates, range(number), strict=True)).items():
+            if first[template] is None:
+                first[template] = raw(templates.index(template))
+            latest = last[template]
+            if latest is None or latest[0] < self._line(places[order]):
+                last[template] = raw(order)
+        templates.clear()
+        places.clear()
+        stream.shown, stream.changes = 0, [(-1, stream.step, stream.stage)]
+
+    def _line(self, place: Any) -> int:
+        number: int = place[0] if place.__class__ is tuple else self.number + 1 + place
+        return number
+
+
+def _counts_other(line: bytes, step: int, before: RawEntry | None, last: int) -> bool:
+    """Return True for two bars of different lengths: training's, and that of an evaluation.
+
+    Or for one that begins behind a complete one, as each epoch's does.
+    """
+    if before is None:
+        return False
+    if _WHOLE_BAR in before[1] and _BAR in line:
+        return True
+    planned = planned_steps(clean(line), step)
+    return planned is not None and planned_steps(clean(before[1]), last) not in (None, planned)
