@@ -51,6 +51,8 @@ def write_atomically(path: Path, lines: Iterable[bytes]) -> None:
 
     Raises OSError that names `path`.
     """
+    if not path.name:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
         with open(part, "xb", opener=no_follow) as file:

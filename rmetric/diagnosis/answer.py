@@ -297,6 +297,8 @@ class Weighed:
                 continue
             if one.fault is not None:
                 title, follows = one.fault.signature.title, one.fault.follows
+                if one.group == "ending" and self.hypotheses[0][0].group == "inferred":
+                    follows = follows or self.hypotheses[0][0].id
                 why = f"{FOLLOWS}{follows}" if follows else how_often(one.fault, self.job)
             else:
                 row, title = one.rows[0], inferred_causes()[one.id].title

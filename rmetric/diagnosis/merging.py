@@ -69,7 +69,9 @@ def _name_nodes(files: Files, layout: RankLayout) -> bool:
     """Give a file that states no writer the one node of the job that its name has in it."""
     nodes = {source.node for source, _, _ in files} | set(layout.world.nodes)
     nodes |= set(layout.world.node_of_rank.values())
-    names = {short(node): node for node in nodes if node and any(map(str.isdigit, node))}
+    # Of several names of one node the whole one is the last.
+    whole = sorted((node for node in nodes if node), key=lambda node: (len(node), node))
+    names = {short(node): node for node in whole if any(map(str.isdigit, node))}
     found = False
     for source, prefixes, _ in files:
         known = (source.rank, source.local_rank, source.node) != (None, None, None)

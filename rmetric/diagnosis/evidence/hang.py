@@ -357,18 +357,31 @@ def _unended(scene: Scene) -> Hang | None:
         since = _quiet_since(later, stepping, last_step, least, by_gpus=spin is not None)
         if since is None or end - since[0] < since[1]:
             return None
-    idle = idle_gpus(job, spin)
-    rows = fell_silent(job, entries, MIN_SECONDS, MIN_RATIO) or behind(stepping)
-    beats = heartbeats(later, of_all=False)
-    last = [] if rows or idle else alone_waiting(job, later, beats) or last_words(later)
+    rows, text = _who_stands(scene, stepping, entries, later, spin)
     return Hang(
         kind="hang with heartbeats",
         seconds=end - last_step,
         ended=False,
-        rows=(*idle, *rows, *(row for row, _ in last)),
-        last_words=last[0][1] if last else "",
+        rows=rows,
+        last_words=text,
         spin=spin,
     )
+
+
+def _who_stands(
+    scene: Scene,
+    stepping: Sequence[JobStream],
+    entries: Sequence[Timed],
+    later: Sequence[Timed],
+    spin: Spinning | None,
+) -> tuple[list[Row], str]:
+    """Rows against the ranks at which a training stands that nothing ended; the last words."""
+    idle = idle_gpus(scene.job, spin)
+    rows = fell_silent(scene.job, entries, MIN_SECONDS, MIN_RATIO) or behind(stepping)
+    if rows or idle:
+        return [*idle, *rows], ""
+    last = alone_waiting(scene.job, later, heartbeats(later, of_all=False)) or last_words(later)
+    return [row for row, _ in last], last[0][1] if last else ""
 
 
 def _quiet_since(
