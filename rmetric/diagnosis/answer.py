@@ -369,13 +369,13 @@ class Weighed:
         candidates: tuple[Candidate, ...] = ()
         if outcome != "healthy" or confidence < LIKELY:
             candidates = self._candidates(confidence, kind)
-        (first, share), *others = self.hypotheses
+        (first, _), *others = self.hypotheses
         carried = (
             reasons(first.features, others[0][0].features, self.model.causes) if others else []
         )
         return Diagnosis(
             confidence=confidence,
-            score=round(share, 3),
+            score=round(strength, 3),
             basis=kind,
             because=tuple(BECAUSE[name] for name in carried if name in BECAUSE),
             why=why + (f"; not sure: {against}" if against else ""),

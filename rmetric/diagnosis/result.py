@@ -128,7 +128,7 @@ class Diagnosis:
         title: the cause in words; where there is none, the known facts.
         actor: who should act: hardware, user, framework or platform.
         confidence: in the cause, 0 to 1; in the outcome where there is no cause.
-        score: probability of the cause by the model, of which `confidence` is made.
+        score: confidence of the evidence by itself, which limits `confidence`.
         basis: kind of the answer, of the shares in model.json.
         why: the reason.
         because: what carried this answer over the next, in words.

@@ -52,16 +52,20 @@ def stated(results: Results) -> list[Stated]:
 
 
 def _confidence(basis: str | None, score: float | None, stated: float | None) -> float:
-    """That of an answer, at most what the model of today says that such answers are worth."""
+    """What the model of today says that such answers are worth; what was stated, else."""
     if basis is None or score is None:
         return stated or 0.0
-    return min(score, Model.shipped().limit(CALLED.get(basis, basis), score))
+    return Model.shipped().limit(CALLED.get(basis, basis), score)
 
 
-def stated_on_written(jobs: Iterable[WrittenScores]) -> list[Stated]:
-    """The same of the written jobs."""
+def stated_on_written(jobs: Iterable[WrittenScores], *, first: bool = False) -> list[Stated]:
+    """The same of the written jobs; of first looks by what the model of today makes of them."""
     return [
-        Stated(_confidence(job.basis, job.score, job.confidence), job.right, f"{job.set} {job.job}")
+        Stated(
+            _confidence(job.basis, job.score, job.confidence) if first else job.confidence,
+            job.right,
+            f"{job.set} {job.job}",
+        )
         for job in jobs
         if job.states
     ]
@@ -180,7 +184,7 @@ def calibration_tables(
     if not known:
         return []
     everything = [one for answers in known.values() for one in answers]
-    looks = {FIRST: found} if (found := stated_on_written(first)) else {}
+    looks = {FIRST: found} if (found := stated_on_written(first, first=True)) else {}
     return [
         calibration(looks | known | {"all of today": everything}),
         reliability(looks or {TODAY: everything}),
