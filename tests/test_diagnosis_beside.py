@@ -107,7 +107,7 @@ def test_the_rank_that_did_not_enter_is_named_with_the_collective(
     assert "all_reduce" in found.title
     assert "#47" in found.title
     assert "train.py:41" in found.title
-    assert found.score >= 0.9
+    assert found.score >= 0.8
 
 
 def test_dumps_need_no_logs(tmp_path: Path) -> None:

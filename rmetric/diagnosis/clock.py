@@ -287,26 +287,38 @@ def _by_zones(job: Job) -> Iterator[tuple[str, float]]:
 
     No process is taken down before its last step, and no rank outlives what is deadly.
     """
+    ends: dict[str | None, list[tuple[float, str]]] = {}
     for match in job.matches.values():
         own, hours, last = match.last, 0, job.streams[match.stream].last_step_at
         if is_deadly(job, match):
             own = match.first
-            apart = _later(timed_on_its_node(job, match), own)
+            node = job.node_of(job.streams[match.stream])
+            if node not in ends:
+                ends[node] = _two_last(_timed_on(job, node))
+            others = [at for at, file in ends[node] if file != own.file]
+            apart = _later(others[:1], own)
             near = abs(apart - _HOUR * round(apart / _HOUR)) <= MAX_AFTER_LOST_GPU_SECONDS
             hours = round(apart / _HOUR) if near else 0
         elif "takes down" in match.traits and last is not None and last.file != own.file:
-            hours = max(0, ceil(_later([last], own) / _HOUR))
+            hours = max(0, ceil(_later([at for at, _ in _two_last([last])], own) / _HOUR))
         if 0 < abs(hours) * _HOUR <= MAX_ZONE_SECONDS:
             yield own.file, -hours * _HOUR
 
 
-def _later(entries: Iterable[Occurrence], than: Occurrence) -> float:
-    """Seconds from an entry to the last of others, whatever their years; 0.0 where not known."""
-    times, others = (
-        [without_year(one.time) for one in each if one.time and not _since_boot(one.time)]
-        for each in ([than], entries)
-    )
-    return max(others) - times[0] if times and others else 0.0
+def _two_last(entries: Iterable[Occurrence]) -> list[tuple[float, str]]:
+    """The last times, whatever their years, of the two files that end last; the last one first."""
+    latest: dict[str, float] = {}
+    for one in entries:
+        if one.time and not _since_boot(one.time):
+            at = without_year(one.time)
+            latest[one.file] = max(at, latest.get(one.file, at))
+    return sorted(((at, file) for file, at in latest.items()), reverse=True)[:2]
+
+
+def _later(times: Sequence[float], than: Occurrence) -> float:
+    """Seconds from an entry to the last of such times; 0.0 where not known."""
+    known = times and than.time and not _since_boot(than.time)
+    return max(times) - without_year(than.time) if known and than.time else 0.0
 
 
 def is_deadly(job: Job, match: Match) -> bool:
@@ -325,11 +337,14 @@ def is_deadly(job: Job, match: Match) -> bool:
 
 def timed_on_its_node(job: Job, match: Match) -> Iterator[Occurrence]:
     """The last entries with a time in other files about the node of a match."""
-    for node in {job.node_of(job.streams[match.stream]), None}:  # a log of no node ends as the job
-        for one in job.of_node.get(node, ()):
-            for entry in one.tail:
-                if entry.time is not None and entry.file != match.first.file:
-                    yield entry
+    entries = _timed_on(job, job.node_of(job.streams[match.stream]))
+    return (one for one in entries if one.file != match.first.file)
+
+
+def _timed_on(job: Job, node: str | None) -> Iterator[Occurrence]:
+    for of in {node, None}:  # a log of no node ends as the job does
+        for one in job.of_node.get(of, ()):
+            yield from (entry for entry in one.tail if entry.time is not None)
 
 
 def clock_notes(offsets: Mapping[str, float]) -> list[str]:
