@@ -75,3 +75,14 @@ class Maker:
 
 def healthy(world=8, **options):
     return Maker(world, **options).train(range(world)).job
+
+
+def killed(world, bad, *, order=None, **options):
+    """One stops after step 9; the others wait for it and time out half an hour later."""
+    order = list(order or range(world))
+    maker = Maker(world, **options).train(order, steps=10, end=False)
+    for rank in order:
+        if rank != bad:
+            maker.say(rank, "watchdog caught collective operation timeout", time=1820.0)
+            maker.say(rank, "aborting the process", time=1821.0)
+    return maker.job

@@ -1,10 +1,8 @@
-"""Known faults, what a training survived, and the order of entries."""
+"""Known faults and what a training survived."""
 
 import pytest
 
-from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.faults import ended_alone
-from rmetric.diagnosis.reading.timestamps import NO_YEAR
 from rmetric.diagnosis.report.evidence import how_often
 from rmetric.diagnosis.signature import Signature
 from tests.diagnosis_scene import scene_of
@@ -67,29 +65,6 @@ def test_an_end_that_one_rank_alone_reports_is_no_end_of_the_job(done, alone):
         writer.say(rank, "all done", signature="completed")
     assert ended_alone(writer.job, LIBRARY) == alone
     assert bool(faults_of(writer.job)) == bool(alone)
-
-
-def test_a_time_without_a_year_takes_that_of_the_job():
-    writer = Writer(one_file=False)
-    dated = 1_714_702_447.0  # 2024-05-03 02:14:07
-    writer.say(0, "step", time=dated)
-    late = writer.say(1, "boom", time=NO_YEAR[0] + (31 + 29 + 31 + 30 + 2) * 86400.0 + 8057.0)
-    ordering = Ordering(job=writer.job)
-    assert ordering.seconds(late) == pytest.approx(dated + 10.0)
-    assert ordering.span == (dated, dated)
-    booted = writer.say(2, "boom", time=4821.5)
-    assert ordering.seconds(booted) is None
-    assert ordering.dated(booted) == 4821.5
-
-
-def test_in_one_file_the_order_decides_whatever_the_clocks_say():
-    writer = Writer()
-    first = writer.say(0, "a", time=2e9 + 60.0)
-    second = writer.say(1, "b", time=2e9)
-    ordering = Ordering(job=writer.job)
-    assert ordering.after(second, first)
-    assert not ordering.after(first, second)
-    assert 0.0 < ordering.later_by(second, first) < 1.0
 
 
 def test_a_rank_missing_among_many_is_silent_though_no_size_is_told():

@@ -7,21 +7,10 @@ from hypothesis import strategies as st
 from rmetric.diagnosis.clock import Ordering, clock_notes, clock_offsets, two_jobs
 from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
-from tests.diagnosis_jobs import Maker, healthy
+from tests.diagnosis_jobs import Maker, healthy, killed
 from tests.diagnosis_writer import Writer
 
 HOUR = 3600.0
-
-
-def killed(world, bad, *, order=None, **options):
-    """One stops after step 9; the others wait for it and time out half an hour later."""
-    order = list(order or range(world))
-    maker = Maker(world, **options).train(order, steps=10, end=False)
-    for rank in order:
-        if rank != bad:
-            maker.say(rank, "watchdog caught collective operation timeout", time=1820.0)
-            maker.say(rank, "aborting the process", time=1821.0)
-    return maker.job
 
 
 def test_clocks_that_agree_have_no_offset():

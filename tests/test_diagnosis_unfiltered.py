@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from rmetric.diagnosis.clock import clock_offsets
 from rmetric.diagnosis.evidence.absences import absences as absences_of
 from rmetric.diagnosis.job import Job
-from tests.diagnosis_jobs import USUAL, Maker, healthy
+from tests.diagnosis_jobs import USUAL, Maker, healthy, killed
 from tests.diagnosis_scene import scene_of
 
 HOUR = 3600.0
@@ -22,17 +22,6 @@ def kinds(job, **options):
     for one in absences(job, **options):
         found.setdefault(one.target, {})[one.kind] = one
     return found
-
-
-def killed(world, bad, *, order=None, **options):
-    """One stops after step 9; the others wait for it and time out half an hour later."""
-    order = list(order or range(world))
-    maker = Maker(world, **options).train(order, steps=10, end=False)
-    for rank in order:
-        if rank != bad:
-            maker.say(rank, "watchdog caught collective operation timeout", time=1820.0)
-            maker.say(rank, "aborting the process", time=1821.0)
-    return maker.job
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 8, 64])

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from rmetric.diagnosis.clock import Ordering
-from rmetric.diagnosis.evidence.row import Row, Scene
+from rmetric.diagnosis.evidence import Row, Scene
 from rmetric.diagnosis.faults import LOSS, Fault
 from rmetric.diagnosis.hypotheses import HEALTHY, Hypothesis, early_stop
 from rmetric.diagnosis.inferred import HUNG, NOT_FINITE, inferred_causes
@@ -22,7 +22,7 @@ from rmetric.diagnosis.report.frames import raised
 from rmetric.diagnosis.result import FOLLOWS, LIKELY, Candidate, Diagnosis, Evidence, Suspect
 from rmetric.diagnosis.stage import stage_of_failure
 from rmetric.diagnosis.suspects import NAMED, named, only_node
-from rmetric.diagnosis.unusual import Unusual
+from rmetric.diagnosis.unusual import Unusual, unusual
 
 MAX_CANDIDATES = 5
 #: A cause of another family is a rival from this share of the first one's probability on.
@@ -75,7 +75,6 @@ class Weighed:
     rows: Sequence[Row]
     ranked: tuple[Suspect, ...]
     hypotheses: Sequence[tuple[Hypothesis, float]]
-    unusual: Unusual
 
     @property
     def job(self) -> Job:
@@ -85,6 +84,10 @@ class Weighed:
     def faults(self) -> list[Fault]:
         """Known faults that were not survived, the likeliest first."""
         return [one.fault for one, _ in self.hypotheses if one.fault and not one.fault.survived]
+
+    @cached_property
+    def unusual(self) -> Unusual:
+        return unusual(self.scene)
 
     # -- the answer
 

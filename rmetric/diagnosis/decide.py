@@ -1,6 +1,6 @@
 """Entry point `diagnose`: from the logs of a job to the cause of its failure.
 
-One pass over the logs builds a `Job` (ingest.py). `gathered` collects the known faults (faults.py)
+One pass over the logs builds a `Job` (ingest.py). `gathered` collects the known faults (faults/)
 and the evidence (evidence/), `weigh` ranks suspects and hypotheses by the fitted model
 (suspects.py, hypotheses.py, model.py), and answer.py says the likeliest one.
 """
@@ -26,7 +26,6 @@ from rmetric.diagnosis.model import Model, probabilities, score
 from rmetric.diagnosis.pool import Pool
 from rmetric.diagnosis.result import Attempt, Diagnosis
 from rmetric.diagnosis.suspects import suspects
-from rmetric.diagnosis.unusual import unusual
 
 Paths = str | Path | Sequence[str | Path]
 
@@ -161,7 +160,7 @@ def decide(
 ) -> Diagnosis:
     """The diagnosis of a job whose logs have been read; `seed` is the Isolation Forest's."""
     found = gathered(job, library, siblings, pool, switches, seed)
-    return weigh(found, model or Model.shipped(), switches).diagnosis()
+    return weigh(found, model or Model.shipped()).diagnosis()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,12 +195,13 @@ def gathered(
         alone=alone if every else frozenset(),
         known=HealthyReference.of(job, siblings, pool),
         notes=tuple(clock_notes(offsets)),
+        switches=switches,
         seed=seed,
     )
-    return Gathered(scene=scene, every=every, rows=list(evidence(scene, switches)))
+    return Gathered(scene=scene, every=every, rows=list(evidence(scene)))
 
 
-def weigh(found: Gathered, model: Model, switches: Switches | None = None) -> Weighed:
+def weigh(found: Gathered, model: Model) -> Weighed:
     """The suspects and hypotheses about a job in order, by the model."""
     scene, rows = found.scene, found.rows
     ranked = suspects(scene, rows, model.suspects)
@@ -214,5 +214,4 @@ def weigh(found: Gathered, model: Model, switches: Switches | None = None) -> We
         rows=rows,
         ranked=ranked,
         hypotheses=[(each[at], shares[at]) for at in order],
-        unusual=unusual(scene, switches or Switches()),
     )

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import log, log1p
 
-from rmetric.diagnosis.evidence.row import MAX_COMMON_SHARE, Row, Scene
+from rmetric.diagnosis.evidence.ranks import MAX_COMMON_SHARE
+from rmetric.diagnosis.evidence.row import Row, Scene, grouped, strongest
 from rmetric.diagnosis.faults import Fault
 from rmetric.diagnosis.inferred import HUNG
 from rmetric.diagnosis.patterns.steps import planned_steps
@@ -53,10 +54,7 @@ def hypotheses(
         ranked: the suspects.
     """
     suspected = {one.name: one.score for one in ranked}
-    by_cause: dict[str, list[Row]] = {}
-    for row in rows:
-        if row.hypothesis:
-            by_cause.setdefault(row.hypothesis, []).append(row)
+    by_cause = grouped(rows, "hypothesis")
     beside = {
         "hang": float(HUNG in by_cause),
         "planned end": float(scene.job.succeeded is not None and not scene.alone),
@@ -64,9 +62,7 @@ def hypotheses(
     found = [_known(scene, fault, beside) for fault in every]
     for cause, its in by_cause.items():
         its.sort(key=lambda one: -suspected.get(one.target, 0.0))
-        features = {cause: 1.0, **_in_context("inferred", beside)}
-        for row in its:
-            features[row.kind] = max(row.strength, features.get(row.kind, 0.0))
+        features = {cause: 1.0} | _in_context("inferred", beside) | strongest(its)
         found.append(Hypothesis(id=cause, group="inferred", features=features, rows=tuple(its)))
     features = _of_no_failure(scene) | _in_context(HEALTHY, beside)
     return [*found, Hypothesis(id=HEALTHY, group=HEALTHY, features=features)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import exp
 
-from rmetric.diagnosis.evidence.row import Row, Scene
+from rmetric.diagnosis.evidence.row import Row, Scene, grouped, strongest
 from rmetric.diagnosis.job import Job, JobStream
 from rmetric.diagnosis.model import Features, score
 from rmetric.diagnosis.result import MAX_NODES, Suspect
@@ -21,14 +21,11 @@ NOBODY = ""
 def candidates(rows: Iterable[Row]) -> dict[str, dict[str, float]]:
     """Target -> its features: the strongest row of each kind; `NOBODY` is one of the targets."""
     found: dict[str, dict[str, float]] = {NOBODY: {"nobody": 1.0}}
-    for row in rows:
-        if row.target:
-            its = found.setdefault(row.target, {})
-            its[row.kind] = max(row.strength, its.get(row.kind, 0.0))
-    for target, its in found.items():
+    for target, against in grouped(rows, "target").items():
+        found[target] = its = strongest(against)
         if target.startswith("node "):
             its["a node"] = 1.0
-        elif target != NOBODY and not target.startswith("rank "):
+        elif not target.startswith("rank "):
             its["a file"] = 1.0
     return found
 
@@ -37,19 +34,17 @@ def suspects(scene: Scene, rows: Sequence[Row], weights: Features) -> tuple[Susp
     """All streams with evidence, the most suspect first; `named` selects from them."""
     features = candidates(rows)
     scores = {target: score(its, weights) for target, its in features.items()}
-    innocent = scores.pop(NOBODY)
-    found = []
-    for target, value in scores.items():
-        its = {one.kind: one for one in rows if one.target == target}
+    innocent, node_of_all, found = scores[NOBODY], only_node(scene.job), []
+    for target, against in grouped(rows, "target").items():
+        its = {one.kind: one for one in against}
         carried = sorted(its.values(), key=lambda one: -weights.get(one.kind, 0.0) * one.strength)
         stream = scene.job.streams.get(target) or _without_logs(target)
         found.append(
             Suspect(
                 name=target,
                 rank=stream.rank,
-                node=scene.job.node_of(stream)
-                or (None if stream.rank is None else only_node(scene.job)),
-                score=round(1.0 / (1.0 + exp(innocent - value)), 3),
+                node=scene.job.node_of(stream) or (None if stream.rank is None else node_of_all),
+                score=round(1.0 / (1.0 + exp(innocent - scores[target])), 3),
                 why="; ".join(one.words for one in carried[:3]),
             )
         )

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rmetric.diagnosis.evidence import Switches
 from rmetric.diagnosis.evidence.peers import compared, took
 from rmetric.diagnosis.evidence.row import Scene
 from rmetric.diagnosis.job import Iteration, Occurrence
-from rmetric.diagnosis.patterns.values import number_outliers
 from rmetric.diagnosis.reading.text import level
 
 #: Largest number of unusual events that are kept.
@@ -40,15 +38,15 @@ class Unusual:
     notes: tuple[str, ...] = ()
 
 
-def unusual(scene: Scene, switches: Switches) -> Unusual:
+def unusual(scene: Scene) -> Unusual:
     """Everything unusual in a job, by the parts that are not switched off."""
-    job, ordering = scene.job, scene.ordering
+    job, ordering, switches = scene.job, scene.ordering, scene.switches
     iterations = list(job.odd_iterations.values()) if switches.temporal else []
-    numbers = number_outliers(job) if switches.spatial else []
+    numbers = scene.number_outliers if switches.spatial else []
     steps = [one.last_step_at for one in job.streams.values() if one.last_step_at is not None]
     last = max(steps, key=ordering.key, default=None)
     return Unusual(
-        events=tuple(_odd_events(scene, last, switches))[:MAX_ODD],
+        events=tuple(_odd_events(scene, last))[:MAX_ODD],
         errors=tuple(_new_errors(scene, last))[:MAX_ODD],
         numbers=tuple((one.place, f"{one.stream}: {compared(one)}") for one in numbers),
         slow=tuple((one.place, took(one)) for one in iterations if one.seconds is not None),
@@ -64,9 +62,7 @@ def unusual(scene: Scene, switches: Switches) -> Unusual:
     )
 
 
-def _odd_events(
-    scene: Scene, last: Occurrence | None, switches: Switches
-) -> Iterator[tuple[int, str]]:
+def _odd_events(scene: Scene, last: Occurrence | None) -> Iterator[tuple[int, str]]:
     """Events after the last step that are errors, or that healthy jobs lack; those of outliers."""
     job, known, ordering, shown = scene.job, scene.known, scene.ordering, set()
     for event in sorted(job.events, key=lambda one: ordering.key(one.first)):
@@ -79,7 +75,7 @@ def _odd_events(
         elif known.pool is not None and last is not None:
             shown.add(event.number)
             yield event.number, "not in healthy jobs, after the last step"
-    for one in scene.outliers if switches.spatial else ():
+    for one in scene.outliers if scene.switches.spatial else ():
         for number in one.events[:MAX_EVENTS_OF_OUTLIER]:
             if number not in shown and job.events[number].counts.get(one.name):
                 shown.add(number)

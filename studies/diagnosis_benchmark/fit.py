@@ -1,6 +1,6 @@
 """Fit the model of the diagnosis to labelled jobs.
 
-    python -m studies.diagnosis_benchmark.fit --out rmetric/diagnosis/model.json
+    python -m studies.diagnosis_benchmark.fit --set $(seq 26) development opened --out FILE
 
 Suspects and causes are each ranked by a conditional logit: of the candidates of a job, the sum of
 the probabilities of the right ones is made as large as possible. A penalty keeps the weights small,
@@ -367,15 +367,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add_sets(parser)
     add_jobs(parser)
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help=f"write the model there; shipped: {SHIPPED}"
-    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help=f"the model; shipped: {SHIPPED}")
     given = parser.parse_args(arguments)
     with opened(given.sets) as written:
         jobs = [*labelled(written, given.jobs), *tests_jobs()]
-    model, lines = fitted(jobs, read_rows(FIRST_LOOKS, WrittenScores))
+    sets = {one.set for one in written}
+    looks = [one for one in read_rows(FIRST_LOOKS, WrittenScores) if one.set in sets]
+    model, lines = fitted(jobs, looks)
     print("\n".join(lines))
-    hashes = "".join(one.sha256 for one in written_sets().values())
+    hashes = "".join(one.sha256 for name, one in written_sets().items() if name in sets)
     about = f"{len(jobs)} jobs; {parser.prog}; sets {hashlib.sha256(hashes.encode()).hexdigest()}"
     if given.out is not None:
         write(given.out, model, about)

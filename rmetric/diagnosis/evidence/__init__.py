@@ -7,7 +7,6 @@ anew (`python -m studies.diagnosis_benchmark.fit`), which gives a weight to its 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 from rmetric.diagnosis.evidence.absences import absences
 from rmetric.diagnosis.evidence.ends import done_alone, not_finite
@@ -16,14 +15,10 @@ from rmetric.diagnosis.evidence.links import links
 from rmetric.diagnosis.evidence.lost_connections import lost_hosts
 from rmetric.diagnosis.evidence.named_ranks import named_ranks
 from rmetric.diagnosis.evidence.own_faults import own_faults
-from rmetric.diagnosis.evidence.peers import (
-    unlike_events,
-    unlike_numbers,
-    unlike_settings,
-)
+from rmetric.diagnosis.evidence.peers import unlike_events, unlike_numbers, unlike_settings
 from rmetric.diagnosis.evidence.places import blocked, last_waits, recorders, stacks
 from rmetric.diagnosis.evidence.processes import processes
-from rmetric.diagnosis.evidence.row import Row, Scene
+from rmetric.diagnosis.evidence.row import Row, Scene, Switches
 from rmetric.diagnosis.evidence.waits import collectives, lacking_echoes, waited_for
 
 #: Extractor -> the part of the method that it is of (`Switches`).
@@ -50,23 +45,10 @@ EXTRACTORS: dict[Callable[[Scene], Iterable[Row]], str] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Switches:
-    """Parts of the method, to be turned off one by one in an ablation."""
-
-    cross_job: bool = True
-    spatial: bool = True
-    temporal: bool = True
-    library: bool = True
-    unfiltered: bool = True
-    places: bool = True
-    ends: bool = True
-
-
-def evidence(scene: Scene, switches: Switches) -> Iterator[Row]:
+def evidence(scene: Scene) -> Iterator[Row]:
     """All rows of a job, but those of the parts that are switched off."""
     for extractor, part in EXTRACTORS.items():
-        if getattr(switches, part):
+        if getattr(scene.switches, part):
             yield from extractor(scene)
 
 

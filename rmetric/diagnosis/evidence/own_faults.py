@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rmetric.diagnosis.evidence.row import MAX_COMMON_SHARE, Row, Scene
+from rmetric.diagnosis.evidence.ranks import MAX_COMMON_SHARE
+from rmetric.diagnosis.evidence.row import Row, Scene
 from rmetric.diagnosis.faults import Fault
 from rmetric.diagnosis.job import Match
 

@@ -8,7 +8,7 @@ from rmetric.diagnosis.evidence.row import Row, Scene
 from rmetric.diagnosis.inferred import STARTED_OTHERWISE
 from rmetric.diagnosis.job import Iteration, Occurrence
 from rmetric.diagnosis.patterns.spatial import THRESHOLD
-from rmetric.diagnosis.patterns.values import NumberOutlier, number_outliers, setting_outliers
+from rmetric.diagnosis.patterns.values import NumberOutlier, setting_outliers
 
 #: Robust z of evidence with full strength.
 FULL_STRENGTH_Z = 2.0 * THRESHOLD
@@ -28,7 +28,7 @@ def unlike_events(scene: Scene) -> Iterator[Row]:
 
 def unlike_numbers(scene: Scene) -> Iterator[Row]:
     """Rows against ranks whose losses or times are not those of the others."""
-    found = number_outliers(scene.job)
+    found = scene.number_outliers
     for one in found:
         yield Row(one.stream, "numbers", compared(one), len(found) ** -0.5, entry=one.place)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rmetric.diagnosis.evidence.row import MAX_COMMON_SHARE, Row, Scene, divided
+from rmetric.diagnosis.evidence.ranks import MAX_COMMON_SHARE
+from rmetric.diagnosis.evidence.row import Row, Scene, divided
 from rmetric.diagnosis.faults import IN_FLIGHT
 from rmetric.diagnosis.inferred import DIFFERENT, ELSEWHERE, KEPT_WAITING, NOT_ENTERED
 from rmetric.diagnosis.patterns.stages import awaited

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -16,9 +16,7 @@ from rmetric.diagnosis.faults import Fault
 from rmetric.diagnosis.healthy import HealthyReference
 from rmetric.diagnosis.job import Job, JobStream, Occurrence
 from rmetric.diagnosis.patterns.spatial import PeerOutlier, peer_outliers
-
-#: A cause that these many share is no evidence against one of them.
-MAX_COMMON_SHARE = 0.5
+from rmetric.diagnosis.patterns.values import NumberOutlier, number_outliers
 
 
 class Row(NamedTuple):
@@ -44,6 +42,19 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Switches:
+    """Parts of the method, to be turned off one by one in an ablation."""
+
+    cross_job: bool = True
+    spatial: bool = True
+    temporal: bool = True
+    library: bool = True
+    unfiltered: bool = True
+    places: bool = True
+    ends: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class Scene:
     """A job and what is known of it before any evidence is weighed.
 
@@ -51,6 +62,7 @@ class Scene:
         faults: known faults that were not survived, the first in time first.
         alone: streams that report a planned end while the others failed.
         notes: on the clocks.
+        switches: parts of the method that are used.
         seed: of the Isolation Forest.
     """
 
@@ -60,6 +72,7 @@ class Scene:
     alone: frozenset[str]
     known: HealthyReference
     notes: tuple[str, ...] = ()
+    switches: Switches = Switches()
     seed: int = 0
 
     @cached_property
@@ -77,27 +90,19 @@ class Scene:
 
         Events by which ranks report that they lost another make no outlier by their wording.
         """
-        echoes = {
-            event
-            for one in self.faults
-            if one.role == "echo"
-            for match in one.matches
-            for event in match.events
-        }
-        rng, ordinary = np.random.default_rng(self.seed), self.known.ordinary | echoes
+        echoes = (one.events for one in self.faults if one.role == "echo")
+        rng, ordinary = np.random.default_rng(self.seed), self.known.ordinary.union(*echoes)
         return peer_outliers(self.job, rng=rng, ordinary=ordinary, siblings=self.known.siblings)
+
+    @cached_property
+    def number_outliers(self) -> list[NumberOutlier]:
+        """Ranks whose losses or times are not those of the others."""
+        return number_outliers(self.job)
 
     @cached_property
     def matched_events(self) -> frozenset[int]:
         """Numbers of the events of all faults."""
-        return frozenset(
-            event for one in self.faults for match in one.matches for event in match.events
-        )
-
-    def lead(self) -> Fault | None:
-        """The surest fault that states a cause or an end, and follows from no other."""
-        leads = [one for one in self.faults if one.is_sure]
-        return max(leads, key=lambda one: one.confidence, default=None)
+        return frozenset().union(*(one.events for one in self.faults))
 
     def last_own(self, stream: JobStream, before: Occurrence | None = None) -> Occurrence | None:
         """A stream's last entry that is of no fault: a launcher's report may name it too.
@@ -106,6 +111,20 @@ class Scene:
         """
         own = (one for one in reversed(stream.tail) if one.event not in self.matched_events)
         return next((one for one in own if not before or self.ordering.after(before, one)), None)
+
+
+def grouped(rows: Iterable[Row], field: str) -> dict[str, list[Row]]:
+    """Rows by what a field of theirs has, in order; without those in which it is empty."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        if of := getattr(row, field):
+            found.setdefault(of, []).append(row)
+    return found
+
+
+def strongest(rows: Iterable[Row]) -> dict[str, float]:
+    """Kind -> the greatest strength of its rows."""
+    return {row.kind: row.strength for row in sorted(rows, key=lambda one: one.strength)}
 
 
 def divided(

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from rmetric.diagnosis.evidence.links import entries
-from rmetric.diagnosis.evidence.row import MAX_COMMON_SHARE, Row, Scene, divided
+from rmetric.diagnosis.evidence.ranks import MAX_COMMON_SHARE
+from rmetric.diagnosis.evidence.row import Row, Scene, divided
 from rmetric.diagnosis.faults import Fault
 from rmetric.diagnosis.inferred import DIFFERENT, SILENT
 

@@ -37,6 +37,11 @@ class Fault:
         return tuple(match.stream for match in self.matches)
 
     @property
+    def events(self) -> set[int]:
+        """Numbers of its events."""
+        return set().union(*(match.events for match in self.matches))
+
+    @property
     def count(self) -> int:
         return sum(match.count for match in self.matches)
 

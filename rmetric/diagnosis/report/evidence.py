@@ -31,8 +31,7 @@ def of_causes(job: Job, causes: Sequence[Fault], ordering: Ordering) -> tuple[Ev
     specific = [one for one in causes if one.signature.rank and one.signature.confidence >= LEAST]
     shown: dict[int, Evidence] = {}
     for cause in sorted(specific or causes, key=lambda one: _ORDER.index(one.signature.role)):
-        own = {number for match in cause.matches for number in match.events}
-        for number in sorted(own - shown.keys()):
+        for number in sorted(cause.events - shown.keys()):
             matches = [match for match in cause.matches if number in match.events]
             firsts = [match.first for match in matches if match.first.event == number]
             event, who = job.events[number], [match.stream for match in matches]
