@@ -15,7 +15,7 @@ import atexit
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +26,8 @@ from torch import Tensor, nn
 from rmetric._util.background import Background
 from rmetric._util.state import restore_or_keep, state_of
 from rmetric._util.strict_json import encode_line
+from rmetric.audits import Auditor, Finding, Training, make_audits
+from rmetric.audits.replicas import WIDTH as AUDIT_WIDTH
 from rmetric.log_entries import record_from_json, record_to_json
 from rmetric.logs import metrics_line, start_line
 from rmetric.monitor.actions.action import Action, is_distributed, rank
@@ -139,6 +141,7 @@ class Monitor:
             the model in evaluation mode; of several ranks each calls it for itself, so
             it must go to the bare model (``model.module``).
         about: further keys for the log's description of the run.
+        audits: look for silent errors (`rmetric.audits`); True for all, or names of some.
 
     Raises:
         TypeError: an argument is not of that kind. So does a call of a loop with a number that is
@@ -159,6 +162,8 @@ class Monitor:
         model, optimizer, scaler, background: for actions.
         protocol: slips of the loop that were told.
         schedulers: of the learning rate, as far as a trainer's callback or an action knows them.
+        training: what the audits see; a trainer's callback tells its epoch and loader.
+        findings: of the audits so far.
         updates: judge of learning rates and of steps that change nothing; for actions.
     """
 
@@ -175,11 +180,15 @@ class Monitor:
         hardware: Hardware | None = None,
         probe: Callable[[], Tensor] | None = None,
         about: Mapping[str, Any] | None = None,
+        audits: bool | Iterable[str] = False,
     ) -> None:
         check_arguments(model, optimizer, scaler=scaler, hardware=hardware)
         self.model, self.optimizer = model, unwrapped(optimizer)
         self.scaler = scaler = scaler or scaler_of(optimizer)
         self.schedulers: list[Any] = []
+        self.training = Training(model, self.optimizer)
+        self._auditor = Auditor(self.training, make_audits(audits), self._found)
+        self.findings = self._auditor.findings
         self.config = config = checked_config(config)
         self.step, self.weights_step, self.seconds = 0, 0, 0.0
         self.last: Record | None = None
@@ -243,6 +252,7 @@ class Monitor:
             )
             self._delivery.rank_sync, self._delivery.whole_norm = self._rank_sync, self._whole_norm
         ranks = self._rank_sync.exchange.ranks if self._rank_sync is not None else []
+        self._start_audits(ranks)
         self._step_time_judge = StepTimeJudge(self.config, self._delivery, self.rank, ranks)
         if self.config.step_times:
             self._timer.install()
@@ -251,6 +261,25 @@ class Monitor:
         others = [one.protocol for one in _OPEN if one is not self and one.is_open]
         self.protocol.begins(self.log_path, self._delivery.actions, others)
         self._delivery.start()
+
+    def _start_audits(self, ranks: Sequence[int]) -> None:
+        if not self._auditor:
+            return
+        channel = None
+        if ranks:
+            self.training.rank, self.training.ranks = self.rank, len(ranks)
+            group = getattr(self.model, "process_group", None)
+            name, patience = f"{self.run_id}-audits", self.config.patience
+            channel = Exchange(AUDIT_WIDTH, name, group=group, patience=patience)
+            self._recorder.removers.append(channel.close)
+        self._recorder.removers += self._auditor.install(channel)
+
+    def _found(self, finding: Finding) -> None:
+        """Report a finding of an audit: to the log, and an error as a warning."""
+        error = finding.severity == "error"
+        quiet = self.rank > 0 and not finding.ranks
+        logger.log(logging.WARNING if error and not quiet else logging.INFO, "rmetric: %s", finding)
+        self.log_event("AUDIT", **finding.as_entry(), rank=self.rank)
 
     # -- what a training loop calls
 
@@ -282,6 +311,10 @@ class Monitor:
         self._delivery.run_joint_actions(self.step + 1)
         self.step += 1
         pending = self._recorder.measure(self.step, loss, gradient_norm)
+        if self._auditor:
+            self.training.scaler = self.scaler or self._steps.scaler
+            self.training.schedulers = self.schedulers
+            pending.audits = self._auditor.measure(self.step)
         self._pending = pending
         self._arm_next_step()
         verdict = Verdict(lambda: self._judge_before_update(pending))
@@ -311,13 +344,18 @@ class Monitor:
         self._recorder.add_micro_batch(loss)
 
     @fail_safe()
-    def batch_ready(self) -> None:
+    def batch_ready(self, batch: Any = None) -> None:
         """The data of the step are there; optional where the loop calls the model itself.
 
         Its forward pass shows that too, unless the model is compiled in place
         (`model.compile()`) or the loop calls nothing but its parts.
+
+        Args:
+            batch: what is trained on, for the audits of data: a tensor, or lists and dicts of them.
         """
         self._timer.batch_ready()
+        if batch is not None and self._auditor:
+            self._auditor.on_batch(batch)
 
     @fail_safe()
     def paused(self) -> None:
@@ -344,6 +382,7 @@ class Monitor:
         if self._pending is not None and number is not None:
             [loss] = to_host({"loss": number})["loss"]
             self._pending.record.validation_loss = loss
+        self._auditor.on_evaluation()
 
     @fail_safe()
     def planned(self, kind: str, details: str = "") -> None:
@@ -418,8 +457,12 @@ class Monitor:
         return self._rank_sync is None or self._rank_sync.exchange.wait_joined(seconds)
 
     @fail_safe(otherwise=dict)
-    def state_dict(self) -> dict[str, Any]:
-        """State for a checkpoint of the present weights: plain values, of a bounded size."""
+    def state_dict(self, *, audited: bool = True) -> dict[str, Any]:
+        """State for a checkpoint of the present weights: plain values, of a bounded size.
+
+        Args:
+            audited: with what the audits need to judge a resume; it is read from the device.
+        """
         self._timer.pause()
         self._receive_ranks()
         pending, last = self._pending, None
@@ -438,6 +481,7 @@ class Monitor:
             "episodes": self._delivery.state_dict(),
             "step_times": self._step_time_judge.state_dict(),
             "actions": self._delivery.action_states(),
+            **({"audits": self._auditor.on_save()} if audited and self._auditor else {}),
         }
 
     @fail_safe()
@@ -476,6 +520,7 @@ class Monitor:
         if "episodes" in state:  # else it is of an earlier version
             self._delivery.load_state_dict(state["episodes"])
         self._timer.reset()
+        self._auditor.loaded(state.get("audits", {}))
         self.updates.no_update.restart()
         self._step_time_judge.load_state_dict(state.get("step_times"))
         self._arm_next_step()
@@ -588,6 +633,7 @@ class Monitor:
         if pending is None:
             return
         pending.read()  # one transfer, which includes loss and norm for the rules
+        self._auditor.received(pending.audited, pending.record.training_loss)
         if self.config.step_times:
             add_times(pending, times)
         self._judge_rules(pending)

@@ -46,6 +46,7 @@ class Pending:
         times: of the step and its parts on the host; None before the next check.
         message: values sent to the other ranks, once it is read; see
             `rmetric.monitor.rank_sync`.
+        audits: measurements of the audits, by name; `audited` once they are read.
     """
 
     record: Record
@@ -67,6 +68,8 @@ class Pending:
     where: str = ""
     times: StepTimes | None = None
     message: dict[str, float | None] = field(default_factory=dict)
+    audits: dict[str, Tensor] = field(default_factory=dict)
+    audited: dict[str, list[float]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, record: Record) -> Pending:
@@ -99,6 +102,7 @@ class Pending:
             "parameter": parameter,
             "probe": self.probe_loss,
         }
+        values |= {f"audit {name}": value for name, value in self.audits.items()}
         values |= _named("worker", self.workers) | _named("own", self.own)
         self.sent = Transfer(values | (self.forward.named() if self.forward else {}))
 
@@ -111,6 +115,7 @@ class Pending:
         assert self.sent is not None
         self.is_read = True
         exact = self.sent.received()
+        self.audited = {name: exact.pop(f"audit {name}") for name in self.audits}
         host = _rounded(exact)
 
         def one(name: str) -> float | None:

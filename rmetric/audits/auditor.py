@@ -1,0 +1,156 @@
+"""Runs the audits of one training on one rank."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from rmetric.audits.contract import Audit
+from rmetric.audits.finding import Finding
+from rmetric.audits.fingerprint import fingerprints, halves, joined, peaks
+from rmetric.audits.replicas import Channel, Replicas
+from rmetric.audits.resume import Resume
+from rmetric.audits.training import Seen, Training
+
+logger = logging.getLogger("rmetric")
+
+#: All parameters are measured at each of the first steps, and at two of `EVERY` afterwards.
+FIRST, EVERY = 20, 100
+
+
+class Auditor:
+    """Measures what the audits need, passes it to them and reports each finding once.
+
+    `measure` gives tensors that the monitor copies to the host with its own; `received` takes them
+    back at the next check. So nothing waits for a device.
+
+    Args:
+        training: what the audits see.
+        audits: see `make_audits`.
+        report: is called with each finding, at its first time.
+
+    Attributes:
+        findings: all so far.
+    """
+
+    def __init__(
+        self, training: Training, audits: Iterable[Audit], report: Callable[[Finding], None]
+    ) -> None:
+        self.training, self.findings = training, list[Finding]()
+        self._audits, self._report = list(audits), report
+        self._facts: dict[str, Any] | None = None
+        self._measured = 0  # the last step that was measured in full
+        self._resumed: Mapping[str, Any] | None = None
+        self._begun = False
+
+    def __bool__(self) -> bool:
+        """True if any audit is on."""
+        return bool(self._audits)
+
+    def install(self, channel: Channel | None = None) -> Iterator[Callable[[], Any]]:
+        """Install the hooks; yields the functions that remove them.
+
+        Args:
+            channel: to the other ranks; None for none.
+        """
+        removers = list(self.training.install())
+
+        def install(audit: Audit) -> Iterable[Finding]:
+            if isinstance(audit, Replicas):
+                audit.channel = channel
+            removers.extend(audit.install(self.training))
+            return ()
+
+        self._each(install)
+        yield from removers
+
+    def on_batch(self, batch: Any) -> None:
+        """A batch is about to be trained on."""
+        self._each(lambda audit: audit.on_batch(self.training, batch))
+
+    def measure(self, step: int) -> dict[str, Tensor]:
+        """Measure a step between backward and the optimiser's step; float64, on the device."""
+        training = self.training
+        training.step = step
+        if not self._begun:
+            self._begun = True
+            self._each(lambda audit: audit.before_training(training))
+        if self._resumed is not None:
+            saved, self._resumed = self._resumed, None
+            self._each(lambda audit: audit.on_resume(training, saved))
+        full = step <= FIRST or step % EVERY < 2
+        values: dict[str, Tensor] = {}
+
+        def take(audit: Audit) -> Iterable[Finding]:
+            values.update(audit.measure(training))
+            return ()
+
+        self._each(take)
+        self._facts = {"step": step, "full": full, "consecutive": self._measured == step - 1}
+        if full:
+            self._measured = step
+            self._facts |= training.host_facts()
+            gradients = [p.grad for p in training.parameters]
+            values["weights"] = halves(fingerprints(training.parameters)).double().flatten()
+            values["peaks"] = peaks(gradients)
+            if training.ranks > 1:
+                values["gradients"] = halves(fingerprints(gradients)).double().flatten()
+                values["moments"] = halves(fingerprints(training.moments())).double().flatten()
+        return values
+
+    def received(self, values: Mapping[str, list[float]], loss: float | None) -> None:
+        """Take the values of the last step back, on the host.
+
+        Args:
+            values: of `measure`, each as a list.
+            loss: of that step.
+        """
+        facts, self._facts = self._facts, None
+        if facts is None:
+            return
+        whole: dict[str, Any] = {
+            n: joined(values[n]) for n in ("weights", "gradients", "moments") if n in values
+        }
+        rest = {n: np.asarray(v) for n, v in values.items() if n not in whole}
+        if "peaks" in rest:
+            whole["peaks"] = rest.pop("peaks")
+        seen = Seen(**facts, **whole, loss=loss, values=rest)
+        self._each(lambda audit: audit.on_step(self.training, seen))
+
+    def on_evaluation(self) -> None:
+        """The validation loss of the step before is there."""
+        self._each(lambda audit: audit.on_evaluation(self.training))
+
+    def on_save(self) -> dict[str, Any]:
+        """What a checkpoint keeps, by the audit's name; plain values."""
+        kept: dict[str, Any] = {}
+
+        def keep(audit: Audit) -> Iterable[Finding]:
+            if state := audit.on_save(self.training):
+                kept[audit.name] = dict(state)
+            return ()
+
+        self._each(keep)
+        return kept
+
+    def loaded(self, saved: Mapping[str, Any]) -> None:
+        """A checkpoint was loaded, which `on_save` had given that; compared at the next check."""
+        self._resumed, self._facts, self._measured = dict(saved), None, 0
+        for audit in self._audits:
+            if isinstance(audit, Resume):
+                audit.listen()
+
+    def _each(self, call: Callable[[Audit], Iterable[Finding]]) -> None:
+        for audit in tuple(self._audits):
+            try:
+                for finding in call(audit):
+                    self.findings.append(finding)
+                    self._report(finding)
+            except Exception as error:
+                self._audits.remove(audit)
+                text = "rmetric: the audit %r failed and is switched off: %s"
+                logger.error(text, audit.name, error)

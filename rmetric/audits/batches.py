@@ -1,0 +1,165 @@
+"""Does each step get the data that it should?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rmetric.audits.contract import Audit
+from rmetric.audits.finding import Finding
+from rmetric.audits.fingerprint import halves, joined, ordered
+from rmetric.audits.training import Seen, Training
+
+#: Batches of the past that are known again; first batches of an epoch whose order is compared.
+KNOWN, ORDER = 4096, 8
+#: Equal batches in a row, until the data are one batch.
+SAME = 10
+#: Elements of a tensor, tensors of a batch and levels of nesting that are looked at.
+_ELEMENTS, _TENSORS, _DEPTH = 65536, 8, 3
+#: A label that the loss leaves out, as torch's cross entropy has it.
+IGNORED = -100
+LABELS = ("labels", "label", "targets", "target")
+
+
+class Batches(Audit):
+    """Fingerprints of the batches, their labels and tokens.
+
+    Trainers and `Rescue.steps` hand the batches over; a loop of its own calls
+    `monitor.batch_ready(batch)`.
+
+    Its weakness: augmentations differ in each epoch, so the order of augmented data is not known.
+    """
+
+    name = "batches"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._prints: list[Tensor] = []  # since the last check
+        self._labelled: list[Tensor] = []  # share of the labels that count
+        self._known: dict[int, int] = {}  # fingerprint -> number of the batch, in this epoch
+        self._number = self._same = self._unlabelled = self._last = 0
+        self._epoch: int | None = None
+        self._firsts: list[int] = []  # fingerprints of the first batches of the epoch before
+        self._now: list[int] = []
+
+    def on_batch(self, training: Training, batch: Any) -> Iterable[Finding]:
+        if tensors := _tensors(batch):
+            self._prints.append(_print(tensors))
+        if not isinstance(batch, Mapping):
+            return
+        for labels in (batch.get(name) for name in LABELS):
+            if isinstance(labels, Tensor) and labels.dtype == torch.int64 and labels.dim() > 1:
+                self._labelled.append((labels != IGNORED).double().mean())
+        yield from self._tokens(training, batch.get("input_ids"))
+
+    def measure(self, training: Training) -> Mapping[str, Tensor]:
+        found = {}
+        if self._prints:
+            where = self._prints[0].device
+            rows = halves(torch.stack([one.to(where) for one in self._prints]))
+            found["batches"] = rows.double().flatten()
+        if self._labelled:
+            where = self._labelled[0].device
+            found["labelled"] = torch.stack([one.to(where) for one in self._labelled]).max()
+        self._prints, self._labelled = [], []
+        return found
+
+    def on_step(self, training: Training, seen: Seen) -> Iterable[Finding]:
+        if "batches" in seen.values:
+            for batch in joined(seen.values["batches"]).tolist():
+                yield from self._batch(training, batch, seen.step)
+        if "labelled" in seen.values:
+            without = float(seen.values["labelled"][0]) == 0.0
+            self._unlabelled = self._unlabelled + 1 if without else 0
+            if self._unlabelled == 1:
+                yield from self.find("no_labels", seen.step, "hint", ignored=IGNORED)
+            elif self._unlabelled == 2:
+                self._told.pop("no_labels", None)
+                yield from self.find("no_labels", seen.step, ignored=IGNORED)
+
+    def on_save(self, training: Training) -> Mapping[str, Any]:
+        firsts = self._firsts or self._now
+        return {"number": self._number, "firsts": list(firsts), "last": self._last}
+
+    def _batch(self, training: Training, batch: int, step: int) -> Iterable[Finding]:
+        if training.epoch != self._epoch:
+            self._begin(training.epoch)
+        elif (
+            training.epoch is None
+            and len(self._now) == ORDER
+            and self._last != batch == self._now[0]
+        ):
+            self._begin(None)  # as far as is known an epoch begins
+        self._number += 1
+        earlier, self._last = self._known.get(batch), batch
+        self._same = self._same + 1 if earlier == self._number - 1 else 0
+        if earlier is not None:
+            yield from self._again(training, earlier, step)
+        if len(self._now) < ORDER:
+            self._now.append(batch)
+            if self._now == self._firsts and len(set(self._now)) == ORDER:
+                sampler = getattr(training.loader, "sampler", None)
+                shuffles = hasattr(sampler, "set_epoch") and getattr(sampler, "shuffle", True)
+                yield from self.find("same_order", step, "error" if shuffles else "hint")
+        self._known[batch] = self._number
+        if len(self._known) > KNOWN:
+            del self._known[next(iter(self._known))]
+
+    def _begin(self, epoch: int | None) -> None:
+        self._epoch = epoch
+        if len(self._now) == ORDER:
+            self._firsts = self._now
+        self._now, self._known = [], {}
+
+    def _again(self, training: Training, earlier: int, step: int) -> Iterable[Finding]:
+        length = _length(training.loader)
+        if self._same >= SAME - 1 and length != 1:
+            certain = length is not None and training.epoch is not None
+            yield from self.find("same_batch", step, "error" if certain else "hint", times=SAME)
+        elif not self._same:
+            yield from self.find("batch_again", step, "hint", number=self._number, earlier=earlier)
+
+    def _tokens(self, training: Training, tokens: Any) -> Iterable[Finding]:
+        """On the host alone, before a device ends with an error that names nothing."""
+        get = getattr(training.root, "get_input_embeddings", None)
+        table = get() if callable(get) else None
+        if not isinstance(tokens, Tensor) or not isinstance(table, nn.Embedding):
+            return
+        if tokens.device.type == "cpu" and tokens.numel() and not tokens.is_floating_point():
+            low, high = (int(one) for one in tokens.aminmax())
+            if low < 0 or high >= table.num_embeddings:
+                wrong, rows = low if low < 0 else high, f"{table.num_embeddings:,}"
+                step = training.step + 1
+                yield from self.find("token_outside_vocabulary", step, token=wrong, rows=rows)
+
+
+def _tensors(batch: Any, depth: int = _DEPTH) -> list[Tensor]:
+    """The first tensors of a batch, of nested lists and mappings too."""
+    if isinstance(batch, Tensor):
+        return [batch] if batch.numel() else []
+    parts = batch.values() if isinstance(batch, Mapping) else batch
+    if not depth or not isinstance(batch, Mapping | list | tuple):
+        return []
+    found = [tensor for part in parts for tensor in _tensors(part, depth - 1)]
+    return found[:_TENSORS]
+
+
+@torch.no_grad()
+def _print(tensors: list[Tensor]) -> Tensor:
+    """Of what a batch holds, int64, on the device."""
+    whole = torch.zeros((), dtype=torch.int64, device=tensors[0].device)
+    for place, tensor in enumerate(tensors):
+        flat = tensor.detach().reshape(-1)
+        few = flat[:: -(-len(flat) // _ELEMENTS)]
+        whole = whole + ordered(few).to(whole.device) * (2 * place + 1) + len(flat)
+    return whole
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except (TypeError, AttributeError, NotImplementedError):
+        return None

@@ -1,0 +1,74 @@
+"""Contract of all audits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from rmetric.audits.finding import Finding, Severity
+from rmetric.audits.training import Seen, Training
+
+
+class Audit:
+    """Looks for one kind of silent error; each method does nothing unless an audit overrides it.
+
+    None of them changes the training or waits for a device. An audit that raises is switched off
+    alone, and the training goes on.
+
+    Attributes:
+        name: by which it is switched off.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self) -> None:
+        self._told: dict[str, set[str]] = {}
+
+    def install(self, training: Training) -> Iterator[Callable[[], Any]]:
+        """Install hooks; yields the functions that remove them."""
+        yield from ()
+
+    def before_training(self, training: Training) -> Iterable[Finding]:
+        """Before the first optimiser's step."""
+        return ()
+
+    def measure(self, training: Training) -> Mapping[str, Tensor]:
+        """Between backward and the optimiser's step: float64 on the device, for `Seen.values`."""
+        return {}
+
+    def on_step(self, training: Training, seen: Seen) -> Iterable[Finding]:
+        """At the next check, with what was measured at the step before it."""
+        return ()
+
+    def on_batch(self, training: Training, batch: Any) -> Iterable[Finding]:
+        """A batch is about to be trained on."""
+        return ()
+
+    def on_evaluation(self, training: Training) -> Iterable[Finding]:
+        """The validation loss of the step before is there."""
+        return ()
+
+    def on_save(self, training: Training) -> Mapping[str, Any]:
+        """What a checkpoint keeps for `on_resume`: plain values."""
+        return {}
+
+    def on_resume(self, training: Training, saved: Mapping[str, Any]) -> Iterable[Finding]:
+        """Before the first optimiser's step after a checkpoint was loaded.
+
+        Args:
+            training: as it is now.
+            saved: of `on_save`, by the name of the audit.
+        """
+        return ()
+
+    def find(
+        self, kind: str, step: int, severity: Severity = "error", *,
+        parameters: Sequence[str] = (), **facts: Any,
+    ) -> Iterator[Finding]:  # fmt: skip
+        """A finding, unless it was given before; of parameters, unless it was for all of them."""
+        told = self._told.setdefault(kind, set())
+        if kind not in told or not told.issuperset(parameters):
+            told.update(parameters, (kind,))
+            yield Finding.of(kind, step, severity, parameters=parameters, **facts)

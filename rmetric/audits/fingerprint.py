@@ -1,0 +1,111 @@
+"""64-bit fingerprints of tensors, made on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+#: Odd, with bits everywhere: the golden ratio in 64 bits, as Knuth's multiplicative hash has it.
+_FACTOR = -7046029254386353131
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def local(tensor: Any) -> Any:
+    """This rank's part of a sharded tensor (DTensor); anything else as it is."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+@torch.no_grad()
+def fingerprint(tensor: Tensor) -> Tensor:
+    """The sum of a tensor's bits, taken as integers, modulo 2^64; int64, shape ().
+
+    Equal tensors have equal fingerprints whatever order a device adds in. Its weakness: changes
+    that cancel are missed, with a probability of about 1 / sqrt(number of changed elements) for
+    random changes of the last bit, and a permutation is.
+
+    >>> one = torch.tensor([1.0, 2.0])
+    >>> [bool(fingerprint(one) == fingerprint(other)) for other in (one.clone(), -one)]
+    [True, False]
+    """
+    tensor = local(tensor.detach())
+    if tensor.is_sparse:
+        tensor = tensor.coalesce().values()
+    if tensor.is_quantized:
+        tensor = tensor.int_repr()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    flat = tensor.contiguous().view(-1)
+    words, bits = 8 // flat.element_size(), _INTEGERS[flat.element_size()]
+    if flat.storage_offset() % words:
+        return flat.view(bits).sum(dtype=torch.int64)
+    whole = len(flat) // words * words  # eight bytes at once: as fast as the memory
+    rest = flat[whole:].view(bits).sum(dtype=torch.int64)
+    return flat[:whole].view(torch.int64).sum() + rest
+
+
+@torch.no_grad()
+def ordered(row: Tensor) -> Tensor:
+    """Of a short row, by its order too: each element has a factor of its own; int64, shape ().
+
+    >>> rows = torch.tensor([[1, 2], [2, 1]])
+    >>> bool(ordered(rows[0]) == ordered(rows[1]))
+    False
+    """
+    row = row.contiguous()
+    bits = row.view(_INTEGERS[row.element_size()]).to(torch.int64)
+    places = torch.arange(len(bits), dtype=torch.int64, device=bits.device)
+    mixed = (places + 1) * _FACTOR
+    return (bits * (mixed ^ (mixed >> 29) | 1)).sum()
+
+
+@torch.no_grad()
+def fingerprints(tensors: Sequence[Tensor | None]) -> Tensor:
+    """Of each tensor, shape (tensors,), int64, on the device of the first; 0 for None."""
+    found = [fingerprint(one) for one in tensors if one is not None]
+    if not found:
+        return torch.zeros(len(tensors), dtype=torch.int64)
+    where, there = found[0].device, iter(found)
+    zero = torch.zeros((), dtype=torch.int64, device=where)
+    return torch.stack([zero if one is None else next(there).to(where) for one in tensors])
+
+
+def halves(whole: Tensor) -> Tensor:
+    """int64 as two rows that a float64 holds exactly, shape (2, n)."""
+    return torch.stack((whole >> 32, whole & 0xFFFFFFFF))
+
+
+def joined(rows: Any) -> np.ndarray:
+    """What `halves` split, from numbers on the host; int64, shape (n,).
+
+    >>> joined(halves(torch.tensor([-5, 2**40])).double().tolist()).tolist()
+    [-5, 1099511627776]
+    """
+    high, low = np.asarray(rows, dtype=np.float64).reshape(2, -1).astype(np.int64)
+    whole: np.ndarray = (high << 32) | low
+    return whole
+
+
+@torch.no_grad()
+def peaks(tensors: Sequence[Tensor | None]) -> Tensor:
+    """Largest magnitude in each tensor, shape (tensors,), float64; -1 for None and empty ones."""
+    found = [_peak(one) if one is not None else None for one in tensors]
+    where = next((one.device for one in found if one is not None), torch.device("cpu"))
+    none = torch.full((), -1.0, dtype=torch.float64, device=where)
+    rows = [none if one is None else one.to(where, torch.float64) for one in found]
+    return torch.stack(rows) if rows else torch.zeros(0, dtype=torch.float64)
+
+
+def _peak(tensor: Tensor) -> Tensor | None:
+    tensor = local(tensor.detach())
+    if tensor.is_sparse:
+        tensor = tensor.coalesce().values()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    if not tensor.numel():
+        return None
+    low, high = tensor.aminmax()
+    return torch.maximum(-low, high)

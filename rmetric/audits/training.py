@@ -1,0 +1,161 @@
+"""What an audit sees of a training, on one rank."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+#: What wrappers put into the names of parameters.
+_WRAPPED = re.compile(r"(?:^module\.)+|_orig_mod\.|_fsdp_wrapped_module\.")
+_none = partial(np.zeros, 0, dtype=np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """A step as it was before the optimiser changed the weights, on the host.
+
+    Attributes:
+        step: that was checked.
+        loss: of the step; None where it is not known.
+        full: all parameters were measured; the arrays below, of shape (parameters,), are empty
+            where they were not.
+        consecutive: the step before was measured in full, too.
+        weights, gradients, moments: fingerprints, int64; the last two only where there are several
+            ranks.
+        peaks: largest magnitude in each gradient; -1 where there is none.
+        trainable: which parameters ask for a gradient.
+        rates: highest learning rate of each parameter; -1 for one in no group.
+        made: steps so far of the optimisers that hold it; of all for one in no group.
+        values: what single audits measured, by name.
+    """
+
+    step: int
+    loss: float | None = None
+    full: bool = False
+    consecutive: bool = False
+    weights: np.ndarray = field(default_factory=_none)
+    gradients: np.ndarray = field(default_factory=_none)
+    moments: np.ndarray = field(default_factory=_none)
+    peaks: np.ndarray = field(default_factory=_none)
+    trainable: np.ndarray = field(default_factory=_none)
+    rates: np.ndarray = field(default_factory=_none)
+    made: np.ndarray = field(default_factory=_none)
+    values: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+class Training:
+    """Model, optimisers and schedulers of a training; nothing in here changes them.
+
+    Args:
+        model: as trained, in its wrappers.
+        optimizer: the one that the monitor follows; None for none.
+
+    Attributes:
+        names: of the parameters, without what wrappers add.
+        parameters: in the order of `names`.
+        optimizers: that one first, then every other that made a step with some of the parameters.
+        made: steps that each of them made, by its id.
+        schedulers: as far as they are known.
+        scaler: the GradScaler; None for none.
+        step: steps checked so far.
+        autocast: the training was asked for mixed precision.
+        epoch: as the trainer counts it; None where it is not known.
+        loader: of the training batches; None where it is not known.
+        rank, ranks: this process, and how many train together.
+        replicated: a wrapper keeps the weights of several ranks equal.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Any = None) -> None:
+        self.model = model
+        named = dict(model.named_parameters())
+        self.names = [_WRAPPED.sub("", name) for name in named]
+        self.parameters = list(named.values())
+        self.optimizers: list[Any] = [] if optimizer is None else [optimizer]
+        self.made: Counter[int] = Counter()
+        self.schedulers: list[Any] = []
+        self.scaler: Any = None
+        self.step = 0
+        self.autocast = False
+        self.epoch: int | None = None
+        self.loader: Any = None
+        self.rank, self.ranks = 0, 1
+        self.replicated = isinstance(model, nn.parallel.DistributedDataParallel)
+        self._sizes = np.array([p.numel() for p in self.parameters], dtype=np.int64)
+        self._ids = frozenset(map(id, self.parameters))
+
+    def install(self) -> Iterator[Callable[[], Any]]:
+        """Follow the steps of all optimisers of the process; yields what removes the hook."""
+        yield register_optimizer_step_post_hook(self._after_step).remove
+
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
+        if not any(optimizer is known for known in self.optimizers):
+            held = (id(p) for group in optimizer.param_groups for p in group["params"])
+            if self._ids.isdisjoint(held):
+                return
+            self.optimizers.append(optimizer)
+        self.made[id(optimizer)] += 1
+
+    @property
+    def root(self) -> nn.Module:
+        """The model without its wrappers."""
+        model = self.model
+        while True:
+            inner = getattr(model, "module", getattr(model, "_orig_mod", None))
+            if not isinstance(inner, nn.Module):
+                return model
+            model = inner
+
+    def host_facts(self) -> dict[str, np.ndarray]:
+        """`trainable`, `rates` and `made` of `Seen`, as they are now."""
+        rates: dict[int, float] = {}
+        made: Counter[int] = Counter()
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                rate = rate_of(group)
+                for key in map(id, group["params"]):
+                    rates[key] = max(rates.get(key, 0.0), rate)
+                    made[key] += self.made[id(optimizer)]
+        whole = sum(self.made.values())
+        keys = list(map(id, self.parameters))
+        return {
+            "trainable": np.array([p.requires_grad for p in self.parameters], dtype=bool),
+            "rates": np.array([rates.get(key, -1.0) for key in keys]),
+            "made": np.array([made.get(key, whole) for key in keys], dtype=int),
+        }
+
+    def moments(self) -> list[Tensor | None]:
+        """The largest tensor that an optimiser keeps for each parameter; None where it has none."""
+        found: dict[int, Tensor] = {}
+        for optimizer in self.optimizers:
+            for parameter, state in optimizer.state.items():
+                tensors = [v for v in state.values() if isinstance(v, Tensor) and v.numel()]
+                if tensors:
+                    found[id(parameter)] = max(tensors, key=torch.numel)
+        return [found.get(id(p)) for p in self.parameters]
+
+    def named(self, which: np.ndarray) -> tuple[str, ...]:
+        """Names of the parameters at the places that are True, shape (parameters,)."""
+        return tuple(name for name, there in zip(self.names, which, strict=True) if there)
+
+    def share(self, which: np.ndarray) -> float:
+        """Their share of all weights that are trained."""
+        trained = np.array([p.requires_grad for p in self.parameters], dtype=bool)
+        whole = int(self._sizes[trained].sum())
+        return float(self._sizes[which].sum()) / whole if whole else 0.0
+
+
+def rate_of(group: Mapping[str, Any]) -> float:
+    """A group's learning rate; inf for one on a device, which is not waited for."""
+    rate = group.get("lr", inf)
+    on_host = not isinstance(rate, Tensor) or rate.device.type == "cpu"
+    return float(rate) if on_host else inf

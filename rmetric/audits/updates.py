@@ -1,0 +1,112 @@
+"""Does each parameter get a gradient, and does each step change it?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from rmetric.audits.contract import Audit
+from rmetric.audits.finding import Finding, Severity
+from rmetric.audits.training import Seen, Training
+
+#: Steps without a gradient until that is told.
+WITHOUT = 20
+#: Measured steps in a row with an exactly zero gradient, or without a change; and those in which a
+#: frozen parameter changes.
+ZERO, UNCHANGED, THAWED = 15, 12, 3
+#: Share of the weights from which on a branch that is not trained is an error, and not a hint.
+MOST = 0.5
+#: An update of so little may be below the rounding of float32 weights.
+BELOW_ROUNDING = 1e-7
+
+
+class Updates(Audit):
+    """Gradients and changes of each parameter, by fingerprints of steps that follow each other.
+
+    Its weakness: later than the first 20 steps only two in a hundred are measured, so what begins
+    there is found after some hundred steps.
+    """
+
+    name = "updates"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: Seen | None = None
+        self._count(0)
+
+    def _count(self, size: int) -> None:
+        """Measured steps in a row, of each parameter."""
+        self._without, self._zero = np.zeros(size, dtype=int), np.zeros(size, dtype=int)
+        self._unchanged, self._thawed = np.zeros(size, dtype=int), np.zeros(size, dtype=int)
+
+    def on_step(self, training: Training, seen: Seen) -> Iterable[Finding]:
+        last, self._last = self._last, seen if seen.full else None
+        if not seen.full:
+            return
+        if len(self._without) != len(seen.weights):
+            self._count(len(seen.weights))
+        if (seen.peaks > 0).any():  # a step in which nothing trains says nothing of a part
+            steps = 1 if seen.step <= WITHOUT else WITHOUT // 2  # of a pair in a hundred
+            none = seen.trainable & (seen.peaks < 0)
+            self._without = np.where(none, self._without + steps, 0)
+            self._zero = np.where(seen.trainable & (seen.peaks == 0), self._zero + 1, 0)
+        if last is not None and seen.consecutive and len(last.weights) == len(seen.weights):
+            self._count_changes(last, seen)
+        held = seen.rates >= 0
+        if held.any():  # else no optimiser is known
+            yield from self._unmoved(training, seen, held)
+            yield from self._silent(training, seen, held)
+
+    def _count_changes(self, last: Seen, seen: Seen) -> None:
+        """Compare the weights of two steps; the first one's update lies between them."""
+        same, stepped = last.weights == seen.weights, seen.made > last.made
+        trained = last.trainable & np.isfinite(last.peaks) & (last.peaks > 0) & (last.rates != 0)
+        self._unchanged = np.where(stepped & trained & same, self._unchanged + 1, self._unchanged)
+        self._unchanged[~same] = 0
+        thawed = ~last.trainable & (last.rates > 0) & ~same
+        self._thawed = np.where(thawed, self._thawed + 1, 0)
+
+    def _unmoved(self, training: Training, seen: Seen, held: np.ndarray) -> Iterable[Finding]:
+        """Parameters that have gradients and stay as they are, and frozen ones that do not."""
+        still = self._unchanged >= UNCHANGED
+        rounded = still & held & _below_rounding(training, seen)
+        outside = still & ~held
+        # Who trains the last layers alone often leaves the first ones out of the optimizer.
+        first = outside.any() and np.flatnonzero(outside).max() < np.flatnonzero(held).min()
+        severities: dict[str, tuple[np.ndarray, Severity]] = {
+            "not_in_optimizer": (outside, "hint" if first else "error"),
+            "rounded_away": (rounded, _severity(training, rounded)),
+            "not_updated": (still & held & ~rounded, "error"),
+            "frozen_changes": (self._thawed >= THAWED, "error"),
+        }
+        for kind, (which, severity) in severities.items():
+            yield from self._about(training, seen.step, kind, which, severity)
+
+    def _silent(self, training: Training, seen: Seen, held: np.ndarray) -> Iterable[Finding]:
+        """Parameters of the optimiser without a gradient."""
+        for kind, count, most in (
+            ("no_gradient", self._without, WITHOUT), ("zero_gradient", self._zero, ZERO),
+        ):  # fmt: skip
+            which = held & (count >= most)
+            yield from self._about(training, seen.step, kind, which, _severity(training, which))
+
+    def _about(
+        self, training: Training, step: int, kind: str, which: np.ndarray, severity: Severity
+    ) -> Iterable[Finding]:
+        if which.any():
+            names, share = training.named(which), f"{training.share(which):.0%}"
+            yield from self.find(kind, step, severity, parameters=names, share=share)
+
+
+def _severity(training: Training, which: np.ndarray) -> Severity:
+    return "error" if training.share(which) >= MOST else "hint"
+
+
+def _below_rounding(training: Training, seen: Seen) -> np.ndarray:
+    """Parameters in half precision, and those whose rate times gradient is tiny."""
+    half = np.array([p.element_size() <= 2 for p in training.parameters], dtype=bool)
+    adaptive = any("exp_avg" in state for o in training.optimizers for state in o.state.values())
+    update = seen.rates if adaptive else seen.rates * np.maximum(seen.peaks, 0.0)
+    below: np.ndarray = half | (update < BELOW_ROUNDING)
+    return below
