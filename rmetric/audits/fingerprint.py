@@ -23,9 +23,9 @@ def local(tensor: Any) -> Any:
 def fingerprint(tensor: Tensor) -> Tensor:
     """The sum of a tensor's bits, taken as integers, modulo 2^64; int64, shape ().
 
-    Equal tensors have equal fingerprints whatever order a device adds in. Its weakness: changes
-    that cancel are missed, with a probability of about 1 / sqrt(number of changed elements) for
-    random changes of the last bit, and a permutation is.
+    Eight bytes are one integer. Equal tensors have equal fingerprints whatever order a device adds
+    in. Its weakness: changes that cancel are missed, with a probability of about
+    1 / sqrt(number of changed elements) for random changes of the last bit.
 
     >>> one = torch.tensor([1.0, 2.0])
     >>> [bool(fingerprint(one) == fingerprint(other)) for other in (one.clone(), -one)]

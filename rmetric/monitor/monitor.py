@@ -216,6 +216,7 @@ class Monitor:
         self._leave_next_out = self._unknown_norm_reported = False
         self._timer = StepTimer(model, several_ranks=is_distributed())
         self._rank_sync: RankSync | None = None
+        self._audit_channel: Exchange | None = None
         self._whole_norm: WholeNorm | None = None
         self._depth, self._closed, self._ended = 0, False, False
         self._pending: Pending | None = None
@@ -265,13 +266,14 @@ class Monitor:
     def _start_audits(self, ranks: Sequence[int]) -> None:
         if not self._auditor:
             return
-        channel = None
+        channel: Exchange | None = None
         if ranks:
             self.training.rank, self.training.ranks = self.rank, len(ranks)
             group = getattr(self.model, "process_group", None)
             name, patience = f"{self.run_id}-audits", self.config.patience
             channel = Exchange(AUDIT_WIDTH, name, group=group, patience=patience)
             self._recorder.removers.append(channel.close)
+        self._audit_channel = channel
         self._recorder.removers += self._auditor.install(channel)
 
     def _found(self, finding: Finding) -> None:
@@ -454,7 +456,9 @@ class Monitor:
 
         The call is optional: the ranks otherwise connect during the first steps.
         """
-        return self._rank_sync is None or self._rank_sync.exchange.wait_joined(seconds)
+        exchanges = [self._rank_sync.exchange] if self._rank_sync is not None else []
+        exchanges += [self._audit_channel] if self._audit_channel is not None else []
+        return all([exchange.wait_joined(seconds) for exchange in exchanges])
 
     @fail_safe(otherwise=dict)
     def state_dict(self, *, audited: bool = True) -> dict[str, Any]:
