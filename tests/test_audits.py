@@ -3,6 +3,7 @@
 import copy
 import json
 import logging
+from pathlib import Path
 
 import pytest
 
@@ -406,3 +407,9 @@ def test_replicas_that_part_are_told_with_their_rank(step):
         kinds = {kind for kind, severity, ranks in found if severity == "error" and ranks == (1,)}
         assert ("weights_apart" in kinds) == bool(step)
         assert bool(found) == bool(step)
+
+
+def test_the_page_has_every_finding():
+    page = (Path(__file__).resolve().parents[1] / "docs" / "audits.md").read_text(encoding="utf-8")
+    for kind in KINDS:
+        assert f"| `{kind}` (" in page

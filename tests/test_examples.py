@@ -21,6 +21,7 @@ SCRIPTS = {
         ["torch", "transformers"],
         r"(step 15\d: go_back to \d+\n){2}  skipped batches 150 to (.|\n)*250 steps, .* 0\.\d+\n$",
     ),
+    "audit": (["torch"], r"step 3: stale_optimizer: (.|\n)*step 6: scheduler_too_often: (.|\n)*"),
     "watch": ([], r"ALARM   of simulated: step 25\d\d: (.|\n)*500 records, [1-9] alarms\n$"),
     "diagnose": ([], r"^FAILED(.|\n)*outcome failed, cause cuda_out_of_memory, actor user\n$"),
     "own_detector": ([], r"AboveBest     F1 1\.00, 0 false alarms\n(.*\n)*loss_z_score  F1 .*\n$"),
@@ -41,11 +42,11 @@ def run(script: Path, folder: Path, *arguments: str) -> subprocess.CompletedProc
 
 def test_every_script_is_listed_here():
     assert {path.stem for path in FOLDER.glob("*.py")} == set(SCRIPTS)
-    assert len(SCRIPTS) <= 7
+    assert len(SCRIPTS) <= 8
 
 
 #: They import for seconds and train: in a process of their own they run with the slow tests.
-TRAINING = ("plain_loop", "trainer", "lightning_trainer", "rescue")
+TRAINING = ("audit", "plain_loop", "trainer", "lightning_trainer", "rescue")
 
 
 @pytest.mark.long
