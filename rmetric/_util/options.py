@@ -109,6 +109,11 @@ def wait_seconds(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{error} (inf: without end)") from None
 
 
+def path_out(text: str) -> Path:
+    """A path to write to, on the terms of `path_in`: a file would replace a device."""
+    return path_in(text)
+
+
 def path_in(text: str) -> Path:
     """A path to read from, which may be missing: nothing that `refuse_special` refuses."""
     if not text:

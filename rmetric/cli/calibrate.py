@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from rmetric._util.durable import write_atomically
 from rmetric._util.errors import FAILED, LogError, fail
-from rmetric._util.options import path_in, share
+from rmetric._util.options import path_in, path_out, share
 from rmetric._util.printed import counted, printable
 from rmetric._util.strict_json import encode
 from rmetric.detectors.calibrated import thresholds_to_json
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="share of these runs that may alarm, from 0 to below 1 (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--out", type=Path, default=Path("thresholds.json"), metavar="FILE",
+        "--out", type=path_out, default=Path("thresholds.json"), metavar="FILE",
         help="(default: %(default)s)",
     )  # fmt: skip
     add_mapping(parser)

@@ -23,7 +23,7 @@ from typing import Any
 
 from rmetric._util.durable import write_atomically
 from rmetric._util.errors import FAILED, INTERRUPTED, WRONG, error_text, fail
-from rmetric._util.options import add_jobs, path_in, renamed
+from rmetric._util.options import add_jobs, path_in, path_out, renamed
 from rmetric._util.strict_json import encode
 from rmetric._util.version import __version__
 from rmetric.cli.progress import reading
@@ -76,11 +76,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--json", action="store_true", help="print one JSON document instead of text"
     )
     parser.add_argument(
-        "--json-file", type=Path, metavar="FILE.json",
+        "--json-file", type=path_out, metavar="FILE.json",
         help="write that document to a file, in addition to the text",
     )  # fmt: skip
     parser.add_argument(
-        "--page", type=Path, metavar="FILE.html", help="write a self-contained page of the incident"
+        "--page",
+        type=path_out,
+        metavar="FILE.html",
+        help="write a self-contained page of the incident",
     )
     parser.add_argument(
         "--metrics", type=path_in, metavar="LOG",
