@@ -94,3 +94,39 @@ def test_the_log_of_a_monitor_follows_no_planted_link(tmp_path):
     background.close(10.0)
     assert "it is a symbolic link, which is not followed" in log.problem
     assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        "diagnose {in}.json --json-file {in}.json",
+        "diagnose {folder} --json-file {in}.json",
+        "diagnose {other} --signatures {in}.json --json-file {in}.json",
+        "logs learn {in}.json --job a --out {in}.json",
+        "calibrate {in}.json {other} --out {in}.json",
+        "calibrate {folder} --out {in}.json",
+        "telemetry --play {in}.json --jsonl {in}.json",
+    ],
+)
+def test_no_command_writes_over_what_it_reads(tmp_path, capsys, argv):
+    text = "".join(f'{{"step": {s}, "loss": {3 - s / 100}}}\n' for s in range(1, 61))
+    (tmp_path / "other.jsonl").write_text(text)
+    (tmp_path / "logs").mkdir()
+    kept = tmp_path / "logs" / "in.json"
+    kept.write_text(text)
+    names = {"in": tmp_path / "logs" / "in", "folder": tmp_path / "logs",
+             "other": tmp_path / "other.jsonl"}  # fmt: skip
+    assert main(argv.format(**names).split()) == 2
+    assert "it is read too, and would be lost" in capsys.readouterr().err
+    assert kept.read_text() == text
+
+
+def test_a_result_in_the_folder_of_the_logs_is_written_again(tmp_path, capsys):
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"step": {s}, "loss": 2.5}}\n' for s in range(99)))
+    for argv in (
+        ["diagnose", str(tmp_path), "--json-file", str(tmp_path / "found.json")],
+        ["diagnose", str(tmp_path), "--page", str(tmp_path / "found.html")],
+        ["calibrate", str(tmp_path), "--force", "--out", str(tmp_path / "thresholds.json")],
+    ):
+        assert [main(argv) for _ in range(2)] == [0, 0], capsys.readouterr().err
+        Path(argv[-1]).unlink()
