@@ -9,8 +9,8 @@ import pytest
 
 from rmetric.detectors import DETECTORS, make_detector
 from rmetric.detectors.calibrated.detector import sources
-from rmetric.readers.watch import ALARM, AlarmEvent
 from rmetric.records import Record
+from rmetric.replay.watch import ALARM, AlarmEvent
 
 GOLDEN = json.loads(Path(__file__).with_name("calibrated_reasons.json").read_text())
 ACTION = (

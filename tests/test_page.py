@@ -17,7 +17,7 @@ from rmetric import Record, Run, Truth
 from rmetric.detectors import DETECTORS, Entry
 from rmetric.evaluation import judge_run
 from rmetric.metric import Components
-from rmetric.readers.scored_run import score_run
+from rmetric.replay.scored_run import score_run
 from rmetric.reporting.page import index_of, trace_of_r_metric, trace_with_reasons
 from rmetric.reporting.page.columns import charts_of
 from rmetric.reporting.page.render import drawn

@@ -22,7 +22,7 @@ from rmetric import Record, RMetric, RMetricConfig, Run, Truth
 from rmetric.cli.main import main
 from rmetric.evaluation import Study
 from rmetric.logs import run_lines
-from rmetric.readers.scored_run import alarm_spans, score_run
+from rmetric.replay.scored_run import alarm_spans, score_run
 from rmetric.reporting.replay_report import INDEX_NAMES, safe_name
 from studies.paper.script import provenance
 

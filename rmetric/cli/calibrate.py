@@ -16,6 +16,7 @@ from rmetric._util.errors import FAILED, LogError, fail
 from rmetric._util.options import path_in, share
 from rmetric._util.printed import counted, printable
 from rmetric._util.strict_json import encode
+from rmetric.cli.log_arguments import add_mapping
 from rmetric.detectors.calibrated import thresholds_to_json
 from rmetric.detectors.calibrated.calibration import (
     NotHealthy,
@@ -34,7 +35,6 @@ from rmetric.detectors.calibrated.recall import (
 )
 from rmetric.detectors.calibrated.thresholds import Thresholds
 from rmetric.readers import find_logs, read_runs
-from rmetric.readers.arguments import add_mapping
 from rmetric.records import Run
 
 ARCHIVE = ".tar.xz"

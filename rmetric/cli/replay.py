@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 from rmetric._util.errors import FAILED, INTERRUPTED, fail
 from rmetric._util.options import path_in
 from rmetric._util.printed import coloured, counted, printable
+from rmetric.cli.log_arguments import add_mapping, add_thresholds
 from rmetric.cli.progress import ReplayProgress
 from rmetric.cli.watch import FOLLOWING, add_following, follow
 from rmetric.evaluation.verdict_words import SEVERITY, counted_runs
 from rmetric.metric import HEALTHY_ALARMED, PRESETS
 from rmetric.readers import split_files
-from rmetric.readers.arguments import add_mapping, add_thresholds
 
 if TYPE_CHECKING:
     from rmetric.reporting.replay_report import Replayed

@@ -13,7 +13,7 @@ from itertools import compress
 from math import isfinite
 
 from rmetric.metric import RMetricConfig
-from rmetric.readers.metric_settings import stated_threshold
+from rmetric.metric_settings import stated_threshold
 from rmetric.records import Record, Run
 
 #: In place of an ordinary record that a reader did not build, as it would be dropped.

@@ -28,8 +28,8 @@ from rmetric.evaluation import PROTOCOLS, RunVerdict, judge
 from rmetric.logs import encode_number
 from rmetric.metric import Components
 from rmetric.readers import ReadLog, UnknownFormat, read_log
-from rmetric.readers.scored_run import ScoredRun, score_run
 from rmetric.records import Run
+from rmetric.replay.scored_run import ScoredRun, score_run
 from rmetric.reporting.decisions import decisions_of
 from rmetric.reporting.page import (
     PAGE_NAME,

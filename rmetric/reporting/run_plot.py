@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rmetric.evaluation import RunVerdict
-from rmetric.readers.scored_run import ScoredRun, StatedMetric, alarm_spans
+from rmetric.replay.scored_run import ScoredRun, StatedMetric, alarm_spans
 from rmetric.reporting.decisions import decisions_of, kind_words, short_words
 from rmetric.reporting.page.traces import DetectorTrace
 from rmetric.reporting.style import COLUMN_WIDTH, FAILURE_LINE, MEANING, ONSET_LINE, SEVERITIES

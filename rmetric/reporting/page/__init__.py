@@ -19,8 +19,8 @@ import numpy as np
 from rmetric._util.version import __version__
 from rmetric.evaluation import RunVerdict, judge_run
 from rmetric.evaluation.verdict_words import SEVERITY, alarm_words, counted_runs
-from rmetric.readers.scored_run import ScoredRun
 from rmetric.records import LogEvent, Run
+from rmetric.replay.scored_run import ScoredRun
 from rmetric.reporting.decisions import decisions_of, short_words, summed_up
 from rmetric.reporting.page.columns import OURS, charts_of
 from rmetric.reporting.page.render import (

@@ -10,8 +10,8 @@ import numpy as np
 
 from rmetric.evaluation.verdict_words import RunVerdict
 from rmetric.metric import PAPER_WEIGHTS, RMetricConfig
-from rmetric.readers.scored_run import ScoredRun
 from rmetric.records import Record, Run
+from rmetric.replay.scored_run import ScoredRun
 from rmetric.reporting.decisions import decisions_of, short_words
 from rmetric.reporting.page.series import Charts, Floats, Line, Panel, Series
 from rmetric.reporting.page.traces import STATED, SYMBOLS, DetectorTrace

@@ -15,8 +15,8 @@ from rmetric.detectors.log_end import WithLogEnd
 from rmetric.evaluation import Trace
 from rmetric.evaluation.traces import SEED, generator_for
 from rmetric.metric import reason_for
-from rmetric.readers.scored_run import ScoredRun
 from rmetric.records import Run
+from rmetric.replay.scored_run import ScoredRun
 from rmetric.reporting.page.series import Bools, Floats
 
 #: Name of the trace of R as a log states it.
