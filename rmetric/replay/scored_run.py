@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from math import isnan, nan
 from typing import NamedTuple
 
@@ -221,12 +220,3 @@ def _notes_on_threshold(scored: ScoredRun) -> list[str]:
             f"R as the log states it counts as an alarm above {scored.stated.threshold_words}"
         )
     return notes
-
-
-def alarm_spans(scores: list[Score]) -> list[tuple[int, int]]:
-    """From where to where the metric alerts; an alert holds until the next record."""
-    alarms = [False, *(score.alarm for score in scores), False]
-    edges = [i for i, (before, now) in enumerate(pairwise(alarms)) if before != now]
-    steps = [score.step for score in scores]
-    steps.append(steps[-1])
-    return [(steps[a], steps[b]) for a, b in zip(edges[::2], edges[1::2], strict=True)]

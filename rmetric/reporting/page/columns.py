@@ -44,7 +44,7 @@ _RAW = {
     "authors_simulator": ("ΔL, loss above the first one", "nats"),
 }
 _COLOURS = {"failure_rate": "rate", "gradient_variance": "variance", "loss_drift": "drift"}
-_SOURCES = {
+_SOURCE_HINTS = {
     "workers": "between the workers",
     "logged": "as the log states it",
     "logged_normalised": "as the log states it",
@@ -119,7 +119,7 @@ def _logged(records: Sequence[Record]) -> list[Panel]:
 
 
 def _series(label: str, colour: str, logged: Sequence[float | None]) -> Series:
-    """The series of the values that were logged; None where there was none."""
+    """The series of the values that were logged."""
     positions = [i for i, value in enumerate(logged) if value is not None]
     return Series(
         label=label,
@@ -195,7 +195,7 @@ def _of_r_metric(scored: ScoredRun, trace: DetectorTrace) -> list[Panel]:
         first_loss = name == "loss_drift" and scored.config.variant == "authors_simulator"
         title, hint = _RAW["authors_simulator" if first_loss else name]
         if name == "gradient_variance":
-            hint = _SOURCES.get(scored.variance_source or "", "several sources")
+            hint = _SOURCE_HINTS.get(scored.variance_source or "", "several sources")
         series = [_column(symbol, _COLOURS[name], values, defined)]
         raw.append(
             Panel(
