@@ -149,7 +149,7 @@ def as_json(diagnosis: Diagnosis) -> bytes:
 def _dated(found: Any) -> Any:
     """Each time as seconds since 1970, null without a year, and beside it as the log has it."""
     if isinstance(found, (list, tuple)):
-        return [_dated(one) for one in found]
+        return [_dated(inner) for inner in found]
     if not isinstance(found, dict):
         return found
     entry: dict[str, Any] = {}
@@ -183,7 +183,9 @@ def _check(options: argparse.Namespace) -> None:
             options.metrics,
             options.telemetry,
         )
-        if path.exists() and any(one and one.exists() and path.samefile(one) for one in inputs):
+        if path.exists() and any(
+            given and given.exists() and path.samefile(given) for given in inputs
+        ):
             raise ValueError(f"--{name} {path}: it is read too, and would be lost")
     for path in (options.pool, options.metrics, options.telemetry, *options.signatures):
         if path is not None and not path.exists():
@@ -207,7 +209,9 @@ def _diagnose(options: argparse.Namespace) -> Diagnosis:
             jobs=options.jobs,
             on_progress=bar.update,
         )
-    said = dict.fromkeys(str(one.message) for one in warned if one.category is UserWarning)
+    said = dict.fromkeys(
+        str(warning.message) for warning in warned if warning.category is UserWarning
+    )
     return replace(diagnosis, notes=(*diagnosis.notes, *said))
 
 

@@ -235,7 +235,7 @@ def code_of(result: Replayed, code: int) -> int:
         return VERDICT_CODES["bad"]
     if code:
         return code
-    return next((VERDICT_CODES[one] for one in VERDICT_CODES if one in found), 0)
+    return next((VERDICT_CODES[severity] for severity in VERDICT_CODES if severity in found), 0)
 
 
 def report(result: Replayed, out: Path) -> int:

@@ -156,9 +156,9 @@ def _history(message: bytes) -> dict[str, Any]:
             if name and isinstance(value, (int, float, str)):
                 entry[name] = value
         elif part.number == _STEP and isinstance(part.value, bytes):
-            for one in _fields(part.value):
-                if isinstance(one.value, int):
-                    entry.setdefault("_step", one.value)
+            for inner in _fields(part.value):
+                if isinstance(inner.value, int):
+                    entry.setdefault("_step", inner.value)
     return entry
 
 

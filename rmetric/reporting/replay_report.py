@@ -304,7 +304,9 @@ def _decisions(run: Run) -> dict[str, Any]:
     if not decisions:
         return {}
     names = ("step", "name", "reason", "to")
-    return {"decisions": [{name: getattr(one, name) for name in names} for one in decisions]}
+    return {
+        "decisions": [{name: getattr(decision, name) for name in names} for decision in decisions]
+    }
 
 
 def _of_detector(trace: DetectorTrace) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def _logged(records: Sequence[Record]) -> list[Panel]:
             _series(label, colour, [getattr(record, field) for record in records])
             for field, label, colour in fields
         ]
-        series = [one for one in found if len(one.values)]
+        series = [curve for curve in found if len(curve.values)]
         if series:
             log = _is_wide(series)
             panels.append(Panel(name=name, title=title, hint=hint, series=series, log=log))
@@ -160,7 +160,7 @@ def _workers(records: Sequence[Record]) -> list[Panel]:
 
 def _is_wide(series: Sequence[Series]) -> bool:
     """True if a linear scale would show one peak and nothing else."""
-    values = np.concatenate([one.values for one in series])
+    values = np.concatenate([curve.values for curve in series])
     values = values[np.isfinite(values)]
     if not len(values) or values.min() <= 0:
         return False
@@ -331,9 +331,9 @@ def _event_lines(verdict: RunVerdict, onset: int) -> list[Line]:
 def _decision_lines(run: Run) -> list[Line]:
     """One for the equal decisions at a step; of very many, returns and holds come first."""
     counts = Counter((event.step, event.name, short_words(event)) for event in decisions_of(run))
-    drawn = sorted(counts, key=lambda one: one[1] == "leave_out")[:_MOST_DECISIONS]
+    drawn = sorted(counts, key=lambda decision: decision[1] == "leave_out")[:_MOST_DECISIONS]
     return [
-        Line(step=one[0], kind="decision", label=one[2] + (f", {n} times" if n > 1 else ""))
-        for one, n in counts.items()
-        if one in drawn
+        Line(step=step, kind="decision", label=label + (f", {n} times" if n > 1 else ""))
+        for (step, name, label), n in counts.items()
+        if (step, name, label) in drawn
     ]

@@ -181,7 +181,7 @@ def trace_of_stated(scored: ScoredRun) -> DetectorTrace | None:
         name=STATED,
         title="R as the log states it",
         threshold=stated.threshold,
-        scores=[nan if one is None else one for one in stated.scores],
+        scores=[nan if score is None else score for score in stated.scores],
         alarms=stated.alarms,
         reason=lambda i: (
             f"R {stated.scores[i]:.2f} as the log states it, limit {stated.threshold_words}: "
