@@ -458,7 +458,7 @@ class Monitor:
         """
         exchanges = [self._rank_sync.exchange] if self._rank_sync is not None else []
         exchanges += [self._audit_channel] if self._audit_channel is not None else []
-        return all([exchange.wait_joined(seconds) for exchange in exchanges])
+        return all(exchange.wait_joined(seconds) for exchange in exchanges)
 
     @fail_safe(otherwise=dict)
     def state_dict(self, *, audited: bool = True) -> dict[str, Any]:
