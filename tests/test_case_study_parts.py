@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from studies.case_study.training import hardware_of, readings_of
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from studies.case_study.bundled import byte_tokenizer, examples, qwen_3b, tiny_qwen, write_examples
@@ -27,7 +28,6 @@ from studies.case_study.plan import (
     plan_training,
 )
 from studies.case_study.settings import IGNORED, CaseStudyError, Settings, tiny_settings
-from studies.case_study.training import hardware_of, readings_of
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs/case_study.md").read_text(encoding="utf-8")
 TOKENIZER = byte_tokenizer()

@@ -7,9 +7,6 @@ from functools import cache
 
 import huggingface_hub
 import pytest
-
-from studies.case_study import models
-from studies.case_study.bundled import qwen_3b
 from studies.case_study.estimates import (
     Download,
     device_named,
@@ -19,6 +16,9 @@ from studies.case_study.estimates import (
     step_flops,
     steps_of,
 )
+
+from studies.case_study import models
+from studies.case_study.bundled import qwen_3b
 from studies.case_study.faults import faults_of
 from studies.case_study.plan import in_units, plan_training
 from studies.case_study.settings import MODEL, CaseStudyError, Settings

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from studies.case_study.training import MicroBatches, NoHardware, Training, own_randomness
 
 from rmetric.evaluation import PROTOCOLS
 from rmetric.logs import read_log
@@ -27,7 +28,6 @@ from studies.case_study.faults import fault_of
 from studies.case_study.models import load_model, load_tokenizer, read_config
 from studies.case_study.plan import Recipe
 from studies.case_study.settings import Settings
-from studies.case_study.training import MicroBatches, NoHardware, Training, own_randomness
 from tests.case_study import EVAL_EVERY, LASTS, ONSET, STEPS, mini, run, write_mini_model
 
 ROOT = Path(__file__).parents[1]

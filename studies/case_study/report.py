@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import inf, isfinite, isnan, nan
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from rmetric.evaluation import PROTOCOLS, Trace, judge, trace
 from rmetric.logs import read_log, write_atomically
 from rmetric.metric import Components
 from rmetric.readers.scored_run import ScoredRun, score_run
-from rmetric.records import Record, Run, Truth
+from rmetric.records import Run, Truth
 from rmetric.reporting.page import trace_of_r_metric
 from rmetric.reporting.style import (
     COLUMN_WIDTH,
@@ -34,52 +33,12 @@ from rmetric.reporting.style import (
     save,
     style,
 )
-from rmetric.simulation.outcome import soft_failure
 from studies.case_study.folder import Folder
 from studies.case_study.page import write_pages
-from studies.case_study.sentence import results_of, sentence
+from studies.case_study.sentence import results_of, sentence, table
 from studies.common.real_runs import COLUMNS, Summary, real_runs_rows
 from studies.common.renderers import to_markdown
 from studies.common.table import Table
-
-
-def truth_of(injected: Truth, records: Sequence[Record], twin: Sequence[Record] | None) -> Truth:
-    """The truth of a whole run: `injected` with what became of it.
-
-    - non_finite: the loss is nan or infinite, and stays so to the end;
-    - diverged: the validation loss stays 20 % above its best so far, and ends there;
-    - degraded: it stays 0.10 nat above the twin's.
-
-    The last two hold for the median of three evaluations, and count from the
-    evaluation since which they do. A loss that falls fast leaves that median
-    above its best as well: only one that also ends above it has diverged.
-    `twin` are the records of the same run without the fault; None where it was not run.
-    """
-    failure = _not_finite(records) or _worse(records, twin)
-    if failure is not None:
-        kind, step = failure
-        return replace(injected, outcome="failed", failure_kind=kind, failure_step=step)
-    return replace(injected, outcome="healthy" if injected.fault == "NONE" else "absorbed")
-
-
-def _not_finite(records: Sequence[Record]) -> tuple[str, int] | None:
-    """A gradient that overflows is no failure: under loss scaling it is how the scale is found."""
-    failed = None
-    for record in records:
-        losses = [x for x in (record.training_loss, record.validation_loss) if x is not None]
-        if losses:
-            failed = None if all(map(isfinite, losses)) else failed or record.step
-    return None if failed is None else ("non_finite", failed)
-
-
-def _worse(records: Sequence[Record], twin: Sequence[Record] | None) -> tuple[str, int] | None:
-    """Diverged or degraded, and since which step."""
-    loss = {r.step: r.validation_loss for r in records if r.validation_loss is not None}
-    beside = {r.step: r.validation_loss for r in twin or ()}
-    twin_T = None if twin is None else np.array([beside[step] for step in loss])
-    failure = soft_failure(np.array(list(loss.values()), dtype=float), twin_T, ends_there=True)
-    return failure and (failure[0], list(loss)[failure[1]])
-
 
 MEASURED = (
     "time", "learning_rate", "training_loss", "validation_loss", "gradient_norm", "update_norm",
@@ -387,3 +346,22 @@ def real_runs_table(summaries: Sequence[Summary]) -> Table:
         columns=COLUMNS,
         rows=real_runs_rows(summaries),
     )
+
+
+def print_report(folder: Folder) -> None:
+    """Print the time, the judgements side by side, and the sentence."""
+    summary, seconds = folder.summary, folder.summary["seconds"]
+    print(
+        f"\ntime  set-up {seconds['set_up']:.0f} s, training {seconds['training']:.0f} s, "
+        f"report {seconds['report']:.0f} s; {seconds['of_processor']:.0f} s of processor time"
+    )
+    for name, run in summary["runs"].items():
+        cost = run["cost"]
+        print(
+            f"cost  {name}: {cost['seconds_per_step']:.3f} s a step with the monitor, "
+            f"{cost['seconds_per_step_without_monitor']:.3f} s without"
+        )
+    print(f"\n{table(results_of(summary))}")
+    print(f"\n{folder.path}: case_study.html, case_study.png and .pdf, results.csv, summary.json,")
+    print("claims.md, and for each run its log (.jsonl) and its interactive page (.html)")
+    print(f"\n{summary['sentence']}")
