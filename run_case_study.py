@@ -94,6 +94,8 @@ def case_study(settings: Settings, arguments: Namespace, began: float) -> Folder
         device_named(arguments.plan) if arguments.plan
         else chosen_device(arguments.device, float16=arguments.float16)
     )  # fmt: skip
+    if settings.model == TINY:
+        torch.set_num_threads(1)  # more gain nothing here, and sum in another order
     with quiet(), sources_of(settings) as sources:
         if arguments.plan is None:
             folder = Folder(arguments.out or default_folder(device, settings))
@@ -112,8 +114,6 @@ def case_study(settings: Settings, arguments: Namespace, began: float) -> Folder
         data = load_data(settings, config, sources)
         folder.claim(identity(settings, plan, faults, data))
         folder.summary |= provenance(device, plan)
-        if settings.model == TINY:
-            torch.set_num_threads(1)  # more gain nothing here, and sum in another order
         started = time.perf_counter()
         load = partial(load_model, sources.model, config, plan.recipe, settings)
         twins = Twins(settings, plan.recipe, data, load, train, folder, checkpoints, every)

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from studies.case_study.training import hardware_of, readings_of
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from studies.case_study.bundled import byte_tokenizer, examples, qwen_3b, tiny_qwen, write_examples
 from studies.case_study.data import Batch, Blocks, make_blocks, read_rows, reader_of, tokens_of
 from studies.case_study.faults import FAULTS, fault_of
 from studies.case_study.folder import Checkpoints
+from studies.case_study.hardware import hardware_of, readings_of
 from studies.case_study.plan import (
     GIB,
     Device,

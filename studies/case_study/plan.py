@@ -90,19 +90,13 @@ def find_device(kind: str = "auto") -> Device:
 def _processor() -> Device:
     memory = psutil.virtual_memory()
     free, total = memory.available, memory.total
-    limit = _container_limit()
-    if limit is not None:
-        free, total = min(free, limit[0]), min(total, limit[1])
-    return Device(kind="cpu", name="CPU", free=free, total=total, has_bfloat16=False)
-
-
-def _container_limit() -> tuple[int, int] | None:
-    """(free, total) of the container that this runs in; None where nothing is limited."""
     try:
         most, used = (int(path.read_text()) for path in CONTAINER)
     except (OSError, ValueError):
-        return None
-    return max(0, most - used), most
+        pass  # no container, or one without a limit
+    else:
+        free, total = min(free, max(0, most - used)), min(total, most)
+    return Device(kind="cpu", name="CPU", free=free, total=total, has_bfloat16=False)
 
 
 #: GPUs that a plan can be made for elsewhere: memory that torch states (GiB), bfloat16 units,

@@ -6,7 +6,7 @@ development runs alone: the test part is reserved for the benchmark.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import nan
 from pathlib import Path
 
@@ -61,23 +61,6 @@ def failed_share(runs: Sequence[Run]) -> float:
 
 def outcomes(runs: Sequence[Run], by_severity: bool = False) -> Table:
     """Outcomes of the runs under each fault, and times to failure."""
-    rows: list[tuple[Cell, ...]] = []
-    for name, members in by_fault(runs).items():
-        if by_severity:
-            severities = sorted({run.truth.severity or 0.0 for run in members if run.truth})
-            for severity in severities:
-                alike = [r for r in members if r.truth and (r.truth.severity or 0.0) == severity]
-                rows.append((name, f"{severity:g}", *_outcome(alike)))
-        else:
-            truth = members[0].truth
-            assert truth is not None
-            kind = "control" if name == "NONE" else "benign" if truth.benign else "fault"
-            rows.append((name, kind, *_outcome(members)))
-    if not by_severity:
-        disturbed = [run for run in runs if run.truth and run.truth.fault != "NONE"]
-        for benign, title in ((False, "all faults"), (True, "all benign changes")):
-            alike = [run for run in disturbed if _benign(run) is benign]
-            rows.append((title, "benign" if benign else "fault", *_outcome(alike)))
     return Table(
         name="outcomes_by_severity" if by_severity else "outcomes",
         number=2 if by_severity else 1,
@@ -94,10 +77,31 @@ def outcomes(runs: Sequence[Run], by_severity: bool = False) -> Table:
             Column(label="50 %", digits=0),
             Column(label="75 %", digits=0),
         ),
-        rows=rows,
+        rows=list(_severity_rows(runs) if by_severity else _fault_rows(runs)),
         notes=[WILSON, "All runs of the campaign, the test part's outcomes included."],
         grouped=by_severity,
     )
+
+
+def _severity_rows(runs: Sequence[Run]) -> Iterator[tuple[Cell, ...]]:
+    for name, members in by_fault(runs).items():
+        severities: dict[float, list[Run]] = {}
+        for run in members:
+            severity = run.truth.severity if run.truth else None
+            severities.setdefault(severity or 0.0, []).append(run)
+        for severity, equal in sorted(severities.items()):
+            yield name, f"{severity:g}", *_outcome(equal)
+
+
+def _fault_rows(runs: Sequence[Run]) -> Iterator[tuple[Cell, ...]]:
+    """A row for each fault, then for all faults and for all benign changes."""
+    for name, members in by_fault(runs).items():
+        kind = "control" if name == "NONE" else "benign" if _benign(members[0]) else "fault"
+        yield name, kind, *_outcome(members)
+    disturbed = [run for run in runs if run.truth and run.truth.fault != "NONE"]
+    for benign, title in ((False, "all faults"), (True, "all benign changes")):
+        members = [run for run in disturbed if _benign(run) is benign]
+        yield title, "benign" if benign else "fault", *_outcome(members)
 
 
 def _outcome(runs: Sequence[Run]) -> tuple[Cell, ...]:

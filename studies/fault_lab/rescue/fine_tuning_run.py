@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -263,12 +264,11 @@ def train(run: Run, *, disturbed: bool, rescued: bool) -> Trained:
             losses[step] = held_out(model)
             if monitor is not None:
                 monitor.evaluated(losses[step])
-    held = rescue.held if rescue is not None else None
+    held, decisions = None, Counter[str]()
+    if rescue is not None:
+        held, decisions = rescue.held, Counter(entry["action"] for entry in rescue.decisions)
     if monitor is not None:
         monitor.close()
-    decisions: dict[str, int] = {}
-    for entry in rescue.decisions if rescue is not None else []:
-        decisions[entry["action"]] = decisions.get(entry["action"], 0) + 1
     weights = b"".join(one.detach().numpy().tobytes() for one in model.state_dict().values())
     return Trained(
         step=step if held is None else held["step"],
@@ -277,7 +277,7 @@ def train(run: Run, *, disturbed: bool, rescued: bool) -> Trained:
         held=held is not None,
         executed=fault.executed if disturbed else step,
         digest=hashlib.sha256(weights).hexdigest()[:16],
-        decisions=decisions,
+        decisions=dict(decisions),
         alarm=alarm,
     )
 
