@@ -30,7 +30,7 @@ from studies.fault_lab.training import schedule  # noqa: E402
 from tests.lab_training import branch, control  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
-LOGS = ROOT / "studies/fault_lab/logs"
+LOGS = ROOT / "studies/fault_lab/data"
 CHANGES = [
     {"size": "small"},
     {"context": 128},

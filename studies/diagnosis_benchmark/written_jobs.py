@@ -1,4 +1,4 @@
-"""Score the diagnosis on written jobs (sets/): whole jobs with all their attempts."""
+"""Score the diagnosis on written jobs (data/sets/): whole jobs with all their attempts."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
     python -m studies.fault_lab --list               faults and benign changes
     python -m studies.fault_lab --fault LR_SPIKE --architecture llama      one run and its twin
     python -m studies.fault_lab --report             tables and figure from the archives
-    python -m studies.fault_lab --unpack studies/fault_lab/logs/development.tar.xz --out logs_dev
+    python -m studies.fault_lab --unpack studies/fault_lab/data/development.tar.xz --out logs_dev
 
 Tiny Llama, Mistral, Mixtral and Qwen2 models are trained on Python's own sources;
 faults and benign changes are injected into copies of each run, so that every
@@ -44,8 +44,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "studies/fault_lab/results for --report, the archive's name for --unpack)",
     )  # fmt: skip
     parser.add_argument(
-        "--archives", type=Path, default=Path("studies/fault_lab/logs"), metavar="DIR",
-        help="where a finished campaign is packed to (default: studies/fault_lab/logs)",
+        "--archives", type=Path, default=Path("studies/fault_lab/data"), metavar="DIR",
+        help="where a finished campaign is packed to (default: studies/fault_lab/data)",
     )  # fmt: skip
     parser.add_argument(
         "--set", choices=["first", "second"], default="first",
