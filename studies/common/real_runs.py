@@ -12,19 +12,12 @@ import numpy as np
 
 from rmetric.evaluation import Outcomes
 from rmetric.evaluation.scores import Scores, score
-from studies.common.table import Cell, Column, Table, show
+from studies.common.table import Cell, Table, columns, show
 
 NOT_MEASURED = "not measured yet"
 PAPER_COST = 1.8  # per cent of the training time
 LONG_STEP = 0.5  # seconds
-COLUMNS = (
-    Column(label="Claim", wide=True),
-    Column(label="Paper", wide=True),
-    Column(label="Measured here", wide=True),
-    Column(label="n"),
-    Column(label="Verdict"),
-    Column(label="Why", wide=True),
-)
+COLUMNS = columns("Claim:wide | Paper:wide | Measured here:wide | n | Verdict | Why:wide")
 Summary = dict[str, Any]
 
 

@@ -16,7 +16,7 @@ from rmetric.detectors import IN_PAPER
 from rmetric.evaluation import judge, score, trace_all
 from rmetric.evaluation.intervals import wilson
 from rmetric.records import Run
-from studies.common.table import Cell, Column, Table
+from studies.common.table import Cell, Column, Table, columns
 from studies.fault_lab.signals import SIGNALS, SignalResponse, area, response
 
 QUARTILES = (25, 50, 75)
@@ -66,16 +66,12 @@ def outcomes(runs: Sequence[Run], by_severity: bool = False) -> Table:
         number=2 if by_severity else 1,
         title="Failures and times to failure" + (", by severity" if by_severity else ""),
         columns=(
-            Column(label="Fault"),
+            *columns("Fault"),
             Column(label="Severity" if by_severity else "Kind"),
-            Column(label="Runs"),
-            Column(label="Failed (share)"),
-            Column(label="Not finite"),
-            Column(label="Diverged"),
-            Column(label="Degraded"),
-            Column(label="Onset to failure, 25 % (steps)", digits=0),
-            Column(label="50 %", digits=0),
-            Column(label="75 %", digits=0),
+            *columns(
+                "Runs | Failed (share) | Not finite | Diverged | Degraded | "
+                "Onset to failure, 25 % (steps):0 | 50 %:0 | 75 %:0"
+            ),
         ),
         rows=list(_severity_rows(runs) if by_severity else _fault_rows(runs)),
         notes=[WILSON, "All runs of the campaign, the test part's outcomes included."],
@@ -147,8 +143,7 @@ def signals(seen: Mapping[str, Sequence[SignalResponse]]) -> Table:
         number=3,
         title="Signals before the failure: area under the ROC curve, compared with the exact twin",
         columns=(
-            Column(label="Signal"),
-            Column(label="All failing"),
+            *columns("Signal | All failing"),
             *(Column(label=name.capitalize()) for name in groups),
         ),
         rows=rows,
@@ -176,8 +171,7 @@ def signals_by_fault(seen: Mapping[str, Sequence[SignalResponse]]) -> Table:
         number=4,
         title="Signals before the failure, by fault: area under the ROC curve, failing runs",
         columns=(
-            Column(label="Fault"),
-            Column(label="Failing runs"),
+            *columns("Fault | Failing runs"),
             *(Column(label=SIGNALS[name].label) for name in seen),
         ),
         rows=rows,
@@ -217,14 +211,9 @@ def detectors(runs: Sequence[Run], num_processes: int = 1) -> Table:
         name="detectors",
         number=5,
         title="The detectors with their own settings, on real runs",
-        columns=(
-            Column(label="Detector"),
-            Column(label="F1, published rule"),
-            Column(label="F1, causal rule"),
-            Column(label="Recall, causal"),
-            Column(label="Controls alarmed"),
-            Column(label="Benign alarmed"),
-            Column(label="Median lead (steps)", digits=0),
+        columns=columns(
+            "Detector | F1, published rule | F1, causal rule | Recall, causal | "
+            "Controls alarmed | Benign alarmed | Median lead (steps):0"
         ),
         rows=rows,
         notes=[
