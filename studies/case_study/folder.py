@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
@@ -67,6 +68,8 @@ class Folder:
                 f"--out {self.path}: it is not empty and holds no case study; "
                 "another --out begins a new one"
             )
+        if resume and not self.summary:
+            print(f"--resume: {self.path} holds no case study; a new one begins", file=sys.stderr)
 
     def claim(self, identity: dict[str, Any]) -> None:
         """Make it the folder of this case study, or raise CaseStudyError if it is another's."""

@@ -269,17 +269,21 @@ def train(run: Run, *, disturbed: bool, rescued: bool) -> Trained:
         held, decisions = rescue.held, Counter(entry["action"] for entry in rescue.decisions)
     if monitor is not None:
         monitor.close()
-    weights = b"".join(one.detach().numpy().tobytes() for one in model.state_dict().values())
     return Trained(
         step=step if held is None else held["step"],
         loss=held_out(model),
         losses=losses,
         held=held is not None,
         executed=fault.executed if disturbed else step,
-        digest=hashlib.sha256(weights).hexdigest()[:16],
+        digest=digest_of(model),
         decisions=dict(decisions),
         alarm=alarm,
     )
+
+
+def digest_of(model: nn.Module) -> str:
+    weights = b"".join(tensor.detach().numpy().tobytes() for tensor in model.state_dict().values())
+    return hashlib.sha256(weights).hexdigest()[:16]
 
 
 def loss_of(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
