@@ -165,7 +165,8 @@ def train(
         optimizer, partial(settings.share_of_rate, first=run.step + 1)
     )
     # The fault's hooks come before the monitor's, which must see what it has done.
-    hooks = [p.register_hook(partial(run.strike, n)) for n, p in enumerate(weights.values())]
+    struck = weights.values() if fault is not None and fault.strikes_gradients else ()
+    hooks = [p.register_hook(partial(run.strike, number)) for number, p in enumerate(struck)]
     if monitored:
         # The settings of the paper's case study: each worker is measured at each step.
         config = MonitorConfig(metric=RMetricConfig.case_study(), workers_every=1)
@@ -286,11 +287,10 @@ class Training:
 
     def strike(self, number: int, gradient: Tensor) -> Tensor | None:
         """What the fault makes of one worker's gradient of one weight tensor."""
-        fault = self.fault
-        if fault is None or not (fault.strikes_gradients and fault.acts(self.step)):
+        if self.fault is None or not self.fault.acts(self.step):
             return None
         chance = self.settings.generator(self.step, 2, self.worker, number)
-        return fault.gradient(gradient, self.worker, chance)
+        return self.fault.gradient(gradient, self.worker, chance)
 
     def evaluate(self) -> None:
         """Loss on the held-out sequences, nats per learnt token."""
