@@ -21,7 +21,7 @@ from rmetric.diagnosis.report.evidence import MAX_EVENTS, how_often, of_causes, 
 from rmetric.diagnosis.report.frames import raised
 from rmetric.diagnosis.result import FOLLOWS, LIKELY, Candidate, Diagnosis, Evidence, Suspect
 from rmetric.diagnosis.stage import stage_of_failure
-from rmetric.diagnosis.suspects import NAMED, named, only_node
+from rmetric.diagnosis.suspects import named
 from rmetric.diagnosis.unusual import Unusual, unusual
 
 MAX_CANDIDATES = 5
@@ -128,7 +128,7 @@ class Weighed:
             place=lead.first,
             to_do=signature.to_do,
             events=self._events(),
-            nodes=named(self.ranked) or self._only_node(lead),
+            nodes=named(self.ranked),
             stage=self.stage_of(self.hypotheses[0][0]),
         )
 
@@ -145,14 +145,6 @@ class Weighed:
         """The entry that shows an inferred cause best."""
         stream = self.job.streams.get(one.rows[0].target)
         return one.rows[0].entry or (stream.last if stream is not None else None)
-
-    def _only_node(self, lead: Fault) -> tuple[Suspect, ...]:
-        """The node of a job that has one, for a fault of a node's own."""
-        node = only_node(self.job)
-        if node is None or not (lead.has("of one node") or lead.signature.actor == "hardware"):
-            return ()
-        why = "the only node of the job"
-        return (Suspect(name=f"node {node}", rank=None, node=node, score=NAMED, why=why),)
 
     def _inferred(self, first: Hypothesis) -> Diagnosis:
         cause, row = inferred_causes()[first.id], first.rows[0]

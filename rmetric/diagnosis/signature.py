@@ -66,7 +66,6 @@ TRAITS = {
     # of the end
     "recorded": "the scheduler's record of a good end",
     "completed": "the program's statement that the training is complete",
-    "outlasts success": "not excused by the planned end of the job",
     "by a person": "an end without a reason, which a person may have wanted",
     "ends a step": "may end a step of servers, after the training",
     "interrupted": "from the keyboard: after the planned end, a server or a wait",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 
-from rmetric.diagnosis.evidence.row import Row, Scene, divided
+from rmetric.diagnosis.evidence.row import Row, Scene
 
 _ENDS = ("local_host", "local_device", "remote_host", "remote_device")
 
@@ -26,7 +26,7 @@ def links(scene: Scene) -> list[Row]:
             failed.add(frozenset((own, (fields["remote_host"], fields["remote_device"]))))
     if not failed:
         return []
-    return _down(scene, places) or _where_most_end(scene, failed, names)
+    return _down(scene, places) or _where_most_end(failed, names)
 
 
 def _down(scene: Scene, places: Mapping[tuple[str, str], str]) -> list[Row]:
@@ -40,23 +40,16 @@ def _down(scene: Scene, places: Mapping[tuple[str, str], str]) -> list[Row]:
     ((name, device),) = broken
     node = name.removeprefix("node ")
     where = [name] if node == name else scene.index.at(node, device)
-    return divided(where, "kernel", "its device's link was down") if len(where) == 1 else []
+    return [Row(one, "kernel", "its device's link was down") for one in where[:1]]
 
 
 def _where_most_end(
-    scene: Scene,
-    failed: Collection[frozenset[tuple[str, str]]],
-    names: Mapping[tuple[str, str], str],
+    failed: Collection[frozenset[tuple[str, str]]], names: Mapping[tuple[str, str], str]
 ) -> list[Row]:
-    ends = Counter(end for link in failed for end in link).most_common(2)
-    if len(failed) < 2 or ends[0][1] == ends[1][1]:
+    (end, count), (_, second) = Counter(end for link in failed for end in link).most_common(2)
+    if count == second or end not in names:
         return []
-    (host, device), count = ends[0]
-    known = names.get((host, device))
-    node = {"node": host, "local_rank": device}
-    where = [known] if known else scene.index.implicated_ranks(node)
-    words = f"{count} of {len(failed)} failed links end at it"
-    return divided(where, "accused", words) if len(where) == 1 else []
+    return [Row(names[end], "accused", f"{count} of {len(failed)} failed links end at it")]
 
 
 def entries(scene: Scene) -> Iterator[tuple[str, dict[str, str]]]:

@@ -34,7 +34,6 @@ def _with_innocent(scene: Scene) -> RankIndex:
         one
         for one in scene.faults
         if one.role == "echo"
-        or one.signature.of_two
         or (one.role == "cause" and one.follows and one.has("connection"))
         or (one.role == "cause" and not scene.index.is_minority(len(one.streams)))
     )
@@ -82,18 +81,20 @@ def _implicated(fault: Fault, index: RankIndex, none_logged: bool) -> Iterator[R
         none_logged: no rank or node is known to have logged a cause.
     """
     is_symptom, words = fault.role == "symptom", f"named in: {fault.signature.title}"
-    implicated: dict[str, str] = {}
+    implicated: list[str] = []
     aborted = False
     agreed = _agreed(fault)
     for stream, fields in ((one.stream, each) for one in fault.matches for each in one.named):
         for name in index.implicated_ranks(fields, stream):
             if not is_symptom or name not in index.innocent or name in agreed:
-                implicated[name] = words
+                implicated.append(name)
                 aborted |= signal_of(fields) == signal.SIGABRT
-    implicated = index.prefer_known(implicated)
+    # A node may have left no log.
+    implicated = [*filter(index.is_known, implicated)] or implicated
+    implicated = list(dict.fromkeys(implicated))
     whole = index.node_of_all(implicated)
     if whole is not None:  # of which no rank is more to blame than another
-        implicated = {f"node {whole}": words}
+        implicated = [f"node {whole}"]
     if not index.is_minority(len(implicated)):
         return
     # A launcher reports consequences too, and watchdogs end processes by an abort. But the only
@@ -101,7 +102,7 @@ def _implicated(fault: Fault, index: RankIndex, none_logged: bool) -> Iterator[R
     alone = is_symptom and len(implicated) == 1 and (index.innocent or none_logged)
     states = not fault.follows and not aborted
     kind = "accused" if states else "only exit" if alone else "implicated"
-    yield from divided(implicated, kind, words)
+    yield from divided(Row(name, kind, words) for name in implicated)
 
 
 def _agreed(fault: Fault) -> frozenset[str]:
@@ -109,7 +110,6 @@ def _agreed(fault: Fault) -> frozenset[str]:
     told = [
         (one.stream, each["rank"]) for one in fault.matches for each in one.named if "rank" in each
     ]
-    ranks = {rank for _, rank in told}
-    streams = {stream for stream, rank in told if stream not in (f"rank {rank}", "")}
-    by_ranks = sum(stream.startswith("rank ") for stream in streams)
-    return frozenset(f"rank {rank}" for rank in ranks if len(ranks) == 1 and by_ranks > 1)
+    ranks = {f"rank {rank}" for _, rank in told}
+    by_ranks = {stream for stream, _ in told if stream.startswith("rank ")} - ranks
+    return frozenset(ranks if len(ranks) == 1 and len(by_ranks) > 1 else ())

@@ -17,12 +17,7 @@ _RAY_TASK = re.compile(r"\bray::\S+ \(pid=(?P<pid>\d{1,9}), ip=(?P<ip>[\d.a-f:]+
 
 def processes(scene: Scene) -> Iterator[Row]:
     """Rows against the ranks whose processes or devices entries name."""
-    innocent = {
-        name
-        for one in scene.faults
-        if one.role == "echo" or one.signature.of_two
-        for name in one.streams
-    }
+    innocent = {name for one in scene.faults if one.role == "echo" for name in one.streams}
     for fault in scene.faults:
         if fault.role == "cause" and fault.signature.rank:
             yield from _writers(scene, fault)
@@ -51,7 +46,8 @@ def _numbers(scene: Scene, fault: Fault, innocent: set[str]) -> list[Row]:
     if not scene.index.is_minority(len(found)):
         return []
     kind = "accused" if fault.role == "cause" else "implicated"
-    return divided(sorted(found), kind, f"its process is named in: {fault.signature.title}")
+    words = f"its process is named in: {fault.signature.title}"
+    return divided(Row(name, kind, words) for name in sorted(found))
 
 
 def _tasks_of_ray(job: Job, fault: Fault) -> list[Row]:
@@ -72,7 +68,8 @@ def _tasks_of_ray(job: Job, fault: Fault) -> list[Row]:
         for fields in match.named
         if each and "pool_node" in fields
     }
-    return divided(sorted(found), "accused", f"its process raised: {fault.signature.title}")
+    words = f"its process raised: {fault.signature.title}"
+    return divided(Row(name, "accused", words) for name in sorted(found))
 
 
 def _writers(scene: Scene, fault: Fault) -> list[Row]:
@@ -85,11 +82,11 @@ def _writers(scene: Scene, fault: Fault) -> list[Row]:
         for fields in match.named
         if "writer" in fields
     })  # fmt: skip
-    names = [name for rank in ranks if index.is_known(name := f"rank {rank}")]
-    names = names or index.without_logs(ranks)
+    names = index.without_logs(ranks)
     if not index.is_minority(len(names)):
         return []
-    return divided(names, "accused", f"logged: {fault.signature.title}")
+    words = f"logged: {fault.signature.title}"
+    return divided(Row(name, "accused", words) for name in names)
 
 
 def _on_its_node(job: Job, fault: Fault) -> list[Row]:
@@ -100,20 +97,18 @@ def _on_its_node(job: Job, fault: Fault) -> list[Row]:
     for match in fault.matches:
         node = match.stream.removeprefix("node ")
         for fields in match.named if node != match.stream else ():
-            address, pid = _PCI.search(fields.get("gpu", "")), fields.get("pid", "")
-            if address and (rank := job.rank_of_gpu.get((node, address[1].lower()))) is not None:
-                ranks[rank] = "GPU"
-            elif pid.isdigit() and (rank := _of_process(job, node, int(pid))) is not None:
-                ranks[rank] = "process"
+            address = _PCI.search(fields.get("gpu", ""))
+            pid = int(number) if (number := fields.get("pid", "")).isdigit() else -1
+            by_gpu = job.rank_of_gpu.get((node, address[1].lower())) if address else None
+            by_pid = job.rank_of_pid.get((node, pid), job.rank_of_pid.get((None, pid)))
+            if by_gpu is not None:
+                ranks[by_gpu] = "GPU"
+            elif by_pid is not None:
+                ranks[by_pid] = "process"
     if len(fault.matches) > len(ranks):
         return []  # another node's is not known
-    title, each = fault.signature.title, fault.confidence / max(1, len(ranks)) ** 0.5
-    return [
-        Row(f"rank {rank}", "kernel", f"its {what} is named in: {title}", each)
+    words = f"its {{}} is named in: {fault.signature.title}"
+    return divided(
+        Row(f"rank {rank}", "kernel", words.format(what), fault.confidence)
         for rank, what in sorted(ranks.items())
-    ]
-
-
-def _of_process(job: Job, node: str, pid: int) -> int | None:
-    rank = job.rank_of_pid.get((node, pid))
-    return job.rank_of_pid.get((None, pid)) if rank is None else rank
+    )

@@ -50,10 +50,6 @@ class RankIndex:
     def is_known(self, name: str) -> bool:
         return name in self.active or name in self.silent
 
-    def prefer_known(self, names: dict[str, str]) -> dict[str, str]:
-        """Those that the job has, if it has any; a node may have left no log."""
-        return {name: words for name, words in names.items() if self.is_known(name)} or names
-
     def implicated_ranks(self, fields: dict[str, str], stream: str = "") -> list[str]:
         """Streams of the ranks or the nodes that an entry names; they may have no log lines.
 
@@ -106,8 +102,6 @@ class RankIndex:
         """The node of these several ranks, where other nodes have ranks too; None otherwise."""
         if len(matches) < 2 or len(self._on_node) < 2:
             return None
-        if any(one.stream not in self.ranks for one in matches):
-            return None
         nodes = {self._job.node_of(self._job.streams[one.stream]) for one in matches}
         return nodes.pop() if len(nodes) == 1 else None
 
@@ -125,8 +119,6 @@ class RankIndex:
         if node is not None and len(self._on_node) > 1:
             return self._at(sorted(self._on_node.get(short(node), [])), local_rank)
         size = self._job.world_size or max(self.ranks.values(), default=0) + 1
-        if node in self._job.nodes and (each := self._job.ranks_per_node) and local_rank < each:
-            return self.without_logs([self._job.nodes.index(node) * each + local_rank])
         one_node = len(self._on_node) <= 1 and size <= (self._job.ranks_per_node or MAX_PER_NODE)
         name = f"rank {local_rank}"
         if not one_node:
@@ -156,13 +148,7 @@ class RankIndex:
                 return self._at(ranks, int(local_rank)) or [f"node {node}"]
             if ranks:
                 return [one for _, one in ranks]
-        # A file of a pod may be called after the end of its name.
-        ends = [
-            one
-            for one in self.active
-            if one.startswith("node ") and f"-{node}".endswith(f"-{one[5:]}")
-        ]
-        return ends if len(ends) == 1 else [f"node {node}"]
+        return [f"node {node}"]
 
 
 def numbers_in(text: str) -> list[int]:

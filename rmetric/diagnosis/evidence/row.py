@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -127,9 +127,8 @@ def strongest(rows: Iterable[Row]) -> dict[str, float]:
     return {row.kind: row.strength for row in sorted(rows, key=lambda one: one.strength)}
 
 
-def divided(
-    streams: Collection[str], kind: str, words: str, strength: float = 1.0, hypothesis: str = ""
-) -> list[Row]:
+def divided(rows: Iterable[Row]) -> list[Row]:
     """The same evidence against several streams; the more there are, the weaker it is."""
-    each = strength / max(1, len(streams)) ** 0.5
-    return [Row(one, kind, words, each, hypothesis) for one in streams]
+    each = list(rows)
+    many = len({row.target for row in each}) ** 0.5
+    return [row._replace(strength=row.strength / many) for row in each]

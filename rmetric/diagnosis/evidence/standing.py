@@ -68,7 +68,7 @@ def idle_gpus(job: Job, spin: Spinning | None) -> list[Row]:
     gpus = ", ".join(f"GPU {gpu}{f' of {node}' if node else ''}" for node, gpu in spin.idle)
     verb = "is" if len(spin.idle) == 1 else "are"
     words = f"{gpus} {verb} idle while {spin.number} others spin in a kernel"
-    return divided(names, "idle gpu", words)
+    return divided(Row(name, "idle gpu", words) for name in names)
 
 
 def fell_silent(job: Job, entries: Sequence[Timed], least: float, ratio: float) -> list[Row]:
@@ -89,10 +89,9 @@ def fell_silent(job: Job, entries: Sequence[Timed], least: float, ratio: float) 
     if len(silent) > MAX_COMMON_SHARE * len(times):
         return []
     words = f"logs nothing for the last {{}}, while {len(times) - len(silent)} others do"
-    return [
-        Row(name, "behind", words.format(span(end - times[name][-1])), len(silent) ** -0.5)
-        for name in silent
-    ]
+    return divided(
+        Row(name, "behind", words.format(span(end - times[name][-1]))) for name in silent
+    )
 
 
 def behind(stepping: Sequence[JobStream]) -> list[Row]:
@@ -105,7 +104,7 @@ def behind(stepping: Sequence[JobStream]) -> list[Row]:
         return []
     steps = sorted({one.last_step or 0 for one in late})
     words = f"its last step is {steps[0]}, that of {at_top} others {top}"
-    return divided([one.name for one in late], "behind", words)
+    return divided(Row(one.name, "behind", words) for one in late)
 
 
 def last_words(later: Sequence[Timed]) -> list[Row]:

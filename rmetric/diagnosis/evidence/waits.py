@@ -32,12 +32,13 @@ def lacking_echoes(scene: Scene) -> list[Row]:
     reporting, lacking = _reporting(scene, echoes)
     few = max(1, MAX_LACKING_SHARE * len(waiting))
     if len(active) >= 3 and 0 < len(others) <= few and set(others) - set(lacking):
-        return divided(others, "not waiting", f"does not wait, as {len(waiting)} others do")
+        words = f"does not wait, as {len(waiting)} others do"
+        return divided(Row(name, "not waiting", words) for name in others)
     most = max(1, (1.0 - MAX_COMMON_SHARE) * len(active))
     if len(active) < 3 or not reporting or len(lacking) > most:
         return []
     words = f"lacks an error that {len(reporting)} others report"
-    return divided(lacking, "no echo", words, hypothesis=SILENT)
+    return divided(Row(name, "no echo", words, hypothesis=SILENT) for name in lacking)
 
 
 def _reporting(scene: Scene, faults: Sequence[Fault]) -> tuple[set[str], list[str]]:
@@ -95,20 +96,11 @@ def _unlike_most(fault: Fault, field: str, words: str, hypothesis: str = "") -> 
     ((usual, times),) = Counter(stated.values()).most_common(1)
     if times < MIN_AGREEING_SHARE * len(stated):
         return []
-    others = {
-        stream: value
-        for stream, value in stated.items()
-        if value != usual and (field != "sequence" or _behind(value, usual))
-    }
-    each = 1.0 / max(1, len(others)) ** 0.5
-    return [
-        Row(name, "other collective", words.format(value, usual), each, hypothesis)
-        for name, value in others.items()
-    ]
-
-
-def _behind(value: str, usual: str) -> bool:
-    return value.isdigit() and usual.isdigit() and int(value) < int(usual)
+    return divided(
+        Row(name, "other collective", words.format(value, usual), 1.0, hypothesis)
+        for name, value in stated.items()
+        if value != usual and (field != "sequence" or int(value) < int(usual))
+    )
 
 
 def _not_enqueued(scene: Scene) -> list[Row]:
@@ -129,7 +121,7 @@ def _not_enqueued(scene: Scene) -> list[Row]:
         agree = times > 1 and times >= MIN_AGREEING_SHARE * (len(stated) - len(behind))
         if behind and agree and len(behind) <= MAX_COMMON_SHARE * len(stated):
             words = f"did not enqueue collective {done + 1}, for which {times} others wait"
-            rows += divided(behind, "accused", words)
+            rows += divided(Row(name, "accused", words) for name in behind)
     return rows
 
 
@@ -143,4 +135,5 @@ def _with_nothing_in_flight(groups: Iterable[dict[str, tuple[int, int]]]) -> lis
     others = len(waits) - len(idle)
     if others < 2 or len(idle) > max(1, MAX_LACKING_SHARE * others):
         return []
-    return divided(idle, "accused", f"has no collective under way, for which {others} others wait")
+    words = f"has no collective under way, for which {others} others wait"
+    return divided(Row(name, "accused", words) for name in idle)

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rmetric.diagnosis.clock import (
-    MAX_AFTER_LOST_GPU_SECONDS,
-    Ordering,
-    may_be_time_zone,
-)
+from rmetric.diagnosis.clock import Ordering, may_be_time_zone
 from rmetric.diagnosis.faults.fault import GENERIC, Fault
 
 #: Largest distance in seconds of a consequence: the usual timeout of collectives.
@@ -102,7 +98,7 @@ def _explains(other: Fault, one: Fault, ordering: Ordering) -> bool:
         return False
     if _is_broken(one) and other.has("connection"):
         return False
-    if _met_lost_gpu(other, one, ordering) or _is_reason(one, other, ordering):
+    if _met_lost_gpu(other, one) or _is_reason(one, other, ordering):
         return False
     return _comes_before(other, one, ordering, ended_by) and _is_near(other, one, ordering)
 
@@ -113,7 +109,7 @@ def _comes_before(other: Fault, one: Fault, ordering: Ordering, ended_by: bool) 
         ordering.after(one.first, other.first)
         or (ended_by and _is_after_in_its_files(one, other))
         or _broke(other, one, ordering)
-        or _met_lost_gpu(one, other, ordering)
+        or _met_lost_gpu(one, other)
         or _is_reason(other, one, ordering)
     )
 
@@ -155,10 +151,9 @@ def _is_reason(one: Fault, other: Fault, ordering: Ordering) -> bool:
     """
     apart = abs(ordering.later_by(one.first, other.first) or 0.0)
     if other.has("meeting"):
-        certain = one.role == "cause" and one.confidence >= GENERIC
         own = not one.has("connection") or one.has("unknown name")
         others = not set(other.streams) <= set(one.streams)
-        return certain and own and others and apart <= FOLLOWS_WITHIN
+        return one.role == "cause" and own and others and apart <= FOLLOWS_WITHIN
     if other.signature.reason_in:
         return one.signature.family in other.signature.reason_in and apart <= FOLLOWS_WITHIN
     return (
@@ -178,20 +173,12 @@ def _is_broken(one: Fault) -> bool:
         one.role == "cause"
         and (one.signature.actor == "hardware" or one.has("machine broke"))
         and not one.has("connection")
-        and not (one.signature.survivable and one.confidence <= WEAK)
     )
 
 
-def _met_lost_gpu(one: Fault, lost: Fault, ordering: Ordering) -> bool:
-    """True for an error of CUDA that says no more, about when the kernel lost the GPU.
-
-    One that states no time came between those of its file that do.
-    """
-    if not lost.has("breaks the GPU") or not one.has("unspecific"):
-        return False
-    begin = ordering.later_by(one.first, lost.first) or 0.0
-    end = ordering.later_by(ordering.at_latest(one.first) or one.first, lost.first) or 0.0
-    return begin <= MAX_AFTER_LOST_GPU_SECONDS and end >= -MAX_AFTER_LOST_GPU_SECONDS
+def _met_lost_gpu(one: Fault, lost: Fault) -> bool:
+    """True for an error of CUDA that says no more, where the kernel lost the GPU."""
+    return lost.has("breaks the GPU") and one.has("unspecific")
 
 
 def _broke(other: Fault, one: Fault, ordering: Ordering) -> bool:

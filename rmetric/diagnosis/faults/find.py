@@ -27,11 +27,12 @@ def find_faults(
     for match in job.matches.values():
         if signatures[match.signature].role in ROLES:
             found.setdefault(match.signature, []).append(match)
-    ends = [one for one in job.matches.values() if signatures[one.signature].role == "success"]
-    faults = [
-        _fault(job, signatures[name], matches, ends, ordering, alone)
-        for name, matches in found.items()
+    ends = [
+        one
+        for one in job.matches.values()
+        if signatures[one.signature].role == "success" and one.stream not in alone
     ]
+    faults = [_fault(job, signatures[name], each, ends, ordering) for name, each in found.items()]
     faults.sort(key=lambda one: ordering.key(one.first))
     relate([one for one in faults if not one.survived], ordering)
     return faults
@@ -43,16 +44,12 @@ def _fault(
     matches: list[Match],
     ends: Sequence[Match],
     ordering: Ordering,
-    alone: frozenset[str],
 ) -> Fault:
     matches.sort(key=lambda one: ordering.key(one.first))
     fatal = []
     for one in matches:
-        own = ends
-        if alone:
-            own = [end for end in ends if end.stream not in alone or end.stream == one.stream]
         ways = _ways(one) if signature.role == "cause" else [one]
-        if not all(survived(job, way, signature, own, ordering) for way in ways):
+        if not all(survived(job, way, signature, ends, ordering) for way in ways):
             fatal.append(one)
     if all(map(_at_the_beginning, matches)):
         ended = {one.stream for one in fatal}

@@ -61,21 +61,14 @@ def survived(
     The first rule that applies decides.
     """
     met = _Met(job, match, signature, ends, ordering)
-    for rule in _RULES:
-        said = rule(met)
-        if said is not None:
-            return said
-    return _went_on(met)
+    said = (rule(met) for rule in _RULES)
+    return next((one for one in said if one is not None), False)
 
 
 def _of_another_node(met: _Met) -> bool | None:
     """The nodes that it names are others than those which the job's pods were given."""
-    placed = {
-        short(fields["placed"])
-        for one in met.job.matches.values()
-        for fields in (one.named if "placed" in one.traits else ())
-        if "placed" in fields
-    }
+    stated = (fields for one in met.job.matches.values() for fields in one.named)
+    placed = {short(fields["placed"]) for fields in stated if "placed" in fields}
     if not placed or not met.has("node failure"):
         return None
     named = {short(fields["node"]) for fields in met.match.named if fields.get("node")}
@@ -87,20 +80,6 @@ def _did_begin(met: _Met) -> bool | None:
     """A list of events has ages only: what kept a pod from its start was mended."""
     undated = met.ordering.seconds(met.match.last) is None
     return True if met.has("not begun") and met.job.trained and undated else None
-
-
-def _still_at_the_last_step(met: _Met) -> bool | None:
-    """A loss that is not finite at the last step is excused by no planned end."""
-    own, last = met.own, met.match.last
-    if not met.has("outlasts success") or own.last_step is None or last.step is None:
-        return None
-    if last.step < own.last_step:
-        return None
-    # An evaluation's bar, which counts anew, made the last step a lower one.
-    steps_at = own.last_step_at
-    anew = steps_at is not None and met.ordering.after(steps_at, last)
-    later = {one.step for one in own.tail if one.step and met.ordering.after(one, last)}
-    return None if anew and len(later) > IN_FLIGHT else False
 
 
 def _before_the_end(met: _Met) -> bool | None:
@@ -133,11 +112,9 @@ def _killed_or_broke(met: _Met) -> bool | None:
 
 
 def _taken_back(met: _Met) -> bool | None:
-    for id in met.signature.taken_back_by:
-        back = met.job.matches.get((id, met.match.stream))
-        if back is not None and met.ordering.after(back.last, met.match.last):
-            return True
-    return None
+    own = (met.job.matches.get((id, met.match.stream)) for id in met.signature.taken_back_by)
+    back = any(one is not None and met.ordering.after(one.last, met.match.last) for one in own)
+    return back or None
 
 
 def _closed_at_the_end(met: _Met) -> bool | None:
@@ -153,16 +130,10 @@ def _closed_at_the_end(met: _Met) -> bool | None:
 
 
 def _of_a_later_machine(met: _Met) -> bool | None:
-    """A machine's fault behind the planned end, and behind all that training logged.
-
-    Or its clock is of another zone: then the job outlived it.
-    """
+    """A machine's fault behind the planned end."""
     if met.signature.actor not in MACHINES or met.own.steps:
         return None
-    trained = [one.last for one in met.job.streams.values() if one.steps and one.last is not None]
-    late = met.comes_after(end.first for end in met.ends)
-    return True if late and not any(met.ordering.after(one, met.match.first) for one in trained) \
-        else None  # fmt: skip
+    return met.comes_after(end.first for end in met.ends) or None
 
 
 def _ending(met: _Met) -> bool | None:
@@ -182,21 +153,7 @@ def _beside_a_training_that_ended_well(met: _Met) -> bool | None:
         return None
     apart = last.time is None or met.ordering.later_by(furthest, last) is None
     ended = met.job.succeeded is not None or _is_last_step(met.job, furthest)
-    return True if furthest.file != last.file and apart and ended else None
-
-
-_RULES: tuple[Callable[[_Met], bool | None], ...] = (
-    _of_another_node,
-    _did_begin,
-    _still_at_the_last_step,
-    _before_the_end,
-    _killed_or_broke,
-    _taken_back,
-    _closed_at_the_end,
-    _of_a_later_machine,
-    _ending,
-    _beside_a_training_that_ended_well,
-)
+    return (furthest.file != last.file and apart and ended) or None
 
 
 def _went_on(met: _Met) -> bool:
@@ -218,17 +175,12 @@ def _went_on(met: _Met) -> bool:
     most = max(one.steps for one in stepping)
     if begun is not None and is_later(begun) and most > IN_FLIGHT:
         return True
-    if not _is_of_own_file(met):
+    at = own.last_step_at
+    if at is None or at.file != match.last.file:
         return False
     before_all = own.steps > IN_FLIGHT and match.last.step is None
     # Far more than the last entries, whatever they are of.
     return before_all or _logged_since(own, match.last.step) > TAIL
-
-
-def _is_of_own_file(met: _Met) -> bool:
-    """True if its stream logs steps in the file of the match."""
-    at = met.own.last_step_at
-    return at is not None and at.file == met.match.last.file
 
 
 def _steps_by_itself(met: _Met) -> bool:
@@ -261,11 +213,9 @@ def _after_the_match(met: _Met) -> Callable[[Occurrence], bool]:
 def _made_all_steps(job: Job) -> bool:
     """True if an entry of the last step states that it is the last planned one."""
     furthest = job.furthest
-    if furthest is None:
+    if furthest is None or furthest.last_step_at is None:
         return False
-    last = [one for one in furthest.tail if one.step == furthest.last_step]
-    last += [furthest.last_step_at] if furthest.last_step_at is not None else []
-    return any(_is_last_step(job, one) for one in last)
+    return any(_is_last_step(job, one) for one in (*furthest.tail, furthest.last_step_at))
 
 
 def _is_last_step(job: Job, entry: Occurrence) -> bool:
@@ -292,3 +242,17 @@ def _losses_after(job: Job, match: Match, ordering: Ordering) -> int:
     }
     entries = (one for stream in job.streams.values() for one in stream.tail)
     return sum(one.event in losses and ordering.after(one, match.last) for one in entries)
+
+
+_RULES: tuple[Callable[[_Met], bool | None], ...] = (
+    _of_another_node,
+    _did_begin,
+    _before_the_end,
+    _killed_or_broke,
+    _taken_back,
+    _closed_at_the_end,
+    _of_a_later_machine,
+    _ending,
+    _beside_a_training_that_ended_well,
+    _went_on,
+)
