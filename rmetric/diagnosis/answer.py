@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 
 from rmetric.diagnosis.clock import Ordering
-from rmetric.diagnosis.evidence import Row, Scene
+from rmetric.diagnosis.evidence import Scene
 from rmetric.diagnosis.faults import LOSS, Fault
 from rmetric.diagnosis.hypotheses import HEALTHY, Hypothesis, early_stop
 from rmetric.diagnosis.inferred import HUNG, NOT_FINITE, inferred_causes
-from rmetric.diagnosis.job import Job, JobStream, Occurrence
+from rmetric.diagnosis.job import Job, Occurrence
 from rmetric.diagnosis.library.load import SPECIFIC
 from rmetric.diagnosis.model import Model, reasons
 from rmetric.diagnosis.report.evidence import MAX_EVENTS, how_often, of_causes, of_odd
@@ -67,12 +67,10 @@ class Weighed:
     Attributes:
         ranked: suspects, the most suspect first.
         hypotheses: the likeliest first, each with its probability.
-        rows: the evidence.
     """
 
     scene: Scene
     model: Model
-    rows: Sequence[Row]
     ranked: tuple[Suspect, ...]
     hypotheses: Sequence[tuple[Hypothesis, float]]
 
@@ -152,7 +150,6 @@ class Weighed:
         who = "one rank" if suspect is None else suspect.name
         if suspect is not None and suspect.node and suspect.node not in who:
             who = f"{who} on {suspect.node}"
-        place = self.place_of(first)
         more = [one.words for one in first.rows[1:] if not one.target]
         by_role = sorted(self.faults, key=lambda one: (one.role != "ending", bool(one.follows)))
         ended = next(iter(by_role), None)
@@ -168,10 +165,10 @@ class Weighed:
             title=cause.title.format(who=who, what=row.words),
             actor=cause.actor,
             why="; ".join([cause.why, *more]),
-            place=place,
+            place=self.place_of(first),
             to_do=cause.to_do,
             events=self._events(self.unusual.events),
-            nodes=() if first.id == NOT_FINITE else self._led_by(suspect),
+            nodes=self._led_by(suspect),
             stage=self.stage_of(first),
         )
 
@@ -200,12 +197,9 @@ class Weighed:
 
     def _ends_badly(self) -> bool:
         """Return True if most streams end with a matched event among their last entries."""
-        bad = self.scene.matched_events
-        ends = [
-            any(entry.event in bad for entry in [*stream.tail][-NUM_FINAL_ENTRIES:])
-            for stream in self.job.streams.values()
-        ]
-        return sum(ends) > len(ends) / 2
+        bad, streams = self.scene.matched_events, self.job.streams.values()
+        ends = ({entry.event for entry in [*one.tail][-NUM_FINAL_ENTRIES:]} for one in streams)
+        return sum(not bad.isdisjoint(each) for each in ends) > len(streams) / 2
 
     def _no_failure(self) -> Diagnosis:
         """No fault stands out: the job went well, or its logs do not tell."""
@@ -265,14 +259,14 @@ class Weighed:
         job, ordering, found = self.job, self.scene.ordering, self.unusual
         shown = list(of_causes(job, self.faults, ordering))
         known = {(one.file, one.line) for one in shown}
-        templates = {one.template for one in shown}
+        by_template = {one.template: one for one in shown}
         for one in (
             *of_odd(job, [*found.numbers, *found.slow], ordering),
             *of_odd(job, [*found.errors, *odd][:MAX_EVENTS], ordering),
         ):
-            if (one.file, one.line) not in known and one.template not in templates:
-                shown.append(one)
-                templates.add(one.template)
+            if (one.file, one.line) not in known:
+                shown += [] if one.template in by_template else [one]
+                by_template.setdefault(one.template, one)
         return tuple(shown[:MAX_EVENTS])
 
     def _confidence(self, kind: str, strength: float) -> float:
@@ -317,18 +311,16 @@ class Weighed:
         if not job.trained:
             return "no training step was logged before the end"
         stacks = (dump for one in job.streams.values() for dump in one.stacks)
-        if (job.beside is not None and job.beside.stacks) or any(
-            ordering.after(ending.first, dump) for dump in stacks
-        ):
+        before = any(ordering.after(ending.first, dump) for dump in stacks)
+        if before or (job.beside is not None and job.beside.stacks):
             return "stacks of its processes were taken, as of one that stands still"
-        stepping = [one for one in job.streams.values() if one.last_step_at is not None]
-        times = [_dated(ordering, one) for one in stepping]
+        streams, end = job.streams.values(), ordering.dated(ending.first)
+        times = [ordering.dated(one.last_step_at) for one in streams if one.last_step_at]
         last = max((one for one in times if one is not None), default=None)
-        end = ordering.dated(ending.first)
         # An end before the last step is by another clock, whose zone is not known.
         if end is None or last is None or end < last - MAX_CLOCK_SECONDS:
             return "the time from the last step to the end is not known"
-        longest = max(one.longest_pause for one in stepping)
+        longest = max(one.longest_pause for one in streams)
         if end - last > max(MAX_SECONDS_WITHOUT_STEP, MAX_PAUSES_WITHOUT_STEP * longest):
             return "the last step was logged long before the end"
         return ""
@@ -337,13 +329,10 @@ class Weighed:
         """Time of an entry; of one without, that of the next in its file, or its stream's last."""
         if place is None:
             return None
-        stream = self.job.streams.get(place.stream)
         if place.time is None:
+            last = self.job.streams[place.stream].last_time
             after = self.scene.ordering.at_latest(place)
-            if after is not None and after.time is not None:
-                place = after
-            elif stream is not None:
-                place = msgspec.structs.replace(place, time=stream.last_time)
+            place = after or msgspec.structs.replace(place, time=last)
         return self.scene.ordering.dated(place)
 
     def _result(
@@ -365,9 +354,8 @@ class Weighed:
         if outcome != "healthy" or confidence < LIKELY:
             candidates = self._candidates(confidence, kind)
         (first, _), *others = self.hypotheses
-        carried = (
-            reasons(first.features, others[0][0].features, self.model.causes) if others else []
-        )
+        second = others[0][0].features if others else first.features
+        carried = reasons(first.features, second, self.model.causes)
         return Diagnosis(
             confidence=confidence,
             score=round(strength, 3),
@@ -382,10 +370,6 @@ class Weighed:
             job=_described(job, self.scene.ordering),
             **fields,
         )
-
-
-def _dated(ordering: Ordering, stream: JobStream) -> float | None:
-    return None if stream.last_step_at is None else ordering.dated(stream.last_step_at)
 
 
 def _described(job: Job, ordering: Ordering) -> dict[str, Any]:

@@ -73,21 +73,15 @@ def diagnose(
 
     attempts = read(_listed(paths))
     siblings = [read([path])[-1] for path in _listed(healthy)]
-    number = _number_of(attempt, len(attempts))
-    found = decide(attempts[number - 1], library, siblings, pool)
-    if len(attempts) == 1:
-        return found
-    return _beside_others(found, number, attempts, library)
-
-
-def _number_of(attempt: int | None, count: int) -> int:
+    count = len(attempts)
     number = count if attempt is None else attempt + count + 1 if attempt < 0 else attempt
     if not 1 <= number <= count:
         raise ValueError(
             f"attempt is {attempt}: these logs have {count}; 1 to {count} or -{count} to -1 is "
             "accepted"
         )
-    return number
+    found = decide(attempts[number - 1], library, siblings, pool)
+    return found if count == 1 else _beside_others(found, number, attempts, library)
 
 
 def _beside_others(
@@ -101,9 +95,8 @@ def _beside_others(
         for at, job in enumerate(attempts, 1)
     ]
     found = each[number - 1] = _still_broken(found, each[: number - 1])
-    rows = tuple(
-        _attempt(at, one, job) for at, (one, job) in enumerate(zip(each, attempts, strict=True), 1)
-    )
+    pairs = enumerate(zip(each, attempts, strict=True), 1)
+    rows = tuple(_attempt(at, one, job) for at, (one, job) in pairs)
     same = sum(one.cause == found.cause for one in rows) if found.cause else 0
     why = found.why + (f"; {same} of {len(rows)} attempts ended with it" if same > 1 else "")
     return replace(found, attempt=number, attempts=rows, why=why)
@@ -211,7 +204,6 @@ def weigh(found: Gathered, model: Model) -> Weighed:
     return Weighed(
         scene=scene,
         model=model,
-        rows=rows,
         ranked=ranked,
         hypotheses=[(each[at], shares[at]) for at in order],
     )

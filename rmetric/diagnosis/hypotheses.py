@@ -99,7 +99,6 @@ def _of_no_failure(scene: Scene) -> dict[str, float]:
         "trained": float(scene.job.trained),
         "stops early": float(bool(early_stop(scene))),
         "faults": log1p(len(scene.faults)),
-        "lacks its end": float(scene.known.lacks_its_end(scene.job)),
     }
 
 

@@ -47,28 +47,16 @@ def _logged_stage(scene: Scene, faults: Sequence[Fault], place: Occurrence | Non
         return "launch"
     matches = [match for one in faults for match in one.matches]
     texts = _texts_of(place, matches)
-    stage = _raised_or_logged(scene, lead, place, texts)
-    if not stage and not _is_broken(scene, lead):
-        stage = _first(stage_of(match.first.text) for match in matches)
-    stage = stage or last_stage(scene)
+    stage = _first(map(stage_of, texts))
+    # Hardware that breaks in a training is met by whatever uses it next.
+    broken = lead is not None and lead.signature.actor == "hardware" and job.trained
+    if not stage or (broken and stage == "load data"):
+        stage = "" if place is None else stage_at(job, place, scene.ordering)
+    stage = stage or _first(stage_of(match.first.text) for match in matches) or last_stage(scene)
     if stage in _BEFORE_TRAINING and not job.trained and _in_training(scene, matches):
         return "train"  # without a line of a step, which few ranks write
     usual = lead.signature.usual_stage if lead is not None else ""
     return stage or _first(map(probable_stage_of, texts)) or usual
-
-
-def _is_broken(scene: Scene, lead: Fault | None) -> bool:
-    """True for a fault of hardware in a training, which whatever uses it next raises."""
-    return lead is not None and lead.signature.actor == "hardware" and scene.job.trained
-
-
-def _raised_or_logged(
-    scene: Scene, lead: Fault | None, place: Occurrence | None, texts: Sequence[str]
-) -> str:
-    stage = _first(map(stage_of, texts))
-    if stage and not (stage == "load data" and _is_broken(scene, lead)):
-        return stage
-    return "" if place is None else stage_at(scene.job, place, scene.ordering)
 
 
 def _texts_of(place: Occurrence | None, matches: Sequence[Match]) -> list[str]:
@@ -145,9 +133,7 @@ def stage_now(job: Job, entry: Occurrence) -> str:
     stream = job.streams.get(entry.stream)
     if entry.stage != "checkpoint" or stream is None:
         return entry.stage
-    before = (
-        one for one in reversed(stream.tail) if one.file == entry.file and one.order <= entry.order
-    )
+    before = (one for one in reversed(stream.tail) if one.order <= entry.order)
     last = next(
         (one for one in before if stated_stage(one.text) or ends_checkpoint(one.text)), None
     )

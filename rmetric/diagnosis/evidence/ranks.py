@@ -24,11 +24,9 @@ class RankIndex:
     Attributes:
         active, silent: names of streams with log lines, and of ranks without any.
         ranks: name -> rank, of active streams that have one.
-        innocent: names to exclude, though a launcher reports them.
     """
 
-    def __init__(self, job: Job, innocent: Collection[str] = ()) -> None:
-        self.innocent = frozenset(innocent)
+    def __init__(self, job: Job) -> None:
         self.active = {one.name for one in job.active_streams}
         self.ranks = {one.name: one.rank for one in job.active_streams if one.rank is not None}
         self.silent = {f"rank {rank}" for rank in job.silent_ranks}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -98,6 +98,11 @@ class Scene:
     def number_outliers(self) -> list[NumberOutlier]:
         """Ranks whose losses or times are not those of the others."""
         return number_outliers(self.job)
+
+    @property
+    def entries(self) -> Iterator[tuple[str, dict[str, str]]]:
+        """The stream and the named groups of the entries of all faults."""
+        return (entry for fault in self.faults for entry in fault.entries)
 
     @cached_property
     def matched_events(self) -> frozenset[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from rmetric.diagnosis.evidence.links import entries
 from rmetric.diagnosis.evidence.ranks import MAX_COMMON_SHARE
 from rmetric.diagnosis.evidence.row import Row, Scene, divided
 from rmetric.diagnosis.faults import Fault
@@ -51,18 +50,14 @@ def _reporting(scene: Scene, faults: Sequence[Fault]) -> tuple[set[str], list[st
 def waited_for(scene: Scene) -> Iterator[Row]:
     """Rows against ranks for which most waiting ranks wait."""
     for fault in scene.faults:
-        awaited = [
-            {
-                f"rank {int(remote)}"
-                for fields in match.named
-                if (remote := fields.get("remote_rank", "")).isdigit()
-            }
-            for match in fault.matches
-        ]
-        stated = [names for names in awaited if names]
-        counts = Counter(name for names in stated for name in names)
-        for name, count in counts.items():
-            if scene.index.is_known(name) and count > MAX_COMMON_SHARE * len(stated):
+        pairs = {
+            (stream, f"rank {int(remote)}"): None
+            for stream, fields in fault.entries
+            if (remote := fields.get("remote_rank", "")).isdigit()
+        }
+        waiting = len({stream for stream, _ in pairs})
+        for name, count in Counter(name for _, name in pairs).items():
+            if scene.index.is_known(name) and count > MAX_COMMON_SHARE * waiting:
                 words = f"{count} of the waiting ranks wait for it"
                 yield Row(name, "waited for", words, 1.0 if count > 1 else 0.7)
 
@@ -86,11 +81,10 @@ def collectives(scene: Scene) -> Iterator[Row]:
 
 
 def _unlike_most(fault: Fault, field: str, words: str, hypothesis: str = "") -> list[Row]:
-    stated = {}
-    for match in fault.matches:
-        values = [fields[field] for fields in match.named if fields.get(field)]
-        if values:
-            stated[match.stream] = values[0]
+    stated = dict[str, str]()
+    for stream, fields in fault.entries:
+        if fields.get(field):
+            stated.setdefault(stream, fields[field])
     if len(stated) < 3:
         return []
     ((usual, times),) = Counter(stated.values()).most_common(1)
@@ -106,7 +100,7 @@ def _unlike_most(fault: Fault, field: str, words: str, hypothesis: str = "") -> 
 def _not_enqueued(scene: Scene) -> list[Row]:
     """Rows against ranks that never enqueued the collective for which the others wait."""
     groups: dict[str, dict[str, tuple[int, int]]] = {}
-    for stream, fields in entries(scene):
+    for stream, fields in scene.entries:
         if {"enqueued", "completed"} <= fields.keys():
             own = stream if stream.startswith("rank ") else f"rank {fields.get('last_rank', '')}"
             group = groups.setdefault(fields.get("group", ""), {})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rmetric.diagnosis.clock import Ordering, may_be_time_zone
 from rmetric.diagnosis.faults.fault import GENERIC, Fault
@@ -28,7 +28,8 @@ def relate(live: Sequence[Fault], ordering: Ordering) -> None:
     """Set `follows` of the faults that were not survived."""
     killers = [one for one in live if one.has("kill")]
     for one in live:
-        before = _killer_of(one, killers) or _explained_by(one, live, ordering)
+        earlier = (other for other in live if _explains(other, one, ordering))
+        before = _killer_of(one, killers) or next(earlier, None)
         one.follows = before.signature.id if before is not None else ""
     long_before = [
         (one, other) for one in live for other in live if _is_of_long_before(one, other, ordering)
@@ -55,34 +56,17 @@ def _killer_of(one: Fault, killers: Sequence[Fault]) -> Fault | None:
     """
     if one in killers:
         return None
-    kills = [fields for match in one.matches for fields in match.named if fields.get("signal")]
-    by_kill = bool(kills) and all(
-        fields["signal"].upper().removeprefix("SIG") in _KILLS for fields in kills
-    )
-    reported = set().union(*(match.pids for match in one.matches))
-    same = (
-        killer
-        for killer in killers
-        if any(not reported.isdisjoint(match.pids) for match in killer.matches)
-    )
+    signals = {fields["signal"].upper() for _, fields in one.entries if fields.get("signal")}
+    by_kill = bool(signals) and {name.removeprefix("SIG") for name in signals} <= _KILLS
+    reported = one.pids
+    same = (killer for killer in killers if not reported.isdisjoint(killer.pids))
     return next(same, killers[0] if killers and by_kill else None)
 
 
 def _aborted(one: Fault) -> bool:
     """True for processes ended by an abort, which is how a collective's watchdog ends its own."""
-    codes = [
-        fields.get("signal") or fields.get("code")
-        for match in one.matches
-        for fields in match.named
-    ]
-    return one.has("abort") or (one.role == "symptom" and bool(codes) and set(codes) <= _ABORTS)
-
-
-def _explained_by(one: Fault, live: Iterable[Fault], ordering: Ordering) -> Fault | None:
-    """An earlier fault of which this is the likely consequence."""
-    if one.has("observed"):
-        return None
-    return next((other for other in live if _explains(other, one, ordering)), None)
+    codes = {fields.get("signal") or fields.get("code") for _, fields in one.entries}
+    return one.has("abort") or (one.role == "symptom" and bool(codes) and codes <= _ABORTS)
 
 
 def _explains(other: Fault, one: Fault, ordering: Ordering) -> bool:
@@ -90,7 +74,7 @@ def _explains(other: Fault, one: Fault, ordering: Ordering) -> bool:
     ended_by = (one.role == "ending" and other.role in ("symptom", "echo")) or (
         other.role == "echo" and (_aborted(one) or one.has("report"))
     )
-    if other is one or other.follows == one.signature.id:
+    if other is one or other.follows == one.signature.id or one.has("observed"):
         return False
     if not (ended_by or other.role in ("cause", "ending")):
         return False

@@ -291,9 +291,5 @@ def loss_not_finite(job: Job) -> Occurrence | None:
     stepping = (map(is_not_finite, (entry.text for entry in one.tail)) for one in job.stepping)
     lasts = [[bad for bad in each if bad is not None][-MIN_LINES:] for each in stepping]
     never_again = [len(each) == MIN_LINES and all(each) for each in lasts if each]
-    was_finite = any(
-        is_not_finite(one.first.text) is False
-        for one in job.events
-        if one.first.file == first.file and one.first.order < first.order
-    )
+    was_finite = any(is_not_finite(one.first.text) is False for one in job.events)
     return first if never_again and all(never_again) and was_finite else None

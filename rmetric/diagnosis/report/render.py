@@ -332,9 +332,8 @@ def _candidates(diagnosis: Diagnosis) -> list[str]:
     room = _ROOM - len(_AND_MORE.format(9))
     texts = []
     for one in diagnosis.candidates:
-        number = f" ({100 * one.confidence:.0f} %)"
         why = _why_behind(plain(one.why), diagnosis.cause, titles)
-        end = number + (f": {why}" if why else "")
+        end = f" ({100 * one.confidence:.0f} %)" + (f": {why}" if why else "")
         title = plain(one.title).rstrip(".") or plain(one.cause)
         texts.append((title if alone else brief(title, max(room - len(end), _FEWEST))) + end)
     return texts
@@ -344,9 +343,10 @@ def _why_behind(why: str, cause: str | None, titles: dict[str, str]) -> str:
     """A candidate's reason; where it follows another fault, that one by its title."""
     if not why.startswith(FOLLOWS):
         return why
-    earlier, semicolon, more = why.removeprefix(FOLLOWS).partition(";")
-    words = f"later than: {brief(plain(titles.get(earlier, earlier)), 40)}"
-    return ("later, likely a consequence" if earlier == cause else words) + semicolon + more
+    earlier = why.removeprefix(FOLLOWS)
+    if earlier == cause:
+        return "later, likely a consequence"
+    return f"later than: {brief(plain(titles.get(earlier, earlier)), 40)}"
 
 
 def _input_size(job: dict[str, Any]) -> str:
