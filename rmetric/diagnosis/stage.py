@@ -73,7 +73,7 @@ def _first(stages: Iterable[str]) -> str:
 
 def _in_training(scene: Scene, matches: Sequence[Match]) -> bool:
     """Return True if the traceback of a rank's failure passes through the training loop."""
-    events = {event for match in matches for event in match.events}
+    events = set().union(*(match.events for match in matches))
     entries = (one for stream in scene.job.streams.values() for one in stream.tail)
     return any(stage_of(one.text) == "train" for one in entries if one.event in events)
 
@@ -134,7 +134,9 @@ def stage_now(job: Job, entry: Occurrence) -> str:
     if entry.stage != "checkpoint" or stream is None:
         return entry.stage
     before = (one for one in reversed(stream.tail) if one.order <= entry.order)
-    last = next(
-        (one for one in before if stated_stage(one.text) or ends_checkpoint(one.text)), None
+    ended = (
+        ends_checkpoint(one.text)
+        for one in before
+        if stated_stage(one.text) or ends_checkpoint(one.text)
     )
-    return "train" if last is not None and ends_checkpoint(last.text) else entry.stage
+    return "train" if next(ended, False) else entry.stage

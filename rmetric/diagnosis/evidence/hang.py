@@ -13,33 +13,10 @@ from itertools import pairwise
 from rmetric.diagnosis.beside.gpus import Spinning, spinning
 from rmetric.diagnosis.beside.places import wait_together
 from rmetric.diagnosis.clock import SAME_MOMENT, ZONE_TOLERANCE, may_be_time_zone
-from rmetric.diagnosis.evidence.progress import (
-    MIN_HEARTBEATS,
-    QUIET_STAGES,
-    Rate,
-    Timed,
-    are_heartbeats,
-    end_by_limit,
-    heartbeats,
-    last_step_time,
-    ran_for_little,
-    rate_of,
-    says_no_progress,
-    stated_silence,
-    timed_entries,
-)
+from rmetric.diagnosis.evidence import progress, standing
+from rmetric.diagnosis.evidence.progress import QUIET_STAGES, Rate, Timed, heartbeats
 from rmetric.diagnosis.evidence.row import Row, Scene
-from rmetric.diagnosis.evidence.standing import (
-    alone_waiting,
-    behind,
-    elsewhere,
-    fell_silent,
-    idle_gpus,
-    last_words,
-    left_open,
-    span,
-    unfinished,
-)
+from rmetric.diagnosis.evidence.standing import span
 from rmetric.diagnosis.faults import Fault
 from rmetric.diagnosis.inferred import HUNG
 from rmetric.diagnosis.job import JobStream, Occurrence
@@ -120,7 +97,7 @@ def find_hang(scene: Scene) -> Hang | None:
     ending = max(endings, key=lambda one: one.confidence, default=None)
     if ending is None:
         return None
-    end = end_by_limit(scene.job, ending.first) or scene.ordering.dated(ending.first)
+    end = progress.end_by_limit(scene.job, ending.first) or scene.ordering.dated(ending.first)
     return None if end is None else _Ended(scene, ending, end).hang()
 
 
@@ -158,12 +135,12 @@ class _Ended:
 
     @cached_property
     def last_step(self) -> float | None:
-        return last_step_time(self.scene, self.stepping, self.end)
+        return progress.last_step_time(self.scene, self.stepping, self.end)
 
     @cached_property
     def entries(self) -> list[Timed]:
         """The last entries that state a time and are of the time before the end."""
-        return timed_entries(self.scene, self.is_before)
+        return progress.timed_entries(self.scene, self.is_before)
 
     @cached_property
     def own_times(self) -> list[Timed]:
@@ -182,16 +159,16 @@ class _Ended:
 
     @cached_property
     def rates(self) -> list[Rate]:
-        found = (rate_of(self.scene, one) for one in self.stepping)
+        found = (progress.rate_of(self.scene, one) for one in self.stepping)
         return [rate for rate in found if rate is not None]
 
     @cached_property
     def behind(self) -> list[Row]:
-        return behind(self.stepping)
+        return standing.behind(self.stepping)
 
     @cached_property
     def elsewhere(self) -> list[Row]:
-        return elsewhere(
+        return standing.elsewhere(
             self.scene, lambda one: self.is_before(one) and one.event not in self.beats
         )
 
@@ -200,7 +177,7 @@ class _Ended:
         # No training goes on for long after its end: the clock of that file is another.
         other = self.last_step is not None and self.last_step > self.end + MIN_SECONDS
         comparable = entry.file == self.ending.first.file or not other
-        if says_no_progress(entry.text) or self._announces_end(entry):
+        if progress.says_no_progress(entry.text) or self._announces_end(entry):
             return False
         late = comparable and self.scene.ordering.after(entry, self.ending.first)
         return entry.event not in self.scene.matched_events and not late
@@ -214,7 +191,7 @@ class _Ended:
         return time is not None and abs(self.end - time) <= SAME_MOMENT
 
     def hang(self) -> Hang | None:
-        stated = 0.0 if self.rates else ran_for_little(
+        stated = 0.0 if self.rates else progress.ran_for_little(
             self.scene.job, self.stepping, self.ending.first, MIN_SECONDS_WITHOUT_STEPS
         )  # fmt: skip
         if stated:
@@ -250,7 +227,7 @@ class _Ended:
         before = self._since_last_progress(last_step, last_entry, gap)
         apart = other_clock or not self._is_of_one_clock()
         known = before + (_apart_from_zones(gap) if apart else gap)
-        known = max(known, min(stated_silence(self.scene.job), gap))
+        known = max(known, min(progress.stated_silence(self.scene.job), gap))
         if known < self.least and not other_clock:
             known = before + gap
         if known < self.least:
@@ -288,7 +265,7 @@ class _Ended:
         """Seconds from the last sign of progress to the last entry; sets `kind` and `least`."""
         if last_step is None or not self.later:
             return 0.0
-        if are_heartbeats(self.later, self.stepping):
+        if progress.are_heartbeats(self.later, self.stepping):
             before = last_entry - last_step
             self.kind = self.kind if before < gap else "hang with heartbeats"
             return before
@@ -304,11 +281,14 @@ class _Ended:
     def _located(self, seconds: float, least: bool) -> Hang:
         """The hang, with the ranks at which it stands."""
         spin = _spin(self.scene, self.last_step)
-        idle = idle_gpus(self.scene.job, spin)
-        rows = fell_silent(self.scene.job, self.entries, MIN_SECONDS, MIN_RATIO) or self.behind
-        last = unfinished(self.later) or ([] if rows else self.elsewhere)
-        last = last or ([] if rows else last_words(self.later))
-        stage = last[0].stage if last else left_open(self.scene.job)
+        idle = standing.idle_gpus(self.scene.job, spin)
+        rows = (
+            standing.fell_silent(self.scene.job, self.entries, MIN_SECONDS, MIN_RATIO)
+            or self.behind
+        )
+        last = standing.unfinished(self.later) or ([] if rows else self.elsewhere)
+        last = last or ([] if rows else standing.last_words(self.later))
+        stage = last[0].stage if last else standing.left_open(self.scene.job)
         return Hang(
             kind=self.kind,
             seconds=seconds,
@@ -332,10 +312,10 @@ def _apart_from_zones(seconds: float) -> float:
 
 def _unended(scene: Scene) -> Hang | None:
     """A training without steps to the end of logs in which nothing but heartbeats goes on."""
-    stepping, entries = _stepping(scene), timed_entries(scene)
+    stepping, entries = _stepping(scene), progress.timed_entries(scene)
     longest = _longest_pause(stepping)
     end = entries[-1][0] if entries else 0.0
-    last_step = last_step_time(scene, stepping, end) if entries and longest else None
+    last_step = progress.last_step_time(scene, stepping, end) if entries and longest else None
     if last_step is None:
         return None
     spin = _spin(scene, last_step)
@@ -344,11 +324,11 @@ def _unended(scene: Scene) -> Hang | None:
     least = max(MIN_SECONDS, MIN_RATIO * longest)
     if end - last_step < least:
         return None
-    only_beats = len(later) >= MIN_HEARTBEATS and are_heartbeats(later, stepping)
+    only_beats = len(later) >= progress.MIN_HEARTBEATS and progress.are_heartbeats(later, stepping)
     if not only_beats and not _is_quiet(later, last_step, end, least, by_gpus=spin is not None):
         return None
-    rows = idle_gpus(scene.job, spin) + behind(stepping)
-    rows = rows or alone_waiting(scene.job, later, heartbeats(later, of_all=False))
+    rows = standing.idle_gpus(scene.job, spin) + standing.behind(stepping)
+    rows = rows or standing.alone_waiting(scene.job, later, heartbeats(later, of_all=False))
     return Hang(
         kind="hang with heartbeats",
         seconds=end - last_step,

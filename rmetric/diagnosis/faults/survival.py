@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rmetric.diagnosis.clock import (
@@ -46,11 +46,32 @@ class _Met:
     def own(self) -> JobStream:
         return self.job.streams[self.match.stream]
 
+    @property
+    def furthest(self) -> Occurrence | None:
+        """The entry of the job's last step."""
+        return self.job.furthest.last_step_at if self.job.furthest else None
+
+    @property
+    def is_behind_the_end(self) -> bool:
+        """True if it began after a planned end."""
+        return any(self.ordering.after(self.match.first, one.first) for one in self.ends)
+
     def has(self, trait: str) -> bool:
         return trait in self.signature.traits
 
-    def comes_after(self, entries: Iterable[Occurrence]) -> bool:
-        return any(self.ordering.after(self.match.first, one) for one in entries)
+    @property
+    def made_all_steps(self) -> bool:
+        """True if an entry of the last step states that it is the last planned one."""
+        furthest = self.job.furthest
+        if furthest is None or furthest.last_step_at is None:
+            return False
+        return any(map(self.is_last_step, (*furthest.tail, furthest.last_step_at)))
+
+    def is_last_step(self, entry: Occurrence) -> bool:
+        """True if the entry of the job's last step states that it is the last planned one."""
+        step = self.job.furthest.last_step if self.job.furthest else None
+        planned = step is not None and planned_steps(entry.text, step) == step
+        return planned or "(100%)" in entry.text
 
 
 def survived(
@@ -61,105 +82,97 @@ def survived(
     The first rule that applies decides.
     """
     met = _Met(job, match, signature, ends, ordering)
-    said = (rule(met) for rule in _RULES)
-    return next((one for one in said if one is not None), False)
+    if _of_another_node(met) or _did_begin(met) or _before_the_end(met):
+        return True
+    if _killed_or_broke(met):
+        return False
+    # A machine's fault behind the planned end is of later.
+    later_machine = signature.actor in MACHINES and not met.own.steps and met.is_behind_the_end
+    if later_machine or _taken_back(met) or _closed_at_the_end(met):
+        return True
+    if signature.role == "ending":  # after the planned one it was of a server, or of a wait
+        of_servers = met.has("ends a step") and not met.own.steps and ends and met.made_all_steps
+        return bool(of_servers) or (met.has("interrupted") and met.is_behind_the_end)
+    return _beside_a_training_that_ended_well(met) or _went_on(met)
 
 
-def _of_another_node(met: _Met) -> bool | None:
+def _of_another_node(met: _Met) -> bool:
     """The nodes that it names are others than those which the job's pods were given."""
     stated = (fields for one in met.job.matches.values() for fields in one.named)
     placed = {short(fields["placed"]) for fields in stated if "placed" in fields}
-    if not placed or not met.has("node failure"):
-        return None
     named = {short(fields["node"]) for fields in met.match.named if fields.get("node")}
     own = placed | {short(one.node) for one in met.job.streams.values() if one.node}
-    return True if named and named.isdisjoint(own) else None
+    return met.has("node failure") and bool(placed and named) and named.isdisjoint(own)
 
 
-def _did_begin(met: _Met) -> bool | None:
+def _did_begin(met: _Met) -> bool:
     """A list of events has ages only: what kept a pod from its start was mended."""
     undated = met.ordering.seconds(met.match.last) is None
-    return True if met.has("not begun") and met.job.trained and undated else None
+    return met.has("not begun") and met.job.trained and undated
 
 
-def _before_the_end(met: _Met) -> bool | None:
+def _before_the_end(met: _Met) -> bool:
     """The job ended as planned after it.
 
     Or the training made all its steps, and the scheduler knows of a good end: whatever else its
     files hold, in whatever order and by whatever clock, was outlived.
     """
+    traits = met.job.traits
     if any(met.ordering.after(end.last, met.match.last) for end in met.ends):
         return True
-    traits = met.job.traits
-    done = "recorded" in traits and ("completed" in traits or _made_all_steps(met.job))
-    return True if done else None
+    return "recorded" in traits and ("completed" in traits or met.made_all_steps)
 
 
-def _killed_or_broke(met: _Met) -> bool | None:
+def _killed_or_broke(met: _Met) -> bool:
     """A kill that a launcher or a framework reports too; what no rank of its node outlives."""
     job, match = met.job, met.match
     if "kernel kill" in match.traits:
         pids = match.pids
         others = (one for one in job.matches.values() if "kernel kill" not in one.traits)
         if any(not pids.isdisjoint(one.pids) for one in others):
-            return False
+            return True
     if not is_deadly(job, match) or job.node_of(met.own) is None:
-        return None
+        return False
     # Whatever the clocks of other nodes say.
     later = [met.ordering.later_by(entry, match.first) for entry in timed_on_its_node(job, match)]
     known = [seconds for seconds in later if seconds is not None]
-    return False if known and 0.0 <= max(known) <= MAX_AFTER_LOST_GPU_SECONDS else None
+    return bool(known) and 0.0 <= max(known) <= MAX_AFTER_LOST_GPU_SECONDS
 
 
-def _taken_back(met: _Met) -> bool | None:
+def _taken_back(met: _Met) -> bool:
     own = (met.job.matches.get((id, met.match.stream)) for id in met.signature.taken_back_by)
-    back = any(one is not None and met.ordering.after(one.last, met.match.last) for one in own)
-    return back or None
+    return any(one is not None and met.ordering.after(one.last, met.match.last) for one in own)
 
 
-def _closed_at_the_end(met: _Met) -> bool | None:
+def _closed_at_the_end(met: _Met) -> bool:
     """A connection closed after the planned end or the last step; nobody waits any more."""
-    if not met.has("connection"):
-        return None
-    if met.comes_after(end.first for end in met.ends):
-        return True
-    last = met.job.furthest.last_step_at if met.job.furthest else None
-    if last is None or met.has("waiting") or not met.comes_after([last]):
-        return None
-    return True if _is_last_step(met.job, last) else None
+    if not met.has("connection") or met.is_behind_the_end:
+        return met.has("connection")
+    last = met.furthest
+    if last is None or met.has("waiting") or not met.ordering.after(met.match.first, last):
+        return False
+    return met.is_last_step(last)
 
 
-def _of_a_later_machine(met: _Met) -> bool | None:
-    """A machine's fault behind the planned end."""
-    if met.signature.actor not in MACHINES or met.own.steps:
-        return None
-    return met.comes_after(end.first for end in met.ends) or None
-
-
-def _ending(met: _Met) -> bool | None:
-    """An end from outside; after the planned one it was of a server, or of a wait."""
-    if met.signature.role != "ending":
-        return None
-    if met.has("ends a step") and not met.own.steps and met.ends and _made_all_steps(met.job):
-        return True
-    return met.has("interrupted") and met.comes_after(end.first for end in met.ends)
-
-
-def _beside_a_training_that_ended_well(met: _Met) -> bool | None:
+def _beside_a_training_that_ended_well(met: _Met) -> bool:
     """A file of errors without times, or since boot, beside a training that made all its steps."""
-    furthest = met.job.furthest.last_step_at if met.job.furthest else None
-    last = met.match.last
+    furthest, last = met.furthest, met.match.last
     if not met.signature.survivable or met.own.steps or furthest is None:
-        return None
+        return False
     apart = last.time is None or met.ordering.later_by(furthest, last) is None
-    ended = met.job.succeeded is not None or _is_last_step(met.job, furthest)
-    return (furthest.file != last.file and apart and ended) or None
+    ended = met.job.succeeded is not None or met.is_last_step(furthest)
+    return furthest.file != last.file and apart and ended
 
 
 def _went_on(met: _Met) -> bool:
     """True if more steps were logged after the last match than may be in flight."""
     job, match, own = met.job, met.match, met.own
-    stepping = [own] if _steps_by_itself(met) else met.ordering.stepping
+    at = own.last_step_at
+    in_its_file = at is not None and at.file == match.last.file
+    # Steps without times cannot be compared with another file's lines.
+    comparable = in_its_file or (at is not None and met.ordering.seconds(at) is not None)
+    by_itself = comparable and own.steps >= max(1.0, MIN_STEP_SHARE * job.most_steps)
+    stepping = [own] if by_itself else met.ordering.stepping
     if not stepping:
         return _losses_after(job, match, met.ordering) > IN_FLIGHT
     is_later = _after_the_match(met)
@@ -175,22 +188,12 @@ def _went_on(met: _Met) -> bool:
     most = max(one.steps for one in stepping)
     if begun is not None and is_later(begun) and most > IN_FLIGHT:
         return True
-    at = own.last_step_at
-    if at is None or at.file != match.last.file:
-        return False
-    before_all = own.steps > IN_FLIGHT and match.last.step is None
+    step = match.last.step
+    if not in_its_file or step is None:
+        return in_its_file and own.steps > IN_FLIGHT
     # Far more than the last entries, whatever they are of.
-    return before_all or _logged_since(own, match.last.step) > TAIL
-
-
-def _steps_by_itself(met: _Met) -> bool:
-    """True if the steps of its stream alone tell: they are many, and can be compared in time."""
-    at = met.own.last_step_at
-    # Steps without times cannot be compared with another file's lines.
-    comparable = at is not None and (
-        at.file == met.match.last.file or met.ordering.seconds(at) is not None
-    )
-    return comparable and met.own.steps >= max(1.0, MIN_STEP_SHARE * met.job.most_steps)
+    last = own.last_step or 0
+    return (last - step) * own.steps > TAIL * last
 
 
 def _after_the_match(met: _Met) -> Callable[[Occurrence], bool]:
@@ -210,27 +213,6 @@ def _after_the_match(met: _Met) -> Callable[[Occurrence], bool]:
     return is_later
 
 
-def _made_all_steps(job: Job) -> bool:
-    """True if an entry of the last step states that it is the last planned one."""
-    furthest = job.furthest
-    if furthest is None or furthest.last_step_at is None:
-        return False
-    return any(_is_last_step(job, one) for one in (*furthest.tail, furthest.last_step_at))
-
-
-def _is_last_step(job: Job, entry: Occurrence) -> bool:
-    """Return True if the entry of the job's last step states that it is the last planned one."""
-    step = job.furthest.last_step if job.furthest else None
-    return "(100%)" in entry.text or (step is not None and planned_steps(entry.text, step) == step)
-
-
-def _logged_since(own: JobStream, step: int | None) -> float:
-    """About how many steps a stream logged after a step."""
-    if step is None or not own.last_step:
-        return 0.0
-    return (own.last_step - step) * own.steps / own.last_step
-
-
 def _losses_after(job: Job, match: Match, ordering: Ordering) -> int:
     """Number of entries with a loss after the last match, in a job whose lines state no steps."""
     losses = {
@@ -242,17 +224,3 @@ def _losses_after(job: Job, match: Match, ordering: Ordering) -> int:
     }
     entries = (one for stream in job.streams.values() for one in stream.tail)
     return sum(one.event in losses and ordering.after(one, match.last) for one in entries)
-
-
-_RULES: tuple[Callable[[_Met], bool | None], ...] = (
-    _of_another_node,
-    _did_begin,
-    _before_the_end,
-    _killed_or_broke,
-    _taken_back,
-    _closed_at_the_end,
-    _of_a_later_machine,
-    _ending,
-    _beside_a_training_that_ended_well,
-    _went_on,
-)
