@@ -126,7 +126,6 @@ class Weighed:
             place=lead.first,
             to_do=signature.to_do,
             events=self._events(),
-            nodes=named(self.ranked),
             stage=self.stage_of(self.hypotheses[0][0]),
         )
 
@@ -181,7 +180,11 @@ class Weighed:
 
     def _unclear(self, lead: Fault) -> Diagnosis:
         """A fault that does not explain the failure; the candidates and its entry are shown."""
-        sure = self.scene.known.lacks_its_end(self.job) or self._ends_badly()
+        # Most streams end with a matched event among their last entries.
+        bad, streams = self.scene.matched_events, self.job.streams.values()
+        ends = ({entry.event for entry in [*one.tail][-NUM_FINAL_ENTRIES:]} for one in streams)
+        ends_badly = sum(not bad.isdisjoint(each) for each in ends) > len(streams) / 2
+        sure = ends_badly or self.scene.known.lacks_its_end(self.job)
         return self._result(
             kind="no cause",
             strength=lead.confidence,
@@ -191,15 +194,7 @@ class Weighed:
             place=lead.first,
             to_do=lead.signature.to_do,
             events=self._events(self.unusual.events),
-            nodes=named(self.ranked),
-            stage=stage_of_failure(self.scene, self.faults, lead.first),
         )
-
-    def _ends_badly(self) -> bool:
-        """Return True if most streams end with a matched event among their last entries."""
-        bad, streams = self.scene.matched_events, self.job.streams.values()
-        ends = ({entry.event for entry in [*one.tail][-NUM_FINAL_ENTRIES:]} for one in streams)
-        return sum(not bad.isdisjoint(each) for each in ends) > len(streams) / 2
 
     def _no_failure(self) -> Diagnosis:
         """No fault stands out: the job went well, or its logs do not tell."""
@@ -213,7 +208,7 @@ class Weighed:
             end = "no known fault, but unusual events at the end" if odd else (
                 "the log ends without a fault and without the usual end"
             )  # fmt: skip
-            return self._unknown(end, why, named(self.ranked))
+            return self._unknown(end, why, nodes=named(self.ranked))
         if job.trained:
             short = early_stop(self.scene)
             if not short:
@@ -226,7 +221,7 @@ class Weighed:
             "these logs show no training, no end and no known fault", "no line was recognised"
         )
 
-    def _unknown(self, title: str, why: str, nodes: tuple[Suspect, ...] = ()) -> Diagnosis:
+    def _unknown(self, title: str, why: str, *, nodes: tuple[Suspect, ...] = ()) -> Diagnosis:
         return self._result(
             kind="unknown",
             outcome="unknown",
@@ -234,7 +229,6 @@ class Weighed:
             why=why,
             events=of_odd(self.job, self.unusual.events, self.scene.ordering),
             nodes=nodes,
-            stage=stage_of_failure(self.scene, self.faults, None),
         )
 
     def _healthy(self, kind: str, why: str, to_do: tuple[str, ...], short: str = "") -> Diagnosis:
@@ -249,7 +243,6 @@ class Weighed:
             place=self.job.succeeded,
             events=of_odd(self.job, numbers, self.scene.ordering),
             nodes=named([one for one in self.ranked if one.name in apart]),
-            stage=stage_of_failure(self.scene, self.faults, self.job.succeeded),
         )
 
     # -- its parts
@@ -260,17 +253,17 @@ class Weighed:
         shown = list(of_causes(job, self.faults, ordering))
         known = {(one.file, one.line) for one in shown}
         by_template = {one.template: one for one in shown}
-        for one in (
-            *of_odd(job, [*found.numbers, *found.slow], ordering),
-            *of_odd(job, [*found.errors, *odd][:MAX_EVENTS], ordering),
-        ):
-            if (one.file, one.line) not in known:
-                shown += [] if one.template in by_template else [one]
-                by_template.setdefault(one.template, one)
+        for some in ([*found.numbers, *found.slow], [*found.errors, *odd][:MAX_EVENTS]):
+            for one in of_odd(job, some, ordering):
+                if (one.file, one.line) not in known and one.template not in by_template:
+                    shown.append(one)
+                    by_template[one.template] = one
         return tuple(shown[:MAX_EVENTS])
 
     def _confidence(self, kind: str, strength: float) -> float:
         """What the model gives it, at most what such answers were worth at first looks."""
+        if kind == "unknown":
+            return 0.0
         value = min(self.hypotheses[0][1], self.model.limit(kind, strength))
         return round(max(value, MIN_CONFIDENCE), 3)
 
@@ -346,13 +339,15 @@ class Weighed:
         **fields: Any,
     ) -> Diagnosis:
         job, outcome = self.job, fields["outcome"]
+        fields = {"nodes": named(self.ranked)} | fields
+        if "stage" not in fields:
+            fields["stage"] = stage_of_failure(self.scene, self.faults, place)
         furthest = job.furthest
         steps = furthest is not None and not furthest.counts_samples
         since = self.unusual.first_odd if outcome != "healthy" else None
-        confidence = 0.0 if kind == "unknown" else self._confidence(kind, strength)
-        candidates: tuple[Candidate, ...] = ()
-        if outcome != "healthy" or confidence < LIKELY:
-            candidates = self._candidates(confidence, kind)
+        confidence = self._confidence(kind, strength)
+        shows_others = outcome != "healthy" or confidence < LIKELY
+        candidates = self._candidates(confidence, kind) if shows_others else ()
         (first, _), *others = self.hypotheses
         second = others[0][0].features if others else first.features
         carried = reasons(first.features, second, self.model.causes)

@@ -174,8 +174,7 @@ def gathered(
     seed: int = 0,
 ) -> Gathered:
     """What is known of a job before anything is weighed; arguments as those of `decide`."""
-    switches = switches or Switches()
-    offsets = clock_offsets(job)
+    switches, offsets = switches or Switches(), clock_offsets(job)
     ordering = Ordering(job=job, offsets=offsets)
     signatures = {one.signature: library[one.signature] for one in job.matches.values()}
     alone = ended_alone(job, signatures)

@@ -46,7 +46,9 @@ def _logged_stage(scene: Scene, faults: Sequence[Fault], place: Occurrence | Non
     if lead is not None and lead.has("before start"):
         return "launch"
     matches = [match for one in faults for match in one.matches]
-    texts = _texts_of(place, matches)
+    own = [match for match in matches if place is not None and match.stream == place.stream]
+    texts = [one.text for match in own for one in (match.first, match.last)]
+    texts = [place.text, *texts] if place is not None else []
     stage = _first(map(stage_of, texts))
     # Hardware that breaks in a training is met by whatever uses it next.
     broken = lead is not None and lead.signature.actor == "hardware" and job.trained
@@ -57,14 +59,6 @@ def _logged_stage(scene: Scene, faults: Sequence[Fault], place: Occurrence | Non
         return "train"  # without a line of a step, which few ranks write
     usual = lead.signature.usual_stage if lead is not None else ""
     return stage or _first(map(probable_stage_of, texts)) or usual
-
-
-def _texts_of(place: Occurrence | None, matches: Sequence[Match]) -> list[str]:
-    """The entry's text, and those of the matches of its stream."""
-    if place is None:
-        return []
-    own = (match for match in matches if match.stream == place.stream)
-    return [place.text, *(one.text for match in own for one in (match.first, match.last))]
 
 
 def _first(stages: Iterable[str]) -> str:

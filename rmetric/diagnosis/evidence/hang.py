@@ -37,7 +37,7 @@ MIN_SHARE_BEFORE_LIMIT = 0.125
 MIN_SHOWN_SECONDS = 60.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Hang:
     """A training that had stopped before it was ended.
 
@@ -195,7 +195,7 @@ class _Ended:
             self.scene.job, self.stepping, self.ending.first, MIN_SECONDS_WITHOUT_STEPS
         )  # fmt: skip
         if stated:
-            return Hang(kind="hang without steps", stated=stated)
+            return Hang("hang without steps", stated=stated)
         times = [time for time, _ in self.entries]
         last_entry = max(times, default=self.last_step if self.rates else None)
         if last_entry is None:
@@ -210,9 +210,7 @@ class _Ended:
         """
         beside = self.scene.job.beside
         seen = beside is not None and wait_together(beside.stacks)
-        return (
-            Hang(kind="hang that was watched") if seen and self.ending.has("by a person") else None
-        )
+        return Hang("hang that was watched") if seen and self.ending.has("by a person") else None
 
     def _silence(self, last_entry: float) -> tuple[float, bool] | None:
         """Seconds without progress, and whether they are the least; None for no hang."""
@@ -281,22 +279,12 @@ class _Ended:
     def _located(self, seconds: float, least: bool) -> Hang:
         """The hang, with the ranks at which it stands."""
         spin = _spin(self.scene, self.last_step)
-        idle = standing.idle_gpus(self.scene.job, spin)
-        rows = (
-            standing.fell_silent(self.scene.job, self.entries, MIN_SECONDS, MIN_RATIO)
-            or self.behind
-        )
+        job, idle = self.scene.job, standing.idle_gpus(self.scene.job, spin)
+        rows = standing.fell_silent(job, self.entries, MIN_SECONDS, MIN_RATIO) or self.behind
         last = standing.unfinished(self.later) or ([] if rows else self.elsewhere)
         last = last or ([] if rows else standing.last_words(self.later))
-        stage = last[0].stage if last else standing.left_open(self.scene.job)
-        return Hang(
-            kind=self.kind,
-            seconds=seconds,
-            least=least,
-            rows=(*idle, *rows, *last),
-            stage=stage,
-            spin=spin,
-        )
+        stage, rows = last[0].stage if last else standing.left_open(job), [*idle, *rows, *last]
+        return Hang(self.kind, seconds, least, rows=rows, stage=stage, spin=spin)
 
 
 def _longest_pause(stepping: Sequence[JobStream]) -> float:
@@ -329,14 +317,8 @@ def _unended(scene: Scene) -> Hang | None:
         return None
     rows = standing.idle_gpus(scene.job, spin) + standing.behind(stepping)
     rows = rows or standing.alone_waiting(scene.job, later, heartbeats(later, of_all=False))
-    return Hang(
-        kind="hang with heartbeats",
-        seconds=end - last_step,
-        ended=False,
-        rows=rows,
-        stage=rows[0].stage if rows else "",
-        spin=spin,
-    )
+    stage, kind = rows[0].stage if rows else "", "hang with heartbeats"
+    return Hang(kind, end - last_step, ended=False, rows=rows, stage=stage, spin=spin)
 
 
 def _is_quiet(

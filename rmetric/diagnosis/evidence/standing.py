@@ -208,8 +208,5 @@ def _passed(ranked: Sequence[Peer], name: str, last: str) -> bool:
     """True if most others logged the last line of one, but for numbers, and went on."""
     at = _NUMBERS.sub("<N>", last)
     others = [one.stream for one in ranked if one.name != name and one.stream is not None]
-    went_on = [
-        any(_NUMBERS.sub("<N>", entry.text) == at for entry in list(one.tail)[:-1])
-        for one in others
-    ]
-    return sum(went_on) >= MIN_SHARE_AT_TOP * len(others)
+    passed = ([_NUMBERS.sub("<N>", entry.text) for entry in [*one.tail][:-1]] for one in others)
+    return sum(at in texts for texts in passed) >= MIN_SHARE_AT_TOP * len(others)

@@ -80,9 +80,8 @@ def _explains(other: Fault, one: Fault, ordering: Ordering) -> bool:
         return False
     if other.confidence < (MIN_CONFIDENCE_OF_FAILURE if ended_by else GENERIC):
         return False
-    if _is_broken(one) and other.has("connection"):
-        return False
-    if _met_lost_gpu(other, one) or _is_reason(one, other, ordering):
+    is_effect = _is_broken(one) and other.has("connection")
+    if is_effect or _met_lost_gpu(other, one) or _is_reason(one, other, ordering):
         return False
     return _comes_before(other, one, ordering, ended_by) and _is_near(other, one, ordering)
 
