@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from rmetric.diagnosis.evidence.ranks import signal_of
 from rmetric.diagnosis.evidence.row import Row, Scene, divided
@@ -79,9 +79,7 @@ def _is_of_all(one: Fault) -> bool:
     return lost or (one.signature.actor == "user" and one.count >= BY_ALL and not one.follows)
 
 
-def _implicated(
-    scene: Scene, fault: Fault, innocent: Collection[str], none_logged: bool
-) -> list[Row]:
+def _implicated(scene: Scene, fault: Fault, innocent: set[str], none_logged: bool) -> list[Row]:
     """Rows against the ranks named in the entries; stronger where they are fewer.
 
     Args:

@@ -12,17 +12,14 @@ from rmetric.diagnosis.patterns.values import NumberOutlier, setting_outliers
 
 #: Robust z of evidence with full strength.
 FULL_STRENGTH_Z = 2.0 * THRESHOLD
-#: Prefixes of stack lines, which are not informative alone.
-FRAME_PREFIXES = ("File ", "frame #", "Thread ")
 
 
 def unlike_events(scene: Scene) -> Iterator[Row]:
     """Rows against the peers whose events deviate."""
     events = scene.job.events
     for one in scene.outliers:
-        texts = [events[event].template[:60] for event in one.events]
-        shown = [text for text in texts if not text.startswith(FRAME_PREFIXES)][:2] or texts[:1]
-        words = f"differs from its peers in: {'; '.join(shown)}"
+        texts = [events[event].template[:60] for event in one.events[:2]]
+        words = f"differs from its peers in: {'; '.join(texts)}"
         yield Row(one.name, "unlike", words, min(1.0, one.score / FULL_STRENGTH_Z))
 
 
@@ -50,6 +47,4 @@ def unlike_settings(scene: Scene) -> list[Row]:
 
 
 def took(one: Iteration[Occurrence]) -> str:
-    if one.seconds is None:
-        return f"step {one.step} differs from those before"
     return f"step {one.step} took {one.seconds:.3g} s, usual {one.usual_seconds:.3g} s"

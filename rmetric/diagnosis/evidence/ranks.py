@@ -119,12 +119,9 @@ class RankIndex:
         size = self._job.world_size or max(self.ranks.values(), default=0) + 1
         one_node = len(self._on_node) <= 1 and size <= (self._job.ranks_per_node or MAX_PER_NODE)
         name = f"rank {local_rank}"
-        if not one_node:
-            return []
-        if self.is_known(name):
-            return [name]
-        alone = not self.ranks and len(self._job.files) == 1
-        return self.without_logs([local_rank]) if alone else []
+        if not one_node or self.is_known(name):
+            return [name] if one_node else []
+        return self.without_logs([local_rank]) if len(self._job.files) == 1 else []
 
     def _at(self, ranks: Sequence[tuple[int, str]], local_rank: int) -> list[str]:
         """The rank of a number among those of one node, some of which may be silent."""

@@ -13,10 +13,10 @@ from rmetric.diagnosis.beside.findings import BesideFindings, find_beside
 from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.evidence.ranks import RankIndex
 from rmetric.diagnosis.faults import Fault
-from rmetric.diagnosis.healthy import HealthyReference
 from rmetric.diagnosis.job import Job, JobStream, Occurrence
 from rmetric.diagnosis.patterns.spatial import PeerOutlier, peer_outliers
 from rmetric.diagnosis.patterns.values import NumberOutlier, number_outliers
+from rmetric.diagnosis.pool import HealthyReference
 
 
 class Row(NamedTuple):
