@@ -46,19 +46,30 @@ def _logged_stage(scene: Scene, faults: Sequence[Fault], place: Occurrence | Non
     if lead is not None and lead.has("before start"):
         return "launch"
     matches = [match for one in faults for match in one.matches]
-    own = [match for match in matches if place is not None and match.stream == place.stream]
-    texts = [one.text for match in own for one in (match.first, match.last)]
-    texts = [place.text, *texts] if place is not None else []
-    stage = _first(map(stage_of, texts))
-    # Hardware that breaks in a training is met by whatever uses it next.
-    broken = lead is not None and lead.signature.actor == "hardware" and job.trained
-    if not stage or (broken and stage == "load data"):
-        stage = "" if place is None else stage_at(job, place, scene.ordering)
+    texts = _texts_of(place, matches) if place is not None else []
+    stage = _raised_or_logged(scene, lead, place, texts)
     stage = stage or _first(stage_of(match.first.text) for match in matches) or last_stage(scene)
     if stage in _BEFORE_TRAINING and not job.trained and _in_training(scene, matches):
         return "train"  # without a line of a step, which few ranks write
     usual = lead.signature.usual_stage if lead is not None else ""
     return stage or _first(map(probable_stage_of, texts)) or usual
+
+
+def _raised_or_logged(
+    scene: Scene, lead: Fault | None, place: Occurrence | None, texts: Sequence[str]
+) -> str:
+    stage = _first(map(stage_of, texts))
+    # Hardware that breaks in a training is met by whatever uses it next.
+    broken = lead is not None and lead.signature.actor == "hardware" and scene.job.trained
+    if stage and not (broken and stage == "load data"):
+        return stage
+    return "" if place is None else stage_at(scene.job, place, scene.ordering)
+
+
+def _texts_of(place: Occurrence, matches: Sequence[Match]) -> list[str]:
+    """The entry's text, and those of the matches of its stream."""
+    own = (match for match in matches if match.stream == place.stream)
+    return [place.text, *(one.text for match in own for one in (match.first, match.last))]
 
 
 def _first(stages: Iterable[str]) -> str:

@@ -72,27 +72,16 @@ def lost_hosts(scene: Scene) -> list[Row]:
     heard, as theirs tell more.
     """
     job = scene.job
-    named, addressed, reporting = _connections(scene)
-    heard = {one.rank for one in job.streams.values() if one.rank is not None}
-    every_rank = bool(heard) and len(heard) >= (job.world_size or 0)
-    lost = {
-        host: each
-        for host, each in (named or ({} if every_rank else addressed)).items()
-        if host not in reporting
-    }
+    named, lost = _lost(scene)
     if not lost:
         return []
     streams = {host: {stream for stream, _ in each} for host, each in lost.items()}
     host = max(streams, key=lambda one: len(streams[one]))
     many, ports = len(streams[host]), len(lost[host])
     # Of one log of a node, the connections are those of its ranks.
-    losing = {
-        short(job.node_of(job.streams[name]) or "")
-        for one in scene.faults
-        if one.has("connection")
-        for name in one.streams
-    }
-    of_one = named and ports >= 2 and host not in losing
+    losing = {name for one in scene.faults if one.has("connection") for name in one.streams}
+    nodes_losing = {short(job.node_of(job.streams[name]) or "") for name in losing}
+    of_one = named and ports >= 2 and host not in nodes_losing
     every = set().union(*streams.values())
     if (many < 2 and not of_one) or many < MIN_NAMING_SHARE * len(every):
         return []
@@ -105,8 +94,8 @@ def lost_hosts(scene: Scene) -> list[Row]:
     return [Row(f"node {nodes.get(host, host)}", "lost host", words)]
 
 
-def _connections(scene: Scene) -> tuple[Lost, Lost, set[str]]:
-    """Lost connections to hosts and to addresses, and the hosts that report any themselves."""
+def _lost(scene: Scene) -> tuple[bool, Lost]:
+    """Lost connections to hosts that report none, and whether names of hosts are known."""
     job = scene.job
     named, addressed, reporting = Lost(set), Lost(set), set[str]()
     for match in (one for fault in scene.faults if fault.role == "echo" for one in fault.matches):
@@ -122,7 +111,12 @@ def _connections(scene: Scene) -> tuple[Lost, Lost, set[str]]:
                 addressed[host].add(connection)
             else:
                 named[_INTERFACE.sub("", short(host))].add(connection)
-    return named, addressed, reporting
+    heard = {one.rank for one in job.streams.values() if one.rank is not None}
+    every_rank = bool(heard) and len(heard) >= (job.world_size or 0)
+    lost = named or (Lost(set) if every_rank else addressed)
+    for host in reporting:
+        lost.pop(host, None)
+    return bool(named), lost
 
 
 def _node_of(job: Job, host: str) -> str:

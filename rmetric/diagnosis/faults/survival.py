@@ -60,6 +60,21 @@ class _Met:
         return trait in self.signature.traits
 
     @property
+    def is_of_steps(self) -> bool:
+        """True if its stream logs steps in the file of the match."""
+        at = self.own.last_step_at
+        return at is not None and at.file == self.match.last.file
+
+    @property
+    def steps_by_itself(self) -> bool:
+        """True if the steps of its stream alone tell: they are many, and can be compared."""
+        at = self.own.last_step_at
+        # Steps without times cannot be compared with another file's lines.
+        timed = at is not None and self.ordering.seconds(at) is not None
+        least = max(1.0, MIN_STEP_SHARE * self.job.most_steps)
+        return (self.is_of_steps or timed) and self.own.steps >= least
+
+    @property
     def made_all_steps(self) -> bool:
         """True if an entry of the last step states that it is the last planned one."""
         furthest = self.job.furthest
@@ -167,12 +182,7 @@ def _beside_a_training_that_ended_well(met: _Met) -> bool:
 def _went_on(met: _Met) -> bool:
     """True if more steps were logged after the last match than may be in flight."""
     job, match, own = met.job, met.match, met.own
-    at = own.last_step_at
-    in_its_file = at is not None and at.file == match.last.file
-    # Steps without times cannot be compared with another file's lines.
-    comparable = in_its_file or (at is not None and met.ordering.seconds(at) is not None)
-    by_itself = comparable and own.steps >= max(1.0, MIN_STEP_SHARE * job.most_steps)
-    stepping = [own] if by_itself else met.ordering.stepping
+    stepping = [own] if met.steps_by_itself else met.ordering.stepping
     if not stepping:
         return _losses_after(job, match, met.ordering) > IN_FLIGHT
     is_later = _after_the_match(met)
@@ -188,12 +198,13 @@ def _went_on(met: _Met) -> bool:
     most = max(one.steps for one in stepping)
     if begun is not None and is_later(begun) and most > IN_FLIGHT:
         return True
-    step = match.last.step
-    if not in_its_file or step is None:
-        return in_its_file and own.steps > IN_FLIGHT
-    # Far more than the last entries, whatever they are of.
+    return met.is_of_steps and _is_long_before_the_end(own, match.last.step)
+
+
+def _is_long_before_the_end(own: JobStream, step: int | None) -> bool:
+    """True if far more steps than the last entries, whatever they are of, are of later."""
     last = own.last_step or 0
-    return (last - step) * own.steps > TAIL * last
+    return own.steps > IN_FLIGHT if step is None else (last - step) * own.steps > TAIL * last
 
 
 def _after_the_match(met: _Met) -> Callable[[Occurrence], bool]:
