@@ -41,7 +41,6 @@ TRAITS = {
     "unspecific": "what a rank's GPU says that does not say why",
     "kernel record": "recorded by a machine's kernel",
     "kernel kill": "the kernel killed a process for want of memory",
-    "of one node": "a fault of the node that reports it",
     "node failure": "a node failed; who tells of it is another one",
     "blocked process": "a process that a kernel finds waiting, which may be no rank's",
     "blocked in a read": "it waits for data",
