@@ -252,12 +252,12 @@ class Weighed:
         job, ordering, found = self.job, self.scene.ordering, self.unusual
         shown = list(of_causes(job, self.faults, ordering))
         known = {(one.file, one.line) for one in shown}
-        by_template = {one.template: one for one in shown}
+        templates = {one.template for one in shown}
         for some in ([*found.numbers, *found.slow], [*found.errors, *odd][:MAX_EVENTS]):
             for one in of_odd(job, some, ordering):
-                if (one.file, one.line) not in known and one.template not in by_template:
+                if (one.file, one.line) not in known and one.template not in templates:
                     shown.append(one)
-                    by_template[one.template] = one
+                    templates.add(one.template)
         return tuple(shown[:MAX_EVENTS])
 
     def _confidence(self, kind: str, strength: float) -> float:

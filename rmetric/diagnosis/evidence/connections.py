@@ -57,7 +57,8 @@ def _down(scene: Scene, places: Mapping[tuple[str, str], str]) -> list[Row]:
 def _where_most_end(
     failed: Collection[frozenset[tuple[str, str]]], names: Mapping[tuple[str, str], str]
 ) -> list[Row]:
-    (end, count), (_, second) = Counter(end for link in failed for end in link).most_common(2)
+    most = Counter(end for link in failed for end in link).most_common(2)
+    (end, count), (_, second) = most[0], most[-1]
     if count == second or end not in names:
         return []
     return [Row(names[end], "accused", f"{count} of {len(failed)} failed links end at it")]

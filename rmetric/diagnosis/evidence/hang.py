@@ -281,7 +281,7 @@ class _Ended:
         spin = _spin(self.scene, self.last_step)
         job, idle = self.scene.job, standing.idle_gpus(self.scene.job, spin)
         rows = standing.fell_silent(job, self.entries, MIN_SECONDS, MIN_RATIO) or self.behind
-        last = standing.unfinished(self.later) or ([] if rows else self.elsewhere)
+        last = standing.unfinished(job, self.later) or ([] if rows else self.elsewhere)
         last = last or ([] if rows else standing.last_words(self.later))
         stage, rows = last[0].stage if last else standing.left_open(job), [*idle, *rows, *last]
         return Hang(self.kind, seconds, least, rows=rows, stage=stage, spin=spin)

@@ -92,7 +92,8 @@ def end_by_limit(job: Job, end: Occurrence) -> float | None:
     found = _RAN.search(end.text) if end.time is None else None
     if found is None:
         return None
-    begins = [one.first_time for one in job.streams.values() if one.first_time is not None]
+    own = (one.first_time for one in job.streams.values() if end.file in one.files)
+    begins = [time for time in own if time is not None]
     return min(begins) + float(found[1]) if begins else None
 
 

@@ -118,7 +118,7 @@ def last_words(later: Sequence[Timed]) -> list[Row]:
     return [_stands(f"rank {int(ranks.pop())}", "last before silence", words, alone[0].text)]
 
 
-def unfinished(later: Sequence[Timed]) -> list[Row]:
+def unfinished(job: Job, later: Sequence[Timed]) -> list[Row]:
     """Evidence against the only one of several that began a file and is not done."""
     begun: dict[str, Occurrence] = {}
     for _, entry in later:
@@ -136,7 +136,8 @@ def unfinished(later: Sequence[Timed]) -> list[Row]:
         for number, *others in zip(numbers[left[0]], *numbers.values(), strict=False)
         if len(set(others)) > 1
     ]
-    name = f"rank {int(varying[0])}" if len(varying) == 1 else entry.stream
+    unknown = job.streams[entry.stream].rank is None and len(varying) == 1
+    name = f"rank {int(varying[0])}" if unknown else entry.stream
     words = f"did not finish, as {len(begun) - 1} others did: {{}}"
     return [_stands(name, "behind", words, entry.text)]
 
@@ -153,7 +154,7 @@ def _name_of(file: str) -> str:
 def alone_waiting(job: Job, later: Sequence[Timed], beats: Collection[int]) -> list[Row]:
     """Evidence against the only rank or node that goes on logging, and that it waits."""
     waiting = {entry.stream: entry.text for _, entry in later if entry.event in beats}
-    if len(waiting) != 1:
+    if len(waiting) != 1 or len(job.active_streams) <= MIN_RANKS_ALIKE:
         return []
     ((name, text),) = waiting.items()
     if not _OWN_WAIT.search(text) or _RANK.search(text):

@@ -90,10 +90,11 @@ def _unlike_most(fault: Fault, field: str, words: str, hypothesis: str = "") -> 
     ((usual, times),) = Counter(stated.values()).most_common(1)
     if times < MIN_AGREEING_SHARE * len(stated):
         return []
+    numbers = field == "sequence" and all(map(str.isdigit, stated.values()))
     return divided(
         Row(name, "other collective", words.format(value, usual), 1.0, hypothesis)
         for name, value in stated.items()
-        if value != usual and (field != "sequence" or int(value) < int(usual))
+        if value != usual and (not numbers or int(value) < int(usual))
     )
 
 
