@@ -739,9 +739,9 @@ def test_where_there_are_gpus_they_are_watched(monkeypatch, there_are, asked, in
         (["--backoff-seconds", "inf"], "--backoff-seconds is inf"),
         (["--poll-seconds", "0"], "--poll-seconds is 0.0: a number of seconds above 0"),
         (["--grace-seconds", "-1"], "--grace-seconds is -1.0: a number of seconds from 0"),
-        (["--nvml-seconds", "-1"], "--nvml-seconds is -1.0"),
-        (["--batch", "0"], "--batch is 0"),
-        (["--seed", "-1"], "--seed is -1"),
+        (["--nvml-seconds", "-1"], "--nvml-seconds: '-1': a number of seconds from 0"),
+        (["--batch", "0"], "--batch: '0': a whole number from 1"),
+        (["--engine", "deepspeed"], "--engine: invalid choice: 'deepspeed'"),
         (
             ["--batch", "13", "--gpus", "0-1", "--layout", "micro_batch=2"],
             "a batch of 13 cannot be split with micro-batches of 2",
