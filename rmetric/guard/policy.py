@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from math import inf
 
+from rmetric._util.errors import require
+
 #: Sources of checkpoint requests.
 SOURCES = ("risk", "rule", "alarm", "signal", "user")
 #: Sources that report a lasting condition; signals and user requests are single events.
@@ -16,14 +18,13 @@ HOUR = 3600.0
 
 def check_source(source: str) -> None:
     """Raise ValueError if the source is not one of `SOURCES`."""
-    if source not in SOURCES:
-        raise ValueError(f"source is {source!r}: it must be of {', '.join(SOURCES)}")
+    require("source", repr(source), source in SOURCES, f"of {', '.join(SOURCES)}")
 
 
 def check_since(since: int | None) -> None:
     """Raise ValueError if the onset of an alarm is neither None nor a step from 0."""
-    if since is not None and (type(since) is not int or since < 0):
-        raise ValueError(f"since is {since!r}: a step, an int from 0, or None is accepted")
+    is_step = since is None or (type(since) is int and since >= 0)
+    require("since", repr(since), is_step, "a step, an int from 0, or None")
 
 
 class Vote(IntEnum):
@@ -94,12 +95,10 @@ class PolicyConfig:
                 "one of the two must be given"
             )
         for name, number in (("interval_steps", steps), ("most_per_hour", self.most_per_hour)):
-            if number is not None and (type(number) is not int or number < 1):
-                raise ValueError(f"{name} is {number!r}: an int of at least 1")
-        if seconds is not None and not 0 < seconds < inf:
-            raise ValueError(f"interval_seconds is {seconds}: must be above 0")
-        if not 0 <= self.least_gap <= 1:
-            raise ValueError(f"least_gap is {self.least_gap}: it must be from 0 to 1")
+            whole = number is None or (type(number) is int and number >= 1)
+            require(name, number, whole, "an int of at least 1")
+        require("interval_seconds", seconds, seconds is None or 0 < seconds < inf, "above 0")
+        require("least_gap", self.least_gap, 0 <= self.least_gap <= 1, "from 0 to 1")
         if not 0 < self.retry_seconds <= self.longest_retry_seconds < inf:
             raise ValueError(
                 f"retry_seconds is {self.retry_seconds} and longest_retry_seconds "

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from pathlib import Path
+from typing import Protocol, TypeVar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,17 +25,14 @@ class SuspectMark:
     since: int
     reason: str
 
-    @classmethod
-    def from_json(cls, entry: Any) -> SuspectMark:
-        """Read the field ``suspect`` of a manifest. Raises ValueError for other input."""
-        if (
-            not isinstance(entry, dict)
-            or set(entry) != {"since", "reason"}
-            or type(entry["since"]) is not int
-            or not isinstance(entry["reason"], str)
-        ):
-            raise ValueError(f"suspect is {entry!r}: an object of since and reason is needed")
-        return cls(**entry)
+    def __str__(self) -> str:
+        return f"suspect since step {self.since} ({self.reason})"
+
+
+def suspect_note(suspect: SuspectMark, clean: Path | None) -> str:
+    """What to know of a suspect checkpoint; `clean` is the newest clean one."""
+    which = f"the newest clean one is {clean}" if clean else "there is no clean one"
+    return f"is {suspect}; {which}"
 
 
 class Kept(Protocol):

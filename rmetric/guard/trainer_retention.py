@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rmetric._util.durable import write_atomically
-from rmetric.guard.retention import SuspectMark, surplus, suspects_of
+from rmetric.guard.retention import SuspectMark, surplus, suspect_note, suspects_of
+from rmetric.guard.run_files import decode_file
 
 logger = logging.getLogger("rmetric")
 
@@ -50,10 +51,8 @@ def checkpoints_in(folder: Path) -> list[TrainerCheckpoint]:
 
 def _mark_of(path: Path) -> SuspectMark | None:
     try:
-        return SuspectMark.from_json(json.loads((path / MARK_NAME).read_text()))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError) as error:  # there, so it is not clean
+        return decode_file(path / MARK_NAME, SuspectMark)
+    except (OSError, ValueError) as error:  # there, so it is not clean
         return SuspectMark(since=0, reason=f"{MARK_NAME} cannot be read: {error}")
 
 
@@ -107,8 +106,6 @@ def newest_first(folder: Path, *, trusted_only: bool = False) -> list[Path]:
     clean = [one for one in found if one.suspect is None]
     chosen = clean if trusted_only else found
     if chosen and chosen[0].suspect is not None:
-        newest, suspect = chosen[0].path, chosen[0].suspect
-        which = f"the newest clean one is {clean[0].path}" if clean else "there is no clean one"
-        words = "rmetric: checkpoint %s is suspect since step %d (%s); %s"
-        logger.warning(words, newest, suspect.since, suspect.reason, which)
+        note = suspect_note(chosen[0].suspect, clean[0].path if clean else None)
+        logger.warning("rmetric: checkpoint %s %s", chosen[0].path, note)
     return [one.path for one in chosen]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import lcm
 from typing import NamedTuple
 
-from rmetric.guard.layout import Layout
+from rmetric.guard.layout import Layout, nearest_multiple
 from rmetric.guard.planner.memory import MemoryEstimate
 from rmetric.guard.planner.placement import reach, room
 from rmetric.guard.planner.rules import (
@@ -234,14 +234,10 @@ def _experts(problem: Problem, most: int) -> list[int]:
 
 def _accumulation(problem: Problem, at_once: int) -> int:
     """Micro-batches a copy for the batch nearest to the one asked; 0 if that is too far."""
-    below, over = divmod(problem.batch.samples, at_once)
-    if not over:
-        return below
+    samples = problem.batch.samples
     if "batch" in problem.relaxed:
-        return max(below, 1)
-    nearest = below if below and over <= at_once - over else below + 1
-    change = abs(nearest * at_once - problem.batch.samples)
-    return nearest if change <= problem.largest_change * problem.batch.samples else 0
+        return max(samples // at_once, 1)
+    return nearest_multiple(samples, at_once, problem.largest_change) // at_once
 
 
 def _bound(problem: Problem, tensor: int, pipeline: int, context: int, data: int) -> float:
