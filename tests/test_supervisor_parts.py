@@ -541,6 +541,11 @@ def test_a_line_at_the_terminal(line, words):
     assert not words or re.fullmatch(r"\d\d:\d\d:\d\d ", text[:9])
 
 
+def test_a_line_with_a_number_that_no_journal_may_hold_is_printed_plainly():
+    line = {"time": 0.0, "event": "over", "words": "it ended", "checkpoint": 2**60}
+    assert console_line(line)[9:] == "over: it ended"
+
+
 def test_without_gpus_a_launch_names_processes():
     line = {"time": 0.0, "event": "launch", "launch": 1, "words": "DP2", "gpus": {"": [0, 1]}}
     assert console_line(line, "process")[9:] == "launch 1: DP2, 2 processes"
