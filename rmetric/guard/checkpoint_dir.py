@@ -204,13 +204,17 @@ class CheckpointDirectory:
             self.alarm = alarm
             if alarm is None:
                 return
-            found = [one for one in candidates(self.folder)[0] if not self.differs(one)]
-            for one in suspects_of(found, since=alarm.since, step=step):
+            found = [
+                checkpoint
+                for checkpoint in candidates(self.folder)[0]
+                if not self.differs(checkpoint)
+            ]
+            for checkpoint in suspects_of(found, since=alarm.since, step=step):
                 try:
-                    _mark(one.path, alarm)
-                    logger.warning("rmetric: checkpoint %s is suspect now", one.path)
+                    _mark(checkpoint.path, alarm)
+                    logger.warning("rmetric: checkpoint %s is suspect now", checkpoint.path)
                 except (OSError, ValueError) as error:
-                    logger.error("rmetric: %s cannot be marked suspect: %s", one.path, error)
+                    logger.error("rmetric: %s cannot be marked suspect: %s", checkpoint.path, error)
 
     def commit(
         self, part: Path, step: int, *, suspect: SuspectMark | None = None, **entry: Any

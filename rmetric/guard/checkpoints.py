@@ -253,7 +253,11 @@ class Checkpoints:
     def _log_suspect(self, good: CheckpointManifest, found: list[CheckpointManifest]) -> None:
         if good.suspect is None or self.ranks.rank != 0:
             return
-        older = (one.path for one in found[found.index(good) :] if one.suspect is None)
+        older = (
+            checkpoint.path
+            for checkpoint in found[found.index(good) :]
+            if checkpoint.suspect is None
+        )
         note = suspect_note(good.suspect, next(older, None))
         logger.warning("rmetric: checkpoint %s %s", good.path, note)
 

@@ -248,7 +248,9 @@ class CheckpointPolicy:
         self.durable_step, self.durable_time = save.step, save.began
         self._failures, self._retry_at = 0, -inf
         answered = tuple(self.pending.pop(number) for number in save.answers)
-        conditions = {one.key: one.fatal for one in answered if one.source in CONDITIONS}
+        conditions = {
+            request.key: request.fatal for request in answered if request.source in CONDITIONS
+        }
         self._standing, self._repeated = self._repeated | conditions, {}
         return answered
 
@@ -295,10 +297,10 @@ class CheckpointPolicy:
     def _same(self, source: str, key: str, fatal: bool) -> Request | None:
         """Pending request with this key; that of a condition stays pending during its save."""
         answered = self.in_flight.answers if self.in_flight else ()
-        for one in self.pending.values():
-            lasts = source in CONDITIONS and one.fatal >= fatal
-            if one.key == key and (lasts or one.number not in answered):
-                return one
+        for request in self.pending.values():
+            lasts = source in CONDITIONS and request.fatal >= fatal
+            if request.key == key and (lasts or request.number not in answered):
+                return request
         return None
 
     def _ended(self) -> _Save:

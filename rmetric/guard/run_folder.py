@@ -170,7 +170,7 @@ class RunFolder:
             number = max(answered, last.number if last else 0) + 1
             if last is not None and last.number > answered:
                 fatal, stop = fatal or last.fatal, stop or last.stop
-                onsets = [one for one in (since, last.since) if type(one) is int]
+                onsets = [onset for onset in (since, last.since) if type(onset) is int]
                 since = min(onsets, default=None)
                 reason = last.reason if reason in last.reason else f"{reason}; {last.reason}"[:500]
             asked = FileRequest(

@@ -285,8 +285,8 @@ def _centred(values: deque[float]) -> tuple[float, list[float]]:
     return mean, [value - mean for value in values]
 
 
-def _product(one: list[float], other: list[float]) -> float:
-    return float(sum(map(mul, one, other)))
+def _product(first: list[float], other: list[float]) -> float:
+    return float(sum(map(mul, first, other)))
 
 
 def _known(value: float | None) -> float | None:

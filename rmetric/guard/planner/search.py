@@ -75,7 +75,7 @@ def nearest(problem: Problem, least: float) -> SearchResult | None:
     ]
     best: SearchResult | None = None
     best_change = 0
-    for change, layout in sorted(candidates, key=lambda one: one[0]):
+    for change, layout in sorted(candidates, key=lambda candidate: candidate[0]):
         if best is not None and change > best_change:
             break
         found = _judged(problem, layout)
@@ -88,10 +88,10 @@ def nearest(problem: Problem, least: float) -> SearchResult | None:
 
 def order(found: SearchResult) -> tuple[float | int, ...]:
     """Sort key of layouts: faster first, then fewer GPUs and simpler."""
-    one = found.layout
+    sizes = found.layout
     return (
-        -found.step.tokens_per_second, one.num_gpus, one.pipeline, one.context, one.tensor,
-        one.expert, one.replicas, -one.micro_batch, found.recompute,
+        -found.step.tokens_per_second, sizes.num_gpus, sizes.pipeline, sizes.context,
+        sizes.tensor, sizes.expert, sizes.replicas, -sizes.micro_batch, found.recompute,
     )  # fmt: skip
 
 
@@ -273,4 +273,6 @@ def smallest(problem: Problem) -> tuple[Layout, bool, MemoryEstimate] | None:
         for layout in layouts(problem, split)
         for recompute in problem.recompute
     )
-    return min(each, key=lambda one: (one[2].total, one[0].num_gpus), default=None)
+    return min(
+        each, key=lambda candidate: (candidate[2].total, candidate[0].num_gpus), default=None
+    )

@@ -16,7 +16,7 @@ from rmetric.guard.planner.cluster import Gpu as PlannerGpu
 from rmetric.guard.planner.engines import engine_named
 from rmetric.guard.planner.model_shape import ModelShape
 from rmetric.guard.planner.rules import Problem
-from rmetric.guard.planner.settings import AT_WORK, LARGEST_CHANGE, WORTH_SAYING
+from rmetric.guard.planner.settings import AT_WORK, LARGEST_CHANGE, SIZES, WORTH_SAYING
 
 #: A GPU: name of its node (empty with a single node) and index on the node.
 Gpu = tuple[str, int]
@@ -129,12 +129,12 @@ def shrink_data(
         )
 
     def plan(pool: Pool, current: Layout | None) -> Allocation:
-        one = replace(layout, data=1, accumulation=1, replicas=1, samples=None)
-        one_copy = one.num_gpus
+        single = replace(layout, data=1, accumulation=1, replicas=1, samples=None)
+        one_copy = single.num_gpus
         have = sum(map(len, pool.values()))
         most = 0  # copies that the nodes have room for
         for data in range(have // one_copy, 0, -1):
-            gpus = allot(replace(one, data=data), pool)
+            gpus = allot(replace(single, data=data), pool)
             if gpus is None:
                 continue
             most = most or data
@@ -220,10 +220,10 @@ class _Splitter:
         )
 
     def _layout(self, batch: int, data: int) -> Layout:
-        one = self.layout
+        given = self.layout
         return Layout.split(
-            batch, data=data, micro_batch=one.micro_batch, replicas=gcd(one.replicas, data),
-            tensor=one.tensor, pipeline=one.pipeline, context=one.context, expert=one.expert,
+            batch, data=data, micro_batch=given.micro_batch, replicas=gcd(given.replicas, data),
+            **{name: getattr(given, name) for name in SIZES},
         )  # fmt: skip
 
 
