@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rmetric.diagnosis.job import Job
+from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.pool import Pool, learn, ordinary
 
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
-from rmetric.diagnosis.beside.gpus import Spinning, spinning
-from rmetric.diagnosis.beside.places import wait_together
+from rmetric.diagnosis.auxiliary.gpus import Spinning, spinning
 from rmetric.diagnosis.clock import SAME_MOMENT, ZONE_TOLERANCE, may_be_time_zone
 from rmetric.diagnosis.evidence.progress import (
     MIN_HEARTBEATS,
@@ -41,10 +40,11 @@ from rmetric.diagnosis.evidence.standing import (
     span,
     unfinished,
 )
+from rmetric.diagnosis.facts.job import JobStream, Occurrence
 from rmetric.diagnosis.faults import Fault
 from rmetric.diagnosis.inferred import HUNG
-from rmetric.diagnosis.job import JobStream, Occurrence
-from rmetric.diagnosis.patterns.stages import stage_of_wait
+from rmetric.diagnosis.library.stages import stage_of_wait
+from rmetric.diagnosis.patterns.odd_stacks import wait_together
 from rmetric.diagnosis.reading.timestamps import names_zone
 
 #: A hang is at least so many seconds, and so many times the longest pause between two steps.

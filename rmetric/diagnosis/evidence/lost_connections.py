@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from rmetric.diagnosis.evidence.row import Row, Scene
-from rmetric.diagnosis.job import Job, short
+from rmetric.diagnosis.facts.job import Job, short
 
 #: Least share of the ranks that lost a connection to a host, for it to be the one.
 MIN_NAMING_SHARE = 0.75

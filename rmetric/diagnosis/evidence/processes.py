@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 from rmetric.diagnosis.evidence.row import Row, Scene, divided
+from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.faults import Fault
-from rmetric.diagnosis.job import Job
 
 #: Bus and device of a GPU, as the kernel writes them.
 _PCI = re.compile(r"(?:\b[0-9a-fA-F]{4,8}:)([0-9a-fA-F]{2}:[0-9a-fA-F]{2})\b")

@@ -9,12 +9,12 @@ from itertools import pairwise
 from operator import itemgetter
 from statistics import median
 
-from rmetric.diagnosis.beside.gpus import Spinning
+from rmetric.diagnosis.auxiliary.gpus import Spinning
 from rmetric.diagnosis.evidence.places import end_of
 from rmetric.diagnosis.evidence.progress import Timed
 from rmetric.diagnosis.evidence.ranks import MAX_COMMON_SHARE
 from rmetric.diagnosis.evidence.row import Row, Scene, divided
-from rmetric.diagnosis.job import Job, JobStream, Occurrence
+from rmetric.diagnosis.facts.job import Job, JobStream, Occurrence
 from rmetric.diagnosis.patterns.peers import Peer, may_be_same, peers
 
 _NUMBERS = re.compile(r"\d+")

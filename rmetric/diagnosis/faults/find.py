@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rmetric.diagnosis.clock import Ordering
+from rmetric.diagnosis.facts.job import HEAD, Job, Match
 from rmetric.diagnosis.faults.consequences import relate
 from rmetric.diagnosis.faults.fault import Fault
 from rmetric.diagnosis.faults.survival import survived
-from rmetric.diagnosis.job import HEAD, Job, Match
 from rmetric.diagnosis.signature import Signature
 
 #: Roles of the matches that are faults.
-ROLES = ("cause", "ending", "echo", "symptom")
+FAULT_ROLES = ("cause", "ending", "echo", "symptom")
 
 
 def find_faults(
@@ -25,7 +25,7 @@ def find_faults(
     """
     found: dict[str, list[Match]] = {}
     for match in job.matches.values():
-        if signatures[match.signature].role in ROLES:
+        if signatures[match.signature].role in FAULT_ROLES:
             found.setdefault(match.signature, []).append(match)
     ends = [one for one in job.matches.values() if signatures[one.signature].role == "success"]
     faults = [

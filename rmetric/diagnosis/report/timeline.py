@@ -12,7 +12,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
 from rmetric._util.printed import counted
-from rmetric.diagnosis.job import STAGES
+from rmetric.diagnosis.facts.job import STAGES
 from rmetric.diagnosis.report.layout import excerpt, plain
 from rmetric.diagnosis.report.render import clock
 from rmetric.diagnosis.result import Diagnosis, Evidence
