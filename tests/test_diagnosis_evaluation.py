@@ -19,9 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmetric.diagnosis.decide import diagnose
+from rmetric.diagnosis.facts.job import STAGES as OUR_STAGES
+from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.ingest import ingest
-from rmetric.diagnosis.job import STAGES as OUR_STAGES
-from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.result import SURE, Diagnosis, Evidence, Suspect
 from studies.diagnosis_benchmark import baselines

@@ -11,10 +11,10 @@ import msgspec
 
 from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.evidence import Scene
+from rmetric.diagnosis.facts.job import Job, Occurrence
 from rmetric.diagnosis.faults import LOSS, Fault
 from rmetric.diagnosis.hypotheses import HEALTHY, Hypothesis, early_stop
 from rmetric.diagnosis.inferred import HUNG, NOT_FINITE, inferred_causes
-from rmetric.diagnosis.job import Job, Occurrence
 from rmetric.diagnosis.library.load import SPECIFIC
 from rmetric.diagnosis.model import Model, reasons
 from rmetric.diagnosis.report.evidence import MAX_EVENTS, how_often, of_causes, of_odd

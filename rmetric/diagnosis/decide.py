@@ -15,10 +15,10 @@ from rmetric._util.lazy import check_installed
 from rmetric.diagnosis.answer import Weighed
 from rmetric.diagnosis.clock import Ordering, clock_notes, clock_offsets
 from rmetric.diagnosis.evidence import Row, Scene, Switches, evidence
+from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.faults import Fault, ended_alone, find_faults
 from rmetric.diagnosis.hypotheses import hypotheses
 from rmetric.diagnosis.ingest import ingest_attempts
-from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.library.files import traits_of
 from rmetric.diagnosis.model import Model, probabilities, score

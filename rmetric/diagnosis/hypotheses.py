@@ -13,7 +13,7 @@ from rmetric.diagnosis.evidence.ranks import MAX_COMMON_SHARE
 from rmetric.diagnosis.evidence.row import Row, Scene, grouped, strongest
 from rmetric.diagnosis.faults import Fault
 from rmetric.diagnosis.inferred import HUNG
-from rmetric.diagnosis.patterns.steps import planned_steps
+from rmetric.diagnosis.reading.steps import planned_steps
 from rmetric.diagnosis.result import Suspect
 
 HEALTHY = "healthy"

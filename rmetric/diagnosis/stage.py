@@ -7,9 +7,9 @@ from functools import reduce
 
 from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.evidence.row import Scene
+from rmetric.diagnosis.facts.job import Job, JobStream, Match, Occurrence
 from rmetric.diagnosis.faults import Fault
-from rmetric.diagnosis.job import Job, JobStream, Match, Occurrence
-from rmetric.diagnosis.patterns.stages import awaited, ends_checkpoint, next_stage, stated_stage
+from rmetric.diagnosis.library.stages import awaited, ends_checkpoint, next_stage, stated_stage
 from rmetric.diagnosis.reading.text import TRACEBACK
 from rmetric.diagnosis.report.frames import probable_stage_of, stage_of
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from math import exp
 
 from rmetric.diagnosis.evidence.row import Row, Scene, grouped, strongest
-from rmetric.diagnosis.job import Job, JobStream
+from rmetric.diagnosis.facts.job import Job, JobStream
 from rmetric.diagnosis.model import Features, score
 from rmetric.diagnosis.result import MAX_NODES, Suspect
 

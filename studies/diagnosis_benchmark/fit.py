@@ -31,10 +31,10 @@ from scipy.optimize import minimize
 from rmetric._util.errors import exit_with
 from rmetric._util.options import add_jobs
 from rmetric.diagnosis.decide import Gathered, gathered, weigh
+from rmetric.diagnosis.facts.job import Job, short
 from rmetric.diagnosis.hypotheses import HEALTHY
 from rmetric.diagnosis.inferred import inferred_causes
 from rmetric.diagnosis.ingest import ingest_attempts
-from rmetric.diagnosis.job import Job, short
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.model import Features, Knots, Model
 from rmetric.diagnosis.suspects import NOBODY, candidates

@@ -12,9 +12,9 @@ from statistics import median
 
 from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.evidence.row import Row, Scene
+from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.faults import IN_FLIGHT
 from rmetric.diagnosis.inferred import SILENT
-from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.patterns.peers import Peer, may_be_same, peers, robust_deviation, same_events
 
 #: Largest share of the peers that are outliers (or one peer).
@@ -35,7 +35,7 @@ MIN_PEERS = 3
 #: lost where lines of many ranks ran into each other.
 ENTRIES_SCALE = 4.0
 #: Factor on leaders, which have own duties, where there is no healthy job to compare.
-LEADER_WEIGHT = 0.3
+LEADER_STRENGTH = 0.3
 #: Least strength of a silence that may explain a failure: it is of one or two ranks, not of many.
 MIN_SILENCE = 0.6
 
@@ -157,7 +157,7 @@ def _missing(job: Job, active: Sequence[Peer], siblings: Sequence[Job]) -> list[
         new = [number for number in events if number not in habits.get(name, ())]
         if new:
             strength = _weight(active) * (1.0 - 0.5 ** len(new))
-            strength = round(strength * (LEADER_WEIGHT if name in leads else 1.0), 3)
+            strength = round(strength * (LEADER_STRENGTH if name in leads else 1.0), 3)
             more = f" (and {len(new) - 1} more)" if len(new) > 1 else ""
             words = f"lacks an event that all others logged: {template[new[0]][:60]}{more}"
             found.append(Row(name, "missing event", words, strength))

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 
 from rmetric.diagnosis.evidence.row import Row, Scene
-from rmetric.diagnosis.job import Job, short
+from rmetric.diagnosis.facts.job import Job, short
 
 _ENDS = ("local_host", "local_device", "remote_host", "remote_device")
 #: Least share of the ranks that lost a connection to a host, for it to be the one.

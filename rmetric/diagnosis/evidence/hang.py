@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from rmetric.diagnosis.beside.gpus import Spinning, spinning
-from rmetric.diagnosis.beside.places import wait_together
+from rmetric.diagnosis.auxiliary.gpus import Spinning, spinning
 from rmetric.diagnosis.clock import SAME_MOMENT, ZONE_TOLERANCE, may_be_time_zone
 from rmetric.diagnosis.evidence import progress, standing
 from rmetric.diagnosis.evidence.progress import QUIET_STAGES, Rate, Timed, heartbeats
 from rmetric.diagnosis.evidence.row import Row, Scene
 from rmetric.diagnosis.evidence.standing import span
+from rmetric.diagnosis.facts.job import JobStream, Occurrence
 from rmetric.diagnosis.faults import Fault
 from rmetric.diagnosis.inferred import HUNG
-from rmetric.diagnosis.job import JobStream, Occurrence
+from rmetric.diagnosis.patterns.odd_stacks import wait_together
 from rmetric.diagnosis.reading.timestamps import names_zone
 
 #: A hang is at least so many seconds, and so many times the longest pause between two steps.

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 
 from rmetric.diagnosis.evidence.ranks import signal_of
 from rmetric.diagnosis.evidence.row import Row, Scene, divided
+from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.faults import Fault
-from rmetric.diagnosis.job import Job
 
 #: Entries of an error in a log without ranks that are of all ranks rather than of one.
 BY_ALL = 4

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from rmetric.diagnosis.evidence.ranks import MAX_COMMON_SHARE
 from rmetric.diagnosis.evidence.row import Row, Scene
+from rmetric.diagnosis.facts.job import Match
 from rmetric.diagnosis.faults import Fault
-from rmetric.diagnosis.job import Match
 
 
 def own_faults(scene: Scene) -> Iterator[Row]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rmetric.diagnosis.evidence.row import Row, Scene, divided
+from rmetric.diagnosis.facts.job import Iteration, Occurrence
 from rmetric.diagnosis.inferred import STARTED_OTHERWISE
-from rmetric.diagnosis.job import Iteration, Occurrence
 from rmetric.diagnosis.patterns.spatial import THRESHOLD
 from rmetric.diagnosis.patterns.values import NumberOutlier, setting_outliers
 

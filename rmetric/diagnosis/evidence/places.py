@@ -8,7 +8,7 @@ from rmetric.diagnosis.evidence.ranks import MAX_COMMON_SHARE
 from rmetric.diagnosis.evidence.row import Row, Scene, divided
 from rmetric.diagnosis.faults import IN_FLIGHT
 from rmetric.diagnosis.inferred import DIFFERENT, ELSEWHERE, KEPT_WAITING, NOT_ENTERED
-from rmetric.diagnosis.patterns.stages import awaited
+from rmetric.diagnosis.library.stages import awaited
 
 #: Share of its strength that evidence of a recorder has where hardly any other waits.
 LEAST_SHARE = 0.9

@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from rmetric.diagnosis.evidence.row import Scene
-from rmetric.diagnosis.job import Job, JobStream, Occurrence
+from rmetric.diagnosis.facts.job import Job, JobStream, Occurrence
 from rmetric.diagnosis.reading.timestamps import parse, without_year
 
 #: An entry with its time in seconds.

@@ -7,8 +7,8 @@ import signal
 from collections import Counter
 from collections.abc import Collection, Sequence
 
+from rmetric.diagnosis.facts.job import Job, Match, short
 from rmetric.diagnosis.facts.statements import expanded
-from rmetric.diagnosis.job import Job, Match, short
 
 #: Behaviour of more than this share of the ranks is no evidence against one of them.
 MAX_COMMON_SHARE = 0.5

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rmetric.diagnosis.beside.findings import BesideFindings, find_beside
 from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.evidence.ranks import RankIndex
+from rmetric.diagnosis.facts.job import Job, JobStream, Occurrence
 from rmetric.diagnosis.faults import Fault
-from rmetric.diagnosis.job import Job, JobStream, Occurrence
+from rmetric.diagnosis.patterns.auxiliary import AuxiliaryFindings, find_in_auxiliary
 from rmetric.diagnosis.patterns.spatial import PeerOutlier, peer_outliers
 from rmetric.diagnosis.patterns.values import NumberOutlier, number_outliers
 from rmetric.diagnosis.pool import HealthyReference
@@ -80,9 +80,9 @@ class Scene:
         return RankIndex(self.job)
 
     @cached_property
-    def beside(self) -> BesideFindings:
+    def beside(self) -> AuxiliaryFindings:
         """What flight recorders and stacks show."""
-        return find_beside(self.job, self.ordering.after, self.index.at)
+        return find_in_auxiliary(self.job, self.ordering.after, self.index.at)
 
     @cached_property
     def outliers(self) -> list[PeerOutlier]:

@@ -9,14 +9,14 @@ from itertools import pairwise
 from operator import itemgetter
 from statistics import median
 
-from rmetric.diagnosis.beside.gpus import Spinning
+from rmetric.diagnosis.auxiliary.gpus import Spinning
 from rmetric.diagnosis.evidence.places import end_of
 from rmetric.diagnosis.evidence.progress import Timed
 from rmetric.diagnosis.evidence.ranks import MAX_COMMON_SHARE
 from rmetric.diagnosis.evidence.row import Row, Scene, divided
-from rmetric.diagnosis.job import Job, JobStream, Occurrence
+from rmetric.diagnosis.facts.job import Job, JobStream, Occurrence
+from rmetric.diagnosis.library.stages import stage_of_wait
 from rmetric.diagnosis.patterns.peers import Peer, peers
-from rmetric.diagnosis.patterns.stages import stage_of_wait
 
 _NUMBERS = re.compile(r"\d+")
 _RANK = re.compile(r"(?i)\b(?:global_|world_)?rank[ =:#]{0,2}(\d{1,6})\b")

@@ -15,7 +15,7 @@ LONG_BEFORE = 6 * 3600.0
 MIN_CONFIDENCE_OF_FAILURE = 0.4
 #: Seconds between a broken device's record by the kernel and the communication that it broke,
 #: whichever is logged first.
-SAME_MOMENT = 60.0
+SAME_FAULT_SECONDS = 60.0
 #: Ends of a process by an abort, as launchers write them.
 _ABORTS = {"-6", "6", "SIGABRT", "Aborted"}
 #: The end by SIGKILL, as programs write it.
@@ -143,7 +143,7 @@ def _is_reason(one: Fault, other: Fault, ordering: Ordering) -> bool:
         other.has("signalled")
         and not one.has("signalled")
         and one.role == "ending"
-        and (apart <= SAME_MOMENT or may_be_time_zone(apart))
+        and (apart <= SAME_FAULT_SECONDS or may_be_time_zone(apart))
     )
 
 
@@ -172,7 +172,7 @@ def _broke(other: Fault, one: Fault, ordering: Ordering) -> bool:
     if other.has("link down") and one.has("no answer"):
         latest = ordering.at_latest(one.first) or one.first
         apart = abs(ordering.later_by(latest, other.first) or 0.0)
-        return apart <= SAME_MOMENT or may_be_time_zone(apart)
+        return apart <= SAME_FAULT_SECONDS or may_be_time_zone(apart)
     if not _is_broken(other) or not one.has("connection"):
         return False
-    return abs(ordering.later_by(one.first, other.first) or 0.0) <= SAME_MOMENT
+    return abs(ordering.later_by(one.first, other.first) or 0.0) <= SAME_FAULT_SECONDS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rmetric.diagnosis.job import Match, Occurrence
+from rmetric.diagnosis.facts.job import Match, Occurrence
 from rmetric.diagnosis.signature import Signature
 
 #: Below this confidence an entry is generic (any error line) and makes nothing a consequence.

@@ -12,8 +12,8 @@ from rmetric.diagnosis.clock import (
     is_deadly,
     timed_on_its_node,
 )
-from rmetric.diagnosis.job import TAIL, Job, JobStream, Match, Occurrence, short
-from rmetric.diagnosis.patterns.steps import planned_steps
+from rmetric.diagnosis.facts.job import TAIL, Job, JobStream, Match, Occurrence, short
+from rmetric.diagnosis.reading.steps import planned_steps
 from rmetric.diagnosis.signature import Signature
 
 #: Different steps that may be logged after a fatal fault: by ranks that have not yet met it, by a

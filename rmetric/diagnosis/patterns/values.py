@@ -14,7 +14,7 @@ from math import isfinite
 from statistics import median
 from typing import NamedTuple
 
-from rmetric.diagnosis.job import Job, JobStream, Occurrence
+from rmetric.diagnosis.facts.job import Job, JobStream, Occurrence
 from rmetric.diagnosis.patterns.peers import robust_deviation
 from rmetric.diagnosis.reading.text import TRACEBACK, level
 

@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from rmetric._util.printed import counted
-from rmetric.diagnosis.job import STAGES
+from rmetric.diagnosis.facts.job import STAGES
 from rmetric.diagnosis.report.layout import excerpt, plain
 from rmetric.diagnosis.report.render import clock
 from rmetric.diagnosis.result import Diagnosis, Evidence

@@ -6,8 +6,8 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from rmetric.diagnosis.beside.stacks import Stack
-from rmetric.diagnosis.job import Job, short
+from rmetric.diagnosis.auxiliary.stacks import Stack
+from rmetric.diagnosis.facts.job import Job, short
 from rmetric.diagnosis.reading.file_names import names_in
 
 #: Least number of processes that are all of a job on one node whose size is not stated.

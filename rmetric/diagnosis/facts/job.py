@@ -16,10 +16,8 @@ import msgspec
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
 
 if TYPE_CHECKING:
-    from rmetric.diagnosis.beside.findings import BesideLogs
+    from rmetric.diagnosis.auxiliary.files import AuxiliaryFiles
 
-#: Characters of an entry that are kept.
-MAX_TEXT = 4000
 #: Different values of a signature's named groups that are kept of one stream.
 MAX_NAMED = 100
 #: Entries with stacks that are kept of a rank, and of a stream that may be of several ranks.
@@ -266,7 +264,7 @@ class Job:
     odd_iterations: dict[str, Iteration[Occurrence]] = field(default_factory=dict)
     stages: list[tuple[str, Occurrence]] = field(default_factory=list)
     cut_off: list[str] = field(default_factory=list)
-    beside: BesideLogs | None = None
+    beside: AuxiliaryFiles | None = None
     succeeded: Occurrence | None = None
     not_finite: Occurrence | None = None
     notes: list[str] = field(default_factory=list)

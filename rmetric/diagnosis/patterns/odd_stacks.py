@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from rmetric.diagnosis.beside.stacks import Stack, main_threads, process_of
-from rmetric.diagnosis.job import STACKS_OF_RANK, Job, JobStream, Occurrence
+from rmetric.diagnosis.auxiliary.stacks import Stack, main_threads, process_of
+from rmetric.diagnosis.facts.job import STACKS_OF_RANK, Job, JobStream, Occurrence
 from rmetric.diagnosis.reading.file_names import natural
 
 #: Least number of processes with stacks, and least share of them in one place, for one to be odd.

@@ -22,7 +22,7 @@ from rmetric._util.errors import LogError
 from rmetric._util.printed import counted
 
 #: Larger files are no dumps: a recorder keeps a few thousand collectives.
-MAX_BYTES = 1 << 29
+MAX_BYTES_OF_DUMP = 1 << 29
 #: Keys that every dump has.
 _KEYS = (b"pg_config", b"collective_seq_id")
 _PICKLE = b"\x80"
@@ -136,7 +136,7 @@ def read_dump(path: Path, name: str) -> Dump:
     """
     try:
         size = path.stat().st_size
-        if size > MAX_BYTES:
+        if size > MAX_BYTES_OF_DUMP:
             raise LogError(name, None, f"a flight recorder's dump of {size:,} bytes is too large")
         data = path.read_bytes()
         loaded = _Plain(io.BytesIO(data)).load() if data.startswith(_PICKLE) else json.loads(data)

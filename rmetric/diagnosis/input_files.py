@@ -15,8 +15,8 @@ from typing import NamedTuple
 from rmetric._util.errors import LogError
 from rmetric._util.special import refuse_special
 from rmetric._util.unpacked import PACKED, PACKED_SUFFIXES
-from rmetric.diagnosis.beside.findings import BESIDE_SUFFIXES, is_beside
-from rmetric.diagnosis.beside.stacks import holds_stacks
+from rmetric.diagnosis.auxiliary.files import AUXILIARY_SUFFIXES, is_auxiliary
+from rmetric.diagnosis.auxiliary.stacks import holds_stacks
 from rmetric.diagnosis.reading.exported import Exported
 from rmetric.diagnosis.reading.file_names import ATTEMPT, identify_files, natural
 from rmetric.diagnosis.reading.json_records import JsonRecords
@@ -38,7 +38,7 @@ _OTHER = {
 }
 _SUFFIXES = {f".{suffix}": kind for kind, words in _OTHER.items() for suffix in words.split()}
 #: Those of them that may hold a log or stacks all the same, by their content.
-_MAY_BE_LOGS = (*BESIDE_SUFFIXES, ".tsv", ".yaml", ".yml")
+_MAY_BE_LOGS = (*AUXILIARY_SUFFIXES, ".tsv", ".yaml", ".yml")
 _NAMES = re.compile(
     r"(?i)(?:requirements.*|merges|vocab|license|readme|notice|authors|makefile|dockerfile)(?:\.txt)?"
 )
@@ -123,7 +123,7 @@ class _Search:
     def add_named(self, path: Path) -> None:
         source = LogSource(path=path, name=str(path), size=_size(path))
         head = _head(source)
-        if is_beside(head):
+        if is_auxiliary(head):
             self.beside.append(source)
         elif kind := other_by_content(head):
             raise LogError(path, None, f"not a text log but {kind}; text, {PACKED} are accepted")
@@ -146,7 +146,7 @@ class _Search:
     def _add(self, source: LogSource, kind: str) -> str:
         """Take a file of a folder; return its kind where it is left out."""
         head = _head(source)
-        if is_beside(head):
+        if is_auxiliary(head):
             self.beside.append(source)
             return ""
         if holds_stacks(head):  # in notes, which are a log too

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import yaml
 
-from rmetric.diagnosis.patterns.steps import match_step
+from rmetric.diagnosis.reading.steps import match_step
 from rmetric.diagnosis.reading.word_index import WordIndex
 
 
@@ -28,7 +28,7 @@ class StageRule(NamedTuple):
     example: str
 
 
-_TABLE = Path(__file__).parents[1] / "library" / "stages.yaml"
+_TABLE = Path(__file__).with_name("stages.yaml")
 #: The first that matches counts.
 RULES = [
     StageRule(**entry)

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from rmetric.diagnosis.clock import may_be_time_zone
-from rmetric.diagnosis.job import span_of, span_of_times
+from rmetric.diagnosis.facts.job import span_of, span_of_times
 from rmetric.diagnosis.reading.file_names import POD_SUFFIX, is_kernel_log
 from rmetric.diagnosis.reading.timestamps import NO_YEAR, names_zone, without_year
 

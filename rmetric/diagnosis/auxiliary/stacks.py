@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from rmetric.diagnosis.patterns.stages import awaited
+from rmetric.diagnosis.library.stages import awaited
 from rmetric.diagnosis.reading.file_names import TPU_HOST
 from rmetric.diagnosis.reading.lines import unwrapped
 
