@@ -195,7 +195,8 @@ def first_number(batch):
 def test_batches_that_are_not_kept_are_reported_once(
     trainer, rescue, monkeypatch, tmp_path, caplog
 ):
-    adaptor = import_module(f"rmetric.rescue.{trainer}")
+    module = {"hugging_face": "hugging_face_loop", "lightning": "lightning_loops"}[trainer]
+    adaptor = import_module(f"rmetric.integrations.{module}")
     monkeypatch.setattr(adaptor, "RecentBatches", partial(RecentBatches, limit=100))
     first = Evidence(step=FOUND, since=21, words="planted")
     action = rescue(first, Evidence(step=18, since=17, words="planted"))
@@ -261,7 +262,7 @@ def test_a_healthy_run_is_not_touched(rescue, undisturbed, tmp_path):
 
 
 def test_a_trainer_of_an_older_transformers_is_named_and_trains_on(caplog):
-    from rmetric.rescue.hugging_face import followed
+    from rmetric.integrations.hugging_face_loop import followed
 
     with followed(Rescue(SMALL), SimpleNamespace(), SimpleNamespace()):
         pass

@@ -9,9 +9,7 @@ import weakref
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from importlib import import_module
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -328,13 +326,6 @@ class Rescue(Action):
         if not isinstance(monitor.detector("calibrated"), CalibratedDetector):
             logger.warning("rmetric: rescue without the calibrated detector sees bad steps alone")
         self._on = True
-
-    def in_trainer(
-        self, kind: str, trainer: Any, monitor: Monitor
-    ) -> AbstractContextManager[object]:
-        adaptor = import_module(f"{__package__}.{kind}")
-        context: AbstractContextManager[object] = adaptor.followed(self, trainer, monitor)
-        return context
 
     def record(self, record: Record, monitor: Monitor) -> None:
         if self._on:

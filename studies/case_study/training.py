@@ -20,9 +20,10 @@ from torch.utils.data import Dataset
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import TrainerControl, TrainerState
 
+from rmetric.integrations.hugging_face import RMetricCallback
+from rmetric.integrations.hugging_face_trainer import RMetricState
 from rmetric.metric import RMetricConfig
 from rmetric.monitor.config import MonitorConfig
-from rmetric.monitor.hugging_face import RMetricCallback, RMetricState
 from rmetric.monitor.monitor import Monitor
 from rmetric.monitor.step_recorder import Hardware
 from rmetric.records import HardwareEvent
