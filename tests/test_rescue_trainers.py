@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from rmetric.rescue import Rescue, RescueConfig
-from rmetric.rescue import action as rescue_action
+from rmetric.rescue import judgement as judgement_module
 from rmetric.rescue.policy import Evidence
 from rmetric.rescue.recent_batches import RecentBatches
 from tests.rescue_trainers import (
@@ -35,7 +35,7 @@ def rescue(monkeypatch):
 
     def make(*evidence):
         planted = Planted(list(evidence))
-        monkeypatch.setattr(rescue_action, "evidence_of", planted)
+        monkeypatch.setattr(judgement_module, "evidence_of", planted)
         return Rescue(SMALL)
 
     return make
