@@ -26,13 +26,16 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from rmetric._util.errors import FAILED
-from rmetric.evaluation import Study, UnusableStudy, read_study
-from rmetric.logs import write_atomically
-from rmetric.reporting.style import save, style
-from studies.paper.figures import build_figures, dot_version
-from studies.paper.script import fail, folder_for, parser, provenance, say, say_what_was_read
-from studies.paper.tables import FEW_RUNS
+from rmetric._util.interrupt import ends_at_once
+
+with ends_at_once():
+    from rmetric._util.errors import FAILED
+    from rmetric.evaluation import Study, UnusableStudy, read_study
+    from rmetric.logs import write_atomically
+    from rmetric.reporting.style import save, style
+    from studies.paper.figures import build_figures, dot_version
+    from studies.paper.script import fail, folder_for, parser, provenance, say, say_what_was_read
+    from studies.paper.tables import FEW_RUNS
 
 #: For simulating the studies of figure 6, the only part that takes seconds.
 NUM_PROCESSES = os.cpu_count() or 1

@@ -29,15 +29,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rmetric._util.errors import FAILED
-from rmetric.evaluation import Study, UnusableStudy, read_study
-from rmetric.logs import write_atomically
-from studies.common.real_runs import read_summaries
-from studies.common.renderers import RENDERERS, to_text
-from studies.common.table import Table
-from studies.paper.script import fail, folder_for, parser, provenance, say, say_what_was_read
-from studies.paper.slim_tables import SLIM, slim_tex
-from studies.paper.tables import FEW_RUNS, build_tables
+from rmetric._util.interrupt import ends_at_once
+
+with ends_at_once():
+    from rmetric._util.errors import FAILED
+    from rmetric.evaluation import Study, UnusableStudy, read_study
+    from rmetric.logs import write_atomically
+    from studies.common.real_runs import read_summaries
+    from studies.common.renderers import RENDERERS, to_text
+    from studies.common.table import Table
+    from studies.paper.script import fail, folder_for, parser, provenance, say, say_what_was_read
+    from studies.paper.slim_tables import SLIM, slim_tex
+    from studies.paper.tables import FEW_RUNS, build_tables
 
 #: Tables for the terminal: the comparison, the faults and the claims.
 PRINTED = ("table3_detectors", "table4_faults", "table5_claims", "table7_anatomy")

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import argparse
 
-from rmetric._util.errors import exit_with
-from rmetric.cli import replay
+from rmetric._util.interrupt import ends_at_once
+
+with ends_at_once():
+    from rmetric._util.errors import exit_with
+    from rmetric.cli import replay
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -18,18 +18,21 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from rmetric._util.options import renamed
-from studies.case_study.faults import FAULTS
-from studies.case_study.settings import (
-    BUNDLED,
-    FAULT,
-    QWEN_3B,
-    CannotWrite,
-    CaseStudyError,
-    Settings,
-    option,
-    tiny_settings,
-)
+from rmetric._util.interrupt import ends_at_once
+
+with ends_at_once():
+    from rmetric._util.options import renamed
+    from studies.case_study.faults import FAULTS
+    from studies.case_study.settings import (
+        BUNDLED,
+        FAULT,
+        QWEN_3B,
+        CannotWrite,
+        CaseStudyError,
+        Settings,
+        option,
+        tiny_settings,
+    )
 
 CHECKPOINT_EVERY = 100
 METHODS = {

@@ -24,22 +24,25 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from tqdm import tqdm
+from rmetric._util.interrupt import ends_at_once
 
-from rmetric._util.options import add_jobs, add_preset, renamed
-from rmetric.metric import MODES, PRESETS
-from rmetric.simulation.published import published_specs
-from rmetric.simulation.study import (
-    RECIPES,
-    StudyError,
-    clear_parts,
-    missing_runs,
-    mode_folder,
-    refuse_other_studies,
-    run_study,
-)
-from studies.paper.published_study import CONFIG, SEED, run_published_study
-from studies.paper.published_study import RECIPE as PUBLISHED
+with ends_at_once():
+    from tqdm import tqdm
+
+    from rmetric._util.options import add_jobs, add_preset, renamed
+    from rmetric.metric import MODES, PRESETS
+    from rmetric.simulation.published import published_specs
+    from rmetric.simulation.study import (
+        RECIPES,
+        StudyError,
+        clear_parts,
+        missing_runs,
+        mode_folder,
+        refuse_other_studies,
+        run_study,
+    )
+    from studies.paper.published_study import CONFIG, SEED, run_published_study
+    from studies.paper.published_study import RECIPE as PUBLISHED
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:

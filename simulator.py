@@ -20,15 +20,18 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from rmetric._util.options import add_preset, renamed
-from rmetric._util.printed import counted
-from rmetric.logs import log_path, run_lines, start_line, write_atomically
-from rmetric.metric import MODES, PRESETS, RMetric, RMetricConfig
-from rmetric.records import Run, Truth
-from rmetric.simulation import ARCHITECTURES, FAULTS, RunSpec, published, simulate
-from rmetric.simulation.architectures import architecture
-from rmetric.simulation.published import PublishedDynamics, PublishedSpec
-from rmetric.simulation.spec import config_of
+from rmetric._util.interrupt import ends_at_once
+
+with ends_at_once():
+    from rmetric._util.options import add_preset, renamed
+    from rmetric._util.printed import counted
+    from rmetric.logs import log_path, run_lines, start_line, write_atomically
+    from rmetric.metric import MODES, PRESETS, RMetric, RMetricConfig
+    from rmetric.records import Run, Truth
+    from rmetric.simulation import ARCHITECTURES, FAULTS, RunSpec, published, simulate
+    from rmetric.simulation.architectures import architecture
+    from rmetric.simulation.published import PublishedDynamics, PublishedSpec
+    from rmetric.simulation.spec import config_of
 
 
 @dataclass(frozen=True, kw_only=True)

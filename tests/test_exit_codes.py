@@ -178,18 +178,40 @@ def test_errors_have_one_code_each():
     assert exit_code_of(FileNotFoundError()) == exit_code_of(ValueError()) == WRONG
 
 
+#: Sends Ctrl-C where a module is looked for.
+INTERRUPT = (
+    "import builtins, os, runpy, signal, sys\n"
+    "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "find = type('', (), {{'find_spec': staticmethod(lambda name, *_: "
+    "os.kill(os.getpid(), signal.SIGINT) if name == '{}' else None)}})\n"
+    "sys.meta_path.insert(0, find)\n"
+    "sys.path.insert(0, '')\n"
+)
+
+
 @pytest.mark.parametrize("module", ["rmetric.cli.main", "rmetric.cli.replay", "numpy"])
 def test_ctrl_c_during_the_imports_is_130_without_a_traceback(module):
     """An import of numpy that is broken off may crash the process."""
-    code = (
-        "import builtins, os, runpy, signal, sys\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "find = type('', (), {'find_spec': staticmethod(lambda name, *_: "
-        f"os.kill(os.getpid(), signal.SIGINT) if name == {module!r} else None)}})\n"
-        "sys.meta_path.insert(0, find)\n"
-        "sys.argv[1:] = ['replay', 'absent.log']\n"
-        "runpy.run_module('rmetric', run_name='__main__')"
+    code = INTERRUPT.format(module) + (
+        "sys.argv[1:] = ['replay', 'absent.log']\nrunpy.run_module('rmetric', run_name='__main__')"
     )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (130, b"")
+
+
+@pytest.mark.parametrize(
+    ("script", "module"),
+    [
+        ("simulator", "rmetric.simulation"),
+        ("run_modern_experiments", "rmetric.simulation.study"),
+        ("generate_all_figures", "matplotlib"),
+        ("generate_paper_tables", "rmetric.evaluation"),
+        ("replay_and_analyze_logs", "rmetric.cli.replay"),
+        ("run_case_study", "studies.case_study.settings"),
+    ],
+)
+def test_ctrl_c_during_the_imports_of_a_script_is_130_without_a_traceback(script, module):
+    code = INTERRUPT.format(module) + f"runpy.run_path('{script}.py', run_name='__main__')"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert (ended.returncode, ended.stderr) == (130, b"")
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from studies.common.renderers import to_markdown
 from studies.fleet import cost
 from studies.fleet.__main__ import main
 from studies.fleet.cost import Measured, a_job, measure, one_percent
@@ -134,23 +133,22 @@ def test_our_own_predictors_are_marked_where_they_are_measured(tmp_path: Path) -
         measured_points(tmp_path)
 
 
-def test_the_page_shows_what_the_results_hold() -> None:
+def test_the_page_links_every_table_of_the_results() -> None:
     page = (ROOT / PAGE).read_text(encoding="utf-8")
-    shown = dict(re.findall(r"<!-- begin table (\w+) -->\n\n(.*?)\n<!-- end -->", page, re.DOTALL))
-    assert len(shown) == 8
-    for name, text in shown.items():
-        assert text == (ROOT / OUT / f"{name}.md").read_text(encoding="utf-8")
+    for table in (ROOT / OUT).glob("*.md"):
+        assert f"/{table.name})" in page, table.name
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_the_page_has_a_place_for_all_tables_and_sentences(tmp_path: Path) -> None:
+def test_the_page_is_filled_with_sentences_of_the_results(tmp_path: Path) -> None:
     made, words = list(tables(lambda job: PLACEHOLDER)), sentences(lambda job: PLACEHOLDER)
     page = tmp_path / "page.md"
     page.write_text((ROOT / PAGE).read_text(encoding="utf-8"), encoding="utf-8")
     refresh(page, made, words)
     text = page.read_text(encoding="utf-8")
-    assert all(to_markdown(table) in text for table in made)
-    assert all(sentence in text for sentence in words.values())
+    shown = re.findall(r"<!-- begin words (\w+) -->", text)
+    assert len(shown) >= 5
+    assert all(words[name] in text for name in shown)
     page.write_text("<!-- begin table nothing -->\n<!-- end -->", encoding="utf-8")
     with pytest.raises(ValueError, match="cannot fill 'table nothing'"):
         refresh(page, made, words)

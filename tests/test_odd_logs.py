@@ -144,6 +144,18 @@ ODD: dict[str, tuple[Callable[[], str], str, str, int]] = {
         "ALARM run: step 400: the last loss is 1e+09, and no later record confirms it: keep the",
         5,
     ),
+    "explodes below 0": (
+        lambda: jsonl([*course()[:399], -1e9]),
+        "CANNOT TELL: the last record is -1e+09",
+        "ALARM run: step 400: the last loss is -1e+09, and no later record confirms it: keep the",
+        5,
+    ),
+    "one unread": (
+        lambda: jsonl(course()[:200]) + '{"step": 201, "loss": ****}\n',
+        "CANNOT TELL: the last line could not be read, line 201: ",
+        "ALARM run: step 200: the last line could not be read, line 201: ",
+        5,
+    ),
     "unread": (
         lambda: jsonl(course()[:200]) + '{"step": 1, "loss": ****}\n' * 9,
         "CANNOT TELL: the last 9 lines could not be read, the first is line 201: ",

@@ -240,6 +240,7 @@ NEVER = {
     "http://a..b/x": "a host that is no name",
     "http:///x": "name a host",
     "http://[::1/x": "--webhook",
+    "": "must begin with http",
 }
 
 
@@ -255,7 +256,8 @@ def test_a_user_and_password_in_a_url_are_sent_as_its_header():
 def test_a_url_that_can_never_work_is_in_no_message(url):
     with pytest.raises(ValueError, match=r"^name ") as caught:
         checked_url(url, "name")
-    assert url.strip() not in str(caught.value)
+    assert not url.strip() or url.strip() not in str(caught.value)
+    assert main(["watch", "absent.jsonl", "--webhook", url]) == 2
 
 
 # The command

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from rmetric.detectors import DETECTORS
+from rmetric.metric import PAPER_WEIGHTS
+from studies.paper.published_study import CONFIG
+
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -19,10 +23,7 @@ PUBLISHED_PAGE = (ROOT / "docs/published_study.md").read_text(encoding="utf-8")
 FULL, AUTHORS = "R-Metric (0.10 / 0.45 / 0.70)", "R-Metric (0 / 0.50 / 0.78)"
 #: Row of the tables -> the detector's name in table 3 of the published study and of the others.
 ROWS = {
-    "R-Metric, ΔL from the first loss, as its simulator computes it": (
-        FULL,
-        "R-Metric, ΔL from first loss",
-    ),
+    "R-Metric, ΔL from the first loss": (FULL, "R-Metric, ΔL from first loss"),
     "R-Metric as its paper defines it": (
         "ΔL from the moving average, as the paper words it",
         "R-Metric",
@@ -64,6 +65,15 @@ def test_the_studies_side_by_side_are_those_of_their_tables_3(start, page):
         ]
         expected.append(table["published", emergent]["FP"])
     assert cells == expected
+
+
+@pytest.mark.parametrize("page", [FINDINGS, PUBLISHED_PAGE], ids=["findings", "published_study"])
+def test_the_rows_of_r_side_by_side_have_the_papers_weights(page):
+    configs = [DETECTORS[name].make(None).config for name in ("r_metric", "r_metric_first_loss")]
+    assert {config.weights for config in (*configs, CONFIG)} == {PAPER_WEIGHTS}
+    text = " ".join(page.split())
+    assert "All weights of R are the paper's." in text
+    assert "simulator's weights" not in text
 
 
 def test_the_counts_in_the_readme_are_those_of_table_3():

@@ -630,8 +630,9 @@ def test_a_seed_of_any_kind_has_its_place_in_the_provenance(seed):
 def test_a_table_that_no_replay_wrote_is_not_overwritten(tmp_path, capsys):
     log = tmp_path / "index.csv"
     log.write_text(GOOD)
-    assert main(["replay", str(log), "--out", str(tmp_path), "--plots", "none"]) == 2
-    assert "its index.csv is of no replay, and would be lost" in capsys.readouterr().err
-    assert log.read_text() == GOOD
+    for out in (tmp_path, tmp_path / "made" / ".."):
+        assert main(["replay", str(log), "--out", str(out), "--plots", "none"]) == 2
+        assert "its index.csv is of no replay, and would be lost" in capsys.readouterr().err
+        assert log.read_text() == GOOD
     for _ in range(2):  # its own is
         assert main(["replay", str(log), "--out", str(tmp_path / "out"), "--plots", "none"]) == 0

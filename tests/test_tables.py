@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import shutil
 import subprocess
 from contextlib import redirect_stderr, redirect_stdout
@@ -14,6 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import sklearn.ensemble
 
@@ -26,7 +28,7 @@ from studies.common.renderers import escape_tex, to_csv, to_markdown, to_tex, to
 from studies.common.table import Column, Table, show
 from studies.paper import claims, published_tables, tables
 from studies.paper.analysis import Analysis
-from studies.paper.anatomy import ROWS
+from studies.paper.anatomy import ROWS, SeedScores
 from studies.paper.published_study import CONFIG
 from studies.paper.published_tables import PublishedAnalysis
 from studies.paper.slim_tables import slim_tex
@@ -291,6 +293,29 @@ def test_the_published_study_shows_the_published_number_beside_the_papers(publis
     assert by_name["Calibrated detector"][2] == 0
     assert by_name["Always alarm"][2:5] == (72, 108, 0)
     assert by_name["σ² only, re-drawn"][2:5] != by_name["σ² only, on the same runs"][2:5]
+
+
+def test_the_published_tables_say_once_that_the_simulator_has_no_hardware_events(published):
+    found = [build(published) for build in PUBLISHED_TABLES]
+    cells = [cell for table in found for row in table.rows for cell in row]
+    texts = [str(text) for text in (*cells, *(note for table in found for note in table.notes))]
+    said = [text for text in texts if re.search("no hardware events|no λ|λ does not", text)]
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("theirs", "expected"), [(0.801, None), (0.809, None), (0.811, 0.811), (0.789, 0.789)]
+)
+def test_the_authors_weights_stand_beside_the_papers_where_they_differ_by_a_hundredth(
+    theirs, expected
+):
+    by_paper, by_authors = (
+        SeedScores(*[np.array([f1, f1])] * len(SeedScores._fields)) for f1 in (0.8, theirs)
+    )
+    cells = published_tables._where_they_differ(by_paper, by_authors)
+    assert [cell if cell is None else cell.point for cell in cells] == [
+        expected if expected is None else pytest.approx(expected)
+    ] * 2
 
 
 def test_table_4_of_the_published_study_leaves_out_the_runs_without_a_fault(published):

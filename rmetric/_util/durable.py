@@ -11,14 +11,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from rmetric._util.special import special_kind
+
 
 @contextmanager
 def durable_file(path: Path) -> Iterator[BinaryIO]:
     """Write a file that takes its name when all of it is on the disk; else it is absent.
 
     Unlike `write_atomically` it outlives a machine that dies, and takes as
-    long as the disk does.
+    long as the disk does. Raises OSError as `write_atomically`.
     """
+    _refuse_target(path)
     part = path.with_name(f".{path.name}.part")
     try:
         part.unlink(missing_ok=True)  # of a killed writer, or a planted link
@@ -49,10 +52,9 @@ def write_atomically(path: Path, lines: Iterable[bytes]) -> None:
     The lines go to a hidden file beside it, which then takes the name; what a
     killed process leaves behind never carries the final name.
 
-    Raises OSError that names `path`.
+    Raises OSError that names `path`, also for a device or a pipe, which it would replace.
     """
-    if not path.name:
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    _refuse_target(path)
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
         with open(part, "xb", opener=no_follow) as file:
@@ -64,6 +66,13 @@ def write_atomically(path: Path, lines: Iterable[bytes]) -> None:
         if isinstance(error, OSError) and error.errno is not None:
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
+
+
+def _refuse_target(path: Path) -> None:
+    if not path.name:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if what := special_kind(path):
+        raise OSError(errno.EINVAL, f"it is {what}, not a file of a disk", str(path))
 
 
 def no_follow(path: str, flags: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -109,6 +109,11 @@ def wait_seconds(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{error} (inf: without end)") from None
 
 
+def path_out(text: str) -> Path:
+    """A path to write to, on the terms of `path_in`: a file would replace a device."""
+    return path_in(text)
+
+
 def path_in(text: str) -> Path:
     """A path to read from, which may be missing: nothing that `refuse_special` refuses."""
     if not text:
@@ -118,6 +123,14 @@ def path_in(text: str) -> Path:
     except LogError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return Path(text)
+
+
+def refuse_input(name: str, out: Path | None, inputs: Iterable[Path | None]) -> None:
+    """Raise ValueError for an output that is one of the inputs, whatever their names."""
+    if out is None or not out.exists():
+        return
+    if any(path is not None and path.exists() and out.samefile(path) for path in inputs):
+        raise ValueError(f"--{name} {out}: it is read too, and would be lost")
 
 
 def share(text: str) -> float:

@@ -1,4 +1,7 @@
-"""Refusal of what is no file of a disk: to read it may never end, or takes from another reader."""
+"""Refusal of what is no file of a disk.
+
+To read it may never end, or takes from another reader; to write it would replace a device.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +27,20 @@ def refuse_special(path: Path | str) -> None:
 
     Files and folders pass, links to them, and what does not exist.
     """
+    if what := special_kind(path):
+        raise LogError(path, None, f"{what}; files and folders of a disk are accepted")
+
+
+def special_kind(path: Path | str) -> str:
+    """What the path, or what it links to, is besides a file or folder of a disk; else empty."""
     try:
         found = Path(path).stat()
     except (OSError, ValueError):
-        return
+        return ""
     what = _KINDS.get(stat.S_IFMT(found.st_mode), "")
     if not what and found.st_dev in _kernel_devices():
         what = f"in a file system of the kernel ({', '.join(_OF_KERNEL[:3])})"
-    if what:
-        raise LogError(path, None, f"{what}; files and folders of a disk are accepted")
+    return what
 
 
 @cache

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from rmetric._util.durable import write_atomically
 from rmetric._util.errors import FAILED, LogError, fail
-from rmetric._util.options import path_in, share
+from rmetric._util.options import path_in, path_out, share
 from rmetric._util.printed import counted, printable
 from rmetric._util.strict_json import encode
 from rmetric.detectors.calibrated import thresholds_to_json
@@ -32,7 +32,7 @@ from rmetric.detectors.calibrated.recall import (
     recall,
     runs_that_blind,
 )
-from rmetric.detectors.calibrated.thresholds import Thresholds
+from rmetric.detectors.calibrated.thresholds import Thresholds, read_thresholds
 from rmetric.readers import find_logs, read_runs
 from rmetric.readers.arguments import add_mapping
 from rmetric.records import Run
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="share of these runs that may alarm, from 0 to below 1 (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--out", type=Path, default=Path("thresholds.json"), metavar="FILE",
+        "--out", type=path_out, default=Path("thresholds.json"), metavar="FILE",
         help="(default: %(default)s)",
     )  # fmt: skip
     add_mapping(parser)
@@ -80,7 +80,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     failed: list[str] = []
     mapping = dict(options.map)
-    shown = list(_healthy(options.paths, options.out, mapping, failed))
+    try:
+        shown = list(_healthy(options.paths, options.out, mapping, failed))
+    except ValueError as error:  # of --out
+        return fail(error)
     unknown = sorted(set(options.keep) - {each.run_id for each in shown})
     if unknown:
         ids = ", ".join(sorted(each.run_id for each in shown)[:_MOST_NAMED])
@@ -226,12 +229,17 @@ def _healthy(
 ) -> Iterator[Shown]:
     """Runs of all logs but those that their own log labels as not healthy, shown to the detector.
 
-    Logs that cannot be read or shown are printed, added to `failed` and skipped.
+    Logs that cannot be read or shown are printed, added to `failed` and skipped. Raises ValueError
+    for an `out` that is one of them, and would be lost.
     """
     from rmetric.readers.archive import read_runs as read_archive
 
     for path in _logs(paths, failed):
-        if path.resolve() == out.resolve():  # an earlier one, in the same folder
+        if path.resolve() == out.resolve():
+            try:
+                read_thresholds(out)  # an earlier one, in the same folder
+            except ValueError:
+                raise ValueError(f"--out {out}: it is read too, and would be lost") from None
             continue
         try:
             is_archive = path.name.endswith(ARCHIVE)

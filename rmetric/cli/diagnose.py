@@ -23,7 +23,7 @@ from typing import Any
 
 from rmetric._util.durable import write_atomically
 from rmetric._util.errors import FAILED, INTERRUPTED, WRONG, error_text, fail
-from rmetric._util.options import add_jobs, path_in, renamed
+from rmetric._util.options import add_jobs, path_in, path_out, refuse_input, renamed
 from rmetric._util.strict_json import encode
 from rmetric._util.version import __version__
 from rmetric.cli.progress import reading
@@ -76,11 +76,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--json", action="store_true", help="print one JSON document instead of text"
     )
     parser.add_argument(
-        "--json-file", type=Path, metavar="FILE.json",
+        "--json-file", type=path_out, metavar="FILE.json",
         help="write that document to a file, in addition to the text",
     )  # fmt: skip
     parser.add_argument(
-        "--page", type=Path, metavar="FILE.html", help="write a self-contained page of the incident"
+        "--page",
+        type=path_out,
+        metavar="FILE.html",
+        help="write a self-contained page of the incident",
     )
     parser.add_argument(
         "--metrics", type=path_in, metavar="LOG",
@@ -176,18 +179,22 @@ def _check(options: argparse.Namespace) -> None:
             raise ValueError(
                 f"--{name} {path}: a file *{suffix} in a folder that is there is accepted"
             )
-        inputs = (
-            *options.paths,
-            *options.healthy,
-            options.pool,
-            options.metrics,
-            options.telemetry,
-        )
-        if path.exists() and any(one and one.exists() and path.samefile(one) for one in inputs):
-            raise ValueError(f"--{name} {path}: it is read too, and would be lost")
+        beside = (*options.signatures, options.pool, options.metrics, options.telemetry)
+        refuse_input(name, path, (*options.paths, *options.healthy, *beside))
+        for folder in (*options.paths, *options.healthy):
+            if folder.resolve() in path.resolve().parents and not _is_own(path):
+                raise ValueError(f"--{name} {path}: it is read too, and would be lost")
     for path in (options.pool, options.metrics, options.telemetry, *options.signatures):
         if path is not None and not path.exists():
             raise FileNotFoundError(2, "no such file", str(path))
+
+
+def _is_own(path: Path) -> bool:
+    """True for a file that is absent, or was written by a diagnosis before."""
+    if not path.exists():
+        return True
+    with path.open("rb") as file:
+        return file.read(64).lower().lstrip(b"{ \n").startswith((b'"rmetric"', b"<!doctype"))
 
 
 def _diagnose(options: argparse.Namespace) -> Diagnosis:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rmetric._util.errors import FAILED, INTERRUPTED, LogError, fail
-from rmetric._util.options import add_jobs, path_in, renamed
+from rmetric._util.options import add_jobs, path_in, path_out, refuse_input, renamed
 from rmetric._util.printed import counted, printable
 from rmetric.cli.progress import reading
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     learn.add_argument("--job", required=True, metavar="NAME", help="name of this kind of job")
     learn.add_argument(
-        "--out", type=Path, metavar="FILE", help="(default: NAME.json, in this folder)"
+        "--out", type=path_out, metavar="FILE", help="(default: NAME.json, in this folder)"
     )
     add_jobs(learn, "processes that read the files of a job")
     renamed(learn, cores="jobs")
@@ -62,6 +62,7 @@ def _learn(options: argparse.Namespace) -> int:
     from rmetric.diagnosis.pool import learn
 
     out = _out(options)
+    refuse_input("out", out, options.paths)
     library = SignatureLibrary.shipped()
     jobs = _read(options, library)
     _warn(options.paths, jobs, library)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rmetric._util.errors import FAILED, INTERRUPTED, fail
-from rmetric._util.options import path_in
+from rmetric._util.options import path_in, path_out
 from rmetric._util.printed import coloured, counted, printable
 from rmetric.cli.progress import ReplayProgress
 from rmetric.cli.watch import FOLLOWING, add_following, follow
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"log, folder or glob (default: {DEFAULT_LOGS})",
     )  # fmt: skip
     parser.add_argument(
-        "--out", type=Path, metavar="DIR",
+        "--out", type=path_out, metavar="DIR",
         help=f"folder for the results (default: {DEFAULT_OUT}, with a number where its index "
         "holds other runs)",
     )  # fmt: skip
@@ -149,9 +149,9 @@ def replay(options: argparse.Namespace) -> int:
         return fail(f"{error}{hint}")
     if options.out is None:
         options.out = free_folder(DEFAULT_OUT, found)
-    if (kept := options.out / INDEX).exists() and not _is_index(kept):
-        return fail(f"--out {options.out}: its {INDEX} is of no replay, and would be lost")
     out = options.out.resolve()
+    if (out / INDEX).exists() and not _is_index(out / INDEX):
+        return fail(f"--out {options.out}: its {INDEX} is of no replay, and would be lost")
     paths = [path for path in found if out not in path.resolve().parents]
     try:
         options.out.mkdir(parents=True, exist_ok=True)

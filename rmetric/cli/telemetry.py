@@ -18,7 +18,7 @@ from math import inf
 from pathlib import Path
 
 from rmetric._util.errors import FAILED, INTERRUPTED, LogError, error_text, fail
-from rmetric._util.options import path_in, seconds
+from rmetric._util.options import path_in, refuse_input, seconds
 from rmetric._util.printed import printable
 from rmetric._util.prometheus import serve, stop, write_textfile
 from rmetric.guard.run_folder import RunFolder
@@ -264,6 +264,8 @@ def _check(options: argparse.Namespace) -> None:
         raise ValueError("--once reads GPUs and --play a file: one of the two is accepted")
     if options.node is not None and Path(options.node).name != options.node:
         raise ValueError(f"--node {options.node!r}: a name that a file can have is accepted")
+    for name in ("jsonl", "textfile"):
+        refuse_input(name, getattr(options, name), (options.play,))
     folder, text = options.run_folder, options.textfile
     if folder is not None and not folder.is_dir():
         raise ValueError(f"--run {folder}: there is no such folder")

@@ -86,7 +86,7 @@ def follow(path: Path, options: argparse.Namespace) -> int:
         known = " or ".join(sorted(CALIBRATED))
         return fail(f"--thresholds is for --detector {known}: {options.detector} has no such file")
     try:
-        hook = _webhook(options.webhook) if options.webhook else None
+        hook = _webhook(options.webhook) if options.webhook is not None else None
     except ValueError as error:
         return fail(error)
 

@@ -61,10 +61,16 @@ class SilentLoss:
 
     @property
     def explodes(self) -> bool:
-        """True if the last losses are far above those before, and too few for a detector."""
+        """True if the last losses are far above those before, and too few for a detector.
+
+        Or far below 0, after none but positive ones.
+        """
         for count in range(1, _UNCONFIRMED + 1):
-            before = list(self.last)[-count - _BEFORE : -count]
-            if len(before) >= _KNOWN and min(list(self.last)[-count:]) >= _RATIO * max(before) > 0:
+            before, last = list(self.last)[-count - _BEFORE : -count], list(self.last)[-count:]
+            if len(before) < _KNOWN or max(before) <= 0:
+                continue
+            least = _RATIO * max(before)
+            if min(last) >= least or (min(before) > 0 and max(last) <= -least):
                 return True
         return False
 

@@ -289,7 +289,11 @@ class LossJudge:
         """The verdict on a last record that stands out, as none follows to tell; None if not."""
         loss, course, at = self.loss, self.course, len(self.loss.values) - 1
         last, before = float(loss.values[at]), loss.before(at)
-        if at not in course.singles or before is None or ratio(last, before) < RATIO:
+        if before is None:
+            return None
+        # A loss that was positive in all records has no business so far below 0.
+        below = -last >= RATIO * before and bool((loss.values[:at] > 0).all())
+        if not below and (at not in course.singles or ratio(last, before) < RATIO):
             return None
         detail = f"{levels(loss.word, before, last)}{spikes_before(loss, course.rises)}"
         return event(

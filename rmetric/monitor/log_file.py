@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from rmetric._util.background import Background
-from rmetric._util.durable import durable_file
+from rmetric._util.durable import durable_file, no_follow
 from rmetric._util.strict_json import parse_line
 from rmetric.log_entries import record_from_json
 
@@ -129,7 +129,7 @@ class MonitorLog:
             if self._file is None:
                 kept = self._begin(self._path)
                 lines = lines if self._keep is None else kept + lines.partition(b"\n")[2]
-                self._file = self._path.open("ab")
+                self._file = open(self._path, "ab", opener=no_follow)  # noqa: SIM115
             self._file.write(lines)
             self._file.flush()
         except (OSError, ValueError) as error:
@@ -162,12 +162,13 @@ class MonitorLog:
                 entry = parse_line(line)
                 later = entry.get("step", 0) > step and entry["event"] not in KEPT
                 (abandoned if later else kept).append(line)
-            with self._path.with_name(self._path.name + ABANDONED).open("ab") as file:
+            aside = self._path.with_name(self._path.name + ABANDONED)
+            with open(aside, "ab", opener=no_follow) as file:
                 file.write(b"".join(abandoned))
             with durable_file(self._path) as whole:
                 whole.write(b"".join(kept))
             self._file.close()
-            self._file = self._path.open("ab")
+            self._file = open(self._path, "ab", opener=no_follow)  # noqa: SIM115
         except (OSError, ValueError) as error:
             self.problem = f"{self._path} cannot be cut back to step {step}: {error}"
 

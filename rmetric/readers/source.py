@@ -80,13 +80,10 @@ class ForeignLines:
 
     @property
     def unread(self) -> str:
-        """In words, the lines with values below the last good one; empty for fewer than two.
-
-        One may be cut off.
-        """
+        """In words, the lines with values below the last good one; empty for none."""
         lines = self._unread if self.good == self._good_before else []
         if len(lines) < 2:
-            return ""
+            return "".join(f"the last line could not be read, {line}" for line in lines)
         return f"the last {len(lines):,} lines could not be read, the first is {lines[0]}"
 
     def check(self, path: Path) -> None:

@@ -182,7 +182,7 @@ ROWS: dict[str, Row] = {
     "full": _redrawn(f"R-Metric ({WEIGHTS_OF_PAPER})", "r_metric"),
     "sigma": _redrawn("σ² only, re-drawn", "r_metric_sigma"),
     "delta_l": _redrawn("ΔL only, re-drawn", "r_metric_delta_l"),
-    "lambda": _redrawn("λ only, re-drawn (no λ exists)", "r_metric_lambda"),
+    "lambda": _redrawn("λ only, re-drawn", "r_metric_lambda"),
     "sigma_paired": _metric(IN_TABLE, "σ² only, on the same runs", CONFIG.with_mode("SIGMA_ONLY")),
     "delta_l_paired": _metric(
         IN_TABLE, "ΔL only, on the same runs", CONFIG.with_mode("DELTA_L_ONLY")

@@ -362,8 +362,8 @@ def claims_table(analysis: PublishedAnalysis, case_studies: Sequence[Summary] = 
             f"F1 {show(over, 3)}",
             num_seeds,
             "differs",
-            "no file of the authors' repository has the paper's weights; λ does not exist in "
-            f"the simulator (commit {COMMIT}); the score hardly depends on the weights",
+            "no file of the authors' repository has the paper's weights; its simulator is that of "
+            f"commit {COMMIT}; the score hardly depends on the weights",
         ),
         (
             "ΔL against the moving average of the loss",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from rmetric.diagnosis.clock import Ordering
+from rmetric.diagnosis.clock import MOST_COMPARED, Ordering
 from rmetric.diagnosis.faults.consequences import relate
 from rmetric.diagnosis.faults.fault import Fault
 from rmetric.diagnosis.faults.survival import survived
@@ -23,14 +24,26 @@ def find_faults(
 
     The planned ends of the streams in `alone` (`ended_alone`) are not the job's.
     """
-    found: dict[str, list[Match]] = {}
+    found: dict[str, list[Match]] = defaultdict(list)
+    ends: dict[str, list[Match]] = defaultdict(list)
     for match in job.matches.values():
-        if signatures[match.signature].role in ROLES:
-            found.setdefault(match.signature, []).append(match)
-    ends = [one for one in job.matches.values() if signatures[one.signature].role == "success"]
+        role = signatures[match.signature].role
+        if role in ROLES:
+            found[match.signature].append(match)
+        elif role == "success":
+            ends[match.stream].append(match)
+    shared = [end for stream, of in ends.items() if stream not in alone for end in of]
+    if len(shared) > 2 * MOST_COMPARED:
+        shared.sort(key=lambda one: ordering.key(one.last))
+        shared = shared[:MOST_COMPARED] + shared[-MOST_COMPARED:]
+
+    def outlived(match: Match, signature: Signature) -> bool:
+        own = [*ends.get(match.stream, ()), *shared]
+        ways = _ways(match) if signature.role == "cause" else [match]
+        return all(survived(job, way, signature, own, ordering) for way in ways)
+
     faults = [
-        _fault(job, signatures[name], matches, ends, ordering, alone)
-        for name, matches in found.items()
+        _fault(matches, signatures[name], outlived, ordering) for name, matches in found.items()
     ]
     faults.sort(key=lambda one: ordering.key(one.first))
     relate([one for one in faults if not one.survived], ordering)
@@ -38,22 +51,13 @@ def find_faults(
 
 
 def _fault(
-    job: Job,
-    signature: Signature,
     matches: list[Match],
-    ends: Sequence[Match],
+    signature: Signature,
+    outlived: Callable[[Match, Signature], bool],
     ordering: Ordering,
-    alone: frozenset[str],
 ) -> Fault:
     matches.sort(key=lambda one: ordering.key(one.first))
-    fatal = []
-    for one in matches:
-        own = ends
-        if alone:
-            own = [end for end in ends if end.stream not in alone or end.stream == one.stream]
-        ways = _ways(one) if signature.role == "cause" else [one]
-        if not all(survived(job, way, signature, own, ordering) for way in ways):
-            fatal.append(one)
+    fatal = [one for one in matches if not outlived(one, signature)]
     if all(map(_at_the_beginning, matches)):
         ended = {one.stream for one in fatal}
         files = {one.last.file for one in matches if one.stream not in ended}

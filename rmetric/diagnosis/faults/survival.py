@@ -70,12 +70,7 @@ def survived(
 
 def _of_another_node(met: _Met) -> bool | None:
     """The nodes that it names are others than those which the job's pods were given."""
-    placed = {
-        short(fields["placed"])
-        for one in met.job.matches.values()
-        for fields in (one.named if "placed" in one.traits else ())
-        if "placed" in fields
-    }
+    placed = met.job.nodes_of_pods
     if not placed or not met.has("node failure"):
         return None
     named = {short(fields["node"]) for fields in met.match.named if fields.get("node")}
@@ -119,11 +114,8 @@ def _before_the_end(met: _Met) -> bool | None:
 def _killed_or_broke(met: _Met) -> bool | None:
     """A kill that a launcher or a framework reports too; what no rank of its node outlives."""
     job, match = met.job, met.match
-    if "kernel kill" in match.traits:
-        pids = match.pids
-        others = (one for one in job.matches.values() if "kernel kill" not in one.traits)
-        if any(not pids.isdisjoint(one.pids) for one in others):
-            return False
+    if "kernel kill" in match.traits and match.pids & job.pids_named_by_programs:
+        return False
     if not is_deadly(job, match) or job.node_of(met.own) is None:
         return None
     # Whatever the clocks of other nodes say.
@@ -159,10 +151,10 @@ def _of_a_later_machine(met: _Met) -> bool | None:
     """
     if met.signature.actor not in MACHINES or met.own.steps:
         return None
-    trained = [one.last for one in met.job.streams.values() if one.steps and one.last is not None]
-    late = met.comes_after(end.first for end in met.ends)
-    return True if late and not any(met.ordering.after(one, met.match.first) for one in trained) \
-        else None  # fmt: skip
+    if not met.comes_after(end.first for end in met.ends):
+        return None
+    trained = (one.last for one in met.job.stepping if one.last is not None)
+    return None if any(met.ordering.after(one, met.match.first) for one in trained) else True
 
 
 def _ending(met: _Met) -> bool | None:
