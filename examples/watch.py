@@ -9,7 +9,7 @@ from pathlib import Path
 
 import rmetric
 from rmetric.readers import open_log
-from rmetric.readers.watch import Watch
+from rmetric.replay.watch import Watch
 
 if len(sys.argv) > 1:
     path = Path(sys.argv[1])

@@ -296,7 +296,7 @@ def metric_to_json(metric: RMetric) -> dict[str, Any]:
     return entry
 
 
-def says_its_sources(entry: dict[str, Any]) -> bool:
+def states_signal_sources(entry: dict[str, Any]) -> bool:
     """True if a METRICS line names the sources of its signals, as only our own logs do."""
     return any(f"{key}_source" in entry for key in SIGNAL_KEYS.values())
 

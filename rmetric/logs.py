@@ -25,7 +25,7 @@ from rmetric.log_entries import (
     SIGNAL_KEYS,
     metric_to_json,
     record_from_json,
-    says_its_sources,
+    states_signal_sources,
     truth_from_json,
     truth_to_json,
 )
@@ -213,7 +213,7 @@ class LogReader:
             self.ours = self.ours or "format_version" in entry
         elif event == "METRICS":
             self.entry = entry
-            self.ours = self.ours or says_its_sources(entry)
+            self.ours = self.ours or states_signal_sources(entry)
             run.records.append(record_from_json(entry, ours=self.ours))
         elif event == "FAULT_INJECTED":
             run.truth = run.truth or Truth()

@@ -231,20 +231,15 @@ def _from_0_to_1(stated: float) -> float:
 
 def reason_for(config: RMetricConfig, raw: Components, normalised: Components, score: float) -> str:
     """The parts of R while it is alarmed, the largest first."""
-    parts = [
-        (weight * n, f"{symbol} {weight * n:.2f} ({value:.3g} {unit})")
-        for (symbol, unit), weight, n, value in zip(
-            SYMBOLS_AND_UNITS, config.weights, normalised, raw, strict=True
-        )
-        if weight and value == value  # nan: nothing was seen of it
-    ]
-    parts += [
-        (weight * n, f"{symbol} {weight * n:.2f} (n = {n:.3g} as the log states it)")
-        for (symbol, _), weight, n, value in zip(
-            SYMBOLS_AND_UNITS, config.weights, normalised, raw, strict=True
-        )
-        if weight and n and value != value
-    ]
+    parts = []
+    for (symbol, unit), weight, n, value in zip(
+        SYMBOLS_AND_UNITS, config.weights, normalised, raw, strict=True
+    ):
+        if weight and value == value:  # nan: nothing was seen of it
+            parts.append((weight * n, f"{symbol} {weight * n:.2f} ({value:.3g} {unit})"))
+        elif weight and n:
+            stated = f"(n = {n:.3g} as the log states it)"
+            parts.append((weight * n, f"{symbol} {weight * n:.2f} {stated}"))
     told = [text for _, text in sorted(parts, key=lambda part: -part[0])]
     advice = f": {R_ADVICE[told[0].split()[0]]}" if told else ""
     return f"R {score:.2f}, limit {config.threshold:g}, parts: {', '.join(told) or 'none'}{advice}"
@@ -332,10 +327,10 @@ class RMetric:
 
     def update(self, record: Record) -> RMetric:
         """Take the next record; records must come in the order of their steps."""
-        # One long function on purpose: a call for each signal would cost a tenth more.
+        # Long on purpose: a call for each signal would cost a tenth more.
         raw, normalised = self._raw, self._normalised
         scale_rate, scale_variance, scale_drift = self._scales
-        rate_from = variance_from = drift_from = None
+        rate_from = drift_from = None
 
         events, rate = record.events, record.failure_rate
         if events is not None and record.time is not None:
@@ -350,22 +345,13 @@ class RMetric:
             normalised[0] = _from_0_to_1(record.failure_rate_normalised)
             rate_from = "logged_normalised"
 
-        norms, variance = record.worker_gradient_norms, record.gradient_variance
-        if norms is not None:
-            variance = numpy_variance(norms) if self._by_numpy else population_variance(norms)
-            variance_from = "workers"
-        elif variance is not None:
-            variance_from = "logged"
-        elif record.gradient_variance_normalised is not None and raw[1] != raw[1]:
-            normalised[1] = _from_0_to_1(record.gradient_variance_normalised)
-            self.variance_source = variance_from = "logged_normalised"
-        elif record.gradient_norm is not None and self.variance_source in (None, "trailing"):
-            # Only where nothing better was ever logged: one window must not hold both.
-            variance = self._trailing_variance.update(record.gradient_norm)
-            variance_from = "trailing"
+        variance, variance_from = self._variance_of(record)
         if variance is not None:
             raw[1] = variance
             normalised[1] = scale_variance.update(variance)
+            self.variance_source = variance_from
+        elif variance_from is not None and record.gradient_variance_normalised is not None:
+            normalised[1] = _from_0_to_1(record.gradient_variance_normalised)
             self.variance_source = variance_from
 
         loss = record.training_loss if self._on_training_loss else record.validation_loss
@@ -388,6 +374,21 @@ class RMetric:
         self.alarm = score > self._threshold
         self._sources = rate_from, variance_from, drift_from
         return self
+
+    def _variance_of(self, record: Record) -> tuple[float | None, str | None]:
+        """σ² of a record and its source; of a record that states its n only, the source."""
+        norms = record.worker_gradient_norms
+        if norms is not None:
+            of_norms = numpy_variance if self._by_numpy else population_variance
+            return of_norms(norms), "workers"
+        if record.gradient_variance is not None:
+            return record.gradient_variance, "logged"
+        if record.gradient_variance_normalised is not None and self._raw[1] != self._raw[1]:
+            return None, "logged_normalised"
+        if record.gradient_norm is not None and self.variance_source in (None, "trailing"):
+            # Only where nothing better was ever logged: one window must not hold both.
+            return self._trailing_variance.update(record.gradient_norm), "trailing"
+        return None, None
 
     def update_all(self, records: Iterable[Record]) -> RMetric:
         """Take many records; the attributes then speak of the last."""

@@ -21,6 +21,9 @@ from rmetric._util.lazy import needed
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+#: Records in a row without a loss that are no sign of a loss that is logged no more.
+FEW_SILENT = 4
+
 
 @dataclass(slots=True)
 class HardwareEvent:

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from math import inf, nan
 
 from rmetric import Record, Run, Truth
-from rmetric.readers.scored_run import ScoredRun, score_run
+from rmetric.replay.scored_run import ScoredRun, score_run
 from rmetric.reporting.page import Origin, page_of, trace_of_r_metric, trace_with_reasons
 
 HOSTILE = "<script>window.hacked = 1</script>"

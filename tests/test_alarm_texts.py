@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from rmetric.detectors import DETECTORS, make_detector
-from rmetric.detectors.calibrated.detector import sources
-from rmetric.readers.watch import ALARM, AlarmEvent
+from rmetric.detectors.calibrated.sources import sources
 from rmetric.records import Record
+from rmetric.replay.watch import Watch
 
 GOLDEN = json.loads(Path(__file__).with_name("calibrated_reasons.json").read_text())
 ACTION = (
@@ -39,10 +39,12 @@ def diverging():
 
 
 def reason_of(name, stream):
-    detector = make_detector(name)
+    events = []
+    watch = Watch(lambda: make_detector(name), events.append)
     for record in stream:
-        if detector.update(record).alarm:
-            return AlarmEvent.of(ALARM, "run", record.step, detector).words
+        watch.take("run", record)
+        if events:
+            return events[0].words
     return ""
 
 

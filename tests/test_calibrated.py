@@ -17,7 +17,8 @@ from rmetric._util.state import restore_state, state_of
 from rmetric.detectors.calibrated import CalibratedDetector, CalibratedRMetric, Thresholds
 from rmetric.detectors.calibrated.alarm_lifecycle import LOST_RATIO, TOO_EARLY, UNDER_WAY
 from rmetric.detectors.calibrated.calibration import FLOORS
-from rmetric.detectors.calibrated.detector import KEPT_OPEN, sources
+from rmetric.detectors.calibrated.detector import KEPT_OPEN
+from rmetric.detectors.calibrated.sources import sources
 from rmetric.readers.archive import read_runs
 from rmetric.records import HardwareEvent, Record
 from tests.calibrated_streams import first_alarm, healthy, records, rise, scores

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from rmetric.evaluation import Trace, trace
 from rmetric.logs import read_log
-from rmetric.readers.scored_run import ScoredRun, score_run
+from rmetric.replay.scored_run import ScoredRun, score_run
 from rmetric.reporting.style import TEXT_WIDTH, style
 from studies.case_study.report import plot_twins, write_results
 

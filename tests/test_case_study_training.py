@@ -16,8 +16,8 @@ import torch
 from rmetric.evaluation import PROTOCOLS
 from rmetric.logs import read_log
 from rmetric.monitor.step_recorder import Hardware
-from rmetric.readers.scored_run import score_run
 from rmetric.records import Record
+from rmetric.replay.scored_run import score_run
 from rmetric.reporting.page import trace_of_r_metric
 from rmetric.reporting.replay_report import replay_logs, verdicts
 from rmetric.telemetry.reading import Reading

@@ -17,12 +17,12 @@ from rmetric import Record, Run, Truth
 from rmetric.detectors import DETECTORS, Entry
 from rmetric.evaluation import judge_run
 from rmetric.metric import Components
-from rmetric.readers.scored_run import score_run
+from rmetric.replay.scored_run import score_run
 from rmetric.reporting.page import index_of, trace_of_r_metric, trace_with_reasons
 from rmetric.reporting.page.columns import charts_of
 from rmetric.reporting.page.render import drawn
+from rmetric.reporting.page.sentences import summarise
 from rmetric.reporting.page.series import Charts, Panel, Series
-from rmetric.reporting.page.words import say
 from rmetric.reporting.replay_report import INDEX_COLUMNS
 from tests.pages import HOSTILE, TEXTS, Found, eventful_run, hostile_run, page
 
@@ -175,17 +175,17 @@ def test_the_top_says_what_the_detectors_say_and_what_happened(judging):
 )
 def test_an_alarm_at_step_11_is_judged_by_the_causal_rule(judging, truth, said, tone):
     run = flat_run(**truth)
-    saying = say(run, trace_with_reasons(judging, run))
-    assert said in saying.judgement
-    assert bool(saying.judgement) == bool(said)
-    assert saying.tone == tone
+    summary = summarise(run, trace_with_reasons(judging, run))
+    assert said in summary.judgement
+    assert bool(summary.judgement) == bool(said)
+    assert summary.tone == tone
 
 
 @pytest.mark.parametrize(("outcome", "tone"), [("failed", "bad"), ("healthy", "good")])
 def test_silence_is_judged_too(outcome, tone):
     run = flat_run(outcome=outcome)
-    saying = say(run, trace_with_reasons("never", run))
-    assert (saying.headline, saying.tone, saying.alarmed) == ("No alarm", tone, False)
+    summary = summarise(run, trace_with_reasons("never", run))
+    assert (summary.headline, summary.tone, summary.alarmed) == ("No alarm", tone, False)
 
 
 def test_an_alarm_that_is_judged_anew_is_listed_again_but_is_one_alarm(judging):
@@ -195,7 +195,7 @@ def test_an_alarm_that_is_judged_anew_is_listed_again_but_is_one_alarm(judging):
         (11, "recovering spike"),
         (15, "failure under way"),
     ]
-    assert "1 alarm; in alarm at 10 of 20 records." in say(run, trace).details
+    assert "1 alarm; in alarm at 10 of 20 records." in summarise(run, trace).details
 
 
 def spiked_run() -> Run:
@@ -210,7 +210,7 @@ def test_an_alarm_has_its_end_and_why_and_a_lasting_one_has_none():
     trace = trace_with_reasons("calibrated", run)
     alarms = [(alarm.step, alarm.until, alarm.ended) for alarm in trace.began]
     assert alarms == [(63, 66, ""), (67, 69, "the loss came back to 2"), (86, None, "")]
-    said = say(run, trace)
+    said = summarise(run, trace)
     assert "too early to tell" in said.headline
     assert said.details[:2] == [
         "Judged recovering spike from step 67.", "Over at step 70: the loss came back to 2.",

@@ -12,8 +12,8 @@ from rmetric import Record, RMetricConfig, Run
 from rmetric.diagnosis.report.incident import incident_page
 from rmetric.logs import LogError, run_lines
 from rmetric.readers import open_log, read_log
-from rmetric.readers.scored_run import score_run
 from rmetric.records import LogEvent
+from rmetric.replay.scored_run import score_run
 from rmetric.reporting.replay_report import replay_logs
 from rmetric.reporting.run_plot import plot_run
 from rmetric.reporting.style import style

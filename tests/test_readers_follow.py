@@ -23,9 +23,9 @@ from rmetric.cli.main import main
 from rmetric.detectors import make_detector
 from rmetric.detectors.calibrated.thresholds import default_thresholds, thresholds_to_json
 from rmetric.logs import LogError
-from rmetric.readers.follow import Follower
-from rmetric.readers.watch import FAILING, MOST_RUNS, Watch
 from rmetric.records import Record
+from rmetric.replay.follow import Follower
+from rmetric.replay.watch import FAILING, MOST_RUNS, Watch
 from tests.webhook_server import WebhookServer
 
 HEALTHY = [3.0 + 0.01 * (s % 5) for s in range(40)]

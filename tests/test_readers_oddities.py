@@ -23,9 +23,9 @@ from rmetric.diagnosis.patterns import steps
 from rmetric.logs import start_line
 from rmetric.readers import LogError, open_log, read_log
 from rmetric.readers.assembler import Assembler
-from rmetric.readers.follow import Follower
 from rmetric.readers.source import Source
 from rmetric.readers.text_pairs import name_in
+from rmetric.replay.follow import Follower
 from tests.test_readers_formats import only, read, said, write
 
 #: As Python, C and C++ print them.

@@ -19,7 +19,7 @@ import pytest
 
 from rmetric import Record, Run
 from rmetric.readers import ReadLog, read_log
-from rmetric.readers.scored_run import score_run
+from rmetric.replay.scored_run import score_run
 from tests.authors_data import DATA
 
 LOGS = DATA / "training_logs"

@@ -18,7 +18,7 @@ from rmetric.logs import LogError, metrics_line, read_lines, run_lines
 from rmetric.metric import reason_for
 from rmetric.readers import open_log, read_log
 from rmetric.readers.columns import STATED, TARGETS, choose_columns
-from rmetric.readers.scored_run import score_run
+from rmetric.replay.scored_run import score_run
 from rmetric.reporting.replay_report import Replayed, replay_logs
 from tests.authors_data import AUTHORS, needs_authors_logs
 from tests.pages import Found

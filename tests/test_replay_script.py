@@ -15,14 +15,14 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rmetric import Record, RMetric, RMetricConfig, Run, Truth
 from rmetric.cli.main import main
 from rmetric.evaluation import Study
 from rmetric.logs import run_lines
-from rmetric.readers.scored_run import alarm_spans, score_run
+from rmetric.replay.scored_run import score_run
 from rmetric.reporting.replay_report import INDEX_NAMES, safe_name
 from studies.paper.script import provenance
 
@@ -309,20 +309,6 @@ def test_every_kind_of_run_can_be_drawn(kind):
     labels = " ".join(loss.get_legend_handles_labels()[1])
     assert (" nan" in labels or " infinite" in labels) == strange
     assert score.get_xlim()[1] > 99, "the failure is in the picture"
-
-
-@settings(deadline=None)
-@given(st.lists(st.booleans(), min_size=1))
-def test_shaded_spans_are_the_records_in_alarm(alarms):
-    scored = score_run(Run(id="x", records=[Record(step=s) for s in range(len(alarms))]))
-    scores = [s._replace(alarm=a) for s, a in zip(scored.scores, alarms, strict=True)]
-    inside = {
-        step
-        for a, b in alarm_spans(scores)
-        for step in range(a, b if b < len(alarms) - 1 else b + 1)
-    }
-    # The last step ends a span without being in it, unless it is in alarm itself.
-    assert inside - {len(alarms) - 1} == {s for s, a in enumerate(alarms[:-1]) if a}
 
 
 # Bad input

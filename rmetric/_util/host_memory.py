@@ -34,7 +34,7 @@ def available_to_rank() -> int | None:
     """`available_memory`, divided among the ranks that a launcher started on this node."""
     available = available_memory()
     stated = [os.environ.get(name, "") for name in _RANKS_HERE]
-    ranks = next((int(one) for one in stated if one.isdigit() and int(one) > 0), 1)
+    ranks = next((int(text) for text in stated if text.isdigit() and int(text) > 0), 1)
     return None if available is None else available // ranks
 
 

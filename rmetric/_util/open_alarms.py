@@ -54,10 +54,10 @@ class OpenAlarms:
             lasts: the alarm ends only by `end`.
         """
         self._expire(step)
-        one = self._entries.setdefault(key, _Entry(since, reason, step, lasts))
-        if since < one.since:
-            one.since, one.reason = since, reason
-        one.repeated_at, one.lasts = max(one.repeated_at, step), one.lasts or lasts
+        entry = self._entries.setdefault(key, _Entry(since, reason, step, lasts))
+        if since < entry.since:
+            entry.since, entry.reason = since, reason
+        entry.repeated_at, entry.lasts = max(entry.repeated_at, step), entry.lasts or lasts
 
     def end(self, key: str | None = None) -> None:
         """End the alarm with this key; None ends all."""
@@ -69,12 +69,12 @@ class OpenAlarms:
     def earliest(self, step: int) -> OpenAlarm | None:
         """The open alarm with the earliest onset at `step`; None if none is open."""
         self._expire(step)
-        first = min(self._entries.values(), key=lambda one: one.since, default=None)
+        first = min(self._entries.values(), key=lambda entry: entry.since, default=None)
         return None if first is None else OpenAlarm(first.since, first.reason)
 
     def _expire(self, step: int) -> None:
         self._entries = {
-            key: one
-            for key, one in self._entries.items()
-            if one.lasts or step - one.repeated_at < self.quiet_steps
+            key: entry
+            for key, entry in self._entries.items()
+            if entry.lasts or step - entry.repeated_at < self.quiet_steps
         }

@@ -33,7 +33,7 @@ class _Output(io.FileIO):
 
 
 @contextmanager
-def told_apart() -> Iterator[None]:
+def guard_stdout() -> Iterator[None]:
     """Within it, `sys.stdout` raises `OutputError` where it takes no more; a terminal does not.
 
     It is flushed at the end; what could not be written is dropped then. Where a command was

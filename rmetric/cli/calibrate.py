@@ -16,6 +16,7 @@ from rmetric._util.errors import FAILED, LogError, fail
 from rmetric._util.options import path_in, path_out, share
 from rmetric._util.printed import counted, printable
 from rmetric._util.strict_json import encode
+from rmetric.cli.log_arguments import add_mapping
 from rmetric.detectors.calibrated import thresholds_to_json
 from rmetric.detectors.calibrated.calibration import (
     NotHealthy,
@@ -30,11 +31,10 @@ from rmetric.detectors.calibrated.recall import (
     logged_by,
     raised_by,
     recall,
-    runs_that_blind,
+    runs_that_reduce_recall,
 )
 from rmetric.detectors.calibrated.thresholds import Thresholds, read_thresholds
 from rmetric.readers import find_logs, read_runs
-from rmetric.readers.arguments import add_mapping
 from rmetric.records import Run
 
 ARCHIVE = ".tar.xz"
@@ -102,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
         return fail(f"no healthy run to calibrate on: {failures} (--keep RUN uses one)", FAILED)
     try:
         calibration = _calibrate(used, suspects, options)
-        if calibration.recall.is_blinding and not options.force:
+        if calibration.recall.loses_recall and not options.force:
             _refuse(calibration, used, options.budget)
             return FAILED
         options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -150,9 +150,10 @@ def _refuse(calibration: _Calibration, used: Sequence[Shown], budget: float) -> 
         f"more than a tenth ({_by_fault(found)})"
     )
     print(printable(f"raised: {'; '.join(_raised(calibration.raised))}"), file=sys.stderr)
-    blinding = runs_that_blind(used, budget, logged_by([each for each in used if each.judged]))
-    if blinding is not None:
-        ids, better = blinding
+    logged = logged_by([each for each in used if each.judged])
+    reduced = runs_that_reduce_recall(used, budget, logged)
+    if reduced is not None:
+        ids, better = reduced
         runs = calibration.thresholds.provenance["runs"]
         share = ceil(1000 * (len(by_budget(used, budget)[0]) + len(ids)) / runs) / 10
         print(

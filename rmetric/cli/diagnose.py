@@ -152,7 +152,7 @@ def as_json(diagnosis: Diagnosis) -> bytes:
 def _dated(found: Any) -> Any:
     """Each time as seconds since 1970, null without a year, and beside it as the log has it."""
     if isinstance(found, (list, tuple)):
-        return [_dated(one) for one in found]
+        return [_dated(inner) for inner in found]
     if not isinstance(found, dict):
         return found
     entry: dict[str, Any] = {}
@@ -214,7 +214,9 @@ def _diagnose(options: argparse.Namespace) -> Diagnosis:
             jobs=options.jobs,
             on_progress=bar.update,
         )
-    said = dict.fromkeys(str(one.message) for one in warned if one.category is UserWarning)
+    said = dict.fromkeys(
+        str(warning.message) for warning in warned if warning.category is UserWarning
+    )
     return replace(diagnosis, notes=(*diagnosis.notes, *said))
 
 

@@ -108,7 +108,7 @@ def _warn(paths: list[Path], jobs: list[Job], library: SignatureLibrary) -> None
 
     for path, job in zip(paths, jobs, strict=True):
         found = decide(job, library)
-        others = any(one.succeeded is not None for one in jobs if one is not job)
+        others = any(other.succeeded is not None for other in jobs if other is not job)
         if found.outcome != "healthy":
             why = headline(found)
         elif others and job.succeeded is None:

@@ -9,7 +9,7 @@ from importlib import import_module
 from rmetric._util.errors import FAILED, INTERRUPTED, fail
 from rmetric._util.interrupt import ends_at_once
 from rmetric._util.lazy import install_hint
-from rmetric._util.standard_output import OutputError, told_apart
+from rmetric._util.standard_output import OutputError, guard_stdout
 from rmetric._util.version import __version__
 from rmetric.cli import COMMANDS
 
@@ -20,7 +20,7 @@ PIPE_CLOSED = 141
 def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     try:
-        with told_apart():
+        with guard_stdout():
             return _run(given)
     except OutputError as error:
         if error.closed:

@@ -20,7 +20,7 @@ from rmetric.guard.planner.rules import Problem
 from rmetric.guard.planner.settings import SIZES
 
 #: Far above any cluster; a plan for so many takes some seconds.
-MOST_GPUS = 65_536
+LARGEST_CLUSTER = 65_536
 #: The sizes that `--current` accepts.
 CURRENT = ("tensor", "pipeline", "data", "context", "expert")
 RECOMPUTE = {"auto": (False, True), "always": (True,), "never": (False,)}
@@ -155,8 +155,8 @@ def _cluster(options: argparse.Namespace) -> Cluster:
     changed = {name: value * unit for name, (value, unit) in given.items() if value is not None}
     gpu = replace(GPUS[options.gpu], **changed)
     nodes = [("node0", options.gpus)] if options.nodes is None else options.nodes
-    if sum(size for _, size in nodes) > MOST_GPUS:
-        raise ValueError(f"more than {MOST_GPUS:,} GPUs: this is not made for so many")
+    if sum(size for _, size in nodes) > LARGEST_CLUSTER:
+        raise ValueError(f"more than {LARGEST_CLUSTER:,} GPUs: this is not made for so many")
     found = tuple(ClusterNode(name=name, gpus=tuple(range(size))) for name, size in nodes)
     cluster = Cluster(nodes=found, gpu=gpu, reserve=options.reserve * GIB)
     for node, gpus in options.without:

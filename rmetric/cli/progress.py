@@ -85,7 +85,7 @@ def _described(paths: Sequence[Path]) -> str:
             for file in (path.rglob("*") if path.is_dir() else [path])
             if file.is_file()
         ]
-        return f"{counted(len(files), 'file')}, {size(sum(one.stat().st_size for one in files))}"
+        return f"{counted(len(files), 'file')}, {size(sum(file.stat().st_size for file in files))}"
     return "files"
 
 

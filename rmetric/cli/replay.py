@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rmetric._util.errors import FAILED, INTERRUPTED, fail
-from rmetric._util.options import path_in, path_out
+from rmetric._util.options import path_in, path_out, whole
 from rmetric._util.printed import coloured, counted, printable
+from rmetric.cli.log_arguments import add_mapping, add_thresholds
 from rmetric.cli.progress import ReplayProgress
 from rmetric.cli.watch import FOLLOWING, add_following, follow
 from rmetric.evaluation.verdict_words import SEVERITY, counted_runs
 from rmetric.metric import HEALTHY_ALARMED, PRESETS
 from rmetric.readers import split_files
-from rmetric.readers.arguments import add_mapping, add_thresholds
 
 if TYPE_CHECKING:
     from rmetric.reporting.replay_report import Replayed
@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"(default: {DEFAULT_PLOTS})",
     )  # fmt: skip
     parser.add_argument(
-        "--most-records", type=record_count, metavar="N",
+        "--most-records", type=whole(1), metavar="N",
         help="records of a log that are held in memory, about 2 kB each; of a log with more "
         "every 2nd, 4th, 8th ... is judged, with a note; an evaluation, an event or a value that "
         f"is not finite is left out last (default: {MOST_RECORDS})",
@@ -105,13 +105,6 @@ def parse_plots(text: str) -> int:
     if text.isdigit():
         return int(text)
     raise argparse.ArgumentTypeError(f"{text!r}: all, none or a number is accepted")
-
-
-def record_count(text: str) -> int:
-    """A number of records from 1."""
-    if text.isdigit() and int(text) > 0:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r}: a number from 1 is accepted")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -149,16 +142,10 @@ def replay(options: argparse.Namespace) -> int:
         return fail(f"{error}{hint}")
     if options.out is None:
         options.out = free_folder(DEFAULT_OUT, found)
+    if code := _refused(options.out):
+        return code
     out = options.out.resolve()
-    if (out / INDEX).exists() and not _is_index(out / INDEX):
-        return fail(f"--out {options.out}: its {INDEX} is of no replay, and would be lost")
     paths = [path for path in found if out not in path.resolve().parents]
-    try:
-        options.out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=options.out):
-            pass
-    except OSError as error:
-        return fail(f"--out {options.out}: cannot be written ({error.strerror})", FAILED)
     stages = ReplayProgress()
     folders = [Path(given) for given in options.paths if Path(given).is_dir()]
     try:
@@ -185,14 +172,30 @@ def replay(options: argparse.Namespace) -> int:
         return INTERRUPTED
     finally:
         stages.close()
-    for words in result.thinned[:MOST_LINES]:
-        print(printable(words), file=sys.stderr)
-    if len(result.thinned) > MOST_LINES:
-        more = len(result.thinned) - MOST_LINES
-        print(f"... and {more} more runs; {options.out}/index.csv has the notes", file=sys.stderr)
+    _print_thinned(result, options.out)
     result.passed_over = sorted({*result.passed_over, *rest})
     code = report(result, options.out)
     return code_of(result, code) if options.exit_on_alarm else code
+
+
+def _refused(out: Path) -> int:
+    """Make the folder of the results; returns an exit code where it cannot be used, else 0."""
+    if (kept := out.resolve() / INDEX).exists() and not _is_index(kept):
+        return fail(f"--out {out}: its {INDEX} is of no replay, and would be lost")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        return fail(f"--out {out}: cannot be written ({error.strerror})", FAILED)
+    return 0
+
+
+def _print_thinned(result: Replayed, out: Path) -> None:
+    for words in result.thinned[:MOST_LINES]:
+        print(printable(words), file=sys.stderr)
+    if (more := len(result.thinned) - MOST_LINES) > 0:
+        print(f"... and {more} more runs; {out}/index.csv has the notes", file=sys.stderr)
 
 
 def free_folder(folder: Path, logs: Sequence[Path]) -> Path:
@@ -232,7 +235,7 @@ def code_of(result: Replayed, code: int) -> int:
         return VERDICT_CODES["bad"]
     if code:
         return code
-    return next((VERDICT_CODES[one] for one in VERDICT_CODES if one in found), 0)
+    return next((VERDICT_CODES[severity] for severity in VERDICT_CODES if severity in found), 0)
 
 
 def report(result: Replayed, out: Path) -> int:

@@ -15,12 +15,12 @@ from rmetric._util.errors import FAILED, INTERRUPTED, LogError, fail
 from rmetric._util.options import path_in, seconds, wait_seconds
 from rmetric._util.printed import counted, printable
 from rmetric._util.webhook import WebhookSender
+from rmetric.cli.log_arguments import add_mapping, add_thresholds
 from rmetric.detectors import DETECTORS, make_detector
 from rmetric.detectors.registry import CALIBRATED
 from rmetric.readers import OpenLog
-from rmetric.readers.arguments import add_mapping, add_thresholds
-from rmetric.readers.follow import Follower
-from rmetric.readers.watch import ALARM, AlarmEvent, Watch, message
+from rmetric.replay.follow import Follower
+from rmetric.replay.watch import ALARM, AlarmEvent, Watch, message
 
 DEFAULT_DETECTOR = "calibrated"
 #: What `add_following` adds; None or False where it was not given.

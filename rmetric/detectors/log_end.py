@@ -11,10 +11,8 @@ from typing import Any
 from rmetric.detectors.contract import Detector
 from rmetric.detectors.followed_loss import FollowedLoss
 from rmetric.detectors.no_update import ADVICE, NoUpdate
-from rmetric.records import Record
+from rmetric.records import FEW_SILENT, Record
 
-#: Records in a row without the loss that are no sign.
-FEW_SILENT = 4
 #: A last loss explodes from so many times the highest of so many before; so many must be known.
 _RATIO, _BEFORE, _KNOWN = 2.0, 20, 5
 #: Last losses that are too few for a detector of jumps.

@@ -71,42 +71,54 @@ def _alarm_of(loss: Loss, first: int, alarms: Sequence[int]) -> int | None:
 def not_finite_at_end(loss: Loss, main: Loss, alarms: Sequence[int]) -> RunVerdict | None:
     """The verdict on a loss whose last values are nan or infinite, or exactly 0 all at once."""
     values, bad = loss.values, ~np.isfinite(loss.values)
-    word, counts = ("loss", "losses") if loss is main else ("validation loss", "evaluations")
-    if bad[-1]:
-        what = "nan" if np.isnan(values[-1]) else "infinite"
-        first = len(values) - int(np.argmin(bad[::-1])) if not bad.all() else 0
-        if loss is not main and len(values) - first < 2 and np.isfinite(main.values[-1]):
-            return None  # one evaluation went wrong, and the training loss is finite
-    else:
-        what = "exactly 0, as some trainers write nan"
-        first = _zeros_at_end(values)
-        if not first:
-            return None
+    first, what = _bad_end(loss, main)
+    if not what:
+        return None
     again = int(np.argmax(bad)) if bad.any() else first
     scattered = again < first and float(bad[again:].mean()) >= SCATTERED_SHARE
     count = int(bad.sum()) if scattered else len(values) - first
     first = again if scattered else first
     before, alarm = level_of(values[max(0, first - WIDTH) : first]), _alarm_of(loss, first, alarms)
-    came = f"{word} {what}" if before is None else f"{word} {number(before)} -> {what}"
-    blown = _blown_up(values[:first])
-    lost = None if loss is main else _blown_up(main.values)
-    begun = None if blown is None else loss.step(blown)
-    if lost is not None and (begun is None or main.step(lost) < begun):
-        begun, low = main.step(lost), float(main.values[:lost].min())
-        came = (
-            f"{levels('training loss', low, float(main.values[-1]))} from step {begun:,}, last "
-            f"logged at step {main.step(-1):,}; validation loss {what}"
-        )
-    elif blown is not None:
-        rise = levels(word, float(values[:blown].min()), level_of(values[blown:first]))
-        came = f"{rise} at step {begun:,}, then {what}"
+    begun, came = _blow_up(loss, main, first, before, what)
     earlier = Course(loss.part(first)).rises if first >= FEWEST_RECORDS else []
     spikes = spikes_before(loss, [rise for rise in earlier if rise.end is not None])
     how = "again and again since step {:,}" if scattered else "from step {:,} to the end"
     advice = "" if begun is None else words.ADVICE["not_finite"].format(step=f"{begun:,}")
-    detail = f"{came}, {count} of {len(values):,} {counts}{spikes}{words.after_alarm(loss, alarm)}"
+    counts = f"{count} of {len(values):,} {'losses' if loss is main else 'evaluations'}"
+    detail = f"{came}, {counts}{spikes}{words.after_alarm(loss, alarm)}"
     text = f"NOT FINITE {how.format(loss.step(first))}"
     return event(loss, "not_finite", first, text, detail, alarms, before=before, advice=advice)
+
+
+def _bad_end(loss: Loss, main: Loss) -> tuple[int, str]:
+    """The first of the last values that are no losses, and what they are; empty for none."""
+    bad = ~np.isfinite(loss.values)
+    if not bad[-1]:
+        first = _zeros_at_end(loss.values)
+        return first, "exactly 0, as some trainers write nan" if first else ""
+    first = len(bad) - int(np.argmin(bad[::-1])) if not bad.all() else 0
+    if loss is not main and len(bad) - first < 2 and np.isfinite(main.values[-1]):
+        return first, ""  # one evaluation went wrong, and the training loss is finite
+    return first, "nan" if np.isnan(loss.values[-1]) else "infinite"
+
+
+def _blow_up(
+    loss: Loss, main: Loss, first: int, before: float | None, what: str
+) -> tuple[int | None, str]:
+    """The step at which a loss left its level before record `first`, None for none, and words."""
+    word = "loss" if loss is main else "validation loss"
+    blown = _blown_up(loss.values[:first])
+    lost = None if loss is main else _blown_up(main.values)
+    begun = None if blown is None else loss.step(blown)
+    if lost is not None and (begun is None or main.step(lost) < begun):
+        begun, low = main.step(lost), float(main.values[:lost].min())
+        rise = levels("training loss", low, float(main.values[-1]))
+        logged = f"last logged at step {main.step(-1):,}; validation loss {what}"
+        return begun, f"{rise} from step {begun:,}, {logged}"
+    if blown is not None:
+        low, high = float(loss.values[:blown].min()), level_of(loss.values[blown:first])
+        return begun, f"{levels(word, low, high)} at step {begun:,}, then {what}"
+    return None, f"{word} {what}" if before is None else f"{word} {number(before)} -> {what}"
 
 
 def _zeros_at_end(values: Floats) -> int:
@@ -182,10 +194,12 @@ class LossJudge:
 
     def persistent_rise(self, rise: Rise, earlier: Sequence[Rise]) -> RunVerdict:
         """The verdict on a rise that is not over at the end of the log."""
-        loss, course, first = self.loss, self.course, rise.first
-        step, end_level = loss.step(first), level_of(loss.values[first:][-WIDTH:])
-        before, spikes = loss.before(first, rise.base), spikes_before(loss, earlier)
-        from_to = levels(loss.word, before, end_level)
+        loss, first = self.loss, rise.first
+        step, before = loss.step(first), loss.before(first, rise.base)
+        later, end_level = self.course.level[first:], level_of(loss.values[first:][-WIDTH:])
+        peak = float(np.max(later[np.isfinite(later)], initial=rise.base))
+        at_last = end_level if end_level is not None else peak
+        from_to, spikes = levels(loss.word, before, end_level), spikes_before(loss, earlier)
 
         def found(kind: Kind, text: str, detail: str) -> RunVerdict:
             return event(
@@ -193,28 +207,13 @@ class LossJudge:
                 before=before, after=end_level, num_events=len(earlier) + 1,
             )  # fmt: skip
 
-        rest, late = course.lasted(rise), min(LATE_SHARE * loss.length, LATE_STEPS)
-        if rest < late or len(loss.values) - first < WIDTH:
-            after = counted(int(rest), loss.unit)
-            text = f"CANNOT TELL: the log ends {after} after a rise at step {step:,}"
-            return found("cannot_tell", text, f"{from_to}; log more steps")
-        later = course.level[first:]
-        peak = float(np.max(later[np.isfinite(later)], initial=rise.base))
-        at_last, height = end_level if end_level is not None else peak, peak - rise.base
-        if not course.is_abrupt(rise):
-            if loss.name == "validation_loss":
-                text = f"CANNOT TELL: overfitting or a failure since step {step:,}"
-                return found("cannot_tell", text, f"{from_to}; no training loss is logged")
-            fell = bool(earlier) or rise.fall > max(2 * course.spread, SHARE_OF_FALL * height)
-            all_along = first <= max(WIDTH, ABRUPT_SHARE * len(loss.values)) and not fell
-            if all_along and not self.is_loss and at_last - rise.base >= RISING_SHARE * height:
-                text = "CANNOT TELL: the values rise all along, they may be no loss"
-                return found("cannot_tell", text, f"{number(before)} -> {number(end_level)}")
-        lost = height / rise.fall if rise.fall > SPREADS * course.spread else np.inf
-        far, stepped = ratio(peak, rise.base), course.is_step(rise, at_last)
-        learns = stepped and far < FAR_RATIO and peak - at_last >= SHARE_OF_LEVEL * height
-        failed = far >= RATIO and lost >= LOST and not learns
-        if not failed and (stepped or (far < SLOW_RATIO and lost < SLOW_LOST)):
+        why, hint = self._undecided(rise)
+        if why:
+            return found("cannot_tell", f"CANNOT TELL: {why}", f"{from_to}; {hint}")
+        if self._rises_all_along(rise, peak, at_last, fell=bool(earlier)):
+            text = "CANNOT TELL: the values rise all along, they may be no loss"
+            return found("cannot_tell", text, f"{number(before)} -> {number(end_level)}")
+        if not self._is_failure(rise, peak, at_last):
             text = f"LEVEL ROSE at step {step:,}, and stays"
             return found("level_rose", text, f"{from_to}{spikes}")
         logged, top = loss.values[first:][np.isfinite(loss.values[first:])], ""
@@ -223,11 +222,41 @@ class LossJudge:
         end, came = number(float(logged[-1]) if len(logged) else None), "never came back"
         if np.any(later[1:] <= rise.base):
             came = "fell back and rose again"
-        elif at_last - rise.base < height / 2:
+        elif at_last - rise.base < (peak - rise.base) / 2:
             came = "not back by the end"
         after = words.after_alarm(loss, _alarm_of(loss, first, self.alarms))
         detail = f"{loss.word} {number(before)}{top}, end {end}{spikes}{after}"
         return found("diverged", f"DIVERGED at step {step:,}: {came}", detail)
+
+    def _undecided(self, rise: Rise) -> tuple[str, str]:
+        """Why a rise at the end cannot be judged, and what is missing; empty where it can."""
+        loss, step = self.loss, self.loss.step(rise.first)
+        rest, late = self.course.lasted(rise), min(LATE_SHARE * loss.length, LATE_STEPS)
+        if rest < late or len(loss.values) - rise.first < WIDTH:
+            after = counted(int(rest), loss.unit)
+            return f"the log ends {after} after a rise at step {step:,}", "log more steps"
+        if loss.name == "validation_loss" and not self.course.is_abrupt(rise):
+            return f"overfitting or a failure since step {step:,}", "no training loss is logged"
+        return "", ""
+
+    def _rises_all_along(self, rise: Rise, peak: float, at_last: float, *, fell: bool) -> bool:
+        """True for values that rise slowly from the start to the end: they may be no loss."""
+        course, height = self.course, peak - rise.base
+        fell = fell or rise.fall > max(2 * course.spread, SHARE_OF_FALL * height)
+        start = max(WIDTH, ABRUPT_SHARE * len(self.loss.values))
+        from_start = rise.first <= start and not fell and not self.is_loss
+        to_end = at_last - rise.base >= RISING_SHARE * height
+        return from_start and to_end and not course.is_abrupt(rise)
+
+    def _is_failure(self, rise: Rise, peak: float, at_last: float) -> bool:
+        """True for a rise that is a divergence, and not a new level that a change of data has."""
+        height = peak - rise.base
+        lost = height / rise.fall if rise.fall > SPREADS * self.course.spread else np.inf
+        far, stepped = ratio(peak, rise.base), self.course.is_step(rise, at_last)
+        learns = stepped and far < FAR_RATIO and peak - at_last >= SHARE_OF_LEVEL * height
+        if far >= RATIO and lost >= LOST and not learns:
+            return True
+        return not stepped and (far >= SLOW_RATIO or lost >= SLOW_LOST)
 
     def recovered_rises(self) -> RunVerdict:
         """The verdict on rises that were all over before the end."""

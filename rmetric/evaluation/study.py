@@ -89,12 +89,12 @@ class Study:
         """
         pd = needed("pandas")
         runs = [(mode, run) for mode, of_mode in self.runs.items() for run in of_mode]
-        stated = [one for of_mode in self.stated.values() for of_run in of_mode for one in of_run]
+        stated = [each for of_mode in self.stated.values() for of_run in of_mode for each in of_run]
         of_runs = pd.DataFrame([_of_run(*pair) for pair in runs], columns=OF_RUN).convert_dtypes()
         lengths = [len(run.records) for _, run in runs]
         repeated = of_runs.loc[np.repeat(of_runs.index, lengths)].reset_index(drop=True)
-        repeated["r_metric"] = pd.Series([one.score for one in stated], dtype="float64")
-        repeated["alarm"] = pd.Series([one.alarm for one in stated], dtype="boolean")
+        repeated["r_metric"] = pd.Series([each.score for each in stated], dtype="float64")
+        repeated["alarm"] = pd.Series([each.alarm for each in stated], dtype="boolean")
         records = [record for _, run in runs for record in run.records]
         frame: DataFrame = pd.concat([repeated, records_to_frame(records)], axis="columns")
         return frame

@@ -87,15 +87,12 @@ def trace_by(detector: Detector, run: Run, name: str) -> Trace:
     )
 
 
-def trace_all(
-    name: str, runs: Sequence[Run], *, seed: int = SEED, num_processes: int = 1
-) -> list[Trace]:
+def trace_all(name: str, runs: Sequence[Run], *, num_processes: int = 1) -> list[Trace]:
     """`trace` for each run.
 
     Args:
         name: a name in `DETECTORS`.
         runs: the runs.
-        seed: as that of `trace`.
         num_processes: as joblib's n_jobs; the result does not depend on it.
 
     Returns:
@@ -106,8 +103,8 @@ def trace_all(
     """
     # Only a forest costs more than sending a run to another process does.
     if num_processes == 1 or not DETECTORS[name].sees_future:
-        return [trace(name, run, seed) for run in runs]
-    return list(Parallel(n_jobs=num_processes)(delayed(trace)(name, run, seed) for run in runs))
+        return [trace(name, run) for run in runs]
+    return list(Parallel(n_jobs=num_processes)(delayed(trace)(name, run) for run in runs))
 
 
 def generator_for(seed: int, *names: str) -> np.random.Generator:

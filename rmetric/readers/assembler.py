@@ -14,11 +14,10 @@ from typing import Any
 
 from rmetric._util.errors import LogError
 from rmetric._util.strict_json import shown
-from rmetric.detectors.log_end import FEW_SILENT
 from rmetric.readers.columns import TARGETS, Columns
 from rmetric.readers.rows import BadRow, Row, flag, number, run_name
 from rmetric.readers.thinning import Thinning
-from rmetric.records import Record, Run
+from rmetric.records import FEW_SILENT, Record, Run
 
 #: What is known without anything having been measured.
 _CIRCUMSTANCES = {"time", "learning_rate", "loss_scale"}

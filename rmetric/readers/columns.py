@@ -141,8 +141,7 @@ def add_columns(columns: Columns, names: Sequence[str]) -> None:
         free = [c for c in names if c not in columns.by_target.values()]
         known = [c for c in free if plain_name(c) in target.names]
         if name in columns.by_target:
-            if known and name in (*_LOSSES, "grad_norm"):
-                columns.notes.append(_could_be(known, name))
+            columns.notes += _could_be(known, name)
             continue
         if name in ("step", "run") or not _is_meant(name, columns):
             continue
@@ -156,8 +155,11 @@ def _is_meant(name: str, columns: Columns) -> bool:
     return not beside or any(other in columns.by_target for other in beside)
 
 
-def _could_be(columns: Sequence[str], name: str) -> str:
-    return f"{_shown(columns)} could be {name} too: --map {name}=... says so"
+def _could_be(others: Sequence[str], name: str) -> list[str]:
+    """A note on other columns of a target; none for a second counter or clock."""
+    if not others or name not in (*_LOSSES, "grad_norm"):
+        return []
+    return [f"{_shown(others)} could be {name} too: --map {name}=... says so"]
 
 
 def _guess(name: str, free: Sequence[str], columns: Columns, *, quiet: bool = False) -> str | None:
@@ -181,33 +183,26 @@ def _found(name: str, free: Sequence[str]) -> tuple[str | None, list[str], bool]
     known = [by_plain_name[n] for n in target.names if n in by_plain_name]
     meant = [c for c in by_plain_name.values() if c not in known and target.means(c)]
     # The fewest words are the whole and not a part of it.
-    meant.sort(key=lambda c: (not target.is_preferred(c), len(plain_name(c).split("_"))))
-    if meant and (target.is_preferred(meant[0]) or not known):
-        best = meant[0]
-        equal = [c for c in meant if _rank(target, c) == _rank(target, best)]
-        if len(equal) > 1:
-            return None, [_could_each_be(equal, name)], False
-        others = [*known, *meant[1:]]
-        return best, [_could_be(others, name)] if others and _is_certain(name) else [], True
-    if known:
-        # A second counter or clock is no doubt worth a sentence; a second loss is.
-        others = known[1:]
-        return known[0], [_could_be(others, name)] if others and _is_certain(name) else [], False
-    fitting = [c for c in free if target.fits(set(plain_name(c).split("_")))]
+    meant.sort(key=lambda c: _rank(target, c))
+    by_meaning = bool(meant) and (target.is_preferred(meant[0]) or not known)
+    if by_meaning:
+        fitting = [c for c in meant if _rank(target, c) == _rank(target, meant[0])]
+        best, *others = *meant[:1], *known, *meant[1:]
+    elif known:
+        fitting, (best, *others) = [], known
+    else:
+        fitting = [c for c in free if target.fits(set(plain_name(c).split("_")))]
+        if not fitting or (len(fitting) == 1 and is_part_of_loss(fitting[0])):
+            return None, [], False
+        best, others, by_meaning = fitting[0], [], True
     if len(fitting) > 1:
         return None, [_could_each_be(fitting, name)], False
-    if fitting and is_part_of_loss(fitting[0]):
-        return None, [], False
-    return (fitting[0], [], True) if fitting else (None, [], False)
+    return best, _could_be(others, name), by_meaning
 
 
 def _rank(target: Target, column: str) -> tuple[bool, int]:
-    return target.is_preferred(column), len(plain_name(column).split("_"))
-
-
-def _is_certain(name: str) -> bool:
-    """True for targets of which a second column is worth a note."""
-    return name in (*_LOSSES, "grad_norm")
+    """To sort columns by, the best first."""
+    return not target.is_preferred(column), len(plain_name(column).split("_"))
 
 
 def _could_each_be(columns: Sequence[str], name: str) -> str:

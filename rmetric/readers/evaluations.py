@@ -54,29 +54,29 @@ def _border(records: list[Record]) -> int | None:
 def _joined(records: list[Record], border: int) -> list[Record] | None:
     """The records in the order of their steps; None where the border is none of that kind."""
     training, evaluations = records[:border], records[border:]
-    if any(one.validation_loss is not None for one in training) or not all(
-        _is_evaluation(one) for one in evaluations
+    if any(record.validation_loss is not None for record in training) or not all(
+        _is_evaluation(record) for record in evaluations
     ):
         return None
-    steps = [one.step for one in training]
+    steps = [record.step for record in training]
     if not steps or any(b < a for a, b in pairwise(steps)):
         return None
-    later = [one.step for one in evaluations]
+    later = [record.step for record in evaluations]
     if any(b < a for a, b in pairwise(later)):
         return None
     usual = max(1, (steps[-1] - steps[0]) // max(1, len(steps) - 1))
     gap = max((b - a for a, b in pairwise(later)), default=usual)
     if later[0] < steps[0] - gap:  # the end is free: some log the beginning of the training only
         return None
-    last_of = {one.step: one for one in training}
+    last_of = {record.step: record for record in training}
     alone = []
-    for one in evaluations:
-        beside = last_of.get(one.step)
+    for record in evaluations:
+        beside = last_of.get(record.step)
         if beside is None or beside.validation_loss is not None:
-            alone.append(one)
+            alone.append(record)
         else:
-            beside.validation_loss = one.validation_loss
-    return sorted([*training, *alone], key=lambda one: one.step)
+            beside.validation_loss = record.validation_loss
+    return sorted([*training, *alone], key=lambda record: record.step)
 
 
 def _is_evaluation(record: Record) -> bool:

@@ -9,9 +9,9 @@ from rmetric._util.errors import LogError
 from rmetric._util.strict_json import shown
 from rmetric.log_entries import records_from_lines
 from rmetric.logs import LogReader, parse_line
+from rmetric.metric_settings import comparison
 from rmetric.readers.assembler import Batches
 from rmetric.readers.rows import run_name
-from rmetric.readers.scored_run import comparison
 from rmetric.readers.source import Source
 from rmetric.readers.stream import Reader, Stream
 from rmetric.readers.thinning import collect

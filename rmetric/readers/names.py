@@ -264,6 +264,11 @@ def meaning(column: str) -> frozenset[str]:
     return frozenset(_SAME.get(word, word) for word in name.split("_") if word)
 
 
+def is_loss(column: str) -> bool:
+    """True for a name that means a loss, of the training or of an evaluation."""
+    return TARGETS["loss"].means(column) or TARGETS["eval_loss"].means(column)
+
+
 def is_part_of_loss(column: str) -> bool:
     """True if the words of a column that is called a loss make it something else."""
     return not _NO_LOSS.isdisjoint(plain_name(column).split("_"))

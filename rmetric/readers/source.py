@@ -270,6 +270,13 @@ class Source:
         return unpacked(self.path, BLOCK, self._notes, self._on_bytes)
 
 
+class PathOnly(Source):
+    """A path whose bytes are read elsewhere."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.foreign_lines = path, ForeignLines()
+
+
 def num_lines(chunk: bytes) -> int:
     """Number of lines that end in the chunk; several times faster than `bytes.count`."""
     return int(np.count_nonzero(np.frombuffer(chunk, np.uint8) == ord("\n")))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from rmetric._util.errors import LogError
 from rmetric._util.strict_json import shown
-from rmetric.readers.names import TARGETS
+from rmetric.readers.names import is_loss
 from rmetric.readers.rows import Row
 from rmetric.readers.source import Source
 from rmetric.readers.stream import Reader, Stream, columns_of_table, stream_rows
@@ -197,9 +197,7 @@ def matches(head: str) -> bool:
     # Prose has commas too; below a header at least one cell is a number.
     cells = _cells(below[0].replace('"', ""), delimiter) if below else ["0"]
     # It has blanks and bars more often still.
-    if delimiter in (_BARS, _BLANKS) and (
-        len(cells) != len(names) or not any(map(_is_loss, names))
-    ):
+    if delimiter in (_BARS, _BLANKS) and (len(cells) != len(names) or not any(map(is_loss, names))):
         return False
     return (
         len(names) > 1
@@ -244,10 +242,6 @@ def _delimiter(header: str) -> str:
     if found in header:
         return found
     return _BARS if header.count(_BARS) > 1 else _BLANKS if _GAP.search(header.strip()) else found
-
-
-def _is_loss(name: str) -> bool:
-    return TARGETS["loss"].means(name) or TARGETS["eval_loss"].means(name)
 
 
 def _is_number(text: str) -> bool:

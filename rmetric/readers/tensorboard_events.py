@@ -9,7 +9,7 @@ from typing import Any
 
 from rmetric._util.errors import LogError
 from rmetric.readers.rows import Row
-from rmetric.readers.source import ForeignLines, Source
+from rmetric.readers.source import PathOnly, Source
 from rmetric.readers.stream import Reader, Stream, columns_of_table, stream_rows
 
 _VERSION = "brain.Event:"
@@ -45,20 +45,13 @@ def stream_files(path: Path, files: list[Path], mapping: Mapping[str, str]) -> S
             tags |= dict.fromkeys(values)
     if not tags:
         raise LogError(path, None, "the event files hold no scalars")
-    nameless = _Nameless(path)
-    columns = columns_of_table(nameless, list(tags), mapping)
+    source = PathOnly(path)
+    columns = columns_of_table(source, list(tags), mapping)
     columns.by_target["time"] = _TIME
     if "step" not in columns.by_target or "step" not in mapping:
         columns.by_target["step"] = "(step)"
         columns.other_steps = []
-    return stream_rows(nameless, columns, _rows(loader, files))
-
-
-class _Nameless(Source):
-    """The path alone: the package reads the bytes."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.foreign_lines = path, ForeignLines()
+    return stream_rows(source, columns, _rows(loader, files))
 
 
 def _rows(loader: Any, files: list[Path]) -> Iterator[Row]:

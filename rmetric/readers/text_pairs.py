@@ -14,12 +14,12 @@ from functools import cache, lru_cache
 from math import inf, isfinite
 from typing import Any
 
-from rmetric.readers.names import PRINTED, TARGETS, plain_name
+from rmetric.readers.names import PRINTED, TARGETS, is_loss, plain_name
 from rmetric.readers.rows import Row
 from rmetric.readers.text_parts import FAR, Clock, FirstRank, pieces, rank_of, without_date
 
 NAME = "text with a step and a loss on a line"
-WITHOUT_STEP = "text with a loss on its lines and no step"
+NAME_WITHOUT_STEP = "text with a loss on its lines and no step"
 
 Names = Mapping[str, tuple[str, ...]]
 _LOSSES = {"loss", "eval_loss"}
@@ -129,7 +129,7 @@ def stated_step(text: str) -> int | None:
     """
     names, known = _names(())
     found = taken_apart(text, known)
-    if not _cells(found, names, text) and not any(map(_is_loss, (*found.exact, *found.loose))):
+    if not _cells(found, names, text) and not any(map(is_loss, (*found.exact, *found.loose))):
         return None
     for values in (found.exact, found.loose):
         for name in (*names["step"], *filter(_is_step, values)):
@@ -137,10 +137,6 @@ def stated_step(text: str) -> int | None:
             if step is not None:
                 return step
     return None
-
-
-def _is_loss(name: str) -> bool:
-    return TARGETS["loss"].means(name) or TARGETS["eval_loss"].means(name)
 
 
 def _is_step(name: str) -> bool:
@@ -187,11 +183,9 @@ def _names(mapping: tuple[tuple[str, str], ...]) -> tuple[Names, frozenset[str]]
 
 def _cells(found: Words, names: Names, text: str) -> dict[str, Any]:
     taken = {target: _taken(found, known) for target, known in names.items() if target != "step"}
-    split = _taken(found, _SPLITS)
-    if split and not taken["loss"] and "train" in found.exact:
-        taken["loss"] = "train"
-    if split and taken["loss"] and not taken["eval_loss"]:
-        taken["eval_loss"] = split
+    if split := _taken(found, _SPLITS):
+        taken["loss"] = taken["loss"] or ("train" if "train" in found.exact else None)
+        taken["eval_loss"] = taken["eval_loss"] or (split if taken["loss"] else None)
     loss = taken["loss"]
     if loss and "train" not in loss and not taken["eval_loss"]:
         # The word for an evaluation may stand elsewhere on the line.
@@ -200,9 +194,15 @@ def _cells(found: Words, names: Names, text: str) -> dict[str, Any]:
             taken |= {"loss": None, "eval_loss": loss}
         elif _TEST.search(plain):
             taken["loss"] = None
+    return _values(found, taken)
+
+
+def _values(found: Words, taken: Mapping[str, str | None]) -> dict[str, Any]:
+    """The value of each target whose name was taken."""
     values: dict[str, Any] = {target: found.get(name) for target, name in taken.items() if name}
     # The text is no number where it is read, which gives an error with the line.
-    values |= {t: found.commas[n] for t in _DECIMALS if (n := taken[t]) and n in found.commas}
+    commas = {target: found.commas.get(taken[target] or "") for target in _DECIMALS}
+    values |= {target: text for target, text in commas.items() if text}
     return {target: value for target, value in values.items() if value is not None}
 
 

@@ -60,14 +60,14 @@ def put(cells: dict[str, float | bool], **found: str | float | None) -> None:
             cells[name] = value
 
 
-def fields(text: str, between: str = "|") -> dict[str, str]:
+def fields(text: str) -> dict[str, str]:
     """``a: 1 | b c: 2`` as a mapping; names in lower case.
 
     >>> fields("lm loss: 2.5 | grad norm: 1 |")
     {'lm loss': '2.5', 'grad norm': '1'}
     """
     found: dict[str, str] = {}
-    for field in text.split(between):
+    for field in text.split("|"):
         name, colon, value = field.rpartition(":")
         if colon:
             found.setdefault(name.strip().lower(), value.strip())

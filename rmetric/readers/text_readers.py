@@ -153,7 +153,7 @@ LAST_READERS: tuple[Reader, ...] = (
 )
 #: Asked where no other reader knows any part of the file.
 WITHOUT_STEP = Reader(
-    text_pairs.WITHOUT_STEP,
+    text_pairs.NAME_WITHOUT_STEP,
     lambda head: text_pairs.is_without_step(without_colours(head)),
     _stream_without_step,
     follows=True,

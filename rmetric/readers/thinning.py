@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from itertools import compress
 from math import isfinite
+from operator import attrgetter
 
 from rmetric.metric import RMetricConfig
-from rmetric.readers.metric_settings import stated_threshold
+from rmetric.metric_settings import stated_threshold
 from rmetric.records import Record, Run
 
 #: In place of an ordinary record that a reader did not build, as it would be dropped.
@@ -199,30 +200,21 @@ def _every(every: int, number: int) -> str:
     return "the one record" if number == 1 else f"all {number:,} records"
 
 
+#: All of a record that is one number and was measured, or computed by somebody else.
+_NUMBERS = attrgetter(
+    "training_loss", "validation_loss", "gradient_norm", "learning_rate", "update_norm",
+    "parameter_norm", "loss_scale", "activation_headroom", "attention_logit_max", "router_load",
+    "probe_loss", "failure_rate", "gradient_variance", "loss_drift", "stated_score",
+)  # fmt: skip
+
+
 def _is_finite(record: Record) -> bool:
-    total = (
-        (record.training_loss or 0.0)
-        + (record.validation_loss or 0.0)
-        + (record.gradient_norm or 0.0)
-        + (record.learning_rate or 0.0)
-        + (record.update_norm or 0.0)
-        + (record.parameter_norm or 0.0)
-        + (record.loss_scale or 0.0)
-        + (record.activation_headroom or 0.0)
-        + (record.attention_logit_max or 0.0)
-        + (record.router_load or 0.0)
-        + (record.probe_loss or 0.0)
-        + (record.failure_rate or 0.0)
-        + (record.gradient_variance or 0.0)
-        + (record.loss_drift or 0.0)
-        + (record.stated_score or 0.0)
+    several = (
+        *(record.worker_gradient_norms or ()),
+        *(record.worker_gradient_cosines or ()),
+        *(record.layer_gradient_norms or {}).values(),
     )
-    if record.worker_gradient_norms:
-        total += sum(record.worker_gradient_norms)
-    if record.worker_gradient_cosines:
-        total += sum(record.worker_gradient_cosines)
-    if record.layer_gradient_norms:
-        total += sum(record.layer_gradient_norms.values())
+    total = sum(filter(None, _NUMBERS(record))) + sum(several)
     return isfinite(total) and not record.non_finite_gradients
 
 

@@ -15,7 +15,7 @@ from rmetric._util.errors import LogError
 from rmetric._util.printed import counted
 from rmetric._util.strict_json import parse_line
 from rmetric.readers.rows import Row
-from rmetric.readers.source import ForeignLines, Source
+from rmetric.readers.source import PathOnly, Source
 from rmetric.readers.stream import Reader, Stream, columns_of_table, stream_rows
 
 MARK = b":W&B\xe1\xbe"
@@ -50,7 +50,7 @@ def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
         names |= dict.fromkeys(entry)
     if not names:
         raise LogError(path, None, _EMPTY)
-    plain = _Plain(path)
+    plain = PathOnly(path)
     columns = columns_of_table(plain, list(names), mapping)
     rows = (Row(None, entry) for entry in _entries(path, []))
     notes = []
@@ -58,13 +58,6 @@ def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
         records = counted(len(problems), "record")
         notes = [f"{records} of the file could not be read, the first {problems[0]}"]
     return stream_rows(plain, columns, rows, notes)
-
-
-class _Plain(Source):
-    """The path alone: the bytes are read here."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.foreign_lines = path, ForeignLines()
 
 
 def _entries(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
@@ -163,9 +156,9 @@ def _history(message: bytes) -> dict[str, Any]:
             if name and isinstance(value, (int, float, str)):
                 entry[name] = value
         elif part.number == _STEP and isinstance(part.value, bytes):
-            for one in _fields(part.value):
-                if isinstance(one.value, int):
-                    entry.setdefault("_step", one.value)
+            for inner in _fields(part.value):
+                if isinstance(inner.value, int):
+                    entry.setdefault("_step", inner.value)
     return entry
 
 

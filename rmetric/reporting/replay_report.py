@@ -28,8 +28,8 @@ from rmetric.evaluation import PROTOCOLS, RunVerdict, judge
 from rmetric.logs import encode_number
 from rmetric.metric import Components
 from rmetric.readers import ReadLog, UnknownFormat, read_log
-from rmetric.readers.scored_run import ScoredRun, score_run
 from rmetric.records import Run
+from rmetric.replay.scored_run import ScoredRun, score_run
 from rmetric.reporting.decisions import decisions_of
 from rmetric.reporting.page import (
     PAGE_NAME,
@@ -304,7 +304,9 @@ def _decisions(run: Run) -> dict[str, Any]:
     if not decisions:
         return {}
     names = ("step", "name", "reason", "to")
-    return {"decisions": [{name: getattr(one, name) for name in names} for one in decisions]}
+    return {
+        "decisions": [{name: getattr(decision, name) for name in names} for decision in decisions]
+    }
 
 
 def _of_detector(trace: DetectorTrace) -> dict[str, Any]:

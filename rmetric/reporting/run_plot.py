@@ -14,13 +14,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rmetric.evaluation import RunVerdict
-from rmetric.readers.scored_run import ScoredRun, StatedMetric, alarm_spans
+from rmetric.replay.scored_run import ScoredRun, StatedMetric
 from rmetric.reporting.decisions import decisions_of, kind_words, short_words
+from rmetric.reporting.page.downsample import spans
 from rmetric.reporting.page.traces import DetectorTrace
 from rmetric.reporting.style import COLUMN_WIDTH, FAILURE_LINE, MEANING, ONSET_LINE, SEVERITIES
 
 _SIGNALS = {"gradient_variance": "n(σ²)", "failure_rate": "n(λ)", "loss_drift": "n(ΔL)"}
-_SOURCES = {
+_SOURCE_WORDS = {
     "trailing": ", one norm over time",
     "logged": ", as logged",
     "logged_normalised": ", as logged",
@@ -112,11 +113,8 @@ def _mark_verdict(
 def _plot_trace(axes: Axes, scored: ScoredRun, trace: DetectorTrace) -> None:
     """A detector's score, at most `_HIGHEST` thresholds, with its alarms shaded."""
     threshold = trace.threshold or 1.0
-    steps = trace.steps.tolist()
-    ends = np.flatnonzero(np.diff(np.concatenate([[False], trace.alarms, [False]]).astype(int)))
-    for first, end in ends.reshape(-1, 2).tolist():
-        until = steps[min(end, len(steps) - 1)]
-        axes.axvspan(steps[first], until, color=MEANING["alert"], alpha=0.2, linewidth=0)
+    for first, last in trace.steps[spans(trace.alarms)].tolist():
+        axes.axvspan(first, last, color=MEANING["alert"], alpha=0.2, linewidth=0)
     scores = np.minimum(trace.scores, _HIGHEST * threshold).tolist()
     known = trace.scores[np.isfinite(trace.scores)]
     _staircase(axes, scored, scores, MEANING["score"], "calibrated score")
@@ -177,7 +175,7 @@ def _plot_components(axes: Axes, scored: ScoredRun) -> None:
         )
         if defined and getattr(scored.config.weights, name) > 0:
             if name == "gradient_variance":
-                label += _SOURCES.get(scored.variance_source or "", ", several sources")
+                label += _SOURCE_WORDS.get(scored.variance_source or "", ", several sources")
             values = [getattr(score.normalised, name) for score in scored.scores]
             _staircase(axes, scored, values, MEANING[name], label)
     axes.set_ylim(-0.06, 1.06)
@@ -197,8 +195,10 @@ def _plot_score(axes: Axes, scored: ScoredRun) -> None:
     top = max(1.06 * sum(scored.config.weights), 1.2 * threshold)
     if stated is not None and scored.stated_differs:
         top = max(top, 1.06 * _draw_stated(axes, scored, stated))
-    spans = [(first, last - first) for first, last in alarm_spans(scored.scores)]
-    axes.broken_barh(spans, (-0.06, top + 0.06), color=MEANING["alert"], alpha=0.2, linewidth=0)
+    steps = [score.step for score in scored.scores]
+    alarms = spans(np.array([score.alarm for score in scored.scores])).tolist()
+    bars = [(steps[first], steps[last] - steps[first]) for first, last in alarms]
+    axes.broken_barh(bars, (-0.06, top + 0.06), color=MEANING["alert"], alpha=0.2, linewidth=0)
     values = [score.score for score in scored.scores]
     _staircase(axes, scored, values, MEANING["score"], "R")
     _mark_alerts(axes, threshold, scored.alert_steps, top)
@@ -305,9 +305,8 @@ def _mark_decisions(axes: Axes, scored: ScoredRun, *, named: bool) -> None:
             )  # fmt: skip
 
 
-def _title(id: str, longest: int = 44) -> str:
-    short = id if len(id) <= longest else f"{id[: longest // 2]}…{id[-longest // 2 + 1 :]}"
-    return _plain(short)
+def _title(id: str) -> str:
+    return _plain(id if len(id) <= 44 else f"{id[:22]}…{id[-21:]}")
 
 
 def _plain(text: str) -> str:

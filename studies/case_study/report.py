@@ -22,8 +22,8 @@ from rmetric.detectors import DETECTORS, IN_PAPER
 from rmetric.evaluation import PROTOCOLS, Trace, judge, trace
 from rmetric.logs import read_log, write_atomically
 from rmetric.metric import Components
-from rmetric.readers.scored_run import ScoredRun, score_run
 from rmetric.records import Record, Run, Truth
+from rmetric.replay.scored_run import ScoredRun, score_run
 from rmetric.reporting.page import trace_of_r_metric
 from rmetric.reporting.style import (
     COLUMN_WIDTH,

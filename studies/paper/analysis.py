@@ -23,7 +23,7 @@ from rmetric.evaluation.scores import Scores, f1_difference, score
 from rmetric.evaluation.study import Study
 from rmetric.evaluation.traces import SEED, Trace, generator_for, trace_all, trace_by
 from rmetric.metric import PAPER_WEIGHTS, RMetric, RMetricConfig
-from rmetric.readers.metric_settings import settings_of
+from rmetric.metric_settings import settings_of
 from rmetric.records import Run
 from studies.paper.ceiling import ceiling
 from studies.paper.metric_traces import computed, disagreements, metric_trace

@@ -10,7 +10,7 @@ import numpy as np
 from rmetric.evaluation.study import StatedScore
 from rmetric.evaluation.traces import Trace
 from rmetric.metric import Components, RMetric, RMetricConfig
-from rmetric.readers.metric_settings import settings_of, stated_threshold
+from rmetric.metric_settings import settings_of, stated_threshold
 from rmetric.records import Run
 
 

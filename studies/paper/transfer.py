@@ -17,7 +17,7 @@ from rmetric.evaluation.intervals import Estimate, estimate
 from rmetric.evaluation.protocols import Outcomes, Windows, first_alerts, judge_alerts
 from rmetric.evaluation.scores import f1, ratio
 from rmetric.metric import PAPER_WEIGHTS, Components, RMetric, RMetricConfig
-from rmetric.readers.metric_settings import settings_of
+from rmetric.metric_settings import settings_of
 from rmetric.records import Run
 
 #: Weights from 0 to 1 in steps of 1 / STEPS; the paper's three lie on this grid.

@@ -7,9 +7,10 @@ from math import ceil, floor, inf
 from typing import Any, NamedTuple
 
 from rmetric._util.version import __version__
-from rmetric.detectors.calibrated.belonging import Belonging
-from rmetric.detectors.calibrated.detector import CalibratedDetector, sources
+from rmetric.detectors.calibrated.detector import CalibratedDetector
 from rmetric.detectors.calibrated.failing_runs import SIGNALS
+from rmetric.detectors.calibrated.healthy_label_check import HealthyLabelCheck
+from rmetric.detectors.calibrated.sources import sources
 from rmetric.detectors.calibrated.thresholds import Thresholds
 from rmetric.records import Run
 
@@ -57,7 +58,7 @@ class Shown(NamedTuple):
     pair: float  # of the second largest source
     score: float
     judged: bool = True  # whether there was ever enough to judge by
-    failure: str = ""  # evidence that the run failed, see `Belonging`
+    failure: str = ""  # evidence that the run failed, see `HealthyLabelCheck`
     signals: frozenset[str] = frozenset()  # fields of `Record` that it logs
 
 
@@ -133,13 +134,13 @@ def by_budget(runs: Sequence[Shown], budget: float) -> tuple[list[Shown], list[S
 
 def watch(run: Run) -> Shown:
     """The most that a run shows, beside the floors."""
-    detector, belonging = CalibratedDetector(FLOORS), Belonging()
+    detector, label_check = CalibratedDetector(FLOORS), HealthyLabelCheck()
     most: dict[str, float] = {}
     signals: set[str] = set()
     pair = score = 0.0
     for record in run.records:
         detector.update(record)
-        belonging.update(record, detector)
+        label_check.update(record, detector)
         signals |= {name for name in SIGNALS if getattr(record, name) is not None}
         for name, value in detector.statistics.items():
             if value > most.get(name, 0.0):
@@ -147,7 +148,7 @@ def watch(run: Run) -> Shown:
         pair = max(pair, detector.pair)
         score = max(score, detector.score) if detector.score == detector.score else score
     judged = bool(most) or not detector.statistics.keys() <= {"not_finite"}
-    return Shown(run.id, most, pair, score, judged, belonging.failure, frozenset(signals))
+    return Shown(run.id, most, pair, score, judged, label_check.failure, frozenset(signals))
 
 
 def _rounded(x: float) -> float:

@@ -15,14 +15,11 @@ from rmetric.detectors.calibrated.alarm_lifecycle import (
     AlarmLifecycle,
 )
 from rmetric.detectors.calibrated.gradients import Gradients
-from rmetric.detectors.calibrated.hardware import HardwareEvents
-from rmetric.detectors.calibrated.held_out_loss import ProbeLoss, ValidationLoss
-from rmetric.detectors.calibrated.not_finite import NotFinite
 from rmetric.detectors.calibrated.rate_change import RateChange
-from rmetric.detectors.calibrated.source import EvidenceSource, clipped
+from rmetric.detectors.calibrated.source import clipped
+from rmetric.detectors.calibrated.sources import sources
 from rmetric.detectors.calibrated.thresholds import Thresholds, default_thresholds
 from rmetric.detectors.calibrated.training_loss import TrainingLoss
-from rmetric.detectors.calibrated.updates import Updates
 from rmetric.metric import Components
 from rmetric.records import Record
 
@@ -32,19 +29,6 @@ MOST = 100.0
 KEPT_OPEN = 1.01
 #: Steps that evidence must last which does not alarm at once.
 LASTING = 5
-
-
-def sources() -> tuple[EvidenceSource, ...]:
-    """Everything that is looked at; to add one: a file beside this one, and a line here."""
-    return (
-        NotFinite(),
-        TrainingLoss(),
-        ProbeLoss(),
-        ValidationLoss(),
-        Updates(),
-        Gradients(),
-        HardwareEvents(),
-    )
 
 
 class _Config(NamedTuple):

@@ -40,7 +40,7 @@ class Recall(NamedTuple):
         return self.before - self.after
 
     @property
-    def is_blinding(self) -> bool:
+    def loses_recall(self) -> bool:
         """True if more than a tenth of the detected runs is lost."""
         return len(self.lost) > MOST_LOST * len(self.before)
 
@@ -117,7 +117,7 @@ def _raised(name: str, least: float, most: float) -> float:
     return max(least, ceil(100 * MARGIN * most - 1e-9) / 100)
 
 
-def runs_that_blind(
+def runs_that_reduce_recall(
     runs: Sequence[Shown], budget: float, signals: Collection[str]
 ) -> tuple[list[str], Recall] | None:
     """The fewest runs, by score, without which no more than a tenth is lost.
@@ -130,6 +130,6 @@ def runs_that_blind(
         if kept[number - 1].score <= 1:
             return None
         found = recall(make_thresholds(kept[number:], 0.0), signals)
-        if not found.is_blinding:
+        if not found.loses_recall:
             return sorted(run.run_id for run in kept[:number]), found
     return None

@@ -11,9 +11,10 @@ from typing import Any
 
 from rmetric._util.special import refuse_special
 from rmetric._util.strict_json import parse_line, shown
+from rmetric.detectors.calibrated.sources import sources
 
 PARTS = ("alone", "together", "full_scale")
-LARGEST = 1e300
+HIGHEST = 1e300
 DEFAULT = Path(__file__).with_name("thresholds.json")
 
 
@@ -78,8 +79,6 @@ def thresholds_to_json(thresholds: Thresholds) -> dict[str, Any]:
 
 def _check_names(path: Path, part: str, found: Mapping[str, Any]) -> None:
     """A name that is written wrongly would switch its evidence off without a word."""
-    from rmetric.detectors.calibrated.detector import sources  # it needs this module
-
     known = [name for source in sources() for name in source.NAMES]
     unknown = [name for name in found if name not in known]
     if unknown:
@@ -92,9 +91,9 @@ def _check_names(path: Path, part: str, found: Mapping[str, Any]) -> None:
 def _threshold(path: Path, name: str, value: Any) -> float:
     if value is None:
         return inf
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= LARGEST:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= HIGHEST:
         raise ValueError(
             f"{path}: threshold of {name!r} is {shown(value)}: a number above 0, at most "
-            f"{LARGEST:g}, or null"
+            f"{HIGHEST:g}, or null"
         )
     return float(value)

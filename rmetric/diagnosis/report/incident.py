@@ -17,7 +17,7 @@ from rmetric.diagnosis.report.timeline import timelines
 from rmetric.diagnosis.result import Diagnosis
 from rmetric.reporting.page import monitor_events
 from rmetric.reporting.page.render import MOST_ALARMS, listed, render_incident
-from rmetric.reporting.page.words import say
+from rmetric.reporting.page.sentences import summarise
 
 __all__ = ["incident_page"]
 
@@ -58,7 +58,7 @@ def incident_page(
         moment=lambda time: "" if time is None else render.clock(time),
         timelines=times, remarks=remarks,
         metric=metric,
-        saying=None if metric is None else say(metric.scored.run, metric.trace),
+        saying=None if metric is None else summarise(metric.scored.run, metric.trace),
         shown=shown, more=more,
         **({"decisions": []} if metric is None else monitor_events(metric.scored.run)),
         gpus=gpus, gpu_words=None if gpus is None else in_words(gpus, diagnosis),

@@ -10,7 +10,7 @@ from rmetric._util.printed import counted
 from rmetric.diagnosis.report.timeline import on_axis
 from rmetric.diagnosis.result import Diagnosis
 from rmetric.readers import read_log
-from rmetric.readers.scored_run import ScoredRun, score_run
+from rmetric.replay.scored_run import ScoredRun, score_run
 from rmetric.reporting.page import DetectorTrace, trace_of_r_metric, trace_with_reasons
 from rmetric.reporting.page.columns import charts_of
 from rmetric.reporting.page.series import Charts, Line

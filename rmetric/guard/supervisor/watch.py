@@ -222,8 +222,8 @@ def follow_alarms(
     """
     from rmetric._util.errors import LogError
     from rmetric.detectors import make_detector
-    from rmetric.readers.follow import Follower
-    from rmetric.readers.watch import AlarmEvent, Watch
+    from rmetric.replay.follow import Follower
+    from rmetric.replay.watch import AlarmEvent, Watch
 
     past = log.exists()
 

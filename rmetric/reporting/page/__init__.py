@@ -1,6 +1,6 @@
 """One HTML page a run, and an index over many, that need no network and open from disk.
 
-traces.py: what detectors said; columns.py: the panels; words.py: the sentences at
+traces.py: scores and alarms; columns.py: the panels; sentences.py: the text at
 the top; downsample.py: fewer points, the same picture; render.py: the file. What the
 browser does is chart.js and index.js, with uPlot (vendor/) under the charts.
 """
@@ -19,8 +19,8 @@ import numpy as np
 from rmetric._util.version import __version__
 from rmetric.evaluation import RunVerdict, judge_run
 from rmetric.evaluation.verdict_words import SEVERITY, alarm_words, counted_runs
-from rmetric.readers.scored_run import ScoredRun
 from rmetric.records import LogEvent, Run
+from rmetric.replay.scored_run import ScoredRun
 from rmetric.reporting.decisions import decisions_of, short_words, summed_up
 from rmetric.reporting.page.columns import OURS, charts_of
 from rmetric.reporting.page.render import (
@@ -30,6 +30,7 @@ from rmetric.reporting.page.render import (
     render_index,
     render_run,
 )
+from rmetric.reporting.page.sentences import DetectorSummary, summarise, truth_sentences
 from rmetric.reporting.page.traces import (
     Alarm,
     DetectorTrace,
@@ -37,7 +38,6 @@ from rmetric.reporting.page.traces import (
     trace_of_stated,
     trace_with_reasons,
 )
-from rmetric.reporting.page.words import Saying, say, say_truth
 from rmetric.reporting.sparkline import MOST_POINTS, path_of
 
 __all__ = [
@@ -110,8 +110,8 @@ def page_of(
         verdict=verdict,
         live_alarm=live_alarm(verdict, traces),
         scored=scored,
-        truth_words=say_truth(run),
-        sayings=[_said(scored, trace) for trace in ordered],
+        truth_words=truth_sentences(run),
+        sayings=[_summary(scored, trace) for trace in ordered],
         alarms=alarms,
         notes=notes,
         more_notes=more_notes,
@@ -157,11 +157,11 @@ def monitor_events(run: Run) -> dict[str, Any]:
     }
 
 
-def _said(scored: ScoredRun, trace: DetectorTrace) -> Saying:
-    said = say(scored.run, trace)
+def _summary(scored: ScoredRun, trace: DetectorTrace) -> DetectorSummary:
+    summary = summarise(scored.run, trace)
     if trace.name == "r_metric" and scored.stated is not None and not scored.stated_differs:
-        said.details.append("The log states the same R.")
-    return said
+        summary.details.append("The log states the same R.")
+    return summary
 
 
 def _settings(scored: ScoredRun) -> dict[str, Any]:
@@ -219,6 +219,19 @@ def _worst_first(row: Mapping[str, Any]) -> tuple[int, list[str | int]]:
     return kinds.index(kind) if kind in kinds else len(kinds), name
 
 
+def _run_of_index(
+    row: Mapping[str, Any], points: int, *, is_one_of_several: bool
+) -> dict[str, Any]:
+    spark = row.get(SPARK)
+    return dict(row) | {
+        "page": f"{quote(str(row['folder']))}/{PAGE_NAME}",
+        "file": row["source"] if is_one_of_several else "",
+        "severity": SEVERITY.get(row.get("verdict_kind", ""), ""),
+        "path": path_of(spark, points) if spark and points >= 8 else "",
+        "event": spark.event if spark else None,
+    }
+
+
 def index_of(rows: Sequence[Mapping[str, Any]]) -> str:
     """The page over the rows of a replay's index, those of failed files included.
 
@@ -226,23 +239,12 @@ def index_of(rows: Sequence[Mapping[str, Any]]) -> str:
     or none have a ``note``; of a run, ``folder`` holds its report.html. Columns that no run
     fills are left out.
     """
-    times = Counter(row["id"] for row in rows if not row["problem"])
+    replayed = sorted((row for row in rows if not row["problem"]), key=_worst_first)
+    times = Counter(row["id"] for row in replayed)
     points = min(MOST_POINTS, _SPARK_BYTES // (7 * max(1, len(rows))))
-    kinds = Counter(row["verdict_kind"] for row in rows if row.get("verdict_kind"))
-    runs = [
-        # Of two runs with one id the files tell which is which.
-        dict(row)
-        | {
-            "page": f"{quote(str(row['folder']))}/{PAGE_NAME}",
-            "file": row["source"] if times[row["id"]] > 1 else "",
-            "severity": SEVERITY.get(row.get("verdict_kind", ""), ""),
-            "path": path_of(row[SPARK], points) if row.get(SPARK) and points >= 8 else "",
-            "event": row[SPARK].event if row.get(SPARK) else None,
-        }
-        for row in rows
-        if not row["problem"]
-    ]
-    runs.sort(key=_worst_first)
+    kinds = Counter(row.get("verdict_kind") for row in rows)
+    # Of two runs with one id the files tell which is which.
+    runs = [_run_of_index(row, points, is_one_of_several=times[row["id"]] > 1) for row in replayed]
     return render_index(
         runs=runs,
         failed=[row for row in rows if row["problem"]],

@@ -10,8 +10,8 @@ import numpy as np
 
 from rmetric.evaluation.verdict_words import RunVerdict
 from rmetric.metric import PAPER_WEIGHTS, RMetricConfig
-from rmetric.readers.scored_run import ScoredRun
 from rmetric.records import Record, Run
+from rmetric.replay.scored_run import ScoredRun
 from rmetric.reporting.decisions import decisions_of, short_words
 from rmetric.reporting.page.series import Charts, Floats, Line, Panel, Series
 from rmetric.reporting.page.traces import STATED, SYMBOLS, DetectorTrace
@@ -44,7 +44,7 @@ _RAW = {
     "authors_simulator": ("ΔL, loss above the first one", "nats"),
 }
 _COLOURS = {"failure_rate": "rate", "gradient_variance": "variance", "loss_drift": "drift"}
-_SOURCES = {
+_SOURCE_HINTS = {
     "workers": "between the workers",
     "logged": "as the log states it",
     "logged_normalised": "as the log states it",
@@ -109,7 +109,7 @@ def _logged(records: Sequence[Record]) -> list[Panel]:
             _series(label, colour, [getattr(record, field) for record in records])
             for field, label, colour in fields
         ]
-        series = [one for one in found if len(one.values)]
+        series = [curve for curve in found if len(curve.values)]
         if series:
             log = _is_wide(series)
             panels.append(Panel(name=name, title=title, hint=hint, series=series, log=log))
@@ -119,7 +119,7 @@ def _logged(records: Sequence[Record]) -> list[Panel]:
 
 
 def _series(label: str, colour: str, logged: Sequence[float | None]) -> Series:
-    """The series of the values that were logged; None where there was none."""
+    """The series of the values that were logged."""
     positions = [i for i, value in enumerate(logged) if value is not None]
     return Series(
         label=label,
@@ -160,7 +160,7 @@ def _workers(records: Sequence[Record]) -> list[Panel]:
 
 def _is_wide(series: Sequence[Series]) -> bool:
     """True if a linear scale would show one peak and nothing else."""
-    values = np.concatenate([one.values for one in series])
+    values = np.concatenate([curve.values for curve in series])
     values = values[np.isfinite(values)]
     if not len(values) or values.min() <= 0:
         return False
@@ -195,7 +195,7 @@ def _of_r_metric(scored: ScoredRun, trace: DetectorTrace) -> list[Panel]:
         first_loss = name == "loss_drift" and scored.config.variant == "authors_simulator"
         title, hint = _RAW["authors_simulator" if first_loss else name]
         if name == "gradient_variance":
-            hint = _SOURCES.get(scored.variance_source or "", "several sources")
+            hint = _SOURCE_HINTS.get(scored.variance_source or "", "several sources")
         series = [_column(symbol, _COLOURS[name], values, defined)]
         raw.append(
             Panel(
@@ -331,9 +331,9 @@ def _event_lines(verdict: RunVerdict, onset: int) -> list[Line]:
 def _decision_lines(run: Run) -> list[Line]:
     """One for the equal decisions at a step; of very many, returns and holds come first."""
     counts = Counter((event.step, event.name, short_words(event)) for event in decisions_of(run))
-    drawn = sorted(counts, key=lambda one: one[1] == "leave_out")[:_MOST_DECISIONS]
+    drawn = sorted(counts, key=lambda decision: decision[1] == "leave_out")[:_MOST_DECISIONS]
     return [
-        Line(step=one[0], kind="decision", label=one[2] + (f", {n} times" if n > 1 else ""))
-        for one, n in counts.items()
-        if one in drawn
+        Line(step=step, kind="decision", label=label + (f", {n} times" if n > 1 else ""))
+        for (step, name, label), n in counts.items()
+        if (step, name, label) in drawn
     ]

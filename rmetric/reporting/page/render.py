@@ -148,7 +148,7 @@ def _panel(panel: Panel, charts: Charts, axis: Floats, num_buckets: int) -> dict
     plain = ("name", "title", "threshold", "bounds", "log", "small", "cap", "tone")
     return {name: getattr(panel, name) for name in plain} | {
         "shaded": shaded,
-        "series": [_series(one, charts, axis, num_buckets) for one in panel.series],
+        "series": [_series(curve, charts, axis, num_buckets) for curve in panel.series],
     }
 
 

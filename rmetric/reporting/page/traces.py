@@ -15,8 +15,8 @@ from rmetric.detectors.log_end import WithLogEnd
 from rmetric.evaluation import Trace
 from rmetric.evaluation.traces import SEED, generator_for
 from rmetric.metric import reason_for
-from rmetric.readers.scored_run import ScoredRun
 from rmetric.records import Run
+from rmetric.replay.scored_run import ScoredRun
 from rmetric.reporting.page.series import Bools, Floats
 
 #: Name of the trace of R as a log states it.
@@ -75,7 +75,7 @@ class DetectorTrace:
     @property
     def num_alarms(self) -> int:
         """Number of alarms; a verdict that changes within an alarm does not begin another."""
-        return int(np.sum(self.alarms & ~np.concatenate([[False], self.alarms[:-1]])))
+        return len(self.alarm_steps)
 
     @property
     def alarm_steps(self) -> list[int]:
@@ -96,7 +96,6 @@ REPORTED_EVERY = 4096
 def trace_with_reasons(
     name: str,
     run: Run,
-    seed: int = SEED,
     thresholds: Thresholds | None = None,
     on_records: Callable[[int, int], None] | None = None,
 ) -> DetectorTrace:
@@ -106,7 +105,7 @@ def trace_with_reasons(
     `on_records` is called now and then with the number of records shown, and of all.
     """
     entry = DETECTORS[name]
-    made = make_detector(name, generator_for(seed, name, run.id), thresholds)
+    made = make_detector(name, generator_for(SEED, name, run.id), thresholds)
     if entry.sees_future:
         made.fit(run)  # type: ignore[attr-defined]
     detector = WithLogEnd(made)
@@ -182,7 +181,7 @@ def trace_of_stated(scored: ScoredRun) -> DetectorTrace | None:
         name=STATED,
         title="R as the log states it",
         threshold=stated.threshold,
-        scores=[nan if one is None else one for one in stated.scores],
+        scores=[nan if score is None else score for score in stated.scores],
         alarms=stated.alarms,
         reason=lambda i: (
             f"R {stated.scores[i]:.2f} as the log states it, limit {stated.threshold_words}: "

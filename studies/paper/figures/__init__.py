@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from rmetric.detectors import DETECTORS
 from rmetric.evaluation import Study, Trace, trace_all
 from rmetric.evaluation.study import REFERENCE
-from rmetric.readers.metric_settings import settings_of
+from rmetric.metric_settings import settings_of
 from studies.paper.analysis import OWN_SETTINGS
 from studies.paper.anatomy import ANATOMY_SEEDS, anatomy
 from studies.paper.claims import PAPER_F1

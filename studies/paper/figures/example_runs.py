@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from rmetric.evaluation.traces import Trace
 from rmetric.metric import Components
-from rmetric.readers.metric_settings import settings_of
+from rmetric.metric_settings import settings_of
 from rmetric.records import Run, Truth
 from rmetric.reporting.style import FAILURE_LINE, FAILURE_MARK, MEANING, ONSET_LINE, TEXT_WIDTH
 from studies.paper.figures.outcomes import in_order, look_of, name_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rmetric.evaluation import Study
-from rmetric.readers.metric_settings import settings_of
+from rmetric.metric_settings import settings_of
 from rmetric.reporting.style import BLACK, BLUE, GREEN, GREY, MEANING, SKY, VERMILION
 from studies.paper.figures.diagram import Diagram, Edge, Node
 

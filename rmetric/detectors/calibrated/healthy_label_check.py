@@ -16,7 +16,7 @@ from rmetric.records import Record
 _SHARE, _LEAST, _MOST = 10, 5, 40
 
 
-class Belonging:
+class HealthyLabelCheck:
     """The judgement of a whole run, from the detector's own alarms under the floors.
 
     A run failed if one of these holds:

@@ -1,4 +1,4 @@
-"""Records as they come, through a detector, and word of each alarm."""
+"""Records as they come, through a detector, and an event for each alarm."""
 
 from __future__ import annotations
 
@@ -46,27 +46,6 @@ class AlarmEvent:
     verdict: str
     was: str = ""
 
-    @classmethod
-    def of(
-        cls,
-        event: str,
-        id: str,
-        step: int,
-        detector: Detector | WithLogEnd,
-        before: AlarmEvent | None = None,
-    ) -> AlarmEvent:
-        """An event of a detector's alarm, `before` the last of the same alarm."""
-        return cls(
-            event=event,
-            id=id,
-            step=step,
-            began=before.began if before else step,
-            score=detector.score,
-            reason=getattr(detector, "ended", "") if event == ENDED else detector.reason,
-            verdict=getattr(detector, "verdict", ""),
-            was=before.verdict if before else "",
-        )
-
     @property
     def urgent(self) -> bool:
         """True for an alarm that begins or turns into a failure."""
@@ -88,17 +67,17 @@ class Watch:
 
     Args:
         make: a fresh detector; what no detector sees is watched beside it (`WithLogEnd`).
-        tell: called with each event of an alarm; not again in the same words, as a log brings
+        report: called with each event of an alarm; not again in the same words, as a log brings
             it that is begun again.
 
     Attributes:
         in_alarm: run id -> the last event, for the runs that are in alarm.
-        num_records, num_alarms, num_again: taken, begun, and told before, so far.
+        num_records, num_alarms, num_again: taken, begun, and reported before, so far.
     """
 
-    def __init__(self, make: Callable[[], Detector], tell: Callable[[AlarmEvent], None]) -> None:
-        self._make, self._tell_new = make, tell
-        self._told: deque[tuple[str, str, str]] = deque(maxlen=MOST_RUNS)
+    def __init__(self, make: Callable[[], Detector], report: Callable[[AlarmEvent], None]) -> None:
+        self._make, self._report_new = make, report
+        self._reported: deque[tuple[str, str, str]] = deque(maxlen=MOST_RUNS)
         self._detectors: dict[str, WithLogEnd] = {}
         self.in_alarm: dict[str, AlarmEvent] = {}
         self.num_records = self.num_alarms = self.num_again = 0
@@ -117,50 +96,63 @@ class Watch:
             self.in_alarm.pop(forgotten, None)
         detector.update(record)
         self.num_records += 1
-        self._hear(id, record.step, detector)
+        self._judge(id, record.step, detector)
 
     def finish(self, unread: str = "") -> None:
         """No record follows in any run; `unread` as `Run.unread`."""
         for id, detector in self._detectors.items():
             detector.finish(unread)
-            self._hear(id, detector.step, detector)
+            self._judge(id, detector.step, detector)
 
-    def _hear(self, id: str, step: int, detector: WithLogEnd) -> None:
+    def _judge(self, id: str, step: int, detector: WithLogEnd) -> None:
+        """Report what has changed in the alarm of a run."""
         before = self.in_alarm.get(id)
-        if not detector.alarm:
-            if before is not None:
-                del self.in_alarm[id]
-                self._tell(AlarmEvent.of(ENDED, id, step, detector, before))
-            return
         if before is None:
-            self.num_alarms += 1
-            word = AlarmEvent.of(ALARM, id, step, detector)
+            if not detector.alarm:
+                return
+            kind = ALARM
+        elif not detector.alarm:
+            kind = ENDED
         elif before.verdict != detector.verdict:
-            word = AlarmEvent.of(CHANGED, id, step, detector, before)
+            kind = CHANGED
         else:
             return
-        self.in_alarm[id] = word
-        self._tell(word)
+        event = AlarmEvent(
+            event=kind,
+            id=id,
+            step=step,
+            began=before.began if before else step,
+            score=detector.score,
+            reason=getattr(detector, "ended", "") if kind == ENDED else detector.reason,
+            verdict=detector.verdict,
+            was=before.verdict if before else "",
+        )
+        if kind == ENDED:
+            del self.in_alarm[id]
+        else:
+            self.in_alarm[id] = event
+        self.num_alarms += kind == ALARM
+        self._report(event)
 
-    def _tell(self, word: AlarmEvent) -> None:
-        said = (word.event, word.id, word.words)
-        if said in self._told:
-            self.num_again += word.event == ALARM
+    def _report(self, event: AlarmEvent) -> None:
+        words = (event.event, event.id, event.words)
+        if words in self._reported:
+            self.num_again += event.event == ALARM
             return
-        self._told.append(said)
-        self._tell_new(word)
+        self._reported.append(words)
+        self._report_new(event)
 
 
-def message(path: Path, detector: str, word: AlarmEvent) -> dict[str, Any]:
+def message(path: Path, detector: str, event: AlarmEvent) -> dict[str, Any]:
     """The JSON message that is posted about an alarm; chats show its ``text``."""
     return {
-        "text": f"{word.event} {printable(word.id)}: {printable(word.words)}",
-        "event": word.event,
+        "text": f"{event.event} {printable(event.id)}: {printable(event.words)}",
+        "event": event.event,
         "source": str(path),
-        "run": word.id,
-        "step": word.step,
+        "run": event.id,
+        "step": event.step,
         "detector": detector,
-        "score": word.score,
-        "reason": word.reason,
-        "verdict": word.verdict,
+        "score": event.score,
+        "reason": event.reason,
+        "verdict": event.verdict,
     }

@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rmetric._util.printed import counted
 from rmetric.evaluation import judge
 from rmetric.metric import HEALTHY_ALARMED
-from rmetric.readers.metric_settings import settings_of
+from rmetric.metric_settings import settings_of
 from rmetric.records import Run
 from rmetric.reporting.page.traces import DetectorTrace
 
@@ -19,7 +20,7 @@ _CAUTION = (
 )
 
 
-class Saying(NamedTuple):
+class DetectorSummary(NamedTuple):
     """Sentences on one detector.
 
     Attributes:
@@ -43,7 +44,7 @@ class Saying(NamedTuple):
     alarmed: bool
 
 
-def say(run: Run, trace: DetectorTrace) -> Saying:
+def summarise(run: Run, trace: DetectorTrace) -> DetectorSummary:
     first = trace.began[0] if trace.began else None
     judgement, tone = judged(run, trace)
     scored = trace.name == "r_metric" and _has_scores(trace)
@@ -52,7 +53,7 @@ def say(run: Run, trace: DetectorTrace) -> Saying:
     if first is not None:
         verdict = f": {first.verdict}" if first.verdict else ""
         headline = f"First alarm at step {first.step:,}{verdict}"
-    return Saying(
+    return DetectorSummary(
         name=trace.name,
         title=trace.title,
         caution=_CAUTION if is_papers else "",
@@ -65,7 +66,7 @@ def say(run: Run, trace: DetectorTrace) -> Saying:
     )
 
 
-def say_truth(run: Run) -> str:
+def truth_sentences(run: Run) -> str:
     """Fault and failure of the run in sentences; empty where both are unknown."""
     truth = run.truth
     if truth is None:
@@ -87,7 +88,7 @@ def _details(trace: DetectorTrace) -> list[str]:
     details = []
     if trace.began:
         in_alarm = int(trace.alarms.sum())
-        times = _count(trace.num_alarms, "alarm")
+        times = counted(trace.num_alarms, "alarm")
         details += _later(trace)
         details.append(f"{times}; in alarm at {in_alarm:,} of {len(trace.alarms):,} records.")
     known = ~np.isnan(trace.scores)
@@ -129,7 +130,7 @@ def judged(run: Run, trace: DetectorTrace) -> tuple[str, str]:
         return "Missed: the run failed and there was no alarm.", "bad"
     if bool(of_run.hit[0]):
         lead = float(of_run.lead_steps[0])
-        ahead = "" if isnan(lead) else f", {_count(int(lead), 'step')} before the failure"
+        ahead = "" if isnan(lead) else f", {counted(int(lead), 'step')} before the failure"
         return f"In time: after the onset of the fault{ahead}.", "good"
     if not truth.failed:
         absorbed = ", it absorbed the fault" if truth.outcome == "absorbed" else ""
@@ -137,7 +138,7 @@ def judged(run: Run, trace: DetectorTrace) -> tuple[str, str]:
     if bool(of_run.false_alarm[0]):
         before = truth.onset_step - first if truth.onset_step is not None else 0
         return (
-            f"A false alarm: {_count(before, 'step')} before the fault existed. The rule as "
+            f"A false alarm: {counted(before, 'step')} before the fault existed. The rule as "
             "published counts it as a hit.",
             "bad",
         )
@@ -146,7 +147,3 @@ def judged(run: Run, trace: DetectorTrace) -> tuple[str, str]:
 
 def _has_scores(trace: DetectorTrace) -> bool:
     return bool(trace.began) or not np.isnan(trace.scores).all()
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -1,4 +1,4 @@
-"""The settings of the metric with which a log is replayed: its own, or a preset's."""
+"""What a log states of the metric: its settings, its threshold, and R to compare with ours."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 from rmetric._util.strict_json import number, shown
-from rmetric.metric import MODES, PRESETS, WINDOWS_AT_LEAST, Components, RMetricConfig
+from rmetric.metric import MODES, PRESETS, WINDOWS_AT_LEAST, Components, RMetric, RMetricConfig
 from rmetric.records import Run
 
 AS_LOGGED = "as logged"
 DEFAULT_PRESET = "simulation"
 #: A window's memory is set aside before the first record, so a log must not ask for any amount.
 LONGEST_WINDOW = 10**7
+#: Difference of two values of R that a log's writer may have rounded away.
+_ROUNDING = 1e-9
 #: What the authors' logs call the weights of λ, σ² and ΔL, and what else they may be called.
 _WEIGHT_NAMES = (
     ("w1_lambda", "lambda"),
@@ -50,6 +52,35 @@ def settings_of(run: Run, preset: str | None = None) -> Settings:
         return Settings(theirs.with_mode(mode), AS_LOGGED, mode)
     name = preset or DEFAULT_PRESET
     return Settings(PRESETS[name]().with_mode(mode), name, mode)
+
+
+def comparison(run: Run) -> str:
+    """Compare the recomputed R with the logged one; returns a sentence."""
+    settings = settings_of(run)
+    metric = RMetric(settings.config)
+    has_signals = False
+    stated, differing = 0, []
+    for record in run.records:
+        score, logged = metric.update(record).score, record.stated_score
+        has_signals = has_signals or any(source is not None for source in metric.sources)
+        stated += logged is not None
+        if logged is not None and not is_same_r(score, logged):
+            differing.append((record.step, score, logged))
+    if not has_signals:
+        return "R cannot be recomputed: the log holds nothing of what it is made of"
+    if not differing:
+        return f"R recomputed equals the logged r_metric at all {stated} records that state it"
+    step, score, logged = differing[0]
+    return (
+        f"R recomputed (settings: {settings.name}) differs from the logged r_metric at "
+        f"{len(differing)} of {stated} records, first at step {step}: {score:.4f}, "
+        f"logged {logged:.4f}"
+    )
+
+
+def is_same_r(score: float, logged: float) -> bool:
+    """True for equal R, or as close as the log's writer may have rounded."""
+    return score == logged or abs(score - logged) <= _ROUNDING
 
 
 def _stated(run: Run) -> RMetricConfig | None:

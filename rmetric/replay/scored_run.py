@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from math import isnan, nan
 from typing import NamedTuple
 
 from rmetric.metric import Components, RMetric, RMetricConfig
-from rmetric.readers.metric_settings import Settings, settings_of, stated_threshold
+from rmetric.metric_settings import Settings, is_same_r, settings_of, stated_threshold
 from rmetric.records import Run
 
 _SOURCES = {
@@ -19,7 +18,6 @@ _SOURCES = {
     "trailing": "the variance of the one logged gradient norm over its last {window} values, "
     "which is change over time and not disagreement between workers",
 }
-_ROUNDING = 1e-9
 
 
 class Score(NamedTuple):
@@ -109,7 +107,7 @@ class ScoredRun:
         """True if the log states an R that differs from the computed one."""
         stated = self.stated.scores if self.stated else []
         return any(
-            one is not None and not _is_same(ours.score, one)
+            one is not None and not is_same_r(ours.score, one)
             for one, ours in zip(stated, self.scores, strict=False)
         )
 
@@ -133,35 +131,6 @@ def stated_by(run: Run) -> StatedMetric | None:
     return StatedMetric(
         scores=scores, threshold=threshold, threshold_is_stated=own is not None, alarms=alarms
     )
-
-
-def comparison(run: Run) -> str:
-    """Compare the recomputed R with the logged one; returns a sentence."""
-    settings = settings_of(run)
-    metric = RMetric(settings.config)
-    has_signals = False
-    stated, differing = 0, []
-    for record in run.records:
-        score, logged = metric.update(record).score, record.stated_score
-        has_signals = has_signals or any(source is not None for source in metric.sources)
-        stated += logged is not None
-        if logged is not None and not _is_same(score, logged):
-            differing.append((record.step, score, logged))
-    if not has_signals:
-        return "R cannot be recomputed: the log holds nothing of what it is made of"
-    if not differing:
-        return f"R recomputed equals the logged r_metric at all {stated} records that state it"
-    step, score, logged = differing[0]
-    return (
-        f"R recomputed (settings: {settings.name}) differs from the logged r_metric at "
-        f"{len(differing)} of {stated} records, first at step {step}: {score:.4f}, "
-        f"logged {logged:.4f}"
-    )
-
-
-def _is_same(score: float, logged: float) -> bool:
-    """True for equal R, or as close as the log's writer may have rounded."""
-    return score == logged or abs(score - logged) <= _ROUNDING
 
 
 def score_run(run: Run, preset: str | None = None) -> ScoredRun:
@@ -251,12 +220,3 @@ def _notes_on_threshold(scored: ScoredRun) -> list[str]:
             f"R as the log states it counts as an alarm above {scored.stated.threshold_words}"
         )
     return notes
-
-
-def alarm_spans(scores: list[Score]) -> list[tuple[int, int]]:
-    """From where to where the metric alerts; an alert holds until the next record."""
-    alarms = [False, *(score.alarm for score in scores), False]
-    edges = [i for i, (before, now) in enumerate(pairwise(alarms)) if before != now]
-    steps = [score.step for score in scores]
-    steps.append(steps[-1])
-    return [(steps[a], steps[b]) for a, b in zip(edges[::2], edges[1::2], strict=True)]

@@ -1,0 +1,1 @@
+"""Scores and alarms of logs that the readers open: finished ones, and ones that still grow."""
