@@ -85,12 +85,8 @@ def _known(scene: Scene, fault: Fault, beside: Mapping[str, float]) -> Hypothesi
         "explains": float(any(one.follows == fault.signature.id for one in scene.faults)),
     }
     features = {name: value for name, value in features.items() if value}
-    return Hypothesis(
-        id=fault.signature.id,
-        group=fault.role,
-        features=features | _in_context(fault.role, beside),
-        fault=fault,
-    )
+    features |= _in_context(fault.role, beside)
+    return Hypothesis(id=fault.signature.id, group=fault.role, features=features, fault=fault)
 
 
 def _of_no_failure(scene: Scene) -> dict[str, float]:
@@ -99,7 +95,6 @@ def _of_no_failure(scene: Scene) -> dict[str, float]:
         "trained": float(scene.job.trained),
         "stops early": float(bool(early_stop(scene))),
         "faults": log1p(len(scene.faults)),
-        "lacks its end": float(scene.known.lacks_its_end(scene.job)),
     }
 
 

@@ -54,7 +54,7 @@ def _own_matches(scene: Scene, fault: Fault) -> list[Match]:
 
 
 def _tells_of_another(scene: Scene, fault: Fault) -> bool:
-    named = any(fields.get("node") for match in fault.matches for fields in match.named)
+    named = any(fields.get("node") for _, fields in fault.entries)
     ranks = scene.index.ranks
     placed = any(name in ranks or name.startswith("node ") for name in fault.streams)
     elsewhere = named and (fault.has("node failure") or not placed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -13,10 +13,10 @@ from rmetric.diagnosis.beside.findings import BesideFindings, find_beside
 from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.evidence.ranks import RankIndex
 from rmetric.diagnosis.faults import Fault
-from rmetric.diagnosis.healthy import HealthyReference
 from rmetric.diagnosis.job import Job, JobStream, Occurrence
 from rmetric.diagnosis.patterns.spatial import PeerOutlier, peer_outliers
 from rmetric.diagnosis.patterns.values import NumberOutlier, number_outliers
+from rmetric.diagnosis.pool import HealthyReference
 
 
 class Row(NamedTuple):
@@ -99,6 +99,11 @@ class Scene:
         """Ranks whose losses or times are not those of the others."""
         return number_outliers(self.job)
 
+    @property
+    def entries(self) -> Iterator[tuple[str, dict[str, str]]]:
+        """The stream and the named groups of the entries of all faults."""
+        return (entry for fault in self.faults for entry in fault.entries)
+
     @cached_property
     def matched_events(self) -> frozenset[int]:
         """Numbers of the events of all faults."""
@@ -127,9 +132,8 @@ def strongest(rows: Iterable[Row]) -> dict[str, float]:
     return {row.kind: row.strength for row in sorted(rows, key=lambda one: one.strength)}
 
 
-def divided(
-    streams: Collection[str], kind: str, words: str, strength: float = 1.0, hypothesis: str = ""
-) -> list[Row]:
+def divided(rows: Iterable[Row]) -> list[Row]:
     """The same evidence against several streams; the more there are, the weaker it is."""
-    each = strength / max(1, len(streams)) ** 0.5
-    return [Row(one, kind, words, each, hypothesis) for one in streams]
+    each = list(rows)
+    many = len({row.target for row in each}) ** 0.5
+    return [row._replace(strength=row.strength / many) for row in each]

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from studies.case_study.sentence import (
+from studies.case_study.summary_sentence import (
     DETECTORS,
     HEADINGS,
+    Alarms,
     Result,
-    Seen,
     rows_of,
     sentence,
     table,
@@ -24,17 +24,14 @@ ONSET = 200
 def result(name="LR_SPIKE", failure=None, r=None, ours=None, again=None, kind="diverged") -> Result:
     control = name == "control"
     outcome = "failed" if failure else "healthy" if control else "absorbed"
-    seen = {
-        R: Seen(first=r, since_onset=again, alarms={}),
-        OURS: Seen(first=ours, since_onset=ours, alarms={}),
-    }
+    alarms = {R: Alarms(first=r, since_onset=again), OURS: Alarms(first=ours, since_onset=ours)}
     return Result(
         name=name,
         outcome=outcome,
         kind=kind if failure else None,
         onset=None if control else ONSET,
         failure=failure,
-        seen=seen,
+        alarms=alarms,
     )
 
 
@@ -92,7 +89,7 @@ def test_a_control_alone_is_a_sentence_too():
 )
 def test_the_verdict_is_that_of_the_causal_rule(failure, first, said):
     one = result(failure=failure, ours=first)
-    assert verdict(one, one.seen[OURS]) == said
+    assert verdict(one, one.alarms[OURS].first) == said
 
 
 steps = st.none() | st.integers(1, 400)
@@ -122,9 +119,9 @@ def test_every_study_ends_in_one_sentence_that_names_its_faults_and_failures(res
             assert one.name in text
         if one.failure is not None:
             assert f"by step {one.failure} (diverged)" in text
-        for seen in one.seen.values():
-            if seen.first is not None:
-                assert f"at {seen.first} in" in text
+        for alarms in one.alarms.values():
+            if alarms.first is not None:
+                assert f"at {alarms.first} in" in text
     assert len(rows_of(results)) == len(results)
     assert all(len(row) == len(HEADINGS) for row in rows_of(results))
     assert len(table(results).splitlines()) == 1 + len(results)

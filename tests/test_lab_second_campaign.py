@@ -16,7 +16,7 @@ pytest.importorskip("transformers", reason="the laboratory's models are those of
 
 from rmetric.readers.archive import read_runs, run_to_line  # noqa: E402
 from studies.fault_lab import __main__ as run_fault_lab  # noqa: E402
-from studies.fault_lab import second  # noqa: E402
+from studies.fault_lab import second_campaign  # noqa: E402
 from studies.fault_lab.branches import new_training, take_step, train_seed  # noqa: E402
 from studies.fault_lab.campaign import by_seed, describe  # noqa: E402
 from studies.fault_lab.corpus import corpus  # noqa: E402
@@ -30,7 +30,7 @@ from studies.fault_lab.training import schedule  # noqa: E402
 from tests.lab_training import branch, control  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
-LOGS = ROOT / "studies/fault_lab/logs"
+LOGS = ROOT / "studies/fault_lab/data"
 CHANGES = [
     {"size": "small"},
     {"context": 128},
@@ -184,9 +184,9 @@ def test_the_first_sets_runs_are_described_as_before():
 
 
 def test_the_second_set_has_every_fault_in_both_parts():
-    specs = second.second_campaign()
+    specs = second_campaign.second_campaign()
     assert len({spec.run_id for spec in specs}) == len(specs)
-    for part, (num_controls, num_faults, num_benign) in second.PARTS.items():
+    for part, (num_controls, num_faults, num_benign) in second_campaign.PARTS.items():
         runs = [spec for spec in specs if spec.split == part]
         assert sum(spec.fault is None for spec in runs) == num_controls
         cells = Counter(spec.fault for spec in runs if spec.fault)
@@ -202,7 +202,7 @@ def test_the_second_set_has_every_fault_in_both_parts():
 
 
 def test_the_second_sets_controls_cover_the_axes():
-    controls = [spec for spec in second.second_campaign() if spec.fault is None]
+    controls = [spec for spec in second_campaign.second_campaign() if spec.fault is None]
     assert min(spec.seed for spec in controls) == 1000
     assert len({spec.seed for spec in controls}) == len(controls)
     sealed = [spec for spec in controls if spec.split == "sealed2"]
@@ -219,7 +219,7 @@ def test_the_second_sets_controls_cover_the_axes():
 
 
 def test_a_branch_of_the_second_set_is_its_control_but_for_the_fault():
-    for base, *branches in by_seed(second.second_campaign()):
+    for base, *branches in by_seed(second_campaign.second_campaign()):
         assert base.fault is None
         for spec in branches:
             only = ("run_id", "fault", "severity", "onset_step", "duration_steps")
@@ -231,15 +231,15 @@ def test_a_branch_of_the_second_set_is_its_control_but_for_the_fault():
 
 
 def test_the_design_is_the_sealed_one_and_the_archives_are_of_it():
-    sealed = json.loads(second.SEAL.read_bytes())
-    assert sealed.items() >= second.sealed_content().items()
+    sealed = json.loads(second_campaign.SEAL.read_bytes())
+    assert sealed.items() >= second_campaign.sealed_content().items()
     manifest = json.loads((LOGS / "manifest.json").read_bytes())["second"]
     assert manifest["specs_sha256"] == sealed["specs_sha256"]
     assert manifest["definitions"] == sealed["definitions"]
     assert {name.split(".")[0]: e["runs"] for name, e in manifest["archives"].items()} == (
         sealed["runs"]
     )
-    specs = second.second_campaign()
+    specs = second_campaign.second_campaign()
     for name, entry in manifest["archives"].items():
         assert hashlib.sha256((LOGS / name).read_bytes()).hexdigest() == entry["sha256"]
         ids = [spec.run_id for spec in specs if f"{spec.split}.tar.xz" == name]
@@ -253,8 +253,8 @@ def few_runs() -> list[LabSpec]:
 
 
 def test_the_command_trains_packs_and_counts_what_is_sealed(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(second, "second_campaign", few_runs)
-    monkeypatch.setattr(second, "SEAL", tmp_path / "seal.json")
+    monkeypatch.setattr(second_campaign, "second_campaign", few_runs)
+    monkeypatch.setattr(second_campaign, "SEAL", tmp_path / "seal.json")
     archives = tmp_path / "archives"
     places = ["--out", str(tmp_path / "runs"), "--archives", str(archives)]
     options = ["--set", "second", "--jobs", "1", *places]
@@ -275,7 +275,7 @@ def test_the_command_trains_packs_and_counts_what_is_sealed(tmp_path, monkeypatc
     assert manifest["archives"] == {"test.tar.xz": {}}
     assert set(manifest["second"]["archives"]) == {"training2.tar.xz", "sealed2.tar.xz"}
     assert manifest["second"]["specs_sha256"] == describe(few_runs(), Definitions())["specs_sha256"]
-    monkeypatch.setattr(second, "second_campaign", lambda: few_runs()[:2])
+    monkeypatch.setattr(second_campaign, "second_campaign", lambda: few_runs()[:2])
     assert run_fault_lab.main(options) == 1
     assert "is of another specs_sha256" in capsys.readouterr().err
 

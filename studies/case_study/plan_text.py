@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
+import datasets
 import torch
+import transformers
+from tqdm.contrib.logging import logging_redirect_tqdm
+from transformers import PreTrainedConfig
 
+from studies.case_study.bundled import Sources, qwen_3b
 from studies.case_study.faults import Fault
-from studies.case_study.plan import GIB, Device, Plan, in_units
-from studies.case_study.settings import TINY, CaseStudyError, Settings
+from studies.case_study.models import Download, find_missing, read_config
+from studies.case_study.plan import Device, Plan, in_units, plan_training
+from studies.case_study.settings import MODEL, TINY, CaseStudyError, Settings
 
-#: GPUs that a plan can be made for elsewhere: memory that torch states (GiB), bfloat16 units,
-#: compute capability.
-GPUS = {
-    "t4": ("Tesla T4", 14.7, False, "7.5"),
-    "l4": ("NVIDIA L4", 22.0, True, "8.9"),
-    "a100": ("NVIDIA A100-SXM4-80GB", 79.2, True, "8.0"),
-    "h100": ("NVIDIA H100 80GB HBM3", 79.2, True, "9.0"),
-    "h200": ("NVIDIA H200", 139.8, True, "9.0"),
-}
 #: Dense matrix products in 16 bits, FLOP/s, from NVIDIA's data sheets, by a part of the name.
 PEAKS = {
     "T4": 65e12, "L4": 121e12, "V100": 125e12, "A10": 125e12, "L40S": 362e12, "A100": 312e12,
@@ -31,37 +31,6 @@ PEAKS = {
 REACHED, REACHED_OF_MEASURED = (0.05, 0.45), (0.25, 0.9)
 #: Seconds of a step of the tiny model on one free core, and on a busy one.
 TINY_STEP = (0.05, 0.1)
-FREE = 0.97  # of a GPU's memory that nobody else uses
-
-
-def device_named(name: str) -> Device:
-    """A GPU of `GPUS` as it is before anything runs on it."""
-    if name not in GPUS:
-        raise CaseStudyError(f"--plan {name}: known are {', '.join(GPUS)}")
-    title, size, has_bfloat16, capability = GPUS[name]
-    return Device(
-        kind="cuda", name=title, free=int(FREE * size * GIB), total=int(size * GIB),
-        has_bfloat16=has_bfloat16, capability=capability,
-    )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Download:
-    """A model or a dataset that is not on this machine.
-
-    Attributes:
-        kind: ``model`` or ``dataset``.
-        name: on the hub.
-        size: bytes; None if the hub was not asked or did not tell.
-    """
-
-    kind: str
-    name: str
-    size: int | None
-
-    def __str__(self) -> str:
-        size = "size unknown" if self.size is None else in_units(self.size)
-        return f"{self.kind} {self.name} ({size})"
 
 
 def step_flops(plan: Plan, settings: Settings) -> float:
@@ -171,3 +140,73 @@ def plan_lines(
         f"time       {took}",
         f"download   {', '.join(map(str, downloads)) or 'nothing'}",
     ]
+
+
+def print_plan(
+    settings: Settings, sources: Sources, device: Device, method: str, faults: Sequence[Fault], *,
+    control: bool, checkpoint_every: int, search: bool = True,
+) -> tuple[PreTrainedConfig, Plan]:  # fmt: skip
+    """Print how and at what cost it would be trained; no weight is loaded and no data read.
+
+    The default model's configuration is part of the program, so its plan needs no network.
+
+    Args:
+        settings, sources: as asked for, and where model and dataset are.
+        device, method: as for `run_case_study`.
+        faults, control: the runs.
+        checkpoint_every: steps between two states; 0 for none.
+        search: find out what is not on this machine.
+
+    Returns:
+        The model's own configuration and the plan.
+
+    Raises:
+        CaseStudyError: nothing fits, or something is missing and cannot be fetched.
+    """
+    known = settings.model == MODEL
+    problem: CaseStudyError | None = None
+    downloads: list[Download] = []
+    if search:
+        try:
+            downloads = find_missing(
+                sources.model, sources.dataset, random_weights=settings.random_weights
+            )
+        except CaseStudyError as error:
+            if not known:
+                raise
+            problem = error
+    config = qwen_3b() if known else read_config(sources.model)
+    _check_length(config, settings)
+    plan = plan_training(config, settings, device, method)
+    lines = plan_lines(
+        plan, settings, device, faults, control=control, checkpoint_every=checkpoint_every,
+        downloads=downloads,
+    )  # fmt: skip
+    if problem is not None or not search:
+        lines = lines[:-1]  # the download: the error tells, or nobody has looked
+    print("\n".join(lines), flush=True)
+    if problem is not None:
+        raise problem
+    return read_config(sources.model) if known and search else config, plan
+
+
+def _check_length(config: PreTrainedConfig, settings: Settings) -> None:
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if longest is not None and settings.sequence_length > longest:
+        raise CaseStudyError(
+            f"--sequence-length is {settings.sequence_length}: the model takes up to {longest}"
+        )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Only what the user can do something about is said, and not across the progress bar."""
+    loud: Any = transformers.utils.logging
+    loud.set_verbosity_error()
+    loud.disable_progress_bar()
+    datasets.disable_progress_bars()
+    with warnings.catch_warnings(), logging_redirect_tqdm([logging.getLogger("rmetric")]):
+        warnings.simplefilter("ignore", FutureWarning)
+        # float16 leaves steps out while it looks for its scale.
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+        yield
