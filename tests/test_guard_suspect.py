@@ -359,7 +359,7 @@ def test_the_earliest_open_alarm_counts(events, quiet):
 
 
 def test_the_trainers_rotation_keeps_the_last_checkpoints_before_an_alarm(tmp_path, monkeypatch):
-    from rmetric.guard.hugging_face import newest_checkpoint
+    from rmetric.integrations.hugging_face import newest_checkpoint
     from tests.test_guard_hooks import a_trainer, callback_that_asks, checkpoints_of
 
     def alarm(guard):

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from rmetric.monitor.replaced import replaced
-from rmetric.monitor.trainer_callback import MonitorCallback
+from rmetric.integrations.replaced import replaced
+from rmetric.integrations.replayed_data import ReplayedData
+from rmetric.integrations.trainer_callback import MonitorCallback
 from rmetric.rescue.recent_batches import RecentBatches, host_random_state
-from rmetric.rescue.replay import ReplayedData
 
 if TYPE_CHECKING:
     from rmetric.monitor.monitor import Monitor
@@ -87,9 +87,9 @@ class TrainerLoops(ReplayedData):
 
     def loop_state(self) -> dict[str, Any]:
         return {
-            "progress": [one.state_dict() for one in self._progress()],
+            "progress": [progress.state_dict() for progress in self._progress()],
             "stepped": self._loop._batches_that_stepped,
-            "callbacks": [copy.deepcopy(one.state_dict()) for one in self._callbacks()],
+            "callbacks": [copy.deepcopy(callback.state_dict()) for callback in self._callbacks()],
         }
 
     def set_loop_state(self, loop: Mapping[str, Any]) -> None:
@@ -118,9 +118,9 @@ class TrainerLoops(ReplayedData):
         """The callbacks with a state of their own, without those that write checkpoints."""
         writers = self._trainer.checkpoint_callbacks
         return [
-            one
-            for one in self._trainer.callbacks
-            if not isinstance(one, MonitorCallback) and all(one is not w for w in writers)
+            callback
+            for callback in self._trainer.callbacks
+            if not isinstance(callback, MonitorCallback) and all(callback is not w for w in writers)
         ]
 
     # -- the batches

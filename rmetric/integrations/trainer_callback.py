@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,6 +16,7 @@ from rmetric.monitor.config import MonitorConfig
 from rmetric.monitor.monitor import Monitor
 from rmetric.monitor.protocol import checked_config
 from rmetric.monitor.step_recorder import Hardware
+from rmetric.rescue.action import Rescue
 
 logger = logging.getLogger("rmetric")
 
@@ -93,21 +94,31 @@ class MonitorCallback:
             **self._settings,
         )
         self._others = set()
-        monitor.schedulers = [one for one in schedulers if one is not None]
+        monitor.schedulers = [scheduler for scheduler in schedulers if scheduler is not None]
         if state:
             monitor.load_state_dict(state)
         else:
             monitor.step = monitor.weights_step = step
         return self._training.enter_context(monitor)
 
-    def _follow_with_actions(self, kind: str, trainer: Any) -> None:
-        """Let the actions follow the trainer's own loop until the training ends."""
+    def _follow_with_rescue(
+        self,
+        followed: Callable[[Rescue, Any, Monitor], AbstractContextManager[None]],
+        trainer: Any,
+    ) -> None:
+        """Let each rescue set the trainer's own loop back until the training ends.
+
+        Args:
+            followed: the context in which it can.
+            trainer: that trains.
+        """
         for action in self._settings["actions"]:
-            try:
-                self._training.enter_context(action.in_trainer(kind, trainer, self.monitor))
-            except Exception as error:
-                name = type(action).__name__
-                logger.error("rmetric: %s cannot follow this trainer's loop: %s", name, error)
+            if isinstance(action, Rescue) and self.monitor is not None:
+                try:
+                    self._training.enter_context(followed(action, trainer, self.monitor))
+                except Exception as error:
+                    name = type(action).__name__
+                    logger.error("rmetric: %s cannot follow this trainer's loop: %s", name, error)
 
     def _end(self, error: BaseException | None = None) -> None:
         """End the training's contexts, if they have not ended yet; `error` has broken it off."""

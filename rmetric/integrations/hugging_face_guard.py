@@ -32,8 +32,8 @@ from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.saver import FailedSave, SavedCheckpoint, SaveOutcome
 from rmetric.guard.trainer_retention import mark_since, mark_suspect, newest_first, rotate
 from rmetric.guard.trust import distrust, distrusted_file, require_trusted
-from rmetric.monitor.hugging_face import calling_trainer, loop_methods
-from rmetric.monitor.replaced import replaced
+from rmetric.integrations.hugging_face_trainer import calling_trainer, loop_methods
+from rmetric.integrations.replaced import replaced
 from rmetric.telemetry.sources import VerdictSource
 
 logger = logging.getLogger("rmetric")
@@ -287,7 +287,7 @@ def _distrusted(checkpoint: Path) -> str:
     """Reason to refuse a checkpoint that other users can write; empty if there is none."""
     with suppress(OSError):  # it has just been deleted
         return distrust(checkpoint, parents=False) or distrusted_file(
-            checkpoint, sorted(str(one.relative_to(checkpoint)) for one in checkpoint.rglob("*"))
+            checkpoint, sorted(str(file.relative_to(checkpoint)) for file in checkpoint.rglob("*"))
         )
     return ""
 

@@ -1,4 +1,4 @@
-"""The monitor in Lightning 2, by either of its names.
+"""Monitor and rescue in Lightning 2, by either of its names.
 
 trainer = lightning.Trainer(..., callbacks=[RMetricCallback("run.jsonl")])
 """
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from rmetric.integrations.lightning_loops import followed
+from rmetric.integrations.trainer_callback import MonitorCallback
 from rmetric.monitor.gradients import gradients_of, is_sharded, tensor_norms
 from rmetric.monitor.step_recorder import unwrapped
-from rmetric.monitor.trainer_callback import MonitorCallback
 
 
 def _callback_class() -> Any:
@@ -47,7 +48,7 @@ class RMetricCallback(MonitorCallback, Callback):
     Its weakness: where a module has several optimisers, the first is watched, and
     its steps are the steps of the log; gradient norms are over the whole module.
 
-    Args and attributes are those of `rmetric.monitor.trainer_callback.MonitorCallback`;
+    Args and attributes are those of `rmetric.integrations.trainer_callback.MonitorCallback`;
     `validation_loss` is the name under which the module logs it, ``val_loss`` by default.
 
     >>> callback = RMetricCallback("run.jsonl", actions=[print])
@@ -64,7 +65,7 @@ class RMetricCallback(MonitorCallback, Callback):
         """Refuse to run in the Hugging Face Trainer, which calls this."""
         raise TypeError(
             "this RMetricCallback is of Lightning: in the Hugging Face Trainer pass that of "
-            "rmetric.monitor.hugging_face"
+            "rmetric.integrations.hugging_face"
         )
 
     def setup(self, *_: Any, **__: Any) -> None:
@@ -93,7 +94,7 @@ class RMetricCallback(MonitorCallback, Callback):
             state=(trainer.global_step and self._state) or {},
         )
         self._state = None
-        self._follow_with_actions("lightning", trainer)
+        self._follow_with_rescue(followed, trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.monitor is not None:

@@ -17,10 +17,10 @@ from transformers import Trainer
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import has_length
 
-from rmetric.monitor.hugging_face import RMetricState
-from rmetric.monitor.replaced import replaced
+from rmetric.integrations.hugging_face_trainer import RMetricState
+from rmetric.integrations.replaced import replaced
+from rmetric.integrations.replayed_data import ReplayedData
 from rmetric.rescue.recent_batches import RecentBatches, host_random_state
-from rmetric.rescue.replay import ReplayedData
 
 if TYPE_CHECKING:
     from rmetric.monitor.monitor import Monitor
@@ -159,9 +159,9 @@ class TrainerLoop(ReplayedData):
     def loop_state(self) -> dict[str, Any]:
         trainer = self._trainer
         state = {
-            one.name: getattr(trainer.state, one.name)
-            for one in fields(trainer.state)
-            if one.name not in _NOT_SET_BACK
+            item.name: getattr(trainer.state, item.name)
+            for item in fields(trainer.state)
+            if item.name not in _NOT_SET_BACK
         }
         loss = getattr(trainer, "_tr_loss", None)
         return {
@@ -171,7 +171,7 @@ class TrainerLoop(ReplayedData):
             "logged": len(trainer.state.log_history),
             "sums": {name: getattr(trainer, name) for name in _SUMS if hasattr(trainer, name)},
             "loss": loss.clone() if isinstance(loss, Tensor) else None,
-            "callbacks": [dict(one.state()["attributes"]) for one in self._callbacks()],
+            "callbacks": [dict(callback.state()["attributes"]) for callback in self._callbacks()],
         }
 
     def set_loop_state(self, loop: Mapping[str, Any]) -> None:
@@ -194,9 +194,9 @@ class TrainerLoop(ReplayedData):
     def _callbacks(self) -> list[Any]:
         """The callbacks with a state of their own, such as the patience of an early stop."""
         return [
-            one
-            for one in self._trainer.callback_handler.callbacks
-            if isinstance(one, ExportableState) and not isinstance(one, RMetricState)
+            callback
+            for callback in self._trainer.callback_handler.callbacks
+            if isinstance(callback, ExportableState) and not isinstance(callback, RMetricState)
         ]
 
     def resumed_place(self) -> int:

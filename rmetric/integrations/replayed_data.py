@@ -194,9 +194,9 @@ class ReplayedData(ABC):
         if log is None or not self._skipped:
             return
         ends = (self._skipped[0].where, self._skipped[-1].where)
-        first, last = (f"epoch{one['epoch']}_batch{one['batch']}" for one in ends)
+        first, last = (f"epoch{end['epoch']}_batch{end['batch']}" for end in ends)
         path = self._file = log.with_name(f"{log.stem}.skipped_{first}_to_{last}.pt")
-        batches = [{**one.where, "value": plain_or_text(one.value)} for one in self._skipped]
+        batches = [{**kept.where, "value": plain_or_text(kept.value)} for kept in self._skipped]
 
         def save() -> None:
             try:
@@ -219,8 +219,8 @@ class ReplayedData(ABC):
 def intervals(batches: Sequence[KeptBatch]) -> list[dict[str, Any]]:
     """The places of batches as intervals, one dictionary for each epoch that they are of."""
     found: list[dict[str, Any]] = []
-    for one in batches:
-        epoch, place = one.where["epoch"], one.where["batch"]
+    for kept in batches:
+        epoch, place = kept.where["epoch"], kept.where["batch"]
         if found and found[-1]["epoch"] == epoch and found[-1]["batches"][1] == place - 1:
             found[-1]["batches"][1] = place
         else:

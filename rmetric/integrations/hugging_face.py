@@ -1,25 +1,32 @@
-"""The monitor in the Hugging Face Trainer (transformers 4.50 or newer).
+"""Monitor, rescue and guard in the Hugging Face Trainer (transformers 4.50 or newer).
 
-trainer = Trainer(..., callbacks=[RMetricCallback("run.jsonl")])
+trainer = Trainer(..., callbacks=[RMetricCallback("run.jsonl"), GuardCallback()])
+trainer.train(resume_from_checkpoint=newest_checkpoint(trainer.args.output_dir))
 """
 
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable
 from functools import wraps
-from types import FrameType
 from typing import Any, cast
 
 from torch import Tensor
-from transformers import Trainer, TrainerCallback
-from transformers.trainer_callback import ExportableState, TrainerControl, TrainerState
+from transformers import TrainerCallback
+from transformers.trainer_callback import TrainerControl, TrainerState
 from transformers.training_args import TrainingArguments
 
-from rmetric.monitor.monitor import Monitor
-from rmetric.monitor.replaced import replaced
-from rmetric.monitor.trainer_callback import MonitorCallback
+from rmetric.integrations.hugging_face_guard import GuardCallback, newest_checkpoint
+from rmetric.integrations.hugging_face_loop import followed
+from rmetric.integrations.hugging_face_trainer import (
+    RMetricState,
+    calling_trainer,
+    loop_methods,
+)
+from rmetric.integrations.replaced import replaced
+from rmetric.integrations.trainer_callback import MonitorCallback
+
+__all__ = ["GuardCallback", "RMetricCallback", "newest_checkpoint"]
 
 logger = logging.getLogger("rmetric")
 
@@ -41,7 +48,7 @@ class RMetricCallback(MonitorCallback, TrainerCallback):
     Its weakness: under DeepSpeed the optimiser's step is part of the backward
     pass, so a step is checked after it was made.
 
-    Args and attributes are those of `rmetric.monitor.trainer_callback.MonitorCallback`;
+    Args and attributes are those of `rmetric.integrations.trainer_callback.MonitorCallback`;
     `validation_loss` is ``eval_loss`` by default, and with several evaluation datasets
     ``eval_<name>_loss``.
 
@@ -58,7 +65,7 @@ class RMetricCallback(MonitorCallback, TrainerCallback):
         """Refuse to run in Lightning, which calls this."""
         raise TypeError(
             "this RMetricCallback is of the Hugging Face Trainer: in Lightning pass that of "
-            "rmetric.monitor.lightning"
+            "rmetric.integrations.lightning"
         )
 
     #: Lightning asks for these beside it, and shows what the last one raises.
@@ -92,7 +99,7 @@ class RMetricCallback(MonitorCallback, TrainerCallback):
         )
         self._follow(trainer, "training_step", self._take_loss)
         self._follow(trainer.accelerator, "clip_grad_norm_", self._check)
-        self._follow_with_actions("hugging_face", trainer)
+        self._follow_with_rescue(followed, trainer)
         for owner, name in loop_methods(trainer):
             self._follow(owner, name)
         saver = RMetricState(monitor)
@@ -136,7 +143,7 @@ class RMetricCallback(MonitorCallback, TrainerCallback):
         method = getattr(owner, name)
 
         @wraps(method)
-        def followed(*args: Any, **kwargs: Any) -> Any:
+        def observed(*args: Any, **kwargs: Any) -> Any:
             try:
                 result = method(*args, **kwargs)
                 self._take(take, result)
@@ -145,7 +152,7 @@ class RMetricCallback(MonitorCallback, TrainerCallback):
                 raise
             return result
 
-        self._training.enter_context(replaced(owner, name, followed))
+        self._training.enter_context(replaced(owner, name, observed))
 
     def _take(self, take: Callable[[Any], None], result: Any) -> None:
         """An exception in `take` is ours: it costs the monitor, not the training."""
@@ -167,46 +174,3 @@ class RMetricCallback(MonitorCallback, TrainerCallback):
             return
         self._checked, loss, self._loss = True, self._loss, None
         self.monitor.check_before_step(loss, gradient_norm=norm)
-
-
-class RMetricState(TrainerCallback, ExportableState):
-    """Keeps the monitor's state in the Trainer's checkpoints; exists while a training runs.
-
-    It is not RMetricCallback itself: with `restore_callback_states_from_checkpoint` the
-    Trainer makes such callbacks anew from what it saved, and actions cannot be saved.
-    """
-
-    def __init__(self, monitor: Monitor) -> None:
-        self._monitor = monitor
-
-    def state(self) -> dict[str, Any]:
-        return {"args": {}, "attributes": self._monitor.state_dict()}
-
-
-def loop_methods(trainer: Trainer) -> list[tuple[Any, str]]:
-    """Methods through which an exception leaves the steps, or what lies between them.
-
-    Args:
-        trainer: whose loop has begun.
-
-    Returns:
-        Pairs of an object and the name of its method. The loop of transformers before 5.5 has no
-        method of its own for an epoch: there the batches, the callbacks and the evaluations
-        are followed, and an exception of the optimiser itself is not seen.
-    """
-    if hasattr(trainer, "_run_epoch"):
-        return [(trainer, "_run_epoch")]
-    methods = ("get_batch_samples", "_maybe_log_save_evaluate")
-    parts = [(trainer, name) for name in methods if hasattr(trainer, name)]
-    return [*parts, (trainer.callback_handler, "call_event")]
-
-
-def calling_trainer() -> Trainer | None:
-    """The Trainer that has just called, from the stack: callbacks are not passed it."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        caller = frame.f_locals.get("self")
-        if isinstance(caller, Trainer):
-            return caller
-        frame = frame.f_back
-    return None
